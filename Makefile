@@ -1,0 +1,37 @@
+# Each target makes .venv when it is missing or older than what it was made from; after that none needs a network.
+#   make demo PYTHON=python3.12                                   another interpreter (3.10 or newer)
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu    a CPU build of torch where the usual index has a CUDA one
+#   make demo ARGS="--model lstm --hidden 128"                    options of the script; also for test and bench
+
+PYTHON ?= python3
+TORCH_INDEX ?=
+ARGS ?=
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/.ready
+
+.PHONY: demo test check bench clean
+
+demo: $(READY)
+	$(PY) examples/train_language_model.py $(ARGS)
+
+test: $(READY)
+	$(PY) -m pytest -n 2 $(ARGS)
+
+check: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+	$(PY) -m pytest tests/test_house.py
+
+bench: $(READY)
+	$(PY) benchmarks/recurrent.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis demo.png
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --constraint constraints.txt $(TORCH_INDEX:%=--extra-index-url=%) torch
+	$(PY) -m pip install --constraint constraints.txt --editable ".[plot,test,dev]"
+	touch $@

@@ -1,0 +1,198 @@
+"""torch.compile's entry: `torch.compile(model, backend="bppsa", options={"fallback": ..., "strategy": ...})`.
+
+Importing this file, as torch does when the name is first looked up, adds one question to two places in Dynamo: is it this
+backend that compiles? If so, nn.RNN, nn.GRU and nn.LSTM are let in, torch.gru and its kin become one `bppsa::recurrence` op
+each, and `bppsa.scan` a scan node. For other backends, and outside Dynamo, both places do what they did before.
+What Dynamo traced then comes to `backend`, which turns scan nodes into `bppsa::scan` ops and hands the graph on.
+
+Dynamo remembers what it gave up on: after another backend compiled a model here, call torch._dynamo.reset() first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch._dynamo
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.registry import lookup_backend
+from torch._dynamo.eval_frame import innermost_backend
+from torch._dynamo.exc import ShortenTraceback, TorchRuntimeError, UncapturedHigherOrderOpError
+from torch._dynamo.variables.base import VariableTracker
+from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
+from torch._higher_order_ops.scan import scan as scan_node
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+
+from bppsa import _api
+from bppsa.errors import Reason, StrategyError
+from bppsa.runtime import ops as ops  # defines torch.ops.bppsa
+
+# The values of each option, its default first.
+OPTIONS: Mapping[str, tuple[str, ...]] = {"strategy": ("auto", "sequential"), "fallback": ("inductor", "eager")}
+KINDS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
+DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
+
+
+class OptionError(ShortenTraceback, StrategyError):
+    """A wrong option. Dynamo puts what a backend raises inside an error of its own, save for the first of these families."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, first_useful_frame=None)
+
+
+def backend(
+    graph: fx.GraphModule, example_inputs: list[Any], *, options: Mapping[str, str] | None = None, **others: Any
+) -> Callable[..., Any]:
+    """What Dynamo calls with each graph. `strategy`: how recurrences run; `fallback`: who compiles all else."""
+    chosen = _checked({**(options or {}), **others})
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.bppsa.recurrence):
+        node.update_kwarg("strategy", chosen["strategy"])
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan):
+        _take_scan(graph, node, chosen["strategy"])
+    graph.graph.lint()
+    graph.recompile()
+    return lookup_backend(chosen["fallback"])(graph, example_inputs)
+
+
+def _checked(options: Mapping[str, Any]) -> dict[str, str]:
+    for name, value in options.items():
+        if name not in OPTIONS:
+            raise OptionError(f"backend 'bppsa' has no option {name!r}; it has {', '.join(OPTIONS)}")
+        if value not in OPTIONS[name]:
+            raise OptionError(f"backend 'bppsa' has no {name} {value!r}; it has {', '.join(OPTIONS[name])}")
+    return {name: options.get(name, values[0]) for name, values in OPTIONS.items()}
+
+
+def _take_scan(graph: fx.GraphModule, node: fx.Node, strategy: str) -> None:
+    """scan(cell, carry, xs, extra) -> bppsa::scan, where all are lists of tensors and the driver takes the cell.
+
+    The cell is a graph (*carry, *x_t, *extra) -> [*carry, *y_t]; xs and ys: [T, ...] each, last step first if reversed.
+    """
+    cell, *groups = node.args
+    examples = [[getattr(arg, "meta", {}).get("example_value") for arg in group] for group in groups]
+    if node.kwargs or not all(isinstance(value, Tensor) for group in examples for value in group):
+        return  # a size that changes from call to call is an input too
+    name = _api.scan_node(graph.get_submodule(cell.target), *examples)
+    if isinstance(name, Reason):
+        return
+    save = any(value.requires_grad for value in node.meta["example_value"])
+    node.target = torch.ops.bppsa.scan
+    node.args = (*groups, name, save, strategy)
+    if not cell.users:
+        graph.graph.erase_node(cell)
+
+
+# All that follows runs while Dynamo traces. `tx` is the translator of the frame at hand.
+
+
+def compiles(tx: Any) -> bool:
+    """Is it this backend that the trace is for?"""
+    compiler = innermost_backend(tx.output.compiler_fn)
+    return getattr(compiler, "compiler_fn", compiler) is backend  # torch.compile puts our options around it
+
+
+def _left_to_pytorch(tensor: Tensor) -> bool:
+    """Is a recurrence over tensors like this one, at this point of the trace, none of ours?"""
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    plain = tensor.device.type == "cpu" and tensor.dtype in DTYPES
+    return transformed or not plain or torch.is_autocast_enabled(tensor.device.type)
+
+
+def _admit_modules() -> None:
+    """Dynamo refuses nn.RNN, nn.GRU and nn.LSTM unless `allow_rnn`: set it for no longer than one of ours is let in."""
+    wrap = VariableBuilder.wrap_module
+
+    @functools.wraps(wrap)
+    def wrap_module(self: VariableBuilder, value: nn.Module) -> VariableTracker:
+        ours = isinstance(value, nn.RNNBase) and compiles(self.tx) and not _left_to_pytorch(next(value.parameters()))
+        with torch._dynamo.config.patch(allow_rnn=True) if ours else contextlib.nullcontext():
+            return wrap(self, value)
+
+    VariableBuilder.wrap_module = wrap_module  # type: ignore[method-assign]
+
+
+def _admit(function: Callable[..., Any], handle: Callable[..., VariableTracker | None]) -> None:
+    """Have Dynamo ask `handle` when it meets a call of `function`; where the answer is None it goes on as ever."""
+    handlers = TorchInGraphFunctionVariable._get_handlers()
+    if function in handlers:
+        raise RuntimeError(f"torch {torch.__version__} traces {function} in a way of its own")
+    handlers[function] = handle
+
+
+def _follow(tx: Any, function: Callable[..., Any], *args: VariableTracker) -> VariableTracker:
+    """Trace a call of `function`, plain Python, in place of what the frame calls."""
+    return VariableTracker.build(tx, function).call_function(tx, list(args), {})
+
+
+def _admit_recurrence(kind: str) -> None:
+    def handle(self: Any, tx: Any, x: VariableTracker, *args: VariableTracker) -> VariableTracker | None:
+        if not compiles(tx) or _left_to_pytorch(x.as_proxy().node.meta["example_value"]):
+            return None
+        return _follow(tx, _recurrence, VariableTracker.build(tx, kind), x, *args)
+
+    _admit(getattr(torch, kind), handle)
+
+
+def _recurrence(kind: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    """torch.gru(x, hx, weights, ...) or torch.gru(data, batch_sizes, hx, weights, ...), as ops for the graph.
+
+    x: [T, B, I] ([B, T, I] if batch_first), data: [sum of batch_sizes, I]; gives y and the final state or states.
+    """
+    if isinstance(args[2], list):
+        (batch_sizes, hx, weights, _, layers, dropout, training, bidirectional), batch_first = args, False
+    else:
+        (hx, weights, _, layers, dropout, training, bidirectional, batch_first), batch_sizes = args, None
+    states = [hx] if isinstance(hx, Tensor) else list(hx)
+    if batch_first:
+        x = x.transpose(0, 1)
+    masks = []
+    if training and dropout > 0:
+        width = states[0].shape[-1] * (2 if bidirectional else 1)
+        ones = x.new_ones((*x.shape[:-1], width))
+        masks = [nn.functional.dropout(ones, dropout) for _ in range(layers - 1)]
+    save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *states, *weights))
+    outputs = torch.ops.bppsa.recurrence(x, states, weights, masks, batch_sizes, kind, layers, bidirectional, save)
+    y = outputs[0].transpose(0, 1) if batch_first else outputs[0]
+    return (y, *outputs[1 : 1 + len(states)])
+
+
+@torch._dynamo.allow_in_graph
+def scan(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:
+    """What `bppsa.scan` calls while Dynamo traces: a node comes in its place, or the trace breaks off and runs this."""
+    return _scan_outside(cell, carry, xs, reverse)
+
+
+@torch._dynamo.disable(reason="bppsa.scan calls kernels; for backend='bppsa' a cell that can be captured becomes a node")
+def _scan_outside(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:
+    return _api.scan(cell, carry, xs, reverse=reverse)
+
+
+def _scan_inside(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:
+    def own(tensor: Tensor) -> Tensor:  # a scan node allows no aliases, and a carry one memory layout
+        return tensor.clone(memory_format=torch.contiguous_format)
+
+    def step(carry: Any, x: Any) -> Any:
+        return pytree.tree_map_only(Tensor, own, cell(carry, x))
+
+    return scan_node(step, pytree.tree_map_only(Tensor, own, carry), xs, reverse=reverse)
+
+
+def _admit_scan() -> None:
+    def handle(self: Any, tx: Any, *args: VariableTracker) -> VariableTracker:
+        if compiles(tx):
+            with contextlib.suppress(UncapturedHigherOrderOpError, TorchRuntimeError):  # no node can hold this cell
+                return _follow(tx, _scan_inside, *args)
+        return _follow(tx, _scan_outside, *args)
+
+    _admit(scan, handle)
+
+
+_admit_modules()
+_admit_scan()
+for _kind in KINDS:
+    _admit_recurrence(_kind)

@@ -1,0 +1,121 @@
+"""What the passes know about a recurrence, handed on to the planner and to codegen: plain records over fx graphs.
+
+Every graph here holds ATen ops on the values of one step: `[B, n]` rows (or `[B]`), and parameters without a batch
+dimension. A placeholder says what it stands for in `meta["role"]`, every node carries a stand-in tensor in `meta["val"]`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import fx
+
+
+aten = torch.ops.aten
+
+# op -> the value it fills its result with, from the node's arguments
+FILLS: dict[Any, Callable[[tuple], float]] = {
+    aten.zeros.default: lambda args: 0.0,
+    aten.ones.default: lambda args: 1.0,
+    aten.full.default: lambda args: float(args[1]),
+    aten.zeros_like.default: lambda args: 0.0,
+    aten.ones_like.default: lambda args: 1.0,
+    aten.full_like.default: lambda args: float(args[1]),
+    aten.new_zeros.default: lambda args: 0.0,
+    aten.new_ones.default: lambda args: 1.0,
+    aten.new_full.default: lambda args: float(args[2]),
+    aten.scalar_tensor.default: lambda args: float(args[0]),
+}
+
+
+class Role(NamedTuple):
+    """What a placeholder stands for: ("carry" | "stream" | "param", index), and in a transposed body also
+    ("value", name of a node of the body) or ("g_carry" | "g_output", index)."""
+
+    kind: str
+    index: int | str
+
+
+@dataclass(frozen=True)
+class Weight:
+    """The right operand of a matrix product, logically [K, N]: parameter `param`, or its transpose."""
+
+    param: int
+    transposed: bool
+
+    @staticmethod
+    def of(node: fx.Node) -> Weight:
+        if node.target is aten.t.default:
+            inner = Weight.of(node.args[0])
+            return Weight(inner.param, not inner.transposed)
+        return Weight(node.meta["role"].index, False)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """What the body reads at each step besides the carry: rows `source` as they are, or their product with a weight,
+    which is computed for all steps at once before the loop."""
+
+    source: int
+    weight: Weight | None
+    width: int
+
+
+@dataclass(frozen=True)
+class Recurrence:
+    """A cell, split by what depends on the carry (BPPSA section 3.1 needs only the body's J^T)."""
+
+    hoisted: fx.Graph | None  # (x rows..., captured...) -> (rows..., params...); None: nothing to do
+    body: fx.Graph  # outputs: (next carries, outputs); roles "carry", "stream", "param"
+    tail: fx.Graph | None  # (outputs..., rows..., params...) -> ys; None: the ys are the outputs
+    streams: tuple[Stream, ...]
+    carries: tuple[int, ...]  # widths
+    outputs: tuple[int, ...]  # widths
+
+    @property
+    def next_carries(self) -> tuple[fx.Node, ...]:
+        return output_of(self.body)[0]
+
+    @property
+    def output_nodes(self) -> tuple[fx.Node, ...]:
+        return output_of(self.body)[1]
+
+
+@dataclass(frozen=True)
+class Outer:
+    """A parameter's gradient as a sum over all rows and steps of (value of `left`)^T (cotangent `right`)."""
+
+    weight: Weight
+    left: fx.Node  # of the body
+    right: fx.Node  # of the transposed body
+
+
+@dataclass(frozen=True)
+class ColumnSum:
+    """A parameter's gradient as the sum over all rows and steps of the cotangent `right`."""
+
+    param: int
+    right: fx.Node
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """The body's backward: cotangents in, cotangents out, by the J^T rules. `None`: no gradient flows there."""
+
+    graph: fx.Graph
+    carries: tuple[fx.Node | None, ...]
+    streams: tuple[fx.Node | None, ...]
+    outers: tuple[Outer, ...]
+    sums: tuple[ColumnSum, ...]
+
+
+def output_of(graph: fx.Graph) -> tuple:
+    return next(node for node in reversed(graph.nodes) if node.op == "output").args[0]
+
+
+def placeholders(graph: fx.Graph, kind: str) -> list[fx.Node]:
+    """Those of the kind that something reads."""
+    return [n for n in graph.nodes if n.op == "placeholder" and n.users and n.meta["role"].kind == kind]

@@ -1,0 +1,113 @@
+"""The slow, living definition of the kernel language: every printer is tested against `run`, never against another printer.
+
+It loops over steps in Python and evaluates a group's expressions on whole `[rows, width]` tensors, in the dtype it is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from bppsa.codegen.ir import STRUCTURAL, Access, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store
+
+EVALUATE: dict[Op, Callable[..., Tensor]] = {
+    Op.ADD: torch.add,
+    Op.SUB: torch.sub,
+    Op.MUL: torch.mul,
+    Op.DIV: torch.div,
+    Op.MAX: torch.maximum,
+    Op.MIN: torch.minimum,
+    Op.NEG: torch.neg,
+    Op.ABS: torch.abs,
+    Op.EXP: torch.exp,
+    Op.LOG: torch.log,
+    Op.SQRT: torch.sqrt,
+    Op.TANH: torch.tanh,
+    Op.SIGMOID: torch.sigmoid,
+    Op.LT: lambda a, b: (a < b).to(a.dtype),
+    Op.LE: lambda a, b: (a <= b).to(a.dtype),
+    Op.EQ: lambda a, b: (a == b).to(a.dtype),
+    Op.WHERE: lambda c, a, b: torch.where(c != 0, a, b),
+}
+assert set(EVALUATE) == set(Op) - STRUCTURAL
+
+
+def run(
+    kernel: Kernel,
+    tensors: Sequence[Tensor],
+    *,
+    steps: int,
+    rows: int,
+    active: Sequence[int] | None = None,
+    reverse: bool = False,
+) -> None:
+    """Run `kernel` in place on `tensors`, one for each of `kernel.arguments` and of the shape its `Kind` states.
+
+    `active[t] <= rows` rows take part in step t (packed sequences, longest first); the others are neither read nor written.
+    """
+    Sweep(kernel, tensors, rows, reverse).run(range(steps), active)
+
+
+class Sweep:
+    def __init__(self, kernel: Kernel, tensors: Sequence[Tensor], rows: int, reverse: bool) -> None:
+        self.kernel, self.rows, self.reverse = kernel, rows, reverse
+        self.storage = {b.name: t for b, t in zip(kernel.arguments, tensors, strict=True)}
+        self.kinds = {b.name: b.kind for b in kernel.buffers}
+        like = tensors[0]
+        for b in kernel.buffers:
+            if b.kind is Kind.SCRATCH:
+                self.storage[b.name] = like.new_zeros(rows, b.width)
+            if b.kind is Kind.COLUMN_SUM:
+                self.storage[b.name].zero_()
+
+    def run(self, steps: range, active: Sequence[int] | None) -> None:
+        ascending = self.kernel.along != self.reverse
+        for t in steps if ascending else reversed(steps):
+            before = {name: self.storage[name].clone() for name, kind in self.kinds.items() if kind is Kind.RUNNING}
+            rows = self.rows if active is None else active[t]
+            for group in self.kernel.groups:
+                self.run_group(group, t, rows, before)
+
+    def run_group(self, group: Group, t: int, rows: int, before: dict[str, Tensor]) -> None:
+        values: dict[Expr, Tensor] = {}
+        for node in group.nodes():
+            values[node] = self.evaluate(node, [values[a] for a in node.args], group.width, t, rows, before)
+        for store in group.stores:
+            self.commit(store, values[store.value], group.width, t, rows)
+
+    def evaluate(self, node: Expr, args: list[Tensor], width: int, t: int, rows: int, before: dict[str, Tensor]) -> Tensor:
+        payload = node.payload
+        if isinstance(payload, Access):
+            source = before.get(payload.buffer, self.storage[payload.buffer])
+            return self.view(source, payload, width, t, rows)
+        if isinstance(payload, Dot):
+            weight = self.storage[payload.weight]
+            source = before.get(payload.source.buffer, self.storage[payload.source.buffer])
+            left = self.view(source, payload.source, weight.shape[0], t, rows)
+            return left @ weight[:, payload.column : payload.column + width]
+        if payload is not None:
+            return next(iter(self.storage.values())).new_full((rows, width), payload)
+        return EVALUATE[node.op](*args)
+
+    def commit(self, store: Store, value: Tensor, width: int, t: int, rows: int) -> None:
+        target = store.target
+        if store.reduce is Reduce.COLUMNS:
+            self.storage[target.buffer][target.column : target.column + width] += value.sum(0)
+            return
+        if store.reduce is Reduce.ROWS:
+            value, width = value.sum(1, keepdim=True), 1
+        self.view(self.storage[target.buffer], target, width, t, rows).copy_(value)
+
+    def view(self, source: Tensor, access: Access, width: int, t: int, rows: int) -> Tensor:
+        kind = self.kinds[access.buffer]
+        if kind is Kind.STREAM:
+            source = source[t]
+        elif kind is Kind.STATE:
+            source = source[t + (access.after != self.reverse)]
+        elif kind is Kind.VECTOR:
+            source = source.expand(rows, -1)
+        if access.broadcast:
+            return source[:rows, access.column : access.column + 1].expand(-1, width)
+        return source[:rows, access.column : access.column + width]

@@ -1,0 +1,209 @@
+"""The kernel language: what one sweep over time does at each point, as data.
+
+A `Kernel` runs over T steps and B rows. A step is a list of `Group`s, run in order. A group covers `width` columns j; for
+every row b and column j it evaluates expressions made of loads, constants, pointwise ops and dot products, and only then
+commits its stores. `interpret.py` is the definition of all this; the printers must agree with it.
+"""
+
+from __future__ import annotations
+
+import enum
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+
+class Op(enum.Enum):
+    """Value: the number of operands. Truth values are reals: 0.0 is false, anything else is true."""
+
+    LOAD = ("load", 0)
+    CONST = ("const", 0)
+    DOT = ("dot", 0)
+    ADD = ("add", 2)
+    SUB = ("sub", 2)
+    MUL = ("mul", 2)
+    DIV = ("div", 2)
+    MAX = ("max", 2)  # NaN in either operand gives NaN, as torch.maximum does
+    MIN = ("min", 2)
+    NEG = ("neg", 1)
+    ABS = ("abs", 1)
+    EXP = ("exp", 1)
+    LOG = ("log", 1)
+    SQRT = ("sqrt", 1)
+    TANH = ("tanh", 1)
+    SIGMOID = ("sigmoid", 1)
+    LT = ("lt", 2)
+    LE = ("le", 2)
+    EQ = ("eq", 2)
+    WHERE = ("where", 3)
+
+    @property
+    def arity(self) -> int:
+        return self.value[1]
+
+
+STRUCTURAL = frozenset({Op.LOAD, Op.CONST, Op.DOT})
+
+
+class Kind(enum.Enum):
+    """What a buffer's rows stand for, and so its shape; n is the buffer's width."""
+
+    STREAM = "stream"  # [T, B, n]: one row a step
+    STATE = "state"  # [T+1, B, n]: rows between steps; `Access.after` tells which side of the step
+    RUNNING = "running"  # [B, n]: a load reads what the previous step stored; holds the final value at the end
+    SCRATCH = "scratch"  # [B, n]: lives within a step; the printers own its storage
+    VECTOR = "vector"  # [n]: the same for every row and step
+    WEIGHT = "weight"  # [K, n]: right operand of dot products
+    COLUMN_SUM = "column_sum"  # [n]: the sum over all rows and steps of what is stored into it
+
+
+@dataclass(frozen=True)
+class Buffer:
+    name: str
+    kind: Kind
+    width: int
+    depth: int = 1  # K, of a WEIGHT
+
+
+@dataclass(frozen=True)
+class Access:
+    """Element (t, b, j) of a group touches column `column + j` (or just `column` when `broadcast`) of row (t, b)."""
+
+    buffer: str
+    column: int = 0
+    broadcast: bool = False
+    after: bool = False  # STATE only: the row on the far side of the step, in the recurrence's own direction
+
+
+@dataclass(frozen=True)
+class Dot:
+    """sum_k source[row, k] * weight[k, column + j], k < depth of the weight; `source` starts at its own column."""
+
+    source: Access
+    weight: str
+    column: int = 0
+
+
+class Expr:
+    """A node of the expression DAG. Interned: equal expressions are one object, so `is` compares and hashing is cheap."""
+
+    __slots__ = ("__weakref__", "args", "op", "payload")
+    op: Op
+    args: tuple[Expr, ...]
+    payload: Access | Dot | float | None
+    _interned: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
+
+    def __new__(cls, op: Op, *args: Expr, payload: Access | Dot | float | None = None) -> Expr:
+        key = (op, args, repr(payload) if isinstance(payload, float) else payload)
+        found = cls._interned.get(key)
+        if found is None:
+            found = super().__new__(cls)
+            found.op, found.args, found.payload = op, args, payload
+            cls._interned[key] = found
+        return found
+
+    def __repr__(self) -> str:
+        inner = ", ".join(map(repr, self.args)) if self.args else repr(self.payload)
+        return f"{self.op.value[0]}({inner})"
+
+
+def load(access: Access) -> Expr:
+    return Expr(Op.LOAD, payload=access)
+
+
+def const(value: float) -> Expr:
+    return Expr(Op.CONST, payload=float(value))
+
+
+def dot(term: Dot) -> Expr:
+    return Expr(Op.DOT, payload=term)
+
+
+class Reduce(enum.Enum):
+    """How a store folds its values. COLUMNS goes with a COLUMN_SUM target, ROWS with a SCRATCH of width 1."""
+
+    NONE = "none"
+    ROWS = "rows"  # the sum over the group's columns j: one number a row
+    COLUMNS = "columns"  # the sum over all rows and steps: one number a column
+
+
+@dataclass(frozen=True)
+class Store:
+    target: Access
+    value: Expr
+    reduce: Reduce = Reduce.NONE
+
+
+@dataclass(frozen=True)
+class Group:
+    width: int
+    stores: tuple[Store, ...]
+
+    def nodes(self) -> tuple[Expr, ...]:
+        """Every expression of the group once, operands before users."""
+        return topological(store.value for store in self.stores)
+
+    @property
+    def dots(self) -> tuple[Dot, ...]:
+        return tuple(node.payload for node in self.nodes() if isinstance(node.payload, Dot))
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One sweep. `along`: in the recurrence's own direction of time (a forward pass), else against it (a backward pass).
+
+    With the run-time flag `reverse` the recurrence itself runs from T-1 to 0; STATE rows before and after a step t are
+    then t+1 and t, otherwise t and t+1.
+    """
+
+    name: str
+    buffers: tuple[Buffer, ...]
+    groups: tuple[Group, ...]
+    along: bool = True
+
+    def buffer(self, name: str) -> Buffer:
+        return next(b for b in self.buffers if b.name == name)
+
+    @property
+    def arguments(self) -> tuple[Buffer, ...]:
+        """The buffers a caller passes, in order."""
+        return tuple(b for b in self.buffers if b.kind is not Kind.SCRATCH)
+
+
+def topological(roots: Iterable[Expr]) -> tuple[Expr, ...]:
+    order: dict[Expr, None] = {}
+
+    def visit(node: Expr) -> None:
+        if node not in order:
+            for arg in node.args:
+                visit(arg)
+            order[node] = None
+
+    for root in roots:
+        visit(root)
+    return tuple(order)
+
+
+def accessed(groups: Iterable[Group]) -> set[str]:
+    """The names of all buffers that `groups` touch."""
+    groups = tuple(groups)
+    found = {store.target.buffer for group in groups for store in group.stores}
+    for payload in (node.payload for group in groups for node in group.nodes()):
+        if isinstance(payload, Dot):
+            found |= {payload.source.buffer, payload.weight}
+        elif isinstance(payload, Access):
+            found.add(payload.buffer)
+    return found
+
+
+def rewrite(root: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
+    """`root` with every expression for which `replace` gives another one exchanged, outermost first."""
+    done: dict[Expr, Expr] = {}
+
+    def visit(node: Expr) -> Expr:
+        if node not in done:
+            new = replace(node)
+            done[node] = Expr(node.op, *map(visit, node.args), payload=node.payload) if new is None else new
+        return done[node]
+
+    return visit(root)

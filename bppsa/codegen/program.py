@@ -1,0 +1,235 @@
+"""A recurrence as kernels: the forward sweep, the backward sweep, and the matmuls that stand around them.
+
+The backward body says which forward values it reads. Each is recomputed where that takes no product and no lost value
+(tanh(c) from the stored c), and otherwise saved by the forward sweep: in place of a stream's columns that nothing reads
+any more where there are any, so that gates overwrite their own pre-activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from bppsa.chain import Recurrence, Transposed, Weight, placeholders
+from bppsa.codegen.group import Grouping, is_uniform
+from bppsa.codegen.inplace import reuse_streams
+from bppsa.codegen.ir import Access, Buffer, Expr, Kernel, Kind, Op, Reduce, accessed, const, load, rewrite
+from bppsa.codegen.lower import Lowering, Root, Run, Workspace, weight_name
+from bppsa.codegen.row import Row, Segment, leaf
+from bppsa.codegen.verify import verify
+from bppsa.errors import Reason, Unsupported
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of all steps that a matmul after the loop reads: columns [column, column + width) of a buffer."""
+
+    buffer: str
+    column: int
+    width: int
+    after: bool = False
+
+
+@dataclass(frozen=True)
+class OuterSum:
+    """weight[:, run.start : run.start + run.width].grad += left^T cotangents[run.column ...], for each run."""
+
+    weight: Weight
+    left: Rows
+    runs: tuple[Run, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """What `runtime.sweep` runs. Buffers are named "carry{i}" (STATE), "stream{k}", "output{k}", "param{j}", "weight{j}[t]",
+    and in the backward also "g_carry{i}" (RUNNING), "g_output{k}", "cotangents", "operands" and "sums"; "saved" is both's."""
+
+    recurrence: Recurrence
+    forward: Kernel
+    inference: Kernel  # saves nothing; carries that are no output are RUNNING
+    backward: Kernel
+    output_carry: tuple[int | None, ...]  # output k is the state of carry i after the step
+    outers: tuple[OuterSum, ...]
+    stream_runs: tuple[tuple[Run, ...] | None, ...]  # where in "cotangents" those of each stream stand
+    sum_runs: tuple[tuple[int, tuple[Run, ...]], ...]  # (parameter, where in "sums")
+
+
+def build(recurrence: Recurrence, transposed: Transposed) -> Program:
+    """Raises `Unsupported` for what the kernel language has no words for."""
+    forward = Forward(recurrence)
+    backward = Backward(forward, transposed)
+    kernels = reuse_streams(forward.kernel(backward.saved), backward.kernel(), projections(recurrence))
+    return Program(
+        recurrence,
+        verify(kernels[0]),
+        verify(without_history(forward.kernel([]), forward.output_carry)),
+        verify(kernels[1]),
+        forward.output_carry,
+        backward.outers,
+        backward.stream_runs,
+        backward.sum_runs,
+    )
+
+
+def without_history(kernel: Kernel, output_carry: tuple[int | None, ...]) -> Kernel:
+    """Keep only the last value of carries that nobody asks for step by step."""
+    running = {b.name for b in kernel.buffers if b.kind is Kind.STATE} - {f"carry{i}" for i in output_carry}
+    buffers = tuple(replace(b, kind=Kind.RUNNING) if b.name in running else b for b in kernel.buffers)
+    return replace(kernel, name="inference", buffers=buffers)
+
+
+def projections(recurrence: Recurrence) -> dict[str, int]:
+    """The streams that are private to the sweep, with their widths: products computed for it."""
+    return {f"stream{k}": s.width for k, s in enumerate(recurrence.streams) if s.weight is not None}
+
+
+def row_of(node: fx.Node) -> Row:
+    """The row of a placeholder: parameters are [], [n] or [1, n], values of a step [B] or [B, n]."""
+    value, role = node.meta["val"], node.meta["role"]
+    has_columns = value.dim() == 2 or (value.dim() == 1 and role.kind == "param")
+    return leaf(Access(f"{role.kind}{role.index}"), value.shape[-1] if has_columns else 1)
+
+
+def stores(buffer: str, row: Row, *, after: bool = False) -> list[Root]:
+    """Stores of a whole row at the start of a buffer."""
+    roots, at = [], 0
+    for segment in row.segments:
+        roots.append(Root(Access(buffer, at, after=after), segment.expr, segment.width))
+        at += segment.width
+    return roots
+
+
+class Forward:
+    def __init__(self, recurrence: Recurrence) -> None:
+        self.recurrence = recurrence
+        self.lowering = Lowering(row_of)
+        self.lowering.lower(recurrence.body)
+        carries = [self.lowering.row(node) for node in recurrence.next_carries]
+        outputs = [self.lowering.row(node) for node in recurrence.output_nodes]
+        self.output_carry = tuple(carries.index(row) if row in carries else None for row in outputs)
+        self.stores = [root for i, row in enumerate(carries) for root in stores(f"carry{i}", row, after=True)]
+        self.in_states = {(root.value, root.width): root.target for root in self.stores}
+        for k, row in enumerate(outputs):
+            if self.output_carry[k] is None:
+                self.stores += stores(f"output{k}", row)
+
+    def kernel(self, saved: list[Root]) -> Kernel:
+        return assemble("forward", self.lowering, [*self.lowering.roots, *self.stores, *saved], self.recurrence, along=True)
+
+
+class Backward:
+    def __init__(self, forward: Forward, transposed: Transposed) -> None:
+        self.forward, self.transposed, self.recurrence = forward, transposed, forward.recurrence
+        self.kept = dict(forward.in_states)  # forward values that the backward finds in memory
+        self.saved: list[Root] = []
+        self.body = {node.name: node for node in self.recurrence.body.nodes}
+        for name in self.values_in_order():
+            for segment in forward.lowering.row(self.body[name]).segments:
+                self.recall(segment)
+        self.cotangents = Workspace("cotangents", Kind.STREAM)
+        self.operands = Workspace("operands", Kind.STREAM)
+        self.sums = Workspace("sums", Kind.COLUMN_SUM, reduce=Reduce.COLUMNS)
+        self.lowering = Lowering(self.leaf, {outer.right: self.cotangents for outer in transposed.outers})
+        self.lowering.lower(transposed.graph)
+        self.place()
+
+    def values_in_order(self) -> list[str]:
+        """Forward values the backward reads, earliest first: what is saved first may spare a later one."""
+        wanted = {n.meta["role"].index for n in placeholders(self.transposed.graph, "value")}
+        return [name for name in self.body if name in wanted]
+
+    def place(self) -> None:
+        row, roots = self.lowering.row, self.lowering.roots
+        self.outers = tuple(
+            OuterSum(outer.weight, self.left(outer.left), self.cotangents.runs(row(outer.right), roots))
+            for outer in self.transposed.outers
+        )
+        self.stream_runs = tuple(
+            None if node is None else self.cotangents.runs(row(node), roots) for node in self.transposed.streams
+        )
+        self.sum_runs = tuple((s.param, self.sums.runs(row(s.right), roots)) for s in self.transposed.sums)
+        for i, node in enumerate(self.transposed.carries):
+            zero = Row((Segment(self.recurrence.carries[i], const(0.0)),))
+            roots += stores(f"g_carry{i}", zero if node is None else row(node))
+
+    def leaf(self, node: fx.Node) -> Row:
+        role = node.meta["role"]
+        if role.kind != "value":
+            return row_of(node)
+        row = self.forward.lowering.row(self.body[role.index])
+        return Row(tuple(Segment(s.width, self.recall(s)) for s in row.segments))
+
+    def recall(self, segment: Segment) -> Expr:
+        """The forward value in terms of what the backward can read; saved if it cannot be had otherwise."""
+        key = (segment.expr, segment.width)
+        if not self.available(segment):
+            column = sum(root.width for root in self.saved)
+            self.saved.append(Root(Access("saved", column), *key))
+            self.kept[key] = Access("saved", column)
+
+        def stored(node: Expr) -> Expr | None:
+            access = self.kept.get((node, segment.width))
+            return None if access is None else load(replace(access, broadcast=is_uniform(node)))
+
+        return rewrite(segment.expr, stored)
+
+    def available(self, segment: Segment) -> bool:
+        """Whether cheap work on states, parameters, x and saved values gives it: no product, no other stream."""
+        private = projections(self.recurrence)
+
+        def check(node: Expr) -> bool:
+            if (node, segment.width) in self.kept:
+                return True
+            if isinstance(node.payload, Access):
+                name = node.payload.buffer
+                return not name.startswith("scratch") and (name not in private or node is segment.expr)
+            return node.op is not Op.DOT and all(map(check, node.args))
+
+        return check(segment.expr)
+
+    def left(self, node: fx.Node) -> Rows:
+        """Where the left operand's rows of all steps stand once the backward sweep is done."""
+        row = self.forward.lowering.row(node)
+        if row in (rows := [self.forward.lowering.row(n) for n in self.recurrence.next_carries]):
+            return Rows(f"carry{rows.index(row)}", 0, row.width, after=True)
+        recalled = Row(tuple(Segment(s.width, self.recall(s)) for s in row.segments))
+        access = recalled.segments[0].expr.payload
+        if len(recalled.segments) == 1 and isinstance(access, Access) and not access.buffer.startswith("saved"):
+            return Rows(access.buffer, access.column, row.width, access.after)
+        runs = self.operands.runs(recalled, self.lowering.roots)
+        if len(runs) > 1:
+            raise Unsupported(Reason("multiplies an interleaving of other products' operands", op="aten.mm"))
+        return Rows("operands", runs[0].column, row.width)
+
+    def kernel(self) -> Kernel:
+        workspaces = [w.buffer() for w in (self.cotangents, self.operands, self.sums)]
+        return assemble("backward", self.lowering, self.lowering.roots, self.recurrence, along=False, extra=workspaces)
+
+
+def assemble(
+    name: str, lowering: Lowering, roots: list[Root], recurrence: Recurrence, *, along: bool, extra: Sequence[Buffer] = ()
+) -> Kernel:
+    """Group the stores and declare the buffers they touch."""
+    saved = sum(root.width for root in roots if root.target.buffer == "saved")
+    declared = [*interface(recurrence), *extra, Buffer("saved", Kind.STREAM, saved)]
+    declared += [Buffer(weight_name(w), Kind.WEIGHT, width, depth) for w, (depth, width) in lowering.weights.items()]
+    scratch_widths = list(lowering.scratch_widths)
+    groups = Grouping({b.name: b for b in declared}, scratch_widths).run(roots)
+    declared += [Buffer(f"scratch{i}", Kind.SCRATCH, width) for i, width in enumerate(scratch_widths)]
+    used = accessed(groups)
+    return Kernel(name, tuple(b for b in declared if b.name in used), groups, along)
+
+
+def interface(recurrence: Recurrence) -> list[Buffer]:
+    buffers = []
+    for i, width in enumerate(recurrence.carries):
+        buffers += [Buffer(f"carry{i}", Kind.STATE, width), Buffer(f"g_carry{i}", Kind.RUNNING, width)]
+    buffers += [Buffer(f"stream{k}", Kind.STREAM, s.width) for k, s in enumerate(recurrence.streams)]
+    for k, width in enumerate(recurrence.outputs):
+        buffers += [Buffer(f"output{k}", Kind.STREAM, width), Buffer(f"g_output{k}", Kind.STREAM, width)]
+    for node in placeholders(recurrence.body, "param"):
+        if node.meta["val"].dim() < 2 or node.meta["val"].shape[0] == 1:
+            buffers.append(Buffer(f"param{node.meta['role'].index}", Kind.VECTOR, row_of(node).width))
+    return buffers

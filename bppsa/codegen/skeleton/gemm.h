@@ -1,0 +1,75 @@
+// Dot products of one source: rows [M, K] times packed columns. A block of units takes the columns of all its dots from one
+// panel [K, TV vectors]; a tile of M rows keeps its M x TV sums in registers over the whole depth.
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int REGISTERS = 32;
+#else
+constexpr int REGISTERS = 16;
+#endif
+
+// most rows whose sums fit, with the smaller operand held in registers and one for the other
+constexpr int max_rows(int vectors) {
+  int rows = 1;
+  while (rows < 8 && (rows + 1) * vectors + (rows + 1 < vectors ? rows + 1 : vectors) < REGISTERS) ++rows;
+  return rows;
+}
+
+// out[m, :] = sum over k of a[m, k] * panel[k, :], panel [depth, TV vectors], out [M, TV vectors]
+template <class V, int TV, int M>
+__attribute__((noinline)) void gemm_tile(const real* a, int64_t stride, const real* panel, int64_t depth, real* out) {
+  constexpr int L = LANES<V>;
+  V sums[M][TV] = {};
+  const real* row[M];
+  for (int m = 0; m < M; ++m) row[m] = a + m * stride;
+  for (int64_t k = 0; k < depth; ++k, panel += TV * L) {
+    if constexpr (TV <= M) {
+      V w[TV];
+      for (int v = 0; v < TV; ++v) {
+        w[v] = load<V>(panel + v * L);
+        PIN(w[v]);
+      }
+      for (int m = 0; m < M; ++m) {
+        V x = splat<V>(row[m][k]);
+        PIN(x);
+        for (int v = 0; v < TV; ++v) sums[m][v] += x * w[v];
+      }
+    } else {
+      V x[M];
+      for (int m = 0; m < M; ++m) {
+        x[m] = splat<V>(row[m][k]);
+        PIN(x[m]);
+      }
+      for (int v = 0; v < TV; ++v) {
+        V w = load<V>(panel + v * L);
+        PIN(w);
+        for (int m = 0; m < M; ++m) sums[m][v] += x[m] * w;
+      }
+    }
+  }
+  for (int m = 0; m < M; ++m)
+    for (int v = 0; v < TV; ++v) store(out + (m * TV + v) * L, sums[m][v]);
+}
+
+// Any number of rows, split evenly over the fewest tiles.
+template <class V, int TV>
+struct Gemm {
+  static constexpr int MOST = max_rows(TV), PITCH = TV * LANES<V>;
+  using Run = void (*)(const real*, int64_t, const real*, int64_t, real*);
+
+  template <int... M>
+  static constexpr auto table(std::integer_sequence<int, M...>) {
+    return std::array<Run, MOST>{gemm_tile<V, TV, M + 1>...};
+  }
+  static constexpr std::array<Run, MOST> TILES = table(std::make_integer_sequence<int, MOST>());
+
+  static INLINE void run(const real* a, int64_t stride, const real* panel, int64_t depth, real* out, int64_t rows) {
+    for (int64_t tiles = (rows + MOST - 1) / MOST; tiles > 0; --tiles) {
+      const int64_t m = (rows + tiles - 1) / tiles;
+      TILES[m - 1](a, stride, panel, depth, out);
+      a += m * stride, out += m * PITCH, rows -= m;
+    }
+  }
+};
+
+}  // namespace

@@ -1,0 +1,169 @@
+// Pointwise functions on vectors: a few ulp, NaN in gives NaN out, infinities are right, no libm. Coefficients: Chebyshev fits of
+// (e^r - 1 - r) / r^2 over |r| <= ln(2)/2, made for float and double.
+namespace {
+
+template <class V>
+INLINE V select(Int<V> c, V a, V b) {
+  return c ? a : b;
+}
+
+// These return x when x is NaN: x86 min and max give their second operand then.
+template <class V>
+INLINE V at_most(V x, real bound) {
+  const V b = splat<V>(bound);
+  return b < x ? b : x;
+}
+
+template <class V>
+INLINE V at_least(V x, real bound) {
+  const V b = splat<V>(bound);
+  return b > x ? b : x;
+}
+
+template <class V>
+INLINE V maximum(V a, V b) {
+  return (a > b) | (a != a) ? a : b;
+}
+
+template <class V>
+INLINE V minimum(V a, V b) {
+  return (a < b) | (a != a) ? a : b;
+}
+
+template <class V>
+INLINE V truth(Int<V> c) {
+  return c ? splat<V>(1) : V{};
+}
+
+template <class V>
+INLINE V absolute(V x) {
+  return (V)((Int<V>)x & std::numeric_limits<integer>::max());
+}
+
+template <class V>
+INLINE V square_root(V x) {
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) return SINGLE ? (V)_mm512_sqrt_ps((__m512)x) : (V)_mm512_sqrt_pd((__m512d)x);
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof(V) == 32) return SINGLE ? (V)_mm256_sqrt_ps((__m256)x) : (V)_mm256_sqrt_pd((__m256d)x);
+#endif
+  for (int i = 0; i < LANES<V>; ++i) x[i] = std::sqrt(x[i]);
+  return x;
+}
+
+constexpr int MANTISSA = SINGLE ? 23 : 52, BIAS = SINGLE ? 127 : 1023;
+constexpr real LOG2E = 1.44269504088896340736;
+// ln(2) in two parts: the high one has trailing zeros, so that n * LN2_HIGH is exact
+constexpr real LN2_HIGH = SINGLE ? 0.693359375 : 0.693147180369123816490;
+constexpr real LN2_LOW = SINGLE ? -2.12194440e-4 : 1.90821492927058770002e-10;
+
+// x = n ln 2 + r with |r| <= ln(2)/2; `bits` is the integer n, in the low bits of a float that is 1.5 * 2^MANTISSA + n
+template <class V>
+struct Reduced {
+  V r, n;
+  Int<V> bits;
+  INLINE explicit Reduced(V x) {
+    const V magic = splat<V>(SINGLE ? 12582912.0 : 6755399441055744.0);
+    V shifted = x * LOG2E + magic;
+    bits = (Int<V>)shifted - (Int<V>)magic;
+    n = shifted - magic;
+    r = x - n * LN2_HIGH;
+    r = r - n * LN2_LOW;
+  }
+};
+
+// 2^n as a vector, -BIAS < n <= BIAS
+template <class V>
+INLINE V power_of_two(Int<V> n) {
+  return (V)((n + BIAS) << MANTISSA);
+}
+
+// e^r - 1
+template <class V>
+INLINE V expm1_polynomial(V r) {
+  V p;
+  if constexpr (SINGLE) {
+    p = splat<V>(1.39276846166e-3);
+    p = p * r + real(8.36438069329e-3);
+    p = p * r + real(4.16665465411e-2);
+    p = p * r + real(1.66665696281e-1);
+  } else {
+    p = splat<V>(2.51023277236091451e-8);
+    p = p * r + real(2.7622614078619689474e-7);
+    p = p * r + real(2.7557264294679126278e-6);
+    p = p * r + real(2.4801515879478315969e-5);
+    p = p * r + real(1.9841269865789785536e-4);
+    p = p * r + real(1.3888888920770122212e-3);
+    p = p * r + real(8.3333333333295030954e-3);
+    p = p * r + real(4.1666666666616862268e-2);
+    p = p * r + real(1.6666666666666667624e-1);
+  }
+  p = p * r + real(0.5);
+  return r * r * p + r;
+}
+
+template <class V>
+INLINE V exponential(V x) {
+  constexpr real LOW = SINGLE ? -104 : -746, HIGH = SINGLE ? 89 : 710;
+  const Reduced<V> x_(at_least(at_most(x, HIGH), LOW));
+  const V p = expm1_polynomial(x_.r) + real(1);
+#if defined(__AVX512F__) && defined(__AVX512VL__)
+  if constexpr (sizeof(V) == 64) return SINGLE ? (V)_mm512_scalef_ps((__m512)p, (__m512)x_.n) : (V)_mm512_scalef_pd((__m512d)p, (__m512d)x_.n);
+  if constexpr (sizeof(V) == 32) return SINGLE ? (V)_mm256_scalef_ps((__m256)p, (__m256)x_.n) : (V)_mm256_scalef_pd((__m256d)p, (__m256d)x_.n);
+#endif
+  const Int<V> half = x_.bits >> 1;  // two factors: results below the normal range, and 2^(BIAS+1)
+  return p * power_of_two<V>(half) * power_of_two<V>(x_.bits - half);
+}
+
+// tanh x = t / (t + 2), t = e^2x - 1; relative accuracy also near 0. Beyond BOUND it is 1 to the last bit.
+template <class V>
+INLINE V hyperbolic_tangent(V x) {
+  constexpr real BOUND = SINGLE ? 9.1 : 20;
+  const V twice = at_least(at_most(x + x, 2 * BOUND), -2 * BOUND);
+  const Reduced<V> x_(twice);
+  const V scale = power_of_two<V>(x_.bits);
+  const V t = scale * expm1_polynomial(x_.r) + (scale - real(1));
+  return t / (t + real(2));
+}
+
+template <class V>
+INLINE V sigmoid(V x) {
+  return real(1) / (exponential(-x) + real(1));
+}
+
+// x = 2^n (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2); log(1 + f) by s = f / (2 + f), as in fdlibm's e_log.c
+template <class V>
+INLINE V logarithm(V x) {
+  constexpr real TINY = std::numeric_limits<real>::min(), INF = std::numeric_limits<real>::infinity();
+  constexpr int LIFT = MANTISSA + 2;
+  const Int<V> subnormal = x < TINY;
+  const V y = subnormal ? x * real(integer(1) << LIFT) : x;
+  const Int<V> bits = (Int<V>)y, root_half = (Int<V>)splat<V>(0.70710678118654752440);
+  const Int<V> n = (bits - root_half) >> MANTISSA;
+  const V m = (V)(bits - (n << MANTISSA));
+  const V k = __builtin_convertvector(n, V) - (subnormal ? splat<V>(LIFT) : V{});
+  const V f = m - real(1), s = f / (f + real(2)), z = s * s;
+  V p;
+  if constexpr (SINGLE) {
+    p = splat<V>(0.24279078841);
+    p = p * z + real(0.28498786688);
+    p = p * z + real(0.40000972152);
+    p = p * z + real(0.66666662693);
+  } else {
+    p = splat<V>(1.479819860511658591e-1);
+    p = p * z + real(1.531383769920937332e-1);
+    p = p * z + real(1.818357216161805012e-1);
+    p = p * z + real(2.222219843214978396e-1);
+    p = p * z + real(2.857142874366239149e-1);
+    p = p * z + real(3.999999999940941908e-1);
+    p = p * z + real(6.666666666666735130e-1);
+  }
+  const V half_square = real(0.5) * f * f;
+  V result = k * LN2_HIGH - ((half_square - (s * (half_square + z * p) + k * LN2_LOW)) - f);
+  result = x < INF ? result : x;                                              // inf, NaN
+  result = x > 0 ? result : (x == 0 ? splat<V>(-INF) : (x != x ? x : splat<V>(std::numeric_limits<real>::quiet_NaN())));
+  return result;
+}
+
+}  // namespace

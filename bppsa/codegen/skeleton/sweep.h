@@ -1,0 +1,129 @@
+// What the printed sweep is built from: workspace, row cursors, blocks of units, packed weights, column sums, a thread's share.
+namespace {
+
+constexpr int64_t CHUNK = 16;  // rows whose dot products are kept before the expressions use them
+
+INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// A pointer into a buffer's rows; rows are whole cache lines so that threads share none.
+constexpr int64_t LINE = 64 / sizeof(real);
+INLINE int64_t padded(int64_t width) { return ceil_div(width, LINE) * LINE; }
+
+INLINE double as_double(int64_t bits) {
+  double value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Carves the caller's workspace; with no base it only counts bytes.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_((char*)base), used_(0) {}
+  template <class T>
+  T* take(int64_t count) {
+    char* at = base_ + used_;
+    used_ += ceil_div(count * (int64_t)sizeof(T), 64) * 64;
+    return (T*)at;
+  }
+  int64_t used() const { return used_; }
+
+ private:
+  char* base_;
+  int64_t used_;
+};
+
+// Where each operand's rows of the current step start: row b of operand i at at[i] + b * row[i].
+template <int N>
+struct Cursor {
+  real* at[N];
+  int64_t row[N], step[N];
+  INLINE void set(int i, real* start, int64_t row_stride, int64_t step_stride) {
+    at[i] = start, row[i] = row_stride, step[i] = step_stride;
+  }
+  INLINE void advance() {
+    for (int i = 0; i < N; ++i) at[i] += step[i];
+  }
+};
+
+// The arguments of one call, as the C entry point takes them.
+struct Call {
+  void** pointers;
+  const int64_t *time_strides, *row_strides;  // of a WEIGHT: the strides of k and of its columns
+  int64_t steps, rows;
+  const int64_t* active;
+  bool reverse;
+  INLINE real* at(int argument, int64_t t = 0) const { return (real*)pointers[argument] + t * time_strides[argument]; }
+};
+
+// A group's columns in equal blocks of whole point vectors (the last may be narrower), one panel of weights each.
+struct Blocks {
+  int64_t width, units, count;
+  INLINE Blocks(int64_t width, int64_t most, int64_t lanes) : width(width) {
+    count = ceil_div(width, most);
+    units = ceil_div(width, count);
+    if (count > 1) {
+      units = units + lanes - 1 - (units + lanes - 1) % lanes;
+      if (units > most) units = most;
+      count = ceil_div(width, units);
+    }
+  }
+  INLINE int64_t begin(int64_t block) const { return block * units; }
+  INLINE int64_t end(int64_t block) const { return block + 1 == count ? width : (block + 1) * units; }
+  INLINE int64_t size(int64_t block) const { return end(block) - begin(block); }
+};
+
+// Copies columns [depth, column..column+columns) of a weight into their place in a panel of `pitch` columns.
+inline void pack(const Call& call, int weight, int64_t column, int64_t columns, int64_t depth, real* panel, int64_t pitch) {
+  const int64_t k_stride = call.time_strides[weight], column_stride = call.row_strides[weight];
+  for (int64_t j = 0; j < columns; ++j) {
+    const real* from = call.at(weight) + (column + j) * column_stride;
+    for (int64_t k = 0; k < depth; ++k) panel[k * pitch + j] = from[k * k_stride];
+  }
+}
+
+// Sums over rows and steps, one thread's: short float sums flushed into double ones, so that 10^6 terms lose no digits.
+struct ColumnSum {
+  int64_t width;
+  real* part;     // [threads, padded width]; of one thread: [padded width]
+  double* total;  // likewise
+  void place(Arena& arena, int64_t columns, int threads) {
+    width = columns;
+    part = arena.take<real>(threads * padded(width));
+    total = arena.take<double>(threads * padded(width));
+  }
+  ColumnSum of(int thread) const { return {width, part + thread * padded(width), total + thread * padded(width)}; }
+  void clear() const {
+    std::memset(part, 0, width * sizeof(real));
+    std::memset(total, 0, width * sizeof(double));
+  }
+  void flush() const {
+    for (int64_t j = 0; j < width; ++j) total[j] += part[j], part[j] = 0;
+  }
+  void reduce(real* target, int threads) const {
+    for (int64_t j = 0; j < width; ++j) {
+      double sum = 0;
+      for (int i = 0; i < threads; ++i) sum += total[i * padded(width) + j];
+      target[j] = sum;
+    }
+  }
+};
+constexpr int64_t FLUSH_ROWS = 256;
+
+// First row of share `part` of `parts`: shares hold equally many (row, step) pairs, also when rows drop out (packed sequences).
+inline int64_t first_row(int64_t part, int64_t parts, int64_t rows, int64_t steps, const int64_t* active) {
+  if (active == nullptr) return rows * part / parts;
+  const auto pairs_below = [&](int64_t row) {
+    int64_t pairs = 0;
+    for (int64_t t = 0; t < steps; ++t) pairs += active[t] < row ? active[t] : row;
+    return pairs;
+  };
+  const int64_t goal = pairs_below(rows) * part / parts;
+  int64_t low = 0, high = rows;
+  while (low < high) {
+    const int64_t middle = (low + high) / 2;
+    if (pairs_below(middle) < goal) low = middle + 1; else high = middle;
+  }
+  return part == parts ? rows : low;
+}
+
+}  // namespace

@@ -1,0 +1,49 @@
+"""What went wrong, where, and the mend: every exception of the project, and the reason why something is left to PyTorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class BppsaError(Exception):
+    """Base of every exception raised here. Its text names the place, the facts and the mend."""
+
+
+class InputError(BppsaError, RuntimeError):
+    """A tensor of the wrong shape, dtype or device: a RuntimeError, as PyTorch raises there."""
+
+
+class InputValueError(BppsaError, ValueError):
+    """A wrong value or rank where PyTorch raises a ValueError."""
+
+
+class CarryError(BppsaError, TypeError):
+    """A cell returned a carry of another structure, shape or dtype than it was given."""
+
+
+class StrategyError(BppsaError, ValueError):
+    """An unknown strategy or fallback; the text lists the known ones."""
+
+
+class BuildError(BppsaError, RuntimeError):
+    """The system compiler is missing or refused a generated kernel."""
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why something is not rewritten: data, printed by `explain`."""
+
+    what: str
+    op: str = ""
+    mend: str = ""
+
+    def __str__(self) -> str:
+        return "; ".join(part for part in (f"{self.op}: {self.what}" if self.op else self.what, self.mend) if part)
+
+
+class Unsupported(BppsaError):
+    """Raised inside the passes, caught at their border: carries the `Reason`."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(str(reason))
+        self.reason = reason

@@ -1,0 +1,31 @@
+"""What was decided for each part of a model and why: the objects that `explain` prints and tests compare."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Decision:
+    """One part of a model: where it is, what it is, which strategy runs it, and the reason, with the cost model's numbers."""
+
+    path: str  # module path, e.g. "encoder.gru"
+    kind: str  # "gru", "lstm", "scan", ...
+    strategy: str  # "sequential", ..., or "pytorch" where it is left as it was
+    reason: str
+    numbers: Mapping[str, float | int | str] = field(default_factory=dict)  # T, B, H, predicted milliseconds, ...
+
+    def __str__(self) -> str:
+        numbers = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.numbers.items())
+        return f"{self.path or '<model>'} ({self.kind}; {numbers}): {self.strategy}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Report:
+    """All decisions of one call, in the order in which the parts ran."""
+
+    decisions: tuple[Decision, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.decisions)) or "nothing to rewrite: the model runs as PyTorch runs it"

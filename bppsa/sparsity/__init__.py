@@ -1,0 +1,34 @@
+"""Transposed Jacobians: their static patterns, structured operators, algebra, and one rule an op.
+
+What belongs here is plain torch that needs no graph: walking a graph with the rules is `fxpasses/jacobian.py`.
+"""
+
+from bppsa.sparsity.algebra import add, compose
+from bppsa.sparsity.operators import (
+    AcrossRows,
+    Dense,
+    Diagonal,
+    Identity,
+    Implicit,
+    Outer,
+    TransposedJacobian,
+    select,
+)
+from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.rules import lookup, rule
+
+__all__ = [
+    "AcrossRows",
+    "Dense",
+    "Diagonal",
+    "Identity",
+    "Implicit",
+    "Outer",
+    "Pattern",
+    "TransposedJacobian",
+    "add",
+    "compose",
+    "lookup",
+    "rule",
+    "select",
+]

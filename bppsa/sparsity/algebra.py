@@ -1,0 +1,138 @@
+"""Products and sums of transposed Jacobians: one table each over pairs of classes. A pair that is not listed densifies.
+
+For a chain x -> y -> z the transposed Jacobians compose in the order of the data: J^T(z/x) = J^T(y/x) @ J^T(z/y).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.sparsity.operators import Dense, Diagonal, Identity, TransposedJacobian
+
+Pair = Callable[[Any, Any], TransposedJacobian]
+
+
+def compose(a: TransposedJacobian, b: TransposedJacobian) -> TransposedJacobian:
+    """a @ b; a is N x K and nearer to the input, b is K x M."""
+    if a.out_size != b.in_size:
+        raise Unsupported(Reason(f"cannot compose J^T of {tuple(a.in_size)} x {tuple(a.out_size)} "
+                                 f"and {tuple(b.in_size)} x {tuple(b.out_size)}"))
+    return PRODUCT.get((type(a), type(b)), dense_product)(a, b)
+
+
+def add(a: TransposedJacobian, b: TransposedJacobian) -> TransposedJacobian:
+    """a + b: two branches from one input to one output."""
+    if (a.in_size, a.out_size) != (b.in_size, b.out_size):
+        raise Unsupported(Reason(f"cannot add J^T of {tuple(a.in_size)} x {tuple(a.out_size)} "
+                                 f"and {tuple(b.in_size)} x {tuple(b.out_size)}"))
+    return SUM.get((type(a), type(b)), dense_sum)(a, b)
+
+
+def dense_product(a: TransposedJacobian, b: TransposedJacobian) -> Dense:
+    left, right = a.dense(), b.dense()
+    dtype = torch.promote_types(left.dtype, right.dtype)
+    return Dense(left.to(dtype) @ right.to(dtype), (a.in_size, b.out_size))
+
+
+def dense_sum(a: TransposedJacobian, b: TransposedJacobian) -> Dense:
+    return Dense(a.dense() + b.dense(), (a.in_size, a.out_size))
+
+
+def is_plain(a: Identity) -> bool:
+    """A reshape is an identity too, but it changes sizes and so cannot vanish from a product."""
+    return a.in_size == a.out_size
+
+
+def times(a: Tensor | float, b: Tensor | float) -> Tensor | float:
+    """a * b without a multiplication by the number one."""
+    if not isinstance(a, Tensor) and a == 1:
+        return b
+    return a if not isinstance(b, Tensor) and b == 1 else a * b
+
+
+def diagonal_product(a: Diagonal, b: Diagonal) -> Diagonal:
+    masks = [m for m in (a.mask, b.mask) if m is not None]
+    mask = torch.logical_and(*masks) if len(masks) == 2 else next(iter(masks), None)
+    return Diagonal(times(a.d, b.d), like=a.reference, mask=mask)
+
+
+def beside(d: Tensor, dim: int) -> Tensor:
+    """d [B, *n] to [B, N] with a new `dim`, to meet the rows or columns of matrices; [1, *n] meets a shared one."""
+    flat = d.flatten(1)
+    return (flat[0] if len(flat) == 1 else flat).unsqueeze(dim)
+
+
+def scaled(d: Diagonal, w: Tensor, dim: int) -> Tensor:
+    """w [N, M] or [B, N, M] with its rows (dim -1) or its columns (dim -2) scaled and selected by d."""
+    if isinstance(d.d, Tensor):
+        w = w * beside(d.d, dim)
+    elif d.d != 1:
+        w = w * d.d
+    return w if d.mask is None else torch.where(beside(d.mask, dim), w, 0.0)
+
+
+def scale_rows(a: Diagonal, b: Dense) -> Dense:
+    return Dense(scaled(a, b.w, -1), (a.in_size, b.out_size))
+
+
+def scale_columns(a: Dense, b: Diagonal) -> Dense:
+    return Dense(scaled(b, a.w, -2), (a.in_size, b.out_size))
+
+
+def as_diagonal(a: Identity | Diagonal) -> Diagonal:
+    return a if isinstance(a, Diagonal) else Diagonal(1.0, like=a.x)
+
+
+def diagonal_sum(a: Identity | Diagonal, b: Identity | Diagonal) -> TransposedJacobian:
+    if any(isinstance(op, Identity) and not is_plain(op) for op in (a, b)):
+        return dense_sum(a, b)
+    a, b = as_diagonal(a), as_diagonal(b)
+    if a.mask is None and b.mask is None:
+        return Diagonal(a.d + b.d, like=a.reference)
+    return Diagonal((a.values() + b.values()).unflatten(1, a.in_size), like=a.reference)
+
+
+def diagonal_plus_dense(a: Identity | Diagonal, b: Dense) -> TransposedJacobian:
+    """Onto the diagonal of a copy: never through an N x N matrix of zeros."""
+    if isinstance(a, Identity) and not is_plain(a):
+        return dense_sum(a, b)
+    values = as_diagonal(a).values()
+    diagonal = b.w.diagonal(0, -2, -1) + (values[0] if len(values) == 1 else values)
+    w = b.w.to(diagonal.dtype).expand(*diagonal.shape[:-1], -1, -1)
+    return Dense(torch.diagonal_scatter(w, diagonal, 0, -2, -1), (b.in_size, b.out_size))
+
+
+def keep_right(a: Identity, b: TransposedJacobian) -> TransposedJacobian:
+    return b if is_plain(a) else dense_product(a, b)
+
+
+def keep_left(a: TransposedJacobian, b: Identity) -> TransposedJacobian:
+    return a if is_plain(b) else dense_product(a, b)
+
+
+PRODUCT: dict[tuple[type, type], Pair] = {
+    (Identity, Identity): lambda a, b: Identity(a.x, b.out),
+    (Identity, Diagonal): keep_right,
+    (Diagonal, Identity): keep_left,
+    (Identity, Dense): lambda a, b: Dense(b.w, (a.in_size, b.out_size)),
+    (Dense, Identity): lambda a, b: Dense(a.w, (a.in_size, b.out_size)),
+    (Diagonal, Diagonal): diagonal_product,
+    (Diagonal, Dense): scale_rows,
+    (Dense, Diagonal): scale_columns,
+}
+
+SUM: dict[tuple[type, type], Pair] = {
+    (Identity, Identity): diagonal_sum,
+    (Identity, Diagonal): diagonal_sum,
+    (Diagonal, Identity): diagonal_sum,
+    (Diagonal, Diagonal): diagonal_sum,
+    (Identity, Dense): diagonal_plus_dense,
+    (Diagonal, Dense): diagonal_plus_dense,
+    (Dense, Identity): lambda a, b: diagonal_plus_dense(b, a),
+    (Dense, Diagonal): lambda a, b: diagonal_plus_dense(b, a),
+}

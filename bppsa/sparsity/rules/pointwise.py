@@ -1,0 +1,239 @@
+"""Pointwise ops: J^T is diagonal. At ties and bounds the values are those of PyTorch's autograd.
+
+Where a derivative is zero on a whole side (relu, clamp, where) the operator selects instead of multiplying by zero.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from bppsa.sparsity.operators import Diagonal, Identity, select
+from bppsa.sparsity.rules.registry import rule
+
+aten = torch.ops.aten
+Operators = tuple[Identity | Diagonal | None, ...]
+Number = float | int
+Operand = Tensor | Number
+
+
+def choose(condition: Tensor, yes: Operand, no: Operand, like: Tensor) -> Tensor:
+    """`torch.where` in the dtype of `like`, which two numbers alone would not have."""
+    return torch.where(condition, yes if isinstance(yes, Tensor) else like.new_full((), yes), no)
+
+
+def of_tensors(arguments: tuple[Operand, ...], operators: Operators) -> Operators:
+    """The operators that belong to tensors: a number has none."""
+    return tuple(op for a, op in zip(arguments, operators, strict=True) if isinstance(a, Tensor))
+
+
+def like(x: Operand) -> Tensor | None:
+    return x if isinstance(x, Tensor) else None
+
+
+# One argument: derivatives -------------------------------------------------------------------------------------------
+
+
+def silu(x: Tensor, out: Tensor) -> Tensor:
+    s = torch.sigmoid(x)
+    return s * (1 + x * (1 - s))
+
+
+def gelu(x: Tensor, out: Tensor, approximate: str = "none") -> Tensor:
+    if approximate == "none":
+        density = torch.exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
+        return (torch.erf(x * math.sqrt(0.5)) + 1) * 0.5 + x * density
+    scale, cubic = math.sqrt(2 / math.pi), 0.044715
+    t = torch.tanh((x + x * x * x * cubic) * scale)
+    return (t + 1) * 0.5 + x * (1 - t * t) * (x * x * (3 * cubic) + 1) * (0.5 * scale)
+
+
+def elu(x: Tensor, out: Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Tensor:
+    return choose(x <= 0, torch.exp(x * input_scale) * (alpha * scale * input_scale), scale, x)
+
+
+def softplus(x: Tensor, out: Tensor, beta: Number = 1, threshold: Number = 20) -> Tensor:
+    return choose(x * beta > threshold, 1.0, torch.sigmoid(x * beta), x)
+
+
+DERIVATIVES: dict[Any, Callable[..., Operand]] = {
+    aten.neg.default: lambda x, out: -1.0,
+    aten.abs.default: lambda x, out: torch.sign(x),
+    aten.exp.default: lambda x, out: out,
+    aten.expm1.default: lambda x, out: out + 1,
+    aten.log.default: lambda x, out: torch.reciprocal(x),
+    aten.log1p.default: lambda x, out: torch.reciprocal(x + 1),
+    aten.sqrt.default: lambda x, out: 0.5 / out,
+    aten.rsqrt.default: lambda x, out: out * out * out * -0.5,
+    aten.reciprocal.default: lambda x, out: -(out * out),
+    aten.sin.default: lambda x, out: torch.cos(x),
+    aten.cos.default: lambda x, out: -torch.sin(x),
+    aten.tanh.default: lambda x, out: 1 - out * out,
+    aten.sigmoid.default: lambda x, out: out * (1 - out),
+    aten.silu.default: silu,
+    aten.gelu.default: gelu,
+    aten.elu.default: elu,
+    aten.softplus.default: softplus,
+    aten.leaky_relu.default: lambda x, out, slope=0.01: choose(x > 0, 1.0, slope, x),
+}
+
+
+def from_derivative(derivative: Callable[..., Operand]) -> Callable[..., Operators]:
+    def unary(x: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> Operators:
+        return (Diagonal(derivative(x, out, *args, **kwargs), like=x),)
+
+    return unary
+
+
+for _target, _derivative in DERIVATIVES.items():
+    rule(_target)(from_derivative(_derivative))
+
+
+@rule(aten.pow.Tensor_Scalar)
+def power(x: Tensor, exponent: Number, *, out: Tensor) -> Operators:
+    if exponent == 0:
+        return (None,)
+    return (Diagonal(x * 2 if exponent == 2 else torch.pow(x, exponent - 1) * exponent, like=x),)
+
+
+@rule(aten.log_sigmoid_forward.default)
+def log_sigmoid(x: Tensor, *, out: tuple[Tensor, Tensor]) -> tuple[Operators, Operators]:
+    return (Diagonal(torch.sigmoid(-x)),), (None,)  # the second output is a buffer of PyTorch's own backward
+
+
+# One argument: selections --------------------------------------------------------------------------------------------
+
+
+@rule(aten.relu.default)
+def relu(x: Tensor, *, out: Tensor) -> Operators:
+    return (select(torch.logical_not(out <= 0), x),)  # not `out > 0`: PyTorch lets the cotangent of a NaN pass
+
+
+@rule(aten.hardtanh.default)
+def hardtanh(x: Tensor, low: Number = -1, high: Number = 1, *, out: Tensor) -> Operators:
+    return (select(torch.logical_and(x > low, x < high), x),)
+
+
+@rule(aten.clamp.default)
+def clamp(x: Tensor, min: Number | None = None, max: Number | None = None, *, out: Tensor) -> Operators:
+    bounds = ([] if min is None else [x >= min]) + ([] if max is None else [x <= max])
+    return (select(functools.reduce(torch.logical_and, bounds), x),)
+
+
+@rule(aten.clamp_min.default)
+def clamp_min(x: Tensor, min: Number, *, out: Tensor) -> Operators:
+    return clamp(x, min, out=out)
+
+
+@rule(aten.clamp_max.default)
+def clamp_max(x: Tensor, max: Number, *, out: Tensor) -> Operators:
+    return clamp(x, None, max, out=out)
+
+
+@rule(aten.hardsigmoid.default)
+def hardsigmoid(x: Tensor, *, out: Tensor) -> Operators:
+    return (select(torch.logical_and(x > -3, x < 3), x, 1 / 6),)
+
+
+@rule(aten.hardswish.default)
+def hardswish(x: Tensor, *, out: Tensor) -> Operators:
+    return (select(x > -3, x, choose(x < 3, x / 3 + 0.5, 1.0, x)),)
+
+
+@rule(aten.masked_fill.Scalar)
+def masked_fill(x: Tensor, mask: Tensor, value: Number, *, out: Tensor) -> Operators:
+    return select(torch.logical_not(mask), x), None
+
+
+@rule(aten.where.self)
+def where(condition: Tensor, x: Tensor, y: Tensor, *, out: Tensor) -> Operators:
+    return None, select(condition, x), select(torch.logical_not(condition), y)
+
+
+# Two and more arguments ----------------------------------------------------------------------------------------------
+
+
+def scaling(factor: Number, x: Operand, out: Tensor) -> Identity | Diagonal | None:
+    if not isinstance(x, Tensor):
+        return None
+    return Identity(x, out) if factor == 1 else Diagonal(factor, like=x)
+
+
+@rule(aten.add.Tensor, aten.add.Scalar)
+def add(a: Operand, b: Operand, alpha: Number = 1, *, out: Tensor) -> Operators:
+    return of_tensors((a, b), (scaling(1, a, out), scaling(alpha, b, out)))
+
+
+@rule(aten.sub.Tensor, aten.sub.Scalar)
+def sub(a: Operand, b: Operand, alpha: Number = 1, *, out: Tensor) -> Operators:
+    return of_tensors((a, b), (scaling(1, a, out), scaling(-alpha, b, out)))
+
+
+@rule(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(a: Operand, b: Operand, alpha: Number = 1, *, out: Tensor) -> Operators:
+    return of_tensors((a, b), (scaling(-alpha, a, out), scaling(1, b, out)))
+
+
+@rule(aten.mul.Tensor, aten.mul.Scalar)
+def mul(a: Operand, b: Operand, *, out: Tensor) -> Operators:
+    return of_tensors((a, b), (Diagonal(b, like=like(a)), Diagonal(a, like=like(b))))
+
+
+@rule(aten.div.Tensor, aten.div.Scalar)
+def div(a: Operand, b: Operand, *, out: Tensor) -> Operators:
+    if not isinstance(b, Tensor):
+        return (Diagonal(1 / b, like=like(a)),)
+    inverse = torch.reciprocal(b)
+    return of_tensors((a, b), (Diagonal(inverse), Diagonal(-(out * inverse))))
+
+
+@rule(aten.addcmul.default)
+def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1, out: Tensor) -> Operators:
+    return Identity(x, out), Diagonal(b if value == 1 else b * value), Diagonal(a if value == 1 else a * value)
+
+
+@rule(aten.lerp.Tensor, aten.lerp.Scalar)
+def lerp(start: Tensor, end: Tensor, weight: Operand, *, out: Tensor) -> Operators:
+    operators = Diagonal(1 - weight, like=start), Diagonal(weight, like=end), Diagonal(end - start)
+    return of_tensors((start, end, weight), operators)
+
+
+def extremum(a: Tensor, b: Tensor, loses: Tensor, wins: Tensor) -> Operators:
+    """The winner's cotangent passes; at a tie each gets half; a NaN on either side lets both pass."""
+    share = choose(a == b, 0.5, 1.0, a)
+    return select(torch.logical_not(loses), a, share), select(torch.logical_not(wins), b, share)
+
+
+@rule(aten.maximum.default)
+def maximum(a: Tensor, b: Tensor, *, out: Tensor) -> Operators:
+    return extremum(a, b, loses=a < b, wins=a > b)
+
+
+@rule(aten.minimum.default)
+def minimum(a: Tensor, b: Tensor, *, out: Tensor) -> Operators:
+    return extremum(a, b, loses=a > b, wins=a < b)
+
+
+# No gradient ---------------------------------------------------------------------------------------------------------
+
+COMPARISONS = [getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")]
+
+
+@rule(
+    *(op.Tensor for op in COMPARISONS),
+    *(op.Scalar for op in COMPARISONS),
+    *(getattr(aten, name).default for name in ("logical_not", "logical_and", "logical_or", "logical_xor")),
+    *(getattr(aten, name).Tensor for name in ("bitwise_and", "bitwise_or", "bitwise_xor")),
+    *(getattr(aten, name).default for name in ("bitwise_not", "isnan", "sign", "floor", "ceil", "round", "trunc")),
+    *(getattr(aten, name).default for name in ("zeros_like", "ones_like", "full_like", "detach")),
+    *(getattr(aten, name).default for name in ("new_zeros", "new_ones", "new_full")),
+    *(getattr(aten, name).default for name in ("zeros", "ones", "full", "scalar_tensor")),
+)
+def no_gradient(*args: Any, out: Tensor, **kwargs: Any) -> Operators:
+    return tuple(None for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))

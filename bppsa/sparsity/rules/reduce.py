@@ -1,0 +1,141 @@
+"""Reductions over dimensions of a row, and softmax.
+
+J^T stays implicit: block by block it is rank one, or for softmax a diagonal plus rank one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Size, Tensor
+
+from bppsa.sparsity.operators import AcrossRows, Implicit
+from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.rules.registry import rule
+from bppsa.sparsity.rules.shape import numbers
+
+aten = torch.ops.aten
+Reduced = Implicit | AcrossRows
+Dims = Sequence[int] | None
+
+
+def normal(dims: Dims, x: Tensor) -> list[int]:
+    """Ascending and non-negative; none given means all."""
+    return sorted(d % x.dim() for d in dims) if dims else list(range(x.dim()))
+
+
+def spread(g: Tensor, dims: Sequence[int], keepdim: bool, shape: Size) -> Tensor:
+    """The adjoint of a sum over `dims` (ascending): g repeated to `shape`."""
+    for d in dims if not keepdim else ():
+        g = g.unsqueeze(d)
+    return g.expand(shape)
+
+
+def reduction(x: Tensor, out: Tensor, dims: Sequence[int], keepdim: bool, d: Callable[[Tensor], Tensor]) -> Reduced:
+    """out sums f(x) over `dims`; d turns the cotangent, already spread to x's shape, into that of x."""
+
+    def vjp(g: Tensor) -> Tensor:
+        return d(spread(g, dims, keepdim, x.shape))
+
+    def links() -> Pattern:
+        columns = spread(numbers(out.shape[1:]), dims, keepdim, Size((1, *x.shape[1:])))
+        return Pattern.one_per_row(columns.flatten(), out.shape[1:].numel())
+
+    return AcrossRows(vjp) if 0 in dims else Implicit(x, out, vjp, links)
+
+
+def size_of(x: Tensor, dims: Sequence[int]) -> int:
+    return Size(x.shape[d] for d in dims).numel()
+
+
+@rule(aten.sum.default, aten.sum.dim_IntList)
+def sum_(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: object = None, out: Tensor) -> tuple[Reduced]:
+    return (reduction(x, out, normal(dim, x), keepdim, lambda g: g),)
+
+
+@rule(aten.mean.default, aten.mean.dim)
+def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: object = None, out: Tensor) -> tuple[Reduced]:
+    dims = normal(dim, x)
+    return (reduction(x, out, dims, keepdim, lambda g: g * (1 / size_of(x, dims))),)
+
+
+@rule(aten.amax.default, aten.amin.default)
+def extremum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor) -> tuple[Reduced]:
+    """The cotangent is shared equally by the places that hold the extremum."""
+    dims = normal(dim, x)
+    hit = x == spread(out, dims, keepdim, x.shape)
+    share = hit.to(x.dtype).sum(dims, keepdim=True)
+    return (reduction(x, out, dims, keepdim, lambda g: torch.where(hit, g / share, 0.0)),)
+
+
+def deviation(x: Tensor, dims: list[int], correction: float | None) -> Tensor:
+    """The derivative of the variance: 2 (x - mean) / (n - correction)."""
+    freedom = size_of(x, dims) - (1 if correction is None else correction)
+    return (x - x.mean(dims, keepdim=True)) * (2 / freedom)
+
+
+@rule(aten.var.correction)
+def var(
+    x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False, out: Tensor
+) -> tuple[Reduced]:
+    dims = normal(dim, x)
+    d = deviation(x, dims, correction)
+    return (reduction(x, out, dims, keepdim, lambda g: g * d),)
+
+
+@rule(aten.std.correction)
+def std(
+    x: Tensor, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False, out: Tensor
+) -> tuple[Reduced]:
+    dims = normal(dim, x)
+    root = spread(out, dims, keepdim, x.shape)
+    d = deviation(x, dims, correction) * (0.5 / root)
+    return (reduction(x, out, dims, keepdim, lambda g: torch.where(root == 0, 0.0, g * d)),)
+
+
+@rule(aten.var_mean.correction)
+def var_mean(
+    x: Tensor,
+    dim: Dims = None,
+    *,
+    correction: float | None = None,
+    keepdim: bool = False,
+    out: tuple[Tensor, Tensor],
+) -> tuple[tuple[Reduced], tuple[Reduced]]:
+    of_var = var(x, dim, correction=correction, keepdim=keepdim, out=out[0])
+    return of_var, mean(x, dim, keepdim, out=out[1])
+
+
+# Softmax -------------------------------------------------------------------------------------------------------------
+
+
+def normalised(x: Tensor, out: Tensor, dim: int, vjp: Callable[[Tensor], Tensor]) -> Reduced:
+    """Every element of x along `dim` acts on every element of out along it."""
+    dim %= x.dim()
+    if dim == 0:
+        return AcrossRows(vjp)
+
+    def links() -> Pattern:
+        line = numbers(x.shape[1:]).select(dim, 0).unsqueeze(dim).expand(1, *x.shape[1:]).flatten()
+        return Pattern.from_mask(line[:, None] == line)
+
+    blocks = "block-diagonal" if dim == x.dim() - 1 else "sparse"
+    return Implicit(x, out, vjp, links, "dense" if x.dim() == 2 else blocks)
+
+
+@rule(aten._softmax.default)
+def softmax(x: Tensor, dim: int, half_to_float: bool, *, out: Tensor) -> tuple[Reduced]:
+    def vjp(g: Tensor) -> Tensor:
+        weighted = g * out
+        return weighted - out * weighted.sum(dim, keepdim=True)
+
+    return (normalised(x, out, dim, vjp),)
+
+
+@rule(aten._log_softmax.default)
+def log_softmax(x: Tensor, dim: int, half_to_float: bool, *, out: Tensor) -> tuple[Reduced]:
+    def vjp(g: Tensor) -> Tensor:
+        return g - torch.exp(out) * g.sum(dim, keepdim=True)
+
+    return (normalised(x, out, dim, vjp),)

@@ -1,0 +1,248 @@
+"""Train a small recurrent language model twice from one seed: with plain PyTorch, and with `bppsa.compile`.
+
+    python examples/train_language_model.py
+    python examples/train_language_model.py --model lstm --hidden 128 --data ~/books
+
+The model reads bytes and predicts the next one; the text is Python's own standard library unless `--data` names a file
+or a folder. Both runs see the same batches, so their losses agree and only the clock differs. Prints a table and some
+generated text, and saves the loss against the wall clock as a picture. Needs matplotlib.
+
+Letters in shapes: B rows of a batch, T bytes of a row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import math
+import statistics
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+import matplotlib
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import bppsa
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+LARGEST_TEXT = 8_000_000  # bytes
+PROMPT = "def "
+KINDS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
+
+
+class LanguageModel(nn.Module):
+    """Bytes [B, T] and a state -> scores of the next byte [B, T, 256] and the state after the last byte."""
+
+    def __init__(self, kind: str, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(256, hidden)
+        self.recurrent = KINDS[kind](hidden, hidden, layers, batch_first=True)
+        self.head = nn.Linear(hidden, 256)
+
+    def forward(self, text: Tensor, state: object = None) -> tuple[Tensor, object]:
+        features, state = self.recurrent(self.embedding(text), state)
+        return self.head(features), state
+
+
+@dataclass
+class Run:
+    """What one training run measured: the loss in nats a byte and the seconds of every step."""
+
+    name: str
+    losses: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    held_out: float = math.nan  # bits a byte
+
+    @property
+    def milliseconds_a_step(self) -> float:
+        """The median without the first step, which builds kernels and warms caches."""
+        return 1e3 * statistics.median(self.seconds[1:])
+
+
+def main() -> None:
+    options = parse_options()
+    console = Console()
+    training, held_out = (part.to(options.device) for part in split(read_text(options.data), options.length))
+    torch.manual_seed(options.seed)
+    plain = LanguageModel(options.model, options.hidden, options.layers).to(options.device)
+    fast = bppsa.compile(copy.deepcopy(plain))  # a copy, because the two would share their parameters
+    runs = [Run("PyTorch"), Run("bppsa")]
+
+    console.print(f"{title(options)}: {len(training):,} bytes of text, {torch.get_num_threads()} threads")
+    with progress_bar(console) as progress:
+        for run, model in zip(runs, (plain, fast), strict=True):
+            train(model, training, options, run, progress)
+    report = str(fast.report)  # of the last call, so of the last training step
+    for run, model in zip(runs, (plain, fast), strict=True):
+        run.held_out = bits_per_byte(model, held_out, options)
+
+    console.print(results(*runs))
+    console.print(report, markup=False)
+    console.rule("a sample")
+    console.print(generate(fast, PROMPT, length=300), markup=False, highlight=False, soft_wrap=True)
+    console.rule()
+    plot(runs, title(options), options.output)
+    console.print(f"saved {options.output}")
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Train a language model with PyTorch and with bppsa.compile.")
+    parser.add_argument("--data", type=Path, help="a file or a folder of text (default: Python's standard library)")
+    parser.add_argument("--model", choices=KINDS, default="gru")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--hidden", type=int, default=64, help="width H of the model")
+    parser.add_argument("--length", type=int, default=256, help="bytes T of a row")
+    parser.add_argument("--batch", type=int, default=16, help="rows B of a batch")
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--lr", type=float, default=1e-2)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--output", type=Path, default=Path("demo.png"), help="where the picture goes")
+    options = parser.parse_args()
+    if options.steps < 2:
+        parser.error("--steps must be at least 2: the first one is not timed")
+    return options
+
+
+def title(options: argparse.Namespace) -> str:
+    return f"{options.layers}-layer {options.model.upper()}, H={options.hidden}, T={options.length}, B={options.batch}"
+
+
+# --- text ---
+
+
+def read_text(path: Path | None) -> Tensor:
+    """The bytes of a file, or of all files of a folder in the order of their names, as int64 [N]."""
+    if path is None:
+        library = Path(sysconfig.get_paths()["stdlib"])
+        apart = {"site-packages", "dist-packages", "test", "tests", "encodings"}
+        files = sorted(file for file in library.rglob("*.py") if not apart & set(file.relative_to(library).parts))
+    else:
+        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    text = bytearray()
+    for file in files:
+        text += file.read_bytes()
+        if len(text) >= LARGEST_TEXT:
+            break
+    return torch.tensor(text[:LARGEST_TEXT], dtype=torch.uint8).long()
+
+
+def split(text: Tensor, length: int) -> tuple[Tensor, Tensor]:
+    """Nine tenths to train on; the last tenth is held out, and must be longer than a row."""
+    cut = len(text) * 9 // 10
+    if len(text) - cut <= length:
+        raise SystemExit(f"{len(text):,} bytes are too few: rows of --length {length} need more than {10 * length:,}")
+    return text[:cut], text[cut:]
+
+
+def batches(text: Tensor, options: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pieces of the text at random places and the same pieces one byte on, both [B, T]; the same ones for one seed."""
+    rng = torch.Generator().manual_seed(options.seed)
+    reach = torch.arange(options.length + 1)
+    for _ in range(options.steps):
+        starts = torch.randint(len(text) - options.length, (options.batch, 1), generator=rng)
+        pieces = text[(starts + reach).to(text.device)]
+        yield pieces[:, :-1], pieces[:, 1:]
+
+
+# --- training ---
+
+
+def train(model: nn.Module, text: Tensor, options: argparse.Namespace, run: Run, progress: Progress) -> None:
+    optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
+    bar = progress.add_task(run.name, total=options.steps, loss=math.nan)
+    for inputs, targets in batches(text, options):
+        start = time.perf_counter()
+        loss = loss_of(model(inputs)[0], targets)
+        optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        run.losses.append(loss.item())  # waits for the device
+        run.seconds.append(time.perf_counter() - start)
+        progress.update(bar, advance=1, loss=run.losses[-1])
+
+
+def loss_of(scores: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross entropy in nats: scores [B, T, 256], targets [B, T] -> []."""
+    return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
+@torch.no_grad()
+def bits_per_byte(model: nn.Module, text: Tensor, options: argparse.Namespace) -> float:
+    """Mean over the first batches of held-out text, one piece after another."""
+    pieces = text[: (len(text) - 1) // options.length * options.length].view(-1, options.length)
+    targets = text[1 : pieces.numel() + 1].view_as(pieces)
+    chosen = min(len(pieces), 16 * options.batch)
+    parts = zip(pieces[:chosen].split(options.batch), targets[:chosen].split(options.batch), strict=True)
+    total = sum(len(inputs) * loss_of(model(inputs)[0], expected).item() for inputs, expected in parts)
+    return total / chosen / math.log(2)
+
+
+@torch.no_grad()
+def generate(model: nn.Module, prompt: str, length: int, temperature: float = 0.7) -> str:
+    """Text that goes on from the prompt, one byte at a time, each with the state that the one before left."""
+    device = next(model.parameters()).device
+    rng = torch.Generator().manual_seed(0)
+    text = list(prompt.encode())
+    scores, state = model(torch.tensor([text], device=device))
+    for _ in range(length):
+        chances = (scores[0, -1] / temperature).softmax(-1).cpu()
+        text.append(int(torch.multinomial(chances, 1, generator=rng)))
+        scores, state = model(torch.tensor([text[-1:]], device=device), state)
+    return "".join(
+        c if c.isprintable() or c == "\n" else "\N{MIDDLE DOT}" for c in bytes(text).decode(errors="replace")
+    )
+
+
+# --- what is shown ---
+
+
+def progress_bar(console: Console) -> Progress:
+    name, loss = TextColumn("{task.description:8}"), TextColumn("loss {task.fields[loss]:.3f}")
+    return Progress(name, BarColumn(), MofNCompleteColumn(), loss, TimeElapsedColumn(), console=console)
+
+
+def results(plain: Run, fast: Run) -> Table:
+    table = Table("", plain.name, fast.name, "")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    last = len(plain.losses) - 1
+    for step in sorted({last * part // 6 for part in range(7)}):
+        a, b = plain.losses[step], fast.losses[step]
+        table.add_row(f"loss at step {step + 1}", f"{a:.4f}", f"{b:.4f}", f"difference {abs(a - b):.1e}")
+    largest = max(abs(a - b) for a, b in zip(plain.losses, fast.losses, strict=True))
+    table.add_row("largest difference", "", "", f"{largest:.1e}")
+    table.add_row("held out, bits a byte", f"{plain.held_out:.3f}", f"{fast.held_out:.3f}", "", end_section=True)
+    table.add_row("first step, s (with building)", f"{plain.seconds[0]:.2f}", f"{fast.seconds[0]:.2f}", "")
+    a, b = plain.milliseconds_a_step, fast.milliseconds_a_step
+    table.add_row("a step, ms (median)", f"{a:.1f}", f"{b:.1f}", f"[bold]{a / b:.1f}x faster[/bold]")
+    a, b = sum(plain.seconds), sum(fast.seconds)
+    table.add_row("all steps, s", f"{a:.1f}", f"{b:.1f}", f"{a / b:.1f}x faster")
+    return table
+
+
+def plot(runs: list[Run], heading: str, path: Path, window: int = 20) -> None:
+    """The loss, as a mean over the last `window` steps, against the seconds since training began."""
+    figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    for run in runs:
+        recent = [run.losses[max(0, end - window) : end] for end in range(1, len(run.losses) + 1)]
+        axes.plot(list(accumulate(run.seconds)), [statistics.fmean(part) for part in recent], label=run.name)
+    axes.set(title=heading, xlabel="seconds of training", ylabel="loss, nats a byte")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

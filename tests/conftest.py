@@ -1,0 +1,27 @@
+"""What holds for every test: threads that do not fight over the cores, no deadlines, GPU tests only on a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import settings
+
+# Before torch is imported anywhere: parallel test workers share the cores, and so do the processes they start.
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
+
+# The first example of a test may build a kernel, so no deadline; the same examples in every run, so a failure repeats.
+settings.register_profile("bppsa", deadline=None, derandomize=True, max_examples=25)
+settings.load_profile("bppsa")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
