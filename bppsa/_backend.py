@@ -1,9 +1,9 @@
 """torch.compile's entry: `torch.compile(model, backend="bppsa", options={"fallback": ..., "strategy": ...})`.
 
-Importing this file, as torch does when the name is first looked up, adds one question to two places in Dynamo: is it this
-backend that compiles? If so, nn.RNN, nn.GRU and nn.LSTM are let in, torch.gru and its kin become one `bppsa::recurrence` op
-each, and `bppsa.scan` a scan node. For other backends, and outside Dynamo, both places do what they did before.
-What Dynamo traced then comes to `backend`, which turns scan nodes into `bppsa::scan` ops and hands the graph on.
+Importing this file, as torch does when the name is first looked up, adds one question to two places in Dynamo: is it
+this backend that compiles? If so, nn.RNN, nn.GRU and nn.LSTM are let in, torch.gru and its kin become one
+`bppsa::recurrence` op each, and `bppsa.scan` a scan node. For other backends, and outside Dynamo, both places do what
+they did before. What Dynamo traced then comes to `backend`, which turns scan nodes into `bppsa::scan` ops.
 
 Dynamo remembers what it gave up on: after another backend compiled a model here, call torch._dynamo.reset() first.
 """
@@ -25,6 +25,7 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._higher_order_ops.scan import scan as scan_node
+from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
@@ -39,7 +40,7 @@ DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
 
 
 class OptionError(ShortenTraceback, StrategyError):
-    """A wrong option. Dynamo puts what a backend raises inside an error of its own, save for the first of these families."""
+    """A wrong option. Dynamo puts what a backend raises into an error of its own, save for this first family."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text, first_useful_frame=None)
@@ -75,8 +76,8 @@ def _take_scan(graph: fx.GraphModule, node: fx.Node, strategy: str) -> None:
     """
     cell, *groups = node.args
     examples = [[getattr(arg, "meta", {}).get("example_value") for arg in group] for group in groups]
-    if node.kwargs or not all(isinstance(value, Tensor) for group in examples for value in group):
-        return  # a size that changes from call to call is an input too
+    if node.kwargs or not all(isinstance(value, FakeTensor) for group in examples for value in group):
+        return  # under vmap tensors are of another type; a size that changes from call to call is an input too
     name = _api.scan_node(graph.get_submodule(cell.target), *examples)
     if isinstance(name, Reason):
         return
@@ -98,9 +99,13 @@ def compiles(tx: Any) -> bool:
 
 def _left_to_pytorch(tensor: Tensor) -> bool:
     """Is a recurrence over tensors like this one, at this point of the trace, none of ours?"""
-    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
     plain = tensor.device.type == "cpu" and tensor.dtype in DTYPES
-    return transformed or not plain or torch.is_autocast_enabled(tensor.device.type)
+    return _transformed() or not plain or torch.is_autocast_enabled(tensor.device.type)
+
+
+def _transformed() -> bool:
+    """Do torch.func or forward-mode AD look on? An op of ours would give them wrong tangents or an error."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def _admit_modules() -> None:
@@ -167,7 +172,7 @@ def scan(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -> tuple[
     return _scan_outside(cell, carry, xs, reverse)
 
 
-@torch._dynamo.disable(reason="bppsa.scan calls kernels; for backend='bppsa' a cell that can be captured becomes a node")
+@torch._dynamo.disable(reason="bppsa.scan calls kernels; with backend='bppsa' a cell that can be captured is a node")
 def _scan_outside(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:
     return _api.scan(cell, carry, xs, reverse=reverse)
 
@@ -184,7 +189,7 @@ def _scan_inside(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -
 
 def _admit_scan() -> None:
     def handle(self: Any, tx: Any, *args: VariableTracker) -> VariableTracker:
-        if compiles(tx):
+        if compiles(tx) and not _transformed():
             with contextlib.suppress(UncapturedHigherOrderOpError, TorchRuntimeError):  # no node can hold this cell
                 return _follow(tx, _scan_inside, *args)
         return _follow(tx, _scan_outside, *args)

@@ -25,7 +25,7 @@ class Question(NamedTuple):
 
     mode: str
     flags: tuple[int, bool, bool, bool]  # layers, bias, bidirectional, projected
-    packed: bool
+    batch_sizes: tuple[int, ...]  # of a small packed input of the same kind; empty: not packed
     input: torch.dtype
     states: Dtypes
     weights: Dtypes
@@ -35,13 +35,19 @@ class Question(NamedTuple):
 
 
 def result_dtypes(
-    module: nn.RNNBase, x: Tensor, packed: bool, states: Sequence[Tensor] | None, weights: Sequence[Tensor]
+    module: nn.RNNBase,
+    x: Tensor,
+    batch_sizes: Tensor | None,
+    states: Sequence[Tensor] | None,
+    weights: Sequence[Tensor],
 ) -> Dtypes | None:
     """Of the output and each final state in the present autocast region; None where PyTorch raises."""
     flags = (module.num_layers, module.bias, module.bidirectional, module.proj_size > 0)
     given = tuple(s.dtype for s in states) if states else (x.dtype,) * (2 if module.mode == "LSTM" else 1)
+    # PyTorch sends packed sequences of one length to other kernels than those of several lengths
+    small = () if batch_sizes is None else (2, 2) if batch_sizes[0] == batch_sizes[-1] else (2, 1)
     now = (torch.get_autocast_dtype("cpu"), torch.is_grad_enabled(), torch._C._get_mkldnn_enabled())
-    return _ask(Question(module.mode, flags, packed, x.dtype, given, tuple(w.dtype for w in weights), *now))
+    return _ask(Question(module.mode, flags, small, x.dtype, given, tuple(w.dtype for w in weights), *now))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -49,11 +55,11 @@ def _ask(q: Question) -> Dtypes | None:
     layers, bias, bidirectional, projected = q.flags
     sizes = shapes(q.mode, 2, 2, layers, bias, bidirectional, int(projected))
     weights = [torch.zeros(s, dtype=d, device="cpu") for s, d in zip(sizes.weights, q.weights, strict=True)]
-    x = torch.zeros((4, 2) if q.packed else (2, 2, 2), dtype=q.input, device="cpu")
+    x = torch.zeros((sum(q.batch_sizes), 2) if q.batch_sizes else (2, 2, 2), dtype=q.input, device="cpu")
     hx = [torch.zeros(sizes.rows, 2, w, dtype=d, device="cpu") for w, d in zip(sizes.widths, q.states, strict=True)]
-    batch_sizes = [torch.tensor([2, 2], device="cpu")] if q.packed else []
+    batch_sizes = [torch.tensor(q.batch_sizes, device="cpu")] if q.batch_sizes else []
     cell = getattr(torch._VF, q.mode.lower())
-    flags = (bias, layers, 0.0, False, bidirectional, *([] if q.packed else [False]))
+    flags = (bias, layers, 0.0, False, bidirectional, *([] if q.batch_sizes else [False]))
     try:
         results = cell(x, *batch_sizes, hx if len(hx) > 1 else hx[0], weights, *flags)
     except RuntimeError:

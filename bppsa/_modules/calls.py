@@ -23,7 +23,7 @@ _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
 _TYPES = (Tensor, nn.Parameter)  # a subclass may mean anything by an op
 
 # Whatever makes a tensor special is one of its dispatch keys: another device, sparse, nested, quantized, negated
-# lazily, wrapped by functorch or in Python. These are the keys of tensors with none of that: usual and inference tensors.
+# lazily, wrapped by functorch or in Python. These are the keys with none of that: of usual and inference tensors.
 _keys = torch._C._dispatch_keys
 with torch.inference_mode(False):
     _PLAIN = [_keys(torch.empty(0, device="cpu"))]
@@ -146,7 +146,7 @@ def _lay_out(module: nn.RNNBase, input: Any) -> tuple[Tensor, Tensor | None, For
 def _autocast(module: nn.RNNBase, call: Call) -> Call | None:
     """The call in the one dtype in which we compute."""
     tensors = (call.x, *(call.states or ()), *call.weights)
-    dtypes = autocast.result_dtypes(module, call.x, call.batch_sizes is not None, call.states, call.weights)
+    dtypes = autocast.result_dtypes(module, call.x, call.batch_sizes, call.states, call.weights)
     if dtypes is None:
         return None
     shared = {tensor.dtype for tensor in tensors}

@@ -116,6 +116,8 @@ class Point:
         if self.numbers.kinds[access.buffer] is Kind.VECTOR:
             self.head.append(f"const V {name} = {read.format('from_' + name)};")
             return
+        if self.numbers.kinds[access.buffer] is Kind.STREAM:
+            self.loop.append(f"__builtin_prefetch(from_{name} + c.step[{slot}], 0, 2);")
         self.loop.append(f"const V {name} = {read.format('from_' + name)};")
         self.bump.append(f"from_{name} += c.row[{slot}];")
 
@@ -130,6 +132,8 @@ class Point:
             return
         slot = self.numbers.slot(target)
         self.head.append(f"real* to{n} = c.at[{slot}] + row * c.row[{slot}]{column} + j;")
+        if self.numbers.kinds[target.buffer] in (Kind.STREAM, Kind.STATE):
+            self.bump.append(f"__builtin_prefetch(to{n} + c.step[{slot}], 1, 2);")
         self.bump += [f"mask.store(to{n}, {value});", f"to{n} += c.row[{slot}];"]
 
     def parameters(self, declare: bool) -> str:

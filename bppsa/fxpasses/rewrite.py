@@ -113,7 +113,7 @@ def _bound_method(cloner: _Cloner, value: types.MethodType, path: str) -> types.
 def _partial(cloner: _Cloner, value: functools.partial[Any], path: str) -> functools.partial[Any]:
     function, args = cloner.copy(value.func, path), cloner.copy(value.args, path)
     new: functools.partial[Any] = functools.partial(function, *args, **cloner.copy(value.keywords, path))
-    return cloner.remember(value, new)  # type: ignore[no-any-return]
+    return cloner.remember(value, new)
 
 
 def _handle(cloner: _Cloner, value: RemovableHandle, path: str) -> RemovableHandle:

@@ -15,40 +15,45 @@ constexpr int max_rows(int vectors) {
   return rows;
 }
 
-// out[m, :] = sum over k of a[m, k] * panel[k, :], panel [depth, TV vectors], out [M, TV vectors]
+// out[m, :] = sum over k of a[m, k] * panel[k, :], panel [depth, TV vectors], out [M, TV vectors]. Not inlined: among other code
+// the compiler would spill sums inside the k loop.
 template <class V, int TV, int M>
 __attribute__((noinline)) void gemm_tile(const real* a, int64_t stride, const real* panel, int64_t depth, real* out) {
   constexpr int L = LANES<V>;
-  V sums[M][TV] = {};
+  V sums[M][TV];
   const real* row[M];
-  for (int m = 0; m < M; ++m) row[m] = a + m * stride;
+  UNROLL for (int m = 0; m < M; ++m) {
+    row[m] = m == 0 ? a : row[m - 1] + stride;
+    UNROLL for (int v = 0; v < TV; ++v) sums[m][v] = V{};
+  }
   for (int64_t k = 0; k < depth; ++k, panel += TV * L) {
     if constexpr (TV <= M) {
       V w[TV];
-      for (int v = 0; v < TV; ++v) {
+      UNROLL for (int v = 0; v < TV; ++v) {
         w[v] = load<V>(panel + v * L);
         PIN(w[v]);
       }
-      for (int m = 0; m < M; ++m) {
+      UNROLL for (int m = 0; m < M; ++m) {
         V x = splat<V>(row[m][k]);
         PIN(x);
-        for (int v = 0; v < TV; ++v) sums[m][v] += x * w[v];
+        UNROLL for (int v = 0; v < TV; ++v) sums[m][v] += x * w[v];
       }
     } else {
       V x[M];
-      for (int m = 0; m < M; ++m) {
+      UNROLL for (int m = 0; m < M; ++m) {
         x[m] = splat<V>(row[m][k]);
         PIN(x[m]);
       }
-      for (int v = 0; v < TV; ++v) {
+      UNROLL for (int v = 0; v < TV; ++v) {
         V w = load<V>(panel + v * L);
         PIN(w);
-        for (int m = 0; m < M; ++m) sums[m][v] += x[m] * w;
+        UNROLL for (int m = 0; m < M; ++m) sums[m][v] += x[m] * w;
       }
     }
   }
-  for (int m = 0; m < M; ++m)
-    for (int v = 0; v < TV; ++v) store(out + (m * TV + v) * L, sums[m][v]);
+  UNROLL for (int m = 0; m < M; ++m) {
+    UNROLL for (int v = 0; v < TV; ++v) store(out + (m * TV + v) * L, sums[m][v]);
+  }
 }
 
 // Any number of rows, split evenly over the fewest tiles.

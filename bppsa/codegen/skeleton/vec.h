@@ -15,6 +15,7 @@
 #include <immintrin.h>
 #endif
 
+#define UNROLL _Pragma("GCC unroll 16")
 #define INLINE inline __attribute__((always_inline))
 #if defined(__AVX512F__)
 #define PIN(x) asm("" : "+v"(x))  // the value stays in a register: never folded back into a memory operand

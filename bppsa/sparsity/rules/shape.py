@@ -91,9 +91,12 @@ def embed(g: Tensor, dim: int, start: int, step: int, length: int) -> Tensor:
 
     if step != 1:
         return torch.slice_scatter(zeros(length), g, dim, start, start + size[dim] * step, step)
-    before, after = start, length - start - size[dim]
-    parts = [zeros(before)] * bool(before) + [g] + [zeros(after)] * bool(after)
-    return torch.cat(parts, dim) if len(parts) > 1 else g
+    parts, after = [g], length - start - size[dim]
+    if start:
+        parts.insert(0, zeros(start))
+    if after:
+        parts.append(zeros(after))
+    return torch.cat(parts, dim)
 
 
 def piece(x: Tensor, out: Tensor, dim: int, start: int, step: int = 1, squeezed: bool = False) -> Moved:

@@ -1,0 +1,55 @@
+"""From a cell to a sweep that runs: record, split, transpose, lower, build. Where the rooms of the house meet."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from bppsa.chain import Recurrence
+from bppsa.codegen import build as compiler
+from bppsa.codegen import program
+from bppsa.codegen.ir import Kernel
+from bppsa.codegen.native import REAL, NativeKernel
+from bppsa.errors import BuildError
+from bppsa.fxpasses import cells, jacobian
+from bppsa.fxpasses.capture import record
+from bppsa.fxpasses.recurrence import split
+from bppsa.runtime.sweep import Sweep
+
+TRACED_ROWS = 2  # any number but 1, which broadcasts
+
+
+def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype) -> Sweep:
+    """Raises `Unsupported` for what cannot be fused and `BuildError` where there is no compiler."""
+    lowered = program.build(recurrence, jacobian.transpose(recurrence))
+
+    def build(kernel: Kernel) -> NativeKernel:
+        return NativeKernel(kernel, REAL[dtype])
+
+    return Sweep(lowered, build)
+
+
+@functools.lru_cache(maxsize=1024)
+def module_recurrence(mode: str, inputs: int, hidden: int, projection: int, bias: bool) -> Recurrence:
+    """One layer and direction of nn.RNN, nn.GRU or nn.LSTM."""
+    cell, states, gates = cells.KINDS[mode]
+    out = projection or hidden
+    if projection:
+        cell = cells.projected_lstm
+    carry = [torch.empty(TRACED_ROWS, width) for width in (out, hidden)[:states]]
+    x = torch.empty(TRACED_ROWS, inputs)
+    shapes = [(gates * hidden, inputs), (gates * hidden, out), *[(gates * hidden,)] * 2 * bias, *[(out, hidden)] * bool(projection)]
+    params = [torch.empty(shape) for shape in shapes]
+    recording = record(lambda carry, x, *params: cell(carry, x, *params), (carry, x, *params))
+    nexts, y = recording.result
+    return split(recording, len(carry), 1, [y], nexts)
+
+
+@functools.lru_cache(maxsize=1024)
+def module_sweep(mode: str, inputs: int, hidden: int, projection: int, bias: bool, dtype: torch.dtype) -> Sweep:
+    return compile_recurrence(module_recurrence(mode, inputs, hidden, projection, bias), dtype)

@@ -1,0 +1,62 @@
+"""torch's recurrent modules as cells: one step each, as a few lines of torch, recorded and split like anybody's.
+
+A cell is (carry, x, *params) -> (next carry, y). Shapes: x [B, I], h [B, H or P], c [B, H]; weights as nn.RNNBase lays them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+State = tuple[Tensor, ...]
+
+
+def rnn(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[State, Tensor]]:
+    def cell(
+        carry: State, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+    ) -> tuple[State, Tensor]:
+        h = activation(linear(x, w_ih, b_ih) + linear(carry[0], w_hh, b_hh))
+        return (h,), h
+
+    return cell
+
+
+def gru(
+    carry: State, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> tuple[State, Tensor]:
+    (h,) = carry
+    x_r, x_z, x_n = linear(x, w_ih, b_ih).chunk(3, 1)
+    h_r, h_z, h_n = linear(h, w_hh, b_hh).chunk(3, 1)
+    z = torch.sigmoid(x_z + h_z)
+    n = torch.tanh(x_n + torch.sigmoid(x_r + h_r) * h_n)
+    h = (h - n) * z + n
+    return (h,), h
+
+
+def lstm(
+    carry: State, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> tuple[State, Tensor]:
+    h, c = carry
+    i, f, g, o = (linear(x, w_ih, b_ih) + linear(h, w_hh, b_hh)).chunk(4, 1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    h = torch.sigmoid(o) * torch.tanh(c)
+    return (h, c), h
+
+
+def projected_lstm(carry: State, x: Tensor, *params: Tensor) -> tuple[State, Tensor]:
+    """LSTM with `proj_size`: the last parameter is w_hr [P, H]."""
+    (h, c), _ = lstm(carry, x, *params[:-1])
+    h = linear(h, params[-1])
+    return (h, c), h
+
+
+# nn.RNNBase.mode -> (cell, states a layer has, gates a weight stacks)
+KINDS: dict[str, tuple[Callable[..., tuple[State, Tensor]], int, int]] = {
+    "RNN_TANH": (rnn(torch.tanh), 1, 1),
+    "RNN_RELU": (rnn(torch.relu), 1, 1),
+    "GRU": (gru, 1, 3),
+    "LSTM": (lstm, 2, 4),
+}

@@ -1,0 +1,137 @@
+"""Layers and directions of a recurrence over one sequence, as one call: what nn.RNN, nn.GRU and nn.LSTM are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from bppsa.runtime.autograd import Given, Result
+from bppsa.runtime.sweep import Extent, Needs, Passed, Sweep
+
+
+@dataclass(frozen=True)
+class Stack:
+    """`sweeps[layer][direction]`; a layer reads the outputs of the one before, side by side.
+
+    Tensors of a call: x [T, B, I]; each of `states` initial states [layers * directions, B, n] or None; the weights of
+    every sweep in turn; a dropout mask [T, B, directions * n] for each layer but the last, or none.
+    Outputs: y [T, B, directions * n] and the final states.
+    """
+
+    sweeps: tuple[tuple[Sweep, ...], ...]
+    states: int
+    weights: int  # of one sweep
+    extent: Extent
+    pytorch: Callable[[Given], tuple[Tensor, ...]]  # the same call by PyTorch's own ops
+
+    def again(self, tensors: Given) -> tuple[Tensor, ...]:
+        return self.pytorch(tensors)
+
+    @property
+    def directions(self) -> int:
+        return len(self.sweeps[0])
+
+    def forward(self, tensors: Given, *, save: bool) -> Result:
+        given = Unpacked(self, tensors)
+        passes: list[Passed] = []
+        inputs: list[Tensor] = []
+        x = given.x
+        for layer, sweeps in enumerate(self.sweeps):
+            for direction, sweep in enumerate(sweeps):
+                carries = given.carries(layer, direction)
+                extent = self.run(direction)
+                passes.append(sweep.forward([x], carries, given.weights(layer, direction), extent, save=save))
+            outputs = [passed.outputs[0] for passed in passes[-self.directions :]]
+            x = outputs[0] if self.directions == 1 else torch.cat(outputs, -1)
+            if layer < len(given.masks):
+                x = x * given.masks[layer]
+            inputs.append(x)
+        finals = tuple(torch.stack(state) for state in zip(*(passed.finals for passed in passes), strict=True))
+        y = inputs.pop().detach()  # shares its version counter with the state it may be a view of
+        if not save:
+            return Result((y, *finals))
+        exposed = passes[-1].states[:1] if self.directions == 1 else ()
+        private = [t for p in passes for t in (*p.states, *p.private.values()) if not any(t is e for e in exposed)]
+        return Result((y, *finals), (*inputs, *private), exposed)
+
+    def backward(
+        self, tensors: Given, saved: Sequence[Tensor], exposed: Sequence[Tensor], grads: Given, needs: Sequence[bool]
+    ) -> list[Tensor | None]:
+        given, needed = Unpacked(self, tensors), Unpacked(self, needs)
+        layers = len(self.sweeps)
+        inputs = [given.x, *saved[: layers - 1]]
+        passes = self.repacked(saved[layers - 1 :], exposed)
+        result = Unpacked(self, [None] * len(tensors))
+        g_y, g_finals = grads[0], grads[1:]
+        g_states: list[list[Tensor]] = [[] for _ in range(self.states)]
+        for layer in reversed(range(layers)):
+            g_x: Tensor | None = None
+            for direction in reversed(range(self.directions)):
+                at = layer * self.directions + direction
+                width = None if g_y is None else g_y.shape[-1] // self.directions
+                g_out = None if g_y is None else g_y[..., direction * width : (direction + 1) * width]
+                gradients = self.sweeps[layer][direction].backward(
+                    passes[at],
+                    [inputs[layer]],
+                    given.weights(layer, direction),
+                    [g_out],
+                    [None if g is None else g[at] for g in g_finals],
+                    self.run(direction),
+                    Needs((layer > 0 or needed.x,), tuple(needed.weights(layer, direction))),
+                )
+                g_x = gradients.sources[0] if g_x is None else g_x + gradients.sources[0]
+                result.set_weights(layer, direction, gradients.params)
+                for state, g in zip(g_states, gradients.carries, strict=True):
+                    state.insert(0, g)
+            g_y = g_x if layer == 0 or not given.masks else g_x * given.masks[layer - 1]
+        result.tensors[0] = g_y if needed.x else None
+        for i, state in enumerate(g_states):
+            result.tensors[1 + i] = torch.stack(state) if needs[1 + i] else None
+        return result.tensors
+
+    def run(self, direction: int) -> Extent:
+        return replace(self.extent, reverse=direction == 1)
+
+    def repacked(self, saved: Sequence[Tensor], exposed: Sequence[Tensor]) -> list[Passed]:
+        """The passes of `forward` out of what it saved, in the same order."""
+        last, passes, given = len(self.sweeps) - 1, [], iter(saved)
+        for layer, sweeps in enumerate(self.sweeps):
+            for sweep in sweeps:
+                count = len(sweep.recurrence.carries)
+                first = [exposed[0]] if exposed and layer == last else [next(given)]
+                states = (*first, *(next(given) for _ in range(count - 1)))
+                passes.append(Passed((), (), states, {name: next(given) for name in sweep.private}))
+        return passes
+
+
+class Unpacked:
+    """The tensors of a call by what they are; the same for the flags and gradients that go with them."""
+
+    def __init__(self, stack: Stack, tensors: Sequence) -> None:
+        self.stack, self.tensors = stack, list(tensors)
+        self.first = 1 + stack.states
+
+    @property
+    def x(self):  # noqa: ANN201  a tensor, or the flag or gradient in its place
+        return self.tensors[0]
+
+    def carries(self, layer: int, direction: int) -> list:
+        at = layer * self.stack.directions + direction
+        return [None if t is None else t[at] for t in self.tensors[1 : self.first]]
+
+    def slot(self, layer: int, direction: int) -> slice:
+        start = self.first + (layer * self.stack.directions + direction) * self.stack.weights
+        return slice(start, start + self.stack.weights)
+
+    def weights(self, layer: int, direction: int) -> list:
+        return self.tensors[self.slot(layer, direction)]
+
+    def set_weights(self, layer: int, direction: int, values: Sequence) -> None:
+        self.tensors[self.slot(layer, direction)] = values
+
+    @property
+    def masks(self) -> list:
+        return self.tensors[self.first + len(self.stack.sweeps) * self.stack.directions * self.stack.weights :]

@@ -1,0 +1,1 @@
+"""Semantics of rewritten nn.RNN, nn.GRU and nn.LSTM; PyTorch's kernels stand in for `_recurrent.run`."""
