@@ -52,7 +52,7 @@ def backend(
     """What Dynamo calls with each graph. `strategy`: how recurrences run; `fallback`: who compiles all else."""
     chosen = _checked({**(options or {}), **others})
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.bppsa.recurrence):
-        node.update_kwarg("strategy", chosen["strategy"])
+        node.args = (*node.args[:-1], chosen["strategy"])
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan):
         _take_scan(graph, node, chosen["strategy"])
     graph.graph.lint()
@@ -161,7 +161,8 @@ def _recurrence(kind: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
         ones = x.new_ones((*x.shape[:-1], width))
         masks = [nn.functional.dropout(ones, dropout) for _ in range(layers - 1)]
     save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *states, *weights))
-    outputs = torch.ops.bppsa.recurrence(x, states, weights, masks, batch_sizes, kind, layers, bidirectional, save)
+    how = kind, layers, bidirectional, save, "auto"  # `backend` puts in the strategy that was asked for
+    outputs = torch.ops.bppsa.recurrence(x, states, weights, masks, batch_sizes, *how)
     y = outputs[0].transpose(0, 1) if batch_first else outputs[0]
     return (y, *outputs[1 : 1 + len(states)])
 

@@ -31,7 +31,7 @@ def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype) -> Sweep:
     def build(kernel: Kernel) -> NativeKernel:
         return NativeKernel(kernel, REAL[dtype])
 
-    return Sweep(lowered, build)
+    return Sweep(lowered, dtype, build)
 
 
 @functools.lru_cache(maxsize=1024)

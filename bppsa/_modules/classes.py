@@ -23,12 +23,17 @@ class Recurrent(nn.RNNBase):
     _bppsa_origin: type[nn.RNNBase]  # in each class that `rewritten` made: the class that the user sees
 
     def forward(self, input: Any, hx: Any = None) -> Any:
-        if torch.compiler.is_compiling() or not calls.is_ordinary_moment():
+        if torch.compiler.is_compiling():
+            return super().forward(input, hx)
+        return self._eager(input, hx)
+
+    def _eager(self, input: Any, hx: Any) -> Any:
+        if not calls.is_ordinary_moment():
             return super().forward(input, hx)
         call = calls.gather(self, input, hx)
         if call is None:
             return self._unusual(input, hx)
-        run = _recurrent.run if call.dtypes is None else _outside_autocast(_recurrent.run)
+        run = _recurrent.run if call.dtypes is None else torch.autocast("cpu", enabled=False)(_recurrent.run)
         result = run(self, call.x, call.batch_sizes, call.states, call.weights)
         return super().forward(input, hx) if result is NotImplemented else call.deliver(*result)
 
@@ -55,10 +60,8 @@ class Recurrent(nn.RNNBase):
         return plain
 
 
-_outside_autocast = torch.autocast("cpu", enabled=False)
-
 # Where Dynamo has left a module to Python it tries to compile each frame below; ours are not meant for tracing.
-set_code_exec_strategy(Recurrent.forward.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+set_code_exec_strategy(Recurrent._eager.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 _KINDS = (nn.RNN, nn.GRU, nn.LSTM)
 

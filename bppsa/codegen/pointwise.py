@@ -112,6 +112,7 @@ POINTWISE: dict[Any, Callable[..., Expr | None]] = {
     aten.div.Scalar: div,
     aten.neg.default: neg,
     aten.abs.default: absolute,
+    aten.sign.default: lambda x: where(lt(0.0, x), 1.0, where(lt(x, 0.0), -1.0, 0.0)),
     aten.exp.default: exp,
     aten.log.default: log,
     aten.log1p.default: log1p,

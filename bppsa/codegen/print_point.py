@@ -18,7 +18,7 @@ CPP: dict[Op, str] = {
     Op.MIN: "minimum({}, {})",
     Op.NEG: "-{}",
     Op.ABS: "absolute({})",
-    Op.EXP: "exponential({})",
+    Op.EXP: "exponential<1>({})",
     Op.LOG: "logarithm({})",
     Op.SQRT: "square_root({})",
     Op.TANH: "hyperbolic_tangent({})",
@@ -72,7 +72,7 @@ class Numbers:
 
 @dataclass
 class Point:
-    """The function's text, in the order in which it runs: `head`, and for each row `loop` and `bump`, then `tail`."""
+    """The function's text, in the order in which it runs: `head`, for each row `loop`, `stores`, `bump`, then `tail`."""
 
     numbers: Numbers
     group: Group
@@ -80,10 +80,13 @@ class Point:
     sums: dict[str, int]  # COLUMN_SUM buffer -> its place in the thread's sums
     head: list[str] = field(default_factory=lambda: ["const auto& c = thread.cursor;"])
     loop: list[str] = field(default_factory=list)
+    stores: list[str] = field(default_factory=list)
     bump: list[str] = field(default_factory=list)
     tail: list[str] = field(default_factory=list)
+    slots: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.loaded = {node.payload for node in self.group.nodes() if node.op is Op.LOAD}
         names: dict[Expr, str] = {}
         for n, node in enumerate(self.group.nodes()):
             names[node] = f"v{n}"
@@ -94,7 +97,7 @@ class Point:
                 self.loop.append(f"fold{folds}[i] += mask.keep({names[store.value]});")
                 folds += 1
             else:
-                self.store(store, f"{n}", names[store.value])
+                self.store(store, f"store{n}", names[store.value])
 
     def value(self, node: Expr, name: str, args: list[str]) -> None:
         payload = node.payload
@@ -108,33 +111,42 @@ class Point:
         else:
             self.loop.append(f"const V {name} = {CPP[node.op].format(*args)};")
 
-    def load(self, access: Access, name: str) -> None:
-        slot, column = self.numbers.slot(access), self.numbers.column(access.column)
-        read = "splat<V>(*{})" if access.broadcast else "mask.load({})"
-        start = f"c.at[{slot}] + row * c.row[{slot}]{column}{'' if access.broadcast else ' + j'}"
-        self.head.append(f"const real* from_{name} = {start};")
-        if self.numbers.kinds[access.buffer] is Kind.VECTOR:
-            self.head.append(f"const V {name} = {read.format('from_' + name)};")
-            return
-        if self.numbers.kinds[access.buffer] is Kind.STREAM:
-            self.loop.append(f"__builtin_prefetch(from_{name} + c.step[{slot}], 0, 2);")
-        self.loop.append(f"const V {name} = {read.format('from_' + name)};")
-        self.bump.append(f"from_{name} += c.row[{slot}];")
+    def row(self, access: Access, name: str) -> str:
+        """The address of this access in the current row; every slot has one moving pointer."""
+        slot = self.numbers.slot(access)
+        if slot not in self.slots:
+            self.slots.add(slot)
+            self.head.append(f"real* row{slot} = c.at[{slot}] + row * c.row[{slot}];")
+            self.head.append(f"const int64_t stride{slot} = c.row[{slot}], step{slot} = c.step[{slot}];")
+            self.bump.append(f"row{slot} += stride{slot};")
+        offset = ("" if access.broadcast else "j") + self.numbers.column(access.column)
+        self.head.append(f"const int64_t {name}_at = {offset or '0'};")
+        return f"row{slot} + {name}_at"
 
-    def store(self, store: Store, n: str, value: str) -> None:
-        target = store.target
-        column = self.numbers.column(target.column)
-        if store.reduce is Reduce.COLUMNS:
-            self.head.append(f"V sum{n}{{}};")
-            self.loop.append(f"sum{n} += {value};")
-            self.tail.append(f"real* to{n} = thread.sums[{self.sums[target.buffer]}].part{column} + j;")
-            self.tail.append(f"mask.store(to{n}, mask.load(to{n}) + sum{n});")
+    def load(self, access: Access, name: str) -> None:
+        address = self.row(access, name)
+        kind = self.numbers.kinds[access.buffer]
+        value = f"const V {name} = {f'splat<V>(*({address}))' if access.broadcast else f'mask.load({address})'};"
+        if kind is Kind.VECTOR:
+            self.head.append(value)
             return
-        slot = self.numbers.slot(target)
-        self.head.append(f"real* to{n} = c.at[{slot}] + row * c.row[{slot}]{column} + j;")
-        if self.numbers.kinds[target.buffer] in (Kind.STREAM, Kind.STATE):
-            self.bump.append(f"__builtin_prefetch(to{n} + c.step[{slot}], 1, 2);")
-        self.bump += [f"mask.store(to{n}, {value});", f"to{n} += c.row[{slot}];"]
+        if kind is Kind.STREAM and not access.broadcast:
+            self.loop.append(f"__builtin_prefetch({address} + step{self.numbers.slot(access)}, 0, 2);")
+        self.loop.append(value)
+
+    def store(self, store: Store, name: str, value: str) -> None:
+        target = store.target
+        if store.reduce is Reduce.COLUMNS:
+            self.head.append(f"V {name}{{}};")
+            self.loop.append(f"{name} += {value};")
+            column = self.numbers.column(target.column)
+            self.tail.append(f"real* {name}_at = thread.sums[{self.sums[target.buffer]}].part + j{column};")
+            self.tail.append(f"mask.store({name}_at, mask.load({name}_at) + {name});")
+            return
+        address = self.row(target, name)
+        if self.numbers.kinds[target.buffer] in (Kind.STREAM, Kind.STATE) and target not in self.loaded:
+            self.stores.append(f"__builtin_prefetch({address} + step{self.numbers.slot(target)}, 1, 2);")
+        self.stores.append(f"mask.store({address}, {value});")
 
     def parameters(self, declare: bool) -> str:
         dots = [f"dot{s}" for s in range(len(self.sources))]
@@ -149,6 +161,6 @@ class Point:
             f"INLINE void point{index}(Thread& thread, const M mask, int64_t row, int64_t rows, int64_t j, int64_t units"
             f"{self.parameters(declare=True)}) const"
         )
-        loop = body("for (int64_t i = 0; i < rows; ++i)", [*self.loop, *self.bump])
+        loop = body("for (int64_t i = 0; i < rows; ++i)", [*self.loop, *self.stores, *self.bump])
         gemms = "".join(f", class GEMM{s}" for s in range(len(self.sources)))
         return [f"template <class V{gemms}, class M>", *body(head, [*self.head, *loop, *self.tail])]

@@ -84,6 +84,7 @@ class Recorder(TorchDispatchMode):
         self.graph = fx.Graph()
         self.nodes: dict[tuple, fx.Node] = {}
         self.captured: list[tuple[Tensor, fx.Node]] = []
+        self.stale = fx.Graph().placeholder("stale")
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -100,6 +101,8 @@ class Recorder(TorchDispatchMode):
     def node_of(self, tensor: Tensor) -> fx.Node:
         """The node that computed `tensor`; a tensor met for the first time is one the function closed over."""
         found = self.nodes.get(geometry(tensor))
+        if found is self.stale:
+            raise Unsupported(Reason("reads a view of what was changed in place", mend="change nothing in place"))
         if found is None:
             found = self.placeholder(zeros_like(tensor))
             self.nodes[geometry(tensor)] = found
@@ -111,7 +114,7 @@ class Recorder(TorchDispatchMode):
         if func in READS_VALUES:
             raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
         if func._schema.is_mutable:
-            raise Unsupported(Reason("changes a tensor in place", op=str(func), mend="use the form that returns a new one"))
+            return self.change_in_place(func, args, kwargs)
         if func in DECOMPOSE:
             with self:
                 return DECOMPOSE[func](*args, **kwargs)
@@ -131,12 +134,36 @@ class Recorder(TorchDispatchMode):
         items = [self.graph.call_function(operator.getitem, (node, i)) for i in range(len(out))]
         return [self.define_output(item, value) for item, value in zip(items, out, strict=True)]
 
+    def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Tensor:
+        """Record x.add_(y) as x.add(y), and let x stand for the result from here on."""
+        changed = args[0] if args else None
+        op = getattr(getattr(aten, func._opname.removesuffix("_"), None), func._overloadname, None)
+        if not func._opname.endswith("_") or op is None or not isinstance(changed, Tensor):
+            raise Unsupported(Reason("changes a tensor in place", op=str(func), mend="use the form that returns a new one"))
+        with self:
+            result = op(*args, **kwargs)
+        self.forget_overlapping(changed, func)
+        self.nodes[geometry(changed)] = self.nodes[geometry(result)]
+        return changed
+
+    def forget_overlapping(self, changed: Tensor, func: Any) -> None:
+        """What shares memory with a tensor that was changed no longer holds what was recorded for it."""
+        storage = changed.untyped_storage()
+        touched = torch.zeros(storage.nbytes() // changed.element_size(), dtype=torch.bool)
+        touched.as_strided(changed.shape, changed.stride(), changed.storage_offset()).fill_(True)
+        for key, node in list(self.nodes.items()):
+            address, offset, shape, stride, _ = key
+            if address == storage._cdata and node is not self.stale and touched.as_strided(shape, stride, offset).any():
+                if node.op == "placeholder":
+                    raise Unsupported(Reason("changes an input in place", op=str(func), mend="use the form that returns a new one"))
+                self.nodes[key] = self.stale
+
     def define_output(self, node: fx.Node, out: Tensor) -> Tensor:
         detached = not torch.is_grad_enabled()  # a torch.no_grad() block inside the function
         if detached and node.target is not aten.detach.default:
             node.meta["val"] = out
             node = self.graph.call_function(aten.detach.default, (node,))
-        elif geometry(out) in self.nodes and node.target is not aten.detach.default:
+        elif self.nodes.get(geometry(out), self.stale) is not self.stale and node.target is not aten.detach.default:
             self.graph.erase_node(node)  # a view that changes nothing
             return out
         if node.target is aten.detach.default:

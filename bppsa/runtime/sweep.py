@@ -88,19 +88,19 @@ class Gradients:
 class Sweep:
     """`build(kernel)` makes a kernel callable: `codegen.interpret.run` bound to it, or its machine code."""
 
-    def __init__(self, program: Program, build: Callable[[Kernel], Runner]) -> None:
-        self.program, self.recurrence = program, program.recurrence
+    def __init__(self, program: Program, dtype: torch.dtype, build: Callable[[Kernel], Runner]) -> None:
+        self.program, self.recurrence, self.dtype = program, program.recurrence, dtype
         self.build = cache(build)
         read = {b.name for b in program.backward.arguments}
         self.products = {f"stream{k}": s for k, s in enumerate(self.recurrence.streams) if s.weight is not None}
         self.private = [name for name in (*self.products, "saved") if name in read]
 
     def forward(
-        self, sources: Sequence[Tensor], carries: Sequence[Tensor | None], params: Sequence[Tensor], extent: Extent, *, save: bool
+        self, sources: Sequence[Tensor | None], carries: Sequence[Tensor | None], params: Sequence[Tensor], extent: Extent, *, save: bool
     ) -> Passed:
-        """sources: [T, B, n] each; carries: [B, n] each, None for zeros; params as the recurrence numbers them."""
+        """sources: [T, B, n] each, None where no stream reads them; carries: [B, n] each, None for zeros; params as the recurrence numbers them."""
         kernel = self.program.forward if save else self.program.inference
-        tensors = allocate(kernel, self.inputs(sources, params), extent, sources[0].dtype)
+        tensors = allocate(kernel, self.inputs(sources, params), extent, self.dtype)
         for name, stream in self.products.items():
             torch.mm(flat(sources[stream.source]), logical(params, stream.weight), out=flat(tensors[name]))
         states = tuple(tensors[f"carry{i}"] for i in range(len(carries)))
@@ -124,7 +124,7 @@ class Sweep:
         needs: Needs,
     ) -> Gradients:
         """g_outputs: [T, B, n] each, g_finals: [B, n] each; None for zeros."""
-        dtype = sources[0].dtype
+        dtype = self.dtype
         given = self.inputs(sources, params) | passed.private
         given |= {f"carry{i}": state for i, state in enumerate(passed.states)}
         for k, (g, width) in enumerate(zip(g_outputs, self.recurrence.outputs, strict=True)):
@@ -139,6 +139,13 @@ class Sweep:
         self.run(self.program.backward, tensors, extent)
         after = After(self.program, tensors, extent, sources, params)
         return Gradients(after.of_sources(needs.sources), carries, after.of_params(needs.params))
+
+    def passed(self, saved: Sequence[Tensor], exposed: Sequence[Tensor]) -> Passed:
+        """Put together again what a caller kept of a forward: `exposed`, the states that are outputs; `saved`, the other
+        states and the private buffers."""
+        shown, rest = iter(exposed), iter(saved)
+        states = tuple(next(shown if i in self.program.output_carry else rest) for i in range(len(self.recurrence.carries)))
+        return Passed((), (), states, {name: next(rest) for name in self.private})
 
     def run(self, kernel: Kernel, tensors: Mapping[str, Tensor], extent: Extent) -> None:
         arguments = [tensors[b.name] for b in kernel.arguments]

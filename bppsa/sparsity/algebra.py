@@ -99,8 +99,6 @@ def diagonal_sum(a: Identity | Diagonal, b: Identity | Diagonal) -> TransposedJa
 
 def diagonal_plus_dense(a: Identity | Diagonal, b: Dense) -> TransposedJacobian:
     """Onto the diagonal of a copy: never through an N x N matrix of zeros."""
-    if isinstance(a, Identity) and not is_plain(a):
-        return dense_sum(a, b)
     values = as_diagonal(a).values()
     diagonal = b.w.diagonal(0, -2, -1) + (values[0] if len(values) == 1 else values)
     w = b.w.to(diagonal.dtype).expand(*diagonal.shape[:-1], -1, -1)

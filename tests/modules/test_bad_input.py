@@ -58,7 +58,7 @@ def test_bad_input(kind: Any, name: str, taken: list[Taken]) -> None:
     hx = None if shape is None else torch.zeros(shape, **options)
     if hx is not None and kind is nn.LSTM:
         hx = (hx, hx.clone())
-    with pytest.raises(Exception) as theirs:  # noqa: B017, PT011 (PyTorch decides)
+    with pytest.raises(Exception) as theirs:  # noqa: PT011 (PyTorch decides)
         model["part"][0](given, hx)
     with pytest.raises(BppsaError, match=rf"^part\.0 \({kind.__name__}\): .*{words}") as ours:
         fast(model)["part"][0](given, hx)

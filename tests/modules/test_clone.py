@@ -151,6 +151,7 @@ def test_whatever_holds_a_module_holds_its_clone() -> None:
     assert not hasattr(model, "loaded")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_lazy_modules_and_script_modules_and_graph_modules() -> None:
     lazy = fast(nn.Sequential(nn.LazyLinear(3)))
     assert lazy(torch.ones(2, 5)).shape == (2, 3)

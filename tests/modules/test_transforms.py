@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from bppsa import _recurrent
 from tests.modules.conftest import Taken
 from tests.modules.models import KINDS, equal, fast
 
@@ -139,16 +140,26 @@ def test_fx_sees_a_leaf() -> None:
     assert graphs[0] == graphs[1]
 
 
-def test_dynamo_leaves_the_module_to_us_and_traces_none_of_it(taken: list[Taken]) -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gru = nn.GRU(3, 4)
+class Between(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(3, 4)
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.gru(x.sin())[0].cos()
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gru(x.sin())[0].cos()
 
-    model, x = Model(), torch.randn(3, 2, 3)
+
+def test_dynamo_traces_nothing_of_ours(taken: list[Taken], monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = _recurrent.run
+
+    def inner(x: Tensor) -> Tensor:  # Dynamo would take this frame, which holds no module
+        return x * 1
+
+    def run(module: Any, x: Tensor, *rest: Any) -> Any:
+        return stand_in(module, inner(x), *rest)
+
+    monkeypatch.setattr(_recurrent, "run", run)
+    model, x = Between(), torch.randn(3, 2, 3)
     graphs: dict[str, list[str]] = {"ours": [], "theirs": []}
     for name, module in (("theirs", model), ("ours", fast(model))):
 
@@ -162,9 +173,10 @@ def test_dynamo_leaves_the_module_to_us_and_traces_none_of_it(taken: list[Taken]
     assert len(taken) == 1
 
 
-def test_dynamo_with_allow_rnn_sees_pytorch_s_op(taken: list[Taken]) -> None:
+@pytest.mark.parametrize("whole", [nn.GRU(3, 4), nn.Sequential(nn.GRU(3, 4))], ids=["root", "child"])
+def test_dynamo_with_allow_rnn_sees_pytorch_s_op(whole: nn.Module, taken: list[Taken]) -> None:
     torch._dynamo.reset()
-    model, x, graphs = nn.Sequential(nn.GRU(3, 4)), torch.randn(3, 2, 3), []
+    model, x, graphs = whole, torch.randn(3, 2, 3), []
 
     def backend(graph: Any, example_inputs: Any) -> Any:
         graphs.append([str(node.target) for node in graph.graph.nodes])

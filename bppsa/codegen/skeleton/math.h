@@ -7,16 +7,28 @@ INLINE V select(Int<V> c, V a, V b) {
   return c ? a : b;
 }
 
-// These return x when x is NaN: x86 min and max give their second operand then.
+// Bounds that let NaN through: x86 min and max give their second operand then, and so do these.
 template <class V>
 INLINE V at_most(V x, real bound) {
   const V b = splat<V>(bound);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) return SINGLE ? (V)_mm512_min_ps((__m512)b, (__m512)x) : (V)_mm512_min_pd((__m512d)b, (__m512d)x);
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof(V) == 32) return SINGLE ? (V)_mm256_min_ps((__m256)b, (__m256)x) : (V)_mm256_min_pd((__m256d)b, (__m256d)x);
+#endif
   return b < x ? b : x;
 }
 
 template <class V>
 INLINE V at_least(V x, real bound) {
   const V b = splat<V>(bound);
+#if defined(__AVX512F__)
+  if constexpr (sizeof(V) == 64) return SINGLE ? (V)_mm512_max_ps((__m512)b, (__m512)x) : (V)_mm512_max_pd((__m512d)b, (__m512d)x);
+#endif
+#if defined(__AVX__)
+  if constexpr (sizeof(V) == 32) return SINGLE ? (V)_mm256_max_ps((__m256)b, (__m256)x) : (V)_mm256_max_pd((__m256d)b, (__m256d)x);
+#endif
   return b > x ? b : x;
 }
 
@@ -53,23 +65,21 @@ INLINE V square_root(V x) {
 }
 
 constexpr int MANTISSA = SINGLE ? 23 : 52, BIAS = SINGLE ? 127 : 1023;
+constexpr real MAGIC = SINGLE ? 12582912.0 : 6755399441055744.0;
 constexpr real LOG2E = 1.44269504088896340736;
 // ln(2) in two parts: the high one has trailing zeros, so that n * LN2_HIGH is exact
 constexpr real LN2_HIGH = SINGLE ? 0.693359375 : 0.693147180369123816490;
 constexpr real LN2_LOW = SINGLE ? -2.12194440e-4 : 1.90821492927058770002e-10;
 
-// x = n ln 2 + r with |r| <= ln(2)/2; `bits` is the integer n, in the low bits of a float that is 1.5 * 2^MANTISSA + n
+// The integer next to x, as a vector of reals and of integers: adding 1.5 * 2^MANTISSA leaves it in the low bits.
 template <class V>
-struct Reduced {
-  V r, n;
+struct Rounded {
+  V value;
   Int<V> bits;
-  INLINE explicit Reduced(V x) {
-    const V magic = splat<V>(SINGLE ? 12582912.0 : 6755399441055744.0);
-    V shifted = x * LOG2E + magic;
+  INLINE explicit Rounded(V shifted) {
+    const V magic = splat<V>(MAGIC);
+    value = shifted - magic;
     bits = (Int<V>)shifted - (Int<V>)magic;
-    n = shifted - magic;
-    r = x - n * LN2_HIGH;
-    r = r - n * LN2_LOW;
   }
 };
 
@@ -79,57 +89,57 @@ INLINE V power_of_two(Int<V> n) {
   return (V)((n + BIAS) << MANTISSA);
 }
 
-// e^r - 1
+// e^r - 1, |r| <= ln(2)/2. Estrin's order: short chains matter more here than the number of operations.
 template <class V>
 INLINE V expm1_polynomial(V r) {
+  const V r2 = r * r;
   V p;
   if constexpr (SINGLE) {
-    p = splat<V>(1.39276846166e-3);
-    p = p * r + real(8.36438069329e-3);
-    p = p * r + real(4.16665465411e-2);
-    p = p * r + real(1.66665696281e-1);
+    const V low = real(1.66665696281e-1) * r + real(0.5), high = real(8.36438069329e-3) * r + real(4.16665465411e-2);
+    p = (real(1.39276846166e-3) * r2 + high) * r2 + low;
   } else {
-    p = splat<V>(2.51023277236091451e-8);
-    p = p * r + real(2.7622614078619689474e-7);
-    p = p * r + real(2.7557264294679126278e-6);
-    p = p * r + real(2.4801515879478315969e-5);
-    p = p * r + real(1.9841269865789785536e-4);
-    p = p * r + real(1.3888888920770122212e-3);
-    p = p * r + real(8.3333333333295030954e-3);
-    p = p * r + real(4.1666666666616862268e-2);
-    p = p * r + real(1.6666666666666667624e-1);
+    const V a = real(1.6666666666666667624e-1) * r + real(0.5), b = real(8.3333333333295030954e-3) * r + real(4.1666666666616862268e-2);
+    const V c = real(1.9841269865789785536e-4) * r + real(1.3888888920770122212e-3);
+    const V d = real(2.7557264294679126278e-6) * r + real(2.4801515879478315969e-5);
+    const V e = real(2.51023277236091451e-8) * r + real(2.7622614078619689474e-7);
+    const V r4 = r2 * r2;
+    p = (e * r4 + (d * r2 + c)) * r4 + (b * r2 + a);
   }
-  p = p * r + real(0.5);
-  return r * r * p + r;
+  return p * r2 + r;
 }
 
-template <class V>
+// e^(SIGN x)
+template <int SIGN, class V>
 INLINE V exponential(V x) {
   constexpr real LOW = SINGLE ? -104 : -746, HIGH = SINGLE ? 89 : 710;
-  const Reduced<V> x_(at_least(at_most(x, HIGH), LOW));
-  const V p = expm1_polynomial(x_.r) + real(1);
+  const V y = SIGN > 0 ? at_least(at_most(x, HIGH), LOW) : -at_least(at_most(x, -LOW), -HIGH);
+  const Rounded<V> n(y * LOG2E + MAGIC);
+  const V p = expm1_polynomial((y - n.value * LN2_HIGH) - n.value * LN2_LOW) + real(1);
 #if defined(__AVX512F__) && defined(__AVX512VL__)
-  if constexpr (sizeof(V) == 64) return SINGLE ? (V)_mm512_scalef_ps((__m512)p, (__m512)x_.n) : (V)_mm512_scalef_pd((__m512d)p, (__m512d)x_.n);
-  if constexpr (sizeof(V) == 32) return SINGLE ? (V)_mm256_scalef_ps((__m256)p, (__m256)x_.n) : (V)_mm256_scalef_pd((__m256d)p, (__m256d)x_.n);
+  if constexpr (sizeof(V) == 64 && SINGLE) return (V)_mm512_scalef_ps((__m512)p, (__m512)n.value);
+  if constexpr (sizeof(V) == 64 && !SINGLE) return (V)_mm512_scalef_pd((__m512d)p, (__m512d)n.value);
+  if constexpr (sizeof(V) == 32 && SINGLE) return (V)_mm256_scalef_ps((__m256)p, (__m256)n.value);
+  if constexpr (sizeof(V) == 32 && !SINGLE) return (V)_mm256_scalef_pd((__m256d)p, (__m256d)n.value);
 #endif
-  const Int<V> half = x_.bits >> 1;  // two factors: results below the normal range, and 2^(BIAS+1)
-  return p * power_of_two<V>(half) * power_of_two<V>(x_.bits - half);
+  const Int<V> half = n.bits >> 1;  // two factors: results below the normal range, and 2^(BIAS+1)
+  return p * power_of_two<V>(half) * power_of_two<V>(n.bits - half);
 }
 
-// tanh x = t / (t + 2), t = e^2x - 1; relative accuracy also near 0. Beyond BOUND it is 1 to the last bit.
+// tanh x = t / (t + 2), t = e^2x - 1; relative accuracy also near 0. Beyond BOUND it is 1 to the last bit. One step of reduction
+// is enough: where n is large, tanh hardly depends on r.
 template <class V>
 INLINE V hyperbolic_tangent(V x) {
   constexpr real BOUND = SINGLE ? 9.1 : 20;
-  const V twice = at_least(at_most(x + x, 2 * BOUND), -2 * BOUND);
-  const Reduced<V> x_(twice);
-  const V scale = power_of_two<V>(x_.bits);
-  const V t = scale * expm1_polynomial(x_.r) + (scale - real(1));
+  const V y = at_least(at_most(x, BOUND), -BOUND);
+  const Rounded<V> n(y * (2 * LOG2E) + MAGIC);
+  const V scale = power_of_two<V>(n.bits);
+  const V t = scale * expm1_polynomial((y + y) - n.value * (LN2_HIGH + LN2_LOW)) + (scale - real(1));
   return t / (t + real(2));
 }
 
 template <class V>
 INLINE V sigmoid(V x) {
-  return real(1) / (exponential(-x) + real(1));
+  return real(1) / (exponential<-1>(x) + real(1));
 }
 
 // x = 2^n (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2); log(1 + f) by s = f / (2 + f), as in fdlibm's e_log.c

@@ -1,0 +1,273 @@
+"""bppsa.scan: a recurrence over a cell the user wrote, fused where the cell allows it."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from bppsa._calls import note
+from bppsa._modules.calls import is_ordinary_moment
+from bppsa._sweeps import compile_recurrence
+from bppsa.chain import Recurrence
+from bppsa.codegen import build as compiler
+from bppsa.errors import CarryError, InputError, Reason, Unsupported
+from bppsa.fxpasses.capture import record
+from bppsa.fxpasses.environment import Environment, environment_of
+from bppsa.fxpasses.recurrence import split
+from bppsa.report import Decision
+from bppsa.runtime import autograd, reference
+from bppsa.runtime.autograd import Given, Result
+from bppsa.runtime.sweep import Extent, Needs, Sweep
+
+Cell = Callable[[Any, Any], tuple[Any, Any]]
+REMEMBERED = 256  # cells
+
+
+def scan(cell: Cell, carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any, Any]:
+    """Run `carry, y_t = cell(carry, x_t)` over the steps of `xs` and return the last carry and all ys.
+
+    cell: a function or a Module; parameters and tensors it closes over get gradients. carry: a pytree of [B, ...]; the
+    cell must return one of the same structure, shapes and dtypes. xs: a pytree of [T, B, ...], T >= 1; ys: a pytree of
+    [T, ...], in the order of xs also when `reverse` runs the steps from the last to the first.
+
+    A cell of pointwise ops, products with parameters, slices and concatenations of features and row sums (layer norm) on
+    [B, n] values runs as one generated kernel each way; any other runs op by op, and `bppsa.explain` says why.
+
+    Raises CarryError (a TypeError) where the carry changes, InputError (a RuntimeError) where xs do not agree in T.
+    """
+    carry_leaves, carry_spec = pytree.tree_flatten(carry)
+    x_leaves, x_spec = pytree.tree_flatten(xs)
+    check_inputs(carry_leaves, x_leaves)
+    found = find(cell, carry_leaves, carry_spec, x_leaves, x_spec)
+    steps, rows = x_leaves[0].shape[0], carry_leaves[0].shape[0] if carry_leaves and carry_leaves[0].dim() else 0
+    numbers = {"T": steps, "B": rows, "H": sum(leaf.shape[-1] for leaf in carry_leaves if leaf.dim() > 1)}
+    if isinstance(found, Reason):
+        note(Decision(name_of(cell), "scan", "pytorch", str(found), numbers))
+        return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
+    plan, environment = found
+    note(Decision(name_of(cell), "scan", "sequential", "one fused kernel forward, one backward", numbers))
+    nexts, ys = plan.run(carry_leaves, x_leaves, plan.captured(environment), reverse)
+    return pytree.tree_unflatten(nexts, carry_spec), pytree.tree_unflatten(ys, plan.y_spec)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cell that was fused, for one structure and one set of shapes (T aside)."""
+
+    sweep: Sweep
+    recurrence: Recurrence
+    hoisted: fx.GraphModule | None
+    tail: fx.GraphModule | None
+    places: tuple[int | Tensor, ...]  # of each captured tensor in the environment, or a constant made by the cell
+    y_spec: Any
+    y_shapes: tuple[torch.Size, ...]  # of one step
+    carry_shapes: tuple[torch.Size, ...]
+
+    def captured(self, environment: Environment) -> list[Tensor]:
+        return [environment.tensors[at] if isinstance(at, int) else at for at in self.places]
+
+    def run(
+        self, carry: Sequence[Tensor], xs: Sequence[Tensor], captured: Sequence[Tensor], reverse: bool
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        steps, rows = xs[0].shape[0], carry[0].shape[0]
+        stacked = [x.reshape(steps * rows, *x.shape[2:]) for x in xs]
+        sources, params = stacked, captured
+        if self.hoisted is not None:
+            sources, params = self.hoisted(*stacked, *captured)
+        dtype = carry[0].dtype
+        used = {s.source for s in self.recurrence.streams}
+        rows_of = [s.to(dtype).reshape(steps, rows, -1) if i in used else None for i, s in enumerate(sources)]
+        call = ScanCall(self, Extent(steps, rows, reverse), len(rows_of), len(carry))
+        results = autograd.apply(call, [*rows_of, *(c.reshape(rows, -1) for c in carry), *params])
+        outputs, finals = results[: len(results) - len(carry)], results[len(results) - len(carry) :]
+        ys: Sequence[Tensor] = outputs
+        if self.tail is not None:
+            ys = self.tail(*(o.reshape(steps * rows, -1) for o in outputs), *stacked, *captured)
+        ys = [y.reshape(steps, *shape) for y, shape in zip(ys, self.y_shapes, strict=True)]
+        return [f.reshape(shape) for f, shape in zip(finals, self.carry_shapes, strict=True)], ys
+
+
+@dataclass(frozen=True)
+class ScanCall:
+    """One call of a fused cell. Tensors: sources [T, B, n], carries [B, n], parameters; outputs: ys, final carries."""
+
+    plan: Plan
+    extent: Extent
+    sources: int
+    carries: int
+
+    def parts(self, tensors: Sequence) -> tuple[Sequence, Sequence, Sequence]:
+        first, second = self.sources, self.sources + self.carries
+        return tensors[:first], tensors[first:second], tensors[second:]
+
+    def forward(self, tensors: Given, *, save: bool) -> Result:
+        sources, carries, params = self.parts(tensors)
+        passed = self.plan.sweep.forward(sources, carries, params, self.extent, save=save)
+        seen: set[int] = set()
+        outputs = []
+        for output in passed.outputs:  # one carry may be several ys, but they are tensors of their own
+            outputs.append(output.clone() if output.data_ptr() in seen else output.detach())
+            seen.add(output.data_ptr())
+        shown = {i for i in self.plan.sweep.program.output_carry if i is not None}
+        exposed = tuple(state for i, state in enumerate(passed.states) if i in shown)
+        hidden = tuple(state for i, state in enumerate(passed.states) if i not in shown)
+        return Result((*outputs, *passed.finals), (*hidden, *passed.private.values()) if save else (), exposed if save else ())
+
+    def backward(
+        self, tensors: Given, saved: Sequence[Tensor], exposed: Sequence[Tensor], grads: Given, needs: Sequence[bool]
+    ) -> list[Tensor | None]:
+        sources, _, params = self.parts(tensors)
+        need_sources, need_carries, need_params = self.parts(needs)
+        sweep, outputs = self.plan.sweep, len(grads) - self.carries
+        passed = sweep.passed(saved, exposed)
+        gradients = sweep.backward(
+            passed, sources, params, grads[:outputs], grads[outputs:], self.extent, Needs(need_sources, need_params)
+        )
+        carries = [g if need else None for g, need in zip(gradients.carries, need_carries, strict=True)]
+        return [*gradients.sources, *carries, *gradients.params]
+
+    def again(self, tensors: Given) -> tuple[Tensor, ...]:
+        sources, carries, params = self.parts(tensors)
+        outputs, finals = reference.run(self.plan.recurrence, sources, carries, params, reverse=self.extent.reverse)
+        return (*outputs, *finals)
+
+
+# ---- which cells are fused
+
+
+_plans: OrderedDict[Hashable, tuple[Plan | Reason, list[Any]]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def find(
+    cell: Cell, carry: Sequence[Tensor], carry_spec: Any, xs: Sequence[Tensor], x_spec: Any
+) -> tuple[Plan, Environment] | Reason:
+    """The plan of the cell for tensors like these, made once."""
+    reason = unusual(carry, xs)
+    if reason is not None:
+        return reason
+    environment = environment_of(cell)
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in carry), tuple((leaf.shape[1:], leaf.dtype) for leaf in xs)
+    key = (environment.key, carry_spec, x_spec, shapes)
+    with _lock:
+        if key not in _plans:
+            _plans[key] = make(cell, carry, carry_spec, xs, x_spec, environment), environment.opaque
+            while len(_plans) > REMEMBERED:
+                _plans.popitem(last=False)
+        _plans.move_to_end(key)
+        plan = _plans[key][0]
+    return plan if isinstance(plan, Reason) else (plan, environment)
+
+
+def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:
+    """Why a call is left to PyTorch whatever the cell."""
+    dtypes = {leaf.dtype for leaf in carry}
+    if not is_ordinary_moment():
+        return Reason("a functorch transform, forward-mode AD, a tracer or a mode is active")
+    if any(leaf.device.type != "cpu" for leaf in (*carry, *xs)):
+        return Reason("tensors on a device without kernels yet", mend="on a CPU it runs fused")
+    if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
+        return Reason(f"a carry of {', '.join(sorted(map(str, dtypes)))}", mend="use float32 or float64 throughout")
+    if torch.is_autocast_enabled("cpu"):
+        return Reason("autocast decides dtypes op by op")
+    if any(leaf.dim() == 0 for leaf in carry) or any(leaf.dim() < 2 for leaf in xs):
+        return Reason("a value without a batch dimension", mend="use carry [B, ...] and xs [T, B, ...]")
+    rows = {*(leaf.shape[0] for leaf in carry), *(leaf.shape[1] for leaf in xs)}
+    if len(rows) != 1 or rows == {0}:
+        return Reason(f"batch sizes {sorted(rows)}", mend="give the carry and xs one batch size of at least 1")
+    return compiler.available()
+
+
+def make(
+    cell: Cell, carry: Sequence[Tensor], carry_spec: Any, xs: Sequence[Tensor], x_spec: Any, environment: Environment
+) -> Plan | Reason:
+    examples = ([*carry], [leaf[0] for leaf in xs])
+    y_spec: Any = None
+
+    def flat_cell(carry_leaves: Sequence[Tensor], x_leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
+        nonlocal y_spec
+        given = pytree.tree_unflatten(list(carry_leaves), carry_spec)
+        nexts, y = cell_result(cell(given, pytree.tree_unflatten(list(x_leaves), x_spec)))
+        next_leaves = check_carry(carry_leaves, carry_spec, nexts)
+        y_leaves, y_spec = pytree.tree_flatten(y)
+        return next_leaves, y_leaves
+
+    try:
+        recording = record(flat_cell, examples)
+        nexts, ys = recording.result
+        if not all(isinstance(y, fx.Node) for y in ys):
+            return Reason("an output that is not a tensor")
+        places = tuple(place(tensor, environment) for tensor, _ in recording.captured)
+        recurrence = split(recording, len(carry), len(xs), ys, nexts)
+        sweep = compile_recurrence(recurrence, carry[0].dtype)
+    except Unsupported as unsupported:
+        return unsupported.reason
+    module = lambda graph: None if graph is None else fx.GraphModule({}, graph)  # noqa: E731
+    y_shapes = tuple(y.meta["val"].shape for y in ys)
+    carry_shapes = tuple(leaf.shape for leaf in carry)
+    return Plan(sweep, recurrence, module(recurrence.hoisted), module(recurrence.tail), places, y_spec, y_shapes, carry_shapes)
+
+
+def place(tensor: Tensor, environment: Environment) -> int | Tensor:
+    for at, known in enumerate(environment.tensors):
+        if known is tensor:
+            return at
+    if tensor.requires_grad:
+        raise Unsupported(Reason("the cell reaches a tensor in a way that cannot be followed", mend="make it an attribute"))
+    return tensor
+
+
+# ---- what is wrong with a call
+
+
+def check_inputs(carry: Sequence[Any], xs: Sequence[Any]) -> None:
+    for name, leaves in (("carry", carry), ("xs", xs)):
+        for leaf in leaves:
+            if not isinstance(leaf, Tensor):
+                raise CarryError(f"bppsa.scan: a leaf of {name} is a {type(leaf).__name__}; give a pytree of tensors")
+    if not xs:
+        raise InputError("bppsa.scan: xs has no tensors, so there is no number of steps; pass at least one [T, ...]")
+    lengths = [leaf.shape[0] if leaf.dim() else 0 for leaf in xs]
+    if len(set(lengths)) > 1 or lengths[0] == 0:
+        raise InputError(f"bppsa.scan: the leaves of xs have {lengths} steps; give all the same number, at least 1")
+
+
+def cell_result(result: Any) -> tuple[Any, Any]:
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise CarryError(f"bppsa.scan: the cell returned a {type(result).__name__}; return (next carry, y)")
+    return result
+
+
+def check_carry(leaves: Sequence[Tensor], spec: Any, nexts: Any) -> list[Tensor]:
+    """The leaves of the next carry; raises CarryError naming the first that is not like its predecessor."""
+    with_paths, next_spec = pytree.tree_flatten_with_path(nexts)
+    if next_spec != spec:
+        raise CarryError(f"bppsa.scan: the cell changed the structure of its carry from {spec} to {next_spec}")
+    for old, (path, new) in zip(leaves, with_paths, strict=True):
+        name = f"carry{pytree.keystr(path)}"
+        if not isinstance(new, Tensor):
+            raise CarryError(f"bppsa.scan: {name} is a {type(new).__name__} after a step; return a tensor")
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            was, now = f"{list(old.shape)} {old.dtype}", f"{list(new.shape)} {new.dtype}"
+            raise CarryError(f"bppsa.scan: {name} was {was} and is {now} after a step; a carry keeps its shape and dtype")
+    return [new for _, new in with_paths]
+
+
+def checked(cell: Cell, leaves: Sequence[Tensor], spec: Any) -> Cell:
+    def step(carry: Any, x: Any) -> tuple[Any, Any]:
+        nexts, y = cell_result(cell(carry, x))
+        check_carry(leaves, spec, nexts)
+        return nexts, y
+
+    return step
+
+
+def name_of(cell: Any) -> str:
+    return getattr(cell, "__qualname__", type(cell).__qualname__)

@@ -1,0 +1,53 @@
+"""Recurrences by ATen ops, one step after the other: what the sweeps are tested against, what runs where no kernel can
+be built, and what autograd differentiates when gradients of gradients are wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from bppsa.chain import Recurrence
+from bppsa.runtime.sweep import logical
+
+
+def loop(cell: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any, Any]:
+    """The definition of a scan. xs: a pytree of [T, ...], T >= 1; ys are stacked over the steps in the order of xs."""
+    leaves, spec = pytree.tree_flatten(xs)
+    steps = range(leaves[0].shape[0])
+    ys = []
+    for t in reversed(steps) if reverse else steps:
+        carry, y = cell(carry, pytree.tree_unflatten([leaf[t] for leaf in leaves], spec))
+        ys.append(y)
+    if reverse:
+        ys.reverse()
+    return carry, pytree.tree_map(lambda *rows: torch.stack(rows), *ys)
+
+
+def run(
+    recurrence: Recurrence, sources: Sequence[Tensor], carries: Sequence[Tensor], params: Sequence[Tensor], *, reverse: bool
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The body of a split recurrence: sources [T, B, n], carries [B, n] -> outputs [T, B, n], final carries [B, n]."""
+    body = fx.GraphModule({}, recurrence.body)
+    streams = [
+        sources[s.source] if s.weight is None else sources[s.source] @ logical(params, s.weight) for s in recurrence.streams
+    ]
+    roles = [node.meta["role"] for node in recurrence.body.nodes if node.op == "placeholder"]
+    shapes = [node.meta["val"].shape for node in recurrence.body.nodes if node.op == "placeholder"]
+
+    def step(carry: Sequence[Tensor], x: Sequence[Tensor]) -> tuple[Any, Any]:
+        known = {"carry": carry, "stream": x, "param": params}
+        values = [known[role.kind][role.index] for role in roles]
+        given = [v if r.kind == "param" else v.reshape(-1, *s[1:]) for v, r, s in zip(values, roles, shapes, strict=True)]
+        nexts, outputs = body(*given)
+        return [as_rows(value) for value in nexts], [as_rows(value) for value in outputs]
+
+    carry, outputs = loop(step, list(carries), streams, reverse=reverse)
+    return tuple(outputs), tuple(carry)
+
+
+def as_rows(value: Tensor) -> Tensor:
+    return value.unsqueeze(1) if value.dim() == 1 else value

@@ -1,0 +1,94 @@
+"""What other backends, threads and eager code see of this one; its options."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch._dynamo.utils import counters
+
+from bppsa import _backend
+from bppsa.errors import StrategyError
+from tests.backend.support import B, H, I, T, Within, compiled, leaves, recurrences
+
+
+def seen_by(backend: str, model: nn.Module) -> Any:
+    """Graphs and graph breaks of a backend that is not ours."""
+    torch._dynamo.reset()
+    counters.clear()
+    counter = CompileCounterWithBackend(backend)
+    output = leaves(torch.compile(model, backend=counter)(torch.ones(2, B, I)))[0]
+    output.sum().backward()
+    return [str(graph.graph) for graph in counter.graphs], counter.op_count, dict(counters["graph_break"]), output
+
+
+@pytest.mark.parametrize("allow_rnn", [False, True])
+@pytest.mark.parametrize("make", [lambda: Within(nn.GRU(I, H)), lambda: nn.RNN(I, H)])
+def test_other_backends_see_what_they_saw(
+    make: Callable[[], nn.Module], allow_rnn: bool, monkeypatch: pytest.MonkeyPatch, graphs: list[fx.GraphModule]
+) -> None:
+    model = make()
+    with torch._dynamo.config.patch(allow_rnn=allow_rnn):
+        with monkeypatch.context() as bare:  # Dynamo as it is without this backend
+            bare.setattr(_backend.VariableBuilder, "wrap_module", _backend.VariableBuilder.wrap_module.__wrapped__)
+            handlers = _backend.TorchInGraphFunctionVariable._get_handlers()
+            for kind in _backend.KINDS:
+                bare.delitem(handlers, getattr(torch, kind))
+            before = [seen_by(backend, model) for backend in ("eager", "inductor")]
+        torch._dynamo.reset()  # it remembers frames that it gave up on
+        compiled(model)(torch.ones(2, B, I))
+        after = [seen_by(backend, model) for backend in ("eager", "inductor")]
+    for (*left, output), (*right, later) in zip(before, after, strict=True):
+        assert left == right
+        assert torch.equal(output, later)
+    assert len(recurrences(graphs)) == 1
+
+
+def test_nothing_else_in_the_process_changes() -> None:
+    model = nn.GRU(I, H)
+    compiled(model)(torch.ones(T, B, I))
+    assert not torch._dynamo.config.allow_rnn
+    assert "gru" not in vars(torch._VF)
+    torch.jit.script(model)
+    assert "gru" in str(torch.export.export(model, (torch.ones(T, B, I),)).graph)
+
+
+def test_a_thread_of_its_own(graphs: list[fx.GraphModule]) -> None:
+    fast = compiled(Within(nn.GRU(I, H)))
+    thread = threading.Thread(target=fast, args=(torch.ones(T, B, I),))
+    thread.start()
+    thread.join()
+    assert len(recurrences(graphs)) == 1
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({"strategies": "auto"}, ("strategies", "strategy", "fallback")),
+        ({"strategy": "magic"}, ("magic", "auto", "sequential")),
+        ({"fallback": "tvm"}, ("tvm", "inductor", "eager")),
+    ],
+)
+def test_unknown_options_list_the_known(options: dict[str, str], names: tuple[str, ...]) -> None:
+    with pytest.raises(StrategyError) as caught:
+        torch.compile(nn.GRU(I, H), backend="bppsa", options=options)(torch.ones(T, B, I))
+    assert all(name in str(caught.value) for name in names)
+
+
+def test_mode_is_no_option() -> None:
+    with pytest.raises(StrategyError, match="mode"):
+        torch.compile(nn.Linear(2, 2), backend="bppsa", mode="max-autotune")(torch.ones(2))
+
+
+def test_strategy_reaches_the_op(graphs: list[fx.GraphModule]) -> None:
+    options = {"strategy": "sequential", "fallback": "eager"}
+    torch.compile(nn.GRU(I, H), backend="bppsa", options=options)(torch.ones(T, B, I))
+    assert recurrences(graphs)[0].args[-1] == "sequential"

@@ -1,0 +1,99 @@
+"""bppsa.scan and PyTorch's own scan inside a compiled model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.utils import counters
+from torch._higher_order_ops.scan import scan as torch_scan
+
+import bppsa
+from tests.backend.support import B, H, I, T, compiled, nodes, random, results, same
+
+
+class Looped(nn.Module):
+    """A recurrence over a cell of its own, with parameters, a closed-over tensor, and the carry among the outputs."""
+
+    def __init__(self, scan: Callable[..., Any], **how: bool) -> None:
+        super().__init__()
+        self.scan, self.how = scan, how
+        self.cell, self.gain = nn.GRUCell(I, H), nn.Parameter(torch.randn(H))
+
+    def forward(self, x: Tensor, h: Tensor) -> Any:
+        scale = x.mean()
+
+        def cell(h: Tensor, x: dict[str, Tensor]) -> tuple[Tensor, Any]:
+            h = self.cell(x["x"] * scale, h)
+            return h.clone(), (h.clone(), h * self.gain)
+
+        return self.scan(cell, h * 2, {"x": x + 1}, **self.how)
+
+
+def by_hand(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool = False) -> Any:
+    ys: list[Any] = []
+    order = range(len(xs["x"]))
+    for t in reversed(order) if reverse else order:
+        carry, y = cell(carry, {"x": xs["x"][t]})
+        ys.insert(0 if reverse else len(ys), y)
+    return carry, tuple(torch.stack(column) for column in zip(*ys, strict=True))
+
+
+@pytest.mark.parametrize("scan", [torch_scan, bppsa.scan])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("fallback", ["eager", "inductor"])
+def test_scan_becomes_one_op(scan: Any, reverse: bool, fallback: str, graphs: list[fx.GraphModule]) -> None:
+    model = Looped(scan, reverse=reverse).double()
+    fast = compiled(model, fallback)
+    for steps in (5, 9, 7):
+        inputs = [random(steps, B, I), random(B, H)]
+        got = results(fast, inputs, [*model.parameters()])
+        model.scan = by_hand
+        expected = results(model, inputs, [*model.parameters()])
+        model.scan = scan
+        same(got, expected)
+    assert len(graphs) == 2
+    assert [len(nodes(graph, torch.ops.bppsa.scan)) for graph in graphs] == [1, 1]
+    assert not any(nodes(graph, torch.ops.higher_order.scan) for graph in graphs)
+
+
+def branches(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = h + x if x.sum().item() > 0 else h - x
+    return h, h
+
+
+def in_place(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    seen = torch.zeros_like(h)
+    seen += h + x
+    return seen, seen
+
+
+@pytest.mark.parametrize("cell", [branches, in_place])
+def test_any_cell_runs(cell: Callable[..., Any]) -> None:
+    def call(x: Tensor, h: Tensor) -> Any:
+        return bppsa.scan(cell, h, x * 2)
+
+    inputs = [random(T, B), random(B)]
+    same(results(compiled(call, fullgraph=False), inputs, []), results(call, inputs, []))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_scan_under_another_backend_runs_outside(backend: str) -> None:
+    model = Looped(bppsa.scan).double()
+    inputs = [random(T, B, I), random(B, H)]
+    fast = torch.compile(model, backend=backend)
+    same(results(fast, inputs, [*model.parameters()]), results(model, inputs, [*model.parameters()]))
+    assert any("bppsa.scan" in reason for reason in counters["graph_break"])
+
+
+def test_scan_under_a_transform_runs_outside(graphs: list[fx.GraphModule]) -> None:
+    def loss(x: Tensor) -> Tensor:
+        return bppsa.scan(lambda h, x: ((h * x).sin(), h), torch.ones(B, dtype=x.dtype), x)[1].sum()
+
+    x = random(T, B, grad=False)
+    gradient = torch.func.grad(loss)
+    same([compiled(lambda x: gradient(x) * 1, fullgraph=False)(x)], [gradient(x)])
+    assert not any(nodes(graph, torch.ops.bppsa.scan) for graph in graphs)
