@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -24,33 +25,23 @@ def run(
 ) -> tuple[Tensor, States] | Any:
     """x: [T, B, I], or the data of a packed sequence, [sum of batch_sizes, I]; states: [L * D, B, n] each, or None for
     zeros. Returns y and the final states in the same form; NotImplemented where PyTorch is to run the call."""
-    rows = x.shape[1] if batch_sizes is None else int(batch_sizes[0])
-    if rows == 0 or len(x) == 0:
-        return NotImplemented
-    dtype = working_dtype(x, weights)
+    spec = Spec.of(module)
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32  # half precision is rounded once, at the end
     masks = dropout_masks(module, x)
-    tensors: list[Tensor | None] = [x, *(states or [None] * count_states(module)), *weights, *masks]
-    tensors = [t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors]
     lengths = None
-    if batch_sizes is not None:
-        (tensors[0], *tensors[-len(masks) or len(tensors) :]), lengths = pad([tensors[0], *tensors[len(tensors) - len(masks) :]], batch_sizes)
-    extent = Extent(tensors[0].shape[0], rows, active=batch_sizes, lengths=lengths)
-    y, *finals = autograd.apply(stack(module, dtype, extent), tensors)
+    if batch_sizes is None:
+        extent = Extent(x.shape[0], x.shape[1])
+    else:
+        (source, *masks), lengths = pad([x, *masks], batch_sizes)
+        extent = Extent(len(batch_sizes), len(lengths), active=batch_sizes, lengths=lengths)
+    tensors = [x if lengths is None else source, *(states or [None] * spec.states), *weights, *masks]
+    tensors = [t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors]
+    y, *finals = autograd.apply(stack(spec, dtype, extent, bool(masks), module.training), tensors)
     if lengths is not None:
         y = torch._VF._pack_padded_sequence(y, lengths, False)[0]
     if y.dtype != x.dtype:
-        y, finals = y.to(x.dtype), [f.to(x.dtype) for f in finals]
+        y, finals = y.to(x.dtype), [final.to(x.dtype) for final in finals]
     return y, tuple(finals)
-
-
-def working_dtype(x: Tensor, weights: Sequence[Tensor]) -> torch.dtype:
-    """Half precision, and what autocast mixes, is computed in float32 and rounded once."""
-    dtypes = {x.dtype, *(w.dtype for w in weights)}
-    return torch.float64 if dtypes == {torch.float64} else torch.float32
-
-
-def count_states(module: nn.RNNBase) -> int:
-    return 2 if module.mode == "LSTM" else 1
 
 
 def dropout_masks(module: nn.RNNBase, x: Tensor) -> list[Tensor]:
@@ -67,55 +58,76 @@ def pad(packed: Sequence[Tensor], batch_sizes: Tensor) -> tuple[list[Tensor], Te
     return [data for data, _ in padded], padded[0][1]
 
 
-def stack(module: nn.RNNBase, dtype: torch.dtype, extent: Extent) -> Stack:
-    key = (module.mode, module.input_size, module.hidden_size, module.num_layers, module.bias, module.bidirectional)
-    sweeps = sweeps_of(*key, module.proj_size, dtype)
-    count = len(module._flat_weights) // (module.num_layers * (1 + module.bidirectional))
-    pytorch = partial(by_pytorch, module.mode, module.num_layers, module.bidirectional, module.bias, module.training, extent)
-    return Stack(sweeps, count_states(module), count, extent, pytorch)
+@dataclass(frozen=True)
+class Spec:
+    """What distinguishes one recurrent module from another, its weights aside. mode: as nn.RNNBase names it."""
+
+    mode: str
+    inputs: int
+    hidden: int
+    projection: int
+    layers: int
+    bias: bool
+    bidirectional: bool
+
+    @staticmethod
+    def of(module: nn.RNNBase) -> Spec:
+        sizes = (module.input_size, module.hidden_size, module.proj_size, module.num_layers)
+        return Spec(module.mode, *sizes, module.bias, module.bidirectional)
+
+    @property
+    def states(self) -> int:
+        return 2 if self.mode == "LSTM" else 1
+
+    @property
+    def directions(self) -> int:
+        return 1 + self.bidirectional
+
+    @property
+    def weights(self) -> int:
+        """Of one layer and direction."""
+        return 2 + 2 * self.bias + bool(self.projection)
+
+    @property
+    def out(self) -> int:
+        return self.projection or self.hidden
+
+
+def stack(spec: Spec, dtype: torch.dtype, extent: Extent, masked: bool, training: bool = True) -> Stack:
+    pytorch = partial(by_pytorch, spec, training, extent)
+    return Stack(sweeps_of(spec, dtype), spec.states, spec.weights, masked, extent, pytorch)
 
 
 @lru_cache(maxsize=1024)
-def sweeps_of(
-    mode: str, inputs: int, hidden: int, layers: int, bias: bool, bidirectional: bool, projection: int, dtype: torch.dtype
-) -> tuple[tuple[Sweep, ...], ...]:
-    directions = 1 + bidirectional
-    between = (projection or hidden) * directions
-    widths = [inputs, *[between] * (layers - 1)]
-    return tuple((module_sweep(mode, width, hidden, projection, bias, dtype),) * directions for width in widths)
+def sweeps_of(spec: Spec, dtype: torch.dtype) -> tuple[tuple[Sweep, ...], ...]:
+    widths = [spec.inputs, *[spec.out * spec.directions] * (spec.layers - 1)]
+    return tuple(
+        (module_sweep(spec.mode, width, spec.hidden, spec.projection, spec.bias, dtype),) * spec.directions for width in widths
+    )
 
 
-def by_pytorch(
-    mode: str, layers: int, bidirectional: bool, bias: bool, training: bool, extent: Extent, tensors: Given
-) -> States:
+def by_pytorch(spec: Spec, training: bool, extent: Extent, tensors: Given) -> States:
     """The call by torch._VF, a layer at a time, for whoever differentiates twice. x: [T, B, I], padded if packed."""
-    function, count, directions = getattr(torch._VF, mode.lower()), 2 if mode == "LSTM" else 1, 1 + bidirectional
-    x, states, rest = tensors[0], tensors[1 : 1 + count], tensors[1 + count :]
-    width = (len(rest) - len(rest) % (layers * directions)) // layers
-    masks = rest[width * layers :]
+    function, directions = getattr(torch._VF, spec.mode.lower()), spec.directions
+    x, given, rest = tensors[0], tensors[1 : 1 + spec.states], tensors[1 + spec.states :]
+    count = spec.weights * directions
+    masks = rest[count * spec.layers :]
+    sizes = (spec.out, spec.hidden)[: spec.states]
+    states = [
+        x.new_zeros(spec.layers * directions, extent.rows, width) if s is None else s for s, width in zip(given, sizes, strict=True)
+    ]
     finals: list[Sequence[Tensor]] = []
-    for layer in range(layers):
-        weights = list(rest[layer * width : (layer + 1) * width])
-        initial = [initial_state(s, layer, directions, x, size) for s, size in zip(states, state_widths(mode, weights), strict=True)]
-        hx = initial if count > 1 else initial[0]
+    for layer in range(spec.layers):
+        weights = list(rest[layer * count : (layer + 1) * count])
+        initial = [state[layer * directions : (layer + 1) * directions] for state in states]
+        hx = initial if spec.states > 1 else initial[0]
+        flags = (spec.bias, 1, 0.0, training, spec.bidirectional)
         if extent.lengths is None:
-            y, *final = function(x, hx, weights, bias, 1, 0.0, training, bidirectional, False)
+            x, *final = function(x, hx, weights, *flags, False)
         else:
             data, batch_sizes = torch._VF._pack_padded_sequence(x, extent.lengths, False)
-            data, *final = function(data, batch_sizes, hx, weights, bias, 1, 0.0, training, bidirectional)
-            y = torch._VF._pad_packed_sequence(data, batch_sizes, False, 0.0, extent.steps)[0]
-        x = y if layer == layers - 1 or not masks else y * masks[layer]
+            data, *final = function(data, batch_sizes, hx, weights, *flags)
+            x = torch._VF._pad_packed_sequence(data, batch_sizes, False, 0.0, extent.steps)[0]
+        x = x * masks[layer] if layer < len(masks) else x
         finals.append(final)
     return (x, *(torch.cat(state) for state in zip(*finals, strict=True)))
-
-
-def state_widths(mode: str, weights: Sequence[Tensor]) -> list[int]:
-    """Of h, and of c for an LSTM: the columns of w_hh, and a quarter of its rows."""
-    rows, columns = weights[1].shape
-    return [columns, rows // 4] if mode == "LSTM" else [columns]
-
-
-def initial_state(state: Tensor | None, layer: int, directions: int, x: Tensor, width: int) -> Tensor:
-    if state is None:
-        return x.new_zeros(directions, x.shape[1], width)
-    return state[layer * directions : (layer + 1) * directions]

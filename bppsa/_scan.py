@@ -24,7 +24,7 @@ from bppsa.fxpasses.recurrence import split
 from bppsa.report import Decision
 from bppsa.runtime import autograd, reference
 from bppsa.runtime.autograd import Given, Result
-from bppsa.runtime.sweep import Extent, Needs, Sweep
+from bppsa.runtime.sweep import Extent, Needs, Shape, Sweep
 
 Cell = Callable[[Any, Any], tuple[Any, Any]]
 REMEMBERED = 256  # cells
@@ -132,6 +132,14 @@ class ScanCall:
         )
         carries = [g if need else None for g, need in zip(gradients.carries, need_carries, strict=True)]
         return [*gradients.sources, *carries, *gradients.params]
+
+    def shapes(self) -> tuple[list[Shape], list[Shape]]:
+        recurrence, extent = self.plan.recurrence, self.extent
+        outputs = [(extent.steps, extent.rows, width) for width in recurrence.outputs]
+        finals = [(extent.rows, width) for width in recurrence.carries]
+        kept = self.plan.sweep.shapes(extent)
+        shown = {i for i in self.plan.sweep.program.output_carry if i is not None}
+        return [*outputs, *finals], [kept[i] for i in sorted(shown)] + [s for i, s in enumerate(kept) if i not in shown]
 
     def again(self, tensors: Given) -> tuple[Tensor, ...]:
         sources, carries, params = self.parts(tensors)

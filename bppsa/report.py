@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -25,7 +25,11 @@ class Decision:
 class Report:
     """All decisions of one call, in the order in which the parts ran."""
 
-    decisions: tuple[Decision, ...] = ()
+    taken: Sequence[Decision] = ()
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        return tuple(self.taken)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.decisions)) or "nothing to rewrite: the model runs as PyTorch runs it"

@@ -20,6 +20,7 @@ class Recurrent(nn.RNNBase):
     """Goes before the module's own class; it finds everything through `self`, so copies and pickles stay whole."""
 
     _bppsa_path: str = ""
+    _bppsa_strategy: str = "auto"
     _bppsa_origin: type[nn.RNNBase]  # in each class that `rewritten` made: the class that the user sees
 
     def forward(self, input: Any, hx: Any = None) -> Any:
@@ -73,13 +74,13 @@ _REPLACED = (
 )
 
 
-def rewrite(model: nn.Module) -> tuple[nn.Module, dict[str, Reason | None]]:
+def rewrite(model: nn.Module, strategy: str = "auto") -> tuple[nn.Module, dict[str, Reason | None]]:
     """A clone of `model`, its recurrent modules rewritten; by path of each of them why it was left alone, or None."""
     copy, modules = clone(model)
     found = {path: why_not(module) for path, module in modules.items() if isinstance(module, _KINDS)}
     for path, reason in found.items():
         if reason is None:
-            adopt(modules[path], path)
+            adopt(modules[path], path, strategy)
     return copy, found
 
 
@@ -93,7 +94,7 @@ def why_not(module: nn.Module) -> Reason | None:
     return None
 
 
-def adopt(module: nn.Module, path: str) -> None:
+def adopt(module: nn.Module, path: str, strategy: str = "auto") -> None:
     """Give `module`, which must belong to a clone, its rewritten class; `why_not` has said None."""
     cls: type = type(module)
     if parametrize.is_parametrized(module):
@@ -102,7 +103,7 @@ def adopt(module: nn.Module, path: str) -> None:
         module.__class__ = type(cls.__name__, (base,), dict(cls.__dict__))
     else:
         module.__class__ = rewritten(cls)
-    module.__dict__["_bppsa_path"] = path
+    module.__dict__["_bppsa_path"], module.__dict__["_bppsa_strategy"] = path, strategy
 
 
 @functools.cache

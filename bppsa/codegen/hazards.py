@@ -6,7 +6,8 @@ Printed code stores as it goes. Where that could be seen, the store goes to a sc
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from bppsa.codegen.ir import Access, Buffer, Dot, Group, Kernel, Kind, Reduce, Store, load
 
@@ -89,3 +90,67 @@ def _clashes(kernel: Kernel, group: Group, store: Store) -> bool:
             if _span(other, group) != span or Reduce.ROWS in (other.reduce, store.reduce):
                 return True
     return False
+
+
+def splittable(kernel: Kernel) -> bool:
+    """Whether threads may share the columns of a step: a sum over columns would need all of them."""
+    return all(store.reduce is not Reduce.ROWS for group in kernel.groups for store in group.stores)
+
+
+def barriers(kernel: Kernel, cuts: Sequence[tuple[int, ...]]) -> list[bool]:
+    """Before which groups threads that share the columns must have met. Groups of equal `cuts` give a column to the same thread."""
+    touched = [_touched(kernel, group, cut) for group, cut in zip(kernel.groups, cuts, strict=True)]
+    meet = [False] * len(touched)
+    since: list[set[_Touch]] = []
+    for step in range(2):  # the second time round, what the step before did is known
+        for i, now in enumerate(touched):
+            if meet[i] or any(_conflict(a, b) for earlier in since for a in earlier for b in now):
+                meet[i], since = True, []
+            since.append(now)
+        if step == 0:
+            since = [_next_step(kernel, touches) for touches in since]
+    return meet
+
+
+@dataclass(frozen=True)
+class _Touch:
+    """Columns that a group reads or writes. `cut`: how they are shared by threads if element j touches only its own, else None."""
+
+    buffer: str
+    after: bool
+    start: int
+    stop: int
+    writes: bool
+    cut: tuple[int, ...] | None
+
+
+def _touched(kernel: Kernel, group: Group, cut: tuple[int, ...]) -> set[_Touch]:
+    kinds = {b.name: b.kind for b in kernel.buffers}
+    touches = {
+        _Touch(access.buffer, access.after, span.start, span.stop, False, (*cut, span.start) if own else None)
+        for access, span, own in _loads(kernel, group)
+        if kinds[access.buffer] is not Kind.VECTOR
+    }
+    for store in group.stores:
+        if store.reduce is not Reduce.COLUMNS:
+            target, span = store.target, _span(store, group)
+            touches.add(_Touch(target.buffer, target.after, span.start, span.stop, True, (*cut, span.start)))
+    return touches
+
+
+def _next_step(kernel: Kernel, touches: set[_Touch]) -> set[_Touch]:
+    """The same columns as the following step sees them: streams have moved on, a state's `after` has become its `before`."""
+    seen = set()
+    for touch in touches:
+        kind = kernel.buffer(touch.buffer).kind
+        if kind is Kind.STATE:
+            if touch.after == kernel.along:
+                seen.add(replace(touch, after=not touch.after))
+        elif kind is not Kind.STREAM:
+            seen.add(touch)
+    return seen
+
+
+def _conflict(a: _Touch, b: _Touch) -> bool:
+    same = (a.buffer, a.after) == (b.buffer, b.after) and a.start < b.stop and b.start < a.stop
+    return same and (a.writes or b.writes) and (a.cut is None or a.cut != b.cut)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen import build, print_cpp
+from bppsa.codegen.hazards import splittable
 from bppsa.codegen.ir import Kernel, Kind
 
 REAL = {torch.float32: "float", torch.float64: "double"}
@@ -26,10 +27,11 @@ STRIDES: dict[Kind, Callable[[tuple[int, ...]], tuple[int, int]]] = {
     Kind.VECTOR: lambda s: (0, 0),
     Kind.COLUMN_SUM: lambda s: (0, 0),
 }
-# Rough single-thread costs, only used to keep tiny calls on one thread.
-NS_PER_PRODUCT = 0.05
-NS_PER_POINT = 2.0
-LEAST_NS_PER_THREAD = 15_000
+# Rough costs on one thread, only used to choose how many threads work on what.
+NS_PER_PRODUCT = 0.03
+NS_PER_POINT = 1.5
+LEAST_NS = 15_000  # of a call's work for each thread
+LEAST_STEP_NS = 400  # of a step's work for each thread where all must meet in every step
 
 _forked = False
 
@@ -57,9 +59,10 @@ class NativeKernel:
             group.width * (NS_PER_POINT + NS_PER_PRODUCT * sum(kernel.buffer(d.weight).depth for d in group.dots))
             for group in kernel.groups
         )
+        self._splittable = splittable(kernel)
         self._sweep = library.bppsa_sweep
         self._sweep.restype = None
-        self._sweep.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2 + [ctypes.c_void_p] + [ctypes.c_int] * 2 + [ctypes.c_void_p]
+        self._sweep.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2 + [ctypes.c_void_p] + [ctypes.c_int] * 3 + [ctypes.c_void_p]
         self._workspace = library.bppsa_workspace
         self._workspace.restype = ctypes.c_int64
         self._workspace.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
@@ -68,8 +71,14 @@ class NativeKernel:
         """How many threads a call of this size gets."""
         if _forked:
             return 1
-        worth = int(steps * rows * self._row_ns / LEAST_NS_PER_THREAD)
-        return max(1, min(torch.get_num_threads(), rows, worth))
+        most = min(torch.get_num_threads(), int(steps * rows * self._row_ns / LEAST_NS))
+        if rows < most:
+            most = max(rows, min(most, int(rows * self._row_ns / LEAST_STEP_NS)) if self._splittable else rows)
+        return max(1, most)
+
+    def splits_columns(self, rows: int, threads: int) -> bool:
+        """Whether threads share the columns, not the rows: so few rows a thread would wait for the weights. They meet every step."""
+        return self._splittable and 0 < rows <= threads and rows * self._row_ns >= threads * LEAST_STEP_NS
 
     def workspace_bytes(self, rows: int, threads: int) -> int:
         return self._workspace(self._dims_at, rows, threads)
@@ -103,6 +112,7 @@ class NativeKernel:
         at = table.buffer_info()[0]
         self._sweep(
             at, at + 8 * count, at + 16 * count, self._dims_at, steps, rows,
-            None if active is None else active.data_ptr(), reverse, threads, workspace.data_ptr(),
+            None if active is None else active.data_ptr(), reverse, threads, self.splits_columns(rows, threads),
+            workspace.data_ptr(),
         )  # fmt: skip
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from bppsa.codegen.hazards import staged
+from bppsa.codegen.hazards import barriers, staged
 from bppsa.codegen.ir import Access, Dot, Group, Kernel, Kind, Reduce
 from bppsa.codegen.print_point import CPP, Numbers, Point, body
 from bppsa.codegen.tile import tile
@@ -70,9 +70,10 @@ class _Unit:
             f"static constexpr int SLOTS = {len(self.numbers.slots)}, SUMS = {len(self.sums)};",
             "struct Thread { Cursor<SLOTS> cursor; std::array<ColumnSum, SUMS> sums; };",
             "const int64_t* dims;",
+            "Barrier* barrier;",
             *(f"real* {name};" for name in pointers),
             "std::array<ColumnSum, SUMS> sums;",
-            "explicit Kernel(const int64_t* dims) : dims(dims) {}",
+            "Kernel(const int64_t* dims, Barrier* barrier) : dims(dims), barrier(barrier) {}",
         ]
 
     def place(self) -> list[str]:
@@ -115,8 +116,11 @@ class _Unit:
         }[kind]
 
     def step(self) -> list[str]:
-        calls = [f"group{group.index}(thread, begin, end);" for group in self.groups]
-        return body("INLINE void step(Thread& thread, int64_t begin, int64_t end) const", calls)
+        meet = "if (share.parts > 1) barrier->wait(share.parts);"
+        lines = []
+        for group, first in zip(self.groups, barriers(self.kernel, [group.cut for group in self.groups]), strict=True):
+            lines += [*([meet] if first else []), f"group{group.index}(thread, share);"]
+        return body("INLINE void step(Thread& thread, const Share& share) const", lines)
 
 
 class _GroupText:
@@ -127,6 +131,8 @@ class _GroupText:
         self.unit, self.index, self.group = unit, index, group
         self.sources = _by_source(unit.kernel, group)
         self.tile = tile(group.width, tuple(map(len, self.sources.values())), BYTES[unit.real])
+        self.most = self.tile.units(tuple(map(len, self.sources.values())))
+        self.cut = (group.width, self.most, self.tile.point)  # groups cut alike share their columns alike between threads
         self.width = number(group.width)
         self.depth = [number(depth) for _, depth in self.sources]
         sums = {b.name: i for i, b in enumerate(unit.sums)}
@@ -138,7 +144,7 @@ class _GroupText:
 
     def place(self) -> list[str]:
         return [
-            f"panel{self.index}_{s} = arena.take<real>(blocks{self.index}().count * {depth} * Gemm{self.index}_{s}::PITCH);"
+            f"panel{self.index}_{s} = arena.take<real>(blocks{self.index}.count * {depth} * Gemm{self.index}_{s}::PITCH);"
             for s, depth in enumerate(self.depth)
         ]
 
@@ -156,7 +162,7 @@ class _GroupText:
                 for n, d in enumerate(dots)
             ),
         ]
-        head = [f"const Blocks blocks = blocks{i}();", f"constexpr int64_t PITCH = Gemm{i}_{s}::PITCH;"]
+        head = [f"const Blocks& blocks = blocks{i};", f"constexpr int64_t PITCH = Gemm{i}_{s}::PITCH;"]
         return body("", [*head, *body("for (int64_t b = part; b < blocks.count; b += parts)", loop)])
 
     def dot_products(self, s: int, rows: Access) -> str:
@@ -170,8 +176,7 @@ class _GroupText:
     def lines(self) -> list[str]:
         i, t = self.index, self.tile
         gemms = [f"using Gemm{i}_{s} = Gemm<Vec<{t.lanes}>, {v}>;" for s, v in enumerate(t.vectors)]
-        most = min(t.units(tuple(map(len, self.sources.values()))), 1 << 40)
-        blocks = f"INLINE Blocks blocks{i}() const {{ return Blocks({self.width}, {most}, {t.point}); }}"
+        blocks = f"const Blocks blocks{i}{{{self.width}, {self.most}, {t.point}}};"
         return [*gemms, blocks, *self.point.lines(i), *self.loops()]
 
     def loops(self) -> list[str]:
@@ -180,7 +185,7 @@ class _GroupText:
         gemms = "".join(f", Gemm{i}_{s}" for s in dots)
         point = f"point{i}<V{gemms}>(thread, {{}}, row, rows, j, blocks.units{shift});"
         chunk = [
-            "const int64_t rows = end - row < CHUNK ? end - row : CHUNK;",
+            "const int64_t rows = std::min(share.end - row, CHUNK);",
             *self.gemm,
             *(f"V fold{n}[CHUNK] = {{}};" for n in folds),
             "int64_t j = blocks.begin(b);",
@@ -189,15 +194,16 @@ class _GroupText:
             *(self.fold(n) for n in folds),
         ]
         loops = body(
-            "for (int64_t b = 0; b < blocks.count; ++b)", body("for (int64_t row = begin; row < end; row += CHUNK)", chunk)
+            "for (int64_t b = blocks.first(share.part, share.parts); b < blocks.first(share.part + 1, share.parts); ++b)",
+            body("for (int64_t row = share.begin; row < share.end; row += CHUNK)", chunk)
         )
         head = [
             f"using V = Vec<{self.tile.point}>;",
             *(f"alignas(64) real dot{s}[CHUNK * Gemm{i}_{s}::PITCH + LANES<V>];" for s in dots),
             *(["const auto& c = thread.cursor;"] if self.sources or self.folds else []),
-            f"const Blocks blocks = blocks{i}();",
+            f"const Blocks blocks = blocks{i};",
         ]
-        return body(f"__attribute__((noinline)) void group{i}(Thread& thread, int64_t begin, int64_t end) const", [*head, *loops])
+        return body(f"__attribute__((noinline)) void group{i}(Thread& thread, const Share& share) const", [*head, *loops])
 
     def fold(self, n: int) -> str:
         slot = self.folds[n]

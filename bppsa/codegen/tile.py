@@ -14,7 +14,6 @@ import torch
 
 LINE = 64  # bytes of the widest vector
 HALF = 32
-UNBOUNDED = 1 << 40
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Tile:
 
     def units(self, dots: Sequence[int]) -> int:
         """Most columns of the group in one block; `dots[s]`: how many dot products read source s."""
-        return min((v * self.lanes // d for v, d in zip(self.vectors, dots, strict=True)), default=UNBOUNDED)
+        return min((v * self.lanes // d for v, d in zip(self.vectors, dots, strict=True)), default=4 * self.point)
 
 
 @functools.cache
@@ -60,7 +59,7 @@ def _fit(width: int, dots: tuple[int, ...], lanes: int, blocks: int, bytes_: int
 def _point(units: int, bytes_: int) -> int:
     """Half vectors where whole ones would pad more."""
     whole, half = LINE // bytes_, HALF // bytes_
-    return whole if wide() and math.ceil(units / whole) * 2 <= math.ceil(units / half) else half
+    return whole if wide() and units > half else half
 
 
 def _cost(c: Tile, width: int, dots: tuple[int, ...], bytes_: int) -> float:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+Shape = tuple[int, ...]
 Given = Sequence[Tensor | None]
 
 
@@ -35,6 +36,10 @@ class Call(Protocol):
 
     def again(self, tensors: Given) -> tuple[Tensor, ...]:
         """The outputs by PyTorch's own differentiable ops."""
+        ...
+
+    def shapes(self) -> tuple[list[Shape], list[Shape]]:
+        """Of the outputs, and of `[*exposed, *saved]`."""
         ...
 
 
@@ -60,15 +65,22 @@ class Apply(torch.autograd.Function):
         saved = ctx.saved_tensors
         tensors, saved = saved[: ctx.count], saved[ctx.count :]
         needs = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled():  # create_graph: these gradients will be differentiated again
-            return (None, *differentiable_backward(ctx.call, tensors, grads, needs))
-        exposed = [tensor for tensor, _ in ctx.exposed]
-        if any(tensor._version != version for tensor, version in ctx.exposed):
-            result = ctx.call.forward(tensors, save=True)
-            saved, exposed = result.saved, result.exposed
-        elif not torch._C._autograd._get_current_graph_task_keep_graph():
-            ctx.exposed = []
-        return (None, *ctx.call.backward(tensors, saved, exposed, grads, needs))
+        with torch.autocast("cpu", enabled=False):  # backward may be called where a loss was computed in half precision
+            return (None, *gradients(ctx, tensors, saved, grads, needs))
+
+
+def gradients(
+    ctx: Any, tensors: Given, saved: Sequence[Tensor], grads: Given, needs: Sequence[bool]
+) -> Sequence[Tensor | None]:
+    if torch.is_grad_enabled():  # create_graph: these gradients will be differentiated again
+        return differentiable_backward(ctx.call, tensors, grads, needs)
+    exposed = [tensor for tensor, _ in ctx.exposed]
+    if any(tensor._version != version for tensor, version in ctx.exposed):
+        result = ctx.call.forward(tensors, save=True)
+        saved, exposed = result.saved, result.exposed
+    elif not torch._C._autograd._get_current_graph_task_keep_graph():
+        ctx.exposed = []
+    return ctx.call.backward(tensors, saved, exposed, grads, needs)
 
 
 def differentiable_backward(call: Call, tensors: Given, grads: Given, needs: Sequence[bool]) -> list[Tensor | None]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bppsa.runtime.autograd import Given, Result
-from bppsa.runtime.sweep import Extent, Needs, Passed, Sweep
+from bppsa.runtime.sweep import Extent, Needs, Passed, Shape, Sweep
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Stack:
     sweeps: tuple[tuple[Sweep, ...], ...]
     states: int
     weights: int  # of one sweep
+    masked: bool
     extent: Extent
     pytorch: Callable[[Given], tuple[Tensor, ...]]  # the same call by PyTorch's own ops
 
@@ -33,6 +34,21 @@ class Stack:
     @property
     def directions(self) -> int:
         return len(self.sweeps[0])
+
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether what a layer reads is more than the states of the layer before it."""
+        return self.directions > 1 or self.masked
+
+    def shapes(self) -> tuple[list[Shape], list[Shape]]:
+        """Of the outputs, and of what a forward that saves keeps: `[*exposed, *saved]`."""
+        steps, rows, layers = self.extent.steps, self.extent.rows, len(self.sweeps)
+        recurrence = self.sweeps[0][0].recurrence
+        y = (steps, rows, recurrence.outputs[0] * self.directions)
+        finals = [(layers * self.directions, rows, width) for width in recurrence.carries]
+        passes = [sweep.shapes(self.extent) for sweeps in self.sweeps for sweep in sweeps]
+        exposed = [passes[-1].pop(0)] if self.directions == 1 else []
+        return [y, *finals], [*exposed, *[y] * (layers - 1) * self.keeps_inputs, *(s for shapes in passes for s in shapes)]
 
     def forward(self, tensors: Given, *, save: bool) -> Result:
         given = Unpacked(self, tensors)
@@ -48,9 +64,10 @@ class Stack:
             x = outputs[0] if self.directions == 1 else torch.cat(outputs, -1)
             if layer < len(given.masks):
                 x = x * given.masks[layer]
-            inputs.append(x)
+            if layer < len(self.sweeps) - 1 and self.keeps_inputs:
+                inputs.append(x)
         finals = tuple(torch.stack(state) for state in zip(*(passed.finals for passed in passes), strict=True))
-        y = inputs.pop().detach()  # shares its version counter with the state it may be a view of
+        y = x.detach()  # shares its version counter with the state it may be a view of
         if not save:
             return Result((y, *finals))
         exposed = passes[-1].states[:1] if self.directions == 1 else ()
@@ -62,8 +79,9 @@ class Stack:
     ) -> list[Tensor | None]:
         given, needed = Unpacked(self, tensors), Unpacked(self, needs)
         layers = len(self.sweeps)
-        inputs = [given.x, *saved[: layers - 1]]
-        passes = self.repacked(saved[layers - 1 :], exposed)
+        kept = (layers - 1) * self.keeps_inputs
+        passes = self.repacked(saved[kept:], exposed)
+        inputs = [given.x, *(saved[:kept] or (self.extent.after(passed.states[0]) for passed in passes[:-1]))]
         result = Unpacked(self, [None] * len(tensors))
         g_y, g_finals = grads[0], grads[1:]
         g_states: list[list[Tensor]] = [[] for _ in range(self.states)]

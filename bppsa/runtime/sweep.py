@@ -19,6 +19,7 @@ from bppsa.codegen.lower import Run
 from bppsa.codegen.program import Program, Rows
 from bppsa.runtime import pool
 
+Shape = tuple[int, ...]
 Runner = Callable[..., None]  # (tensors, *, steps, rows, active, reverse), as codegen.interpret.run takes them
 
 
@@ -139,6 +140,11 @@ class Sweep:
         self.run(self.program.backward, tensors, extent)
         after = After(self.program, tensors, extent, sources, params)
         return Gradients(after.of_sources(needs.sources), carries, after.of_params(needs.params))
+
+    def shapes(self, extent: Extent) -> list[Shape]:
+        """Of the states and the private buffers that a forward which saves leaves."""
+        states = [(extent.steps + 1, extent.rows, width) for width in self.recurrence.carries]
+        return states + [(extent.steps, extent.rows, self.program.backward.buffer(name).width) for name in self.private]
 
     def passed(self, saved: Sequence[Tensor], exposed: Sequence[Tensor]) -> Passed:
         """Put together again what a caller kept of a forward: `exposed`, the states that are outputs; `saved`, the other

@@ -82,11 +82,18 @@ def test_packed_rows_join_and_leave(make: Callable[[int], Kernel], threads: int)
         check(make(20), "float", 7, len(lengths), active=active, reverse=reverse, threads=threads)
 
 
-@pytest.mark.parametrize("make", [gated_forward, gated_backward, normalised, two_stage])
-def test_one_row_on_several_threads(make: Callable[[int], Kernel]) -> None:
-    for B in (1, 3):
-        check(make(64), "float", 7, B, threads=2)
-        check(make(64), "float", 7, B, threads=4)
+@pytest.mark.parametrize("make", [gated_forward, gated_backward, two_stage, swapped])
+@pytest.mark.parametrize("H", [20, 64, 100])
+def test_threads_that_share_the_columns(make: Callable[[int], Kernel], H: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bppsa.codegen.native.LEAST_STEP_NS", 0)
+    for B, threads in ((1, 2), (1, 3), (2, 2), (3, 4)):
+        assert NativeKernel(make(H), "float").splits_columns(B, threads)
+        for T in (1, 2, 50):
+            check(make(H), "float", T, B, threads=threads, reverse=T == 2)
+
+
+def test_row_sums_keep_the_columns_together() -> None:
+    assert not NativeKernel(normalised(33), "float").splits_columns(1, 2)
 
 
 def test_more_threads_than_rows() -> None:

@@ -69,6 +69,7 @@ struct Blocks {
   }
   INLINE int64_t begin(int64_t block) const { return block * units; }
   INLINE int64_t end(int64_t block) const { return block + 1 == count ? width : (block + 1) * units; }
+  INLINE int64_t first(int part, int parts) const { return count * part / parts; }
   INLINE int64_t size(int64_t block) const { return end(block) - begin(block); }
 };
 
@@ -108,6 +109,33 @@ struct ColumnSum {
   }
 };
 constexpr int64_t FLUSH_ROWS = 256;
+
+// Threads that share the columns meet here between groups. Waits are short, so it spins; not for ever, as cores may be fewer.
+class alignas(64) Barrier {
+ public:
+  void wait(int parts) {
+    const int phase = phase_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == parts) {
+      arrived_.store(0, std::memory_order_relaxed);
+      phase_.store(phase + 1, std::memory_order_release);
+      return;
+    }
+    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
+      if (spins < SPINS) PAUSE(); else std::this_thread::yield();
+    }
+  }
+
+ private:
+  static constexpr int SPINS = 4000;
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<int> phase_{0};
+};
+
+// One thread's share of a step: all columns of some rows, or, with `parts` > 1, some blocks of every group's columns.
+struct Share {
+  int64_t begin, end;  // rows
+  int part, parts;     // columns
+};
 
 // First row of share `part` of `parts`: shares hold equally many (row, step) pairs, also when rows drop out (packed sequences).
 inline int64_t first_row(int64_t part, int64_t parts, int64_t rows, int64_t steps, const int64_t* active) {

@@ -4,11 +4,14 @@
 #include <omp.h>
 #endif
 
+#include <algorithm>
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #if defined(__x86_64__)
@@ -17,6 +20,11 @@
 
 #define UNROLL _Pragma("GCC unroll 16")
 #define INLINE inline __attribute__((always_inline))
+#if defined(__x86_64__)
+#define PAUSE() _mm_pause()
+#else
+#define PAUSE()
+#endif
 #if defined(__AVX512F__)
 #define PIN(x) asm("" : "+v"(x))  // the value stays in a register: never folded back into a memory operand
 #elif defined(__AVX__)
