@@ -29,9 +29,10 @@ from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-from bppsa import _api
-from bppsa.errors import Reason, StrategyError
-from bppsa.runtime import ops as ops  # defines torch.ops.bppsa
+from bppsa import _ops as _ops  # defines torch.ops.bppsa
+from bppsa import _scan
+from bppsa._scan_node import inline_scan
+from bppsa.errors import StrategyError
 
 # The values of each option, its default first.
 OPTIONS: Mapping[str, tuple[str, ...]] = {"strategy": ("auto", "sequential"), "fallback": ("inductor", "eager")}
@@ -54,7 +55,7 @@ def backend(
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.bppsa.recurrence):
         node.args = (*node.args[:-1], chosen["strategy"])
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan):
-        _take_scan(graph, node, chosen["strategy"])
+        inline_scan(graph, node, chosen["strategy"])
     graph.graph.lint()
     graph.recompile()
     return lookup_backend(chosen["fallback"])(graph, example_inputs)
@@ -67,25 +68,6 @@ def _checked(options: Mapping[str, Any]) -> dict[str, str]:
         if value not in OPTIONS[name]:
             raise OptionError(f"backend 'bppsa' has no {name} {value!r}; it has {', '.join(OPTIONS[name])}")
     return {name: options.get(name, values[0]) for name, values in OPTIONS.items()}
-
-
-def _take_scan(graph: fx.GraphModule, node: fx.Node, strategy: str) -> None:
-    """scan(cell, carry, xs, extra) -> bppsa::scan, where all are lists of tensors and the driver takes the cell.
-
-    The cell is a graph (*carry, *x_t, *extra) -> [*carry, *y_t]; xs and ys: [T, ...] each, last step first if reversed.
-    """
-    cell, *groups = node.args
-    examples = [[getattr(arg, "meta", {}).get("example_value") for arg in group] for group in groups]
-    if node.kwargs or not all(isinstance(value, FakeTensor) for group in examples for value in group):
-        return  # under vmap tensors are of another type; a size that changes from call to call is an input too
-    name = _api.scan_node(graph.get_submodule(cell.target), *examples)
-    if isinstance(name, Reason):
-        return
-    save = any(value.requires_grad for value in node.meta["example_value"])
-    node.target = torch.ops.bppsa.scan
-    node.args = (*groups, name, save, strategy)
-    if not cell.users:
-        graph.graph.erase_node(cell)
 
 
 # All that follows runs while Dynamo traces. `tx` is the translator of the frame at hand.
@@ -136,7 +118,8 @@ def _follow(tx: Any, function: Callable[..., Any], *args: VariableTracker) -> Va
 
 def _admit_recurrence(kind: str) -> None:
     def handle(self: Any, tx: Any, x: VariableTracker, *args: VariableTracker) -> VariableTracker | None:
-        if not compiles(tx) or _left_to_pytorch(x.as_proxy().node.meta["example_value"]):
+        packed = args[2].python_type() is not bool  # torch.gru(data, batch_sizes, hx, weights, ...)
+        if packed or not compiles(tx) or _left_to_pytorch(x.as_proxy().node.meta["example_value"]):
             return None
         return _follow(tx, _recurrence, VariableTracker.build(tx, kind), x, *args)
 
@@ -144,14 +127,9 @@ def _admit_recurrence(kind: str) -> None:
 
 
 def _recurrence(kind: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    """torch.gru(x, hx, weights, ...) or torch.gru(data, batch_sizes, hx, weights, ...), as ops for the graph.
-
-    x: [T, B, I] ([B, T, I] if batch_first), data: [sum of batch_sizes, I]; gives y and the final state or states.
-    """
-    if isinstance(args[2], list):
-        (batch_sizes, hx, weights, _, layers, dropout, training, bidirectional), batch_first = args, False
-    else:
-        (hx, weights, _, layers, dropout, training, bidirectional, batch_first), batch_sizes = args, None
+    """torch.gru(x, hx, weights, ...) as ops for the graph. x: [T, B, I] ([B, T, I] if batch_first); gives y and the final
+    state or states."""
+    hx, weights, _, layers, dropout, training, bidirectional, batch_first = args
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     if batch_first:
         x = x.transpose(0, 1)
@@ -162,7 +140,7 @@ def _recurrence(kind: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
         masks = [nn.functional.dropout(ones, dropout) for _ in range(layers - 1)]
     save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *states, *weights))
     how = kind, layers, bidirectional, save, "auto"  # `backend` puts in the strategy that was asked for
-    outputs = torch.ops.bppsa.recurrence(x, states, weights, masks, batch_sizes, *how)
+    outputs = torch.ops.bppsa.recurrence(x, states, weights, masks, *how)
     y = outputs[0].transpose(0, 1) if batch_first else outputs[0]
     return (y, *outputs[1 : 1 + len(states)])
 
@@ -175,7 +153,7 @@ def scan(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -> tuple[
 
 @torch._dynamo.disable(reason="bppsa.scan calls kernels; with backend='bppsa' a cell that can be captured is a node")
 def _scan_outside(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:
-    return _api.scan(cell, carry, xs, reverse=reverse)
+    return _scan.scan(cell, carry, xs, reverse=reverse)
 
 
 def _scan_inside(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:

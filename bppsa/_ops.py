@@ -1,7 +1,7 @@
-"""The recurrences as torch.library ops, for graphs that Dynamo traces: fake kernels say shapes, autograd is registered.
+"""The recurrences as torch.library ops, for the graphs that Dynamo traces.
 
-Unlike eager calls (`runtime.autograd`) an op may not return views: what the backward needs comes back as further outputs.
-Arguments have no defaults, since the dispatcher drops an argument that equals its default and the kernels then miss it.
+Unlike eager calls (`runtime.autograd`) an op may not return views, so what the backward reads comes back as further
+outputs. Schemas have no defaults: the dispatcher drops an argument that equals its default, and the kernels miss it.
 """
 
 from __future__ import annotations
@@ -12,18 +12,108 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa._recurrent import count_states_of, stack_of
-from bppsa.runtime.autograd import Call
-from bppsa.runtime.stack import Stack
+from bppsa._recurrent import Spec, stack
+from bppsa._scan import ScanCall
+from bppsa.runtime.autograd import Call, Given
 from bppsa.runtime.sweep import Extent
 
-Tensors = list[Tensor]
-CALLS: dict[str, Any] = {}  # key -> what makes the Call of a scanned cell for an Extent
+SCANS: dict[str, Any] = {}  # key of a cell -> its plan; the backend fills it while it compiles
+MODULE = "str kind, int layers, bool bidirectional"
+CELL = "str cell, bool reverse"
 
 
-def forward(call: Call, tensors: Sequence[Tensor], save: bool) -> Tensors:
-    """[*outputs, *private], no two of which share memory."""
-    result = call.forward(tensors, save=save)
-    dtype = tensors[0].dtype
-    outputs = [o.contiguous().to(dtype) if save is False else o.to(dtype).clone() for o in result.outputs]
-    return [*outputs, *result.exposed, *result.saved]
+def module_call(x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], masks: Sequence[Tensor], *flags: Any) -> Call:
+    kind, layers, bidirectional = flags
+    count = len(weights) // (layers * (1 + bidirectional))
+    out, hidden = states[0].shape[-1], states[-1].shape[-1]
+    projection = out if count in (3, 5) else 0
+    spec = Spec(kind.upper(), x.shape[-1], hidden, projection, layers, count > 3, bidirectional)
+    return stack(spec, working(x.dtype), Extent(x.shape[0], x.shape[1]), bool(masks))
+
+
+def cell_call(sources: Sequence[Tensor], carries: Sequence[Tensor], params: Sequence[Tensor], *flags: Any) -> Call:
+    cell, reverse = flags
+    plan = SCANS[cell]
+    return ScanCall(plan, Extent(sources[0].shape[0], sources[0].shape[1], reverse), len(sources), len(carries))
+
+
+def working(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def flat(groups: Sequence[Any]) -> list[Tensor]:
+    """The tensors of an op's arguments, one after the other."""
+    return [t for group in groups for t in ([group] if isinstance(group, Tensor) else group)]
+
+
+def converted(tensors: Given, dtype: torch.dtype) -> list[Tensor | None]:
+    return [t if t is None else t.to(dtype) for t in tensors]
+
+
+def define(name: str, groups: Sequence[str], flags: str, call_of: Any) -> None:
+    """Define `bppsa::{name}`, whose tensor arguments are `groups`, and its backward. Both give lists of tensors."""
+    arguments = ", ".join(groups)
+    forward_schema = f"({arguments}, {flags}, bool save, str strategy) -> Tensor[]"
+    backward_schema = f"(Tensor?[] grads, {arguments}, Tensor[] private, {flags}, bool[] needs, str strategy) -> Tensor[]"
+    many = len(groups)
+
+    @torch.library.custom_op(f"bppsa::{name}", mutates_args=(), device_types="cpu", schema=forward_schema)
+    def forward(*args: Any) -> list[Tensor]:
+        tensors, save = flat(args[:many]), args[-2]
+        dtype = tensors[0].dtype
+        result = call_of(*args[:-2]).forward(converted(tensors, working(dtype)), save=save)
+        outputs = [output.to(dtype) if output.dtype != dtype else output.clone() for output in result.outputs]
+        return [*outputs, *result.exposed, *result.saved]
+
+    @forward.register_fake
+    def _(*args: Any) -> list[Tensor]:
+        like, save = flat(args[:many])[0], args[-2]
+        outputs, private = call_of(*args[:-2]).shapes()
+        kept = [like.new_empty(shape, dtype=working(like.dtype)) for shape in private * save]
+        return [*(like.new_empty(shape) for shape in outputs), *kept]
+
+    @torch.library.custom_op(f"bppsa::{name}_backward", mutates_args=(), device_types="cpu", schema=backward_schema)
+    def backward(*args: Any) -> list[Tensor]:
+        grads, groups_, private, needs = args[0], args[1 : 1 + many], args[1 + many], args[-2]
+        tensors = flat(groups_)
+        dtype = working(tensors[0].dtype)
+        call = call_of(*groups_, *args[2 + many : -2])
+        exposed, saved = private[: call.exposed], private[call.exposed :]
+        found = call.backward(converted(tensors, dtype), saved, exposed, converted(grads, dtype), needs)
+        pairs = [(t, g) for t, g, need in zip(tensors, found, needs, strict=True) if need]
+        return [torch.zeros_like(t) if g is None else g.to(t.dtype).contiguous() for t, g in pairs]
+
+    @backward.register_fake
+    def _(*args: Any) -> list[Tensor]:
+        return [t.new_empty(t.shape) for t, need in zip(flat(args[1 : 1 + many]), args[-2], strict=True) if need]
+
+    def setup_context(ctx: Any, inputs: Any, output: Sequence[Tensor]) -> None:
+        tensors = flat(inputs[:many])
+        ctx.sizes = [None if isinstance(group, Tensor) else len(group) for group in inputs[:many]]
+        ctx.flags, ctx.strategy, ctx.count = inputs[many:-2], inputs[-1], len(tensors)
+        ctx.outputs = len(call_of(*inputs[:-2]).shapes()[0])
+        ctx.save_for_backward(*tensors, *output[ctx.outputs :])
+        ctx.set_materialize_grads(False)
+
+    def differentiate(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        saved = list(ctx.saved_tensors)
+        given = regrouped(saved[: ctx.count], ctx.sizes)
+        needs = [bool(need) for group in ctx.needs_input_grad[:many] for need in ([group] if isinstance(group, bool) else group)]
+        op = getattr(torch.ops.bppsa, f"{name}_backward")
+        found = iter(op(list(grads[: ctx.outputs]), *given, saved[ctx.count :], *ctx.flags, needs, ctx.strategy))
+        gradients = regrouped([next(found) if need else None for need in needs], ctx.sizes)
+        return (*gradients, *[None] * (len(ctx.flags) + 2))
+
+    forward.register_autograd(differentiate, setup_context=setup_context)
+
+
+def regrouped(values: Sequence[Any], sizes: Sequence[int | None]) -> list[Any]:
+    """The inverse of `flat`: a size for each list, None for a tensor by itself."""
+    rest, groups = list(values), []
+    for size in sizes:
+        groups.append(rest.pop(0) if size is None else [rest.pop(0) for _ in range(size)])
+    return groups
+
+
+define("recurrence", ["Tensor x", "Tensor[] states", "Tensor[] weights", "Tensor[] masks"], MODULE, module_call)
+define("scan", ["Tensor[] sources", "Tensor[] carries", "Tensor[] params"], CELL, cell_call)

@@ -18,7 +18,7 @@ from bppsa._sweeps import compile_recurrence
 from bppsa.chain import Recurrence
 from bppsa.codegen import build as compiler
 from bppsa.errors import CarryError, InputError, Reason, Unsupported
-from bppsa.fxpasses.capture import record
+from bppsa.fxpasses.capture import Recording, record
 from bppsa.fxpasses.environment import Environment, environment_of
 from bppsa.fxpasses.recurrence import split
 from bppsa.report import Decision
@@ -103,6 +103,15 @@ class ScanCall:
     sources: int
     carries: int
 
+    @property
+    def shown(self) -> frozenset[int]:
+        """The carries whose states are outputs."""
+        return frozenset(i for i in self.plan.sweep.program.output_carry if i is not None)
+
+    @property
+    def exposed(self) -> int:
+        return len(self.shown)
+
     def parts(self, tensors: Sequence) -> tuple[Sequence, Sequence, Sequence]:
         first, second = self.sources, self.sources + self.carries
         return tensors[:first], tensors[first:second], tensors[second:]
@@ -115,7 +124,7 @@ class ScanCall:
         for output in passed.outputs:  # one carry may be several ys, but they are tensors of their own
             outputs.append(output.clone() if output.data_ptr() in seen else output.detach())
             seen.add(output.data_ptr())
-        shown = {i for i in self.plan.sweep.program.output_carry if i is not None}
+        shown = self.shown
         exposed = tuple(state for i, state in enumerate(passed.states) if i in shown)
         hidden = tuple(state for i, state in enumerate(passed.states) if i not in shown)
         return Result((*outputs, *passed.finals), (*hidden, *passed.private.values()) if save else (), exposed if save else ())
@@ -138,8 +147,8 @@ class ScanCall:
         outputs = [(extent.steps, extent.rows, width) for width in recurrence.outputs]
         finals = [(extent.rows, width) for width in recurrence.carries]
         kept = self.plan.sweep.shapes(extent)
-        shown = {i for i in self.plan.sweep.program.output_carry if i is not None}
-        return [*outputs, *finals], [kept[i] for i in sorted(shown)] + [s for i, s in enumerate(kept) if i not in shown]
+        shown = [kept[i] for i in sorted(self.shown)]
+        return [*outputs, *finals], shown + [shape for i, shape in enumerate(kept) if i not in self.shown]
 
     def again(self, tensors: Given) -> tuple[Tensor, ...]:
         sources, carries, params = self.parts(tensors)
@@ -196,7 +205,6 @@ def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:
 def make(
     cell: Cell, carry: Sequence[Tensor], carry_spec: Any, xs: Sequence[Tensor], x_spec: Any, environment: Environment
 ) -> Plan | Reason:
-    examples = ([*carry], [leaf[0] for leaf in xs])
     y_spec: Any = None
 
     def flat_cell(carry_leaves: Sequence[Tensor], x_leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
@@ -208,19 +216,24 @@ def make(
         return next_leaves, y_leaves
 
     try:
-        recording = record(flat_cell, examples)
-        nexts, ys = recording.result
-        if not all(isinstance(y, fx.Node) for y in ys):
-            return Reason("an output that is not a tensor")
+        recording = record(flat_cell, ([*carry], [leaf[0] for leaf in xs]))
         places = tuple(place(tensor, environment) for tensor, _ in recording.captured)
-        recurrence = split(recording, len(carry), len(xs), ys, nexts)
-        sweep = compile_recurrence(recurrence, carry[0].dtype)
+        return plan_of(recording, len(carry), len(xs), places, y_spec)
     except Unsupported as unsupported:
         return unsupported.reason
-    module = lambda graph: None if graph is None else fx.GraphModule({}, graph)  # noqa: E731
+
+
+def plan_of(recording: Recording, carries: int, xs: int, places: tuple[int | Tensor, ...], y_spec: Any) -> Plan:
+    """The plan of a cell recorded as (carry leaves, x leaves, ...) -> (next carry leaves, y leaves)."""
+    nexts, ys = recording.result
+    if not all(isinstance(y, fx.Node) for y in ys):
+        raise Unsupported(Reason("an output that is not a tensor"))
+    recurrence = split(recording, carries, xs, ys, nexts)
+    sweep = compile_recurrence(recurrence, recording.arguments[0].meta["val"].dtype)
+    hoisted, tail = (None if g is None else fx.GraphModule({}, g) for g in (recurrence.hoisted, recurrence.tail))
     y_shapes = tuple(y.meta["val"].shape for y in ys)
-    carry_shapes = tuple(leaf.shape for leaf in carry)
-    return Plan(sweep, recurrence, module(recurrence.hoisted), module(recurrence.tail), places, y_spec, y_shapes, carry_shapes)
+    carry_shapes = tuple(node.meta["val"].shape for node in recording.arguments[:carries])
+    return Plan(sweep, recurrence, hoisted, tail, places, y_spec, y_shapes, carry_shapes)
 
 
 def place(tensor: Tensor, environment: Environment) -> int | Tensor:

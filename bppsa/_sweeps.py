@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from bppsa.chain import Recurrence
-from bppsa.codegen import build as compiler
 from bppsa.codegen import program
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.native import REAL, NativeKernel
-from bppsa.errors import BuildError
 from bppsa.fxpasses import cells, jacobian
 from bppsa.fxpasses.capture import record
 from bppsa.fxpasses.recurrence import split
@@ -26,7 +21,8 @@ TRACED_ROWS = 2  # any number but 1, which broadcasts
 
 def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype) -> Sweep:
     """Raises `Unsupported` for what cannot be fused and `BuildError` where there is no compiler."""
-    lowered = program.build(recurrence, jacobian.transpose(recurrence))
+    with _disable_current_modes():  # the caller may be tracing
+        lowered = program.build(recurrence, jacobian.transpose(recurrence))
 
     def build(kernel: Kernel) -> NativeKernel:
         return NativeKernel(kernel, REAL[dtype])
@@ -41,13 +37,13 @@ def module_recurrence(mode: str, inputs: int, hidden: int, projection: int, bias
     out = projection or hidden
     if projection:
         cell = cells.projected_lstm
-    carry = [torch.empty(TRACED_ROWS, width) for width in (out, hidden)[:states]]
-    x = torch.empty(TRACED_ROWS, inputs)
-    shapes = [(gates * hidden, inputs), (gates * hidden, out), *[(gates * hidden,)] * 2 * bias, *[(out, hidden)] * bool(projection)]
-    params = [torch.empty(shape) for shape in shapes]
-    recording = record(lambda carry, x, *params: cell(carry, x, *params), (carry, x, *params))
-    nexts, y = recording.result
-    return split(recording, len(carry), 1, [y], nexts)
+    weights = [(gates * hidden, inputs), (gates * hidden, out), *[(gates * hidden,)] * 2 * bias]
+    weights += [(out, hidden)] if projection else []
+    with _disable_current_modes():
+        carry = [torch.empty(TRACED_ROWS, width) for width in (out, hidden)[:states]]
+        recording = record(cell, (carry, torch.empty(TRACED_ROWS, inputs), *map(torch.empty, weights)))
+        nexts, y = recording.result
+        return split(recording, states, 1, [y], nexts)
 
 
 @functools.lru_cache(maxsize=1024)

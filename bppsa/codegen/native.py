@@ -31,7 +31,7 @@ STRIDES: dict[Kind, Callable[[tuple[int, ...]], tuple[int, int]]] = {
 NS_PER_PRODUCT = 0.03
 NS_PER_POINT = 1.5
 LEAST_NS = 15_000  # of a call's work for each thread
-LEAST_STEP_NS = 400  # of a step's work for each thread where all must meet in every step
+LEAST_STEP_NS = 200  # of a step's work for each thread where all must meet in every step
 
 _forked = False
 

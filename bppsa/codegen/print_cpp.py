@@ -135,8 +135,7 @@ class _GroupText:
         self.cut = (group.width, self.most, self.tile.point)  # groups cut alike share their columns alike between threads
         self.width = number(group.width)
         self.depth = [number(depth) for _, depth in self.sources]
-        sums = {b.name: i for i, b in enumerate(unit.sums)}
-        self.point = Point(unit.numbers, group, tuple(self.sources.values()), sums)
+        self.point = Point(unit.numbers, group, tuple(self.sources.values()), [b.name for b in unit.sums])
         self.gemm = [self.dot_products(s, rows) for s, (rows, _) in enumerate(self.sources)]
         self.folds = [unit.numbers.slot(store.target) for store in group.stores if store.reduce is Reduce.ROWS]
         self.fold_columns = [unit.numbers.column(s.target.column) for s in group.stores if s.reduce is Reduce.ROWS]

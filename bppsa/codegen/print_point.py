@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bppsa.codegen.ir import STRUCTURAL, Access, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store
+from bppsa.codegen.levels import levels
 
 CPP: dict[Op, str] = {
     Op.ADD: "{} + {}",
@@ -71,96 +72,117 @@ class Numbers:
 
 
 @dataclass
-class Point:
-    """The function's text, in the order in which it runs: `head`, for each row `loop`, `stores`, `bump`, then `tail`."""
+class Loop:
+    """One pass over the rows: each slot has one moving pointer; stores come after all loads."""
 
-    numbers: Numbers
-    group: Group
-    sources: tuple[tuple[Dot, ...], ...]
-    sums: dict[str, int]  # COLUMN_SUM buffer -> its place in the thread's sums
-    head: list[str] = field(default_factory=lambda: ["const auto& c = thread.cursor;"])
-    loop: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
     stores: list[str] = field(default_factory=list)
-    bump: list[str] = field(default_factory=list)
-    tail: list[str] = field(default_factory=list)
-    slots: set[int] = field(default_factory=set)
+    slots: dict[int, None] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.loaded = {node.payload for node in self.group.nodes() if node.op is Op.LOAD}
-        names: dict[Expr, str] = {}
-        for n, node in enumerate(self.group.nodes()):
-            names[node] = f"v{n}"
-            self.value(node, f"v{n}", [names[a] for a in node.args])
-        folds = 0
-        for n, store in enumerate(self.group.stores):
-            if store.reduce is Reduce.ROWS:
-                self.loop.append(f"fold{folds}[i] += mask.keep({names[store.value]});")
-                folds += 1
-            else:
-                self.store(store, f"store{n}", names[store.value])
+    def text(self) -> list[str]:
+        pointers = [f"real* row{slot} = base{slot};" for slot in self.slots]
+        bumps = [f"row{slot} += stride{slot};" for slot in self.slots]
+        return body("", [*pointers, *body("for (int64_t i = 0; i < rows; ++i)", [*self.lines, *self.stores, *bumps])])
 
-    def value(self, node: Expr, name: str, args: list[str]) -> None:
-        payload = node.payload
-        if isinstance(payload, Access):
-            self.load(payload, name)
-        elif isinstance(payload, Dot):
-            source, place = next((s, dots.index(payload)) for s, dots in enumerate(self.sources) if payload in dots)
-            self.loop.append(f"const V {name} = load<V>(dot{source} + i * GEMM{source}::PITCH + {place} * units);")
-        elif payload is not None:
-            self.head.append(f"const V {name} = splat<V>({self.numbers.constant(payload)});")
-        else:
-            self.loop.append(f"const V {name} = {CPP[node.op].format(*args)};")
 
-    def row(self, access: Access, name: str) -> str:
-        """The address of this access in the current row; every slot has one moving pointer."""
-        slot = self.numbers.slot(access)
-        if slot not in self.slots:
-            self.slots.add(slot)
-            self.head.append(f"real* row{slot} = c.at[{slot}] + row * c.row[{slot}];")
-            self.head.append(f"const int64_t stride{slot} = c.row[{slot}], step{slot} = c.step[{slot}];")
-            self.bump.append(f"row{slot} += stride{slot};")
-        offset = ("" if access.broadcast else "j") + self.numbers.column(access.column)
-        self.head.append(f"const int64_t {name}_at = {offset or '0'};")
-        return f"row{slot} + {name}_at"
+class Point:
+    """The function for one group: `head`, one or more loops over the rows, `tail`."""
 
-    def load(self, access: Access, name: str) -> None:
-        address = self.row(access, name)
-        kind = self.numbers.kinds[access.buffer]
-        value = f"const V {name} = {f'splat<V>(*({address}))' if access.broadcast else f'mask.load({address})'};"
+    def __init__(self, numbers: Numbers, group: Group, sources: Sequence[tuple[Dot, ...]], sums: Sequence[str]) -> None:
+        self.numbers, self.group, self.sources, self.sums = numbers, group, sources, sums
+        self.head, self.tail = ["const auto& c = thread.cursor;"], []
+        self.bases: set[int] = set()
+        nodes, roots = group.nodes(), [store.value for store in group.stores]
+        self.level = levels(nodes, roots)
+        self.loops = [Loop() for _ in range(1 + max(self.level.values(), default=0))]
+        self.name = {node: f"v{n}" for n, node in enumerate(nodes)}
+        self.wanted: dict[Expr, set[int]] = {node: set() for node in nodes}
+        for root in roots:
+            self.wanted[root].add(len(self.loops) - 1)
+        for node in nodes:
+            for arg in node.args:
+                self.wanted[arg].add(self.level[node])
+        self.loaded = {node.payload for node in nodes if node.op is Op.LOAD}
+        for node in nodes:
+            self.VALUE.get(node.op, Point.compute)(self, node)
+        self.folds = 0
+        for n, store in enumerate(group.stores):
+            self.STORE[store.reduce](self, store, f"store{n}")
+
+    def compute(self, node: Expr) -> None:
+        name, own = self.name[node], self.level[node]
+        self.loops[own].lines.append(f"const V {name} = {CPP[node.op].format(*(self.name[a] for a in node.args))};")
+        if later := self.wanted[node] - {own}:
+            self.head.append(f"V kept_{name}[CHUNK];")
+            self.loops[own].lines.append(f"kept_{name}[i] = {name};")
+            for level in later:
+                self.loops[level].lines.append(f"const V {name} = kept_{name}[i];")
+
+    def constant(self, node: Expr) -> None:
+        self.head.append(f"const V {self.name[node]} = splat<V>({self.numbers.constant(node.payload)});")
+
+    def dot(self, node: Expr) -> None:
+        s, place = next((s, dots.index(node.payload)) for s, dots in enumerate(self.sources) if node.payload in dots)
+        for level in self.wanted[node]:
+            self.loops[level].lines.append(
+                f"const V {self.name[node]} = load<V>(dot{s} + i * GEMM{s}::PITCH + {place} * units);"
+            )
+
+    def load(self, node: Expr) -> None:
+        access, name = node.payload, self.name[node]
+        slot, kind = self.numbers.slot(access), self.numbers.kinds[access.buffer]
+        at = self.offset(access, name)
+        read = "splat<V>(*({}))" if access.broadcast else "mask.load({})"
         if kind is Kind.VECTOR:
-            self.head.append(value)
+            self.head.append(f"const V {name} = {read.format(f'base{slot} + {at}')};")
             return
         if kind is Kind.STREAM and not access.broadcast:
-            self.loop.append(f"__builtin_prefetch({address} + step{self.numbers.slot(access)}, 0, 2);")
-        self.loop.append(value)
+            self.loops[min(self.wanted[node])].lines.append(f"__builtin_prefetch(row{slot} + {at} + step{slot}, 0, 2);")
+        for level in self.wanted[node]:
+            self.loops[level].slots[slot] = None
+            self.loops[level].lines.append(f"const V {name} = {read.format(f'row{slot} + {at}')};")
 
-    def store(self, store: Store, name: str, value: str) -> None:
-        target = store.target
-        if store.reduce is Reduce.COLUMNS:
-            self.head.append(f"V {name}{{}};")
-            self.loop.append(f"{name} += {value};")
-            column = self.numbers.column(target.column)
-            self.tail.append(f"real* {name}_at = thread.sums[{self.sums[target.buffer]}].part + j{column};")
-            self.tail.append(f"mask.store({name}_at, mask.load({name}_at) + {name});")
-            return
-        address = self.row(target, name)
+    def offset(self, access: Access, name: str) -> str:
+        """Where the access is in a row of its slot."""
+        slot = self.numbers.slot(access)
+        if slot not in self.bases:
+            self.bases.add(slot)
+            self.head.append(f"real* const base{slot} = c.at[{slot}] + row * c.row[{slot}];")
+            self.head.append(f"const int64_t stride{slot} = c.row[{slot}], step{slot} = c.step[{slot}];")
+        offset = ("" if access.broadcast else "j") + self.numbers.column(access.column)
+        self.head.append(f"const int64_t {name}_at = {offset or '0'};")
+        return f"{name}_at"
+
+    def store(self, store: Store, name: str) -> None:
+        target, loop = store.target, self.loops[-1]
+        slot, at = self.numbers.slot(target), self.offset(target, name)
+        loop.slots[slot] = None
         if self.numbers.kinds[target.buffer] in (Kind.STREAM, Kind.STATE) and target not in self.loaded:
-            self.stores.append(f"__builtin_prefetch({address} + step{self.numbers.slot(target)}, 1, 2);")
-        self.stores.append(f"mask.store({address}, {value});")
+            loop.stores.append(f"__builtin_prefetch(row{slot} + {at} + step{slot}, 1, 2);")
+        loop.stores.append(f"mask.store(row{slot} + {at}, {self.name[store.value]});")
 
-    def parameters(self, declare: bool) -> str:
-        dots = [f"dot{s}" for s in range(len(self.sources))]
-        folds = [f"fold{n}" for n in range(sum(s.reduce is Reduce.ROWS for s in self.group.stores))]
-        if declare:
-            dots, folds = [f"const real* {d}" for d in dots], [f"V* {f}" for f in folds]
-        return "".join(f", {p}" for p in (*dots, *folds))
+    def sum_columns(self, store: Store, name: str) -> None:
+        self.head.append(f"V {name}{{}};")
+        self.loops[-1].lines.append(f"{name} += {self.name[store.value]};")
+        column = self.numbers.column(store.target.column)
+        self.tail.append(f"real* {name}_at = thread.sums[{self.sums.index(store.target.buffer)}].part + j{column};")
+        self.tail.append(f"mask.store({name}_at, mask.load({name}_at) + {name});")
+
+    def sum_row(self, store: Store, name: str) -> None:
+        self.loops[-1].lines.append(f"fold{self.folds}[i] += mask.keep({self.name[store.value]});")
+        self.folds += 1
+
+    VALUE = {Op.LOAD: load, Op.CONST: constant, Op.DOT: dot}
+    STORE = {Reduce.NONE: store, Reduce.COLUMNS: sum_columns, Reduce.ROWS: sum_row}
 
     def lines(self, index: int) -> list[str]:
         """`dot<s>`: sums [rows, PITCH<s>] at the vector's column of the first dot; the next dot's lie `units` further."""
+        dots = range(len(self.sources))
+        gemms = "".join(f", class GEMM{s}" for s in dots)
+        arguments = "".join([*(f", const real* dot{s}" for s in dots), *(f", V* fold{n}" for n in range(self.folds))])
         head = (
-            f"INLINE void point{index}(Thread& thread, const M mask, int64_t row, int64_t rows, int64_t j, int64_t units"
-            f"{self.parameters(declare=True)}) const"
+            f"INLINE void point{index}(Thread& thread, const M mask, int64_t row, int64_t rows, int64_t j, int64_t units{arguments})"
+            " const"
         )
-        loop = body("for (int64_t i = 0; i < rows; ++i)", [*self.loop, *self.stores, *self.bump])
-        gemms = "".join(f", class GEMM{s}" for s in range(len(self.sources)))
-        return [f"template <class V{gemms}, class M>", *body(head, [*self.head, *loop, *self.tail])]
+        loops = [line for loop in self.loops for line in loop.text()]
+        return [f"template <class V{gemms}, class M>", *body(head, [*self.head, *loops, *self.tail])]

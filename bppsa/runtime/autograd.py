@@ -28,6 +28,11 @@ class Result:
 class Call(Protocol):
     """One call of a recurrence, its sizes fixed; `tensors` are all tensors it reads."""
 
+    @property
+    def exposed(self) -> int:
+        """How many tensors of a result are exposed."""
+        ...
+
     def forward(self, tensors: Given, *, save: bool) -> Result: ...
 
     def backward(

@@ -40,6 +40,11 @@ class Stack:
         """Whether what a layer reads is more than the states of the layer before it."""
         return self.directions > 1 or self.masked
 
+    @property
+    def exposed(self) -> int:
+        """Without a second direction beside it, y is the states of the last layer."""
+        return self.directions == 1
+
     def shapes(self) -> tuple[list[Shape], list[Shape]]:
         """Of the outputs, and of what a forward that saves keeps: `[*exposed, *saved]`."""
         steps, rows, layers = self.extent.steps, self.extent.rows, len(self.sweeps)
@@ -47,7 +52,7 @@ class Stack:
         y = (steps, rows, recurrence.outputs[0] * self.directions)
         finals = [(layers * self.directions, rows, width) for width in recurrence.carries]
         passes = [sweep.shapes(self.extent) for sweeps in self.sweeps for sweep in sweeps]
-        exposed = [passes[-1].pop(0)] if self.directions == 1 else []
+        exposed = [passes[-1].pop(0)] if self.exposed else []
         return [y, *finals], [*exposed, *[y] * (layers - 1) * self.keeps_inputs, *(s for shapes in passes for s in shapes)]
 
     def forward(self, tensors: Given, *, save: bool) -> Result:
@@ -70,7 +75,7 @@ class Stack:
         y = x.detach()  # shares its version counter with the state it may be a view of
         if not save:
             return Result((y, *finals))
-        exposed = passes[-1].states[:1] if self.directions == 1 else ()
+        exposed = passes[-1].states[: self.exposed]
         private = [t for p in passes for t in (*p.states, *p.private.values()) if not any(t is e for e in exposed)]
         return Result((y, *finals), (*inputs, *private), exposed)
 

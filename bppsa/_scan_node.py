@@ -1,0 +1,115 @@
+"""torch's scan node in a traced graph, in terms of our op: hoisted work before it, the tail after it, all in the graph."""
+
+from __future__ import annotations
+
+import hashlib
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from bppsa._ops import SCANS
+from bppsa._scan import Plan, plan_of
+from bppsa.codegen import build as compiler
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.capture import record
+
+aten = torch.ops.aten
+
+
+def inline_scan(graph: fx.GraphModule, node: fx.Node, strategy: str) -> None:
+    """Replace scan(cell, carry, xs, extra) -> [*carry, *ys]; a cell that cannot be fused stays torch's.
+
+    The cell is a graph (*carry, *x_t, *extra) -> [*carry, *y_t]; xs and ys are [T, B, ...].
+    """
+    cell, *groups = node.args
+    examples = [[getattr(arg, "meta", {}).get("example_value") for arg in group] for group in groups]
+    if node.kwargs or compiler.available() or not all(isinstance(v, Tensor) for group in examples for v in group):
+        return  # a size that changes from call to call is an input too
+    try:
+        key, plan = plan_for(graph.get_submodule(cell.target), *examples)
+    except Unsupported:
+        return
+    save = any(value.requires_grad for value in node.meta["example_value"])
+    with graph.graph.inserting_before(node):
+        results = Inline(graph.graph, plan, groups).emit(key, save, strategy)
+    for user in list(node.users):
+        assert user.target is operator.getitem
+        user.replace_all_uses_with(results[user.args[1]])
+        graph.graph.erase_node(user)
+    graph.graph.erase_node(node)
+
+
+def plan_for(cell: fx.GraphModule, carry: Sequence[Tensor], xs: Sequence[Tensor], extra: Sequence[Tensor]) -> tuple[str, Plan]:
+    """Its key says all the plan depends on: Inductor's caches outlive the process."""
+    with _disable_current_modes():
+        like = [[stand_in(t) for t in carry], [stand_in(x, 1) for x in xs], [stand_in(t) for t in extra]]
+    if any(t.dim() == 0 for t in (*like[0], *like[1])):
+        raise Unsupported(Reason("a value without a batch dimension"))
+
+    def flat(carry: Sequence[Tensor], xs: Sequence[Tensor], *extra: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        results = cell(*carry, *xs, *extra)
+        return list(results[: len(carry)]), list(results[len(carry) :])
+
+    text = cell.code + str([[(tuple(t.shape), t.dtype) for t in group] for group in like])
+    key = hashlib.sha256(text.encode()).hexdigest()
+    if key not in SCANS:
+        with _disable_current_modes():
+            recording = record(flat, (like[0], like[1], *like[2]))
+        SCANS[key] = plan_of(recording, len(carry), len(xs), tuple(t for t, _ in recording.captured), None)
+    return key, SCANS[key]
+
+
+def stand_in(fake: Tensor, skip: int = 0) -> Tensor:
+    """Zeros of its size as it was when traced; nothing here depends on a size that changes."""
+    sizes = [size if isinstance(size, int) else size.node.hint for size in fake.shape[skip:]]
+    return torch.zeros(sizes, dtype=fake.dtype)
+
+
+class Inline:
+    """The nodes of one plan, put where the graph is being inserted to."""
+
+    def __init__(self, graph: fx.Graph, plan: Plan, groups: Sequence[Sequence[fx.Node]]) -> None:
+        self.graph, self.plan = graph, plan
+        self.carry, self.xs, self.extra = groups
+        self.steps, self.rows = (self.call(aten.sym_size.int, self.xs[0], dim) for dim in (0, 1))
+
+    def emit(self, key: str, save: bool, strategy: str) -> list[fx.Node]:
+        plan = self.plan
+        params = [*self.extra, *map(self.constant, plan.places)]
+        stacked = [self.call(torch.flatten, x, 0, 1) for x in self.xs]
+        sources: Sequence[fx.Node] = stacked
+        given = [*stacked, *params]
+        if plan.recurrence.hoisted is not None:
+            sources, params = self.inline(plan.recurrence.hoisted, given)
+        dtype = plan.sweep.dtype
+        carries = [self.reshape(c, self.rows, width) for c, width in zip(self.carry, plan.recurrence.carries, strict=True)]
+        rows = [self.call(torch.Tensor.to, self.reshape(s, self.steps, self.rows, -1), dtype) for s in sources]
+        op = self.call(torch.ops.bppsa.scan, rows, carries, list(params), key, False, save, strategy)
+        count, many = len(plan.recurrence.outputs), len(self.carry)
+        outputs = [self.call(operator.getitem, op, i) for i in range(count)]
+        finals = [self.call(operator.getitem, op, count + i) for i in range(many)]
+        ys: Sequence[fx.Node] = outputs
+        if plan.recurrence.tail is not None:
+            flat = [self.call(torch.flatten, output, 0, 1) for output in outputs]
+            ys = self.inline(plan.recurrence.tail, [*flat, *given])
+        return [
+            *(self.reshape(f, self.rows, *shape[1:]) for f, shape in zip(finals, plan.carry_shapes, strict=True)),
+            *(self.reshape(y, self.steps, self.rows, *shape[1:]) for y, shape in zip(ys, plan.y_shapes, strict=True)),
+        ]
+
+    def inline(self, part: fx.Graph, inputs: Sequence[fx.Node]) -> Any:
+        copies = dict(zip((n for n in part.nodes if n.op == "placeholder"), inputs, strict=True))
+        return self.graph.graph_copy(part, copies)
+
+    def constant(self, tensor: Any) -> fx.Node:
+        return self.call(torch.tensor, tensor.tolist())
+
+    def reshape(self, value: fx.Node, *sizes: Any) -> fx.Node:
+        return self.call(torch.reshape, value, list(sizes))
+
+    def call(self, target: Any, *args: Any) -> fx.Node:
+        return self.graph.call_function(target, args)
