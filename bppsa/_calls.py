@@ -1,8 +1,11 @@
-"""Which decisions the present call of a compiled model has taken: a list a thread, begun anew by each call."""
+"""Which decisions the present call of a compiled model has taken: a list a thread, begun anew by each call. And what is
+worth one warning a process."""
 
 from __future__ import annotations
 
+import functools
 import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -32,3 +35,8 @@ def begin() -> list[Decision]:
     """Start the list of a call that nobody will tell us the end of."""
     _thread.taken = []
     return _thread.taken
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -11,7 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bppsa._calls import note, warn_once
 from bppsa._sweeps import module_sweep
+from bppsa.errors import BuildError
+from bppsa.plan.choose import choose
+from bppsa.plan.cost import Machine, Size
+from bppsa.report import Decision
 from bppsa.runtime import autograd
 from bppsa.runtime.autograd import Given
 from bppsa.runtime.stack import Stack
@@ -26,6 +31,24 @@ def run(
     """x: [T, B, I], or the data of a packed sequence, [sum of batch_sizes, I]; states: [L * D, B, n] each, or None for
     zeros. Returns y and the final states in the same form; NotImplemented where PyTorch is to run the call."""
     spec = Spec.of(module)
+    steps, rows = x.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
+    decision = decide(module._bppsa_path, module._bppsa_strategy, spec, steps, rows, x.dtype, torch.get_num_threads())
+    if decision.strategy == "pytorch":
+        note(decision)
+        return NotImplemented
+    try:
+        result = by_sweeps(module, spec, x, batch_sizes, states, weights)
+    except BuildError as error:
+        warn_once(f"bppsa leaves recurrences to PyTorch: {error}")
+        note(replace(decision, strategy="pytorch", reason=str(error).splitlines()[0]))
+        return NotImplemented
+    note(decision)
+    return result
+
+
+def by_sweeps(
+    module: nn.RNNBase, spec: Spec, x: Tensor, batch_sizes: Tensor | None, states: States | None, weights: Sequence[Tensor]
+) -> tuple[Tensor, States]:
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32  # half precision is rounded once, at the end
     masks = dropout_masks(module, x)
     lengths = None
@@ -42,6 +65,14 @@ def run(
     if y.dtype != x.dtype:
         y, finals = y.to(x.dtype), [final.to(x.dtype) for final in finals]
     return y, tuple(finals)
+
+
+@lru_cache(maxsize=4096)
+def decide(path: str, strategy: str, spec: Spec, steps: int, rows: int, dtype: torch.dtype, threads: int) -> Decision:
+    widths = [spec.inputs, *[spec.out * spec.directions] * (spec.layers - 1)]
+    sizes = tuple(Size(steps, rows, spec.hidden, width, spec.gates) for width in widths for _ in range(spec.directions))
+    choice = choose(strategy, sizes, spec.ops(dtype), Machine(), threads)
+    return Decision(path, spec.mode.lower(), choice.strategy, choice.reason, choice.numbers)
 
 
 def dropout_masks(module: nn.RNNBase, x: Tensor) -> list[Tensor]:
@@ -87,6 +118,16 @@ class Spec:
     def weights(self) -> int:
         """Of one layer and direction."""
         return 2 + 2 * self.bias + bool(self.projection)
+
+    @property
+    def gates(self) -> int:
+        return {"LSTM": 4, "GRU": 3}.get(self.mode, 1)
+
+    def ops(self, dtype: torch.dtype) -> int:
+        """How many ops PyTorch dispatches in a step; 0 where oneDNN runs the whole recurrence."""
+        if self.mode == "LSTM" and dtype == torch.float32 and not self.projection:
+            return 0
+        return {"LSTM": 14, "GRU": 12}.get(self.mode, 4)
 
     @property
     def out(self) -> int:

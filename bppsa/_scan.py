@@ -12,12 +12,11 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from bppsa._calls import note
+from bppsa._calls import note, warn_once
 from bppsa._modules.calls import is_ordinary_moment
 from bppsa._sweeps import compile_recurrence
 from bppsa.chain import Recurrence
-from bppsa.codegen import build as compiler
-from bppsa.errors import CarryError, InputError, Reason, Unsupported
+from bppsa.errors import BuildError, CarryError, InputError, Reason, Unsupported
 from bppsa.fxpasses.capture import Recording, record
 from bppsa.fxpasses.environment import Environment, environment_of
 from bppsa.fxpasses.recurrence import split
@@ -52,8 +51,13 @@ def scan(cell: Cell, carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any
         note(Decision(name_of(cell), "scan", "pytorch", str(found), numbers))
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
     plan, environment = found
+    try:
+        nexts, ys = plan.run(carry_leaves, x_leaves, plan.captured(environment), reverse)
+    except BuildError as error:
+        warn_once(f"bppsa.scan runs cells op by op: {error}")
+        note(Decision(name_of(cell), "scan", "pytorch", str(error).splitlines()[0], numbers))
+        return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
     note(Decision(name_of(cell), "scan", "sequential", "one fused kernel forward, one backward", numbers))
-    nexts, ys = plan.run(carry_leaves, x_leaves, plan.captured(environment), reverse)
     return pytree.tree_unflatten(nexts, carry_spec), pytree.tree_unflatten(ys, plan.y_spec)
 
 
@@ -199,7 +203,7 @@ def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:
     rows = {*(leaf.shape[0] for leaf in carry), *(leaf.shape[1] for leaf in xs)}
     if len(rows) != 1 or rows == {0}:
         return Reason(f"batch sizes {sorted(rows)}", mend="give the carry and xs one batch size of at least 1")
-    return compiler.available()
+    return None
 
 
 def make(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from bppsa.chain import Recurrence
-from bppsa.codegen import program
+from bppsa.codegen import build as compiler
+from bppsa.codegen import print_cpp, program
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.native import REAL, NativeKernel
 from bppsa.fxpasses import cells, jacobian
@@ -24,8 +26,9 @@ def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype) -> Sweep:
     with _disable_current_modes():  # the caller may be tracing
         lowered = program.build(recurrence, jacobian.transpose(recurrence))
 
-    def build(kernel: Kernel) -> NativeKernel:
-        return NativeKernel(kernel, REAL[dtype])
+    def build(kernels: Sequence[Kernel]) -> list[NativeKernel]:
+        compiler.build_many([print_cpp.source(kernel, REAL[dtype]) for kernel in kernels])
+        return [NativeKernel(kernel, REAL[dtype]) for kernel in kernels]
 
     return Sweep(lowered, dtype, build)
 

@@ -59,7 +59,7 @@ def _fit(width: int, dots: tuple[int, ...], lanes: int, blocks: int, bytes_: int
 def _point(units: int, bytes_: int) -> int:
     """Half vectors where whole ones would pad more."""
     whole, half = LINE // bytes_, HALF // bytes_
-    return whole if wide() and math.ceil(units / whole) * 2 <= math.ceil(units / half) else half
+    return whole if wide() and units > half else half
 
 
 def _cost(c: Tile, width: int, dots: tuple[int, ...], bytes_: int) -> float:

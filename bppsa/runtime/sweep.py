@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -87,11 +86,12 @@ class Gradients:
 
 
 class Sweep:
-    """`build(kernel)` makes a kernel callable: `codegen.interpret.run` bound to it, or its machine code."""
+    """`build` makes kernels callable: `codegen.interpret.run` bound to each, or their machine code."""
 
-    def __init__(self, program: Program, dtype: torch.dtype, build: Callable[[Kernel], Runner]) -> None:
+    def __init__(self, program: Program, dtype: torch.dtype, build: Callable[[Sequence[Kernel]], Sequence[Runner]]) -> None:
         self.program, self.recurrence, self.dtype = program, program.recurrence, dtype
-        self.build = cache(build)
+        self.build = build
+        self.runners: dict[str, Runner] = {}
         read = {b.name for b in program.backward.arguments}
         self.products = {f"stream{k}": s for k, s in enumerate(self.recurrence.streams) if s.weight is not None}
         self.private = [name for name in (*self.products, "saved") if name in read]
@@ -101,6 +101,7 @@ class Sweep:
     ) -> Passed:
         """sources: [T, B, n] each, None where no stream reads them; carries: [B, n] each, None for zeros; params as the recurrence numbers them."""
         kernel = self.program.forward if save else self.program.inference
+        self.prepare([kernel, self.program.backward] if save else [kernel])
         tensors = allocate(kernel, self.inputs(sources, params), extent, self.dtype)
         for name, stream in self.products.items():
             torch.mm(flat(sources[stream.source]), logical(params, stream.weight), out=flat(tensors[name]))
@@ -153,9 +154,15 @@ class Sweep:
         states = tuple(next(shown if i in self.program.output_carry else rest) for i in range(len(self.recurrence.carries)))
         return Passed((), (), states, {name: next(rest) for name in self.private})
 
+    def prepare(self, kernels: Sequence[Kernel]) -> None:
+        """Build what is missing; what a backward will need is built with its forward, where an error can be met."""
+        missing = [kernel for kernel in kernels if kernel.name not in self.runners]
+        if missing:
+            self.runners |= {k.name: runner for k, runner in zip(missing, self.build(missing), strict=True)}
+
     def run(self, kernel: Kernel, tensors: Mapping[str, Tensor], extent: Extent) -> None:
         arguments = [tensors[b.name] for b in kernel.arguments]
-        self.build(kernel)(arguments, steps=extent.steps, rows=extent.rows, active=extent.active, reverse=extent.reverse)
+        self.runners[kernel.name](arguments, steps=extent.steps, rows=extent.rows, active=extent.active, reverse=extent.reverse)
 
     def inputs(self, sources: Sequence[Tensor], params: Sequence[Tensor]) -> dict[str, Tensor]:
         """The caller's tensors under the names the kernels know them by."""
