@@ -28,9 +28,13 @@ def compile(model: nn.Module, *, strategy: str = "auto", fallback: str = "eager"
     """
     check(strategy, fallback)
     if not isinstance(model, nn.Module):
-        raise StrategyError(f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan")
+        raise StrategyError(
+            f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan"
+        )
     fast, found = rewrite(model, strategy)
-    left = tuple(Decision(path, "module", "pytorch", str(reason)) for path, reason in found.items() if reason is not None)
+    left = tuple(
+        Decision(path, "module", "pytorch", str(reason)) for path, reason in found.items() if reason is not None
+    )
     fast.__dict__["_bppsa_left"] = left
     fast.__dict__["report"] = Report(left)
     fast.register_forward_pre_hook(begin_report)
@@ -47,7 +51,9 @@ def begin_report(module: nn.Module, args: Any) -> None:
     module.__dict__["report"] = Report(taken)
 
 
-def explain(model: nn.Module | Callable[..., Any], *inputs: Any, strategy: str = "auto", fallback: str = "eager") -> Report:
+def explain(
+    model: nn.Module | Callable[..., Any], *inputs: Any, strategy: str = "auto", fallback: str = "eager"
+) -> Report:
     """Run `model(*inputs)` once as `compile(model, ...)` would and tell what was found, chosen and left alone, and why.
 
     Buffers and the random state are as before afterwards. `model` may also be a function that calls `bppsa.scan`.

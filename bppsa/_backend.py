@@ -25,7 +25,6 @@ from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._higher_order_ops.scan import scan as scan_node
-from torch._subclasses import FakeTensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 

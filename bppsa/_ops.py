@@ -15,14 +15,16 @@ from torch import Tensor
 from bppsa._recurrent import Spec, stack
 from bppsa._scan import ScanCall
 from bppsa.runtime.autograd import Call, Given
-from bppsa.runtime.sweep import Extent
+from bppsa.runtime.extent import Extent
 
 SCANS: dict[str, Any] = {}  # key of a cell -> its plan; the backend fills it while it compiles
 MODULE = "str kind, int layers, bool bidirectional"
 CELL = "str cell, bool reverse"
 
 
-def module_call(x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], masks: Sequence[Tensor], *flags: Any) -> Call:
+def module_call(
+    x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], masks: Sequence[Tensor], *flags: Any
+) -> Call:
     kind, layers, bidirectional = flags
     count = len(weights) // (layers * (1 + bidirectional))
     out, hidden = states[0].shape[-1], states[-1].shape[-1]
@@ -54,7 +56,9 @@ def define(name: str, groups: Sequence[str], flags: str, call_of: Any) -> None:
     """Define `bppsa::{name}`, whose tensor arguments are `groups`, and its backward. Both give lists of tensors."""
     arguments = ", ".join(groups)
     forward_schema = f"({arguments}, {flags}, bool save, str strategy) -> Tensor[]"
-    backward_schema = f"(Tensor?[] grads, {arguments}, Tensor[] private, {flags}, bool[] needs, str strategy) -> Tensor[]"
+    backward_schema = (
+        f"(Tensor?[] grads, {arguments}, Tensor[] private, {flags}, bool[] needs, str strategy) -> Tensor[]"
+    )
     many = len(groups)
 
     @torch.library.custom_op(f"bppsa::{name}", mutates_args=(), device_types="cpu", schema=forward_schema)
@@ -98,7 +102,11 @@ def define(name: str, groups: Sequence[str], flags: str, call_of: Any) -> None:
     def differentiate(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
         saved = list(ctx.saved_tensors)
         given = regrouped(saved[: ctx.count], ctx.sizes)
-        needs = [bool(need) for group in ctx.needs_input_grad[:many] for need in ([group] if isinstance(group, bool) else group)]
+        needs = [
+            bool(need)
+            for group in ctx.needs_input_grad[:many]
+            for need in ([group] if isinstance(group, bool) else group)
+        ]
         op = getattr(torch.ops.bppsa, f"{name}_backward")
         found = iter(op(list(grads[: ctx.outputs]), *given, saved[ctx.count :], *ctx.flags, needs, ctx.strategy))
         gradients = regrouped([next(found) if need else None for need in needs], ctx.sizes)

@@ -20,7 +20,8 @@ from bppsa.report import Decision
 from bppsa.runtime import autograd
 from bppsa.runtime.autograd import Given
 from bppsa.runtime.stack import Stack
-from bppsa.runtime.sweep import Extent, Sweep
+from bppsa.runtime.extent import Extent
+from bppsa.runtime.sweep import Sweep
 
 States = tuple[Tensor, ...]
 
@@ -47,7 +48,12 @@ def run(
 
 
 def by_sweeps(
-    module: nn.RNNBase, spec: Spec, x: Tensor, batch_sizes: Tensor | None, states: States | None, weights: Sequence[Tensor]
+    module: nn.RNNBase,
+    spec: Spec,
+    x: Tensor,
+    batch_sizes: Tensor | None,
+    states: States | None,
+    weights: Sequence[Tensor],
 ) -> tuple[Tensor, States]:
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32  # half precision is rounded once, at the end
     masks = dropout_masks(module, x)
@@ -80,7 +86,9 @@ def dropout_masks(module: nn.RNNBase, x: Tensor) -> list[Tensor]:
     if not (module.training and module.dropout > 0):
         return []
     width = (module.proj_size or module.hidden_size) * (1 + module.bidirectional)
-    return [functional.dropout(x.new_ones((*x.shape[:-1], width)), module.dropout) for _ in range(module.num_layers - 1)]
+    return [
+        functional.dropout(x.new_ones((*x.shape[:-1], width)), module.dropout) for _ in range(module.num_layers - 1)
+    ]
 
 
 def pad(packed: Sequence[Tensor], batch_sizes: Tensor) -> tuple[list[Tensor], Tensor]:
@@ -143,7 +151,8 @@ def stack(spec: Spec, dtype: torch.dtype, extent: Extent, masked: bool, training
 def sweeps_of(spec: Spec, dtype: torch.dtype) -> tuple[tuple[Sweep, ...], ...]:
     widths = [spec.inputs, *[spec.out * spec.directions] * (spec.layers - 1)]
     return tuple(
-        (module_sweep(spec.mode, width, spec.hidden, spec.projection, spec.bias, dtype),) * spec.directions for width in widths
+        (module_sweep(spec.mode, width, spec.hidden, spec.projection, spec.bias, dtype),) * spec.directions
+        for width in widths
     )
 
 
@@ -155,7 +164,8 @@ def by_pytorch(spec: Spec, training: bool, extent: Extent, tensors: Given) -> St
     masks = rest[count * spec.layers :]
     sizes = (spec.out, spec.hidden)[: spec.states]
     states = [
-        x.new_zeros(spec.layers * directions, extent.rows, width) if s is None else s for s, width in zip(given, sizes, strict=True)
+        x.new_zeros(spec.layers * directions, extent.rows, width) if s is None else s
+        for s, width in zip(given, sizes, strict=True)
     ]
     finals: list[Sequence[Tensor]] = []
     for layer in range(spec.layers):

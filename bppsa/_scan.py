@@ -23,7 +23,8 @@ from bppsa.fxpasses.recurrence import split
 from bppsa.report import Decision
 from bppsa.runtime import autograd, reference
 from bppsa.runtime.autograd import Given, Result
-from bppsa.runtime.sweep import Extent, Needs, Shape, Sweep
+from bppsa.runtime.extent import Extent
+from bppsa.runtime.sweep import Needs, Shape, Sweep
 
 Cell = Callable[[Any, Any], tuple[Any, Any]]
 REMEMBERED = 256  # cells
@@ -131,7 +132,9 @@ class ScanCall:
         shown = self.shown
         exposed = tuple(state for i, state in enumerate(passed.states) if i in shown)
         hidden = tuple(state for i, state in enumerate(passed.states) if i not in shown)
-        return Result((*outputs, *passed.finals), (*hidden, *passed.private.values()) if save else (), exposed if save else ())
+        return Result(
+            (*outputs, *passed.finals), (*hidden, *passed.private.values()) if save else (), exposed if save else ()
+        )
 
     def backward(
         self, tensors: Given, saved: Sequence[Tensor], exposed: Sequence[Tensor], grads: Given, needs: Sequence[bool]
@@ -245,7 +248,9 @@ def place(tensor: Tensor, environment: Environment) -> int | Tensor:
         if known is tensor:
             return at
     if tensor.requires_grad:
-        raise Unsupported(Reason("the cell reaches a tensor in a way that cannot be followed", mend="make it an attribute"))
+        raise Unsupported(
+            Reason("the cell reaches a tensor in a way that cannot be followed", mend="make it an attribute")
+        )
     return tensor
 
 
@@ -281,7 +286,9 @@ def check_carry(leaves: Sequence[Tensor], spec: Any, nexts: Any) -> list[Tensor]
             raise CarryError(f"bppsa.scan: {name} is a {type(new).__name__} after a step; return a tensor")
         if (old.shape, old.dtype) != (new.shape, new.dtype):
             was, now = f"{list(old.shape)} {old.dtype}", f"{list(new.shape)} {new.dtype}"
-            raise CarryError(f"bppsa.scan: {name} was {was} and is {now} after a step; a carry keeps its shape and dtype")
+            raise CarryError(
+                f"bppsa.scan: {name} was {was} and is {now} after a step; a carry keeps its shape and dtype"
+            )
     return [new for _, new in with_paths]
 
 

@@ -43,7 +43,9 @@ def inline_scan(graph: fx.GraphModule, node: fx.Node, strategy: str) -> None:
     graph.graph.erase_node(node)
 
 
-def plan_for(cell: fx.GraphModule, carry: Sequence[Tensor], xs: Sequence[Tensor], extra: Sequence[Tensor]) -> tuple[str, Plan]:
+def plan_for(
+    cell: fx.GraphModule, carry: Sequence[Tensor], xs: Sequence[Tensor], extra: Sequence[Tensor]
+) -> tuple[str, Plan]:
     """Its key says all the plan depends on: Inductor's caches outlive the process."""
     with _disable_current_modes():
         like = [[stand_in(t) for t in carry], [stand_in(x, 1) for x in xs], [stand_in(t) for t in extra]]
@@ -86,7 +88,9 @@ class Inline:
         if plan.recurrence.hoisted is not None:
             sources, params = self.inline(plan.recurrence.hoisted, given)
         dtype = plan.sweep.dtype
-        carries = [self.reshape(c, self.rows, width) for c, width in zip(self.carry, plan.recurrence.carries, strict=True)]
+        carries = [
+            self.reshape(c, self.rows, width) for c, width in zip(self.carry, plan.recurrence.carries, strict=True)
+        ]
         rows = [self.call(torch.Tensor.to, self.reshape(s, self.steps, self.rows, -1), dtype) for s in sources]
         op = self.call(torch.ops.bppsa.scan, rows, carries, list(params), key, False, save, strategy)
         count, many = len(plan.recurrence.outputs), len(self.carry)

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import fx
 
-
 aten = torch.ops.aten
 
 # op -> the value it fills its result with, from the node's arguments

@@ -28,7 +28,9 @@ class Grouping:
         """`roots` come in an order in which what a store reads within the step is stored before it."""
         for root in roots:
             self.add(root)
-        return tuple(Group(width, tuple(stores)) for (_, width), stores in sorted(self.stores.items(), key=lambda kv: kv[0][0]))
+        return tuple(
+            Group(width, tuple(stores)) for (_, width), stores in sorted(self.stores.items(), key=lambda kv: kv[0][0])
+        )
 
     def add(self, root: Root) -> None:
         level = self.level(root.value)
@@ -48,7 +50,9 @@ class Grouping:
     def level(self, expr: Expr) -> int:
         for node in topological((expr,)):
             if node not in self.levels:
-                self.levels[node] = self.level_of_leaf(node) if not node.args else max(self.levels[a] for a in node.args)
+                self.levels[node] = (
+                    self.level_of_leaf(node) if not node.args else max(self.levels[a] for a in node.args)
+                )
         return self.levels[expr]
 
     def level_of_leaf(self, node: Expr) -> int:

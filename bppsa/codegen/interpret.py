@@ -77,7 +77,9 @@ class Sweep:
         for store in group.stores:
             self.commit(store, values[store.value], group.width, t, rows)
 
-    def evaluate(self, node: Expr, args: list[Tensor], width: int, t: int, rows: int, before: dict[str, Tensor]) -> Tensor:
+    def evaluate(
+        self, node: Expr, args: list[Tensor], width: int, t: int, rows: int, before: dict[str, Tensor]
+    ) -> Tensor:
         payload = node.payload
         if isinstance(payload, Access):
             source = before.get(payload.buffer, self.storage[payload.buffer])

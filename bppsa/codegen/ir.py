@@ -11,6 +11,7 @@ import enum
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 
 class Op(enum.Enum):
@@ -164,7 +165,7 @@ class Kernel:
     def buffer(self, name: str) -> Buffer:
         return next(b for b in self.buffers if b.name == name)
 
-    @property
+    @cached_property
     def arguments(self) -> tuple[Buffer, ...]:
         """The buffers a caller passes, in order."""
         return tuple(b for b in self.buffers if b.kind is not Kind.SCRATCH)

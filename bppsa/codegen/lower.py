@@ -14,12 +14,14 @@ import torch
 from torch import fx
 
 from bppsa.chain import FILLS, Weight
-from bppsa.codegen.ir import Access, Buffer, Dot, Expr, Kind, Op, Reduce, const, dot
+from bppsa.codegen.ir import Access, Buffer, Dot, Expr, Kind, Reduce, const, dot
 from bppsa.codegen.pointwise import POINTWISE
 from bppsa.codegen.row import Row, Segment, concatenate, leaf, zip_with
 from bppsa.errors import Reason, Unsupported
 
 aten = torch.ops.aten
+
+
 @dataclass(frozen=True)
 class Root:
     """A store with the width it covers: the group it goes into is not known yet."""

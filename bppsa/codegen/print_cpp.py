@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from bppsa.codegen.ahead import fetched_ahead
 from bppsa.codegen.hazards import barriers, staged
 from bppsa.codegen.ir import Access, Dot, Group, Kernel, Kind, Reduce
 from bppsa.codegen.print_point import CPP, Numbers, Point, body
@@ -54,7 +53,6 @@ class _Unit:
         self.scratch = [b for b in self.kernel.buffers if b.kind is Kind.SCRATCH]
         self.sums = [b for b in self.kernel.buffers if b.kind is Kind.COLUMN_SUM]
         self.width = {b.name: self.numbers.number(b.width) for b in (*self.scratch, *self.sums)}
-        self.ahead = fetched_ahead(self.kernel)
         self.groups = [_GroupText(self, i, group) for i, group in enumerate(self.kernel.groups)]
 
     def text(self) -> str:
@@ -137,7 +135,7 @@ class _GroupText:
         self.cut = (group.width, self.most, self.tile.point)  # groups cut alike share their columns alike between threads
         self.width = number(group.width)
         self.depth = [number(depth) for _, depth in self.sources]
-        self.point = Point(unit.numbers, group, tuple(self.sources.values()), [b.name for b in unit.sums], unit.ahead[index])
+        self.point = Point(unit.numbers, group, tuple(self.sources.values()), [b.name for b in unit.sums])
         self.gemm = [self.dot_products(s, rows) for s, (rows, _) in enumerate(self.sources)]
         self.folds = [unit.numbers.slot(store.target) for store in group.stores if store.reduce is Reduce.ROWS]
         self.fold_columns = [unit.numbers.column(s.target.column) for s in group.stores if s.reduce is Reduce.ROWS]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bppsa.codegen.ir import STRUCTURAL, Access, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store
@@ -88,14 +88,7 @@ class Loop:
 class Point:
     """The function for one group: `head`, one or more loops over the rows, `tail`."""
 
-    def __init__(
-        self,
-        numbers: Numbers,
-        group: Group,
-        sources: Sequence[tuple[Dot, ...]],
-        sums: Sequence[str],
-        ahead: Mapping[Access, bool],
-    ) -> None:
+    def __init__(self, numbers: Numbers, group: Group, sources: Sequence[tuple[Dot, ...]], sums: Sequence[str]) -> None:
         self.numbers, self.group, self.sources, self.sums = numbers, group, sources, sums
         self.head, self.tail = ["const auto& c = thread.cursor;"], []
         self.bases: set[int] = set()
@@ -109,13 +102,12 @@ class Point:
         for node in nodes:
             for arg in node.args:
                 self.wanted[arg].add(self.level[node])
+        self.loaded = {node.payload for node in nodes if node.op is Op.LOAD}
         for node in nodes:
             self.VALUE.get(node.op, Point.compute)(self, node)
         self.folds = 0
         for n, store in enumerate(group.stores):
             self.STORE[store.reduce](self, store, f"store{n}")
-        for n, (access, write) in enumerate(ahead.items()):
-            self.prefetch(access, write, f"ahead{n}")
 
     def compute(self, node: Expr) -> None:
         name, own = self.name[node], self.level[node]
@@ -144,6 +136,8 @@ class Point:
         if kind is Kind.VECTOR:
             self.head.append(f"const V {name} = {read.format(f'base{slot} + {at}')};")
             return
+        if kind is Kind.STREAM and not access.broadcast:
+            self.loops[min(self.wanted[node])].lines.append(f"__builtin_prefetch(row{slot} + {at} + step{slot}, 0, 2);")
         for level in self.wanted[node]:
             self.loops[level].slots[slot] = None
             self.loops[level].lines.append(f"const V {name} = {read.format(f'row{slot} + {at}')};")
@@ -163,12 +157,9 @@ class Point:
         target, loop = store.target, self.loops[-1]
         slot, at = self.numbers.slot(target), self.offset(target, name)
         loop.slots[slot] = None
+        if self.numbers.kinds[target.buffer] in (Kind.STREAM, Kind.STATE) and target not in self.loaded:
+            loop.stores.append(f"__builtin_prefetch(row{slot} + {at} + step{slot}, 1, 2);")
         loop.stores.append(f"mask.store(row{slot} + {at}, {self.name[store.value]});")
-
-    def prefetch(self, access: Access, write: bool, name: str) -> None:
-        slot, at, loop = self.numbers.slot(access), self.offset(access, name), self.loops[0]
-        loop.slots[slot] = None
-        loop.stores.append(f"__builtin_prefetch(row{slot} + {at} + step{slot}, {int(write)}, 2);")
 
     def sum_columns(self, store: Store, name: str) -> None:
         self.head.append(f"V {name}{{}};")

@@ -116,7 +116,9 @@ class Forward:
                 self.stores += stores(f"output{k}", row)
 
     def kernel(self, saved: list[Root]) -> Kernel:
-        return assemble("forward", self.lowering, [*self.lowering.roots, *self.stores, *saved], self.recurrence, along=True)
+        return assemble(
+            "forward", self.lowering, [*self.lowering.roots, *self.stores, *saved], self.recurrence, along=True
+        )
 
 
 class Backward:
@@ -209,7 +211,13 @@ class Backward:
 
 
 def assemble(
-    name: str, lowering: Lowering, roots: list[Root], recurrence: Recurrence, *, along: bool, extra: Sequence[Buffer] = ()
+    name: str,
+    lowering: Lowering,
+    roots: list[Root],
+    recurrence: Recurrence,
+    *,
+    along: bool,
+    extra: Sequence[Buffer] = (),
 ) -> Kernel:
     """Group the stores and declare the buffers they touch."""
     saved = sum(root.width for root in roots if root.target.buffer == "saved")

@@ -139,7 +139,9 @@ class Recorder(TorchDispatchMode):
         changed = args[0] if args else None
         op = getattr(getattr(aten, func._opname.removesuffix("_"), None), func._overloadname, None)
         if not func._opname.endswith("_") or op is None or not isinstance(changed, Tensor):
-            raise Unsupported(Reason("changes a tensor in place", op=str(func), mend="use the form that returns a new one"))
+            raise Unsupported(
+                Reason("changes a tensor in place", op=str(func), mend="use the form that returns a new one")
+            )
         with self:
             result = op(*args, **kwargs)
         self.forget_overlapping(changed, func)
@@ -155,7 +157,9 @@ class Recorder(TorchDispatchMode):
             address, offset, shape, stride, _ = key
             if address == storage._cdata and node is not self.stale and touched.as_strided(shape, stride, offset).any():
                 if node.op == "placeholder":
-                    raise Unsupported(Reason("changes an input in place", op=str(func), mend="use the form that returns a new one"))
+                    raise Unsupported(
+                        Reason("changes an input in place", op=str(func), mend="use the form that returns a new one")
+                    )
                 self.nodes[key] = self.stale
 
     def define_output(self, node: fx.Node, out: Tensor) -> Tensor:

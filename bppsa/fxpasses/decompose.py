@@ -40,7 +40,9 @@ def mean(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False, *, dtype:
     return x.sum(dims, keepdim=keepdim, dtype=dtype) * (1 / count)
 
 
-def var(x: Tensor, dims: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False) -> Tensor:
+def var(
+    x: Tensor, dims: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
     dims = list(dims) if dims else list(range(x.dim()))
     centred = x - x.mean(dims, keepdim=True)
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)

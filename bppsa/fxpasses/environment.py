@@ -15,8 +15,27 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size, type, types.ModuleType)
-INTERNAL = {"_backward_hooks", "_forward_hooks", "_forward_pre_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks"}
+PLAIN = (
+    int,
+    float,
+    complex,
+    bool,
+    str,
+    bytes,
+    type(None),
+    torch.dtype,
+    torch.device,
+    torch.Size,
+    type,
+    types.ModuleType,
+)
+INTERNAL = {
+    "_backward_hooks",
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_state_dict_hooks",
+    "_load_state_dict_pre_hooks",
+}
 
 
 @dataclass
@@ -113,5 +132,7 @@ def filled(cell: types.CellType) -> bool:
 @functools.lru_cache(maxsize=1024)
 def global_names(code: types.CodeType) -> tuple[str, ...]:
     """The names a function, and the functions inside it, look up outside themselves."""
-    nested = [name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in global_names(constant)]
+    nested = [
+        name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in global_names(constant)
+    ]
     return tuple(dict.fromkeys([*code.co_names, *nested]))

@@ -95,7 +95,9 @@ class Walk:
         if node not in self.values:
             role = node.meta.get("role", Role("value", node.name))
             if node.target in FILLS:
-                self.values[node] = torch.full(node.meta["val"].shape, FILLS[node.target](node.args), dtype=node.meta["val"].dtype)
+                self.values[node] = torch.full(
+                    node.meta["val"].shape, FILLS[node.target](node.args), dtype=node.meta["val"].dtype
+                )
             elif node.target is aten.t.default:
                 self.values[node] = self.value(node.args[0]).t()
             else:

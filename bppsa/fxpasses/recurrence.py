@@ -237,5 +237,7 @@ def stays_with_the_body(node: fx.Node) -> bool:
 def width(node: fx.Node) -> int:
     value: Tensor = node.meta["val"]
     if value.dim() > 2:
-        raise Unsupported(Reason(f"a value of shape {list(value.shape)} in a cell", mend="keep values [batch, features]"))
+        raise Unsupported(
+            Reason(f"a value of shape {list(value.shape)} in a cell", mend="keep values [batch, features]")
+        )
     return value.shape[1] if value.dim() == 2 else 1

@@ -58,5 +58,7 @@ def pytorch_ms(size: Size, machine: Machine, threads: int, ops: int) -> float:
     """By PyTorch: `ops` dispatched in every step, or its fused recurrence where that is 0."""
     flops = size.recurrent_flops + size.outer_flops
     spread = 1 + machine.thread_gain * (threads - 1)
-    rate, step_us = (machine.matmul_gflops, ops * machine.op_us) if ops else (machine.fused_gflops, machine.fused_step_us)
+    rate, step_us = (
+        (machine.matmul_gflops, ops * machine.op_us) if ops else (machine.fused_gflops, machine.fused_step_us)
+    )
     return flops / (rate * spread) / 1e6 + (size.steps * step_us + machine.call_us) / 1e3

@@ -8,6 +8,7 @@ the forward is run again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -70,7 +71,8 @@ class Apply(torch.autograd.Function):
         saved = ctx.saved_tensors
         tensors, saved = saved[: ctx.count], saved[ctx.count :]
         needs = ctx.needs_input_grad[1:]
-        with torch.autocast("cpu", enabled=False):  # backward may be called where a loss was computed in half precision
+        # backward may be called where a loss was computed in half precision
+        with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
             return (None, *gradients(ctx, tensors, saved, grads, needs))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from bppsa.chain import Recurrence
-from bppsa.runtime.sweep import logical
+from bppsa.runtime.after import logical
 
 
 def loop(cell: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any, Any]:
@@ -28,12 +28,18 @@ def loop(cell: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, *, re
 
 
 def run(
-    recurrence: Recurrence, sources: Sequence[Tensor], carries: Sequence[Tensor], params: Sequence[Tensor], *, reverse: bool
+    recurrence: Recurrence,
+    sources: Sequence[Tensor],
+    carries: Sequence[Tensor],
+    params: Sequence[Tensor],
+    *,
+    reverse: bool,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """The body of a split recurrence: sources [T, B, n], carries [B, n] -> outputs [T, B, n], final carries [B, n]."""
     body = fx.GraphModule({}, recurrence.body)
     streams = [
-        sources[s.source] if s.weight is None else sources[s.source] @ logical(params, s.weight) for s in recurrence.streams
+        sources[s.source] if s.weight is None else sources[s.source] @ logical(params, s.weight)
+        for s in recurrence.streams
     ]
     roles = [node.meta["role"] for node in recurrence.body.nodes if node.op == "placeholder"]
     shapes = [node.meta["val"].shape for node in recurrence.body.nodes if node.op == "placeholder"]
@@ -41,7 +47,9 @@ def run(
     def step(carry: Sequence[Tensor], x: Sequence[Tensor]) -> tuple[Any, Any]:
         known = {"carry": carry, "stream": x, "param": params}
         values = [known[role.kind][role.index] for role in roles]
-        given = [v if r.kind == "param" else v.reshape(-1, *s[1:]) for v, r, s in zip(values, roles, shapes, strict=True)]
+        given = [
+            v if r.kind == "param" else v.reshape(-1, *s[1:]) for v, r, s in zip(values, roles, shapes, strict=True)
+        ]
         nexts, outputs = body(*given)
         return [as_rows(value) for value in nexts], [as_rows(value) for value in outputs]
 

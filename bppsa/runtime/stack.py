@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from bppsa.runtime.autograd import Given, Result
-from bppsa.runtime.sweep import Extent, Needs, Passed, Shape, Sweep
+from bppsa.runtime.extent import Extent
+from bppsa.runtime.sweep import Needs, Passed, Shape, Sweep
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,11 @@ class Stack:
         finals = [(layers * self.directions, rows, width) for width in recurrence.carries]
         passes = [sweep.shapes(self.extent) for sweeps in self.sweeps for sweep in sweeps]
         exposed = [passes[-1].pop(0)] if self.exposed else []
-        return [y, *finals], [*exposed, *[y] * (layers - 1) * self.keeps_inputs, *(s for shapes in passes for s in shapes)]
+        return [y, *finals], [
+            *exposed,
+            *[y] * (layers - 1) * self.keeps_inputs,
+            *(s for shapes in passes for s in shapes),
+        ]
 
     def forward(self, tensors: Given, *, save: bool) -> Result:
         given = Unpacked(self, tensors)
@@ -116,7 +121,7 @@ class Stack:
         return result.tensors
 
     def run(self, direction: int) -> Extent:
-        return replace(self.extent, reverse=direction == 1)
+        return replace(self.extent, reverse=True) if direction else self.extent
 
     def repacked(self, saved: Sequence[Tensor], exposed: Sequence[Tensor]) -> list[Passed]:
         """The passes of `forward` out of what it saved, in the same order."""
@@ -138,7 +143,7 @@ class Unpacked:
         self.first = 1 + stack.states
 
     @property
-    def x(self):  # noqa: ANN201  a tensor, or the flag or gradient in its place
+    def x(self):
         return self.tensors[0]
 
     def carries(self, layer: int, direction: int) -> list:

@@ -20,16 +20,24 @@ Pair = Callable[[Any, Any], TransposedJacobian]
 def compose(a: TransposedJacobian, b: TransposedJacobian) -> TransposedJacobian:
     """a @ b; a is N x K and nearer to the input, b is K x M."""
     if a.out_size != b.in_size:
-        raise Unsupported(Reason(f"cannot compose J^T of {tuple(a.in_size)} x {tuple(a.out_size)} "
-                                 f"and {tuple(b.in_size)} x {tuple(b.out_size)}"))
+        raise Unsupported(
+            Reason(
+                f"cannot compose J^T of {tuple(a.in_size)} x {tuple(a.out_size)} "
+                f"and {tuple(b.in_size)} x {tuple(b.out_size)}"
+            )
+        )
     return PRODUCT.get((type(a), type(b)), dense_product)(a, b)
 
 
 def add(a: TransposedJacobian, b: TransposedJacobian) -> TransposedJacobian:
     """a + b: two branches from one input to one output."""
     if (a.in_size, a.out_size) != (b.in_size, b.out_size):
-        raise Unsupported(Reason(f"cannot add J^T of {tuple(a.in_size)} x {tuple(a.out_size)} "
-                                 f"and {tuple(b.in_size)} x {tuple(b.out_size)}"))
+        raise Unsupported(
+            Reason(
+                f"cannot add J^T of {tuple(a.in_size)} x {tuple(a.out_size)} "
+                f"and {tuple(b.in_size)} x {tuple(b.out_size)}"
+            )
+        )
     return SUM.get((type(a), type(b)), dense_sum)(a, b)
 
 

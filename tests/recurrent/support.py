@@ -15,14 +15,14 @@ from torch.nn.utils.rnn import PackedSequence
 import bppsa
 from bppsa.runtime.sweep import Sweep
 
-T, B, I, H = 6, 3, 5, 7  # noqa: E741
+T, B, I, H = 6, 3, 5, 11  # noqa: E741
 # The least of each is one layer of size `I -> H`; flags of nn.RNNBase may be added.
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {
     "rnn-tanh": nn.RNN,
     "rnn-relu": partial(nn.RNN, nonlinearity="relu"),
     "gru": nn.GRU,
     "lstm": nn.LSTM,
-    "lstm-proj": partial(nn.LSTM, proj_size=3),
+    "lstm-proj": partial(nn.LSTM, proj_size=4),
 }
 
 
@@ -92,8 +92,9 @@ def results(model: Callable[..., Any], arguments: Sequence[Any], wanted: Sequenc
 
 def distance(got: Tensor, expected: Tensor) -> float:
     """Relative, in the 2-norm."""
-    difference = (got.detach() - expected.detach()).norm().item()
-    return difference and difference / max(expected.detach().norm().item(), torch.finfo(torch.float64).tiny)
+    got, expected = got.detach().double(), expected.detach().double()
+    difference = (got - expected).norm().item()
+    return difference and difference / max(expected.norm().item(), torch.finfo(torch.float64).tiny)
 
 
 def same(got: Sequence[Tensor | None], expected: Sequence[Tensor | None], tolerance: float = 1e-10) -> None:

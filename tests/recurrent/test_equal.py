@@ -7,14 +7,15 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from tests.recurrent.support import KINDS, compiled, leaves, random, same, states, sweeps, weighted
 
-WIDTHS = st.integers(0, 19).map(lambda n: 2 * n + 1)
+# Few, as each may need kernels of its own; 11 and 35 mostly share them. Which kernel a size gets: tests/codegen.
+HIDDEN, PROJECTED = st.sampled_from([1, 11, 35]), st.sampled_from([(11, 1), (11, 4), (35, 12)])
 
 
 class Case(NamedTuple):
@@ -50,17 +51,16 @@ class Case(NamedTuple):
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     kind = draw(st.sampled_from(sorted(KINDS)))
-    sizes = (draw(WIDTHS), draw(WIDTHS))
+    inputs, hidden = draw(st.integers(0, 19).map(lambda n: 2 * n + 1)), draw(HIDDEN)
     flags: dict[str, Any] = {name: draw(st.booleans()) for name in ("bias", "batch_first", "bidirectional")}
     flags["num_layers"] = draw(st.integers(1, 3))
     if flags["num_layers"] > 1:
         flags["dropout"] = draw(st.sampled_from([0.0, 0.4, 1.0]))
     if kind == "lstm-proj":
-        sizes = (sizes[0], sizes[1] + 1)
-        flags["proj_size"] = draw(st.integers(1, sizes[1] - 1))
+        hidden, flags["proj_size"] = draw(PROJECTED)
     return Case(
         kind,
-        sizes,
+        (inputs, hidden),
         flags,
         training=draw(st.booleans()),
         form=draw(st.sampled_from(["batched", "unbatched", "sorted", "any order"])),
@@ -101,7 +101,7 @@ def test_any_call_is_pytorch_s(case: Case) -> None:
     assert ran == ["forward"] * passes + ["backward"] * passes
     assert type(got[0]) is type(expected[0])
     if isinstance(got[0], PackedSequence):
-        assert all(a is b for a, b in zip(got[0][1:], expected[0][1:], strict=True))
+        got, expected = ((pad_packed_sequence(out), final) for out, final in (got, expected))
     assert [out.requires_grad for out in leaves(got)] == [out.requires_grad for out in leaves(expected)]
     same(leaves(got), leaves(expected))
     same(gradients, expected_gradients)

@@ -128,9 +128,7 @@ def select_int(x: Tensor, dim: int, index: int, *, out: Tensor) -> tuple[Moved]:
 
 
 @rule(aten.split.Tensor, aten.split_with_sizes.default)
-def split(
-    x: Tensor, sizes: int | Sequence[int], dim: int = 0, *, out: Sequence[Tensor]
-) -> tuple[tuple[Moved], ...]:
+def split(x: Tensor, sizes: int | Sequence[int], dim: int = 0, *, out: Sequence[Tensor]) -> tuple[tuple[Moved], ...]:
     dim %= x.dim()
     starts = itertools.accumulate((part.shape[dim] for part in out), initial=0)
     return tuple((piece(x, part, dim, start),) for part, start in zip(out, starts, strict=False))

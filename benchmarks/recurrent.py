@@ -1,0 +1,128 @@
+"""bppsa beside PyTorch on recurrent models, interleaved in one process: medians, ratios and their quartiles.
+
+    python benchmarks/recurrent.py                              everything, about half an hour; nothing else should run
+    python benchmarks/recurrent.py --only steps,cells           some parts; the others stay as they were in the file
+    python benchmarks/recurrent.py --quick                      sizes of nothing: only shows that all of it runs
+    python benchmarks/recurrent.py --show --readme              measures nothing: prints what is kept, rewrites README's table
+
+Results are kept in benchmarks/results/, a file for each machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+import fresh
+import machine
+import parts
+import readme
+import store
+from parts import Options, Row
+from store import Results
+from tables import terminal
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Part:
+    cases: Callable[[Options], list[Any]]
+    measure: Callable[[Any, Options], list[Row]]
+    runs: int = 1  # how often the whole part is measured
+
+
+PARTS = {
+    "steps": Part(parts.step_cases, parts.steps),
+    "peers": Part(parts.peer_cases, parts.peers),
+    "cells": Part(parts.cell_cases, parts.own_cells),
+    "inference": Part(parts.inference_cases, parts.inferences),
+    "overhead": Part(parts.overhead_cases, parts.overhead),
+    "first_call": Part(fresh.first_call_cases, fresh.first_call),
+    "memory": Part(fresh.memory_cases, fresh.memory),
+    "never_slower": Part(parts.grid, parts.never_slower, runs=2),
+}
+
+
+def main() -> None:
+    arguments = parse()
+    console = Console()
+    hardware = machine.hardware()
+    kept = arguments.results and arguments.results / machine.file_name(hardware)
+    results: Results = store.load(kept) if kept else {}
+    results["machine"] = hardware
+    if arguments.show:
+        for part in PARTS:
+            for run in results.get(part, ()):
+                console.print(terminal(part, run["rows"]))
+    else:
+        machine.require_onednn()
+        torch.set_num_threads(arguments.threads)
+        options = Options(arguments.threads, arguments.repeats, arguments.quick)
+        for part in arguments.only:
+            results[part] = measure(part, options, console)
+            if kept:
+                store.save(kept, results)
+    if kept:
+        console.print(f"results are in {kept}")
+    if arguments.readme and kept:
+        readme.write(arguments.readme, results)
+
+
+def measure(part: str, options: Options, console: Console) -> list[dict[str, Any]]:
+    """The runs of a part: what each ran on, and its rows."""
+    cases, runs = PARTS[part].cases(options), []
+    for number in range(PARTS[part].runs):
+        rows: list[Row] = []
+        with progress_bar(console) as progress:
+            bar = progress.add_task(f"{part} {number + 1 if PARTS[part].runs > 1 else ''}", total=len(cases), case="")
+            for case in cases:
+                progress.update(bar, case=str(case))
+                rows += PARTS[part].measure(case, options)
+                progress.advance(bar)
+            progress.update(bar, case="")
+        console.print(terminal(part, rows))
+        runs.append({**machine.circumstances(), "threads": options.threads, "repeats": options.repeats, "rows": rows})
+    return runs
+
+
+def progress_bar(console: Console) -> Progress:
+    name, case = TextColumn("{task.description:14}"), TextColumn("{task.fields[case]}")
+    return Progress(
+        name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), case, console=console
+    )
+
+
+def parse() -> argparse.Namespace:
+    def names(text: str) -> list[str]:
+        unknown = set(text.split(",")) - set(PARTS)
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(description="bppsa beside PyTorch on recurrent models.")
+    parser.add_argument("--only", type=names, default=list(PARTS), help=f"parts, with commas: {', '.join(PARTS)}")
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--repeats", type=int, help="interleaved samples of each side (default: 15, with --quick 3)")
+    parser.add_argument(
+        "--quick", action="store_true", help="sizes of nothing; keeps nothing unless --results is given"
+    )
+    parser.add_argument("--show", action="store_true", help="measure nothing, print what is kept")
+    parser.add_argument("--results", type=Path, help="folder (default: benchmarks/results)")
+    parser.add_argument("--readme", type=Path, nargs="?", const=HERE.parent / "README.md", help="write the table there")
+    arguments = parser.parse_args()
+    arguments.repeats = arguments.repeats or (3 if arguments.quick else 15)
+    arguments.results = arguments.results or (None if arguments.quick else HERE / "results")
+    return arguments
+
+
+if __name__ == "__main__":
+    main()

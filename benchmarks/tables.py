@@ -1,0 +1,124 @@
+"""The rows of each part as a table on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from rich.table import Table
+
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+
+
+def number(value: float | None) -> str:
+    """Three digits that matter."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def times(value: float | None) -> str:
+    return "-" if value is None else f"{number(value)}x"
+
+
+def quartiles(spread: Row) -> str:
+    return f"{number(spread['low'])}-{number(spread['high'])}"
+
+
+def sizes(row: Row) -> str:
+    return f"{row['T']}, {row['B']}, {row['H']}" + (" float64" if row.get("dtype") == "float64" else "")
+
+
+def value(key: str) -> Callable[[Row], str]:
+    return lambda row: number(row.get(key)) if isinstance(row.get(key), (int, float)) else str(row.get(key, "-"))
+
+
+def ratio(key: str) -> Callable[[Row], str]:
+    return lambda row: times(row[key]["median"])
+
+
+def goal(row: Row) -> str:
+    """Green where it is reached."""
+    if row.get("goal") is None:
+        return ""
+    return f"[{'green' if row['ratio']['median'] >= row['goal'] else 'red'}]{times(row['goal'])}"
+
+
+def at_most(key: str, limit: str) -> Callable[[Row], str]:
+    return lambda row: f"[{'green' if row.get(key, 0) <= row[limit] else 'red'}]{number(row[limit])}"
+
+
+KIND: tuple[Column, ...] = (("", value("kind")), ("T, B, H", sizes))
+MS: tuple[Column, ...] = (("PyTorch ms", value("peer_ms")), ("bppsa ms", value("ours_ms")))
+RATIO: tuple[Column, ...] = (("ratio", ratio("ratio")), ("quartiles", lambda row: quartiles(row["ratio"])))
+PHASES: tuple[Column, ...] = (("forward", ratio("forward")), ("backward", ratio("backward")))
+GOAL: tuple[Column, ...] = (("goal", goal),)
+STRATEGY: tuple[Column, ...] = (("ran", value("strategy")),)
+
+COLUMNS: dict[str, tuple[Column, ...]] = {
+    "steps": (
+        *KIND,
+        *MS,
+        *RATIO,
+        *GOAL,
+        ("bound", lambda row: times(row["bound"])),
+        *PHASES,
+        *STRATEGY,
+        ("difference", value("difference")),
+    ),
+    "peers": (*KIND, ("peer", value("peer")), ("peer ms", value("peer_ms")), MS[1], *RATIO),
+    "cells": (("", value("cell")), ("T, B, H", sizes), ("loop ms", value("peer_ms")), MS[1], *RATIO, *GOAL, *PHASES),
+    "inference": (*KIND, *MS, *RATIO, *GOAL),
+    "overhead": (
+        *KIND,
+        ("", lambda row: "training" if row["training"] else "no_grad"),
+        ("PyTorch us", value("peer_us")),
+        ("bppsa us", value("ours_us")),
+        *RATIO,
+        *STRATEGY,
+        ("sequential us", value("fused_us")),
+        ("its sweeps", value("sweeps_us")),
+        ("its kernels", value("kernels_us")),
+        ("over these", value("over_us")),
+        ("goal", at_most("over_us", "goal_us")),
+    ),
+    "never_slower": (*KIND, *MS, *RATIO, *PHASES, *STRATEGY),
+    "first_call": (
+        ("", value("kind")),
+        ("cache", value("cache")),
+        ("compile ms", value("compile_ms")),
+        ("forward ms", value("forward_ms")),
+        ("backward ms", value("backward_ms")),
+        ("total ms", value("total_ms")),
+        ("goal", at_most("total_ms", "goal_ms")),
+    ),
+    "memory": (
+        *KIND,
+        ("PyTorch MiB", value("peer_MiB")),
+        ("bppsa MiB", value("ours_MiB")),
+        ("share", lambda row: f"{row['share']:.0%}"),
+    ),
+}
+
+TITLES = {
+    "steps": "A training step: forward, backward, all gradients. bound: were the matmuls all, each as fast as a large one",
+    "peers": "What else can be run (the loop is why T is small; Dynamo leaves nn.GRU and its like to PyTorch)",
+    "cells": "A training step of cells from bppsa.cells, against a Python loop over the same cell",
+    "inference": "Inference, no_grad",
+    "overhead": "What a call costs over its kernels",
+    "never_slower": "Shapes where PyTorch is faster beyond doubt: median ratio below 0.97 by more than its interquartile range",
+    "first_call": "The first call of a cell in a new process, forward and backward",
+    "memory": "Peak memory of a process above its imports, after 5 training steps",
+}
+
+
+def terminal(part: str, rows: list[Row]) -> Table:
+    shown = [row for row in rows if row["lost"]] if part == "never_slower" else rows
+    title = TITLES[part] if shown is rows else f"{TITLES[part]}: {len(shown)} of {len(rows)}"
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for place, (header, _) in enumerate(COLUMNS[part]):
+        table.add_column(header, justify="right" if place > 1 else "left", no_wrap=True)
+    for row in shown:
+        table.add_row(*(cell(row) for _, cell in COLUMNS[part]))
+    return table
