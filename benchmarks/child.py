@@ -1,7 +1,9 @@
-"""One measurement that needs a process of its own; prints it as JSON.
+"""One measurement that needs a process of its own:
 
-python benchmarks/child.py first_call '{"kind": "GRU", "threads": 2}'
-python benchmarks/child.py memory '{"kind": "GRU", "T": 1000, "B": 16, "H": 20, "ours": true, "threads": 2}'
+    python benchmarks/child.py first_call '{"kind": "GRU", "threads": 2}'
+    python benchmarks/child.py memory '{"kind": "GRU", "T": 1000, "B": 16, "H": 20, "ours": true, "threads": 2}'
+
+Prints it as JSON.
 """
 
 from __future__ import annotations
@@ -9,11 +11,10 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import nn
 
 from problems import KINDS, Problem, Shape
 
@@ -22,7 +23,7 @@ WIDTH = 20
 STEPS = 5
 
 
-def first_call(kind: str) -> dict[str, Any]:
+def first_call(kind: str) -> dict[str, float]:
     """Of a cell that the process has not seen, PyTorch itself being warm."""
     import bppsa
 
@@ -38,24 +39,19 @@ def first_call(kind: str) -> dict[str, Any]:
     return {"compile_ms": 1e3 * (compiled - start), "forward_ms": 1e3 * forward, "backward_ms": 1e3 * backward}
 
 
-def memory(kind: str, T: int, B: int, H: int, ours: bool) -> dict[str, Any]:
+def memory(kind: str, T: int, B: int, H: int, ours: bool) -> dict[str, float]:
     """The peak above what is resident after the imports."""
-    compiled = identity
     if ours:
         import bppsa
 
-        compiled = bppsa.compile
+        bppsa.compile  # noqa: B018  as above
     CLEAR.write_text("5")  # the peak restarts here: imports had one of their own
     before = kilobytes("VmRSS")
     problem = Problem.of(Shape(kind, T, B, H))
-    step = problem.training(compiled(problem.module))
+    step = problem.training(bppsa.compile(problem.module) if ours else problem.module)
     for _ in range(STEPS):
         step()
     return {"MiB": (kilobytes("VmHWM") - before) / 1024}
-
-
-def identity(module: nn.Module) -> nn.Module:
-    return module
 
 
 def kilobytes(field: str) -> int:
@@ -64,6 +60,7 @@ def kilobytes(field: str) -> int:
 
 
 if __name__ == "__main__":
-    measurement, arguments = {"first_call": first_call, "memory": memory}[sys.argv[1]], json.loads(sys.argv[2])
+    measurements: dict[str, Callable[..., dict[str, float]]] = {"first_call": first_call, "memory": memory}
+    arguments = json.loads(sys.argv[2])
     torch.set_num_threads(arguments.pop("threads"))
-    print(json.dumps(measurement(**arguments)))
+    print(json.dumps(measurements[sys.argv[1]](**arguments)))

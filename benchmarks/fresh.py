@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from child import STATUS
-from parts import Options, Row
+from comparison import Options, Row
 from problems import KINDS, Shape
 from timing import significant
 
@@ -20,11 +20,10 @@ CHILD = Path(__file__).with_name("child.py")
 WARM_GOAL_MS, COLD_GOAL_MS = 50, 5000
 
 
-def run(
-    measurement: str, options: Options, environment: dict[str, str] | None = None, **arguments: Any
-) -> dict[str, float]:
+def run(measurement: str, arguments: dict[str, Any], options: Options, cache: str | None = None) -> dict[str, float]:
     given = json.dumps(arguments | {"threads": options.threads})
-    command, env = [sys.executable, str(CHILD), measurement, given], os.environ | (environment or {})
+    command = [sys.executable, str(CHILD), measurement, given]
+    env = os.environ | ({"BPPSA_CACHE_DIR": cache} if cache else {})
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -36,8 +35,7 @@ def first_call_cases(options: Options) -> list[str]:
 def first_call(kind: str, options: Options) -> list[Row]:
     """With an empty cache once, and then with the cache that this left."""
     with tempfile.TemporaryDirectory() as empty:
-        cache = {"BPPSA_CACHE_DIR": empty}
-        cold, *warm = (run("first_call", options, cache, kind=kind) for _ in range(2 if options.quick else 6))
+        cold, *warm = (run("first_call", {"kind": kind}, options, empty) for _ in range(2 if options.quick else 6))
     rows = ("empty", COLD_GOAL_MS, [cold]), ("warm", WARM_GOAL_MS, warm)
     return [
         {"kind": kind, "cache": name, "processes": len(found), "goal_ms": goal, **medians(found)}
@@ -56,12 +54,12 @@ MEMORY_SIZES = ((1000, 16, 20), (1000, 16, 64), (300, 32, 128), (50, 64, 512), (
 def memory_cases(options: Options) -> list[Shape]:
     if not STATUS.exists():
         return []  # only Linux tells
-    return (
-        [Shape("GRU", 3, 2, 4)] if options.quick else [Shape(kind, *sizes) for sizes in MEMORY_SIZES for kind in KINDS]
-    )
+    if options.quick:
+        return [Shape("GRU", 3, 2, 4)]
+    return [Shape(kind, *sizes) for sizes in MEMORY_SIZES for kind in KINDS]
 
 
 def memory(shape: Shape, options: Options) -> list[Row]:
     sizes = {"kind": shape.kind, "T": shape.T, "B": shape.B, "H": shape.H}
-    peer, ours = (significant(run("memory", options, ours=side, **sizes)["MiB"], 3) for side in (False, True))
+    peer, ours = (significant(run("memory", {"ours": side, **sizes}, options)["MiB"], 3) for side in (False, True))
     return [shape.row() | {"peer_MiB": peer, "ours_MiB": ours, "share": significant(ours / peer, 3)}]

@@ -23,7 +23,7 @@ SIMD = re.compile(r"avx\w*|fma|asimd\w*|sve\w*")
 def hardware() -> dict[str, Any]:
     """simd: what the CPU can do; kernels of PyTorch may be held to less, which is `capability`."""
     found = dict(re.findall(r"^([\w ]+?)\s*: (.*)$", CPUINFO.read_text(), re.MULTILINE)) if CPUINFO.exists() else {}
-    flags = found.get("flags", found.get("Features", "")).split()
+    flags = (found.get("flags") or found.get("Features") or "").split()
     return {
         "cpu": found.get("model name") or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -38,13 +38,13 @@ def file_name(of: dict[str, Any]) -> str:
     return re.sub(r"[^a-z0-9]+", "-", words).strip("-") + ".json"
 
 
-def circumstances() -> dict[str, Any]:
-    """The state of the software, and when."""
+def software() -> dict[str, Any]:
+    """Versions, and when."""
     changed = output("git", "status", "--porcelain", "--", "bppsa", "benchmarks", ":!benchmarks/results")
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
         "revision": output("git", "rev-parse", "--short=12", "HEAD"),
-        "dirty": bool(changed),
+        "dirty": None if changed is None else bool(changed),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "compiler": compiler(),
@@ -64,6 +64,11 @@ def output(*command: str) -> str | None:
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def load() -> float:
+    """How many processes were running over the last minute."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def require_onednn() -> None:

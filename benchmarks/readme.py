@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from parts import Row
+from comparison import Row
 from store import Results
-from tables import number, quartiles, ratio, sizes, times
+from tables import number, quartiles, sizes, times
 
 RESULTS = re.compile(r"(<!-- results -->\n).*?(<!-- /results -->)", re.DOTALL)
 
@@ -23,69 +23,67 @@ def write(path: Path, results: Results) -> None:
 
 def markdown(results: Results) -> Iterator[str]:
     last = {part: runs[-1]["rows"] for part, runs in results.items() if part != "machine"}
-    if steps := last.get("steps"):
-        kinds = list(dict.fromkeys(row["kind"] for row in steps))
+    entries = dict(by_kind(last))
+    if entries:
+        kinds = list(dict.fromkeys(kind for _, kind in entries))
         yield from heading("T, B, H (= inputs)", *(f"`nn.{kind}`" for kind in kinds))
-        for shape in dict.fromkeys(map(sizes, steps)):
-            yield line(
-                shape,
-                *(step_entry(row) for kind in kinds for row in steps if (sizes(row), row["kind"]) == (shape, kind)),
-            )
+        for label in dict.fromkeys(label for label, _ in entries):
+            yield line(label, *(entries.get((label, kind), "") for kind in kinds))
         yield ""
-    more = list(others(last))
-    if more:
-        yield from heading("also", "PyTorch", "bppsa", "")
-        yield from more
+    if cells := last.get("cells"):
+        yield from heading("a cell of your own, T, B, H", "Python loop", "`bppsa.scan`", "")
+        for row in cells:
+            times_ms = (f"{number(row[side])} ms" for side in ("peer_ms", "ours_ms"))
+            yield line(f"`bppsa.cells.{row['cell']}`, {sizes(row)}", *times_ms, faster(row))
         yield ""
-    yield from provenance(results)
+    yield from notes(results, last)
 
 
-def step_entry(row: Row) -> str:
-    return f"**{times(row['ratio']['median'])}** ({quartiles(row['ratio'])}), {number(row['ours_ms'])} ms"
-
-
-def others(last: dict[str, list[Row]]) -> Iterator[str]:
-    for row in last.get("cells", ()):
-        yield line(
-            f"a training step of `bppsa.cells.{row['cell']}`, {sizes(row)}, for PyTorch in a Python loop",
-            *compared(row),
-        )
+def by_kind(last: dict[str, list[Row]]) -> Iterator[tuple[tuple[str, str], str]]:
+    """((line, column), entry) of the table of modules."""
+    for row in last.get("steps", ()):
+        yield (f"training, {sizes(row)}", row["kind"]), f"{faster(row)}, {number(row['ours_ms'])} ms"
+    for row in last.get("peers", ()):
+        if row["peer"] != "PyTorch":
+            label = f"training, {sizes(row)}, PyTorch by {row['peer']}"
+            yield (label, row["kind"]), f"{faster(row)}, {number(row['ours_ms'])} ms"
     for row in last.get("inference", ()):
-        yield line(f"inference, `nn.{row['kind']}`, {sizes(row)}", *compared(row))
+        yield (f"inference, {sizes(row)}", row["kind"]), f"{faster(row)}, {number(row['ours_ms'])} ms"
     for row in last.get("overhead", ()):
-        if row["T"] == 1:
-            what = "a training step" if row["training"] else "inference"
-            microseconds = (f"{number(row[side])} us" for side in ("peer_us", "ours_us"))
-            yield line(f"{what} of one time step, `nn.{row['kind']}`, {sizes(row)}", *microseconds, ratio("ratio")(row))
-    for row in last.get("memory", ()):
-        mebibytes = (f"{number(row[side])} MiB" for side in ("peer_MiB", "ours_MiB"))
-        yield line(f"peak memory of training, `nn.{row['kind']}`, {sizes(row)}", *mebibytes, f"{row['share']:.0%}")
+        what = "training" if row["training"] else "inference"
+        yield (f"{what}, {sizes(row)}", row["kind"]), f"{faster(row)}, {number(row['ours_us'])} us"
     for row in last.get("first_call", ()):
         cache = "kernels in the disk cache" if row["cache"] == "warm" else "kernels to be built"
-        yield line(f"first call in a process, `nn.{row['kind']}`, {cache}", "", f"{number(row['total_ms'])} ms", "")
+        yield (f"first call in a process, {cache}", row["kind"]), f"{number(row['total_ms'])} ms"
 
 
-def compared(row: Row) -> tuple[str, str, str]:
-    return f"{number(row['peer_ms'])} ms", f"{number(row['ours_ms'])} ms", ratio("ratio")(row)
+def faster(row: Row) -> str:
+    return f"**{times(row['ratio']['median'])}** ({quartiles(row['ratio'])})"
 
 
-def provenance(results: Results) -> Iterator[str]:
+def notes(results: Results, last: dict[str, list[Row]]) -> Iterator[str]:
     machine = results["machine"]
-    for part in ("steps", *results):
-        if part in results and part != "machine":
-            run = results[part][-1]
-            break
-    else:
-        return
-    dirty = " with changes" if run["dirty"] else ""
-    yield (
-        f"Medians of {run['repeats']} interleaved runs, in brackets the quartiles; float32 where nothing else is said. "
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['capability']}; {run['threads']} threads; "
-        f"torch {run['torch']}; {run['compiler']}; revision {run['revision']}{dirty}, {run['date'][:10]}."
-    )
+    runs = [run for part in ("steps", *results) if part != "machine" for run in results.get(part, ())]
+    if runs:
+        on = runs[0]["on"]
+        changes = " with changes" if on["dirty"] else ""
+        yield (
+            f"How many times as fast as PyTorch: medians of {on['repeats']} interleaved runs, quartiles in brackets, "
+            f"and what it takes. {machine['cpu']}, {machine['cores']} cores, {machine['capability']}; {on['threads']} "
+            f"threads; torch {on['torch']}; {on['compiler']}; revision {on['revision']}{changes}, {on['date'][:10]}."
+        )
+    if memory := last.get("memory"):
+        shares = [row["share"] for row in memory]
+        yield (
+            f"Peak memory of training, above that of the imports: {min(shares):.0%} to {max(shares):.0%} of PyTorch's "
+            f"over {len(shares)} shapes."
+        )
     if grids := results.get("never_slower"):
-        lost = ", ".join(str(sum(row["lost"] for row in run["rows"])) for run in grids)
-        yield f"Over a grid of {len(grids[-1]['rows'])} shapes, PyTorch was faster beyond doubt at {lost} of them (in each of {len(grids)} runs)."
+        lost = " and ".join(str(sum(row["lost"] for row in run["rows"])) for run in grids)
+        yield (
+            f"Over a grid of {len(grids[-1]['rows'])} shapes, run {len(grids)} times, PyTorch was faster (by more than "
+            f"3 % and the interquartile range) at {lost} of them."
+        )
 
 
 def heading(*columns: str) -> Iterator[str]:

@@ -3,7 +3,7 @@
     python benchmarks/recurrent.py                              everything, about half an hour; nothing else should run
     python benchmarks/recurrent.py --only steps,cells           some parts; the others stay as they were in the file
     python benchmarks/recurrent.py --quick                      sizes of nothing: only shows that all of it runs
-    python benchmarks/recurrent.py --show --readme              measures nothing: prints what is kept, rewrites README's table
+    python benchmarks/recurrent.py --show --readme              measures nothing: prints what is kept, to README too
 
 Results are kept in benchmarks/results/, a file for each machine.
 """
@@ -22,15 +22,18 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import fresh
+import grid
 import machine
-import parts
+import overhead
 import readme
+import speed
 import store
-from parts import Options, Row
+from comparison import Options, Row
 from store import Results
 from tables import terminal
 
 HERE = Path(__file__).parent
+WIDTH = 165  # of the widest table
 
 
 @dataclass(frozen=True)
@@ -41,14 +44,14 @@ class Part:
 
 
 PARTS = {
-    "steps": Part(parts.step_cases, parts.steps),
-    "peers": Part(parts.peer_cases, parts.peers),
-    "cells": Part(parts.cell_cases, parts.own_cells),
-    "inference": Part(parts.inference_cases, parts.inferences),
-    "overhead": Part(parts.overhead_cases, parts.overhead),
+    "steps": Part(speed.step_cases, speed.steps),
+    "peers": Part(speed.peer_cases, speed.peers),
+    "cells": Part(speed.cell_cases, speed.own_cells),
+    "inference": Part(speed.inference_cases, speed.inferences),
+    "overhead": Part(overhead.cases, overhead.measure),
     "first_call": Part(fresh.first_call_cases, fresh.first_call),
     "memory": Part(fresh.memory_cases, fresh.memory),
-    "never_slower": Part(parts.grid, parts.never_slower, runs=2),
+    "never_slower": Part(grid.lines, grid.measure, runs=2),
 }
 
 
@@ -62,9 +65,11 @@ def main() -> None:
     if arguments.show:
         for part in PARTS:
             for run in results.get(part, ()):
-                console.print(terminal(part, run["rows"]))
+                show(part, run["rows"], console)
     else:
         machine.require_onednn()
+        if (load := machine.load()) > 0.5:
+            console.print(f"[yellow]The load average is {load:.1f}: what else is running will make the ratios scatter.")
         torch.set_num_threads(arguments.threads)
         options = Options(arguments.threads, arguments.repeats, arguments.quick)
         for part in arguments.only:
@@ -80,18 +85,25 @@ def main() -> None:
 def measure(part: str, options: Options, console: Console) -> list[dict[str, Any]]:
     """The runs of a part: what each ran on, and its rows."""
     cases, runs = PARTS[part].cases(options), []
+    several = PARTS[part].runs > 1
     for number in range(PARTS[part].runs):
+        on = {**machine.software(), "threads": options.threads, "repeats": options.repeats}
         rows: list[Row] = []
         with progress_bar(console) as progress:
-            bar = progress.add_task(f"{part} {number + 1 if PARTS[part].runs > 1 else ''}", total=len(cases), case="")
+            bar = progress.add_task(f"{part} {number + 1}" if several else part, total=len(cases), case="")
             for case in cases:
                 progress.update(bar, case=str(case))
                 rows += PARTS[part].measure(case, options)
                 progress.advance(bar)
             progress.update(bar, case="")
-        console.print(terminal(part, rows))
-        runs.append({**machine.circumstances(), "threads": options.threads, "repeats": options.repeats, "rows": rows})
+        show(part, rows, console)
+        runs.append({"on": on, "rows": rows})
     return runs
+
+
+def show(part: str, rows: list[Row], console: Console) -> None:
+    """Whole also where the terminal is narrow, or is none."""
+    Console(file=console.file, width=max(WIDTH, console.width)).print(terminal(part, rows))
 
 
 def progress_bar(console: Console) -> Progress:

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-# "machine": the hardware; by part a list of runs, each with what it ran on ("revision", "torch", ...) and its "rows".
+# "machine": the hardware; for each part its runs: what it ran "on" (revision, torch, threads, ...) and its "rows".
 Results = dict[str, Any]
 
 LONGEST_LINE = 800

@@ -77,7 +77,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("bppsa us", value("ours_us")),
         *RATIO,
         *STRATEGY,
-        ("sequential us", value("fused_us")),
+        ("fused us", value("fused_us")),
         ("its sweeps", value("sweeps_us")),
         ("its kernels", value("kernels_us")),
         ("over these", value("over_us")),
@@ -102,12 +102,12 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
 }
 
 TITLES = {
-    "steps": "A training step: forward, backward, all gradients. bound: were the matmuls all, each as fast as a large one",
+    "steps": "A training step: forward, backward, all gradients. bound: if it were matmuls alone",
     "peers": "What else can be run (the loop is why T is small; Dynamo leaves nn.GRU and its like to PyTorch)",
     "cells": "A training step of cells from bppsa.cells, against a Python loop over the same cell",
     "inference": "Inference, no_grad",
     "overhead": "What a call costs over its kernels",
-    "never_slower": "Shapes where PyTorch is faster beyond doubt: median ratio below 0.97 by more than its interquartile range",
+    "never_slower": "Where PyTorch is faster: median ratio below 0.97 by more than the interquartile range",
     "first_call": "The first call of a cell in a new process, forward and backward",
     "memory": "Peak memory of a process above its imports, after 5 training steps",
 }

@@ -34,7 +34,7 @@ def interleave(steps: Mapping[str, Step], repeats: int) -> dict[str, Samples]:
     """`repeats` samples of each step, A B A B ..., after a warm-up."""
     calls = {}
     for name, step in steps.items():
-        seconds = [sum(step()) for _ in range(WARM_UP)][-1]
+        seconds = min(sum(step()) for _ in range(WARM_UP))
         calls[name] = max(1, math.ceil(LEAST_S / seconds))
     samples: dict[str, Samples] = {name: [] for name in steps}
     for _ in range(repeats):

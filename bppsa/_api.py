@@ -70,7 +70,7 @@ def explain(
     with torch.no_grad():
         for buffer, value in before:
             buffer.copy_(value)
-    return fast.report
+    return Report(fast.__dict__["report"].decisions)
 
 
 def scan(cell: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any, Any]:

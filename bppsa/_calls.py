@@ -24,7 +24,8 @@ def note(decision: Decision) -> None:
 def collecting() -> Iterator[list[Decision]]:
     """All decisions noted in this thread within the block."""
     before = getattr(_thread, "taken", None)
-    _thread.taken = taken = []
+    taken: list[Decision] = []
+    _thread.taken = taken
     try:
         yield taken
     finally:

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from bppsa._recurrent import Spec, stack
 from bppsa._scan import ScanCall
-from bppsa.runtime.autograd import Call, Given
-from bppsa.runtime.extent import Extent
+from bppsa.runtime.autograd import Call
+from bppsa.runtime.extent import Extent, Given
 
 SCANS: dict[str, Any] = {}  # key of a cell -> its plan; the backend fills it while it compiles
 MODULE = "str kind, int layers, bool bidirectional"
@@ -27,9 +27,10 @@ def module_call(
 ) -> Call:
     kind, layers, bidirectional = flags
     count = len(weights) // (layers * (1 + bidirectional))
-    out, hidden = states[0].shape[-1], states[-1].shape[-1]
+    # int: widths are fixed for a graph, also where Dynamo takes every size for a variable (dynamic=True)
+    inputs, out, hidden = (int(t.shape[-1]) for t in (x, states[0], states[-1]))
     projection = out if count in (3, 5) else 0
-    spec = Spec(kind.upper(), x.shape[-1], hidden, projection, layers, count > 3, bidirectional)
+    spec = Spec(kind.upper(), inputs, hidden, projection, layers, count > 3, bidirectional)
     return stack(spec, working(x.dtype), Extent(x.shape[0], x.shape[1]), bool(masks))
 
 

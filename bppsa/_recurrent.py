@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bppsa._calls import note, warn_once
-from bppsa._sweeps import module_sweep
+from bppsa._sweeps import compile_recurrence, module_recurrence
 from bppsa.errors import BuildError
-from bppsa.plan.choose import choose
+from bppsa.plan.choose import choose, multiply_inline
 from bppsa.plan.cost import Machine, Size
 from bppsa.report import Decision
 from bppsa.runtime import autograd
-from bppsa.runtime.autograd import Given
-from bppsa.runtime.stack import Stack
+from bppsa.runtime.extent import Given
 from bppsa.runtime.extent import Extent
+from bppsa.runtime.stack import Stack
 from bppsa.runtime.sweep import Sweep
 
 States = tuple[Tensor, ...]
@@ -144,16 +144,14 @@ class Spec:
 
 def stack(spec: Spec, dtype: torch.dtype, extent: Extent, masked: bool, training: bool = True) -> Stack:
     pytorch = partial(by_pytorch, spec, training, extent)
-    return Stack(sweeps_of(spec, dtype), spec.states, spec.weights, masked, extent, pytorch)
+    return Stack(sweeps_of(spec, dtype, multiply_inline(extent.rows)), spec.states, spec.weights, masked, extent, pytorch)
 
 
 @lru_cache(maxsize=1024)
-def sweeps_of(spec: Spec, dtype: torch.dtype) -> tuple[tuple[Sweep, ...], ...]:
+def sweeps_of(spec: Spec, dtype: torch.dtype, inline: bool) -> tuple[tuple[Sweep, ...], ...]:
     widths = [spec.inputs, *[spec.out * spec.directions] * (spec.layers - 1)]
-    return tuple(
-        (module_sweep(spec.mode, width, spec.hidden, spec.projection, spec.bias, dtype),) * spec.directions
-        for width in widths
-    )
+    recurrences = [module_recurrence(spec.mode, width, spec.hidden, spec.projection, spec.bias) for width in widths]
+    return tuple((compile_recurrence(recurrence, dtype, inline),) * spec.directions for recurrence in recurrences)
 
 
 def by_pytorch(spec: Spec, training: bool, extent: Extent, tensors: Given) -> States:

@@ -20,10 +20,11 @@ from bppsa.errors import BuildError, CarryError, InputError, Reason, Unsupported
 from bppsa.fxpasses.capture import Recording, record
 from bppsa.fxpasses.environment import Environment, environment_of
 from bppsa.fxpasses.recurrence import split
+from bppsa.plan.choose import multiply_inline
 from bppsa.report import Decision
 from bppsa.runtime import autograd, reference
-from bppsa.runtime.autograd import Given, Result
-from bppsa.runtime.extent import Extent
+from bppsa.runtime.autograd import Result
+from bppsa.runtime.extent import Extent, Given
 from bppsa.runtime.sweep import Needs, Shape, Sweep
 
 Cell = Callable[[Any, Any], tuple[Any, Any]]
@@ -66,8 +67,8 @@ def scan(cell: Cell, carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any
 class Plan:
     """A cell that was fused, for one structure and one set of shapes (T aside)."""
 
-    sweep: Sweep
     recurrence: Recurrence
+    dtype: torch.dtype
     hoisted: fx.GraphModule | None
     tail: fx.GraphModule | None
     places: tuple[int | Tensor, ...]  # of each captured tensor in the environment, or a constant made by the cell
@@ -86,15 +87,17 @@ class Plan:
         sources, params = stacked, captured
         if self.hoisted is not None:
             sources, params = self.hoisted(*stacked, *captured)
-        dtype = carry[0].dtype
         used = {s.source for s in self.recurrence.streams}
-        rows_of = [s.to(dtype).reshape(steps, rows, -1) if i in used else None for i, s in enumerate(sources)]
+        rows_of = [s.to(self.dtype).reshape(steps, rows, -1) if i in used else None for i, s in enumerate(sources)]
         call = ScanCall(self, Extent(steps, rows, reverse), len(rows_of), len(carry))
-        results = autograd.apply(call, [*rows_of, *(c.reshape(rows, -1) for c in carry), *params])
+        masks = (p.to(self.dtype) if p.dtype is torch.bool else p for p in params)
+        results = autograd.apply(call, [*rows_of, *(c.reshape(rows, -1) for c in carry), *masks])
         outputs, finals = results[: len(results) - len(carry)], results[len(results) - len(carry) :]
         ys: Sequence[Tensor] = outputs
         if self.tail is not None:
-            ys = self.tail(*(o.reshape(steps * rows, -1) for o in outputs), *stacked, *captured)
+            shapes = [node.meta["val"].shape[1:] for node in self.recurrence.output_nodes]
+            flat = [o.reshape(steps * rows, *shape) for o, shape in zip(outputs, shapes, strict=True)]
+            ys = self.tail(*flat, *stacked, *captured)
         ys = [y.reshape(steps, *shape) for y, shape in zip(ys, self.y_shapes, strict=True)]
         return [f.reshape(shape) for f, shape in zip(finals, self.carry_shapes, strict=True)], ys
 
@@ -109,13 +112,21 @@ class ScanCall:
     carries: int
 
     @property
+    def sweep(self) -> Sweep:
+        return compile_recurrence(self.plan.recurrence, self.plan.dtype, multiply_inline(self.extent.rows))
+
+    @property
     def shown(self) -> frozenset[int]:
         """The carries whose states are outputs."""
-        return frozenset(i for i in self.plan.sweep.program.output_carry if i is not None)
+        return frozenset(i for i in self.sweep.program.output_carry if i is not None)
 
     @property
     def exposed(self) -> int:
         return len(self.shown)
+
+    @property
+    def sweep(self) -> Sweep:
+        return compile_recurrence(self.plan.recurrence, self.plan.dtype, multiply_inline(self.extent.rows))
 
     def parts(self, tensors: Sequence) -> tuple[Sequence, Sequence, Sequence]:
         first, second = self.sources, self.sources + self.carries
@@ -123,7 +134,7 @@ class ScanCall:
 
     def forward(self, tensors: Given, *, save: bool) -> Result:
         sources, carries, params = self.parts(tensors)
-        passed = self.plan.sweep.forward(sources, carries, params, self.extent, save=save)
+        passed = self.sweep.forward(sources, carries, params, self.extent, save=save)
         seen: set[int] = set()
         outputs = []
         for output in passed.outputs:  # one carry may be several ys, but they are tensors of their own
@@ -141,7 +152,7 @@ class ScanCall:
     ) -> list[Tensor | None]:
         sources, _, params = self.parts(tensors)
         need_sources, need_carries, need_params = self.parts(needs)
-        sweep, outputs = self.plan.sweep, len(grads) - self.carries
+        sweep, outputs = self.sweep, len(grads) - self.carries
         passed = sweep.passed(saved, exposed)
         gradients = sweep.backward(
             passed, sources, params, grads[:outputs], grads[outputs:], self.extent, Needs(need_sources, need_params)
@@ -153,13 +164,13 @@ class ScanCall:
         recurrence, extent = self.plan.recurrence, self.extent
         outputs = [(extent.steps, extent.rows, width) for width in recurrence.outputs]
         finals = [(extent.rows, width) for width in recurrence.carries]
-        kept = self.plan.sweep.shapes(extent)
+        kept = self.sweep.shapes(extent)
         shown = [kept[i] for i in sorted(self.shown)]
         return [*outputs, *finals], shown + [shape for i, shape in enumerate(kept) if i not in self.shown]
 
     def again(self, tensors: Given) -> tuple[Tensor, ...]:
         sources, carries, params = self.parts(tensors)
-        outputs, finals = reference.run(self.plan.recurrence, sources, carries, params, reverse=self.extent.reverse)
+        outputs, finals = reference.run(self.plan.recurrence, sources, carries, params, self.extent)
         return (*outputs, *finals)
 
 
@@ -179,10 +190,12 @@ def find(
         return reason
     environment = environment_of(cell)
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in carry), tuple((leaf.shape[1:], leaf.dtype) for leaf in xs)
-    key = (environment.key, carry_spec, x_spec, shapes)
+    gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (*carry, *xs, *environment.tensors))
+    key = (environment.key, carry_spec, x_spec, shapes, gradients)
     with _lock:
         if key not in _plans:
-            _plans[key] = make(cell, carry, carry_spec, xs, x_spec, environment), environment.opaque
+            made = make(cell, carry, carry_spec, xs, x_spec, environment, gradients)
+            _plans[key] = made, environment.opaque
             while len(_plans) > REMEMBERED:
                 _plans.popitem(last=False)
         _plans.move_to_end(key)
@@ -210,7 +223,13 @@ def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:
 
 
 def make(
-    cell: Cell, carry: Sequence[Tensor], carry_spec: Any, xs: Sequence[Tensor], x_spec: Any, environment: Environment
+    cell: Cell,
+    carry: Sequence[Tensor],
+    carry_spec: Any,
+    xs: Sequence[Tensor],
+    x_spec: Any,
+    environment: Environment,
+    gradients: bool,
 ) -> Plan | Reason:
     y_spec: Any = None
 
@@ -223,7 +242,7 @@ def make(
         return next_leaves, y_leaves
 
     try:
-        recording = record(flat_cell, ([*carry], [leaf[0] for leaf in xs]))
+        recording = record(flat_cell, ([*carry], [leaf[0] for leaf in xs]), gradients=gradients)
         places = tuple(place(tensor, environment) for tensor, _ in recording.captured)
         return plan_of(recording, len(carry), len(xs), places, y_spec)
     except Unsupported as unsupported:
@@ -235,12 +254,25 @@ def plan_of(recording: Recording, carries: int, xs: int, places: tuple[int | Ten
     nexts, ys = recording.result
     if not all(isinstance(y, fx.Node) for y in ys):
         raise Unsupported(Reason("an output that is not a tensor"))
-    recurrence = split(recording, carries, xs, ys, nexts)
-    sweep = compile_recurrence(recurrence, recording.arguments[0].meta["val"].dtype)
+    recurrence, dtype = split(recording, carries, xs, ys, nexts), recording.arguments[0].meta["val"].dtype
+    check_dtypes(recurrence, dtype)
+    rows = recording.arguments[0].meta["val"].shape[0]
+    compile_recurrence(recurrence, dtype, multiply_inline(rows))  # raises where it cannot be fused
     hoisted, tail = (None if g is None else fx.GraphModule({}, g) for g in (recurrence.hoisted, recurrence.tail))
     y_shapes = tuple(y.meta["val"].shape for y in ys)
     carry_shapes = tuple(node.meta["val"].shape for node in recording.arguments[:carries])
-    return Plan(sweep, recurrence, hoisted, tail, places, y_spec, y_shapes, carry_shapes)
+    return Plan(recurrence, dtype, hoisted, tail, places, y_spec, y_shapes, carry_shapes)
+
+
+def check_dtypes(recurrence: Recurrence, dtype: torch.dtype) -> None:
+    """A sweep computes in one dtype; truth values are numbers there."""
+    for node in recurrence.body.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.dtype not in (dtype, torch.bool):
+            op = str(node.target) if node.op == "call_function" else ""
+            raise Unsupported(Reason(f"{value.dtype} in a cell of {dtype}", op=op, mend="use one dtype and bool"))
+    if any(node.meta["val"].dtype is torch.bool for node in recurrence.output_nodes):
+        raise Unsupported(Reason("an output of truth values", mend="make it a number: y.to(x.dtype)"))
 
 
 def place(tensor: Tensor, environment: Environment) -> int | Tensor:

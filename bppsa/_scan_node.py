@@ -26,7 +26,7 @@ def inline_scan(graph: fx.GraphModule, node: fx.Node, strategy: str) -> None:
     The cell is a graph (*carry, *x_t, *extra) -> [*carry, *y_t]; xs and ys are [T, B, ...].
     """
     cell, *groups = node.args
-    examples = [[getattr(arg, "meta", {}).get("example_value") for arg in group] for group in groups]
+    examples: list[list[Any]] = [[getattr(arg, "meta", {}).get("example_value") for arg in g] for g in groups]
     if node.kwargs or compiler.available() or not all(isinstance(v, Tensor) for group in examples for v in group):
         return  # a size that changes from call to call is an input too
     try:
@@ -87,7 +87,7 @@ class Inline:
         given = [*stacked, *params]
         if plan.recurrence.hoisted is not None:
             sources, params = self.inline(plan.recurrence.hoisted, given)
-        dtype = plan.sweep.dtype
+        dtype = plan.dtype
         carries = [
             self.reshape(c, self.rows, width) for c, width in zip(self.carry, plan.recurrence.carries, strict=True)
         ]
@@ -98,7 +98,8 @@ class Inline:
         finals = [self.call(operator.getitem, op, count + i) for i in range(many)]
         ys: Sequence[fx.Node] = outputs
         if plan.recurrence.tail is not None:
-            flat = [self.call(torch.flatten, output, 0, 1) for output in outputs]
+            shapes = [node.meta["val"].shape[1:] for node in plan.recurrence.output_nodes]
+            flat = [self.reshape(o, -1, *shape) for o, shape in zip(outputs, shapes, strict=True)]
             ys = self.inline(plan.recurrence.tail, [*flat, *given])
         return [
             *(self.reshape(f, self.rows, *shape[1:]) for f, shape in zip(finals, plan.carry_shapes, strict=True)),
@@ -110,7 +111,7 @@ class Inline:
         return self.graph.graph_copy(part, copies)
 
     def constant(self, tensor: Any) -> fx.Node:
-        return self.call(torch.tensor, tensor.tolist())
+        return self.graph.call_function(torch.tensor, (tensor.tolist(),), {"dtype": tensor.dtype})
 
     def reshape(self, value: fx.Node, *sizes: Any) -> fx.Node:
         return self.call(torch.reshape, value, list(sizes))

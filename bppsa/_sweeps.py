@@ -21,10 +21,11 @@ from bppsa.runtime.sweep import Sweep
 TRACED_ROWS = 2  # any number but 1, which broadcasts
 
 
-def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype) -> Sweep:
-    """Raises `Unsupported` for what cannot be fused and `BuildError` where there is no compiler."""
+@functools.lru_cache(maxsize=1024)
+def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool) -> Sweep:
+    """Raises `Unsupported` for what cannot be fused. `inline`: see `program.build`."""
     with _disable_current_modes():  # the caller may be tracing
-        lowered = program.build(recurrence, jacobian.transpose(recurrence))
+        lowered = program.build(recurrence, jacobian.transpose(recurrence), inline=inline)
 
     def build(kernels: Sequence[Kernel]) -> list[NativeKernel]:
         compiler.build_many([print_cpp.source(kernel, REAL[dtype]) for kernel in kernels])
@@ -49,6 +50,3 @@ def module_recurrence(mode: str, inputs: int, hidden: int, projection: int, bias
         return split(recording, states, 1, [y], nexts)
 
 
-@functools.lru_cache(maxsize=1024)
-def module_sweep(mode: str, inputs: int, hidden: int, projection: int, bias: bool, dtype: torch.dtype) -> Sweep:
-    return compile_recurrence(module_recurrence(mode, inputs, hidden, projection, bias), dtype)

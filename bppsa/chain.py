@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import fx
@@ -30,7 +30,8 @@ FILLS: dict[Any, Callable[[tuple], float]] = {
 }
 
 
-class Role(NamedTuple):
+@dataclass(frozen=True)
+class Role:
     """What a placeholder stands for: ("carry" | "stream" | "param", index), and in a transposed body also
     ("value", name of a node of the body) or ("g_carry" | "g_output", index)."""
 
@@ -61,6 +62,7 @@ class Stream:
     source: int
     weight: Weight | None
     width: int
+    depth: int  # columns of the source
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,8 @@ class Lowering:
 
     def pointwise(self, node: fx.Node) -> Row:
         nodes = [arg for arg in node.args if isinstance(arg, fx.Node)]
+        if node.target is aten.add.Tensor and node.meta["val"].dtype is torch.bool:
+            raise Unsupported(Reason("adds truth values", op=str(node.target), mend="use | or numbers"))
         builder = POINTWISE[node.target]
 
         def build(*exprs: Expr) -> Expr | None:
@@ -128,10 +130,11 @@ class Lowering:
 
     def matmul(self, node: fx.Node) -> Row:
         left, right = node.args
-        weight = Weight.of(right)
-        depth, width = right.meta["val"].shape
+        return self.product(self.materialise(left), Weight.of(right), *right.meta["val"].shape)
+
+    def product(self, left: Access, weight: Weight, depth: int, width: int) -> Row:
         self.weights[weight] = (depth, width)
-        product = Segment(width, dot(Dot(self.materialise(left), weight_name(weight))))
+        product = Segment(width, dot(Dot(left, weight_name(weight))))
         return self.one_column(product) if width == 1 else Row((product,))
 
     def materialise(self, node: fx.Node) -> Access:
@@ -167,7 +170,7 @@ class Lowering:
         assert total is not None
         return total
 
-    def slice(self, node: fx.Node) -> Row:
+    def take_columns(self, node: fx.Node) -> Row:
         row = self.row(node.args[0])
         start, end, *step = [*node.args[2:], *(0, None)[len(node.args) - 2 :]]
         begin, stop, stride = slice(start, end, *step).indices(row.width)
@@ -220,7 +223,7 @@ def weight_name(weight: Weight) -> str:
 STRUCTURE: dict[Any, Callable[[Lowering, fx.Node], Row]] = {
     aten.mm.default: Lowering.matmul,
     aten.cat.default: Lowering.concatenate,
-    aten.slice.Tensor: Lowering.slice,
+    aten.slice.Tensor: Lowering.take_columns,
     aten.select.int: Lowering.select,
     aten.sum.dim_IntList: Lowering.row_sum,
     **dict.fromkeys(FILLS, Lowering.fill),

@@ -8,30 +8,24 @@ from __future__ import annotations
 import ctypes
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from bppsa.codegen import build, print_cpp
-from bppsa.codegen.hazards import splittable
-from bppsa.codegen.ir import Kernel, Kind
+from bppsa.codegen import build
+from bppsa.codegen.ir import Kernel
+from bppsa.codegen.print_cpp import printed
 
 REAL = {torch.float32: "float", torch.float64: "double"}
-# (time stride, row stride) as the C entry point takes them; of a WEIGHT: (stride of k, stride of columns)
-STRIDES: dict[Kind, Callable[[tuple[int, ...]], tuple[int, int]]] = {
-    Kind.STREAM: lambda s: (s[0], s[1]),
-    Kind.STATE: lambda s: (s[0], s[1]),
-    Kind.WEIGHT: lambda s: (s[0], s[1]),
-    Kind.RUNNING: lambda s: (0, s[0]),
-    Kind.VECTOR: lambda s: (0, 0),
-    Kind.COLUMN_SUM: lambda s: (0, 0),
-}
 # Rough costs on one thread, only used to choose how many threads work on what.
 NS_PER_PRODUCT = 0.03
 NS_PER_POINT = 1.5
 LEAST_NS = 15_000  # of a call's work for each thread
 LEAST_STEP_NS = 200  # of a step's work for each thread where all must meet in every step
+
+POINTER, INT64, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
+SWEEP = (POINTER, POINTER, POINTER, POINTER, INT64, INT64, POINTER, INT, INT, INT, POINTER)
 
 _forked = False
 
@@ -50,38 +44,37 @@ class NativeKernel:
     """`kernel` as machine code for elements of `real`, "float" or "double". Called as `interpret.run` is."""
 
     def __init__(self, kernel: Kernel, real: str) -> None:
+        text = printed(kernel, real)
+        library = build.library(text.source)
         self.kernel, self.real = kernel, real
-        library = build.library(print_cpp.source(kernel, real))
-        self._dims = array("q", print_cpp.dims(kernel))
-        self._dims_at = self._dims.buffer_info()[0]
-        self._kinds = tuple(b.kind for b in kernel.arguments)
+        self._count = len(kernel.arguments)
+        self._shares = text.shares
         self._row_ns = sum(
             group.width * (NS_PER_POINT + NS_PER_PRODUCT * sum(kernel.buffer(d.weight).depth for d in group.dots))
             for group in kernel.groups
         )
-        self._splittable = splittable(kernel)
+        self._dims = array("q", text.dims)
+        self._dims_at = self._dims.buffer_info()[0]
         self._sweep = library.bppsa_sweep
-        self._sweep.restype = None
-        self._sweep.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 2 + [ctypes.c_void_p] + [ctypes.c_int] * 3 + [ctypes.c_void_p]
+        self._sweep.argtypes, self._sweep.restype = SWEEP, None
         self._workspace = library.bppsa_workspace
-        self._workspace.restype = ctypes.c_int64
-        self._workspace.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int]
+        self._workspace.argtypes, self._workspace.restype = (POINTER, INT64, INT), INT64
 
     def threads(self, steps: int, rows: int) -> int:
         """How many threads a call of this size gets."""
         if _forked:
             return 1
         most = min(torch.get_num_threads(), int(steps * rows * self._row_ns / LEAST_NS))
-        if rows < most:
-            most = max(rows, min(most, int(rows * self._row_ns / LEAST_STEP_NS)) if self._splittable else rows)
-        return max(1, most)
+        by_columns = min(most, self._shares, int(rows * self._row_ns / LEAST_STEP_NS))
+        return max(1, min(most, rows), by_columns)
 
     def splits_columns(self, rows: int, threads: int) -> bool:
-        """Whether threads share the columns, not the rows: so few rows a thread would wait for the weights. They meet every step."""
-        return self._splittable and 0 < rows <= threads and rows * self._row_ns >= threads * LEAST_STEP_NS
+        """Whether threads share the columns and meet in every step: each with so few rows would wait for weights."""
+        return rows <= threads <= self._shares and rows * self._row_ns >= threads * LEAST_STEP_NS
 
     def workspace_bytes(self, rows: int, threads: int) -> int:
-        return self._workspace(self._dims_at, rows, threads)
+        size: int = self._workspace(self._dims_at, rows, threads)
+        return size
 
     def __call__(
         self,
@@ -94,25 +87,21 @@ class NativeKernel:
         threads: int | None = None,
         workspace: Tensor | None = None,
     ) -> None:
-        """Run in place on `tensors`, one for each of `kernel.arguments`, all of dtype `real`, last dimension contiguous (a
-        WEIGHT: any strides). active: int64 [T]. workspace: uint8, at least `workspace_bytes(rows, threads)`."""
-        if threads is None:
+        """Run in place on `tensors`, one for each of `kernel.arguments`, all of type `real` and with the last dimension
+        contiguous; a WEIGHT may have any strides. active: int64 [T], contiguous. workspace: uint8, with at least
+        `workspace_bytes(rows, threads)`."""
+        if len(tensors) != self._count:
+            raise ValueError(f"kernel {self.kernel.name} takes {self._count} tensors, not {len(tensors)}")
+        if threads is None or _forked:
             threads = self.threads(steps, rows)
         if workspace is None:
-            workspace = torch.empty(self._workspace(self._dims_at, rows, threads), dtype=torch.uint8)
-        pointers, time_strides, row_strides = [], [], []
-        for kind, tensor in zip(self._kinds, tensors, strict=True):
-            pointers.append(tensor.data_ptr())
-            strides = tensor.stride()
-            first, second = STRIDES[kind](strides)
-            time_strides.append(first)
-            row_strides.append(second)
-        count = len(pointers)
-        table = array("q", pointers + time_strides + row_strides)
-        at = table.buffer_info()[0]
-        self._sweep(
-            at, at + 8 * count, at + 16 * count, self._dims_at, steps, rows,
-            None if active is None else active.data_ptr(), reverse, threads, self.splits_columns(rows, threads),
-            workspace.data_ptr(),
-        )  # fmt: skip
-
+            workspace = torch.empty(self.workspace_bytes(rows, threads), dtype=torch.uint8)
+        strides = [tensor.stride() for tensor in tensors]
+        table = array("q", [tensor.data_ptr() for tensor in tensors])
+        table.extend([s[0] for s in strides])
+        table.extend([s[1] if len(s) > 1 else 0 for s in strides])
+        pointers, row = table.buffer_info()[0], 8 * self._count
+        split = self.splits_columns(rows, threads)
+        active_at = None if active is None else active.data_ptr()
+        where = (pointers, pointers + row, pointers + 2 * row, self._dims_at)
+        self._sweep(*where, steps, rows, active_at, reverse, threads, split, workspace.data_ptr())

@@ -56,9 +56,10 @@ class Program:
     sum_runs: tuple[tuple[int, tuple[Run, ...]], ...]  # (parameter, where in "sums")
 
 
-def build(recurrence: Recurrence, transposed: Transposed) -> Program:
-    """Raises `Unsupported` for what the kernel language has no words for."""
-    forward = Forward(recurrence)
+def build(recurrence: Recurrence, transposed: Transposed, *, inline: bool = False) -> Program:
+    """`inline`: the forward sweep multiplies x with its weight itself, step by step, instead of reading the product of all
+    steps. Raises `Unsupported` for what the kernel language has no words for."""
+    forward = Forward(recurrence, inline)
     backward = Backward(forward, transposed)
     kernels = reuse_streams(forward.kernel(backward.saved), backward.kernel(), projections(recurrence))
     return Program(
@@ -102,9 +103,9 @@ def stores(buffer: str, row: Row, *, after: bool = False) -> list[Root]:
 
 
 class Forward:
-    def __init__(self, recurrence: Recurrence) -> None:
-        self.recurrence = recurrence
-        self.lowering = Lowering(row_of)
+    def __init__(self, recurrence: Recurrence, inline: bool) -> None:
+        self.recurrence, self.inline = recurrence, inline
+        self.lowering = Lowering(self.leaf)
         self.lowering.lower(recurrence.body)
         carries = [self.lowering.row(node) for node in recurrence.next_carries]
         outputs = [self.lowering.row(node) for node in recurrence.output_nodes]
@@ -114,6 +115,20 @@ class Forward:
         for k, row in enumerate(outputs):
             if self.output_carry[k] is None:
                 self.stores += stores(f"output{k}", row)
+
+    def leaf(self, node: fx.Node) -> Row:
+        role = node.meta["role"]
+        stream = self.recurrence.streams[role.index] if role.kind == "stream" else None
+        if not self.inline or stream is None or stream.weight is None:
+            return row_of(node)
+        return self.lowering.product(Access(f"source{stream.source}"), stream.weight, stream.depth, stream.width)
+
+    def leaf(self, node: fx.Node) -> Row:
+        role = node.meta["role"]
+        stream = self.recurrence.streams[role.index] if role.kind == "stream" else None
+        if not self.inline or stream is None or stream.weight is None:
+            return row_of(node)
+        return self.lowering.product(Access(f"source{stream.source}"), stream.weight, stream.depth, stream.width)
 
     def kernel(self, saved: list[Root]) -> Kernel:
         return assemble(
@@ -158,9 +173,9 @@ class Backward:
 
     def leaf(self, node: fx.Node) -> Row:
         role = node.meta["role"]
-        if role.kind != "value":
+        if role.kind in ("g_carry", "g_output"):
             return row_of(node)
-        row = self.forward.lowering.row(self.body[role.index])
+        row = self.forward.lowering.row(self.body[role.index if role.kind == "value" else f"{role.kind}{role.index}"])
         return Row(tuple(Segment(s.width, self.recall(s)) for s in row.segments))
 
     def recall(self, segment: Segment) -> Expr:
@@ -235,6 +250,8 @@ def interface(recurrence: Recurrence) -> list[Buffer]:
     for i, width in enumerate(recurrence.carries):
         buffers += [Buffer(f"carry{i}", Kind.STATE, width), Buffer(f"g_carry{i}", Kind.RUNNING, width)]
     buffers += [Buffer(f"stream{k}", Kind.STREAM, s.width) for k, s in enumerate(recurrence.streams)]
+    sources = {s.source: s.depth for s in recurrence.streams if s.weight is not None}
+    buffers += [Buffer(f"source{i}", Kind.STREAM, depth) for i, depth in sources.items()]
     for k, width in enumerate(recurrence.outputs):
         buffers += [Buffer(f"output{k}", Kind.STREAM, width), Buffer(f"g_output{k}", Kind.STREAM, width)]
     for node in placeholders(recurrence.body, "param"):

@@ -7,69 +7,64 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
-LINE = 64  # bytes of the widest vector
-HALF = 32
+WHOLE, HALF = 64, 32  # bytes of a vector
+MOST_ROWS = 8  # of a microkernel
+POINT_VECTORS = 4  # of a block of a group without dot products
 
 
 @dataclass(frozen=True)
 class Tile:
-    """`lanes`, `vectors[s]`: a panel of source s is `vectors[s]` vectors of `lanes` wide. `point`: lanes of the pointwise part."""
+    """A panel of source s is `vectors[s]` vectors of `lanes` wide; `units` columns of the group at most make a block,
+    which the pointwise part takes in vectors of `point` lanes."""
 
     lanes: int
     vectors: tuple[int, ...]
+    units: int
     point: int
-
-    def units(self, dots: Sequence[int]) -> int:
-        """Most columns of the group in one block; `dots[s]`: how many dot products read source s."""
-        return min((v * self.lanes // d for v, d in zip(self.vectors, dots, strict=True)), default=4 * self.point)
 
 
 @functools.cache
 def wide() -> bool:
-    """Whether this machine has 512-bit vectors and 32 registers."""
+    """Whether this machine has 512-bit vectors and so 32 registers; elsewhere 16 of 256 bits are counted on."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 @functools.cache
-def tile(width: int, dots: tuple[int, ...], bytes_: int) -> Tile:
-    """The tile for a group of `width` columns, `dots[s]` dot products of source s, elements of `bytes_`."""
-    sizes = (LINE, HALF) if wide() else (HALF,)
-    candidates = [_fit(width, dots, size // bytes_, blocks, bytes_) for size in sizes for blocks in range(1, width + 1)
-                  if _panel(width, dots, size // bytes_, blocks) <= (8 if wide() else 4)]
-    if not dots or not candidates:
-        lanes = sizes[0] // bytes_
-        return Tile(lanes, tuple(math.ceil(d * HALF / bytes_ / lanes) for d in dots), _point(width, bytes_))
-    return min(candidates, key=lambda c: _cost(c, width, dots, bytes_))
+def tile(width: int, dots: tuple[int, ...], size: int) -> Tile:
+    """For a group of `width` columns and `dots[s]` dot products of source s, elements of `size` bytes."""
+    if not dots:
+        point = _point(width, size)
+        return Tile(point, (), POINT_VECTORS * point, point)
+    shapes = [
+        _shape(math.ceil(width / blocks), dots, bytes_ // size, size)
+        for bytes_ in ((WHOLE, HALF) if wide() else (HALF,))
+        for blocks in range(1, width + 1)
+    ]
+    most = max(8 if wide() else 4, min(max(shape.vectors) for shape in shapes))
+    return min((s for s in shapes if max(s.vectors) <= most), key=lambda s: _cost(s, width, size))
 
 
-def _panel(width: int, dots: tuple[int, ...], lanes: int, blocks: int) -> int:
-    return max((math.ceil(d * math.ceil(width / blocks) / lanes) for d in dots), default=0)
+def _shape(columns: int, dots: tuple[int, ...], lanes: int, size: int) -> Tile:
+    """Panels for blocks of so many columns, which may then take some more."""
+    vectors = tuple(math.ceil(d * columns / lanes) for d in dots)
+    return Tile(lanes, vectors, min(v * lanes // d for v, d in zip(vectors, dots, strict=True)), _point(columns, size))
 
 
-def _fit(width: int, dots: tuple[int, ...], lanes: int, blocks: int, bytes_: int) -> Tile:
-    units = math.ceil(width / blocks)
-    return Tile(lanes, tuple(math.ceil(d * units / lanes) for d in dots), _point(units, bytes_))
+def _point(columns: int, size: int) -> int:
+    return (WHOLE if wide() and columns > HALF // size else HALF) // size
 
 
-def _point(units: int, bytes_: int) -> int:
-    """Half vectors where whole ones would pad more."""
-    whole, half = LINE // bytes_, HALF // bytes_
-    return whole if wide() and units > half else half
-
-
-def _cost(c: Tile, width: int, dots: tuple[int, ...], bytes_: int) -> float:
-    """Half-vector multiplications and loads per row and k."""
-    blocks = math.ceil(width / c.units(dots))
-    ratio = c.lanes * bytes_ // HALF
-    return blocks * sum(v * ratio * (1 + 0.5 / rows(v)) + 0.5 for v in c.vectors)
+def _cost(shape: Tile, width: int, size: int) -> float:
+    """Half vectors multiplied for each row and k, with what their loads and a block cost beside."""
+    halves = shape.lanes * size // HALF
+    return math.ceil(width / shape.units) * sum(v * halves * (1 + 0.5 / rows(v)) + 0.5 for v in shape.vectors)
 
 
 def rows(vectors: int) -> int:
     """Rows of a microkernel; `max_rows` in skeleton/gemm.h."""
     registers = 32 if wide() else 16
-    return next(m for m in range(8, 0, -1) if m == 1 or m * vectors + min(m, vectors) < registers)
+    return next((m for m in range(MOST_ROWS, 1, -1) if m * vectors + min(m, vectors) < registers), 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bppsa.codegen.ir import STRUCTURAL, Access, Dot, Group, Kernel, Kind, Op, Reduce
+from bppsa.codegen.ir import STRUCTURAL, Access, Dot, Group, Kernel, Kind, Reduce
 
 REDUCED = {Reduce.COLUMNS: Kind.COLUMN_SUM, Reduce.ROWS: Kind.SCRATCH}
 WRITABLE = {Kind.STREAM, Kind.STATE, Kind.RUNNING, Kind.SCRATCH}
@@ -49,7 +49,7 @@ def check_read(kernel: Kernel, access: Access, width: int, written: set[str]) ->
 
 
 def check_stores(kernel: Kernel, group: Group) -> Iterator[str]:
-    loads = {n.payload for n in group.nodes() if n.op is Op.LOAD}
+    loads = {n.payload for n in group.nodes() if isinstance(n.payload, Access)}
     for store in group.stores:
         target, buffer = store.target, kernel.buffer(store.target.buffer)
         width = 1 if store.reduce is Reduce.ROWS else group.width

@@ -10,21 +10,31 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
+from bppsa.chain import FILLS
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.decompose import DECOMPOSE
 
 aten = torch.ops.aten
 READS_VALUES = {aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default, aten.nonzero.default}
-LEAVES_TORCH = {Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__}
+HANDS_OUT = Reason("hands a tensor's values to Python", mend="stay in torch ops")
+BENDS_GRADIENT = Reason("changes what autograd does", mend="use detach() and torch ops")
+# Calls that the dispatcher does not see, or sees without their purpose.
+REFUSED: dict[Any, Reason] = {
+    **dict.fromkeys((Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__), HANDS_OUT),
+    **dict.fromkeys((Tensor.register_hook, Tensor.backward, Tensor.retain_grad), BENDS_GRADIENT),
+    **dict.fromkeys((torch.autograd.grad, torch.autograd.backward), BENDS_GRADIENT),
+    Tensor.data.__get__: BENDS_GRADIENT,  # type: ignore[attr-defined]
+}
 
 
 @dataclass(frozen=True)
@@ -38,21 +48,25 @@ class Recording:
     result: Any
 
 
-def record(fn: Callable[..., Any], args: Sequence[Any]) -> Recording:
+def record(fn: Callable[..., Any], args: Sequence[Any], *, gradients: bool = True) -> Recording:
     """Record `fn(*args)`; `args` is a pytree whose tensors stand for inputs (only their shape and dtype are read).
+    gradients: whether the recording must also tell what autograd would do.
 
-    Raises `Unsupported` where the function reads the value of a tensor or changes one in place.
+    Raises `Unsupported` where the function reads the value of a tensor, changes an input in place, or has a gradient that
+    is not that of its ops.
     """
     recorder = Recorder()
     nodes: list[fx.Node] = []
 
     def stand_in(tensor: Tensor) -> Tensor:
-        nodes.append(recorder.placeholder(zeros_like(tensor)))
-        return nodes[-1].meta["val"]
+        value = zeros_like(tensor)
+        nodes.append(recorder.placeholder(value))
+        return recorder.watched(value, nodes[-1]) if gradients else value
 
     inputs = tree_map_only(Tensor, stand_in, tuple(args))
     with torch.enable_grad(), NoEscape(), recorder:
         result = fn(*inputs)
+    check_gradients(tree_leaves(result), [tensor for tensor, _ in recorder.captured])
     result = tree_map_only(Tensor, recorder.node_of, result)
     return Recording(recorder.graph, tuple(nodes), tuple(recorder.captured), result)
 
@@ -63,6 +77,20 @@ def zeros_like(tensor: Tensor) -> Tensor:
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
+def check_gradients(results: Sequence[Any], captured: Sequence[Tensor]) -> None:
+    """A torch.autograd.Function is seen as the ops of its forward; its backward would be lost."""
+    seen = {tensor.grad_fn for tensor in captured}  # how these came about is no part of the function
+    stack = [tensor.grad_fn for tensor in results if isinstance(tensor, Tensor)]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, BackwardCFunction):
+            raise Unsupported(Reason("has a gradient of its own", op=node.name(), mend="use detach() and torch ops"))
+        seen.add(node)
+        stack.extend(before for before, _ in node.next_functions)
+
+
 def geometry(tensor: Tensor) -> tuple:
     """What a tensor is a view of, and how. Nothing is mutated while recording, so equal geometry means equal values;
     autograd may hand back another Python object for one view, so identity would not do."""
@@ -70,11 +98,13 @@ def geometry(tensor: Tensor) -> tuple:
 
 
 class NoEscape(TorchFunctionMode):
-    """Refuses the calls through which a value could leave torch unseen by the dispatcher."""
+    """Refuses what the dispatcher does not see."""
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
-        if func in LEAVES_TORCH:
-            raise Unsupported(Reason("hands a tensor's values to Python", op=func.__name__, mend="stay in torch ops"))
+        if func in REFUSED:
+            raise Unsupported(replace(REFUSED[func], op=getattr(func, "__name__", str(func))))
+        if kwargs and kwargs.get("out") is not None:
+            raise Unsupported(Reason("writes into out=", op=func.__name__, mend="use what it returns"))
         return func(*args, **(kwargs or {}))
 
 
@@ -83,7 +113,9 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.graph = fx.Graph()
         self.nodes: dict[tuple, fx.Node] = {}
+        self.alive: list[Tensor] = []  # a geometry is an address: it must not be given away again
         self.captured: list[tuple[Tensor, fx.Node]] = []
+        self.closed_over: dict[tuple, fx.Node] = {}  # W and W.detach() share a geometry, but not a gradient
         self.stale = fx.Graph().placeholder("stale")
 
     @classmethod
@@ -93,19 +125,35 @@ class Recorder(TorchDispatchMode):
     def placeholder(self, stand_in: Tensor) -> fx.Node:
         return self.define(self.graph.placeholder(f"arg{len(self.nodes)}"), stand_in)
 
+    def watched(self, value: Tensor, node: fx.Node) -> Tensor:
+        """The placeholder's stand-in as the function gets it: autograd tells what becomes of it."""
+        if not value.is_floating_point():
+            return value
+        with _disable_current_modes(), torch.enable_grad():
+            value = value.clone().requires_grad_().clone()  # a leaf may not be changed in place
+        self.stands_for(value, node)
+        return value
+
     def define(self, node: fx.Node, value: Tensor) -> fx.Node:
         node.meta["val"] = value
-        self.nodes[geometry(value)] = node
+        self.stands_for(value, node)
         return node
+
+    def stands_for(self, value: Tensor, node: fx.Node) -> None:
+        self.alive.append(value)
+        self.nodes[geometry(value)] = node
 
     def node_of(self, tensor: Tensor) -> fx.Node:
         """The node that computed `tensor`; a tensor met for the first time is one the function closed over."""
-        found = self.nodes.get(geometry(tensor))
+        if tensor.layout is not torch.strided:
+            raise Unsupported(Reason(f"a tensor of layout {tensor.layout}", mend="use dense tensors"))
+        place = geometry(tensor)
+        found = self.nodes.get(place) or self.closed_over.get((place, tensor.requires_grad))
         if found is self.stale:
             raise Unsupported(Reason("reads a view of what was changed in place", mend="change nothing in place"))
         if found is None:
             found = self.placeholder(zeros_like(tensor))
-            self.nodes[geometry(tensor)] = found
+            self.closed_over[place, tensor.requires_grad] = found
             self.captured.append((tensor, found))
         return found
 
@@ -113,6 +161,8 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func in READS_VALUES:
             raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise Unsupported(Reason("draws random numbers", op=str(func), mend="draw them outside, pass them in xs"))
         if func._schema.is_mutable:
             return self.change_in_place(func, args, kwargs)
         if func in DECOMPOSE:
@@ -130,6 +180,8 @@ class Recorder(TorchDispatchMode):
         node = self.graph.call_function(func, args, kwargs)
         if isinstance(out, Tensor):
             return self.define_output(node, out)
+        if not isinstance(out, (tuple, list)):
+            raise Unsupported(Reason("gives no tensors", op=str(func)))
         node.meta["val"] = out
         items = [self.graph.call_function(operator.getitem, (node, i)) for i in range(len(out))]
         return [self.define_output(item, value) for item, value in zip(items, out, strict=True)]
@@ -153,7 +205,8 @@ class Recorder(TorchDispatchMode):
         storage = changed.untyped_storage()
         touched = torch.zeros(storage.nbytes() // changed.element_size(), dtype=torch.bool)
         touched.as_strided(changed.shape, changed.stride(), changed.storage_offset()).fill_(True)
-        for key, node in list(self.nodes.items()):
+        captured = [(place, node) for (place, _), node in self.closed_over.items()]
+        for key, node in [*self.nodes.items(), *captured]:
             address, offset, shape, stride, _ = key
             if address == storage._cdata and node is not self.stale and touched.as_strided(shape, stride, offset).any():
                 if node.op == "placeholder":
@@ -172,5 +225,9 @@ class Recorder(TorchDispatchMode):
             return out
         if node.target is aten.detach.default:
             out = zeros_like(out)  # a geometry of its own, to tell it from what it was detached from
+            source = node.args[0]
+            if source.target in FILLS:  # torch.zeros and its kin end in a detach
+                self.graph.erase_node(node)
+                node = source
         self.define(node, out)
         return out

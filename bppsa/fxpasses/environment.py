@@ -6,12 +6,16 @@ cell could branch on. Tensors only count by their place, shape and dtype, so tha
 
 from __future__ import annotations
 
+import copyreg
 import functools
+import sys
 import types
+from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor, nn
 
@@ -29,23 +33,20 @@ PLAIN = (
     type,
     types.ModuleType,
 )
-INTERNAL = {
-    "_backward_hooks",
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_state_dict_hooks",
-    "_load_state_dict_pre_hooks",
-}
+INTERNAL = {"_state_dict_hooks", "_load_state_dict_pre_hooks"}
+NOT_THE_USERS = sys.stdlib_module_names | {"torch", "numpy", "bppsa"}
 
 
 @dataclass
 class Environment:
     """`opaque` keeps alive what the key knows by its address only."""
 
-    parts: list[Hashable] = field(default_factory=list)
+    parts: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     opaque: list[Any] = field(default_factory=list)
     seen: dict[int, int] = field(default_factory=dict)
+    places: dict[tuple, int] = field(default_factory=dict)  # of tensors in memory: two views may be one
+    names: set[str] = field(default_factory=set)  # all that the functions met so far look up, also as attributes
 
     @property
     def key(self) -> Hashable:
@@ -54,18 +55,27 @@ class Environment:
     def visit(self, value: Any) -> None:
         if isinstance(value, PLAIN):
             self.parts.append((type(value), value))
+            if isinstance(value, (type, types.ModuleType)):
+                self.visit_names(value)
             return
         if id(value) in self.seen:
             self.parts.append(("again", self.seen[id(value)]))
             return
         self.seen[id(value)] = len(self.seen)
         if isinstance(value, Tensor):
-            self.tensors.append(value)
-            self.parts.append(("tensor", value.shape, value.dtype, value.device, value.requires_grad))
+            self.visit_tensor(value)
             return
         visit = next((VISIT[base] for base in type(value).__mro__ if base in VISIT), Environment.visit_object)
         self.parts.append(type(value))
         visit(self, value)
+
+    def visit_tensor(self, value: Tensor) -> None:
+        self.tensors.append(value)
+        place: Any = id(value)
+        if value.layout is torch.strided:
+            place = value.data_ptr(), value.stride(), value.shape
+        first = self.places.setdefault((place, value.requires_grad), len(self.places))
+        self.parts.append(("tensor", value.shape, value.dtype, value.device, value.requires_grad, first))
 
     def visit_all(self, values: Any) -> None:
         self.parts.append(len(values))
@@ -78,6 +88,7 @@ class Environment:
 
     def visit_function(self, fn: types.FunctionType) -> None:
         self.parts.append(fn.__code__)
+        self.names.update(global_names(fn.__code__))
         self.visit_all(fn.__defaults__ or ())
         self.visit_dict(fn.__kwdefaults__ or {})
         self.visit_all([cell.cell_contents for cell in fn.__closure__ or () if filled(cell)])
@@ -93,14 +104,33 @@ class Environment:
         self.visit_dict(partial.keywords)
 
     def visit_module(self, module: nn.Module) -> None:
+        self.names.add("forward")
         self.visit_dict({name: value for name, value in module.__dict__.items() if name not in INTERNAL})
+        self.visit_classes(type(module))
 
     def visit_object(self, value: Any) -> None:
         """An object we know nothing about: itself, and what it shows of its state."""
         self.parts.append(id(value))
         self.opaque.append(value)
-        if getattr(type(value), "__module__", "").partition(".")[0] != "torch":
+        if is_the_users(type(value).__module__):
+            self.names.add("__call__")
             self.visit_dict(getattr(value, "__dict__", {}))
+            self.visit_all([getattr(value, name, None) for name in copyreg._slotnames(type(value))])
+            self.visit_classes(type(value))
+
+    def visit_classes(self, cls: type) -> None:
+        for base in cls.__mro__:
+            self.visit_names(base)
+
+    def visit_names(self, space: type | types.ModuleType) -> None:
+        """Of a class or Python module of the user's: what the functions met so far may find in it."""
+        home = space.__module__ if isinstance(space, type) else space.__name__
+        if id(space) in self.seen or not is_the_users(home):
+            return
+        self.seen[id(space)] = len(self.seen)
+        for name in sorted(self.names & vars(space).keys()):
+            self.parts.append(name)
+            self.visit(vars(space)[name])
 
 
 VISIT: dict[type, Any] = {
@@ -111,8 +141,18 @@ VISIT: dict[type, Any] = {
     types.FunctionType: Environment.visit_function,
     types.MethodType: Environment.visit_method,
     functools.partial: Environment.visit_partial,
+    staticmethod: lambda environment, value: environment.visit(value.__func__),
+    classmethod: lambda environment, value: environment.visit(value.__func__),
+    property: lambda environment, value: environment.visit(value.fget),
+    deque: Environment.visit_all,
+    **dict.fromkeys((numpy.ndarray, numpy.generic), lambda e, value: e.parts.append((value.dtype, value.shape, value.tobytes()))),
     nn.Module: Environment.visit_module,
 }
+
+
+@functools.cache
+def is_the_users(module: str) -> bool:
+    return module.partition(".")[0] not in NOT_THE_USERS
 
 
 def environment_of(cell: Any) -> Environment:

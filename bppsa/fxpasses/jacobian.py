@@ -120,7 +120,7 @@ class Walk:
             outers=tuple(Outer(weight, left, self.recorder.node_of(g)) for weight, left, g in self.outers),
             sums=tuple(ColumnSum(param, self.recorder.node_of(g)) for param, g in self.sums),
         )
-        rights = tuple(contribution.right for contribution in (*result.outers, *result.sums))
+        rights = (*(outer.right for outer in result.outers), *(part.right for part in result.sums))
         result.graph.output((result.carries, result.streams, rights))
         result.graph.eliminate_dead_code()
         return result

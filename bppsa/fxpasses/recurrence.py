@@ -24,6 +24,7 @@ from bppsa.fxpasses.rowwise import check_rowwise
 
 aten = torch.ops.aten
 PARAM, X, CARRY = 0, 1, 2  # how far a node is from constant
+COUNTS_ROWS = {aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}  # their sizes are numbers
 
 
 def split(recording: Recording, carries: int, xs: int, ys: Sequence[fx.Node], nexts: Sequence[fx.Node]) -> Recurrence:
@@ -53,7 +54,7 @@ class Part:
 
 class Splitter:
     def __init__(self, recording: Recording, carries: int, xs: int) -> None:
-        distribute_concat(recording.graph)
+        self.replaced = distribute_concat(recording.graph)
         arguments = recording.arguments
         self.order = {node: i for i, node in enumerate(recording.graph.nodes)}
         self.carries, self.xs = arguments[:carries], arguments[carries : carries + xs]
@@ -77,11 +78,16 @@ class Splitter:
     def split(self, ys: tuple[fx.Node, ...], nexts: tuple[fx.Node, ...]) -> Recurrence:
         for i, carry in enumerate(self.carries):
             self.body.input(carry, Role("carry", i))
+        ys, nexts = (tuple(self.replaced.get(node, node) for node in nodes) for nodes in (ys, nexts))
         in_body = self.ancestors(nexts, at_least=CARRY)
         tail_nodes = self.ancestors(ys, at_least=X) - in_body
         for node in self.sorted(in_body):
             self.emit(node)
         outputs = self.outputs(ys, in_body, tail_nodes)
+        if any(self.level[y] == PARAM for y in ys):
+            raise Unsupported(Reason("an output that depends on neither carry nor x", mend="add it after the scan"))
+        if any(self.level[n] == PARAM and n.target not in FILLS for n in nexts):
+            raise Unsupported(Reason("a carry that depends on neither carry nor x"))
         for node in outputs:
             self.emit(node)
         tail = None if tuple(outputs) == ys else self.tail(ys, outputs, self.sorted(tail_nodes))
@@ -102,6 +108,14 @@ class Splitter:
         if self.level[node] < CARRY:
             self.emit(node)
         return self.body.made[node]
+
+    def check_stacked(self, node: fx.Node) -> None:
+        """Where all steps are one batch, an op must be rowwise, and no constant of its own may count the rows."""
+        check_rowwise(node, self.rows, self.is_param)
+        for arg in node.all_input_nodes:
+            value, own = arg.meta["val"], arg.target in FILLS and (self.level[arg] == PARAM or arg.target in COUNTS_ROWS)
+            if own and value.dim() == node.meta["val"].dim() > 0 and value.shape[0] != 1:
+                raise Unsupported(Reason("fills a tensor of the size of the batch", op=str(arg.target), mend="use zeros_like"))
 
     def outputs(self, ys: tuple[fx.Node, ...], in_body: set[fx.Node], tail: set[fx.Node]) -> list[fx.Node]:
         """What the loop must store for each step: the ys themselves, or what the tail reads of the body."""
@@ -140,7 +154,7 @@ class Splitter:
             self.body.input(base, Role("param", weight.param))
         index = self.sources.setdefault(source, len(self.sources))
         role = Role("stream", len(self.streams))
-        self.streams[node] = Stream(index, weight, width(node))
+        self.streams[node] = Stream(index, weight, width(node), width(source))
         return self.body.input(node, role)
 
     def hoisted(self) -> fx.Graph | None:
@@ -155,7 +169,7 @@ class Splitter:
         wanted = (*self.sources, *self.constants)
         for node in self.sorted(self.ancestors(wanted, at_least=PARAM)):
             if self.level[node] == X:
-                check_rowwise(node, self.rows, self.is_param)
+                self.check_stacked(node)
             part.copy(node)
         part.graph.output((tuple(part.made[n] for n in self.sources), tuple(part.made[n] for n in self.constants)))
         return part.graph
@@ -172,7 +186,7 @@ class Splitter:
             if node in part.made or node.op == "placeholder":
                 continue
             if self.level[node] > PARAM:
-                check_rowwise(node, self.rows, self.is_param)
+                self.check_stacked(node)
             if all(arg in part.made for arg in node.all_input_nodes):
                 part.copy(node)
         part.graph.output(tuple(part.made[n] for n in ys))
@@ -197,8 +211,9 @@ class Splitter:
         return self.level[node] == PARAM and node.target not in FILLS
 
 
-def distribute_concat(graph: fx.Graph) -> None:
-    """cat([x, h]) @ W = x @ W_top + h @ W_bottom: only the second part has to wait for h."""
+def distribute_concat(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
+    """cat([x, h]) @ W = x @ W_top + h @ W_bottom: only the second part has to wait for h. Gives what stands for what."""
+    replaced: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
         if node.target is not aten.mm.default or node.args[0].target is not aten.cat.default:
             continue
@@ -213,6 +228,8 @@ def distribute_concat(graph: fx.Graph) -> None:
                 at = end
         node.replace_all_uses_with(total)
         graph.erase_node(node)
+        replaced[node] = total
+    return replaced
 
 
 def call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:

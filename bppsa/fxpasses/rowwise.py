@@ -40,10 +40,6 @@ def check_rowwise(node: fx.Node, rows: int, is_param: Callable[[fx.Node], bool])
         if all(names_no_batch(node, position) for position in ALONG_DIMS[target]):
             return
         raise Unsupported(Reason("works along the batch dimension", op=str(target)))
-    if torch.Tag.nondeterministic_seeded in target.tags:
-        raise Unsupported(
-            Reason("draws random numbers in a cell", op=str(target), mend="draw them outside, pass them in xs")
-        )
     if torch.Tag.pointwise in target.tags:
         return check_broadcast(node, is_param)
     raise Unsupported(Reason("is not one of the ops a fused cell may contain", op=str(target)))

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from bppsa.plan.cost import Machine, Size, pytorch_ms, sequential_ms
 
 STRATEGIES = ("auto", "sequential")
+INLINE_ROWS = 8
 MARGIN = 1.0  # a rewrite has to be predicted this many times faster
+
+
+def multiply_inline(rows: int) -> bool:
+    """Whether a forward sweep multiplies x with its weight itself. That saves writing and reading the product, but each
+    step reads the weight again: too much work for few rows."""
+    return rows >= INLINE_ROWS
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from torch import Tensor
 from bppsa.chain import Weight
 from bppsa.codegen.lower import Run
 from bppsa.codegen.program import Program, Rows
-from bppsa.runtime.extent import Extent, flat
+from bppsa.runtime.extent import Extent, Given, flat
 
 Named = Mapping[str, Tensor]
 
@@ -42,10 +43,10 @@ class After:
         self.sums = program.sum_runs
 
     def of_sources(
-        self, tensors: Named, sources: Sequence[Tensor | None], params: Sequence[Tensor], needed: Sequence[bool]
+        self, tensors: Named, sources: Given, params: Sequence[Tensor], needed: Sequence[bool]
     ) -> list[Tensor | None]:
         """[T, B, n] each, None where not needed or where no gradient flows."""
-        grads: list[Tensor | None] = [None] * len(sources)
+        grads: list[Any] = [None] * len(sources)
         for stream, runs in self.streams:
             source = sources[stream.source]
             if not needed[stream.source] or source is None:
@@ -68,11 +69,11 @@ class After:
         self,
         tensors: Named,
         extent: Extent,
-        sources: Sequence[Tensor | None],
+        sources: Given,
         params: Sequence[Tensor],
         needed: Sequence[bool],
     ) -> list[Tensor | None]:
-        grads: list[Tensor | None] = [None] * len(params)
+        grads: list[Any] = [None] * len(params)
         for product in self.products:
             j = product.weight.param
             if not needed[j]:

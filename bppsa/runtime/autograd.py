@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bppsa.runtime.extent import Given
+
 Shape = tuple[int, ...]
-Given = Sequence[Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -91,12 +92,14 @@ def gradients(
 
 
 def differentiable_backward(call: Call, tensors: Given, grads: Given, needs: Sequence[bool]) -> list[Tensor | None]:
+    # views: of two of the tensors one may be computed from the other, and its share must not be counted twice
+    tensors = [t if t is None else t.view_as(t) for t in tensors]
     outputs = call.again(tensors)
     wanted = [i for i, need in enumerate(needs) if need]
     given = [(output, g) for output, g in zip(outputs, grads, strict=True) if g is not None and output.requires_grad]
     found = torch.autograd.grad(
         [output for output, _ in given],
-        [tensors[i] for i in wanted],
+        [t for t, need in zip(tensors, needs, strict=True) if need and t is not None],
         [g for _, g in given],
         create_graph=True,
         allow_unused=True,

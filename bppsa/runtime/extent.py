@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+Given = Sequence[Any]  # of tensors, None where there is none: who reads one knows that it is there
 
 
 @dataclass(frozen=True)

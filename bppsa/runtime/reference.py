@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from bppsa.chain import Recurrence
 from bppsa.runtime.after import logical
+from bppsa.runtime.extent import Extent
 
 
 def loop(cell: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any, Any]:
@@ -32,8 +33,7 @@ def run(
     sources: Sequence[Tensor],
     carries: Sequence[Tensor],
     params: Sequence[Tensor],
-    *,
-    reverse: bool,
+    extent: Extent,
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
     """The body of a split recurrence: sources [T, B, n], carries [B, n] -> outputs [T, B, n], final carries [B, n]."""
     body = fx.GraphModule({}, recurrence.body)
@@ -41,19 +41,21 @@ def run(
         sources[s.source] if s.weight is None else sources[s.source] @ logical(params, s.weight)
         for s in recurrence.streams
     ]
-    roles = [node.meta["role"] for node in recurrence.body.nodes if node.op == "placeholder"]
-    shapes = [node.meta["val"].shape for node in recurrence.body.nodes if node.op == "placeholder"]
+    inputs = [node for node in recurrence.body.nodes if node.op == "placeholder"]
+    roles, stand_ins = [node.meta["role"] for node in inputs], [node.meta["val"] for node in inputs]
 
     def step(carry: Sequence[Tensor], x: Sequence[Tensor]) -> tuple[Any, Any]:
         known = {"carry": carry, "stream": x, "param": params}
         values = [known[role.kind][role.index] for role in roles]
         given = [
-            v if r.kind == "param" else v.reshape(-1, *s[1:]) for v, r, s in zip(values, roles, shapes, strict=True)
+            (value if role.kind == "param" else value.reshape(-1, *like.shape[1:])).to(like.dtype)
+            for value, role, like in zip(values, roles, stand_ins, strict=True)
         ]
         nexts, outputs = body(*given)
         return [as_rows(value) for value in nexts], [as_rows(value) for value in outputs]
 
-    carry, outputs = loop(step, list(carries), streams, reverse=reverse)
+    steps = torch.empty(extent.steps, 0)  # tells their number where the body reads nothing but the carry
+    carry, outputs = loop(step, list(carries), [*streams, steps], reverse=extent.reverse)
     return tuple(outputs), tuple(carry)
 
 

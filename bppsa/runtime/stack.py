@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from bppsa.runtime.autograd import Given, Result
-from bppsa.runtime.extent import Extent
+from bppsa.runtime.autograd import Result
+from bppsa.runtime.extent import Extent, Given
 from bppsa.runtime.sweep import Needs, Passed, Shape, Sweep
 
 
@@ -96,11 +97,10 @@ class Stack:
         g_y, g_finals = grads[0], grads[1:]
         g_states: list[list[Tensor]] = [[] for _ in range(self.states)]
         for layer in reversed(range(layers)):
-            g_x: Tensor | None = None
+            g_x: Any = None
             for direction in reversed(range(self.directions)):
                 at = layer * self.directions + direction
-                width = None if g_y is None else g_y.shape[-1] // self.directions
-                g_out = None if g_y is None else g_y[..., direction * width : (direction + 1) * width]
+                g_out = None if g_y is None else g_y.chunk(self.directions, -1)[direction]
                 gradients = self.sweeps[layer][direction].backward(
                     passes[at],
                     [inputs[layer]],
@@ -143,7 +143,7 @@ class Unpacked:
         self.first = 1 + stack.states
 
     @property
-    def x(self):
+    def x(self) -> Any:  # the tensor, or the flag or gradient in its place
         return self.tensors[0]
 
     def carries(self, layer: int, direction: int) -> list:

@@ -16,7 +16,7 @@ from bppsa.codegen.ir import Buffer, Kernel, Kind
 from bppsa.codegen.program import Program
 from bppsa.runtime import pool
 from bppsa.runtime.after import After, logical
-from bppsa.runtime.extent import Extent, flat, rows_contiguous
+from bppsa.runtime.extent import Extent, Given, flat, rows_contiguous
 
 Shape = tuple[int, ...]
 Runner = Callable[..., None]  # (tensors, *, steps, rows, active, reverse), as codegen.interpret.run takes them
@@ -36,8 +36,8 @@ class Passed:
 class Needs:
     """Which gradients are asked for."""
 
-    sources: tuple[bool, ...]
-    params: tuple[bool, ...]
+    sources: Sequence[bool]
+    params: Sequence[bool]
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class Sweep:
         read = {b.name for b in program.backward.arguments}
         self.products = [(f"stream{k}", s.source, s.weight) for k, s in streams if s.weight is not None]
         self.private = [name for name in (*[name for name, _, _ in self.products], "saved") if name in read]
-        self.direct = [(f"stream{k}", s.source) for k, s in streams if s.weight is None]
+        self.direct = [(f"stream{k}" if s.weight is None else f"source{s.source}", s.source) for k, s in streams]
         self.widths = [program.backward.buffer(name).width for name in self.private]
         self.after = After(program)
 
     def forward(
         self,
-        sources: Sequence[Tensor | None],
-        carries: Sequence[Tensor | None],
+        sources: Given,
+        carries: Given,
         params: Sequence[Tensor],
         extent: Extent,
         *,
@@ -79,7 +79,8 @@ class Sweep:
         self.prepare([kernel, self.program.backward] if save else [kernel])
         tensors = self.named(kernel, {}, sources, params, extent)
         for name, source, weight in self.products:
-            torch.mm(flat(sources[source]), logical(params, weight), out=flat(tensors[name]))
+            if name in tensors:
+                torch.mm(flat(sources[source]), logical(params, weight), out=flat(tensors[name]))
         states = tuple([tensors[f"carry{i}"] for i in range(len(carries))])
         for state, carry in zip(states, carries, strict=True):
             extent.start(state, carry)
@@ -94,10 +95,10 @@ class Sweep:
     def backward(
         self,
         passed: Passed,
-        sources: Sequence[Tensor | None],
+        sources: Given,
         params: Sequence[Tensor],
-        g_outputs: Sequence[Tensor | None],
-        g_finals: Sequence[Tensor | None],
+        g_outputs: Given,
+        g_finals: Given,
         extent: Extent,
         needs: Needs,
     ) -> Gradients:
@@ -157,7 +158,7 @@ class Sweep:
         self,
         kernel: Kernel,
         given: dict[str, Tensor],
-        sources: Sequence[Tensor | None],
+        sources: Given,
         params: Sequence[Tensor],
         extent: Extent,
     ) -> dict[str, Tensor]:

@@ -31,7 +31,7 @@ def at(buffer: str, column: int = 0, **flags: bool) -> Expr:
 
 
 def gated_forward(H: int) -> Kernel:
-    """Three products of one source; activations overwrite their inputs in place; STATE read before and written after."""
+    """Three products of one source; activations overwrite their inputs in place; STATE read and then written."""
     product = [dot(Dot(Access("h"), "w", i * H)) for i in range(3)]
     reset = Expr(Op.SIGMOID, add(at("g", H), product[1]))
     update = Expr(Op.SIGMOID, add(at("g", 2 * H), product[2]))
@@ -76,7 +76,7 @@ def gated_backward(H: int) -> Kernel:
 
 
 def normalised(H: int) -> Kernel:
-    """Two products of different sources and depths, their rows normalised: row sums, broadcasts, a constant that depends on H."""
+    """Products of two sources of different depths, then the rows normalised: row sums, broadcasts, constants with H."""
     value = add(dot(Dot(Access("h"), "w", H)), dot(Dot(Access("x", 1), "u")))
     mean = mul(at("total", broadcast=True), const(1.0 / H))
     centred = sub(at("value"), mean)
@@ -102,7 +102,7 @@ def normalised(H: int) -> Kernel:
 
 
 def two_stage(H: int) -> Kernel:
-    """A product whose source is another product's result (SCRATCH, another width), and a RUNNING state multiplied with itself."""
+    """A product whose source is another product's result, of another width; a RUNNING state that feeds itself."""
     N = H // 2 + 1
     inner = Expr(Op.MAX, dot(Dot(Access("h"), "w")), at("x"))
     outer = Expr(Op.TANH, add(dot(Dot(Access("inner"), "v")), dot(Dot(Access("h"), "r"))))
@@ -124,7 +124,7 @@ def two_stage(H: int) -> Kernel:
 
 
 def swapped(H: int) -> Kernel:
-    """Stores that another column of the same group still has to read: halves change places in place, the state shifts by one."""
+    """Stores over what other columns of the group still have to read: halves change places, the state shifts by one."""
     groups = (
         Group(H, (Store(Access("x"), negated(at("x", H))), Store(Access("x", H), negated(at("x"))))),
         Group(H, (Store(Access("x", 1), negated(at("x"))), Store(Access("s"), dot(Dot(Access("s"), "w"))))),

@@ -76,18 +76,30 @@ def leaves(result: Any) -> list[Tensor]:
     return [leaf for part in result for leaf in leaves(part)]
 
 
-def weighted(outputs: Sequence[Tensor], seed: int = 0) -> Tensor:
-    """A loss in which every element has a random cotangent of its own."""
+def cotangents(outputs: Sequence[Tensor], seed: int = 0, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """Random, the same whatever the dtype of the outputs; rounded to `dtype`."""
     generator = torch.Generator().manual_seed(seed)
-    terms = [(out * torch.randn(out.shape, dtype=torch.float64, generator=generator).to(out.dtype)).sum() for out in outputs]
-    return torch.stack([term.double() for term in terms]).sum()
+    drawn = [torch.randn(out.shape, dtype=torch.float64, generator=generator) for out in outputs]
+    return [g.to(dtype).to(out.dtype) for g, out in zip(drawn, outputs, strict=True)]
 
 
-def results(model: Callable[..., Any], arguments: Sequence[Any], wanted: Sequence[Tensor], seed: int = 0) -> list[Tensor | None]:
-    """All outputs of `model(*arguments)`, and the gradients to `wanted` of a loss that reads each of them."""
+def weighted(outputs: Sequence[Tensor], seed: int = 0) -> Tensor:
+    """A loss in which every element has a cotangent of its own."""
+    return torch.stack([(out * g).sum() for out, g in zip(outputs, cotangents(outputs, seed), strict=True)]).sum()
+
+
+def results(
+    model: Callable[..., Any],
+    arguments: Sequence[Any],
+    wanted: Sequence[Tensor],
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> list[Tensor | None]:
+    """All outputs of `model(*arguments)`, and the gradients to `wanted` of a loss that reads each of them; `dtype`: what
+    the loss's coefficients are rounded to."""
     torch.manual_seed(seed)
     outputs = leaves(model(*arguments))
-    return [*outputs, *torch.autograd.grad(weighted(outputs, seed), wanted, allow_unused=True)]
+    return [*outputs, *torch.autograd.grad(outputs, wanted, cotangents(outputs, seed, dtype), allow_unused=True)]
 
 
 def distance(got: Tensor, expected: Tensor) -> float:

@@ -1,4 +1,4 @@
-// The sweep itself: the time loop of one thread over its share of the rows or columns, and the C entry points. `Kernel` is the printed part.
+// The sweep itself: the time loop of one thread over its share, and the C entry points. `Kernel` is the printed part.
 namespace {
 
 void run(const Kernel& kernel, const Call& call, int thread_index, Share share) {
@@ -32,15 +32,19 @@ Share share_of(const Call& call, int part, int parts, bool split) {
 
 }  // namespace
 
+// Bytes that `bppsa_sweep` needs as its workspace.
 extern "C" int64_t bppsa_workspace(const int64_t* dims, int64_t rows, int threads) {
   Arena arena(nullptr);
   Kernel(dims, nullptr).place(arena, rows, threads);
   return arena.used() + 64;
 }
 
-extern "C" void bppsa_sweep(void** pointers, const int64_t* time_strides, const int64_t* row_strides, const int64_t* dims,
-                            int64_t steps, int64_t rows, const int64_t* active, int reverse, int threads, int split, void* workspace) {
-  const Call call{pointers, time_strides, row_strides, steps, rows, active, reverse != 0};
+// pointers, first_strides, second_strides: of each argument of the kernel. active: null, or the rows that take part in
+// each step. split: threads share the columns of all rows, else each has rows of its own. Neither allocates nor throws.
+extern "C" void bppsa_sweep(void** pointers, const int64_t* first_strides, const int64_t* second_strides,
+                            const int64_t* dims, int64_t steps, int64_t rows, const int64_t* active, int reverse,
+                            int threads, int split, void* workspace) {
+  const Call call{pointers, first_strides, second_strides, steps, rows, active, reverse != 0};
   Arena arena((void*)(((uintptr_t)workspace + 63) & ~(uintptr_t)63));
   Barrier barrier;
   Kernel kernel(dims, &barrier);

@@ -1,24 +1,20 @@
-// Dot products of one source: rows [M, K] times packed columns. A block of units takes the columns of all its dots from one
-// panel [K, TV vectors]; a tile of M rows keeps its M x TV sums in registers over the whole depth.
+// Dot products of one source: rows [M, K] times packed columns. A block of units takes the columns of all its dots from
+// one panel [K, TV vectors]; a tile of M rows keeps its M x TV sums in registers over the whole depth.
 namespace {
 
-#if defined(__AVX512F__)
-constexpr int REGISTERS = 32;
-#else
-constexpr int REGISTERS = 16;
-#endif
+constexpr int REGISTERS = WIDE ? 32 : 16;
 
-// most rows whose sums fit, with the smaller operand held in registers and one for the other
+// Most rows whose sums fit, with the smaller operand held in registers and one for the other
 constexpr int max_rows(int vectors) {
   int rows = 1;
   while (rows < 8 && (rows + 1) * vectors + (rows + 1 < vectors ? rows + 1 : vectors) < REGISTERS) ++rows;
   return rows;
 }
 
-// out[m, :] = sum over k of a[m, k] * panel[k, :], panel [depth, TV vectors], out [M, TV vectors]. Not inlined: among other code
-// the compiler would spill sums inside the k loop.
+// out[m, :] = sum over k of a[m, k] * panel[k, :], panel [depth, TV vectors], out [M, TV vectors]. Not inlined: among
+// other code the compiler would spill sums inside the k loop.
 template <class V, int TV, int M>
-__attribute__((noinline)) void gemm_tile(const real* a, int64_t stride, const real* panel, int64_t depth, real* out) {
+NOINLINE void gemm_tile(const real* a, int64_t stride, const real* panel, int64_t depth, real* out) {
   constexpr int L = LANES<V>;
   V sums[M][TV];
   const real* row[M];
@@ -69,8 +65,8 @@ struct Gemm {
   static constexpr std::array<Run, MOST> TILES = table(std::make_integer_sequence<int, MOST>());
 
   static INLINE void run(const real* a, int64_t stride, const real* panel, int64_t depth, real* out, int64_t rows) {
-    for (int64_t tiles = (rows + MOST - 1) / MOST; tiles > 0; --tiles) {
-      const int64_t m = (rows + tiles - 1) / tiles;
+    for (uint32_t tiles = (uint32_t)(rows + MOST - 1) / MOST; tiles > 0; --tiles) {
+      const int64_t m = (uint32_t)(rows + tiles - 1) / tiles;
       TILES[m - 1](a, stride, panel, depth, out);
       a += m * stride, out += m * PITCH, rows -= m;
     }

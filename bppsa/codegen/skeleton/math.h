@@ -1,5 +1,4 @@
-// Pointwise functions on vectors: a few ulp, NaN in gives NaN out, infinities are right, no libm. Coefficients: Chebyshev fits of
-// (e^r - 1 - r) / r^2 over |r| <= ln(2)/2, made for float and double.
+// Pointwise functions on vectors: a few units in the last place, NaN in gives NaN out, infinities are right, no libm.
 namespace {
 
 template <class V>
@@ -7,28 +6,18 @@ INLINE V select(Int<V> c, V a, V b) {
   return c ? a : b;
 }
 
-// Bounds that let NaN through: x86 min and max give their second operand then, and so do these.
+// Bounds that let NaN through: x86's min and max give their second operand then, and so do these.
 template <class V>
 INLINE V at_most(V x, real bound) {
   const V b = splat<V>(bound);
-#if defined(__AVX512F__)
-  if constexpr (sizeof(V) == 64) return SINGLE ? (V)_mm512_min_ps((__m512)b, (__m512)x) : (V)_mm512_min_pd((__m512d)b, (__m512d)x);
-#endif
-#if defined(__AVX__)
-  if constexpr (sizeof(V) == 32) return SINGLE ? (V)_mm256_min_ps((__m256)b, (__m256)x) : (V)_mm256_min_pd((__m256d)b, (__m256d)x);
-#endif
+  INTRINSIC(V, min, b, x);
   return b < x ? b : x;
 }
 
 template <class V>
 INLINE V at_least(V x, real bound) {
   const V b = splat<V>(bound);
-#if defined(__AVX512F__)
-  if constexpr (sizeof(V) == 64) return SINGLE ? (V)_mm512_max_ps((__m512)b, (__m512)x) : (V)_mm512_max_pd((__m512d)b, (__m512d)x);
-#endif
-#if defined(__AVX__)
-  if constexpr (sizeof(V) == 32) return SINGLE ? (V)_mm256_max_ps((__m256)b, (__m256)x) : (V)_mm256_max_pd((__m256d)b, (__m256d)x);
-#endif
+  INTRINSIC(V, max, b, x);
   return b > x ? b : x;
 }
 
@@ -54,12 +43,7 @@ INLINE V absolute(V x) {
 
 template <class V>
 INLINE V square_root(V x) {
-#if defined(__AVX512F__)
-  if constexpr (sizeof(V) == 64) return SINGLE ? (V)_mm512_sqrt_ps((__m512)x) : (V)_mm512_sqrt_pd((__m512d)x);
-#endif
-#if defined(__AVX__)
-  if constexpr (sizeof(V) == 32) return SINGLE ? (V)_mm256_sqrt_ps((__m256)x) : (V)_mm256_sqrt_pd((__m256d)x);
-#endif
+  INTRINSIC(V, sqrt, x);
   for (int i = 0; i < LANES<V>; ++i) x[i] = std::sqrt(x[i]);
   return x;
 }
@@ -89,7 +73,7 @@ INLINE V power_of_two(Int<V> n) {
   return (V)((n + BIAS) << MANTISSA);
 }
 
-// e^r - 1, |r| <= ln(2)/2. Estrin's order: short chains matter more here than the number of operations.
+// e^r - 1, |r| <= ln(2)/2, by Chebyshev fits of (e^r - 1 - r) / r^2. Estrin's order: short chains matter most here.
 template <class V>
 INLINE V expm1_polynomial(V r) {
   const V r2 = r * r;
@@ -98,7 +82,8 @@ INLINE V expm1_polynomial(V r) {
     const V low = real(1.66665696281e-1) * r + real(0.5), high = real(8.36438069329e-3) * r + real(4.16665465411e-2);
     p = (real(1.39276846166e-3) * r2 + high) * r2 + low;
   } else {
-    const V a = real(1.6666666666666667624e-1) * r + real(0.5), b = real(8.3333333333295030954e-3) * r + real(4.1666666666616862268e-2);
+    const V a = real(1.6666666666666667624e-1) * r + real(0.5);
+    const V b = real(8.3333333333295030954e-3) * r + real(4.1666666666616862268e-2);
     const V c = real(1.9841269865789785536e-4) * r + real(1.3888888920770122212e-3);
     const V d = real(2.7557264294679126278e-6) * r + real(2.4801515879478315969e-5);
     const V e = real(2.51023277236091451e-8) * r + real(2.7622614078619689474e-7);
@@ -115,18 +100,15 @@ INLINE V exponential(V x) {
   const V y = SIGN > 0 ? at_least(at_most(x, HIGH), LOW) : -at_least(at_most(x, -LOW), -HIGH);
   const Rounded<V> n(y * LOG2E + MAGIC);
   const V p = expm1_polynomial((y - n.value * LN2_HIGH) - n.value * LN2_LOW) + real(1);
-#if defined(__AVX512F__) && defined(__AVX512VL__)
-  if constexpr (sizeof(V) == 64 && SINGLE) return (V)_mm512_scalef_ps((__m512)p, (__m512)n.value);
-  if constexpr (sizeof(V) == 64 && !SINGLE) return (V)_mm512_scalef_pd((__m512d)p, (__m512d)n.value);
-  if constexpr (sizeof(V) == 32 && SINGLE) return (V)_mm256_scalef_ps((__m256)p, (__m256)n.value);
-  if constexpr (sizeof(V) == 32 && !SINGLE) return (V)_mm256_scalef_pd((__m256d)p, (__m256d)n.value);
+#if WIDE
+  INTRINSIC(V, scalef, p, n.value);
 #endif
   const Int<V> half = n.bits >> 1;  // two factors: results below the normal range, and 2^(BIAS+1)
   return p * power_of_two<V>(half) * power_of_two<V>(n.bits - half);
 }
 
-// tanh x = t / (t + 2), t = e^2x - 1; relative accuracy also near 0. Beyond BOUND it is 1 to the last bit. One step of reduction
-// is enough: where n is large, tanh hardly depends on r.
+// tanh x = t / (t + 2), t = e^2x - 1: accurate also near 0. Beyond BOUND it is 1 to the last bit. One step of reduction
+// is enough, as tanh hardly depends on r where n is large.
 template <class V>
 INLINE V hyperbolic_tangent(V x) {
   constexpr real BOUND = SINGLE ? 9.1 : 20;
@@ -152,7 +134,7 @@ INLINE V logarithm(V x) {
   const Int<V> bits = (Int<V>)y, root_half = (Int<V>)splat<V>(0.70710678118654752440);
   const Int<V> n = (bits - root_half) >> MANTISSA;
   const V m = (V)(bits - (n << MANTISSA));
-  const V k = __builtin_convertvector(n, V) - (subnormal ? splat<V>(LIFT) : V{});
+  const V k = __builtin_convertvector(n, V) - (subnormal ? splat<V>(real(LIFT)) : V{});
   const V f = m - real(1), s = f / (f + real(2)), z = s * s;
   V p;
   if constexpr (SINGLE) {
@@ -171,9 +153,9 @@ INLINE V logarithm(V x) {
   }
   const V half_square = real(0.5) * f * f;
   V result = k * LN2_HIGH - ((half_square - (s * (half_square + z * p) + k * LN2_LOW)) - f);
-  result = x < INF ? result : x;                                              // inf, NaN
-  result = x > 0 ? result : (x == 0 ? splat<V>(-INF) : (x != x ? x : splat<V>(std::numeric_limits<real>::quiet_NaN())));
-  return result;
+  result = x < INF ? result : x;  // inf, NaN
+  result = x == 0 ? splat<V>(-INF) : result;
+  return x < 0 ? splat<V>(std::numeric_limits<real>::quiet_NaN()) : result;
 }
 
 }  // namespace

@@ -1,11 +1,11 @@
-// What the printed sweep is built from: workspace, row cursors, blocks of units, packed weights, column sums, a thread's share.
+// What the printed sweep is built from: workspace, row cursors, blocks of columns, packing, column sums, barrier.
 namespace {
 
 constexpr int64_t CHUNK = 16;  // rows whose dot products are kept before the expressions use them
 
 INLINE int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// A pointer into a buffer's rows; rows are whole cache lines so that threads share none.
+// Rows of the workspace are whole cache lines, so that threads share none.
 constexpr int64_t LINE = 64 / sizeof(real);
 INLINE int64_t padded(int64_t width) { return ceil_div(width, LINE) * LINE; }
 
@@ -48,11 +48,11 @@ struct Cursor {
 // The arguments of one call, as the C entry point takes them.
 struct Call {
   void** pointers;
-  const int64_t *time_strides, *row_strides;  // of a WEIGHT: the strides of k and of its columns
+  const int64_t *first_strides, *second_strides;  // of each tensor's first and second dimension
   int64_t steps, rows;
   const int64_t* active;
   bool reverse;
-  INLINE real* at(int argument, int64_t t = 0) const { return (real*)pointers[argument] + t * time_strides[argument]; }
+  INLINE real* at(int argument, int64_t t = 0) const { return (real*)pointers[argument] + t * first_strides[argument]; }
 };
 
 // A group's columns in equal blocks of whole point vectors (the last may be narrower), one panel of weights each.
@@ -73,16 +73,24 @@ struct Blocks {
   INLINE int64_t size(int64_t block) const { return end(block) - begin(block); }
 };
 
-// Copies columns [depth, column..column+columns) of a weight into their place in a panel of `pitch` columns.
-inline void pack(const Call& call, int weight, int64_t column, int64_t columns, int64_t depth, real* panel, int64_t pitch) {
-  const int64_t k_stride = call.time_strides[weight], column_stride = call.row_strides[weight];
-  for (int64_t j = 0; j < columns; ++j) {
-    const real* from = call.at(weight) + (column + j) * column_stride;
-    for (int64_t k = 0; k < depth; ++k) panel[k * pitch + j] = from[k * k_stride];
+// Copies columns [depth, column..column+columns) of a weight to a panel of `pitch` columns. In strips of k, so that a
+// transposed weight's cache lines are used up before they go.
+inline void pack(const Call& call, int weight, int64_t column, int64_t columns, int64_t depth, real* panel,
+                 int64_t pitch) {
+  const int64_t k_stride = call.first_strides[weight], column_stride = call.second_strides[weight];
+  const real* from = call.at(weight) + column * column_stride;
+  if (column_stride == 1) {
+    for (int64_t k = 0; k < depth; ++k) std::memcpy(panel + k * pitch, from + k * k_stride, columns * sizeof(real));
+    return;
+  }
+  for (int64_t begin = 0; begin < depth; begin += LINE) {
+    const int64_t end = std::min(begin + LINE, depth);
+    for (int64_t j = 0; j < columns; ++j)
+      for (int64_t k = begin; k < end; ++k) panel[k * pitch + j] = from[k * k_stride + j * column_stride];
   }
 }
 
-// Sums over rows and steps, one thread's: short float sums flushed into double ones, so that 10^6 terms lose no digits.
+// Sums over rows and steps: short sums of reals, flushed into doubles, so that 10^6 terms lose no digits.
 struct ColumnSum {
   int64_t width;
   real* part;     // [threads, padded width]; of one thread: [padded width]
@@ -110,7 +118,8 @@ struct ColumnSum {
 };
 constexpr int64_t FLUSH_ROWS = 256;
 
-// Threads that share the columns meet here between groups. Waits are short, so it spins; not for ever, as cores may be fewer.
+// Threads that share the columns meet here between groups. Waits are short, so it spins; at last it yields, as there
+// may be fewer cores than threads.
 class alignas(64) Barrier {
  public:
   void wait(int parts) {
@@ -121,7 +130,7 @@ class alignas(64) Barrier {
       return;
     }
     for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-      if (spins < SPINS) PAUSE(); else std::this_thread::yield();
+      if (spins < SPINS) PAUSE(); else sched_yield();
     }
   }
 
@@ -137,7 +146,7 @@ struct Share {
   int part, parts;     // columns
 };
 
-// First row of share `part` of `parts`: shares hold equally many (row, step) pairs, also when rows drop out (packed sequences).
+// First row of share `part` of `parts`: shares hold equally many (row, step) pairs, also in packed sequences.
 inline int64_t first_row(int64_t part, int64_t parts, int64_t rows, int64_t steps, const int64_t* active) {
   if (active == nullptr) return rows * part / parts;
   const auto pairs_below = [&](int64_t row) {

@@ -1,7 +1,14 @@
-// Vectors of `real` (float or double, defined by the printed unit), and the three ways to touch memory: full, tail, broadcast.
-// GCC/Clang vector extensions do the arithmetic; intrinsics appear only where the language has no word for the instruction.
+// Vectors of `real` (float or double, defined by the printed unit) and how they touch memory: all or the first lanes.
+// The language's own vector types do the arithmetic; intrinsics appear only where it has no word for the instruction.
 #if defined(_OPENMP)
 #include <omp.h>
+#endif
+#include <sched.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#define PAUSE() _mm_pause()
+#else
+#define PAUSE()
 #endif
 
 #include <algorithm>
@@ -11,26 +18,33 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <thread>
 #include <type_traits>
 #include <utility>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
 
 #define UNROLL _Pragma("GCC unroll 16")
+#define NOINLINE __attribute__((noinline))
 #define INLINE inline __attribute__((always_inline))
-#if defined(__x86_64__)
-#define PAUSE() _mm_pause()
-#else
-#define PAUSE()
-#endif
-#if defined(__AVX512F__)
-#define PIN(x) asm("" : "+v"(x))  // the value stays in a register: never folded back into a memory operand
-#elif defined(__AVX__)
+
+// INTRINSIC(V, name, ...) returns what the instruction for vectors V computes, and is nothing where there is none.
+// PIN(x) keeps a value in its register: the compiler would fold the load into every instruction that uses it.
+#if defined(__AVX512F__) && defined(__AVX512VL__)
+#define WIDE 1
+#define PIN(x) asm("" : "+v"(x))
+#define INTRINSIC(V, name, ...)                                                     \
+  if constexpr (sizeof(V) == 64 && SINGLE) return _mm512_##name##_ps(__VA_ARGS__);  \
+  if constexpr (sizeof(V) == 64 && !SINGLE) return _mm512_##name##_pd(__VA_ARGS__); \
+  if constexpr (sizeof(V) == 32 && SINGLE) return _mm256_##name##_ps(__VA_ARGS__);  \
+  if constexpr (sizeof(V) == 32 && !SINGLE) return _mm256_##name##_pd(__VA_ARGS__)
+#elif defined(__AVX2__)
+#define WIDE 0
 #define PIN(x) asm("" : "+x"(x))
+#define INTRINSIC(V, name, ...)                                                    \
+  if constexpr (sizeof(V) == 32 && SINGLE) return _mm256_##name##_ps(__VA_ARGS__); \
+  if constexpr (sizeof(V) == 32 && !SINGLE) return _mm256_##name##_pd(__VA_ARGS__)
 #else
+#define WIDE 0
 #define PIN(x)
+#define INTRINSIC(V, name, ...)
 #endif
 
 namespace {
@@ -74,7 +88,7 @@ INLINE real sum(V v) {
   return total;
 }
 
-// All lanes of a vector. Same interface as Tail.
+// All lanes of a vector.
 template <class V>
 struct Full {
   INLINE V load(const real* p) const { return ::load<V>(p); }
@@ -82,41 +96,23 @@ struct Full {
   INLINE V keep(V v) const { return v; }
 };
 
-// The first n lanes of a vector, 0 < n < LANES: memory beyond them is neither read nor written.
+// The first n lanes, 0 < n < LANES: memory beyond them is neither read nor written. keep: v with 0 in the other lanes.
 template <class V>
 struct Tail {
-#if defined(__AVX512F__) && defined(__AVX512VL__)
+#if WIDE
   __mmask16 lanes;
   INLINE explicit Tail(int64_t n) : lanes((1u << n) - 1) {}
-  INLINE V load(const real* p) const {
-    if constexpr (sizeof(V) == 64) return SINGLE ? (V)_mm512_maskz_loadu_ps(lanes, p) : (V)_mm512_maskz_loadu_pd(lanes, p);
-    if constexpr (sizeof(V) == 32) return SINGLE ? (V)_mm256_maskz_loadu_ps(lanes, p) : (V)_mm256_maskz_loadu_pd(lanes, p);
-  }
-  INLINE void store(real* p, V v) const {
-    if constexpr (sizeof(V) == 64 && SINGLE) _mm512_mask_storeu_ps(p, lanes, (__m512)v);
-    if constexpr (sizeof(V) == 64 && !SINGLE) _mm512_mask_storeu_pd(p, lanes, (__m512d)v);
-    if constexpr (sizeof(V) == 32 && SINGLE) _mm256_mask_storeu_ps(p, lanes, (__m256)v);
-    if constexpr (sizeof(V) == 32 && !SINGLE) _mm256_mask_storeu_pd(p, lanes, (__m256d)v);
-  }
-  INLINE V keep(V v) const {
-    if constexpr (sizeof(V) == 64) return SINGLE ? (V)_mm512_maskz_mov_ps(lanes, (__m512)v) : (V)_mm512_maskz_mov_pd(lanes, (__m512d)v);
-    if constexpr (sizeof(V) == 32) return SINGLE ? (V)_mm256_maskz_mov_ps(lanes, (__m256)v) : (V)_mm256_maskz_mov_pd(lanes, (__m256d)v);
-  }
+  INLINE V load(const real* p) const { INTRINSIC(V, maskz_loadu, lanes, p); }
+  INLINE void store(real* p, V v) const { INTRINSIC(V, mask_storeu, p, lanes, v); }
+  INLINE V keep(V v) const { INTRINSIC(V, maskz_mov, lanes, v); }
 #elif defined(__AVX2__)
-  __m256i lanes;
+  Int<V> lanes;
   INLINE explicit Tail(int64_t n) {
-    integer on[LANES<V>];
-    for (int i = 0; i < LANES<V>; ++i) on[i] = -(i < n);
-    __builtin_memcpy(&lanes, on, sizeof lanes);
+    for (int i = 0; i < LANES<V>; ++i) lanes[i] = -(i < n);
   }
-  INLINE V load(const real* p) const {
-    return SINGLE ? (V)_mm256_maskload_ps((const float*)p, lanes) : (V)_mm256_maskload_pd((const double*)p, lanes);
-  }
-  INLINE void store(real* p, V v) const {
-    if constexpr (SINGLE) _mm256_maskstore_ps((float*)p, lanes, (__m256)v);
-    if constexpr (!SINGLE) _mm256_maskstore_pd((double*)p, lanes, (__m256d)v);
-  }
-  INLINE V keep(V v) const { return (V)((Int<V>)v & (Int<V>)lanes); }
+  INLINE V load(const real* p) const { INTRINSIC(V, maskload, p, (__m256i)lanes); }
+  INLINE void store(real* p, V v) const { INTRINSIC(V, maskstore, p, (__m256i)lanes, v); }
+  INLINE V keep(V v) const { return (V)((Int<V>)v & lanes); }
 #else
   int64_t n;
   INLINE explicit Tail(int64_t n) : n(n) {}

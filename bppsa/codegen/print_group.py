@@ -1,0 +1,118 @@
+"""Print a group's loop nest: blocks of units, chunks of rows; in each the dot products first, then the expressions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from bppsa.codegen.barriers import Cut
+from bppsa.codegen.ir import Access, Dot, Group, Kernel, Reduce
+from bppsa.codegen.print_point import Numbers, Point, body
+from bppsa.codegen.tile import Tile
+
+
+class GroupText:
+    """Members of `struct Kernel` for one group: `blocks<i>`, `point<i>`, `group<i>`; `panel<i>_<s>` for each source.
+
+    argument: place of a buffer among the kernel's arguments. sums: the COLUMN_SUM buffers.
+    """
+
+    def __init__(
+        self,
+        numbers: Numbers,
+        index: int,
+        group: Group,
+        sources: Mapping[tuple[Access, int], tuple[Dot, ...]],
+        tile: Tile,
+        argument: Mapping[str, int],
+        sums: list[str],
+    ) -> None:
+        self.index, self.tile = index, tile
+        self.cut: Cut = (group.width, tile.units, tile.point)
+        self.blocks = math.ceil(group.width / tile.units)
+        self.panels = [f"panel{index}_{s}" for s in range(len(sources))]
+        self.depth = [numbers.number(depth) for _, depth in sources]
+        self.point = Point(numbers, group, tuple(sources.values()), sums)
+        folds = [store.target for store in group.stores if store.reduce is Reduce.ROWS]
+        self.members = [
+            *(f"using Gemm{index}_{s} = Gemm<Vec<{tile.lanes}>, {v}>;" for s, v in enumerate(tile.vectors)),
+            f"const Blocks blocks{index}{{{numbers.number(group.width)}, {tile.units}, {tile.point}}};",
+            *self.point.lines(index),
+            *self.loops(
+                [self.dot_products(numbers, s, rows) for s, (rows, _) in enumerate(sources)],
+                [self.fold(numbers, n, target) for n, target in enumerate(folds)],
+            ),
+        ]
+        self.place = [
+            f"{panel} = arena.take<real>(blocks{index}.count * {depth} * Gemm{panel[5:]}::PITCH);"
+            for panel, depth in zip(self.panels, self.depth, strict=True)
+        ]
+        self.pack = [
+            line for s, dots in enumerate(sources.values()) for line in self.pack_source(numbers, s, dots, argument)
+        ]
+
+    def pack_source(self, numbers: Numbers, s: int, dots: tuple[Dot, ...], argument: Mapping[str, int]) -> list[str]:
+        """Each thread packs some blocks; columns beyond the last dot's stay 0."""
+        depth = self.depth[s]
+        columns = [
+            f"::pack(call, {argument[d.weight]}, blocks.begin(b){numbers.plus(d.column)}, blocks.size(b), {depth},"
+            f" panel + {n} * blocks.units, PITCH);"
+            for n, d in enumerate(dots)
+        ]
+        loop = [
+            f"real* panel = {self.panels[s]} + b * {depth} * PITCH;",
+            f"std::memset(panel, 0, {depth} * PITCH * sizeof(real));",
+            *columns,
+        ]
+        return body(
+            "",
+            [
+                f"const Blocks& blocks = blocks{self.index};",
+                f"constexpr int64_t PITCH = Gemm{self.index}_{s}::PITCH;",
+                *body("for (int64_t b = part; b < blocks.count; b += parts)", loop),
+            ],
+        )
+
+    def dot_products(self, numbers: Numbers, s: int, rows: Access) -> str:
+        slot, depth, gemm = numbers.slot(rows), self.depth[s], f"Gemm{self.index}_{s}"
+        source = f"c.at[{slot}] + row * c.row[{slot}]{numbers.plus(rows.column)}, c.row[{slot}]"
+        return f"{gemm}::run({source}, {self.panels[s]} + b * {depth} * {gemm}::PITCH, {depth}, dot{s}, rows);"
+
+    def fold(self, numbers: Numbers, n: int, target: Access) -> str:
+        slot = numbers.slot(target)
+        at = f"c.at[{slot}][(row + i) * c.row[{slot}]{numbers.plus(target.column)}]"
+        return f"for (int64_t i = 0; i < rows; ++i) {at} = (b == 0 ? 0 : {at}) + sum(fold{n}[i]);"
+
+    def loops(self, gemms: list[str], folds: list[str]) -> list[str]:
+        i, dots = self.index, range(len(gemms))
+        types = "".join(f", Gemm{i}_{s}" for s in dots)
+        operands = [f"dot{s} + (j - blocks.begin(b))" for s in dots] + [f"fold{n}" for n in range(len(folds))]
+        call = f"point{i}<V{types}>(thread, {{}}, {', '.join(['row, rows, j, blocks.units', *operands])});"
+        chunk = [
+            "const int64_t rows = std::min(share.end - row, CHUNK);",
+            *gemms,
+            *(f"V fold{n}[CHUNK] = {{}};" for n in range(len(folds))),
+            "int64_t j = blocks.begin(b);",
+            f"for (; j + LANES<V> <= blocks.end(b); j += LANES<V>) {call.format('Full<V>{}')}",
+            f"if (j < blocks.end(b)) {call.format('Tail<V>(blocks.end(b) - j)')}",
+            *folds,
+        ]
+        head = [
+            f"using V = Vec<{self.tile.point}>;",
+            *(f"alignas(64) real dot{s}[CHUNK * Gemm{i}_{s}::PITCH + LANES<V>];" for s in dots),
+            "[[maybe_unused]] const auto& c = thread.cursor;",
+            f"const Blocks blocks = blocks{i};",
+            "const int64_t last = blocks.first(share.part + 1, share.parts);",
+        ]
+        rows = body("for (int64_t row = share.begin; row < share.end; row += CHUNK)", chunk)
+        blocks = body("for (int64_t b = blocks.first(share.part, share.parts); b < last; ++b)", rows)
+        return body(f"NOINLINE void group{i}(Thread& thread, const Share& share) const", [*head, *blocks])
+
+
+def by_source(kernel: Kernel, group: Group) -> dict[tuple[Access, int], tuple[Dot, ...]]:
+    """Dot products of one group that read the same rows, which one panel of weights serves; keys: (rows, depth)."""
+    found: dict[tuple[Access, int], tuple[Dot, ...]] = {}
+    for term in group.dots:
+        key = (term.source, kernel.buffer(term.weight).depth)
+        found[key] = (*found.get(key, ()), term)
+    return found

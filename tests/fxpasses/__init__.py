@@ -1,0 +1,1 @@
+"""Tests of the passes from a model to graphs."""

@@ -1,0 +1,149 @@
+"""Tensors changed in place between forward and backward: PyTorch's gradients or its error, never another number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
+
+from tests.recurrent.support import KINDS, B, H, I, T, compiled, leaves, random, same, states, sweeps, weighted
+
+FLAGS: list[dict[str, Any]] = [{}, {"num_layers": 2}, {"num_layers": 2, "bidirectional": True, "dropout": 0.5}]
+
+# What is done to one tensor between forward and backward.
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "mul_": lambda t: t.mul_(2),
+    "zero_": lambda t: t.zero_(),
+    "a part": lambda t: t[0].add_(1),
+    "through a view": lambda t: t.transpose(0, 1).sigmoid_(),
+    "unseen by autograd": lambda t: unseen(t),
+}
+
+
+@torch.no_grad()
+def unseen(tensor: Tensor) -> None:
+    tensor.add_(1)
+
+
+class Attempt:
+    """One forward and backward pass of `module`, in which `change` is done to `which` tensor once the loss is there.
+
+    `copied`: to a copy of it instead, which is what a program means that PyTorch lets pass.
+    """
+
+    def __init__(self, which: str, change: Callable[[Tensor], Any], flags: dict[str, Any], kind: str) -> None:
+        torch.manual_seed(0)
+        self.which, self.change = which, change
+        self.model = KINDS[kind](I, H, **flags).double()
+        self.x, self.hx = random(T, B, I), states(self.model, B)
+        self.wanted = [self.x, *leaves(self.hx), *self.model.parameters()]
+
+    def run(self, module: Any, copied: bool = False) -> list[Tensor | None]:
+        torch.manual_seed(1)
+        given = [t * 1 for t in leaves(self.hx)]  # not leaves: autograd forbids to change those
+        x, weight = self.x * 1, self.model.weight_hh_l0
+        y, final = module(x, tuple(given) if len(given) > 1 else given[0])
+        named = {"y": y, "final": leaves(final)[-1], "x": x, "state": given[0], "weight": weight}
+        loss = weighted([out * 3 for out in (y, *leaves(final))])
+        target = named[self.which].clone() if copied else named[self.which]
+        before = weight.detach().clone()
+        result = self.change(target)
+        if self.which in ("y", "final") and isinstance(result, Tensor):
+            loss = loss + weighted([result], 5)  # the changed values are read too
+        try:
+            return [*torch.autograd.grad(loss, self.wanted)]
+        finally:
+            with torch.no_grad():
+                weight.copy_(before)
+
+
+def outcome(run: Callable[[], list[Tensor | None]]) -> list[Tensor | None] | None:
+    """The gradients, or None for PyTorch's error."""
+    try:
+        return run()
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)  # noqa: PT017
+        return None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("which", ["y", "final", "x", "state", "weight"])
+def test_change_between_forward_and_backward(kind: str, flags: dict[str, Any], change: str, which: str) -> None:
+    if which == "weight" and change != "unseen by autograd":
+        pytest.skip("autograd forbids it at once")
+    attempt = Attempt(which, CHANGES[change], flags, kind)
+    meant = attempt.run(attempt.model, copied=True)
+    theirs = outcome(lambda: attempt.run(attempt.model))
+    ours, wanted = compiled(attempt.model), [*attempt.model.parameters()]
+    assert wanted
+    with sweeps() as ran:
+        got = outcome(lambda: attempt.run(ours))
+    assert ran
+    if theirs is not None:
+        same(theirs, meant)
+        assert got is not None
+    if got is not None:
+        same(got, meant)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("flags", FLAGS, ids=str)
+def test_results_share_no_storage(kind: str, flags: dict[str, Any]) -> None:
+    """Not with each other, not with what came in; also after one step, where y and h_n hold the same numbers."""
+    model = KINDS[kind](I, I, **flags).double() if kind != "lstm-proj" else KINDS[kind](I, H, **flags).double()
+    for context in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        with context():
+            x, hx = random(1, 1, I), states(model, 1)
+            tensors = [x, *leaves(hx), *leaves(compiled(model)(x, hx))]
+        assert len({t.untyped_storage().data_ptr() for t in tensors}) == len(tensors)
+
+
+def test_results_of_two_calls_share_no_storage() -> None:
+    """Nor with work memory that a later call uses again."""
+    model = KINDS["gru"](I, 64, num_layers=2)
+    ours, x = compiled(model), random(200, 8, I, dtype=torch.float32)
+    first = leaves(ours(x))
+    kept = [t.detach().clone() for t in first]
+    weighted(leaves(ours(-x))).backward()
+    with torch.no_grad():
+        ours(2 * x)
+    same(first, kept, 0)
+
+
+def grads_of(model: Any, packed: PackedSequence, wanted: Sequence[Tensor], change: Callable[[], Any]) -> list[Tensor | None]:
+    loss = weighted(leaves(model(packed)))
+    change()
+    return [*torch.autograd.grad(loss, wanted)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_lengths_of_a_packed_sequence(kind: str, bidirectional: bool) -> None:
+    """Kernels read addresses by these numbers, and PyTorch reads them in the forward only."""
+    torch.manual_seed(0)
+    model = KINDS[kind](I, H, bidirectional=bidirectional).double()
+    x = random(T, B, I)
+    found = []
+    for module in (compiled(model), model):
+        packed = pack_padded_sequence(x, torch.tensor([T, 3, 2]))
+        found.append(grads_of(module, packed, [x, *model.parameters()], lambda p=packed: p.batch_sizes.fill_(1)))
+    same(*found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_optimizer_step_with_a_graph_kept(kind: str) -> None:
+    """Weights move between two backward passes through one graph: PyTorch's error."""
+    torch.manual_seed(0)
+    model, x = KINDS[kind](I, H).double(), random(T, B, I)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loss = weighted(leaves(compiled(model)(x)))
+    loss.backward(retain_graph=True)
+    optimizer.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()

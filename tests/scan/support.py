@@ -1,0 +1,81 @@
+"""Results of a scan with all gradients, compared with those of a plain loop over the steps."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import bppsa
+from bppsa._calls import collecting
+from bppsa.chain import Recurrence
+from bppsa.codegen import interpret, program
+from bppsa.codegen.ir import Kernel
+from bppsa.fxpasses import jacobian
+from bppsa.report import Decision
+from bppsa.runtime.reference import loop
+from bppsa.runtime.sweep import Sweep
+from tests.scan.zoo import Example
+
+Scan = Callable[..., tuple[Any, Any]]
+
+
+def interpreters(kernels: Sequence[Kernel]) -> list[Callable[..., None]]:
+    return [functools.partial(interpret.run, kernel) for kernel in kernels]
+
+
+def interpreted(recurrence: Recurrence, dtype: torch.dtype = torch.float64) -> Sweep:
+    """What `compile_recurrence` gives, run by the language's definition in place of machine code."""
+    return Sweep(program.build(recurrence, jacobian.transpose(recurrence)), dtype, interpreters)
+
+
+def leaves(*trees: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(trees) if isinstance(leaf, Tensor)]
+
+
+def weighted(outputs: Sequence[Tensor]) -> Tensor:
+    """A loss that reads every element with a weight of its own."""
+    return sum((o * torch.linspace(0.5, 1.5, o.numel(), dtype=o.dtype).view_as(o)).sum() for o in outputs)
+
+
+def results(scan: Scan, example: Example, *, reverse: bool = False) -> tuple[list[Tensor], list[Tensor | None]]:
+    """All leaves of the last carry and of the ys; the gradients of a loss that reads each of them."""
+    outputs = leaves(scan(example.cell, example.carry, example.xs, reverse=reverse))
+    wanted = [t for t in (*leaves(example.carry, example.xs), *example.parameters) if t.requires_grad]
+    read = [o for o in outputs if o.requires_grad]
+    return outputs, list(torch.autograd.grad(weighted(read), wanted, allow_unused=True))
+
+
+def close(got: Tensor, expected: Tensor, tolerance: float) -> None:
+    """By relative norm; NaN and infinities in the same places."""
+    assert (got.shape, got.dtype) == (expected.shape, expected.dtype)
+    finite = expected.isfinite()
+    assert torch.equal(got[~finite].nan_to_num(), expected[~finite].nan_to_num())
+    assert torch.equal(got.isfinite(), finite)
+    error, scale = (got - expected)[finite].norm(), expected[finite].norm()
+    assert error <= tolerance * max(scale, 1e-2), f"{error / scale:.1e}"
+
+
+def same(got: Sequence[Tensor | None], expected: Sequence[Tensor | None], tolerance: float = 1e-10) -> None:
+    """A gradient that PyTorch does not have may be zeros."""
+    for ours, theirs in zip(got, expected, strict=True):
+        if theirs is None:
+            assert ours is None or not ours.any()
+        else:
+            assert ours is not None
+            close(ours, theirs, tolerance)
+
+
+def check(example: Example, *, reverse: bool = False, tolerance: float = 1e-10) -> Decision:
+    """bppsa.scan against the loop, values and gradients; gives what was decided."""
+    with collecting() as taken:
+        got = results(bppsa.scan, example, reverse=reverse)
+    expected = results(loop, example, reverse=reverse)
+    same(got[0], expected[0], tolerance)
+    same(got[1], expected[1], tolerance)
+    (decision,) = taken
+    return decision

@@ -1,0 +1,31 @@
+"""Random cells against a plain loop, values and all gradients, in float64."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.scan.grammar import Cell, Program, programs
+from tests.scan.support import check
+from tests.scan.zoo import Example, random
+
+
+@settings(max_examples=250)
+@given(
+    program=programs,
+    steps=st.integers(1, 4),
+    rows=st.integers(1, 3),
+    reverse=st.booleans(),
+    seed=st.integers(0, 3),
+)
+def test_a_random_cell_equals_its_loop(program: Program, steps: int, rows: int, reverse: bool, seed: int) -> None:
+    torch.manual_seed(seed)
+    cell = Cell(program)
+    carry = [random(rows, width) for width in program.carries]
+    xs = [random(steps, rows, width) for width in program.xs]
+    _, outputs = cell(carry, [x[0] for x in xs])
+    assume(all(output.shape[0] == rows for output in outputs))
+    example = Example(cell, carry, xs, list(cell.parameters.values()))
+    decision = check(example, reverse=reverse, tolerance=1e-9)
+    assert decision.strategy == "sequential", decision.reason
