@@ -25,7 +25,7 @@ check: $(READY)
 	$(PY) -m pytest tests/test_house.py
 
 bench: $(READY)
-	$(PY) benchmarks/recurrent.py $(ARGS)
+	$(PY) benchmarks/recurrent.py --readme $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis demo.png

@@ -61,6 +61,7 @@ def by_sweeps(
     if batch_sizes is None:
         extent = Extent(x.shape[0], x.shape[1])
     else:
+        batch_sizes = batch_sizes.clone()  # the backward reads them, and the caller's may change meanwhile
         (source, *masks), lengths = pad([x, *masks], batch_sizes)
         extent = Extent(len(batch_sizes), len(lengths), active=batch_sizes, lengths=lengths)
     tensors = [x if lengths is None else source, *(states or [None] * spec.states), *weights, *masks]

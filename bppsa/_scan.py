@@ -112,10 +112,6 @@ class ScanCall:
     carries: int
 
     @property
-    def sweep(self) -> Sweep:
-        return compile_recurrence(self.plan.recurrence, self.plan.dtype, multiply_inline(self.extent.rows))
-
-    @property
     def shown(self) -> frozenset[int]:
         """The carries whose states are outputs."""
         return frozenset(i for i in self.sweep.program.output_carry if i is not None)

@@ -94,6 +94,8 @@ def check_gradients(results: Sequence[Any], captured: Sequence[Tensor]) -> None:
 def geometry(tensor: Tensor) -> tuple:
     """What a tensor is a view of, and how. Nothing is mutated while recording, so equal geometry means equal values;
     autograd may hand back another Python object for one view, so identity would not do."""
+    if tensor.layout is not torch.strided:
+        raise Unsupported(Reason(f"a tensor of layout {tensor.layout}", mend="use dense tensors"))
     return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
@@ -145,8 +147,6 @@ class Recorder(TorchDispatchMode):
 
     def node_of(self, tensor: Tensor) -> fx.Node:
         """The node that computed `tensor`; a tensor met for the first time is one the function closed over."""
-        if tensor.layout is not torch.strided:
-            raise Unsupported(Reason(f"a tensor of layout {tensor.layout}", mend="use dense tensors"))
         place = geometry(tensor)
         found = self.nodes.get(place) or self.closed_over.get((place, tensor.requires_grad))
         if found is self.stale:

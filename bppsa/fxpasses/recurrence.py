@@ -91,9 +91,9 @@ class Splitter:
         for node in outputs:
             self.emit(node)
         tail = None if tuple(outputs) == ys else self.tail(ys, outputs, self.sorted(tail_nodes))
-        hoisted = self.hoisted()
-        body = self.body
-        body.graph.output((tuple(self.next(n) for n in nexts), tuple(body.made[n] for n in outputs)))
+        body, following = self.body, tuple(self.next(n) for n in nexts)
+        hoisted = self.hoisted()  # after all else: emitting is what finds out what has to be computed before the loop
+        body.graph.output((following, tuple(body.made[n] for n in outputs)))
         body.graph.lint()
         return Recurrence(
             hoisted=hoisted,

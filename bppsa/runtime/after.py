@@ -16,6 +16,9 @@ from bppsa.runtime.extent import Extent, Given, flat
 
 Named = Mapping[str, Tensor]
 
+# MKL sums a product of so few rows or columns one by one: over BLOCK rows at a time the sum rounds much less.
+NARROW, BLOCK = 16, 256
+
 
 def logical(params: Sequence[Tensor], weight: Weight) -> Tensor:
     """The right operand of a product, [K, N]."""
@@ -79,7 +82,7 @@ class After:
             if not needed[j]:
                 continue
             left = flat(sources[product.left]) if isinstance(product.left, int) else rows(tensors, product.left, extent)
-            multiply: Callable[..., object] = Tensor.addmm_
+            multiply: Callable[..., object] = add_product
             if grads[j] is None:
                 grads[j] = torch.empty_like(params[j], memory_format=torch.contiguous_format)
                 multiply = store_product
@@ -100,7 +103,19 @@ class After:
 
 
 def store_product(out: Tensor, a: Tensor, b: Tensor) -> None:
-    torch.mm(a, b, out=out)
+    """out = a b; a: [N, R], b: [R, K]"""
+    whole = a.shape[1] // BLOCK * BLOCK
+    if min(out.shape) >= NARROW or whole <= BLOCK:
+        torch.mm(a, b, out=out)
+        return
+    blocks = torch.bmm(a[:, :whole].unflatten(1, (-1, BLOCK)).transpose(0, 1), b[:whole].unflatten(0, (-1, BLOCK)))
+    torch.sum(blocks, 0, out=out).addmm_(a[:, whole:], b[whole:])
+
+
+def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
+    product = torch.empty_like(out)
+    store_product(product, a, b)
+    out += product
 
 
 def columns(tensor: Tensor, start: int, width: int) -> Tensor:

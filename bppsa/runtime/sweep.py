@@ -194,7 +194,7 @@ def allocate(buffer: Buffer, extent: Extent, dtype: torch.dtype) -> Tensor:
     shape = (*LEADING[buffer.kind](extent), buffer.width)
     if extent.active is not None:
         return torch.zeros(shape, dtype=dtype)
-    if buffer.kind is Kind.STREAM and not buffer.name.startswith("output"):
+    if buffer.kind in (Kind.STREAM, Kind.STATE):
         return pool.take(math.prod(shape), dtype).view(shape)
     return torch.empty(shape, dtype=dtype)
 

@@ -110,8 +110,14 @@ struct Tail {
   INLINE explicit Tail(int64_t n) {
     for (int i = 0; i < LANES<V>; ++i) lanes[i] = -(i < n);
   }
-  INLINE V load(const real* p) const { INTRINSIC(V, maskload, p, (__m256i)lanes); }
-  INLINE void store(real* p, V v) const { INTRINSIC(V, maskstore, p, (__m256i)lanes, v); }
+  INLINE V load(const real* p) const {
+    if constexpr (SINGLE) return (V)_mm256_maskload_ps((const float*)p, (__m256i)lanes);
+    if constexpr (!SINGLE) return (V)_mm256_maskload_pd((const double*)p, (__m256i)lanes);
+  }
+  INLINE void store(real* p, V v) const {
+    if constexpr (SINGLE) _mm256_maskstore_ps((float*)p, (__m256i)lanes, (__m256)v);
+    if constexpr (!SINGLE) _mm256_maskstore_pd((double*)p, (__m256i)lanes, (__m256d)v);
+  }
   INLINE V keep(V v) const { return (V)((Int<V>)v & lanes); }
 #else
   int64_t n;

@@ -1,0 +1,215 @@
+"""Cells that are not fused run by the loop, with its numbers, and the decision names the op; transforms go PyTorch's way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional
+
+import bppsa
+from bppsa._calls import collecting
+from bppsa.runtime.reference import loop
+from tests.scan.support import check, close, leaves, same
+from tests.scan.zoo import B, H, I, T, example, gru, h, make, random, vanilla, x
+
+Cell = Callable[[Any, Any], tuple[Any, Any]]
+
+
+class Spike(torch.autograd.Function):
+    """A step with the gradient of something smooth, as spiking neurons have it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return (x > 0).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return g / (1 + x.abs()) ** 2
+
+
+def hooked(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.tanh(h + x)
+    if h.requires_grad:
+        h.register_hook(lambda g: g.clamp(-0.1, 0.1))
+    return h, h
+
+
+def inner_gradient(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.enable_grad():
+        (g,) = torch.autograd.grad((h * h * x).sum(), h, create_graph=True)
+    return h - 0.1 * g, h
+
+
+def spiking(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    v = 0.9 * h + x
+    z = Spike.apply(v)
+    return v * (1 - z), z
+
+
+def branching(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return (h + x if x.sum() > 0 else h - x), h
+
+
+def by_numpy(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return h + torch.from_numpy(x.detach().numpy()), h
+
+
+def by_data(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.tanh(h.data + x), h
+
+
+def plain(f: Callable[[Tensor, Tensor], Tensor]) -> Cell:
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(f(h, x))
+        return h, h
+
+    return cell
+
+
+ROWS = torch.linspace(0, 1, B * H, dtype=torch.float64).view(B, H)
+EYE = torch.eye(H, dtype=torch.float64)
+SINGLE = torch.ones(H)
+# what the decision must name, and a cell
+LEFT: list[tuple[str, Cell]] = [
+    ("SpikeBackward: has a gradient of its own", spiking),
+    ("register_hook", hooked),
+    ("autograd", inner_gradient),
+    ("_local_scalar_dense.default: reads the value", branching),
+    ("numpy: hands a tensor's values to Python", by_numpy),
+    ("changes what autograd does", by_data),
+    ("aten.t.default: is not one of", plain(lambda h, x: h @ h.t() @ h + x)),
+    ("sum.dim_IntList: works along the batch", plain(lambda h, x: h - h.mean(0) + x)),
+    ("aten.add.Tensor: lines up a tensor of shape [3, 6]", plain(lambda h, x: h + x + ROWS)),
+    ("aten.add.Tensor: lines up a tensor of shape [3, 1]", plain(lambda h, x: h + x + ROWS[:, :1])),
+    ("aten._softmax.default: has no kernel", plain(lambda h, x: torch.softmax(h, 1) + x)),
+    ("aten.sin.default: has no kernel", plain(lambda h, x: torch.sin(h) + x)),
+    ("aten.flip.default: is not one of", plain(lambda h, x: h.flip(1) + x)),
+    ("aten.view.default: is not one of", plain(lambda h, x: h.view(B, 2, 3).flatten(1) + x)),
+    ("aten.cumsum.default: no rule", plain(lambda h, x: h.cumsum(1) + x)),
+    ("arguments", plain(lambda h, x: (2 + h) ** 1.7 + x)),
+    ("torch.float32 in a cell of torch.float64", plain(lambda h, x: h * SINGLE + x)),
+    ("torch.int64 in a cell of torch.float64", plain(lambda h, x: h * (x > 0).sum(1, keepdim=True))),
+    ("aten.add.Tensor: adds truth values", plain(lambda h, x: h + x * ((x > 0) + (h > 0)))),
+    ("layout torch.sparse_coo", plain(lambda h, x: torch.sparse.mm(EYE.to_sparse(), h.t()).t() + x)),
+    ("an output of truth values", lambda h, x: (lambda m: (torch.where(m, h, x), m))(h > x)),
+    ("depends on neither carry nor x", lambda h, x: (torch.tanh(h + x), EYE[:B] * 2)),
+    ("depends on neither carry nor x", lambda h, x: (EYE[:B] * 2, h + x)),
+    ("fills a tensor of the size of the batch", lambda h, x: (h + x, torch.cat([h, h.new_ones(B, 2)], 1))),
+    ("aten.view.default", lambda h, x: (torch.tanh(h + x), h.view(B, 2, 3))),
+]
+
+
+@pytest.mark.parametrize(("reason", "cell"), LEFT, ids=[reason for reason, _ in LEFT])
+def test_what_cannot_be_fused_runs_by_the_loop(reason: str, cell: Cell) -> None:
+    torch.manual_seed(0)
+    decision = check(example(cell, h(), x(H)), tolerance=1e-12)
+    assert decision.strategy == "pytorch"
+    assert reason in decision.reason
+
+
+def test_a_gradient_of_its_own_is_no_obstacle_where_none_is_asked_for() -> None:
+    """And what was recorded then is not used for training afterwards."""
+    carry, xs = h(), x(H)
+    with collecting() as taken, torch.no_grad():
+        bppsa.scan(spiking, carry, xs)
+    assert taken[0].strategy == "sequential"
+    assert check(example(spiking, carry, xs), tolerance=0).strategy == "pytorch"
+
+
+@pytest.mark.parametrize("f", [torch.rand_like, lambda t: torch.rand(H, dtype=t.dtype), functional.dropout])
+def test_random_numbers_are_drawn_as_by_the_loop(f: Callable[[Tensor], Tensor]) -> None:
+    cell, carry, xs = plain(lambda h, x: h * f(x) + x), h(), x(H)
+    torch.manual_seed(1)
+    got = leaves(bppsa.scan(cell, carry, xs))
+    torch.manual_seed(1)
+    same(got, leaves(loop(cell, carry, xs)), 0)
+
+
+CARRIES: dict[str, tuple[str, Any, Any, Cell]] = {
+    "no batch": ("without a batch dimension", random(), x(H), lambda s, x: (s + x.sum(), s)),
+    "x without batch": ("without a batch dimension", h(), random(T), lambda s, x: (s + x, s)),
+    "3d": ("shape [3, 2, 3]", random(B, 2, 3), x(H), lambda s, x: (torch.tanh(s + x.view(B, 2, 3)), s)),
+    "batches": ("batch sizes [1, 3]", random(B, H), random(T, 1, H), lambda s, x: (s + x, s)),
+    "no rows": ("batch sizes [0]", random(0, H), random(T, 0, H), lambda s, x: (s + x, s)),
+    "bool": (
+        "torch.bool",
+        (h(), torch.zeros(B, H, dtype=torch.bool)),
+        x(H),
+        lambda s, x: ((torch.tanh(s[0] + x), s[1] | (x > 0)), s[1]),
+    ),
+    "int xs": ("torch.int64", h(), torch.ones(T, B, H, dtype=torch.int64), lambda s, x: (s * x, x)),
+    "bool xs as output": ("truth values", h(), torch.ones(T, B, H) > 0, lambda s, x: (torch.where(x, s, 1.0), x)),
+    "mixed": ("torch.float32", h(), x(H).detach().float(), lambda s, x: (s + x, x)),
+    "meta": ("device", torch.empty(B, H, device="meta"), torch.empty(T, B, H, device="meta"), lambda s, x: (s + x, s)),
+}
+
+
+@pytest.mark.parametrize("name", CARRIES)
+def test_unusual_tensors(name: str) -> None:
+    reason, carry, xs, cell = CARRIES[name]
+    with collecting() as taken:
+        got = leaves(bppsa.scan(cell, carry, xs))
+    assert reason in taken[0].reason
+    for ours, theirs in zip(got, leaves(loop(cell, carry, xs)), strict=True):
+        assert (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)
+        assert ours.is_meta or torch.equal(ours, theirs)
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "vjp": lambda f, x: torch.func.vjp(f, x)[1](torch.ones_like(f(x)))[0],
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x.cos(),))[1],
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "vmap": lambda f, x: torch.vmap(f)(torch.stack([x, 2 * x])),
+    "hessian": lambda f, x: torch.func.hessian(lambda x: f(x).sum())(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms(name: str) -> None:
+    cell, carry, xs, _ = make(vanilla)
+    run = [TRANSFORMS[name](lambda x: scan(cell, carry, x)[1], xs.detach()[:2]) for scan in (bppsa.scan, loop)]
+    assert run[0].any()
+    torch.testing.assert_close(*run, rtol=0, atol=0)
+
+
+def test_forward_mode() -> None:
+    cell, carry, xs, _ = make(gru)
+
+    def tangent(scan: Any) -> Tensor:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(scan(cell, carry, forward_ad.make_dual(xs.detach(), xs.cos()))[1]).tangent
+
+    assert torch.equal(tangent(bppsa.scan), tangent(loop))
+
+
+def test_autocast() -> None:
+    module = nn.RNNCell(I, H)
+    given = random(B, H, dtype=torch.float32), random(T, B, I, dtype=torch.float32)
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = module(x, h).float()
+        return h, h
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with collecting() as taken:
+            got = bppsa.scan(cell, *given)[1]
+        close(got, loop(cell, *given)[1], 0)
+    assert "autocast" in taken[0].reason
+
+
+def test_a_scan_within_a_cell() -> None:
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h, inner = bppsa.scan(lambda a, b: (torch.tanh(a + b), a), h, torch.stack([x, 2 * x]))
+        return h, inner[1]
+
+    torch.manual_seed(0)
+    assert check(example(cell, h(), x(H))).strategy == "sequential"
