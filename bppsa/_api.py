@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bppsa import _calls, _scan
-from bppsa._modules.classes import rewrite
+from bppsa._modules.classes import Recurrent, rewrite
 from bppsa.errors import StrategyError
 from bppsa.plan.choose import STRATEGIES
 from bppsa.report import Decision, Report
@@ -37,7 +37,8 @@ def compile(model: nn.Module, *, strategy: str = "auto", fallback: str = "eager"
     )
     fast.__dict__["_bppsa_left"] = left
     fast.__dict__["report"] = Report(left)
-    fast.register_forward_pre_hook(begin_report)
+    if not isinstance(fast, Recurrent):  # which keeps its own
+        fast.register_forward_pre_hook(begin_report)
     if fallback == "inductor":
         from bppsa._backend import backend  # Dynamo takes a second to import
 

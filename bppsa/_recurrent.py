@@ -16,7 +16,7 @@ from bppsa._sweeps import compile_recurrence, module_recurrence
 from bppsa.errors import BuildError
 from bppsa.plan.choose import choose, multiply_inline
 from bppsa.plan.cost import Machine, Size
-from bppsa.report import Decision
+from bppsa.report import Decision, Report
 from bppsa.runtime import autograd
 from bppsa.runtime.extent import Given
 from bppsa.runtime.extent import Extent
@@ -24,6 +24,7 @@ from bppsa.runtime.stack import Stack
 from bppsa.runtime.sweep import Sweep
 
 States = tuple[Tensor, ...]
+FEW = 32  # steps; PyTorch is never the faster one by its start beyond
 
 
 def run(
@@ -31,30 +32,55 @@ def run(
 ) -> tuple[Tensor, States] | Any:
     """x: [T, B, I], or the data of a packed sequence, [sum of batch_sizes, I]; states: [L * D, B, n] each, or None for
     zeros. Returns y and the final states in the same form; NotImplemented where PyTorch is to run the call."""
-    spec = Spec.of(module)
     steps, rows = x.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
-    decision = decide(module._bppsa_path, module._bppsa_strategy, spec, steps, rows, x.dtype, torch.get_num_threads())
+    training = torch.is_grad_enabled()
+    decision = decide(module._bppsa_path, module._bppsa_strategy, Spec.of(module), steps, rows, x.dtype, training)
     if decision.strategy == "pytorch":
-        note(decision)
+        noted(module, decision)
         return NotImplemented
+    undrawn = torch.get_rng_state() if module.training and module.dropout > 0 else None
     try:
-        result = by_sweeps(module, spec, x, batch_sizes, states, weights)
+        result = by_sweeps(module, x, batch_sizes, states, weights)
     except BuildError as error:
+        if undrawn is not None:
+            torch.set_rng_state(undrawn)  # PyTorch draws the masks again
         warn_once(f"bppsa leaves recurrences to PyTorch: {error}")
-        note(replace(decision, strategy="pytorch", reason=str(error).splitlines()[0]))
+        noted(module, replace(decision, strategy="pytorch", reason=str(error).splitlines()[0]))
         return NotImplemented
-    note(decision)
+    noted(module, decision)
     return result
 
 
+def is_too_short(module: nn.RNNBase, input: Any) -> bool:
+    """Whether PyTorch is to run the call for its few steps: asked before anything else, so that it costs such a call
+    next to nothing."""
+    if type(input) is not Tensor or input.dim() != 3:
+        return False
+    steps = input.size(int(module.batch_first))
+    if steps > FEW or module._bppsa_strategy != "auto":
+        return False
+    key = (steps, input.size(int(not module.batch_first)), input.dtype, torch.is_grad_enabled())
+    known = module._bppsa_short.get(key)
+    if known is None:
+        known = decide(module._bppsa_path, "auto", Spec.of(module), *key)
+        module._bppsa_short[key] = known
+    if known.strategy != "pytorch":
+        return False
+    noted(module, known)
+    return True
+
+
+def noted(module: nn.RNNBase, decision: Decision) -> None:
+    note(decision)
+    report = module.__dict__.get("report")  # of a module that is the whole model
+    if report is not None and (not report.taken or report.taken[0] is not decision):
+        module.__dict__["report"] = Report((decision,))
+
+
 def by_sweeps(
-    module: nn.RNNBase,
-    spec: Spec,
-    x: Tensor,
-    batch_sizes: Tensor | None,
-    states: States | None,
-    weights: Sequence[Tensor],
+    module: nn.RNNBase, x: Tensor, batch_sizes: Tensor | None, states: States | None, weights: Sequence[Tensor]
 ) -> tuple[Tensor, States]:
+    spec = Spec.of(module)
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32  # half precision is rounded once, at the end
     masks = dropout_masks(module, x)
     lengths = None
@@ -75,10 +101,10 @@ def by_sweeps(
 
 
 @lru_cache(maxsize=4096)
-def decide(path: str, strategy: str, spec: Spec, steps: int, rows: int, dtype: torch.dtype, threads: int) -> Decision:
+def decide(path: str, strategy: str, spec: Spec, steps: int, rows: int, dtype: torch.dtype, training: bool) -> Decision:
     widths = [spec.inputs, *[spec.out * spec.directions] * (spec.layers - 1)]
-    sizes = tuple(Size(steps, rows, spec.hidden, width, spec.gates) for width in widths for _ in range(spec.directions))
-    choice = choose(strategy, sizes, spec.ops(dtype), Machine(), threads)
+    sizes = [Size(steps, rows, spec.hidden, width, spec.gates) for width in widths for _ in range(spec.directions)]
+    choice = choose(strategy, sizes, spec.peer(dtype), training, Machine())
     return Decision(path, spec.mode.lower(), choice.strategy, choice.reason, choice.numbers)
 
 
@@ -132,11 +158,10 @@ class Spec:
     def gates(self) -> int:
         return {"LSTM": 4, "GRU": 3}.get(self.mode, 1)
 
-    def ops(self, dtype: torch.dtype) -> int:
-        """How many ops PyTorch dispatches in a step; 0 where oneDNN runs the whole recurrence."""
-        if self.mode == "LSTM" and dtype == torch.float32 and not self.projection:
-            return 0
-        return {"LSTM": 14, "GRU": 12}.get(self.mode, 4)
+    def peer(self, dtype: torch.dtype) -> str:
+        """Whose cost PyTorch's own forward has: only float32 LSTMs without projection run fused, by oneDNN."""
+        fused = self.mode == "LSTM" and dtype == torch.float32 and not self.projection
+        return "LSTM" if fused else "RNN" if self.gates == 1 else "GRU"
 
     @property
     def out(self) -> int:
@@ -145,7 +170,9 @@ class Spec:
 
 def stack(spec: Spec, dtype: torch.dtype, extent: Extent, masked: bool, training: bool = True) -> Stack:
     pytorch = partial(by_pytorch, spec, training, extent)
-    return Stack(sweeps_of(spec, dtype, multiply_inline(extent.rows)), spec.states, spec.weights, masked, extent, pytorch)
+    return Stack(
+        sweeps_of(spec, dtype, multiply_inline(extent.rows)), spec.states, spec.weights, masked, extent, pytorch
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -48,5 +48,3 @@ def module_recurrence(mode: str, inputs: int, hidden: int, projection: int, bias
         recording = record(cell, (carry, torch.empty(TRACED_ROWS, inputs), *map(torch.empty, weights)))
         nexts, y = recording.result
         return split(recording, states, 1, [y], nexts)
-
-

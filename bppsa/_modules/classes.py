@@ -21,6 +21,7 @@ class Recurrent(nn.RNNBase):
 
     _bppsa_path: str = ""
     _bppsa_strategy: str = "auto"
+    _bppsa_short: dict[Any, Any]  # what was decided for calls of few steps
     _bppsa_origin: type[nn.RNNBase]  # in each class that `rewritten` made: the class that the user sees
 
     def forward(self, input: Any, hx: Any = None) -> Any:
@@ -29,6 +30,8 @@ class Recurrent(nn.RNNBase):
         return self._eager(input, hx)
 
     def _eager(self, input: Any, hx: Any) -> Any:
+        if _recurrent.is_too_short(self, input):
+            return self._unusual(input, hx)
         if not calls.is_ordinary_moment():
             return super().forward(input, hx)
         call = calls.gather(self, input, hx)
@@ -103,7 +106,7 @@ def adopt(module: nn.Module, path: str, strategy: str = "auto") -> None:
         module.__class__ = type(cls.__name__, (base,), dict(cls.__dict__))
     else:
         module.__class__ = rewritten(cls)
-    module.__dict__["_bppsa_path"], module.__dict__["_bppsa_strategy"] = path, strategy
+    module.__dict__.update(_bppsa_path=path, _bppsa_strategy=strategy, _bppsa_short={})
 
 
 @functools.cache

@@ -38,9 +38,10 @@ class Grouping:
         self.stores.setdefault((level, root.width), []).append(Store(root.target, value, root.reduce))
         width = 1 if root.reduce is Reduce.ROWS else root.width
         target = root.target
-        if self.kind(target) is not Kind.RUNNING:  # a load there reads what the previous step stored
-            span = (target.column, target.column + width, level)
-            self.filled.setdefault((target.buffer, target.after), []).append(span)
+        if self.kind(target) is Kind.RUNNING:  # a load there reads what the previous step stored
+            return
+        span = (target.column, target.column + width, level)
+        self.filled.setdefault((target.buffer, target.after), []).append(span)
         if root.reduce is Reduce.NONE:
             self.known.setdefault((root.value, root.width), target)
 

@@ -124,11 +124,11 @@ class _Unit:
         }[kind]
 
     def step(self) -> list[str]:
-        meet = "if (share.parts > 1) barrier->wait(share.parts);"
+        meet = "if (share.parts > 1 && !barrier->wait(share)) return false;"
         lines = []
         for group, first in zip(self.groups, barriers(self.kernel, [g.cut for g in self.groups]), strict=True):
             lines += [*([meet] if first else []), f"group{group.index}(thread, share);"]
-        return body("INLINE void step(Thread& thread, const Share& share) const", lines)
+        return body("INLINE bool step(Thread& thread, Share& share) const", [*lines, "return true;"])
 
     def reduce(self) -> list[str]:
         sums = [f"sums[{i}].reduce(call.at({self.argument[name]}), threads);" for i, name in enumerate(self.sums)]

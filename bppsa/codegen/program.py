@@ -7,7 +7,7 @@ any more where there are any, so that gates overwrite their own pre-activations.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
 from torch import fx
@@ -65,20 +65,13 @@ def build(recurrence: Recurrence, transposed: Transposed, *, inline: bool = Fals
     return Program(
         recurrence,
         verify(kernels[0]),
-        verify(without_history(forward.kernel([]), forward.output_carry)),
+        verify(forward.inference()),
         verify(kernels[1]),
         forward.output_carry,
         backward.outers,
         backward.stream_runs,
         backward.sum_runs,
     )
-
-
-def without_history(kernel: Kernel, output_carry: tuple[int | None, ...]) -> Kernel:
-    """Keep only the last value of carries that nobody asks for step by step."""
-    running = {b.name for b in kernel.buffers if b.kind is Kind.STATE} - {f"carry{i}" for i in output_carry}
-    buffers = tuple(replace(b, kind=Kind.RUNNING) if b.name in running else b for b in kernel.buffers)
-    return replace(kernel, name="inference", buffers=buffers)
 
 
 def projections(recurrence: Recurrence) -> dict[str, int]:
@@ -123,17 +116,17 @@ class Forward:
             return row_of(node)
         return self.lowering.product(Access(f"source{stream.source}"), stream.weight, stream.depth, stream.width)
 
-    def leaf(self, node: fx.Node) -> Row:
-        role = node.meta["role"]
-        stream = self.recurrence.streams[role.index] if role.kind == "stream" else None
-        if not self.inline or stream is None or stream.weight is None:
-            return row_of(node)
-        return self.lowering.product(Access(f"source{stream.source}"), stream.weight, stream.depth, stream.width)
-
     def kernel(self, saved: list[Root]) -> Kernel:
         return assemble(
             "forward", self.lowering, [*self.lowering.roots, *self.stores, *saved], self.recurrence, along=True
         )
+
+    def inference(self) -> Kernel:
+        """Carries that nobody asks for step by step keep only their last value."""
+        unseen = set(range(len(self.recurrence.carries))) - set(self.output_carry)
+        running = {f"carry{i}" for i in unseen}
+        roots = [*self.lowering.roots, *self.stores]
+        return assemble("inference", self.lowering, roots, self.recurrence, along=True, running=running)
 
 
 class Backward:
@@ -233,10 +226,13 @@ def assemble(
     *,
     along: bool,
     extra: Sequence[Buffer] = (),
+    running: Set[str] = frozenset(),
 ) -> Kernel:
-    """Group the stores and declare the buffers they touch."""
+    """Group the stores and declare the buffers they touch; the states named in `running` are RUNNING instead."""
     saved = sum(root.width for root in roots if root.target.buffer == "saved")
-    declared = [*interface(recurrence), *extra, Buffer("saved", Kind.STREAM, saved)]
+    declared = [replace(b, kind=Kind.RUNNING) if b.name in running else b for b in interface(recurrence)]
+    declared += [*extra, Buffer("saved", Kind.STREAM, saved)]
+    roots = [replace(r, target=replace(r.target, after=r.target.after and r.target.buffer not in running)) for r in roots]
     declared += [Buffer(weight_name(w), Kind.WEIGHT, width, depth) for w, (depth, width) in lowering.weights.items()]
     scratch_widths = list(lowering.scratch_widths)
     groups = Grouping({b.name: b for b in declared}, scratch_widths).run(roots)

@@ -66,7 +66,7 @@ def check_stores(kernel: Kernel, group: Group) -> Iterator[str]:
 
 def overlaps(read: Access, target: Access, width: int) -> bool:
     """Loads and stores of one group may meet only column for column: tiles of columns run one after the other."""
-    if read.buffer != target.buffer or read == target:
+    if read.buffer != target.buffer or read == target or (width == 1 and read.column == target.column):
         return False
     end = read.column + (1 if read.broadcast else width)
     return read.column < target.column + width and target.column < end

@@ -47,6 +47,7 @@ class Environment:
     seen: dict[int, int] = field(default_factory=dict)
     places: dict[tuple, int] = field(default_factory=dict)  # of tensors in memory: two views may be one
     names: set[str] = field(default_factory=set)  # all that the functions met so far look up, also as attributes
+    spaces: dict[Any, set[str]] = field(default_factory=dict)  # where they may find them -> which of them were visited
 
     @property
     def key(self) -> Hashable:
@@ -56,7 +57,7 @@ class Environment:
         if isinstance(value, PLAIN):
             self.parts.append((type(value), value))
             if isinstance(value, (type, types.ModuleType)):
-                self.visit_names(value)
+                self.enter(value)
             return
         if id(value) in self.seen:
             self.parts.append(("again", self.seen[id(value)]))
@@ -112,7 +113,7 @@ class Environment:
         """An object we know nothing about: itself, and what it shows of its state."""
         self.parts.append(id(value))
         self.opaque.append(value)
-        if is_the_users(type(value).__module__):
+        if type(value).__module__.partition(".")[0] != "torch":
             self.names.add("__call__")
             self.visit_dict(getattr(value, "__dict__", {}))
             self.visit_all([getattr(value, name, None) for name in copyreg._slotnames(type(value))])
@@ -120,17 +121,24 @@ class Environment:
 
     def visit_classes(self, cls: type) -> None:
         for base in cls.__mro__:
-            self.visit_names(base)
+            self.enter(base)
 
-    def visit_names(self, space: type | types.ModuleType) -> None:
-        """Of a class or Python module of the user's: what the functions met so far may find in it."""
-        home = space.__module__ if isinstance(space, type) else space.__name__
-        if id(space) in self.seen or not is_the_users(home):
-            return
-        self.seen[id(space)] = len(self.seen)
-        for name in sorted(self.names & vars(space).keys()):
-            self.parts.append(name)
-            self.visit(vars(space)[name])
+    def enter(self, space: type | types.ModuleType) -> None:
+        """A class or Python module of the user's: the functions met may find something in it."""
+        if is_the_users(space.__module__ if isinstance(space, type) else space.__name__):
+            self.spaces.setdefault(space, set())
+
+    def visit_spaces(self) -> None:
+        """All that is found by a name that some function looks up, until nothing new turns up."""
+        found = True
+        while found:
+            found = False
+            for space, done in list(self.spaces.items()):
+                for name in sorted((self.names & vars(space).keys()) - done):
+                    done.add(name)
+                    found = True
+                    self.parts.append(name)
+                    self.visit(vars(space)[name])
 
 
 VISIT: dict[type, Any] = {
@@ -158,6 +166,7 @@ def is_the_users(module: str) -> bool:
 def environment_of(cell: Any) -> Environment:
     environment = Environment()
     environment.visit(cell)
+    environment.visit_spaces()
     return environment
 
 

@@ -257,4 +257,6 @@ def width(node: fx.Node) -> int:
         raise Unsupported(
             Reason(f"a value of shape {list(value.shape)} in a cell", mend="keep values [batch, features]")
         )
+    if value.numel() == 0:
+        raise Unsupported(Reason("a value without columns in a cell", mend="leave it out"))
     return value.shape[1] if value.dim() == 2 else 1

@@ -32,6 +32,8 @@ SAME_SHAPE = {aten.clone.default, aten.alias.default, aten.detach.default, aten.
 def check_rowwise(node: fx.Node, rows: int, is_param: Callable[[fx.Node], bool]) -> None:
     """Raise `Unsupported` unless the op computes each row of its result from the same row of its operands."""
     target: Any = node.target
+    if node.meta["val"].numel() == 0:
+        raise Unsupported(Reason("makes a value without columns", op=str(target)))
     if target in FILLS or target in SAME_SHAPE:
         return
     if target is aten.mm.default and not is_param(node.args[0]) and is_param(node.args[1]):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bppsa.plan.cost import Machine, Size, pytorch_ms, sequential_ms
+from bppsa.plan.cost import Machine, Size
 
 STRATEGIES = ("auto", "sequential")
 INLINE_ROWS = 8
-MARGIN = 1.0  # a rewrite has to be predicted this many times faster
+
+
+def margin(steps: int) -> float:
+    """How many times faster a rewrite has to be predicted. Predictions are off by a fifth, most for the shortest calls."""
+    return 1.05 + 0.8 / max(steps, 1)
 
 
 def multiply_inline(rows: int) -> bool:
@@ -25,20 +29,18 @@ class Choice:
     numbers: Mapping[str, float | int | str]
 
 
-def choose(strategy: str, layers: tuple[Size, ...], ops: int, machine: Machine, threads: int) -> Choice:
-    """`layers`: the size of every layer and direction; `ops`: what PyTorch dispatches in a step, 0 where it fuses them."""
-    ours = sum(sequential_ms(size, machine, threads) for size in layers)
-    theirs = sum(pytorch_ms(size, machine, threads, ops) for size in layers)
-    first = layers[0]
-    numbers = {
-        "T": first.steps,
-        "B": first.rows,
-        "H": first.hidden,
-        "sequential ms": round(ours, 3),
-        "pytorch ms": round(theirs, 3),
-    }
+def choose(strategy: str, layers: Sequence[Size], peer: str, training: bool, machine: Machine) -> Choice:
+    """`layers`: the size of every layer and direction; `peer`: whose rates are PyTorch's."""
+    ours = machine.sequential[training].us(layers) / 1e3
+    theirs = machine.pytorch[peer][training].us(layers) / 1e3
+    size = layers[0]
+    numbers = {"T": size.steps, "B": size.rows, "H": size.hidden}
+    numbers |= {"sequential ms": round(ours, 3), "pytorch ms": round(theirs, 3)}
     if strategy == "sequential":
         return Choice("sequential", "as asked", numbers)
-    if theirs < MARGIN * ours:
-        return Choice("pytorch", f"its own forward is predicted {ours / theirs:.2f} times as fast", numbers)
-    return Choice("sequential", f"predicted {theirs / ours:.1f} times as fast as PyTorch's own forward", numbers)
+    gain = theirs / ours
+    if gain < margin(size.steps):
+        return Choice(
+            "pytorch", f"the rewrite is predicted {gain:.2f} times as fast, too little to be sure of", numbers
+        )
+    return Choice("sequential", f"predicted {gain:.1f} times as fast as PyTorch's own forward", numbers)

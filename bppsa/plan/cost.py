@@ -1,32 +1,18 @@
-"""How long one training step of a recurrence takes, predicted: floating-point work, per-step and per-call overhead.
+"""How long a call of a recurrence takes, predicted: a sum of five terms, fitted to measured calls.
 
-A `Machine` is a handful of rates. The defaults were read off `benchmarks/recurrent.py` on the machine named there; what
-counts is the quotient of two predictions, in which most of a machine's speed cancels.
+What decides is the quotient of two predictions, in which most of a machine's speed cancels. The defaults were fitted to
+534 calls (T 1 to 1000, B 1 to 64, H 8 to 512; float32) on two cores of an AMD EPYC with AVX-512 and torch 2.13.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Rates of one thread, and overheads."""
-
-    sweep_gflops: float = 60.0  # products inside a generated sweep
-    matmul_gflops: float = 70.0  # large products outside of it
-    lanes_ns: float = 0.35  # pointwise work on one gate of one row's unit, forward and backward
-    step_us: float = 0.25  # per step of a generated sweep, both ways
-    call_us: float = 150.0  # per call of a generated sweep, both ways
-    op_us: float = 6.0  # per op that PyTorch dispatches, forward and backward
-    fused_gflops: float = 62.0  # of PyTorch's own fused recurrence (oneDNN)
-    fused_step_us: float = 4.0  # per step of it, both ways
-    thread_gain: float = 0.9  # of every thread after the first
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of one layer and direction. gates: columns of the recurrent product by H; inputs: columns of x."""
+    """Of one layer and direction. gates: columns of the recurrent product over H; inputs: columns of x."""
 
     steps: int
     rows: int
@@ -35,30 +21,50 @@ class Size:
     gates: int
 
     @property
-    def recurrent_flops(self) -> float:
-        """Of h @ W_hh over all steps, and as much again for the cotangents."""
-        return 2 * 2.0 * self.steps * self.rows * self.gates * self.hidden * self.hidden
+    def points(self) -> int:
+        """Pointwise work: gates of all units, rows and steps."""
+        return self.steps * self.rows * self.gates * self.hidden
 
     @property
-    def outer_flops(self) -> float:
-        """x @ W_ih, dx, and the two weight gradients."""
-        return 2.0 * self.steps * self.rows * self.gates * self.hidden * (3 * self.inputs + self.hidden)
+    def products(self) -> int:
+        """Floating-point operations of x @ W_ih and h @ W_hh; a backward has twice as many."""
+        return 2 * self.points * (self.inputs + self.hidden)
+
+    @property
+    def weights(self) -> int:
+        return self.gates * self.hidden * (self.inputs + self.hidden)
 
 
-def sequential_ms(size: Size, machine: Machine, threads: int) -> float:
-    """By generated sweeps; threads share the rows."""
-    spread = 1 + machine.thread_gain * (min(threads, size.rows) - 1)
-    matmul = size.outer_flops / (machine.matmul_gflops * (1 + machine.thread_gain * (threads - 1)))
-    products = size.recurrent_flops / (machine.sweep_gflops * spread)
-    points = size.steps * size.rows * size.hidden * size.gates * machine.lanes_ns / spread
-    return (products + matmul + points) / 1e6 + (size.steps * machine.step_us + machine.call_us) / 1e3
+@dataclass(frozen=True)
+class Rates:
+    """Microseconds: for a call, for a step, for a thousand points, a million products, a thousand weights."""
+
+    call: float
+    step: float
+    points: float
+    products: float
+    weights: float
+
+    def us(self, layers: Sequence[Size]) -> float:
+        return sum(
+            self.call
+            + self.step * size.steps
+            + self.points * size.points / 1e3
+            + self.products * size.products / 1e6
+            + self.weights * size.weights / 1e3
+            for size in layers
+        )
 
 
-def pytorch_ms(size: Size, machine: Machine, threads: int, ops: int) -> float:
-    """By PyTorch: `ops` dispatched in every step, or its fused recurrence where that is 0."""
-    flops = size.recurrent_flops + size.outer_flops
-    spread = 1 + machine.thread_gain * (threads - 1)
-    rate, step_us = (
-        (machine.matmul_gflops, ops * machine.op_us) if ops else (machine.fused_gflops, machine.fused_step_us)
+@dataclass(frozen=True)
+class Machine:
+    """Rates of (inference, training). PyTorch's depend on the module: a fused LSTM, or ops dispatched in every step."""
+
+    sequential: tuple[Rates, Rates] = (Rates(108, 0.15, 0.38, 5.6, 0.54), Rates(414, 0.34, 3.7, 15.6, 1.24))
+    pytorch: dict[str, tuple[Rates, Rates]] = field(
+        default_factory=lambda: {
+            "LSTM": (Rates(102, 3.3, 1.25, 4.8, 0.6), Rates(367, 2.95, 8.4, 10.6, 2.56)),
+            "GRU": (Rates(35, 13.5, 3.8, 7.5, 0.11), Rates(141, 104, 13.0, 21.0, 0.32)),
+            "RNN": (Rates(32, 5.0, 7.1, 4.1, 0.15), Rates(147, 35, 16.2, 14.9, 0.32)),
+        }
     )
-    return flops / (rate * spread) / 1e6 + (size.steps * step_us + machine.call_us) / 1e3

@@ -14,7 +14,7 @@ KINDS = (nn.RNN, nn.GRU, nn.LSTM)
 
 
 def fast(model: nn.Module) -> Any:
-    return rewrite(model)[0]
+    return rewrite(model, "sequential")[0]
 
 
 def flat(result: Any) -> list[Tensor]:

@@ -204,7 +204,7 @@ def test_autocast_is_off_while_we_compute(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_weight_shapes_that_no_kernel_may_trust(taken: list[Taken]) -> None:
     model = nn.GRU(3, 4)
-    ours, _ = rewrite(model)
+    ours, _ = rewrite(model, "sequential")
     ours.weight_hh_l0 = nn.Parameter(torch.randn(2, 2))
     with pytest.raises(RuntimeError, match=r"weight_hh_l0 is \[2, 2\]"):
         ours(torch.randn(5, 2, 3))

@@ -33,7 +33,7 @@ UNARY: list[Callable[[Tensor], Tensor]] = [
     lambda a: a.detach() * 0.5,
     lambda a: a[:, :1],
     lambda a: a[:, a.shape[1] // 2 :],
-    lambda a: torch.cat(a.tensor_split(2, 1)[::-1], 1),
+    lambda a: torch.cat(a.chunk(2, 1)[::-1], 1),
     lambda a: a.mean(1, keepdim=True),
     lambda a: a.sum(1).unsqueeze(1),
     lambda a: (a > 0.1).to(a.dtype),

@@ -82,3 +82,10 @@ def check(example: Example, *, reverse: bool = False, tolerance: float = 1e-10) 
     same(got[0], expected[0], tolerance)
     same(got[1], expected[1], tolerance)
     return taken[-1]
+
+
+def check_inference(example: Example, *, reverse: bool = False, tolerance: float = 1e-10) -> None:
+    """Without gradients other kernels run, which keep less."""
+    with torch.no_grad():
+        got, expected = (leaves(scan(*example[:3], reverse=reverse)) for scan in (bppsa.scan, loop))
+    same(got, expected, tolerance)

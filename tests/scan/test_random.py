@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bppsa import _scan
 from tests.scan.grammar import Cell, Program, programs
-from tests.scan.support import check
+from tests.scan.support import check, check_inference
 from tests.scan.zoo import Example, random
 
 
@@ -34,4 +34,5 @@ def test_a_random_cell_equals_its_loop(
     example = Example(cell, carry, xs, list(cell.parameters.values()))
     with mock.patch.object(_scan, "multiply_inline", lambda rows: inline):
         decision = check(example, reverse=reverse, tolerance=1e-9)
+        check_inference(example, reverse=reverse)
     assert decision.strategy == "sequential" or "interleaving" in decision.reason, decision.reason

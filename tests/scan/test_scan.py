@@ -14,7 +14,7 @@ import bppsa
 from bppsa import _scan
 from bppsa._calls import collecting
 from bppsa.runtime.reference import loop
-from tests.scan.support import check, close, leaves, results, same
+from tests.scan.support import check, check_inference, close, leaves, results, same
 from tests.scan.zoo import CASES, B, Example, H, I, T, example, gru, h, make, random, resets, vanilla, x
 
 Pair = namedtuple("Pair", "a b")
@@ -24,6 +24,7 @@ Pair = namedtuple("Pair", "a b")
 @pytest.mark.parametrize("case", CASES)
 def test_equals_a_loop(case: Callable[[], Example], reverse: bool) -> None:
     assert check(make(case), reverse=reverse).strategy == "sequential"
+    check_inference(make(case), reverse=reverse)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -33,10 +34,6 @@ def test_one_step_and_one_row(case: Callable[[], Example], steps: int, rows: int
     carry = torch.utils._pytree.tree_map(lambda c: c[:rows], carry)
     xs = torch.utils._pytree.tree_map(lambda x: x[:steps, :rows], xs)
     assert check(Example(cell, carry, xs, parameters)).strategy == "sequential"
-
-
-def nothing(s: Any, x: Tensor) -> Any:
-    return (torch.tanh(s.a + x), s.b * s.a), ()
 
 
 CONTAINERS: dict[str, Callable[[Tensor, Tensor, Tensor], Example]] = {
@@ -63,7 +60,23 @@ CONTAINERS: dict[str, Callable[[Tensor, Tensor, Tensor], Example]] = {
 @pytest.mark.parametrize("name", CONTAINERS)
 def test_containers_and_aliases(name: str) -> None:
     torch.manual_seed(0)
-    check(CONTAINERS[name](h(), h(), x(H)))
+    given = CONTAINERS[name](h(), h(), x(H))
+    check(given)
+    check_inference(given)
+
+
+def test_a_carry_that_another_reads_after_the_step() -> None:
+    """Without gradients it has no history: what a later part of the step needs of it is not what the last step left."""
+    u = random(H, H)
+
+    def cell(s: tuple[Tensor, Tensor], x: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        new = torch.tanh(s[0] @ u + x)
+        other = new * new.sum(1, keepdim=True)
+        return (new, other), other
+
+    given = example(cell, (h(), h()), x(H), u)
+    check(given)
+    check_inference(given)
 
 
 def test_strides_do_not_matter() -> None:

@@ -15,7 +15,7 @@ void run(const Kernel& kernel, const Call& call, int thread_index, Share share) 
     const int64_t t = ascending ? i : call.steps - 1 - i;
     share.end = call.active != nullptr && call.active[t] < end ? call.active[t] : end;
     if (share.end <= share.begin) continue;
-    kernel.step(thread, share);
+    if (!kernel.step(thread, share)) break;
     if (Kernel::SUMS > 0 && (unflushed += share.end - share.begin) >= FLUSH_ROWS) {
       for (auto& sum : thread.sums) sum.flush();
       unflushed = 0;

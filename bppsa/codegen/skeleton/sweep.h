@@ -118,32 +118,47 @@ struct ColumnSum {
 };
 constexpr int64_t FLUSH_ROWS = 256;
 
-// Threads that share the columns meet here between groups. Waits are short, so it spins; at last it yields, as there
-// may be fewer cores than threads.
-class alignas(64) Barrier {
- public:
-  void wait(int parts) {
-    const int phase = phase_.load(std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == parts) {
-      arrived_.store(0, std::memory_order_relaxed);
-      phase_.store(phase + 1, std::memory_order_release);
-      return;
-    }
-    for (int spins = 0; phase_.load(std::memory_order_acquire) == phase; ++spins) {
-      if (spins < SPINS) PAUSE(); else sched_yield();
-    }
-  }
-
- private:
-  static constexpr int SPINS = 4000;
-  alignas(64) std::atomic<int> arrived_{0};
-  alignas(64) std::atomic<int> phase_{0};
-};
-
 // One thread's share of a step: all columns of some rows, or, with `parts` > 1, some blocks of every group's columns.
 struct Share {
   int64_t begin, end;  // rows
   int part, parts;     // columns
+};
+
+// Threads that share the columns meet here between groups. Waits are short, so it spins. Where that fails too often other
+// work is on the cores, and waiting for it in every step would be far slower than one thread: the first goes on alone.
+class alignas(64) Barrier {
+ public:
+  // False: this thread's work is done.
+  bool wait(Share& share) {
+    const int64_t phase = phase_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == share.parts) {
+      arrived_.store(0, std::memory_order_relaxed);
+      alone_ = late_.load(std::memory_order_relaxed) > MOST_LATE + phase / STEPS_PER_LATE;
+      phase_.store(phase + 1, std::memory_order_release);
+    } else {
+      for (int spins = 0; spins < SPINS && phase_.load(std::memory_order_acquire) == phase; ++spins) PAUSE();
+      if (phase_.load(std::memory_order_acquire) == phase) yield_until_past(phase);
+    }
+    if (!alone_) return true;
+    share.parts = 1;
+    return share.part == 0;
+  }
+
+ private:
+  static constexpr int SPINS = 128;
+  static constexpr int64_t LATE_NS = 20000, MOST_LATE = 4, STEPS_PER_LATE = 256;
+
+  void yield_until_past(int64_t phase) {
+    const auto start = std::chrono::steady_clock::now();
+    while (phase_.load(std::memory_order_acquire) == phase) sched_yield();
+    const std::chrono::nanoseconds waited = std::chrono::steady_clock::now() - start;
+    if (waited.count() > LATE_NS) late_.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  alignas(64) std::atomic<int> arrived_{0};
+  std::atomic<int64_t> late_{0};
+  alignas(64) std::atomic<int64_t> phase_{0};
+  bool alone_ = false;
 };
 
 // First row of share `part` of `parts`: shares hold equally many (row, step) pairs, also in packed sequences.

@@ -1,0 +1,240 @@
+"""What a cell depends on may change between calls: each call must see it as the loop does, and equal cells share a recording."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.utils import parametrizations
+
+import bppsa
+from bppsa import _scan
+from bppsa.runtime.reference import loop
+from tests.scan.support import check, leaves, same
+from tests.scan.zoo import B, H, I, T, example, h, random, x
+
+Cell = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Change = tuple[Cell, Callable[[], Any]]  # a cell, and what is done to what it depends on
+SCALE = 1.0
+
+
+def twice(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    return tensor, tensor
+
+
+def closed_over() -> Change:
+    factor = 2.0
+
+    def change() -> None:
+        nonlocal factor
+        factor = 3.0
+
+    return lambda h, x: twice(torch.tanh(factor * h + x)), change
+
+
+def of_the_module() -> Change:
+    def change() -> None:
+        global SCALE
+        SCALE += 1
+
+    return lambda h, x: twice(torch.tanh(SCALE * h + x)), change
+
+
+def in_container(make: Callable[[float], Any], read: Callable[[Any], float], write: Callable[[Any], Any]) -> Change:
+    box = make(2.0)
+    return lambda h, x: twice(torch.tanh(read(box) * h + x)), lambda: write(box)
+
+
+class Slotted:
+    __slots__ = ("factor",)
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+
+class Shared:
+    factor = 1.0
+
+
+class Heir(Shared):
+    def act(self, value: Tensor) -> Tensor:
+        return torch.tanh(value * SCALE)
+
+
+OTHER = types.ModuleType("other_module_of_the_users")
+OTHER.factor = 1.0  # type: ignore[attr-defined]
+
+
+def method() -> Change:
+    helper = Heir()
+    return lambda h, x: twice(helper.act(h + x)), of_the_module()[1]
+
+
+class Cellular(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.factor = nn.Linear(H, H).double(), 1.0
+
+    def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.linear(h) * self.factor + x * SCALE
+        return twice(torch.tanh(h) if self.training else h)
+
+
+def module(change: Callable[[Cellular], Any]) -> Change:
+    cell = Cellular()
+    return cell, lambda: change(cell)
+
+
+def tensor(change: Callable[[list[Tensor]], Any]) -> Change:
+    box = [random(H)]
+    return lambda h, x: twice(torch.tanh(h * box[0] + x)), lambda: change(box)
+
+
+def zero(parameter: Tensor) -> None:
+    with torch.no_grad():
+        parameter.zero_()
+
+
+CHANGES: dict[str, Callable[[], Change]] = {
+    "closed-over number": closed_over,
+    "global number": of_the_module,
+    "list": lambda: in_container(lambda f: [f], lambda b: b[0], lambda b: b.append(b.pop() + 1)),
+    "deque": lambda: in_container(lambda f: deque([f]), lambda b: b[0], lambda b: b.append(b.pop() + 1)),
+    "dict": lambda: in_container(lambda f: {"f": f}, lambda b: b["f"], lambda b: b.update(f=3.0)),
+    "numpy": lambda: in_container(lambda f: numpy.full(1, f), lambda b: float(b[0]), lambda b: b.fill(3.0)),
+    "object": lambda: in_container(
+        lambda f: types.SimpleNamespace(f=f), lambda b: b.f, lambda b: setattr(b, "f", 3.0)
+    ),
+    "nested object": lambda: in_container(
+        lambda f: types.SimpleNamespace(of=types.SimpleNamespace(f=f)), lambda b: b.of.f, lambda b: setattr(b.of, "f", 3.0)
+    ),
+    "slots": lambda: in_container(Slotted, lambda b: b.factor, lambda b: setattr(b, "factor", 3.0)),
+    "function in a dict": lambda: in_container(
+        lambda f: {"f": torch.tanh}, lambda b: b["f"](torch.ones(())) * 0 + 1, lambda b: b.update(f=torch.relu)
+    ),
+    "class": lambda: (lambda h, x: twice(h * Shared.factor + x), lambda: setattr(Shared, "factor", Shared.factor + 1)),
+    "inherited": lambda: in_container(
+        lambda f: Heir(), lambda b: b.factor, lambda b: setattr(Shared, "factor", Shared.factor + 1)
+    ),
+    "method": method,
+    "Python module": lambda: (lambda h, x: twice(h * OTHER.factor + x), lambda: setattr(OTHER, "factor", 5.0)),
+    "mode": lambda: module(nn.Module.eval),
+    "number of a Module": lambda: module(lambda m: setattr(m, "factor", 3.0)),
+    "global read by a Module": lambda: (Cellular(), of_the_module()[1]),
+    "parameter replaced": lambda: module(lambda m: setattr(m.linear, "weight", nn.Parameter(random(H, H)))),
+    "parameter changed": lambda: module(lambda m: zero(m.linear.weight)),
+    "parameter frozen": lambda: module(lambda m: m.linear.requires_grad_(False)),
+    "bias gone": lambda: module(lambda m: m.linear.register_parameter("bias", None)),
+    "layer replaced": lambda: module(lambda m: setattr(m, "linear", nn.Identity())),
+    "forward hook": lambda: module(lambda m: m.linear.register_forward_hook(lambda m, a, out: 2 * out)),
+    "forward pre-hook": lambda: module(lambda m: m.linear.register_forward_pre_hook(lambda m, a: (2 * a[0],))),
+    "forward replaced": lambda: module(lambda m: setattr(m, "forward", lambda h, x: twice(h * x))),
+    "bound method": lambda: (lambda m: (m.forward, m.eval))(Cellular()),
+    "tensor replaced": lambda: tensor(lambda box: box.append(box.pop() * 2)),
+    "tensor of another shape": lambda: tensor(lambda box: box.append(box.pop()[:1].detach())),
+    "tensor changed": lambda: tensor(lambda box: zero(box[0])),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_call_sees_what_changed(name: str) -> None:
+    torch.manual_seed(0)
+    cell, change = CHANGES[name]()
+    carry, xs = h(), x(H)
+    before = leaves(bppsa.scan(cell, carry, xs))
+    same(before, leaves(loop(cell, carry, xs)))
+    change()
+    after = leaves(bppsa.scan(cell, carry, xs))
+    same(after, leaves(loop(cell, carry, xs)))
+    if name not in ("parameter frozen", "function in a dict"):
+        assert not torch.allclose(before[0], after[0])
+
+
+def test_new_weights_need_no_new_recording() -> None:
+    cell = Cellular()
+    for _ in range(3):
+        check(example(cell, h(), x(H), modules=(cell,)))
+        cell.linear.weight = nn.Parameter(random(H, H))
+    assert len(_scan._plans) == 1
+
+
+def test_a_lambda_made_anew_needs_no_new_recording() -> None:
+    u = random(H, H)
+    for factor in (1.0, 2.0, 1.0):
+        check(example(lambda h, x, f=factor: twice(torch.tanh(f * (h @ u) + x)), h(), x(H), u))
+        check(example(lambda h, x: twice(torch.tanh(factor * (h @ u) + x)), h(), x(H), u))  # noqa: B023
+    assert len(_scan._plans) == 4
+
+
+def test_memory_of_recordings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_scan, "REMEMBERED", 3)
+    for factor in range(6):
+        check(example(functools.partial(lambda f, h, x: twice(f * h + x), float(factor)), h(), x(H)))
+    assert len(_scan._plans) == 3
+
+
+@pytest.mark.parametrize("alias", [torch.clone, lambda t: t, torch.detach, lambda t: t.view(H), lambda t: t + 0])
+def test_closed_over_tensors_that_are_one(alias: Callable[[Tensor], Tensor]) -> None:
+    """Each call with another relation between the two: neither values nor gradients may be those of the call before."""
+    a, b = random(H), random(H)
+    for p, q in ((a, b), (a, alias(a)), (alias(a), a), (b, a)):
+        check(example(lambda h, x, p=p, q=q: twice(torch.tanh(h * p) + x * q), h(), x(H), a, b))
+
+
+def test_views_of_one_tensor() -> None:
+    base = random(2, H)
+    for i, j in ((0, 0), (0, 1), (1, 1)):
+        p, q = base[i], base[j]
+        check(example(lambda h, x, p=p, q=q: twice(torch.tanh(h * p) + x * q), h(), x(H), base))
+
+
+class Holder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gains = nn.ParameterList([nn.Parameter(random(H)) for _ in range(2)])
+        self.layers = nn.ModuleDict({"a": nn.Linear(H, H).double()})
+        self.register_buffer("offset", random(H, grad=False))
+
+    def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return twice(torch.tanh(self.layers["a"](h) * self.gains[0]) + x * self.gains[1] + self.offset)
+
+
+def test_wherever_parameters_live() -> None:
+    torch.manual_seed(0)
+    holder = Holder()
+    normal = parametrizations.weight_norm(nn.Linear(H, H).double())
+    cell, recurrent = Cellular(), nn.RNNCell(I, H).double()
+    own = {name: torch.randn_like(p).requires_grad_() for name, p in cell.named_parameters()}
+    box = {"deep": [(random(H),)]}
+    for given in (
+        example(holder, h(), x(H), modules=(holder,)),
+        example(lambda h, x: twice(torch.tanh(normal(h) + x)), h(), x(H), modules=(normal,)),
+        example(lambda h, x: functional_call(cell, own, (h, x)), h(), x(H), *own.values()),
+        example(lambda h, x: twice(h * box["deep"][0][0] + x), h(), x(H), *box["deep"][0]),
+        example(functools.partial(lambda p, h, x: twice(h * p + x), own["linear.bias"]), h(), x(H), own["linear.bias"]),
+        example(cell.forward, h(), x(H), modules=(cell,)),
+        example(lambda h, x: twice(recurrent(x, h)), h(), x(), modules=(recurrent,)),
+    ):
+        assert check(given).strategy == "sequential"
+
+
+def test_a_parameter_that_cannot_be_found_is_left_to_the_loop() -> None:
+    hidden = {}
+    hidden["u"] = random(H)
+    finder = iter(lambda: hidden["u"], None)  # nothing looks into an iterator
+    decision = check(example(lambda h, x: twice(h * next(finder) + x), h(), x(H), hidden["u"]))
+    assert "cannot be followed" in decision.reason
+
+
+def test_other_sizes_are_other_recordings() -> None:
+    cell = lambda h, x: twice(torch.tanh(h + x) * h.shape[0])  # noqa: E731  it reads the size
+    for rows in (1, 2, B):
+        check(example(cell, random(rows, H), random(T, rows, H)))
