@@ -20,9 +20,9 @@ FALLBACKS = ("eager", "inductor")
 def compile(model: nn.Module, *, strategy: str = "auto", fallback: str = "eager") -> nn.Module:
     """A model that computes what `model` computes, its recurrences by generated kernels.
 
-    It shares the Parameters and buffers of `model`, has the same classes and `state_dict` keys, and leaves `model` as it
-    was. What is not rewritten runs as it is (`fallback="eager"`) or goes to Inductor (`fallback="inductor"`). `.report` of
-    the result tells what its last call did.
+    It shares the Parameters and buffers of `model`, has the same classes and `state_dict` keys, and leaves `model` as
+    it was. What is not rewritten runs as it is (`fallback="eager"`) or goes to Inductor (`fallback="inductor"`).
+    `.report` of the result tells what its last call did.
 
     Raises StrategyError (a ValueError) for an unknown strategy or fallback.
     """

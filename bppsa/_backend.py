@@ -126,8 +126,8 @@ def _admit_recurrence(kind: str) -> None:
 
 
 def _recurrence(kind: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    """torch.gru(x, hx, weights, ...) as ops for the graph. x: [T, B, I] ([B, T, I] if batch_first); gives y and the final
-    state or states."""
+    """torch.gru(x, hx, weights, ...) as ops for the graph. x: [T, B, I] ([B, T, I] if batch_first); gives y and the
+    final state or states."""
     hx, weights, _, layers, dropout, training, bidirectional, batch_first = args
     states = [hx] if isinstance(hx, Tensor) else list(hx)
     if batch_first:

@@ -18,8 +18,7 @@ from bppsa.plan.choose import choose, multiply_inline
 from bppsa.plan.cost import Machine, Size
 from bppsa.report import Decision, Report
 from bppsa.runtime import autograd
-from bppsa.runtime.extent import Given
-from bppsa.runtime.extent import Extent
+from bppsa.runtime.extent import Extent, Given
 from bppsa.runtime.stack import Stack
 from bppsa.runtime.sweep import Sweep
 
@@ -60,10 +59,11 @@ def is_too_short(module: nn.RNNBase, input: Any) -> bool:
     if steps > FEW or module._bppsa_strategy != "auto":
         return False
     key = (steps, input.size(int(not module.batch_first)), input.dtype, torch.is_grad_enabled())
-    known = module._bppsa_short.get(key)
+    short: dict[Any, Decision] = module.__dict__["_bppsa_short"]
+    known = short.get(key)
     if known is None:
         known = decide(module._bppsa_path, "auto", Spec.of(module), *key)
-        module._bppsa_short[key] = known
+        short[key] = known
     if known.strategy != "pytorch":
         return False
     noted(module, known)

@@ -38,8 +38,8 @@ def scan(cell: Cell, carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any
     cell must return one of the same structure, shapes and dtypes. xs: a pytree of [T, B, ...], T >= 1; ys: a pytree of
     [T, ...], in the order of xs also when `reverse` runs the steps from the last to the first.
 
-    A cell of pointwise ops, products with parameters, slices and concatenations of features and row sums (layer norm) on
-    [B, n] values runs as one generated kernel each way; any other runs op by op, and `bppsa.explain` says why.
+    A cell of pointwise ops, products with parameters, slices and concatenations of features and row sums (layer norm)
+    on [B, n] values runs as one generated kernel each way; any other runs op by op, and `bppsa.explain` says why.
 
     Raises CarryError (a TypeError) where the carry changes, InputError (a RuntimeError) where xs do not agree in T.
     """

@@ -1,4 +1,5 @@
-"""torch's scan node in a traced graph, in terms of our op: hoisted work before it, the tail after it, all in the graph."""
+"""torch's scan node in a traced graph, in terms of our op: hoisted work before it, the tail after it, all in the
+graph."""
 
 from __future__ import annotations
 

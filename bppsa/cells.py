@@ -34,8 +34,8 @@ class Cell(nn.Module):
 class ResetGRU(Cell):
     """A GRU whose state restarts within a sequence, as at the end of an episode in reinforcement learning.
 
-    x_t is (x [B, I], reset [B] bool): where `reset`, the state is zero before the step reads it. A reset selects, it does
-    not multiply: a NaN before it is gone after it, and no gradient crosses it.
+    x_t is (x [B, I], reset [B] bool): where `reset`, the state is zero before the step reads it. A reset selects, it
+    does not multiply: a NaN before it is gone after it, and no gradient crosses it.
     """
 
     def __init__(self, input_size: int, hidden_size: int) -> None:

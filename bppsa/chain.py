@@ -1,7 +1,8 @@
 """What the passes know about a recurrence, handed on to the planner and to codegen: plain records over fx graphs.
 
 Every graph here holds ATen ops on the values of one step: `[B, n]` rows (or `[B]`), and parameters without a batch
-dimension. A placeholder says what it stands for in `meta["role"]`, every node carries a stand-in tensor in `meta["val"]`.
+dimension. A placeholder says what it stands for in `meta["role"]`, every node carries a stand-in tensor in
+`meta["val"]`.
 """
 
 from __future__ import annotations

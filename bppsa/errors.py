@@ -1,4 +1,5 @@
-"""What went wrong, where, and the mend: every exception of the project, and the reason why something is left to PyTorch."""
+"""What went wrong, where, and the mend: every exception of the project, and the reason why something is left to
+PyTorch."""
 
 from __future__ import annotations
 

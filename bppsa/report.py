@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Decision:
-    """One part of a model: where it is, what it is, which strategy runs it, and the reason, with the cost model's numbers."""
+    """One part of a model: where it is, what it is, which strategy runs it, and the reason, with the cost model's
+    numbers."""
 
     path: str  # module path, e.g. "encoder.gru"
     kind: str  # "gru", "lstm", "scan", ...

@@ -1,7 +1,7 @@
 """Sort stores into the groups of a step: what one loop over rows and columns can compute together.
 
-A store waits for the buffers it reads that the step itself fills: its level is one more than theirs. Stores of one level
-and width make a group. Work of a lower level that a store needs again is taken from memory, not done twice.
+A store waits for the buffers it reads that the step itself fills: its level is one more than theirs. Stores of one
+level and width make a group. Work of a lower level that a store needs again is taken from memory, not done twice.
 """
 
 from __future__ import annotations

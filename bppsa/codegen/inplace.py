@@ -1,4 +1,4 @@
-"""Let saved values overwrite the pre-activations they were computed from: half the memory traffic of a forward sweep."""
+"""Let saved values overwrite the pre-activations they were computed from: half a forward sweep's memory traffic."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Slot = tuple[str, int, int]  # buffer, column, width
 
 
 def reuse_streams(forward: Kernel, backward: Kernel, private: Mapping[str, int]) -> tuple[Kernel, Kernel]:
-    """Move columns of "saved" into columns of `private` streams that only their own group reads, and nobody after it."""
+    """Move columns of "saved" into columns of `private` streams that only their own group reads, and nobody later."""
     moved: dict[int, Access] = {}  # column of "saved" -> where it goes
     taken: set[Slot] = set()
     pinned = {(b, c) for b, c, _ in reads(backward.groups) if b in private}

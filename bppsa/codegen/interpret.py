@@ -1,6 +1,8 @@
-"""The slow, living definition of the kernel language: every printer is tested against `run`, never against another printer.
+"""The slow, living definition of the kernel language: every printer is tested against `run`, never against another
+printer.
 
-It loops over steps in Python and evaluates a group's expressions on whole `[rows, width]` tensors, in the dtype it is given.
+It loops over steps in Python and evaluates a group's expressions on whole `[rows, width]` tensors, in the dtype it is
+given.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ def run(
 ) -> None:
     """Run `kernel` in place on `tensors`, one for each of `kernel.arguments` and of the shape its `Kind` states.
 
-    `active[t] <= rows` rows take part in step t (packed sequences, longest first); the others are neither read nor written.
+    `active[t] <= rows` rows take part in step t (packed sequences, longest first); the others are neither read nor
+    written.
     """
     Sweep(kernel, tensors, rows, reverse).run(range(steps), active)
 

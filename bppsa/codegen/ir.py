@@ -1,8 +1,8 @@
 """The kernel language: what one sweep over time does at each point, as data.
 
-A `Kernel` runs over T steps and B rows. A step is a list of `Group`s, run in order. A group covers `width` columns j; for
-every row b and column j it evaluates expressions made of loads, constants, pointwise ops and dot products, and only then
-commits its stores. `interpret.py` is the definition of all this; the printers must agree with it.
+A `Kernel` runs over T steps and B rows. A step is a list of `Group`s, run in order. A group covers `width` columns j;
+for every row b and column j it evaluates expressions made of loads, constants, pointwise ops and dot products, and
+only then commits its stores. `interpret.py` is the definition of all this; the printers must agree with it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 
 class Op(enum.Enum):
@@ -86,13 +87,13 @@ class Dot:
 
 
 class Expr:
-    """A node of the expression DAG. Interned: equal expressions are one object, so `is` compares and hashing is cheap."""
+    """A node of the expression DAG. Interned: equal expressions are one object, so comparing and hashing are cheap."""
 
     __slots__ = ("__weakref__", "args", "op", "payload")
     op: Op
     args: tuple[Expr, ...]
     payload: Access | Dot | float | None
-    _interned: weakref.WeakValueDictionary[tuple, Expr] = weakref.WeakValueDictionary()
+    _interned: ClassVar[weakref.WeakValueDictionary[tuple, Expr]] = weakref.WeakValueDictionary()
 
     def __new__(cls, op: Op, *args: Expr, payload: Access | Dot | float | None = None) -> Expr:
         key = (op, args, repr(payload) if isinstance(payload, float) else payload)
@@ -151,7 +152,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One sweep. `along`: in the recurrence's own direction of time (a forward pass), else against it (a backward pass).
+    """One sweep. `along`: in the recurrence's own direction of time (a forward pass), else against it (a backward
+    pass).
 
     With the run-time flag `reverse` the recurrence itself runs from T-1 to 0; STATE rows before and after a step t are
     then t+1 and t, otherwise t and t+1.

@@ -1,7 +1,7 @@
 """From an fx graph over the values of one step to rows of expressions, and the stores that must happen on the way.
 
-A matrix product needs its left operand in memory, and so does a row sum its result: the lowering places those in buffers
-and leaves everything else as expressions. `group.py` then sorts the stores into groups.
+A matrix product needs its left operand in memory, and so does a row sum its result: the lowering places those in
+buffers and leaves everything else as expressions. `group.py` then sorts the stores into groups.
 """
 
 from __future__ import annotations
@@ -172,8 +172,8 @@ class Lowering:
 
     def take_columns(self, node: fx.Node) -> Row:
         row = self.row(node.args[0])
-        start, end, *step = [*node.args[2:], *(0, None)[len(node.args) - 2 :]]
-        begin, stop, stride = slice(start, end, *step).indices(row.width)
+        start, end, step = [*node.args[2:], *(0, None, 1)[len(node.args) - 2 :]]
+        begin, stop, stride = slice(start, end, step).indices(row.width)
         if stride != 1:
             raise Unsupported(Reason("takes every other column", op=str(node.target)))
         part = row.columns(begin, stop)

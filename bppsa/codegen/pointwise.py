@@ -1,4 +1,5 @@
-"""ATen's pointwise ops in the kernel language: one line an op. A builder takes expressions (or numbers) and returns one."""
+"""ATen's pointwise ops in the kernel language: one line an op. A builder takes expressions (or numbers) and returns
+one."""
 
 from __future__ import annotations
 

@@ -43,8 +43,9 @@ class OuterSum:
 
 @dataclass(frozen=True)
 class Program:
-    """What `runtime.sweep` runs. Buffers are named "carry{i}" (STATE), "stream{k}", "output{k}", "param{j}", "weight{j}[t]",
-    and in the backward also "g_carry{i}" (RUNNING), "g_output{k}", "cotangents", "operands" and "sums"; "saved" is both's."""
+    """What `runtime.sweep` runs. Buffers are named "carry{i}" (STATE), "stream{k}", "output{k}", "param{j}",
+    "weight{j}[t]", and in the backward also "g_carry{i}" (RUNNING), "g_output{k}", "cotangents", "operands" and
+    "sums"; "saved" is both's."""
 
     recurrence: Recurrence
     forward: Kernel
@@ -57,8 +58,8 @@ class Program:
 
 
 def build(recurrence: Recurrence, transposed: Transposed, *, inline: bool = False) -> Program:
-    """`inline`: the forward sweep multiplies x with its weight itself, step by step, instead of reading the product of all
-    steps. Raises `Unsupported` for what the kernel language has no words for."""
+    """`inline`: the forward sweep multiplies x with its weight itself, step by step, instead of reading the product of
+    all steps. Raises `Unsupported` for what the kernel language has no words for."""
     forward = Forward(recurrence, inline)
     backward = Backward(forward, transposed)
     kernels = reuse_streams(forward.kernel(backward.saved), backward.kernel(), projections(recurrence))
@@ -232,7 +233,9 @@ def assemble(
     saved = sum(root.width for root in roots if root.target.buffer == "saved")
     declared = [replace(b, kind=Kind.RUNNING) if b.name in running else b for b in interface(recurrence)]
     declared += [*extra, Buffer("saved", Kind.STREAM, saved)]
-    roots = [replace(r, target=replace(r.target, after=r.target.after and r.target.buffer not in running)) for r in roots]
+    roots = [
+        replace(r, target=replace(r.target, after=r.target.after and r.target.buffer not in running)) for r in roots
+    ]
     declared += [Buffer(weight_name(w), Kind.WEIGHT, width, depth) for w, (depth, width) in lowering.weights.items()]
     scratch_widths = list(lowering.scratch_widths)
     groups = Grouping({b.name: b for b in declared}, scratch_widths).run(roots)

@@ -19,7 +19,8 @@ class Segment:
 
 @dataclass(frozen=True)
 class Row:
-    """A value `[B, n]`. A row of width 1 is uniform: its expression does not depend on j, so it may be used at any width."""
+    """A value `[B, n]`. A row of width 1 is uniform: its expression does not depend on j, so it may be used at any
+    width."""
 
     segments: tuple[Segment, ...]
 

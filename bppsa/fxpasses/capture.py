@@ -1,9 +1,9 @@
 """Record what a function does to tensors, as an fx graph of ATen ops, whatever the values are.
 
-The function runs once on stand-ins (zeros of the right shape, on the CPU) under a dispatch mode that writes down every op.
-Tensors it closes over are met on the way and become further inputs. Looking at a value is an error, so the graph holds for
-all values. (`make_fx` over fake or meta tensors records the same, but their first use in a process imports a second's worth
-of Python; a rewritten model must start in milliseconds.)
+The function runs once on stand-ins (zeros of the right shape, on the CPU) under a dispatch mode that writes down every
+op. Tensors it closes over are met on the way and become further inputs. Looking at a value is an error, so the graph
+holds for all values. (`make_fx` over fake or meta tensors records the same, but their first use in a process imports a
+second's worth of Python; a rewritten model must start in milliseconds.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.decompose import DECOMPOSE
 
 aten = torch.ops.aten
-READS_VALUES = {aten._local_scalar_dense.default, aten.item.default, aten.is_nonzero.default, aten.nonzero.default}
+READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 HANDS_OUT = Reason("hands a tensor's values to Python", mend="stay in torch ops")
 BENDS_GRADIENT = Reason("changes what autograd does", mend="use detach() and torch ops")
 # Calls that the dispatcher does not see, or sees without their purpose.
@@ -39,8 +39,8 @@ REFUSED: dict[Any, Reason] = {
 
 @dataclass(frozen=True)
 class Recording:
-    """`graph`: a placeholder for each argument and for each captured tensor; every node has a stand-in in `meta["val"]`.
-    `result`: what the function returned, with graph nodes in the place of tensors."""
+    """`graph`: a placeholder for each argument and for each captured tensor; every node has a stand-in in
+    `meta["val"]`. `result`: what the function returned, with graph nodes in the place of tensors."""
 
     graph: fx.Graph
     arguments: tuple[fx.Node, ...]
@@ -52,8 +52,8 @@ def record(fn: Callable[..., Any], args: Sequence[Any], *, gradients: bool = Tru
     """Record `fn(*args)`; `args` is a pytree whose tensors stand for inputs (only their shape and dtype are read).
     gradients: whether the recording must also tell what autograd would do.
 
-    Raises `Unsupported` where the function reads the value of a tensor, changes an input in place, or has a gradient that
-    is not that of its ops.
+    Raises `Unsupported` where the function reads the value of a tensor, changes an input in place, or has a gradient
+    that is not that of its ops.
     """
     recorder = Recorder()
     nodes: list[fx.Node] = []
@@ -89,6 +89,13 @@ def check_gradients(results: Sequence[Any], captured: Sequence[Tensor]) -> None:
             raise Unsupported(Reason("has a gradient of its own", op=node.name(), mend="use detach() and torch ops"))
         seen.add(node)
         stack.extend(before for before, _ in node.next_functions)
+
+
+def reads_values(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the result, or its shape, is one of the stand-ins' and would not hold for other values."""
+    if func is aten.index.Tensor:  # numbers pick rows whatever they are, a mask picks as many as it is true
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return not READS_VALUES.isdisjoint(func.tags)
 
 
 def geometry(tensor: Tensor) -> tuple:
@@ -159,7 +166,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
-        if func in READS_VALUES:
+        if reads_values(func, args):
             raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Unsupported(Reason("draws random numbers", op=str(func), mend="draw them outside, pass them in xs"))

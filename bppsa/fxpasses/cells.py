@@ -1,6 +1,7 @@
 """torch's recurrent modules as cells: one step each, as a few lines of torch, recorded and split like anybody's.
 
-A cell is (carry, x, *params) -> (next carry, y). Shapes: x [B, I], h [B, H or P], c [B, H]; weights as nn.RNNBase lays them out.
+A cell is (carry, x, *params) -> (next carry, y). Shapes: x [B, I], h [B, H or P], c [B, H]; weights as nn.RNNBase lays
+them out.
 """
 
 from __future__ import annotations

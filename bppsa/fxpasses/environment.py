@@ -116,7 +116,7 @@ class Environment:
         if type(value).__module__.partition(".")[0] != "torch":
             self.names.add("__call__")
             self.visit_dict(getattr(value, "__dict__", {}))
-            self.visit_all([getattr(value, name, None) for name in copyreg._slotnames(type(value))])
+            self.visit_all([getattr(value, name, None) for name in copyreg._slotnames(type(value))  # type: ignore[attr-defined]])
             self.visit_classes(type(value))
 
     def visit_classes(self, cls: type) -> None:
@@ -153,7 +153,9 @@ VISIT: dict[type, Any] = {
     classmethod: lambda environment, value: environment.visit(value.__func__),
     property: lambda environment, value: environment.visit(value.fget),
     deque: Environment.visit_all,
-    **dict.fromkeys((numpy.ndarray, numpy.generic), lambda e, value: e.parts.append((value.dtype, value.shape, value.tobytes()))),
+    **dict.fromkeys(
+        (numpy.ndarray, numpy.generic), lambda e, value: e.parts.append((value.dtype, value.shape, value.tobytes()))
+    ),
     nn.Module: Environment.visit_module,
 }
 
@@ -172,7 +174,7 @@ def environment_of(cell: Any) -> Environment:
 
 def filled(cell: types.CellType) -> bool:
     try:
-        cell.cell_contents
+        _ = cell.cell_contents
     except ValueError:  # a name the function closes over and nothing has been assigned to yet
         return False
     return True

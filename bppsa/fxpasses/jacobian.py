@@ -91,7 +91,8 @@ class Walk:
         return value
 
     def value(self, node: fx.Node) -> Tensor:
-        """The stand-in of a forward value within the transposed body; nothing it is computed from is computed again here."""
+        """The stand-in of a forward value within the transposed body; nothing it is computed from is computed again
+        here."""
         if node not in self.values:
             role = node.meta.get("role", Role("value", node.name))
             if node.target in FILLS:

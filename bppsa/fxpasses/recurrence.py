@@ -113,9 +113,14 @@ class Splitter:
         """Where all steps are one batch, an op must be rowwise, and no constant of its own may count the rows."""
         check_rowwise(node, self.rows, self.is_param)
         for arg in node.all_input_nodes:
-            value, own = arg.meta["val"], arg.target in FILLS and (self.level[arg] == PARAM or arg.target in COUNTS_ROWS)
+            value, own = (
+                arg.meta["val"],
+                arg.target in FILLS and (self.level[arg] == PARAM or arg.target in COUNTS_ROWS),
+            )
             if own and value.dim() == node.meta["val"].dim() > 0 and value.shape[0] != 1:
-                raise Unsupported(Reason("fills a tensor of the size of the batch", op=str(arg.target), mend="use zeros_like"))
+                raise Unsupported(
+                    Reason("fills a tensor of the size of the batch", op=str(arg.target), mend="use zeros_like")
+                )
 
     def outputs(self, ys: tuple[fx.Node, ...], in_body: set[fx.Node], tail: set[fx.Node]) -> list[fx.Node]:
         """What the loop must store for each step: the ys themselves, or what the tail reads of the body."""
@@ -212,7 +217,7 @@ class Splitter:
 
 
 def distribute_concat(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
-    """cat([x, h]) @ W = x @ W_top + h @ W_bottom: only the second part has to wait for h. Gives what stands for what."""
+    """cat([x, h]) @ W = x @ W_top + h @ W_bottom: only the second part waits for h. Gives what stands for what."""
     replaced: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
         if node.target is not aten.mm.default or node.args[0].target is not aten.cat.default:

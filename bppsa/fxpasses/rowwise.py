@@ -1,4 +1,5 @@
-"""Which ops treat every row of a batch alike, so that all steps may be stacked into one batch and rows may be cut over threads."""
+"""Which ops treat every row of a batch alike, so that all steps may be stacked into one batch and rows may be cut over
+threads."""
 
 from __future__ import annotations
 

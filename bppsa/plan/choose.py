@@ -12,7 +12,8 @@ INLINE_ROWS = 8
 
 
 def margin(steps: int) -> float:
-    """How many times faster a rewrite has to be predicted. Predictions are off by a fifth, most for the shortest calls."""
+    """How many times faster a rewrite has to be predicted. Predictions are off by a fifth, most for the shortest
+    calls."""
     return 1.05 + 0.8 / max(steps, 1)
 
 
@@ -34,7 +35,7 @@ def choose(strategy: str, layers: Sequence[Size], peer: str, training: bool, mac
     ours = machine.sequential[training].us(layers) / 1e3
     theirs = machine.pytorch[peer][training].us(layers) / 1e3
     size = layers[0]
-    numbers = {"T": size.steps, "B": size.rows, "H": size.hidden}
+    numbers: dict[str, float | int | str] = {"T": size.steps, "B": size.rows, "H": size.hidden}
     numbers |= {"sequential ms": round(ours, 3), "pytorch ms": round(theirs, 3)}
     if strategy == "sequential":
         return Choice("sequential", "as asked", numbers)

@@ -1,8 +1,8 @@
 """Autograd around a call that computes its own gradients: eager PyTorch's way into the sweeps.
 
-What the backward reads is saved through autograd, so that a change in place between forward and backward is noticed, and
-freed with the graph. An output that shares memory with what the backward reads is watched instead: if it was changed,
-the forward is run again.
+What the backward reads is saved through autograd, so that a change in place between forward and backward is noticed,
+and freed with the graph. An output that shares memory with what the backward reads is watched instead: if it was
+changed, the forward is run again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Run one recurrence over all steps: matmuls before the loop, the sweep, and in the backward the matmuls after it.
 
-Everything is time-major, `[T, B, n]`. Nothing here knows autograd: `forward` leaves what `backward` needs as plain tensors.
+Everything is time-major, `[T, B, n]`. Nothing here knows autograd: `forward` leaves what `backward` needs as plain
+tensors.
 """
 
 from __future__ import annotations
@@ -131,8 +132,8 @@ class Sweep:
         return [*states, *((extent.steps, extent.rows, width) for width in self.widths)]
 
     def passed(self, saved: Sequence[Tensor], exposed: Sequence[Tensor]) -> Passed:
-        """Put together again what a caller kept of a forward: `exposed`, the states that are outputs; `saved`, the other
-        states and the private buffers."""
+        """Put together again what a caller kept of a forward: `exposed`, the states that are outputs; `saved`, the
+        other states and the private buffers."""
         shown, rest = iter(exposed), iter(saved)
         states = tuple(
             next(shown if i in self.program.output_carry else rest) for i in range(len(self.recurrence.carries))
@@ -175,7 +176,8 @@ class Sweep:
         return tensors
 
 
-# A parameter under the name it has as a kernel's argument: "param3" as [n], "weight3" or, transposed, "weight3t" as [K, N].
+# A parameter under the name it has as a kernel's argument: "param3" as [n], "weight3" or, transposed, "weight3t" as [K,
+# N].
 PARAMETERS: dict[Kind, Callable[[Sequence[Tensor], str], Tensor]] = {
     Kind.VECTOR: lambda params, name: params[int(name[5:])].reshape(-1).contiguous(),
     Kind.WEIGHT: lambda params, name: params[int(name[6:-1])].t() if name[-1] == "t" else params[int(name[6:])],

@@ -95,8 +95,8 @@ def results(
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
 ) -> list[Tensor | None]:
-    """All outputs of `model(*arguments)`, and the gradients to `wanted` of a loss that reads each of them; `dtype`: what
-    the loss's coefficients are rounded to."""
+    """All outputs of `model(*arguments)`, and the gradients to `wanted` of a loss that reads each of them; `dtype`:
+    what the loss's coefficients are rounded to."""
     torch.manual_seed(seed)
     outputs = leaves(model(*arguments))
     return [*outputs, *torch.autograd.grad(outputs, wanted, cotangents(outputs, seed, dtype), allow_unused=True)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,8 +18,8 @@ HIDDEN, PROJECTED = st.sampled_from([1, 11, 35]), st.sampled_from([(11, 1), (11,
 
 
 class Case(NamedTuple):
-    """One call. `form`: how the input comes; `lengths`: of packed sequences; `needs`, `reads`: bits over the tensors that
-    come in and the outputs, which of them want a gradient and which the loss reads."""
+    """One call. `form`: how the input comes; `lengths`: of packed sequences; `needs`, `reads`: bits over the tensors
+    that come in and the outputs, which of them want a gradient and which the loss reads."""
 
     kind: str
     sizes: tuple[int, int]
@@ -77,7 +76,9 @@ def chosen(bits: int, tensors: Sequence[Tensor]) -> list[Tensor]:
     return [t for i, t in enumerate(tensors) if bits >> i & 1] or [*tensors]
 
 
-def outcome(case: Case, model: nn.Module, x: Tensor, hx: Any, wanted: Sequence[Tensor]) -> tuple[Any, list[Tensor | None]]:
+def outcome(
+    case: Case, model: nn.Module, x: Tensor, hx: Any, wanted: Sequence[Tensor]
+) -> tuple[Any, list[Tensor | None]]:
     torch.manual_seed(case.seed)
     result = model(case.input(x), hx)
     read = [out for out in chosen(case.reads, leaves(result)) if out.requires_grad]

@@ -200,7 +200,12 @@ def op_arguments(model: nn.RNNBase, masked: bool, grad: bool) -> tuple[Any, ...]
     """Of torch.ops.bppsa.recurrence, as the backend gives them."""
     dtype, width = model.weight_hh_l0.dtype, (model.proj_size or H) * (1 + model.bidirectional)
     masks = [2 * torch.randint(2, (T, B, width)).to(dtype) for _ in range(model.num_layers - 1)] if masked else []
-    tensors = (random(T, B, I, dtype=dtype, grad=grad), leaves(states(model, B, grad=grad)), [*model.parameters()], masks)
+    tensors = (
+        random(T, B, I, dtype=dtype, grad=grad),
+        leaves(states(model, B, grad=grad)),
+        [*model.parameters()],
+        masks,
+    )
     return (*tensors, model.mode.lower(), model.num_layers, model.bidirectional, grad, "sequential")
 
 

@@ -68,13 +68,16 @@ def outcome(run: Callable[[], list[Tensor | None]]) -> list[Tensor | None] | Non
     try:
         return run()
     except RuntimeError as error:
-        assert re.search("modified (by an )?in-?place", str(error))
+        if not re.search("modified (by an )?in-?place", str(error)):
+            raise
         return None
 
 
 @pytest.mark.parametrize("kind", ["rnn-tanh", "gru", "lstm"])
 @pytest.mark.parametrize("flags", FLAGS, ids=str)
-@pytest.mark.parametrize(("which", "change"), [*itertools.product(["y", "final", "x", "state"], CHANGES), ("weight", "unseen")])
+@pytest.mark.parametrize(
+    ("which", "change"), [*itertools.product(["y", "final", "x", "state"], CHANGES), ("weight", "unseen")]
+)
 def test_change_between_forward_and_backward(kind: str, flags: dict[str, Any], change: str, which: str) -> None:
     attempt = Attempt(which, CHANGES[change], flags, kind)
     meant = attempt.run(attempt.model, copied=True)

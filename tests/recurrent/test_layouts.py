@@ -100,7 +100,9 @@ def test_cotangents_of_any_strides(kind: str, seed: int) -> None:
     for module in (compiled(model), model):
         outputs = leaves(module(x))
         torch.manual_seed(seed)
-        found.append(torch.autograd.grad(outputs, [x, *model.parameters()], [layout(torch.randn_like(o)) for o in outputs]))
+        found.append(
+            torch.autograd.grad(outputs, [x, *model.parameters()], [layout(torch.randn_like(o)) for o in outputs])
+        )
     same(*found)
 
 
@@ -131,7 +133,8 @@ def test_very_long() -> None:
 
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_very_long_against_two_halves(kind: str) -> None:
-    """PyTorch takes long for its gradients; those of two calls, one going on where the other ended, are known to be right."""
+    """PyTorch takes long for its gradients; those of two calls, one going on where the other ended, are known to be
+    right."""
     torch.manual_seed(0)
     model, x = KINDS[kind](1, 3).double(), random(STEPS, 1, 1)
     ours, wanted = compiled(model), [x, *model.parameters()]

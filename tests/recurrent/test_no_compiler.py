@@ -1,4 +1,4 @@
-"""Where no kernel can be built nn.RNN, nn.GRU and nn.LSTM run PyTorch's own forward, and one warning says what to do."""
+"""Where no kernel can be built nn.RNN, nn.GRU and nn.LSTM run PyTorch's own forward, and one warning says so."""
 
 from __future__ import annotations
 

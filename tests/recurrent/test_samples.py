@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,7 +17,6 @@ def test_there_are_three() -> None:
     assert len(INFOS) == 3
 
 
-
 @pytest.mark.parametrize("info", INFOS.values(), ids=INFOS)
 @pytest.mark.parametrize("training", [True, False], ids=["train_mode", "eval_mode"])
 def test_samples(info: ModuleInfo, training: bool) -> None:
@@ -29,7 +26,9 @@ def test_samples(info: ModuleInfo, training: bool) -> None:
     for sample in inputs:
         made, given = sample.constructor_input, sample.forward_input
         model = info.module_cls(*made.args, **made.kwargs).double().train(training)
-        tensors = [t for t in pytree.tree_leaves((given.args, given.kwargs)) if isinstance(t, Tensor) and t.requires_grad]
+        tensors = [
+            t for t in pytree.tree_leaves((given.args, given.kwargs)) if isinstance(t, Tensor) and t.requires_grad
+        ]
         wanted = [t for t in tensors if t.is_leaf] + [*model.parameters()]
         found = []
         for module in (model, compiled(model)):

@@ -6,7 +6,7 @@ Instructions name their operands by numbers that are taken modulo what there is,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from hypothesis import strategies as st

@@ -121,9 +121,7 @@ def test_a_reset_everywhere_forgets_everything(kind: type[cells.Cell]) -> None:
     given = make(kind)
     always = torch.ones(T, B, dtype=torch.bool)
     _, ys = bppsa.scan(given.cell, given.carry, (given.xs[0], always))
-    alone = [
-        bppsa.scan(given.cell, given.cell.initial(B), (given.xs[0][t : t + 1], always[:1]))[1] for t in range(T)
-    ]
+    alone = [bppsa.scan(given.cell, given.cell.initial(B), (given.xs[0][t : t + 1], always[:1]))[1] for t in range(T)]
     same([ys], [torch.cat(alone)])
     assert not any(g.any() for g in torch.autograd.grad(ys.sum(), leaves(given.carry)))
 

@@ -1,4 +1,5 @@
-"""What a cell depends on may change between calls: each call must see it as the loop does, and equal cells share a recording."""
+"""What a cell depends on may change between calls: each call must see it as the loop does, and equal cells share a
+recording."""
 
 from __future__ import annotations
 
@@ -110,11 +111,11 @@ CHANGES: dict[str, Callable[[], Change]] = {
     "deque": lambda: in_container(lambda f: deque([f]), lambda b: b[0], lambda b: b.append(b.pop() + 1)),
     "dict": lambda: in_container(lambda f: {"f": f}, lambda b: b["f"], lambda b: b.update(f=3.0)),
     "numpy": lambda: in_container(lambda f: numpy.full(1, f), lambda b: float(b[0]), lambda b: b.fill(3.0)),
-    "object": lambda: in_container(
-        lambda f: types.SimpleNamespace(f=f), lambda b: b.f, lambda b: setattr(b, "f", 3.0)
-    ),
+    "object": lambda: in_container(lambda f: types.SimpleNamespace(f=f), lambda b: b.f, lambda b: setattr(b, "f", 3.0)),
     "nested object": lambda: in_container(
-        lambda f: types.SimpleNamespace(of=types.SimpleNamespace(f=f)), lambda b: b.of.f, lambda b: setattr(b.of, "f", 3.0)
+        lambda f: types.SimpleNamespace(of=types.SimpleNamespace(f=f)),
+        lambda b: b.of.f,
+        lambda b: setattr(b.of, "f", 3.0),
     ),
     "slots": lambda: in_container(Slotted, lambda b: b.factor, lambda b: setattr(b, "factor", 3.0)),
     "function in a dict": lambda: in_container(

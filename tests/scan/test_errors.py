@@ -95,7 +95,7 @@ INPUTS: dict[str, tuple[type[Exception], str, Any, Any]] = {
 @pytest.mark.parametrize("name", INPUTS)
 def test_bad_operands(name: str) -> None:
     kind, text, carry, xs = INPUTS[name]
-    with pytest.raises(BppsaError, match="bppsa.scan") as caught:
+    with pytest.raises(BppsaError, match=r"bppsa\.scan") as caught:
         bppsa.scan(lambda s, x: (s, s), carry, xs)
     assert isinstance(caught.value, kind)
     assert text in str(caught.value)

@@ -1,4 +1,5 @@
-"""Cells that are not fused run by the loop, with its numbers, and the decision names the op; transforms go PyTorch's way."""
+"""Cells that are not fused run by the loop, with its numbers, and the decision names the op; transforms go PyTorch's
+way."""
 
 from __future__ import annotations
 
@@ -176,7 +177,8 @@ TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = 
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transforms(name: str) -> None:
     cell, carry, xs, _ = make(vanilla)
-    run = [TRANSFORMS[name](lambda x: scan(cell, carry, x)[1], xs.detach()[:2]) for scan in (bppsa.scan, loop)]
+    transform, few = TRANSFORMS[name], xs.detach()[:2]
+    run = [transform(lambda x, scan=scan: scan(cell, carry, x)[1], few) for scan in (bppsa.scan, loop)]
     assert run[0].any()
     torch.testing.assert_close(*run, rtol=0, atol=0)
 

@@ -1,4 +1,4 @@
-"""bppsa.scan against a plain loop: cells of the zoo, containers, directions, sizes, and what gradients are asked for."""
+"""bppsa.scan against a plain loop: cells of the zoo, containers, directions, sizes, gradients asked for."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ CONTAINERS: dict[str, Callable[[Tensor, Tensor, Tensor], Example]] = {
     "carry is x": lambda a, b, x: example(lambda s, x: (x, s), a, x),
     "carry stays": lambda a, b, x: example(lambda s, x: (s, s + x), a, x),
     "carry ends": lambda a, b, x: example(lambda s, x: ((torch.zeros_like(s[0]), s[0] + x), s), (a, b), x),
-    "no columns": lambda a, b, x: example(lambda s, x: (0.9 * s + x, s * s), a[:, 0], x[..., 0:1].expand(T, B, H)[..., 1]),
+    "no columns": lambda a, b, x: example(
+        lambda s, x: (0.9 * s + x, s * s), a[:, 0], x[..., 0:1].expand(T, B, H)[..., 1]
+    ),
     "one column": lambda a, b, x: example(lambda s, x: (torch.tanh(s * x[:, :1]), s), a[:, :1], x),
     "x of rows": lambda a, b, x: example(lambda s, x: (torch.tanh(s * x.unsqueeze(1)), s), a, x[..., 0]),
 }
@@ -207,7 +209,7 @@ def test_resets_hold_back_what_is_not_finite(cells: str, value: float) -> None:
 def test_lower_precision(dtype: torch.dtype) -> None:
     """At most twice the loop's own error against float64."""
     torch.manual_seed(0)
-    cell, carry, xs, _ = make(gru)
+    _, carry, xs, _ = make(gru)
     module = nn.GRUCell(I, H).double()
     exact = results(loop, example(lambda h, x: (module(x, h),) * 2, carry, xs, modules=(module,)))
     low = module.to(dtype)

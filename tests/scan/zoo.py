@@ -1,4 +1,5 @@
-"""Cells of many shapes, each with operands and the tensors it closes over: what scan, the passes and codegen are tested on.
+"""Cells of many shapes, each with operands and the tensors it closes over: what scan, the passes and codegen are
+tested on.
 
 Letters: B rows, I features of x, H of the carry.
 """
@@ -137,7 +138,12 @@ def hoisted() -> Example:
 
 def gathered() -> Example:
     """Containers, slices, a column that meets all others, rows without columns, a carry that is passed on."""
-    w, u, gain, scale = random(I, H), random(H, 1), random(H), torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    w, u, gain, scale = (
+        random(I, H),
+        random(H, 1),
+        random(H),
+        torch.tensor(0.3, dtype=torch.float64, requires_grad=True),
+    )
 
     def cell(state: dict[str, Tensor], x: dict[str, Tensor]) -> tuple[dict[str, Tensor], list[Tensor]]:
         a, b, count = state["a"], state["b"], state["count"]
