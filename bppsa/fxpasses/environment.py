@@ -116,7 +116,8 @@ class Environment:
         if type(value).__module__.partition(".")[0] != "torch":
             self.names.add("__call__")
             self.visit_dict(getattr(value, "__dict__", {}))
-            self.visit_all([getattr(value, name, None) for name in copyreg._slotnames(type(value))  # type: ignore[attr-defined]])
+            slots = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
+            self.visit_all([getattr(value, name, None) for name in slots])
             self.visit_classes(type(value))
 
     def visit_classes(self, cls: type) -> None:

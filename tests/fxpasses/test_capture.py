@@ -86,8 +86,14 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "views": views,
     "one view twice": same_view_twice,
     "containers": containers,
-    "normalisation": lambda a, b: functional.layer_norm(a, (H,), VECTOR, b[0], 0.1) + a.var(1, keepdim=True) + b.mean(1, True),
-    "composites": lambda a, b: torch.lerp(a, b, torch.sigmoid(a)) + torch.addcmul(a, b, a, value=2) + torch.addmm(VECTOR, a, OWN, beta=2, alpha=3),
+    "normalisation": lambda a, b: (
+        functional.layer_norm(a, (H,), VECTOR, b[0], 0.1) + a.var(1, keepdim=True) + b.mean(1, True)
+    ),
+    "composites": lambda a, b: (
+        torch.lerp(a, b, torch.sigmoid(a))
+        + torch.addcmul(a, b, a, value=2)
+        + torch.addmm(VECTOR, a, OWN, beta=2, alpha=3)
+    ),
     "truth values": lambda a, b: torch.where((a > b) & ~(a < 0), a, 0.5) * (b != 0),
     "picked columns": lambda a, b: a @ OWN[:, torch.arange(H).flip(0)],
     "several results": lambda a, b: torch.max(a, 1),
@@ -100,7 +106,9 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def with_gradients(fn: Callable[..., Any], args: Any) -> tuple[list[Tensor], list[Tensor | None]]:
     outputs = [leaf for leaf in pytree.tree_leaves(fn(*args)) if isinstance(leaf, Tensor)]
     wanted = [*args, OWN, VECTOR, SCALE, *LINEAR.parameters()]
-    loss = sum((o * torch.linspace(1, 2, o.numel(), dtype=o.dtype).view_as(o)).sum() for o in outputs if o.requires_grad)
+    loss = sum(
+        (o * torch.linspace(1, 2, o.numel(), dtype=o.dtype).view_as(o)).sum() for o in outputs if o.requires_grad
+    )
     return outputs, list(torch.autograd.grad(loss, wanted, allow_unused=True))
 
 
