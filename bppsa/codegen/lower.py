@@ -172,8 +172,8 @@ class Lowering:
 
     def take_columns(self, node: fx.Node) -> Row:
         row = self.row(node.args[0])
-        start, end, step = [*node.args[2:], *(0, None, 1)[len(node.args) - 2 :]]
-        begin, stop, stride = slice(start, end, step).indices(row.width)
+        given = list(node.args[2:])
+        begin, stop, stride = slice(*given, *(0, None, 1)[len(given) :]).indices(row.width)
         if stride != 1:
             raise Unsupported(Reason("takes every other column", op=str(node.target)))
         part = row.columns(begin, stop)

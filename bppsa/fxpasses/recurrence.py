@@ -195,6 +195,7 @@ class Splitter:
             if all(arg in part.made for arg in node.all_input_nodes):
                 part.copy(node)
         part.graph.output(tuple(part.made[n] for n in ys))
+        part.graph.eliminate_dead_code()  # what the outputs, which are given here, were computed from
         return part.graph
 
     def ancestors(self, roots: Iterable[fx.Node], *, at_least: int) -> set[fx.Node]:
