@@ -86,7 +86,7 @@ class Sweep:
         payload = node.payload
         if isinstance(payload, Access):
             source = before.get(payload.buffer, self.storage[payload.buffer])
-            return self.view(source, payload, width, t, rows)
+            return self.view(source, payload, width, t, rows).clone()  # stores come after all loads
         if isinstance(payload, Dot):
             weight = self.storage[payload.weight]
             source = before.get(payload.source.buffer, self.storage[payload.source.buffer])

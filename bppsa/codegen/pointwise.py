@@ -56,10 +56,14 @@ def clamp(x: Value, low: Value = None, high: Value = None) -> Expr:
     return expr(x if high is None else where(lt(high, x), high, x))
 
 
-def log1p(x: Value) -> Expr:
-    """Exact to a few ulp for small x: the rounding error of 1 + x cancels in the quotient (Kahan)."""
+def log1p_of_small(x: Value) -> Expr:
+    """Exact to a few ulp: the rounding error of 1 + x cancels in the quotient (Kahan)."""
     shifted = add(1.0, x)
     return where(eq(shifted, 1.0), x, mul(log(shifted), div(x, sub(shifted, 1.0))))
+
+
+def log1p(x: Value) -> Expr:
+    return where(lt(x, 1e18), log1p_of_small(x), log(x))  # there the quotient of infinities would be none
 
 
 def expm1(x: Value) -> Expr:
@@ -70,7 +74,7 @@ def expm1(x: Value) -> Expr:
 
 def softplus(x: Value, beta: float = 1, threshold: float = 20) -> Expr:
     z = scaled(x, beta)
-    smooth = add(maximum(z, 0.0), log1p(exp(neg(absolute(z)))))
+    smooth = add(maximum(z, 0.0), log1p_of_small(exp(neg(absolute(z)))))
     return where(lt(threshold, z), x, scaled(smooth, 1 / beta))
 
 

@@ -1,7 +1,7 @@
 """How long a call of a recurrence takes, predicted: a sum of five terms, fitted to measured calls.
 
 What decides is the quotient of two predictions, in which most of a machine's speed cancels. The defaults were fitted to
-534 calls (T 1 to 1000, B 1 to 64, H 8 to 512; float32) on two cores of an AMD EPYC with AVX-512 and torch 2.13.
+590 calls (T 1 to 1000, B 1 to 64, H 8 to 512; float32) on two cores of an AMD EPYC with AVX-512 and torch 2.13.
 """
 
 from __future__ import annotations
@@ -56,15 +56,29 @@ class Rates:
         )
 
 
+Both = tuple[Rates, Rates]  # of inference, of training
+
+
+def sequential_rates() -> dict[int, Both]:
+    return {
+        1: (Rates(105, 0.12, 0.65, 5.0, 0.37), Rates(399, 0.26, 3.4, 15.0, 0.72)),
+        3: (Rates(106, 0.19, 0.28, 5.3, 0.63), Rates(435, 0.59, 4.0, 15.0, 1.6)),
+        4: (Rates(116, 0.18, 0.44, 5.3, 0.74), Rates(424, 0.53, 3.6, 14.7, 1.7)),
+    }
+
+
+def pytorch_rates() -> dict[str, Both]:
+    return {
+        "RNN": (Rates(32, 5.0, 7.1, 4.1, 0.15), Rates(147, 35, 16.2, 14.9, 0.32)),
+        "GRU": (Rates(35, 13.5, 4.1, 6.3, 0.12), Rates(137, 106, 14.2, 17.6, 0.35)),
+        "LSTM": (Rates(100, 3.4, 1.5, 4.3, 0.62), Rates(364, 3.2, 8.8, 10.3, 2.6)),
+    }
+
+
 @dataclass(frozen=True)
 class Machine:
-    """Rates of (inference, training). PyTorch's depend on the module: a fused LSTM, or ops dispatched in every step."""
+    """`sequential`: of generated sweeps by gates; `pytorch`: of its forward for a module that it runs op by op in every
+    step ("RNN", "GRU") or fused ("LSTM")."""
 
-    sequential: tuple[Rates, Rates] = (Rates(108, 0.15, 0.38, 5.6, 0.54), Rates(414, 0.34, 3.7, 15.6, 1.24))
-    pytorch: dict[str, tuple[Rates, Rates]] = field(
-        default_factory=lambda: {
-            "LSTM": (Rates(102, 3.3, 1.25, 4.8, 0.6), Rates(367, 2.95, 8.4, 10.6, 2.56)),
-            "GRU": (Rates(35, 13.5, 3.8, 7.5, 0.11), Rates(141, 104, 13.0, 21.0, 0.32)),
-            "RNN": (Rates(32, 5.0, 7.1, 4.1, 0.15), Rates(147, 35, 16.2, 14.9, 0.32)),
-        }
-    )
+    sequential: dict[int, Both] = field(default_factory=sequential_rates)
+    pytorch: dict[str, Both] = field(default_factory=pytorch_rates)

@@ -1,0 +1,189 @@
+"""Every pointwise op in the kernel language against ATen in float64: NaN, infinities, ties, edges, and random numbers.
+
+A new op is a row in `codegen/pointwise.py` and a row here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from bppsa.codegen import interpret
+from bppsa.codegen.ir import Access, Buffer, Expr, Group, Kernel, Kind, Store, load, topological
+from bppsa.codegen.pointwise import POINTWISE
+from bppsa.codegen.verify import verify
+
+aten = torch.ops.aten
+INF, NAN = torch.inf, torch.nan
+EDGES = [NAN, INF, -INF, 0.0, -0.0, 1.0, -1.0, 3.0, -3.0, 6.0, 0.5, -0.5, 20.0, 20.5, 1e-9, -1e-9, 1e-300, 40.0, -40.0]
+REAL, TRUTH = "real", "truth"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """`args`: REAL and TRUTH are operands, anything else is itself."""
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    rtol: float = 1e-13
+    atol: float = 1e-300
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.args} {self.kwargs}"
+
+
+def sample(op: Any, *args: Any, rtol: float = 1e-13, atol: float = 1e-300, **kwargs: Any) -> Sample:
+    return Sample(op, args, kwargs, rtol, atol)
+
+
+def comparisons() -> list[Sample]:
+    names = ("lt", "le", "gt", "ge", "eq", "ne")
+    scalars = [sample(getattr(aten, name).Scalar, REAL, number) for name in names for number in (0.0, 3)]
+    return [*(sample(getattr(aten, name).Tensor, REAL, REAL) for name in names), *scalars]
+
+
+SAMPLES = [
+    *comparisons(),
+    *(sample(op, REAL, REAL) for op in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.rsub.Tensor)),
+    *(sample(op, REAL, REAL, alpha=2.5) for op in (aten.add.Tensor, aten.sub.Tensor, aten.rsub.Tensor)),
+    *(sample(op, REAL, 0.3) for op in (aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.rsub.Scalar)),
+    *(sample(op, REAL, 0) for op in (aten.add.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.add.Tensor)),
+    *(sample(op, REAL, 1) for op in (aten.mul.Scalar, aten.mul.Tensor, aten.div.Tensor)),
+    *(sample(op, REAL, 2, 3) for op in (aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar)),
+    sample(aten.mul.Tensor, REAL, TRUTH),
+    sample(aten.mul.Tensor, TRUTH, TRUTH),
+    sample(aten.add.Tensor, REAL, TRUTH),
+    sample(aten.neg.default, REAL),
+    sample(aten.abs.default, REAL),
+    sample(aten.sign.default, REAL),
+    sample(aten.exp.default, REAL),
+    sample(aten.log.default, REAL),
+    sample(aten.log1p.default, REAL, rtol=1e-15, atol=1e-320),
+    sample(aten.expm1.default, REAL, rtol=2e-15, atol=1e-320),
+    sample(aten.sqrt.default, REAL),
+    sample(aten.rsqrt.default, REAL),
+    sample(aten.reciprocal.default, REAL),
+    *(sample(aten.pow.Tensor_Scalar, REAL, e) for e in (1, 2, 3, 0.5, -1, -0.5, -2, 2.0)),
+    sample(aten.tanh.default, REAL),
+    sample(aten.sigmoid.default, REAL),
+    sample(aten.relu.default, REAL),
+    sample(aten.leaky_relu.default, REAL),
+    sample(aten.leaky_relu.default, REAL, 0.2),
+    sample(aten.leaky_relu.default, REAL, -0.5),
+    sample(aten.silu.default, REAL),
+    sample(aten.softplus.default, REAL),
+    sample(aten.softplus.default, REAL, 2, 3.0),
+    sample(aten.softplus.default, REAL, 0.5),
+    sample(aten.elu.default, REAL),
+    sample(aten.elu.default, REAL, 1.5),
+    sample(aten.elu.default, REAL, 1.6732632423543772, 1.0507009873554805),
+    sample(aten.elu.default, REAL, 2.0, 1.0, 0.5),
+    sample(aten.gelu.default, REAL, approximate="tanh", rtol=1e-12, atol=1e-15),
+    sample(aten.hardtanh.default, REAL),
+    sample(aten.hardtanh.default, REAL, -0.5, 3.0),
+    sample(aten.hardsigmoid.default, REAL, rtol=1e-7),  # PyTorch rounds 1/6 to float32
+    sample(aten.hardswish.default, REAL, rtol=1e-7),
+    sample(aten.clamp.default, REAL, -1.0, 3.0),
+    sample(aten.clamp.default, REAL, None, 3),
+    sample(aten.clamp.default, REAL, 0.5),
+    sample(aten.clamp.default, REAL, 3.0, -1.0),
+    sample(aten.clamp_min.default, REAL, 0.5),
+    sample(aten.clamp_max.default, REAL, 0.5),
+    sample(aten.maximum.default, REAL, REAL),
+    sample(aten.minimum.default, REAL, REAL),
+    sample(aten.maximum.default, TRUTH, TRUTH),
+    sample(aten.where.self, TRUTH, REAL, REAL),
+    sample(aten.where.ScalarSelf, TRUTH, 0.5, REAL),
+    sample(aten.where.ScalarOther, TRUTH, REAL, 0.5),
+    sample(aten.where.Scalar, TRUTH, 0.25, -1),
+    sample(aten.masked_fill.Scalar, REAL, TRUTH, 0.5),
+    sample(aten.masked_fill.Scalar, REAL, TRUTH, -INF),
+    sample(aten.masked_fill.Tensor, REAL, TRUTH, torch.tensor(2.0, dtype=torch.float64)),
+    sample(aten.logical_not.default, TRUTH),
+    sample(aten.logical_not.default, REAL),
+    sample(aten.bitwise_not.default, TRUTH),
+    sample(aten.logical_and.default, TRUTH, TRUTH),
+    sample(aten.logical_and.default, REAL, REAL),
+    sample(aten.logical_or.default, TRUTH, TRUTH),
+    sample(aten.logical_or.default, REAL, REAL),
+    sample(aten.bitwise_and.Tensor, TRUTH, TRUTH),
+    sample(aten.bitwise_or.Tensor, TRUTH, TRUTH),
+]
+
+
+def grid(kinds: list[str]) -> list[Tensor]:
+    """Every combination of edges, and random numbers after them; [n] each."""
+    random = torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64).mul_(3).tolist()
+    axes = [EDGES + (random if len(kinds) == 1 else []) if kind == REAL else [False, True] for kind in kinds]
+    columns = list(zip(*itertools.product(*axes), strict=True))
+    return [
+        torch.tensor(column, dtype=torch.float64 if kind == REAL else torch.bool)
+        for column, kind in zip(columns, kinds, strict=True)
+    ]
+
+
+def interpreted(built: Expr, operands: list[Tensor]) -> Tensor:
+    width = len(operands[0])
+    names = [f"x{i}" for i in range(len(operands))]
+    buffers = tuple(Buffer(name, Kind.STREAM, width) for name in (*names, "y"))
+    kernel = Kernel("pointwise", buffers, (Group(width, (Store(Access("y"), built),)),))
+    rows = [operand.double().view(1, 1, width) for operand in operands]
+    result = torch.empty(1, 1, width, dtype=torch.float64)
+    interpret.run(verify(kernel), [*rows, result], steps=1, rows=1)
+    return result.view(width)
+
+
+@pytest.mark.parametrize("case", SAMPLES, ids=str)
+def test_an_op_is_atens(case: Sample) -> None:
+    kinds = [arg for arg in case.args if arg in (REAL, TRUTH)] if not any(isinstance(a, Tensor) for a in case.args) else [REAL, TRUTH]
+    operands = grid(kinds)
+    tensors, loads = iter(operands), (load(Access(f"x{i}")) for i in range(len(operands)))
+    given = [next(tensors) if isinstance(arg, str) else arg for arg in case.args]
+    exprs = [next(loads) if isinstance(arg, str) else float(arg) if isinstance(arg, Tensor) else arg for arg in case.args]
+    built = POINTWISE[case.op](*exprs, **case.kwargs)
+    assert built is not None
+    expected = case.op(*given, **case.kwargs)
+    got = interpreted(built, operands)
+    torch.testing.assert_close(got, expected.double(), rtol=case.rtol, atol=case.atol, equal_nan=True)
+
+
+def test_every_op_has_a_sample() -> None:
+    assert {case.op for case in SAMPLES} == set(POINTWISE)
+
+
+@pytest.mark.parametrize(("op", "args"), [
+    (aten.gelu.default, ()), (aten.pow.Tensor_Scalar, (1.7,)), (aten.pow.Tensor_Scalar, (0,)), (aten.pow.Tensor_Scalar, (4,))
+])  # fmt: skip
+def test_arguments_without_an_expression(op: Any, args: tuple[Any, ...]) -> None:
+    assert POINTWISE[op](load(Access("x")), *args) is None
+
+
+def test_neutral_operands_cost_nothing() -> None:
+    x = load(Access("x"))
+    assert POINTWISE[aten.add.Tensor](x, 0.0) is x
+    assert POINTWISE[aten.mul.Tensor](x, 1) is x
+    assert POINTWISE[aten.sub.Tensor](x, x, alpha=1) is POINTWISE[aten.sub.Tensor](x, x)
+    assert POINTWISE[aten.pow.Tensor_Scalar](x, 1) is x
+
+
+def test_small_numbers_keep_their_digits() -> None:
+    """log(1 + x) and exp(x) - 1, written naively, have none left at 1e-18."""
+    small = torch.logspace(-20, -1, 400, dtype=torch.float64)
+    for op in (aten.log1p.default, aten.expm1.default):
+        got = interpreted(POINTWISE[op](load(Access("x0"))), [small])
+        torch.testing.assert_close(got, op(small), rtol=2e-15, atol=0)
+
+
+def test_an_op_is_a_few_operations() -> None:
+    """A guard against an expression that grows with every use of its operand."""
+    for case in SAMPLES:
+        args = [load(Access("x")) if isinstance(arg, str) else 0.5 if isinstance(arg, Tensor) else arg for arg in case.args]
+        built = POINTWISE[case.op](*args, **case.kwargs)
+        assert built is not None
+        assert len(topological([built])) <= 30, case
