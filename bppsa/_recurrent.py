@@ -170,9 +170,8 @@ class Spec:
 
 def stack(spec: Spec, dtype: torch.dtype, extent: Extent, masked: bool, training: bool = True) -> Stack:
     pytorch = partial(by_pytorch, spec, training, extent)
-    return Stack(
-        sweeps_of(spec, dtype, multiply_inline(extent.rows)), spec.states, spec.weights, masked, extent, pytorch
-    )
+    inline = bool(multiply_inline(extent.rows))  # of a variable number of rows Dynamo makes a guard here
+    return Stack(sweeps_of(spec, dtype, inline), spec.states, spec.weights, masked, extent, pytorch)
 
 
 @lru_cache(maxsize=1024)

@@ -22,7 +22,7 @@ REAL = {torch.float32: "float", torch.float64: "double"}
 NS_PER_PRODUCT = 0.03
 NS_PER_POINT = 1.5
 LEAST_NS = 15_000  # of a call's work for each thread
-LEAST_STEP_NS = 1_250.0  # of a step for each thread that shares its columns; meeting takes about 300
+LEAST_STEP_NS = 1_050  # of a step's work for each thread where all must meet in every step
 
 POINTER, INT64, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 SWEEP = (POINTER, POINTER, POINTER, POINTER, INT64, INT64, POINTER, INT, INT, INT, POINTER)
