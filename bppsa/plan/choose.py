@@ -12,9 +12,8 @@ INLINE_ROWS = 8
 
 
 def margin(steps: int) -> float:
-    """How many times faster a rewrite has to be predicted. Predictions are off by a fifth, most for the shortest
-    calls."""
-    return 1.03 + 0.8 / max(steps, 1)
+    """How many times faster a rewrite has to be predicted: predictions are least sure for the shortest calls."""
+    return 1.02 + 2 / max(steps, 1)
 
 
 def multiply_inline(rows: int) -> bool:
