@@ -170,7 +170,7 @@ class Spec:
 
 def stack(spec: Spec, dtype: torch.dtype, extent: Extent, masked: bool, training: bool = True) -> Stack:
     pytorch = partial(by_pytorch, spec, training, extent)
-    inline = bool(multiply_inline(extent.rows))  # of a variable number of rows Dynamo makes a guard here
+    inline = multiply_inline(extent.rows)
     return Stack(sweeps_of(spec, dtype, inline), spec.states, spec.weights, masked, extent, pytorch)
 
 

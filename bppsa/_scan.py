@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,10 @@ from torch.utils import _pytree as pytree
 
 from bppsa._calls import note, warn_once
 from bppsa._modules.calls import is_ordinary_moment
+from bppsa._scan_checks import Cell, cell_result, check_carry, check_inputs, checked, name_of
 from bppsa._sweeps import compile_recurrence
 from bppsa.chain import Recurrence
-from bppsa.errors import BuildError, CarryError, InputError, Reason, Unsupported
+from bppsa.errors import BuildError, Reason, Unsupported
 from bppsa.fxpasses.capture import Recording, record
 from bppsa.fxpasses.environment import Environment, environment_of
 from bppsa.fxpasses.recurrence import split
@@ -27,7 +28,6 @@ from bppsa.runtime.autograd import Result
 from bppsa.runtime.extent import Extent, Given
 from bppsa.runtime.sweep import Needs, Shape, Sweep
 
-Cell = Callable[[Any, Any], tuple[Any, Any]]
 REMEMBERED = 256  # cells
 
 
@@ -170,9 +170,6 @@ class ScanCall:
         return (*outputs, *finals)
 
 
-# ---- which cells are fused
-
-
 _plans: OrderedDict[Hashable, tuple[Plan | Reason, list[Any]]] = OrderedDict()
 _lock = threading.Lock()
 
@@ -280,54 +277,3 @@ def place(tensor: Tensor, environment: Environment) -> int | Tensor:
             Reason("the cell reaches a tensor in a way that cannot be followed", mend="make it an attribute")
         )
     return tensor
-
-
-# ---- what is wrong with a call
-
-
-def check_inputs(carry: Sequence[Any], xs: Sequence[Any]) -> None:
-    for name, leaves in (("carry", carry), ("xs", xs)):
-        for leaf in leaves:
-            if not isinstance(leaf, Tensor):
-                raise CarryError(f"bppsa.scan: a leaf of {name} is a {type(leaf).__name__}; give a pytree of tensors")
-    if not xs:
-        raise InputError("bppsa.scan: xs has no tensors, so there is no number of steps; pass at least one [T, ...]")
-    lengths = [leaf.shape[0] if leaf.dim() else 0 for leaf in xs]
-    if len(set(lengths)) > 1 or lengths[0] == 0:
-        raise InputError(f"bppsa.scan: the leaves of xs have {lengths} steps; give all the same number, at least 1")
-
-
-def cell_result(result: Any) -> tuple[Any, Any]:
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise CarryError(f"bppsa.scan: the cell returned a {type(result).__name__}; return (next carry, y)")
-    return result
-
-
-def check_carry(leaves: Sequence[Tensor], spec: Any, nexts: Any) -> list[Tensor]:
-    """The leaves of the next carry; raises CarryError naming the first that is not like its predecessor."""
-    with_paths, next_spec = pytree.tree_flatten_with_path(nexts)
-    if next_spec != spec:
-        raise CarryError(f"bppsa.scan: the cell changed the structure of its carry from {spec} to {next_spec}")
-    for old, (path, new) in zip(leaves, with_paths, strict=True):
-        name = f"carry{pytree.keystr(path)}"
-        if not isinstance(new, Tensor):
-            raise CarryError(f"bppsa.scan: {name} is a {type(new).__name__} after a step; return a tensor")
-        if (old.shape, old.dtype) != (new.shape, new.dtype):
-            was, now = f"{list(old.shape)} {old.dtype}", f"{list(new.shape)} {new.dtype}"
-            raise CarryError(
-                f"bppsa.scan: {name} was {was} and is {now} after a step; a carry keeps its shape and dtype"
-            )
-    return [new for _, new in with_paths]
-
-
-def checked(cell: Cell, leaves: Sequence[Tensor], spec: Any) -> Cell:
-    def step(carry: Any, x: Any) -> tuple[Any, Any]:
-        nexts, y = cell_result(cell(carry, x))
-        check_carry(leaves, spec, nexts)
-        return nexts, y
-
-    return step
-
-
-def name_of(cell: Any) -> str:
-    return getattr(cell, "__qualname__", type(cell).__qualname__)

@@ -13,13 +13,13 @@ INLINE_ROWS = 8
 
 def margin(steps: int) -> float:
     """How many times faster a rewrite has to be predicted: predictions are least sure for the shortest calls."""
-    return 1.02 + 2 / max(steps, 1)
+    return 1.02 + (7 / max(steps, 1)) ** 2
 
 
 def multiply_inline(rows: int) -> bool:
     """Whether a forward sweep multiplies x with its weight itself. That saves writing and reading the product, but each
     step reads the weight again: too much work for few rows."""
-    return rows >= INLINE_ROWS
+    return bool(rows >= INLINE_ROWS)  # where Dynamo takes the rows for a variable it makes a guard here
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,9 @@ def operands(recurrence: Recurrence, extent: Extent, seed: int = 0) -> Operands:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     steps, rows = extent.steps, extent.rows
-    kinds = {(n.meta["role"].kind, n.meta["role"].index): n.meta["val"] for n in recurrence.body.nodes if "role" in n.meta}
+    kinds = {
+        (n.meta["role"].kind, n.meta["role"].index): n.meta["val"] for n in recurrence.body.nodes if "role" in n.meta
+    }
     widths: dict[int, int] = {}
     truths = set()
     for k, stream in enumerate(recurrence.streams):

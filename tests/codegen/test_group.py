@@ -64,7 +64,9 @@ def test_widths_do_not_mix() -> None:
 
 
 def test_a_product_waits_for_its_operand() -> None:
-    groups = grouped(Root(Access("scratch0"), mul(at("a"), at("b")), W), Root(Access("y"), tanh(product("scratch0")), W))
+    groups = grouped(
+        Root(Access("scratch0"), mul(at("a"), at("b")), W), Root(Access("y"), tanh(product("scratch0")), W)
+    )
     assert targets(groups) == [["scratch0"], ["y"]]
 
 

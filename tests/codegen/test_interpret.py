@@ -13,7 +13,9 @@ from tests.codegen.kernels import add, at, gated_forward, mul, operands
 T, B = 4, 3
 
 
-def run(buffers: list[Buffer], groups: list[Group], tensors: list[Tensor], *, along: bool = True, **flags: object) -> None:
+def run(
+    buffers: list[Buffer], groups: list[Group], tensors: list[Tensor], *, along: bool = True, **flags: object
+) -> None:
     kernel = Kernel("by hand", tuple(buffers), tuple(groups), along)
     interpret.run(kernel, tensors, steps=T, rows=B, **flags)  # type: ignore[arg-type]
 
@@ -64,7 +66,11 @@ def test_scratch_lives_within_a_step() -> None:
 
 def test_running_reads_what_the_previous_step_left() -> None:
     """Also in a group that comes after the store."""
-    x, r, y = counted(T, B, 1), torch.full((B, 1), 100.0, dtype=torch.float64), torch.zeros(T, B, 1, dtype=torch.float64)
+    x, r, y = (
+        counted(T, B, 1),
+        torch.full((B, 1), 100.0, dtype=torch.float64),
+        torch.zeros(T, B, 1, dtype=torch.float64),
+    )
     groups = [group(1, (Access("r"), at("x"))), group(1, (Access("y"), at("r")))]
     run([stream("x"), Buffer("r", Kind.RUNNING, 1), stream("y")], groups, [x, r, y])
     assert torch.equal(y[0], torch.full((B, 1), 100.0, dtype=torch.float64))
@@ -98,7 +104,13 @@ def test_rows_between_steps(along: bool, reverse: bool) -> None:
     """STATE row t stands before step t and row t+1 after it; with `reverse` the other way round, whoever sweeps."""
     h, before, after = counted(T + 1, B, 1), *torch.zeros(2, T, B, 1, dtype=torch.float64)
     groups = [group(1, (Access("before"), at("h")), (Access("after"), at("h", after=True)))]
-    run([Buffer("h", Kind.STATE, 1), stream("before"), stream("after")], groups, [h, before, after], along=along, reverse=reverse)
+    run(
+        [Buffer("h", Kind.STATE, 1), stream("before"), stream("after")],
+        groups,
+        [h, before, after],
+        along=along,
+        reverse=reverse,
+    )
     lower, upper = h[:-1], h[1:]
     assert torch.equal(before, upper if reverse else lower)
     assert torch.equal(after, lower if reverse else upper)
@@ -134,7 +146,11 @@ def test_vectors_are_the_same_in_every_row() -> None:
 
 
 def test_sums_over_columns_and_over_rows() -> None:
-    x, total, y = counted(T, B, 3), torch.full((4,), 7.0, dtype=torch.float64), torch.zeros(T, B, 1, dtype=torch.float64)
+    x, total, y = (
+        counted(T, B, 3),
+        torch.full((4,), 7.0, dtype=torch.float64),
+        torch.zeros(T, B, 1, dtype=torch.float64),
+    )
     buffers = [stream("x", 3), Buffer("total", Kind.COLUMN_SUM, 4), Buffer("s", Kind.SCRATCH, 2), stream("y")]
     groups = [
         group(3, (Access("total", 1), at("x")), reduce=Reduce.COLUMNS),
@@ -142,7 +158,9 @@ def test_sums_over_columns_and_over_rows() -> None:
         group(1, (Access("y"), at("s", 1))),
     ]
     run(buffers, groups, [x, total, y])
-    assert torch.equal(total, torch.cat([torch.zeros(1, dtype=torch.float64), x.sum((0, 1))])), "what was there is no part"
+    assert torch.equal(total, torch.cat([torch.zeros(1, dtype=torch.float64), x.sum((0, 1))])), (
+        "what was there is no part"
+    )
     assert torch.equal(y, x.sum(2, keepdim=True))
 
 
@@ -169,7 +187,10 @@ def test_no_steps_and_no_rows() -> None:
 
 
 def test_truth_values_are_numbers() -> None:
-    x, y = torch.tensor([-1.0, 0.0, torch.nan], dtype=torch.float64).expand(T, B, 3), torch.zeros(T, B, 3, dtype=torch.float64)
+    x, y = (
+        torch.tensor([-1.0, 0.0, torch.nan], dtype=torch.float64).expand(T, B, 3),
+        torch.zeros(T, B, 3, dtype=torch.float64),
+    )
     value = Expr(Op.WHERE, at("x"), const(1), const(2))
     run([stream("x", 3), stream("y", 3)], [group(3, (Access("y"), value))], [x, y])
     assert y[0, 0].tolist() == [1, 2, 1]

@@ -106,7 +106,9 @@ def test_no_expression_for_one_column_is_none_for_the_row() -> None:
 
 
 def test_shifting_moves_what_depends_on_the_column() -> None:
-    value = Expr(Op.ADD, at("a", 1), Expr(Op.MUL, at("b", 2, broadcast=True), Expr(Op.DOT, payload=Dot(Access("c"), "w", 3))))
+    value = Expr(
+        Op.ADD, at("a", 1), Expr(Op.MUL, at("b", 2, broadcast=True), Expr(Op.DOT, payload=Dot(Access("c"), "w", 3)))
+    )
     moved = shift(value, 2)
     assert at("a", 3) in moved.args
     assert moved.args[1].args[0] is at("b", 2, broadcast=True)

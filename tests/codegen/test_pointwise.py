@@ -50,9 +50,15 @@ def comparisons() -> list[Sample]:
 
 SAMPLES = [
     *comparisons(),
-    *(sample(op, REAL, REAL) for op in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.rsub.Tensor)),
+    *(
+        sample(op, REAL, REAL)
+        for op in (aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.rsub.Tensor)
+    ),
     *(sample(op, REAL, REAL, alpha=2.5) for op in (aten.add.Tensor, aten.sub.Tensor, aten.rsub.Tensor)),
-    *(sample(op, REAL, 0.3) for op in (aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.rsub.Scalar)),
+    *(
+        sample(op, REAL, 0.3)
+        for op in (aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.rsub.Scalar)
+    ),
     *(sample(op, REAL, 0) for op in (aten.add.Scalar, aten.mul.Scalar, aten.div.Scalar, aten.add.Tensor)),
     *(sample(op, REAL, 1) for op in (aten.mul.Scalar, aten.mul.Tensor, aten.div.Tensor)),
     *(sample(op, REAL, 2, 3) for op in (aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar)),
@@ -141,11 +147,17 @@ def interpreted(built: Expr, operands: list[Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("case", SAMPLES, ids=str)
 def test_an_op_is_atens(case: Sample) -> None:
-    kinds = [arg for arg in case.args if arg in (REAL, TRUTH)] if not any(isinstance(a, Tensor) for a in case.args) else [REAL, TRUTH]
+    kinds = (
+        [arg for arg in case.args if arg in (REAL, TRUTH)]
+        if not any(isinstance(a, Tensor) for a in case.args)
+        else [REAL, TRUTH]
+    )
     operands = grid(kinds)
     tensors, loads = iter(operands), (load(Access(f"x{i}")) for i in range(len(operands)))
     given = [next(tensors) if isinstance(arg, str) else arg for arg in case.args]
-    exprs = [next(loads) if isinstance(arg, str) else float(arg) if isinstance(arg, Tensor) else arg for arg in case.args]
+    exprs = [
+        next(loads) if isinstance(arg, str) else float(arg) if isinstance(arg, Tensor) else arg for arg in case.args
+    ]
     built = POINTWISE[case.op](*exprs, **case.kwargs)
     assert built is not None
     expected = case.op(*given, **case.kwargs)
@@ -183,7 +195,9 @@ def test_small_numbers_keep_their_digits() -> None:
 def test_an_op_is_a_few_operations() -> None:
     """A guard against an expression that grows with every use of its operand."""
     for case in SAMPLES:
-        args = [load(Access("x")) if isinstance(arg, str) else 0.5 if isinstance(arg, Tensor) else arg for arg in case.args]
+        args = [
+            load(Access("x")) if isinstance(arg, str) else 0.5 if isinstance(arg, Tensor) else arg for arg in case.args
+        ]
         built = POINTWISE[case.op](*args, **case.kwargs)
         assert built is not None
         assert len(topological([built])) <= 30, case

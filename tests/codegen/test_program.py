@@ -147,7 +147,14 @@ def without_update(cell: nn.GRUCell, h: Tensor, x: Tensor) -> Tensor:
     return torch.tanh(x_n + torch.sigmoid(x_r + h_r) * h_n)
 
 
-VARIANTS: tuple[Gru, ...] = (gru, reset_on_both, reset_before_the_product, another_activation, another_gate, without_update)
+VARIANTS: tuple[Gru, ...] = (
+    gru,
+    reset_on_both,
+    reset_before_the_product,
+    another_activation,
+    another_gate,
+    without_update,
+)
 
 
 def variant(step: Gru, hidden: int = zoo.H) -> Example:
@@ -209,7 +216,14 @@ def test_what_can_be_had_cheaply_is_not_saved() -> None:
     built = build(make(zoo.lstm))
     assert "saved" not in {b.name for b in built.forward.buffers}
     built = build(make(zoo.vanilla))
-    assert {b.name for b in built.backward.arguments} == {"carry0", "g_carry0", "g_output0", "cotangents", "sums", "weight1t"}
+    assert {b.name for b in built.backward.arguments} == {
+        "carry0",
+        "g_carry0",
+        "g_output0",
+        "cotangents",
+        "sums",
+        "weight1t",
+    }
 
 
 def test_an_output_that_is_a_carry_is_stored_once() -> None:

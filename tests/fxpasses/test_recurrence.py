@@ -35,7 +35,9 @@ def by_parts(given: Example, *, reverse: bool) -> tuple[list[Tensor], list[Tenso
     rows = [source.reshape(T, B, -1) for source in sources]
     first = [leaf.reshape(B, -1) for leaf in pytree.tree_leaves(given.carry)]
     outputs, last = reference.run(recurrence, rows, first, params, Extent(T, B, reverse))
-    values: Any = [o.reshape(T * B, *n.meta["val"].shape[1:]) for o, n in zip(outputs, recurrence.output_nodes, strict=True)]
+    values: Any = [
+        o.reshape(T * B, *n.meta["val"].shape[1:]) for o, n in zip(outputs, recurrence.output_nodes, strict=True)
+    ]
     if recurrence.tail is not None:
         values = fx.GraphModule({}, recurrence.tail)(*values, *stacked, *captured)
     ys = [y.reshape(T, *node.meta["val"].shape) for y, node in zip(values, ys, strict=True)]
@@ -188,7 +190,11 @@ REFUSED: list[tuple[str, str, Cell]] = [
     ("flip.default", "not one of the ops", lambda h, x: h.flip(1) + x),
     ("linalg_vector_norm.default", "not one of the ops", lambda h, x: functional.normalize(h) + x),
     ("view.default", "not one of the ops", lambda h, x: h.view(B, 2, 3).sum(1).repeat(1, 2) + x),
-    ("new_ones.default", "size of the batch", lambda h, x: functional.layer_norm(torch.cat([x[:, 1:], x.new_ones(B, 1)], 1), (H,)) + h),
+    (
+        "new_ones.default",
+        "size of the batch",
+        lambda h, x: functional.layer_norm(torch.cat([x[:, 1:], x.new_ones(B, 1)], 1), (H,)) + h,
+    ),
     ("slice.Tensor", "without columns", lambda h, x: torch.cat([h[:, :0], h], 1) + x),
 ]
 

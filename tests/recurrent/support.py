@@ -16,6 +16,7 @@ import bppsa
 from bppsa.runtime.sweep import Sweep
 
 T, B, I, H = 6, 3, 5, 11  # noqa: E741
+MANY = 9  # rows: of so many a sweep multiplies x with its weight itself
 # The least of each is one layer of size `I -> H`; flags of nn.RNNBase may be added.
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {
     "rnn-tanh": nn.RNN,

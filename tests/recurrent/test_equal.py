@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from tests.recurrent.support import KINDS, compiled, leaves, random, same, states, sweeps, weighted
+from tests.recurrent.support import KINDS, MANY, compiled, leaves, random, same, states, sweeps, weighted
 
 # Few, as each may need kernels of its own; 11 and 35 mostly share them. Which kernel a size gets: tests/codegen.
 HIDDEN, PROJECTED = st.sampled_from([1, 11, 35]), st.sampled_from([(11, 1), (11, 4), (35, 12)])
@@ -57,13 +57,14 @@ def cases(draw: st.DrawFn) -> Case:
         flags["dropout"] = draw(st.sampled_from([0.0, 0.4, 1.0]))
     if kind == "lstm-proj":
         hidden, flags["proj_size"] = draw(PROJECTED)
+    rows = draw(st.sampled_from([1, 2, 3, 5, MANY]))
     return Case(
         kind,
         (inputs, hidden),
         flags,
         training=draw(st.booleans()),
         form=draw(st.sampled_from(["batched", "unbatched", "sorted", "any order"])),
-        lengths=tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=5))),
+        lengths=tuple(draw(st.lists(st.integers(1, 7), min_size=rows, max_size=rows))),
         given=draw(st.booleans()),
         needs=draw(st.integers(1, 2**40 - 1)),
         reads=draw(st.integers(1, 7)),

@@ -13,14 +13,29 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 import bppsa._ops  # noqa: F401  defines torch.ops.bppsa
-from tests.recurrent.support import KINDS, B, H, I, T, compiled, leaves, random, results, same, states, sweeps, weighted
+from tests.recurrent.support import (
+    KINDS,
+    MANY,
+    B,
+    H,
+    I,
+    T,
+    compiled,
+    leaves,
+    random,
+    results,
+    same,
+    states,
+    sweeps,
+    weighted,
+)
 
 SMALL = {"num_layers": 2, "bidirectional": True}
 
 
 def function(model: nn.RNNBase, hx: Any) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
     """All outputs of `model` as a function of input, states and weights, and where to evaluate it."""
-    tensors = [random(4, 2, 3), *leaves(hx), *model.parameters()]
+    tensors = [random(4, MANY, 3), *leaves(hx), *model.parameters()]
     names, count = [name for name, _ in model.named_parameters()], 1 + len(leaves(hx))
 
     def run(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -36,7 +51,7 @@ def function(model: nn.RNNBase, hx: Any) -> tuple[Callable[..., tuple[Tensor, ..
 def test_gradcheck(kind: str) -> None:
     torch.manual_seed(0)
     model = KINDS[kind](3, H, **SMALL).double()
-    run, tensors = function(compiled(model), states(model, 2))
+    run, tensors = function(compiled(model), states(model, MANY))
     with sweeps() as ran:
         assert torch.autograd.gradcheck(run, tensors, fast_mode=True)
     assert "backward" in ran
@@ -46,7 +61,7 @@ def test_gradcheck(kind: str) -> None:
 def test_gradgradcheck(kind: str) -> None:
     torch.manual_seed(0)
     model = KINDS[kind](3, H).double()
-    assert torch.autograd.gradgradcheck(*function(compiled(model), states(model, 2)), fast_mode=True)
+    assert torch.autograd.gradgradcheck(*function(compiled(model), states(model, MANY)), fast_mode=True)
 
 
 def squared_gradients(model: Any, x: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:

@@ -9,7 +9,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.recurrent.support import KINDS, B, H, I, T, compiled, leaves, random, results, same, states, sweeps, weighted
+from tests.recurrent.support import (
+    KINDS,
+    MANY,
+    B,
+    H,
+    I,
+    T,
+    compiled,
+    leaves,
+    random,
+    results,
+    same,
+    states,
+    sweeps,
+    weighted,
+)
 
 # Each gives a view of the leaf that has its own shape, values as in the leaf or repeated.
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -36,11 +51,11 @@ def check(run: Callable[[Any], Any], model: nn.RNNBase, *given: Tensor) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("batch_first", [False, True])
-def test_inputs_and_states(kind: str, layout: Callable[[Tensor], Tensor], batch_first: bool) -> None:
+@pytest.mark.parametrize("rows", [B, MANY])
+def test_inputs_and_states(kind: str, layout: Callable[[Tensor], Tensor], rows: int) -> None:
     torch.manual_seed(0)
-    model = KINDS[kind](I, H, 2, bidirectional=True, batch_first=batch_first).double()
-    x, hx = random(B, T, I) if batch_first else random(T, B, I), states(model, B)
+    model = KINDS[kind](I, H, 2, bidirectional=True).double()
+    x, hx = random(T, rows, I), states(model, rows)
 
     def run(module: Any) -> Any:
         views = tuple(map(layout, leaves(hx)))
@@ -50,7 +65,7 @@ def test_inputs_and_states(kind: str, layout: Callable[[Tensor], Tensor], batch_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("rows", [1, B])
+@pytest.mark.parametrize("rows", [1, B, MANY])
 def test_weights(kind: str, rows: int) -> None:
     torch.manual_seed(0)
     model = KINDS[kind](I, H).double()
@@ -86,7 +101,7 @@ def weights_like(y: Tensor) -> Tensor:
 def test_cotangents(kind: str, loss: Callable[[Tensor], Tensor], batch_first: bool) -> None:
     torch.manual_seed(0)
     model = KINDS[kind](I, H, batch_first=batch_first).double()
-    x = random(T, T, I)
+    x = random(MANY, MANY, I)
     check(lambda module: loss(module(x)[0]), model, x)
 
 
@@ -116,9 +131,10 @@ def test_short_and_narrow(kind: str, shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_more_rows_than_a_tile_has(kind: str) -> None:
+@pytest.mark.parametrize(("steps", "rows", "width"), [(3, 131, H), (20, 131, 35), (60, 1, 130)])
+def test_sizes_at_which_threads_share_rows_or_columns(kind: str, steps: int, rows: int, width: int) -> None:
     torch.manual_seed(0)
-    model, x = KINDS[kind](I, H).double(), random(3, 131, I)
+    model, x = KINDS[kind](I, width).double(), random(steps, rows, I)
     check(lambda module: module(x), model, x)
 
 

@@ -10,7 +10,21 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from tests.recurrent.support import KINDS, B, H, I, T, compiled, distance, leaves, random, states, sweeps, weighted
+from tests.recurrent.support import (
+    KINDS,
+    MANY,
+    B,
+    H,
+    I,
+    T,
+    compiled,
+    distance,
+    leaves,
+    random,
+    states,
+    sweeps,
+    weighted,
+)
 
 BAD = [math.nan, math.inf, -math.inf]
 STEP, ROW = 2, 1
@@ -38,10 +52,11 @@ def both(model: Any, *arguments: Any) -> list[list[Tensor]]:
 @pytest.mark.parametrize("value", BAD)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("flags", [{}, {"num_layers": 2, "bidirectional": True}], ids=str)
-def test_inputs(kind: str, flags: dict[str, Any], value: float) -> None:
+@pytest.mark.parametrize("rows", [B, MANY])
+def test_inputs(kind: str, flags: dict[str, Any], rows: int, value: float) -> None:
     torch.manual_seed(0)
     model = KINDS[kind](I, H, **flags).double()
-    x = random(T, B, I, grad=False)
+    x = random(T, rows, I, grad=False)
     x[STEP, ROW, 0] = value
     for got, expected in zip(*both(model, x), strict=True):
         assert_same_pattern(got, expected)
@@ -78,18 +93,19 @@ def test_packed_neighbours_of_other_lengths(kind: str) -> None:
 @pytest.mark.parametrize("value", BAD)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_gradients_show_it_and_other_sequences_do_not(kind: str, bidirectional: bool, value: float) -> None:
+@pytest.mark.parametrize("rows", [B, MANY])
+def test_gradients_show_it_and_other_sequences_do_not(kind: str, rows: int, bidirectional: bool, value: float) -> None:
     """A gradient that is not finite in PyTorch is not finite here; other rows of the batch keep their numbers."""
     torch.manual_seed(0)
     model = KINDS[kind](I, H, bidirectional=bidirectional).double()
-    data = random(T, B, I, grad=False)
+    data = random(T, rows, I, grad=False)
     data[STEP, ROW, 0] = value
     x = data.requires_grad_()
     found = []
     for module in (compiled(model), model):
         wanted = [x, *model.parameters()]
         found.append(torch.autograd.grad(weighted(leaves(module(x))), wanted))
-    others = [row for row in range(B) if row != ROW]
+    others = [row for row in range(rows) if row != ROW]
     (got, *weights), (expected, *expected_weights) = found
     assert got[:, others].isfinite().all()
     assert distance(got[:, others], expected[:, others]) <= 1e-10

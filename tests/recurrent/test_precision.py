@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from tests.recurrent.support import KINDS, B, H, I, compiled, leaves, random, results, states, sweeps
+from tests.recurrent.support import KINDS, MANY, B, H, I, compiled, leaves, random, results, states, sweeps
 
 DTYPES = (torch.float32, torch.bfloat16)
 Call = Callable[..., Any]  # (module, *arguments) -> its results
@@ -93,10 +93,10 @@ def test_long_sequences(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_layers_directions_and_lengths(kind: str, dtype: torch.dtype) -> None:
     def draw() -> Any:
-        return KINDS[kind](I, H, 3, bidirectional=True, dtype=dtype), (random(30, 4, I, dtype=dtype),)
+        return KINDS[kind](I, H, 3, bidirectional=True, dtype=dtype), (random(30, MANY, I, dtype=dtype),)
 
     def packed(module: nn.Module, x: Tensor) -> Any:
-        return module(pack_padded_sequence(x, torch.tensor([13, 30, 1, 13]), enforce_sorted=False))
+        return module(pack_padded_sequence(x, torch.tensor([13, 30, 1, 13, 2, 8, 29, 7, 7]), enforce_sorted=False))
 
     check(draw)
     check(draw, packed)
