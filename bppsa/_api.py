@@ -39,17 +39,22 @@ def compile(model: nn.Module, *, strategy: str = "auto", fallback: str = "eager"
     fast.__dict__["report"] = Report(left)
     if not isinstance(fast, Recurrent):  # which keeps its own
         fast.register_forward_pre_hook(begin_report)
+        fast.register_forward_hook(end_report, always_call=True)
     if fallback == "inductor":
         from bppsa._backend import backend  # Dynamo takes a second to import
 
-        fast.compile(backend=backend, options={"strategy": strategy, "fallback": fallback})
+        fast.compile(backend=backend, options={"fallback": fallback})
     return fast
 
 
 def begin_report(module: nn.Module, args: Any) -> None:
-    taken = _calls.begin()
-    taken.extend(module.__dict__.get("_bppsa_left", ()))
+    taken = list(module.__dict__.get("_bppsa_left", ()))
     module.__dict__["report"] = Report(taken)
+    _calls.push(taken)
+
+
+def end_report(module: nn.Module, args: Any, output: Any) -> None:
+    _calls.pop()
 
 
 def explain(
@@ -66,11 +71,13 @@ def explain(
         return Report(taken)
     fast = compile(model, strategy=strategy)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with _calls.collecting(), torch.random.fork_rng():
-        fast(*inputs)
-    with torch.no_grad():
-        for buffer, value in before:
-            buffer.copy_(value)
+    try:
+        with _calls.collecting(), torch.random.fork_rng():
+            fast(*inputs)
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
     return Report(fast.__dict__["report"].decisions)
 
 

@@ -1,4 +1,4 @@
-"""torch.compile's entry: `torch.compile(model, backend="bppsa", options={"fallback": ..., "strategy": ...})`.
+"""torch.compile's entry: `torch.compile(model, backend="bppsa", options={"fallback": ...})`.
 
 Importing this file, as torch does when the name is first looked up, adds one question to two places in Dynamo: is it
 this backend that compiles? If so, nn.RNN, nn.GRU and nn.LSTM are let in, torch.gru and its kin become one
@@ -34,7 +34,7 @@ from bppsa._scan_node import inline_scan
 from bppsa.errors import StrategyError
 
 # The values of each option, its default first.
-OPTIONS: Mapping[str, tuple[str, ...]] = {"strategy": ("auto", "sequential"), "fallback": ("inductor", "eager")}
+OPTIONS: Mapping[str, tuple[str, ...]] = {"fallback": ("inductor", "eager")}
 KINDS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
 
@@ -49,12 +49,10 @@ class OptionError(ShortenTraceback, StrategyError):
 def backend(
     graph: fx.GraphModule, example_inputs: list[Any], *, options: Mapping[str, str] | None = None, **others: Any
 ) -> Callable[..., Any]:
-    """What Dynamo calls with each graph. `strategy`: how recurrences run; `fallback`: who compiles all else."""
+    """What Dynamo calls with each graph. `fallback`: who compiles all that is not a recurrence."""
     chosen = _checked({**(options or {}), **others})
-    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.bppsa.recurrence):
-        node.args = (*node.args[:-1], chosen["strategy"])
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan):
-        inline_scan(graph, node, chosen["strategy"])
+        inline_scan(graph, node)
     graph.graph.lint()
     graph.recompile()
     return lookup_backend(chosen["fallback"])(graph, example_inputs)
@@ -138,7 +136,7 @@ def _recurrence(kind: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
         ones = x.new_ones((*x.shape[:-1], width))
         masks = [nn.functional.dropout(ones, dropout) for _ in range(layers - 1)]
     save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *states, *weights))
-    how = kind, layers, bidirectional, save, "auto"  # `backend` puts in the strategy that was asked for
+    how = kind, layers, bidirectional, save
     outputs = torch.ops.bppsa.recurrence(x, states, weights, masks, *how)
     y = outputs[0].transpose(0, 1) if batch_first else outputs[0]
     return (y, *outputs[1 : 1 + len(states)])

@@ -23,19 +23,28 @@ def note(decision: Decision) -> None:
 @contextmanager
 def collecting() -> Iterator[list[Decision]]:
     """All decisions noted in this thread within the block."""
-    before = getattr(_thread, "taken", None)
     taken: list[Decision] = []
-    _thread.taken = taken
+    push(taken)
     try:
         yield taken
     finally:
-        _thread.taken = before
+        pop()
 
 
-def begin() -> list[Decision]:
-    """Start the list of a call that nobody will tell us the end of."""
-    _thread.taken = []
-    return _thread.taken
+def push(taken: list[Decision]) -> None:
+    """Note decisions in `taken` until `pop`."""
+    _thread.outer = [*getattr(_thread, "outer", []), getattr(_thread, "taken", None)]
+    _thread.taken = taken
+
+
+def pop() -> None:
+    """Go back to the list before; what an inner call has decided, the outer one has too."""
+    if not getattr(_thread, "outer", None):
+        return
+    *_thread.outer, before = _thread.outer
+    if before is not None:
+        before.extend(_thread.taken)
+    _thread.taken = before
 
 
 @functools.cache

@@ -56,33 +56,31 @@ def converted(tensors: Given, dtype: torch.dtype) -> list[Tensor | None]:
 def define(name: str, groups: Sequence[str], flags: str, call_of: Any) -> None:
     """Define `bppsa::{name}`, whose tensor arguments are `groups`, and its backward. Both give lists of tensors."""
     arguments = ", ".join(groups)
-    forward_schema = f"({arguments}, {flags}, bool save, str strategy) -> Tensor[]"
-    backward_schema = (
-        f"(Tensor?[] grads, {arguments}, Tensor[] private, {flags}, bool[] needs, str strategy) -> Tensor[]"
-    )
+    forward_schema = f"({arguments}, {flags}, bool save) -> Tensor[]"
+    backward_schema = f"(Tensor?[] grads, {arguments}, Tensor[] private, {flags}, bool[] needs) -> Tensor[]"
     many = len(groups)
 
     @torch.library.custom_op(f"bppsa::{name}", mutates_args=(), device_types="cpu", schema=forward_schema)
     def forward(*args: Any) -> list[Tensor]:
-        tensors, save = flat(args[:many]), args[-2]
+        tensors, save = flat(args[:many]), args[-1]
         dtype = tensors[0].dtype
-        result = call_of(*args[:-2]).forward(converted(tensors, working(dtype)), save=save)
+        result = call_of(*args[:-1]).forward(converted(tensors, working(dtype)), save=save)
         outputs = [output.to(dtype) if output.dtype != dtype else output.clone() for output in result.outputs]
         return [*outputs, *result.exposed, *result.saved]
 
     @forward.register_fake
     def _(*args: Any) -> list[Tensor]:
-        like, save = flat(args[:many])[0], args[-2]
-        outputs, private = call_of(*args[:-2]).shapes()
+        like, save = flat(args[:many])[0], args[-1]
+        outputs, private = call_of(*args[:-1]).shapes()
         kept = [like.new_empty(shape, dtype=working(like.dtype)) for shape in private * save]
         return [*(like.new_empty(shape) for shape in outputs), *kept]
 
     @torch.library.custom_op(f"bppsa::{name}_backward", mutates_args=(), device_types="cpu", schema=backward_schema)
     def backward(*args: Any) -> list[Tensor]:
-        grads, groups_, private, needs = args[0], args[1 : 1 + many], args[1 + many], args[-2]
+        grads, groups_, private, needs = args[0], args[1 : 1 + many], args[1 + many], args[-1]
         tensors = flat(groups_)
         dtype = working(tensors[0].dtype)
-        call = call_of(*groups_, *args[2 + many : -2])
+        call = call_of(*groups_, *args[2 + many : -1])
         exposed, saved = private[: call.exposed], private[call.exposed :]
         found = call.backward(converted(tensors, dtype), saved, exposed, converted(grads, dtype), needs)
         pairs = [(t, g) for t, g, need in zip(tensors, found, needs, strict=True) if need]
@@ -90,13 +88,13 @@ def define(name: str, groups: Sequence[str], flags: str, call_of: Any) -> None:
 
     @backward.register_fake
     def _(*args: Any) -> list[Tensor]:
-        return [t.new_empty(t.shape) for t, need in zip(flat(args[1 : 1 + many]), args[-2], strict=True) if need]
+        return [t.new_empty(t.shape) for t, need in zip(flat(args[1 : 1 + many]), args[-1], strict=True) if need]
 
     def setup_context(ctx: Any, inputs: Any, output: Sequence[Tensor]) -> None:
         tensors = flat(inputs[:many])
         ctx.sizes = [None if isinstance(group, Tensor) else len(group) for group in inputs[:many]]
-        ctx.flags, ctx.strategy, ctx.count = inputs[many:-2], inputs[-1], len(tensors)
-        ctx.outputs = len(call_of(*inputs[:-2]).shapes()[0])
+        ctx.flags, ctx.count = inputs[many:-1], len(tensors)
+        ctx.outputs = len(call_of(*inputs[:-1]).shapes()[0])
         ctx.save_for_backward(*tensors, *output[ctx.outputs :])
         ctx.set_materialize_grads(False)
 
@@ -109,9 +107,9 @@ def define(name: str, groups: Sequence[str], flags: str, call_of: Any) -> None:
             for need in ([group] if isinstance(group, bool) else group)
         ]
         op = getattr(torch.ops.bppsa, f"{name}_backward")
-        found = iter(op(list(grads[: ctx.outputs]), *given, saved[ctx.count :], *ctx.flags, needs, ctx.strategy))
+        found = iter(op(list(grads[: ctx.outputs]), *given, saved[ctx.count :], *ctx.flags, needs))
         gradients = regrouped([next(found) if need else None for need in needs], ctx.sizes)
-        return (*gradients, *[None] * (len(ctx.flags) + 2))
+        return (*gradients, *[None] * (len(ctx.flags) + 1))
 
     forward.register_autograd(differentiate, setup_context=setup_context)
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from bppsa._calls import note, warn_once
-from bppsa._modules.calls import is_ordinary_moment
+from bppsa._modules.calls import is_ordinary_moment, is_plain
 from bppsa._scan_checks import Cell, cell_result, check_carry, check_inputs, checked, name_of
 from bppsa._sweeps import compile_recurrence
 from bppsa.chain import Recurrence
@@ -41,7 +41,8 @@ def scan(cell: Cell, carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any
     A cell of pointwise ops, products with parameters, slices and concatenations of features and row sums (layer norm)
     on [B, n] values runs as one generated kernel each way; any other runs op by op, and `bppsa.explain` says why.
 
-    Raises CarryError (a TypeError) where the carry changes, InputError (a RuntimeError) where xs do not agree in T.
+    Raises CarryError (a TypeError) where the carry changes or a leaf is no tensor, InputError (a RuntimeError) where xs
+    do not agree in T.
     """
     carry_leaves, carry_spec = pytree.tree_flatten(carry)
     x_leaves, x_spec = pytree.tree_flatten(xs)
@@ -184,7 +185,7 @@ def find(
     environment = environment_of(cell)
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in carry), tuple((leaf.shape[1:], leaf.dtype) for leaf in xs)
     gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (*carry, *xs, *environment.tensors))
-    key = (environment.key, carry_spec, x_spec, shapes, gradients)
+    key = (environment.key, carry_spec, x_spec, shapes, gradients, torch.is_grad_enabled(), torch.get_default_dtype())
     with _lock:
         if key not in _plans:
             made = make(cell, carry, carry_spec, xs, x_spec, environment, gradients)
@@ -193,7 +194,11 @@ def find(
                 _plans.popitem(last=False)
         _plans.move_to_end(key)
         plan = _plans[key][0]
-    return plan if isinstance(plan, Reason) else (plan, environment)
+    if isinstance(plan, Reason):
+        return plan
+    if not all(map(is_plain, (*carry, *xs, *plan.captured(environment)))):
+        return Reason("a tensor that is not plain, dense and on the CPU", mend="move it there, or resolve its view")
+    return plan, environment
 
 
 def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import threading
 from collections.abc import Sequence
 
 import torch
@@ -18,13 +20,14 @@ from bppsa.fxpasses.capture import record
 from bppsa.fxpasses.recurrence import split
 from bppsa.runtime.sweep import Sweep
 
+_lowering = threading.Lock()  # expressions are interned without a lock of their own
 TRACED_ROWS = 2  # any number but 1, which broadcasts
 
 
 @functools.lru_cache(maxsize=1024)
 def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool) -> Sweep:
     """Raises `Unsupported` for what cannot be fused. `inline`: see `program.build`."""
-    with _disable_current_modes():  # the caller may be tracing
+    with _lowering, _disable_current_modes():  # the caller may be tracing
         lowered = program.build(recurrence, jacobian.transpose(recurrence), inline=inline)
 
     def build(kernels: Sequence[Kernel]) -> list[NativeKernel]:
@@ -48,3 +51,13 @@ def module_recurrence(mode: str, inputs: int, hidden: int, projection: int, bias
         recording = record(cell, (carry, torch.empty(TRACED_ROWS, inputs), *map(torch.empty, weights)))
         nexts, y = recording.result
         return split(recording, states, 1, [y], nexts)
+
+
+def _renew_lock() -> None:
+    """In a forked child, where the thread that held it does not exist."""
+    global _lowering
+    _lowering = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)

@@ -133,10 +133,10 @@ def _lay_out(module: nn.RNNBase, input: Any) -> tuple[Tensor, Tensor | None, For
     """x, batch_sizes, how it was given, B."""
     if isinstance(input, PackedSequence):
         x, batch_sizes, there, back = input
-        if not _is_plain(x) or x.dim() != 2 or not _is_sound(batch_sizes, there, len(x)):
+        if not is_plain(x) or x.dim() != 2 or not _is_sound(batch_sizes, there, len(x)):
             return None
         return x, batch_sizes, _packed(batch_sizes, there, back), int(batch_sizes[0])
-    if not _is_plain(input) or (input.dim(), module.batch_first) not in _FORMS or not input.numel():
+    if not is_plain(input) or (input.dim(), module.batch_first) not in _FORMS or not input.numel():
         return None
     form = _FORMS[input.dim(), module.batch_first]
     x = form.enter(input)
@@ -159,19 +159,19 @@ def _autocast(module: nn.RNNBase, call: Call) -> Call | None:
     )
 
 
-def _is_plain(tensor: Any) -> bool:
+def is_plain(tensor: Any) -> bool:
     return type(tensor) in _TYPES and _keys(tensor) in _PLAIN
 
 
 def _fit(tensors: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> bool:
     if len(tensors) != len(shapes):
         return False
-    return all([_is_plain(tensor) and tensor.shape == shape for tensor, shape in zip(tensors, shapes, strict=True)])
+    return all([is_plain(tensor) and tensor.shape == shape for tensor, shape in zip(tensors, shapes, strict=True)])
 
 
 def _is_sound(batch_sizes: Any, there: Tensor | None, rows: int) -> bool:
     """A PackedSequence may be made by hand; a kernel that trusted its numbers would read elsewhere."""
-    if not _is_plain(batch_sizes) or batch_sizes.dtype != torch.int64 or batch_sizes.dim() != 1 or not len(batch_sizes):
+    if not is_plain(batch_sizes) or batch_sizes.dtype != torch.int64 or batch_sizes.dim() != 1 or not len(batch_sizes):
         return False
     if there is not None and there.shape != (int(batch_sizes[0]),):
         return False

@@ -7,7 +7,7 @@ level and width make a group. Work of a lower level that a store needs again is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bppsa.codegen.ir import Access, Buffer, Dot, Expr, Group, Kind, Op, Reduce, Store, load, rewrite, topological
 from bppsa.codegen.lower import Root
@@ -85,7 +85,7 @@ class Grouping:
         if (node, width) not in self.known:
             self.scratch_widths.append(width)
             self.add(Root(Access(f"scratch{len(self.scratch_widths) - 1}", broadcast=uniform), node, width))
-        return self.known[node, width]
+        return replace(self.known[node, width], broadcast=uniform)
 
 
 def expensive(expr: Expr) -> bool:

@@ -95,7 +95,7 @@ class NativeKernel:
         if threads is None or _forked:
             threads = self.threads(steps, rows)
         if workspace is None:
-            workspace = torch.empty(self.workspace_bytes(rows, threads), dtype=torch.uint8)
+            workspace = torch.empty(self.workspace_bytes(rows, threads), dtype=torch.uint8, device="cpu")
         strides = [tensor.stride() for tensor in tensors]
         table = array("q", [tensor.data_ptr() for tensor in tensors])
         table.extend([s[0] for s in strides])

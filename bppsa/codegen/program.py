@@ -207,12 +207,16 @@ class Backward:
             return Rows(f"carry{rows.index(row)}", 0, row.width, after=True)
         recalled = Row(tuple(Segment(s.width, self.recall(s)) for s in row.segments))
         access = recalled.segments[0].expr.payload
-        if len(recalled.segments) == 1 and isinstance(access, Access) and not access.buffer.startswith("saved"):
+        if len(recalled.segments) == 1 and isinstance(access, Access) and self.outlives(access.buffer):
             return Rows(access.buffer, access.column, row.width, access.after)
         runs = self.operands.runs(recalled, self.lowering.roots)
         if len(runs) > 1:
             raise Unsupported(Reason("multiplies an interleaving of other products' operands", op="aten.mm"))
         return Rows("operands", runs[0].column, row.width)
+
+    def outlives(self, buffer: str) -> bool:
+        """Whether the buffer is there after the sweep, and holds what it did before the forward sweep's."""
+        return buffer != "saved" and buffer not in projections(self.recurrence)
 
     def kernel(self) -> Kernel:
         workspaces = [w.buffer() for w in (self.cotangents, self.operands, self.sums)]

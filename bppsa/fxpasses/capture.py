@@ -64,7 +64,8 @@ def record(fn: Callable[..., Any], args: Sequence[Any], *, gradients: bool = Tru
         return recorder.watched(value, nodes[-1]) if gradients else value
 
     inputs = tree_map_only(Tensor, stand_in, tuple(args))
-    with torch.enable_grad(), NoEscape(), recorder:
+    recorder.gradients = gradients or torch.is_grad_enabled()
+    with torch.set_grad_enabled(recorder.gradients), NoEscape(), recorder:
         result = fn(*inputs)
     check_gradients(tree_leaves(result), [tensor for tensor, _ in recorder.captured])
     result = tree_map_only(Tensor, recorder.node_of, result)
@@ -103,6 +104,8 @@ def geometry(tensor: Tensor) -> tuple:
     autograd may hand back another Python object for one view, so identity would not do."""
     if tensor.layout is not torch.strided:
         raise Unsupported(Reason(f"a tensor of layout {tensor.layout}", mend="use dense tensors"))
+    if tensor.is_conj() or tensor.is_neg():
+        raise Unsupported(Reason("a lazily conjugated or negated tensor", mend="call resolve_conj() or resolve_neg()"))
     return (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
 
 
@@ -126,6 +129,7 @@ class Recorder(TorchDispatchMode):
         self.captured: list[tuple[Tensor, fx.Node]] = []
         self.closed_over: dict[tuple, fx.Node] = {}  # W and W.detach() share a geometry, but not a gradient
         self.stale = fx.Graph().placeholder("stale")
+        self.gradients = True  # whether grad mode is on but for what the function itself turns off
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -223,7 +227,7 @@ class Recorder(TorchDispatchMode):
                 self.nodes[key] = self.stale
 
     def define_output(self, node: fx.Node, out: Tensor) -> Tensor:
-        detached = not torch.is_grad_enabled()  # a torch.no_grad() block inside the function
+        detached = self.gradients and not torch.is_grad_enabled()  # a torch.no_grad() block inside the function
         if detached and node.target is not aten.detach.default:
             node.meta["val"] = out
             node = self.graph.call_function(aten.detach.default, (node,))

@@ -34,10 +34,15 @@ def layer_norm(
     return out if bias is None else out + bias, mean, rstd
 
 
+def inverse(count: float) -> float:
+    """One over a number of terms; with none, as PyTorch: 0 * inf is NaN, anything else infinite."""
+    return 1 / count if count > 0 else math.inf
+
+
 def mean(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
     dims = list(dims) if dims else list(range(x.dim()))
     count = math.prod(x.shape[d] for d in dims)
-    return x.sum(dims, keepdim=keepdim, dtype=dtype) * (1 / count)
+    return x.sum(dims, keepdim=keepdim, dtype=dtype) * inverse(count)
 
 
 def var(
@@ -46,7 +51,7 @@ def var(
     dims = list(dims) if dims else list(range(x.dim()))
     centred = x - x.mean(dims, keepdim=True)
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
-    return (centred * centred).sum(dims, keepdim=keepdim) * (1 / count)
+    return (centred * centred).sum(dims, keepdim=keepdim) * inverse(count)
 
 
 def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:

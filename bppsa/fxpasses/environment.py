@@ -6,10 +6,12 @@ cell could branch on. Tensors only count by their place, shape and dtype, so tha
 
 from __future__ import annotations
 
+import contextvars
 import copyreg
 import functools
 import sys
 import types
+import weakref
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass, field
@@ -154,6 +156,9 @@ VISIT: dict[type, Any] = {
     classmethod: lambda environment, value: environment.visit(value.__func__),
     property: lambda environment, value: environment.visit(value.fget),
     deque: Environment.visit_all,
+    types.MappingProxyType: Environment.visit_dict,
+    contextvars.ContextVar: lambda environment, value: environment.visit(value.get(None)),
+    weakref.ref: lambda environment, value: environment.visit(value()),
     **dict.fromkeys(
         (numpy.ndarray, numpy.generic), lambda e, value: e.parts.append((value.dtype, value.shape, value.tobytes()))
     ),

@@ -53,6 +53,8 @@ def names_no_batch(node: fx.Node, position: int) -> bool:
     rank = (value[0] if isinstance(value, (list, tuple)) else value).meta["val"].dim()
     rank += node.target is aten.unsqueeze.default
     dims: Any = node.args[position] if len(node.args) > position else 0
+    if dims is None:  # all of them
+        return False
     return bool(dims != []) and all(d % rank != 0 for d in (dims if isinstance(dims, (list, tuple)) else [dims]))
 
 

@@ -112,7 +112,7 @@ class Sweep:
         carries = []
         for i, g in enumerate(g_finals):
             shape = (extent.rows, self.recurrence.carries[i])
-            carries.append(torch.zeros(shape, dtype=self.dtype) if g is None else contiguous_copy(g))
+            carries.append(torch.zeros(shape, dtype=self.dtype, device="cpu") if g is None else contiguous_copy(g))
             given[f"g_carry{i}"] = carries[-1]
         tensors = self.named(kernel, given, sources, params, extent)
         self.run(kernel, tensors, extent)
@@ -124,7 +124,7 @@ class Sweep:
     def zeros(self, extent: Extent, output: int) -> Tensor:
         """The cotangent of an output that nobody reads: one row of zeros that every step and row sees."""
         width = self.recurrence.outputs[output]
-        return torch.zeros((1, 1, width), dtype=self.dtype).expand(extent.steps, extent.rows, width)
+        return torch.zeros((1, 1, width), dtype=self.dtype, device="cpu").expand(extent.steps, extent.rows, width)
 
     def shapes(self, extent: Extent) -> list[Shape]:
         """Of the states and the private buffers that a forward which saves leaves."""
@@ -195,10 +195,10 @@ def allocate(buffer: Buffer, extent: Extent, dtype: torch.dtype) -> Tensor:
     """Contents undefined, save for packed batches: rows that they never visit read as zeros."""
     shape = (*LEADING[buffer.kind](extent), buffer.width)
     if extent.active is not None:
-        return torch.zeros(shape, dtype=dtype)
+        return torch.zeros(shape, dtype=dtype, device="cpu")
     if buffer.kind in (Kind.STREAM, Kind.STATE):
         return pool.take(math.prod(shape), dtype).view(shape)
-    return torch.empty(shape, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def contiguous_copy(tensor: Tensor) -> Tensor:

@@ -72,8 +72,8 @@ def test_a_thread_of_its_own(graphs: list[fx.GraphModule]) -> None:
 @pytest.mark.parametrize(
     ("options", "names"),
     [
-        ({"strategies": "auto"}, ("strategies", "strategy", "fallback")),
-        ({"strategy": "magic"}, ("magic", "auto", "sequential")),
+        ({"strategies": "auto"}, ("strategies", "fallback")),
+        ({"fallback": "magic"}, ("magic", "inductor", "eager")),
         ({"fallback": "tvm"}, ("tvm", "inductor", "eager")),
     ],
 )
@@ -86,9 +86,3 @@ def test_unknown_options_list_the_known(options: dict[str, str], names: tuple[st
 def test_mode_is_no_option() -> None:
     with pytest.raises(StrategyError, match="mode"):
         torch.compile(nn.Linear(2, 2), backend="bppsa", mode="max-autotune")(torch.ones(2))
-
-
-def test_strategy_reaches_the_op(graphs: list[fx.GraphModule]) -> None:
-    options = {"strategy": "sequential", "fallback": "eager"}
-    torch.compile(nn.GRU(I, H), backend="bppsa", options=options)(torch.ones(T, B, I))
-    assert recurrences(graphs)[0].args[-1] == "sequential"

@@ -24,7 +24,7 @@ from tests.scan.zoo import Example
 
 @dataclass(frozen=True)
 class Operands:
-    """sources [T, B, n], carries [B, n], parameters as the recurrence numbers them; cotangents of outputs and finals."""
+    """sources [T, B, n], carries [B, n], parameters as the recurrence numbers them; cotangents of all results."""
 
     sources: list[Tensor]
     carries: list[Tensor]
@@ -85,12 +85,20 @@ def by_sweep(sweep: Sweep, given: Operands, extent: Extent) -> list[Tensor]:
         torch.zeros_like(like) if g is None else g
         for like, g in zip((*given.sources, *given.params), (*got.sources, *got.params), strict=True)
     ]
-    return [*passed.outputs, *passed.finals, *got.carries, *zeros]
+    return [*taking_part(passed.outputs, extent), *passed.finals, *got.carries, *zeros]
 
 
 def by_inference(sweep: Sweep, given: Operands, extent: Extent) -> list[Tensor]:
     passed = sweep.forward(given.sources, given.carries, given.params, extent, save=False)
-    return [*passed.outputs, *passed.finals]
+    return [*taking_part(passed.outputs, extent), *passed.finals]
+
+
+def taking_part(outputs: Sequence[Tensor], extent: Extent) -> list[Tensor]:
+    """Zeros where a packed row has ended: what stands there is nobody's."""
+    if extent.active is None:
+        return list(outputs)
+    there = torch.arange(extent.rows) < extent.active[:, None]
+    return [output.where(there[..., None], 0.0) for output in outputs]
 
 
 def by_autograd(recurrence: Recurrence, given: Operands, extent: Extent) -> list[Tensor]:

@@ -159,10 +159,10 @@ def test_uniform_and_expensive() -> None:
 
 
 def test_a_gate_that_a_product_needs_comes_first() -> None:
-    """Two dependent products: the reset gate, then the candidate; the operand between them stands in scratch."""
+    """Two dependent products: the reset gate, then the candidate; gate and operand between them stand in scratch."""
     forward = build(make(zoo.two_products)).inference
     assert [len(group.dots) for group in forward.groups] == [1, 1]
-    assert [b.width for b in forward.buffers if b.kind is Kind.SCRATCH] == [H]
+    assert [b.width for b in forward.buffers if b.kind is Kind.SCRATCH] == [H, H]
     first, second = forward.groups
     assert first.dots[0].source.buffer == "carry0"
     assert second.dots[0].source.buffer.startswith("scratch")

@@ -1,4 +1,4 @@
-"""Rows: slices, concatenations and broadcasts that cost nothing. Lowering: what has to stand in memory, and refusals."""
+"""Rows: slices, concatenations and broadcasts that cost nothing. Lowering: what stands in memory, and refusals."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def evaluate(row: Row) -> Tensor:
     for segment in row.segments:
         stores.append(Group(segment.width, (Store(Access("out", at_column), segment.expr),)))
         at_column += segment.width
-    buffers = tuple(Buffer(name, Kind.STREAM, WIDTH) for name in ("a", "b")) + (Buffer("out", Kind.STREAM, row.width),)
+    buffers = (*(Buffer(name, Kind.STREAM, WIDTH) for name in ("a", "b")), Buffer("out", Kind.STREAM, row.width))
     out = torch.empty(1, B, row.width, dtype=torch.float64)
     interpret.run(Kernel("row", buffers, tuple(stores)), [VALUES[:1], VALUES[1:], out], steps=1, rows=B)
     return out[0]
@@ -173,7 +173,8 @@ def test_a_single_column_is_read_from_memory() -> None:
     for cell in (lambda h, x: h * x[:, 2:3], lambda h, x: h * h[:, 2].unsqueeze(1), lambda h, x: h * (h @ W[:, :1])):
         lowering = lowered(cell)
         assert [root.width for root in lowering.roots] == [1]
-        assert all(node.payload.broadcast for root in lowering.rows.values() for node in [root.segments[0].expr] if root.width == 1 and isinstance(node.payload, Access))  # fmt: skip
+        single = [row.segments[0].expr.payload for row in lowering.rows.values() if row.width == 1]
+        assert all(isinstance(access, Access) and access.broadcast for access in single)
 
 
 REFUSED: list[tuple[str, Callable[[Tensor, Tensor], Any]]] = [

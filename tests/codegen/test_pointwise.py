@@ -169,11 +169,10 @@ def test_every_op_has_a_sample() -> None:
     assert {case.op for case in SAMPLES} == set(POINTWISE)
 
 
-@pytest.mark.parametrize(("op", "args"), [
-    (aten.gelu.default, ()), (aten.pow.Tensor_Scalar, (1.7,)), (aten.pow.Tensor_Scalar, (0,)), (aten.pow.Tensor_Scalar, (4,))
-])  # fmt: skip
-def test_arguments_without_an_expression(op: Any, args: tuple[Any, ...]) -> None:
-    assert POINTWISE[op](load(Access("x")), *args) is None
+def test_arguments_without_an_expression() -> None:
+    x = load(Access("x"))
+    assert POINTWISE[aten.gelu.default](x) is None
+    assert not any(POINTWISE[aten.pow.Tensor_Scalar](x, exponent) for exponent in (1.7, 0, 4))
 
 
 def test_neutral_operands_cost_nothing() -> None:

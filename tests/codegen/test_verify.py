@@ -109,7 +109,7 @@ def test_a_buffer_is_declared_once() -> None:
 def test_a_store_serves_later_groups_only() -> None:
     fill, use = storing(at("x"), Access("s")), storing(at("s"))
     verify(kernel(fill, use))
-    with pytest.raises(AssertionError, match="group 0: .* is read before"):
+    with pytest.raises(AssertionError, match=r"group 0: .* is read before"):
         verify(kernel(use, fill))
 
 
@@ -119,6 +119,6 @@ def test_the_group_is_named() -> None:
 
 
 def test_columns_that_another_element_still_reads() -> None:
-    """`swapped` is a legal program of the language, but none that a lowering should make: halves change places in place."""
+    """`swapped` is legal in the language, but nothing that a lowering should make: halves change places in place."""
     with pytest.raises(AssertionError, match="overlaps"):
         verify(swapped(4))

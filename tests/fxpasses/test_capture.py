@@ -1,4 +1,4 @@
-"""Recordings: the graph computes what the function computes, with its gradients, for all values; or a reason is given."""
+"""A recorded graph computes what the function computes, with its gradients, for all values; or a reason is given."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_recording_is_its_function(name: str) -> None:
     recording.graph.lint()
     for _ in range(3):
         args = random(B, H), random(B, H)
-        got, expected = with_gradients(lambda *args: replay(recording, args), args), with_gradients(fn, args)  # noqa: B023
+        got, expected = with_gradients(lambda *args: replay(recording, args), args), with_gradients(fn, args)
         same(got[0], expected[0], 1e-12)
         same(got[1], expected[1], 1e-12)
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.fxpasses.environment import environment_of
-from tests.scan.zoo import CASES, H, Example, make
+from tests.scan.zoo import CASES, Example, H, make
 
 FACTOR = 1.0
 

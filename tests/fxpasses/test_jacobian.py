@@ -1,4 +1,4 @@
-"""The transposed body against torch.func.vjp: cotangents of carries, streams and parameters, for every cell of the zoo."""
+"""The transposed body against torch.func.vjp: cotangents of carries, streams and parameters, for the whole zoo."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Splitting a cell: what runs before the loop, as a matmul over all steps, in the body, after the loop; and what cannot."""
+"""Splitting a cell: what runs before the loop, as one matmul, in the body, after the loop; and what cannot be."""
 
 from __future__ import annotations
 

@@ -81,6 +81,19 @@ def test_a_carry_that_another_reads_after_the_step() -> None:
     check_inference(given)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_inputs_stay_as_they_were(case: Callable[[], Example]) -> None:
+    given = make(case)
+    tensors = [*leaves(given.carry, given.xs), *given.parameters]
+    before = [(tensor.detach().clone(), tensor._version) for tensor in tensors]
+    results(bppsa.scan, given)
+    with torch.no_grad():
+        bppsa.scan(*given[:3])
+    assert all(
+        torch.equal(t, value) and t._version == version for t, (value, version) in zip(tensors, before, strict=True)
+    )
+
+
 def test_strides_do_not_matter() -> None:
     u = random(H, H)
     strange = example(

@@ -1,0 +1,251 @@
+"""The public face: what `compile` and `explain` take, say and leave as it was; and `.report`."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bppsa
+from bppsa.codegen.build import available
+from bppsa.errors import BppsaError, StrategyError
+from bppsa.report import Decision, Report
+
+T, B, I, H = 6, 3, 5, 11  # noqa: E741  of tests/recurrent, which share the kernels
+needs_compiler = pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")
+
+
+class Model(nn.Module):
+    """Two recurrences of three kinds of things around them: a buffer that changes, random numbers, and a scan."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(I)
+        self.encoder = nn.ModuleDict({"gru": nn.GRU(I, H)})
+        self.drop, self.head = nn.Dropout(0.5), nn.Linear(H, H)
+        self.register_buffer("calls", torch.zeros(()))
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        x = self.norm(x.flatten(0, 1)).view_as(x)
+        y, h = self.encoder["gru"](x)
+        y = self.drop(self.head(y))
+        return bppsa.scan(self.decay, h[0], y)[1]
+
+    def decay(self, h: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.cumsum(0.9 * h + y, 1)  # not one of the ops of a fused cell
+        return h, h
+
+
+@pytest.fixture
+def x() -> Tensor:
+    torch.manual_seed(0)
+    return torch.randn(T, B, I, dtype=torch.float64)
+
+
+class Own(nn.GRU):
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        return super().forward(input * 2, hx)
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize("call", [bppsa.compile, bppsa.explain])
+@pytest.mark.parametrize("arguments", [{"strategy": "blelloch"}, {"fallback": "nothing"}, {"strategy": ""}])
+def test_unknown_choices_list_the_known_ones(call: Any, arguments: dict[str, str]) -> None:
+    with pytest.raises(StrategyError) as caught:
+        call(nn.Linear(2, 2), torch.ones(1, 2), **arguments) if call is bppsa.explain else call(
+            nn.Linear(2, 2), **arguments
+        )
+    said = str(caught.value)
+    assert repr(next(iter(arguments.values()))) in said
+    known = ("auto", "sequential") if "strategy" in arguments else ("eager", "inductor")
+    assert all(name in said for name in known)
+    assert isinstance(caught.value, (ValueError, BppsaError))
+
+
+def test_arguments_are_named() -> None:
+    with pytest.raises(TypeError):
+        bppsa.compile(nn.Linear(2, 2), "auto")  # type: ignore[misc]
+
+
+def test_a_function_is_no_model() -> None:
+    with pytest.raises(BppsaError, match=r"takes an nn\.Module, not a function; .* bppsa\.scan"):
+        bppsa.compile(lambda x: x)  # type: ignore[arg-type]
+
+
+def test_the_face_of_the_package() -> None:
+    assert {"compile", "explain", "scan", "cells", "errors", "__version__"} <= set(bppsa.__all__)
+    assert set(bppsa.__all__) <= set(dir(bppsa))
+    assert all(getattr(bppsa, name) is not None for name in bppsa.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        bppsa.nothing  # noqa: B018
+
+
+# ---- explain
+
+
+@needs_compiler
+def test_explain_says_what_is_where_and_why(x: Tensor) -> None:
+    report = bppsa.explain(Model(), x, strategy="sequential")
+    gru, scan = report.decisions
+    assert (gru.path, gru.kind, gru.strategy, gru.reason) == ("encoder.gru", "gru", "sequential", "as asked")
+    assert {"T": T, "B": B, "H": H}.items() <= gru.numbers.items()
+    assert gru.numbers["sequential ms"] > 0  # type: ignore[operator]
+    assert gru.numbers["pytorch ms"] > 0  # type: ignore[operator]
+    assert (scan.kind, scan.strategy) == ("scan", "pytorch")
+    assert "aten.cumsum.default" in scan.reason
+    assert scan.numbers == {"T": T, "B": B, "H": H}
+    lines = str(report).splitlines()
+    assert len(lines) == 2
+    for line, decision in zip(lines, report.decisions, strict=True):
+        assert all(part in line for part in (decision.path, decision.kind, decision.strategy, decision.reason))
+        assert f"T={T}, B={B}, H={H}" in line
+
+
+def test_explain_leaves_everything_as_it_was(x: Tensor) -> None:
+    model = Model()
+    model.calls += 3
+    before = copy.deepcopy(model.state_dict())
+    versions = [p._version for p in model.parameters()]
+    random = torch.get_rng_state()
+    bppsa.explain(model, x)
+    assert torch.equal(torch.get_rng_state(), random)
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+    assert [p._version for p in model.parameters()] == versions
+    assert all(p.grad is None for p in model.parameters())
+    assert model.training
+    assert type(model.encoder["gru"]) is nn.GRU
+    assert not hasattr(model, "report")
+    assert not model._forward_pre_hooks
+
+
+def test_explain_leaves_everything_as_it_was_also_after_an_error(x: Tensor) -> None:
+    model = Model()
+    random = torch.get_rng_state()
+    with pytest.raises(RuntimeError):
+        bppsa.explain(model, x[..., :-1])
+    assert model.calls == 0
+    assert torch.equal(torch.get_rng_state(), random)
+    bppsa.explain(model, x)
+
+
+def test_explain_of_a_function(x: Tensor) -> None:
+    def call(x: Tensor) -> Tensor:
+        return bppsa.scan(lambda h, x: (h.flip(1) + x, torch.rand(1)), x[0], x)[1]
+
+    random = torch.get_rng_state()
+    (decision,) = bppsa.explain(call, x).decisions
+    assert (decision.kind, decision.strategy) == ("scan", "pytorch")
+    assert "lambda" in decision.path
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_explain_where_there_is_nothing_to_do() -> None:
+    report = bppsa.explain(nn.Linear(2, 2), torch.ones(1, 2))
+    assert report.decisions == ()
+    assert str(report) == "nothing to rewrite: the model runs as PyTorch runs it"
+
+
+def test_explain_names_what_was_left_alone_and_why(x: Tensor) -> None:
+    model = nn.Sequential(Own(I, H)).double()
+    (decision,) = bppsa.explain(model, x).decisions
+    assert (decision.path, decision.strategy) == ("0", "pytorch")
+    assert "forward of its own" in decision.reason
+    model = nn.Sequential(nn.GRU(I, H).double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert len(bppsa.explain(model, x).decisions) == 1
+
+
+def test_explain_of_a_large_model_is_about_the_cost(x: Tensor) -> None:
+    """With "auto" the numbers decide; both predictions and their quotient are told."""
+    (decision,) = bppsa.explain(nn.GRU(I, H).double(), x).decisions
+    assert decision.path == ""
+    assert str(decision).startswith("<model> (gru; ")
+    assert "predicted" in decision.reason
+    assert {"sequential ms", "pytorch ms"} <= set(decision.numbers)
+
+
+@needs_compiler
+def test_explain_agrees_with_compile(x: Tensor) -> None:
+    model = Model()
+    for strategy in ("auto", "sequential"):
+        fast = bppsa.compile(model, strategy=strategy)
+        fast(x)
+        assert fast.report.decisions == bppsa.explain(model, x, strategy=strategy).decisions
+
+
+# ---- report
+
+
+@needs_compiler
+def test_a_report_is_of_the_last_call(x: Tensor) -> None:
+    fast = bppsa.compile(Model(), strategy="sequential")
+    assert fast.report.decisions == ()
+    fast(x)
+    first = fast.report.decisions
+    assert [d.numbers["T"] for d in first] == [T, T]
+    fast(x[:2])
+    assert [d.numbers["T"] for d in fast.report.decisions] == [2, 2]
+    assert [d.numbers["T"] for d in first] == [T, T]
+
+
+@needs_compiler
+def test_each_model_has_its_own_report(x: Tensor) -> None:
+    one, other = (bppsa.compile(nn.Sequential(nn.GRU(I, H).double()), strategy="sequential") for _ in range(2))
+    one(x)
+    assert (len(one.report.decisions), len(other.report.decisions)) == (1, 0)
+    other(x[:3])
+    assert [m.report.decisions[0].numbers["T"] for m in (one, other)] == [T, 3]
+
+
+def test_what_was_left_alone_is_in_every_report(x: Tensor) -> None:
+    fast = bppsa.compile(nn.Sequential(Own(I, H).double()))
+    for _ in range(2):
+        assert [d.strategy for d in fast.report.decisions] == ["pytorch"]
+        fast(x)
+
+
+def test_decisions_are_data() -> None:
+    decision = Decision("a.b", "gru", "sequential", "because", {"T": 3, "ms": 1.23456, "on": "cpu"})
+    assert str(decision) == "a.b (gru; T=3, ms=1.235, on=cpu): sequential: because"
+    assert Decision("a.b", "gru", "sequential", "because", {"T": 3, "ms": 1.23456, "on": "cpu"}) == decision
+    assert str(Report([decision, decision])) == f"{decision}\n{decision}"
+    taken: list[Decision] = []
+    report = Report(taken)
+    taken.append(decision)
+    assert report.decisions == (decision,), "a call that goes on may still add to it"
+
+
+# ---- fallback
+
+
+@needs_compiler
+def test_the_rest_may_go_to_inductor(x: Tensor) -> None:
+    """The recurrence is ours, the layers around it are compiled, results and gradients are PyTorch's."""
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.leave = nn.GRU(I, H), nn.Linear(H, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.leave(self.inner(x)[0])) * 2
+
+    torch._dynamo.reset()
+    model = Head().double()
+    fast = bppsa.compile(model, strategy="sequential", fallback="inductor")
+    for steps in (T, 4):
+        ours, theirs = fast(x[:steps]), model(x[:steps])
+        torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+        wanted = list(model.parameters())
+        got, expected = (torch.autograd.grad(y.pow(2).sum(), wanted) for y in (ours, theirs))
+        torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
+    torch._dynamo.reset()
