@@ -31,13 +31,16 @@ def module_call(
     inputs, out, hidden = (int(t.shape[-1]) for t in (x, states[0], states[-1]))
     projection = out if count in (3, 5) else 0
     spec = Spec(kind.upper(), inputs, hidden, projection, layers, count > 3, bidirectional)
-    return stack(spec, working(x.dtype), Extent(x.shape[0], x.shape[1]), bool(masks))
+    # One program for every batch size: what a graph holds must not depend on a size that changes.
+    return stack(spec, working(x.dtype), Extent(x.shape[0], x.shape[1]), bool(masks), inline=True)
 
 
 def cell_call(sources: Sequence[Tensor], carries: Sequence[Tensor], params: Sequence[Tensor], *flags: Any) -> Call:
     cell, reverse = flags
     plan = SCANS[cell]
-    return ScanCall(plan, Extent(sources[0].shape[0], sources[0].shape[1], reverse), len(sources), len(carries))
+    return ScanCall(
+        plan, Extent(sources[0].shape[0], sources[0].shape[1], reverse), len(sources), len(carries), inline=True
+    )
 
 
 def working(dtype: torch.dtype) -> torch.dtype:

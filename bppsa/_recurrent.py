@@ -90,9 +90,12 @@ def by_sweeps(
         batch_sizes = batch_sizes.clone()  # the backward reads them, and the caller's may change meanwhile
         (source, *masks), lengths = pad([x, *masks], batch_sizes)
         extent = Extent(len(batch_sizes), len(lengths), active=batch_sizes, lengths=lengths)
+    inline = multiply_inline(extent.rows)
     tensors = [x if lengths is None else source, *(states or [None] * spec.states), *weights, *masks]
     tensors = [t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors]
-    y, *finals = autograd.apply(stack(spec, dtype, extent, bool(masks), module.training), tensors)
+    y, *finals = autograd.apply(
+        stack(spec, dtype, extent, bool(masks), inline=inline, training=module.training), tensors
+    )
     if lengths is not None:
         y = torch._VF._pack_padded_sequence(y, lengths, False)[0]
     if y.dtype != x.dtype:
@@ -168,9 +171,10 @@ class Spec:
         return self.projection or self.hidden
 
 
-def stack(spec: Spec, dtype: torch.dtype, extent: Extent, masked: bool, training: bool = True) -> Stack:
+def stack(
+    spec: Spec, dtype: torch.dtype, extent: Extent, masked: bool, *, inline: bool, training: bool = True
+) -> Stack:
     pytorch = partial(by_pytorch, spec, training, extent)
-    inline = multiply_inline(extent.rows)
     return Stack(sweeps_of(spec, dtype, inline), spec.states, spec.weights, masked, extent, pytorch)
 
 

@@ -90,7 +90,7 @@ class Plan:
             sources, params = self.hoisted(*stacked, *captured)
         used = {s.source for s in self.recurrence.streams}
         rows_of = [s.to(self.dtype).reshape(steps, rows, -1) if i in used else None for i, s in enumerate(sources)]
-        call = ScanCall(self, Extent(steps, rows, reverse), len(rows_of), len(carry))
+        call = ScanCall(self, Extent(steps, rows, reverse), len(rows_of), len(carry), multiply_inline(rows))
         masks = (p.to(self.dtype) if p.dtype is torch.bool else p for p in params)
         results = autograd.apply(call, [*rows_of, *(c.reshape(rows, -1) for c in carry), *masks])
         outputs, finals = results[: len(results) - len(carry)], results[len(results) - len(carry) :]
@@ -111,6 +111,7 @@ class ScanCall:
     extent: Extent
     sources: int
     carries: int
+    inline: bool
 
     @property
     def shown(self) -> frozenset[int]:
@@ -123,7 +124,7 @@ class ScanCall:
 
     @property
     def sweep(self) -> Sweep:
-        return compile_recurrence(self.plan.recurrence, self.plan.dtype, multiply_inline(self.extent.rows))
+        return compile_recurrence(self.plan.recurrence, self.plan.dtype, self.inline)
 
     def parts(self, tensors: Sequence) -> tuple[Sequence, Sequence, Sequence]:
         first, second = self.sources, self.sources + self.carries

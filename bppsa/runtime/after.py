@@ -17,7 +17,7 @@ from bppsa.runtime.extent import Extent, Given, flat
 Named = Mapping[str, Tensor]
 
 # MKL sums a product of so few rows or columns one by one: over BLOCK rows at a time the sum rounds much less.
-NARROW, BLOCK = 16, 256
+NARROW, BLOCK = 32, 32
 
 
 def logical(params: Sequence[Tensor], weight: Weight) -> Tensor:

@@ -42,6 +42,7 @@ def test_constants_are_told_apart_by_their_bits() -> None:
 
 
 def test_an_expression_that_nobody_holds_is_forgotten() -> None:
+    gc.collect()
     before = len(Expr._interned)
     held = add(at("forgotten", 1), at("forgotten", 2))
     assert len(Expr._interned) == before + 3

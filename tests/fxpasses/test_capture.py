@@ -19,6 +19,7 @@ from tests.scan.support import same
 from tests.scan.zoo import CASES, B, Example, H, make, random
 
 OWN, VECTOR, SCALE = random(H, H), random(H), random()
+DETACHED = OWN.detach()
 LINEAR = nn.Linear(H, H).double()
 
 
@@ -75,7 +76,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "parameters": lambda a, b: torch.tanh(a @ OWN + functional.linear(b, OWN, VECTOR)) * SCALE,
     "a module": lambda a, b: LINEAR(a) + LINEAR(b).relu(),
     "views of a parameter": lambda a, b: a * VECTOR + a @ OWN[:, :2] @ OWN[:2] + b * OWN[0],
-    "a parameter and its detached self": lambda a, b: a @ OWN + b @ OWN.detach(),
+    "a parameter and its detached self": lambda a, b: a @ OWN + b @ DETACHED,
+    "a parameter detached on the way": lambda a, b: a @ OWN + b @ OWN.detach(),
     "detach": lambda a, b: a.detach() * b + a,
     "detach of a view": lambda a, b: a[:, 1:].detach() * b[:, 1:] * a[:, 1:],
     "no_grad": without_gradient,
