@@ -136,7 +136,7 @@ def _recurrence(kind: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
         ones = x.new_ones((*x.shape[:-1], width))
         masks = [nn.functional.dropout(ones, dropout) for _ in range(layers - 1)]
     save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *states, *weights))
-    how = kind, layers, bidirectional, save
+    how = kind, layers, bidirectional, _ops.VERSION, save
     outputs = torch.ops.bppsa.recurrence(x, states, weights, masks, *how)
     y = outputs[0].transpose(0, 1) if batch_first else outputs[0]
     return (y, *outputs[1 : 1 + len(states)])

@@ -6,7 +6,9 @@ outputs. Schemas have no defaults: the dispatcher drops an argument that equals 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,14 +20,17 @@ from bppsa.runtime.autograd import Call
 from bppsa.runtime.extent import Extent, Given
 
 SCANS: dict[str, Any] = {}  # key of a cell -> its plan; the backend fills it while it compiles
-MODULE = "str kind, int layers, bool bidirectional"
+# Inductor keeps compiled graphs on disk, with the shapes of what our forward saves in them: the version, a checksum of
+# our sources, is an argument, so that a graph of another version is not taken for one of ours.
+VERSION = zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))))
+MODULE = "str kind, int layers, bool bidirectional, int version"
 CELL = "str cell, bool reverse"
 
 
 def module_call(
     x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], masks: Sequence[Tensor], *flags: Any
 ) -> Call:
-    kind, layers, bidirectional = flags
+    kind, layers, bidirectional, _ = flags
     count = len(weights) // (layers * (1 + bidirectional))
     # int: widths are fixed for a graph, also where Dynamo takes every size for a variable (dynamic=True)
     inputs, out, hidden = (int(t.shape[-1]) for t in (x, states[0], states[-1]))

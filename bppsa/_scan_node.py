@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
-from bppsa._ops import SCANS
+from bppsa._ops import SCANS, VERSION
 from bppsa._scan import Plan, plan_of
 from bppsa.codegen import build as compiler
 from bppsa.errors import Reason, Unsupported
@@ -58,7 +58,7 @@ def plan_for(
         return list(results[: len(carry)]), list(results[len(carry) :])
 
     constants = [(name, t.dtype, t.tolist()) for name, t in (*cell.named_parameters(), *cell.named_buffers())]
-    text = cell.code + str([[(tuple(t.shape), t.dtype) for t in group] for group in like]) + str(constants)
+    text = cell.code + str([[(tuple(t.shape), t.dtype) for t in group] for group in like]) + str((constants, VERSION))
     key = hashlib.sha256(text.encode()).hexdigest()
     if key not in SCANS:
         with _disable_current_modes():

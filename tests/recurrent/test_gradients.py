@@ -221,7 +221,7 @@ def op_arguments(model: nn.RNNBase, masked: bool, grad: bool) -> tuple[Any, ...]
         [*model.parameters()],
         masks,
     )
-    return (*tensors, model.mode.lower(), model.num_layers, model.bidirectional, grad)
+    return (*tensors, model.mode.lower(), model.num_layers, model.bidirectional, 0, grad)
 
 
 @pytest.mark.parametrize("kind", KINDS)
