@@ -103,6 +103,14 @@ KEEPS: dict[str, tuple[list[Group], list[Group]]] = {
         [group(2, (Access("saved"), at("p"))), group(W, (Access("y"), at("p")))],
         [group(2, (Access("g"), at("saved")))],
     ),
+    "it is wider than what is free": (
+        [
+            group(2, (Access("y"), at("p"))),
+            group(W, (Access("saved"), at("x"))),
+            group(2, (Access("y", 2), at("p", 2))),
+        ],
+        [READS_SAVED],
+    ),
     "its own group reads it shifted": (
         [group(W, (Access("saved"), add(at("p"), at("p", 1))))],
         [READS_SAVED],

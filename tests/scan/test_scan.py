@@ -218,6 +218,24 @@ def test_resets_hold_back_what_is_not_finite(cells: str, value: float) -> None:
     assert not gradient[:2, 1:].any(), "no gradient crosses a reset"
 
 
+@pytest.mark.parametrize("cells", ["ResetGRU", "ResetLSTM"])
+def test_resets_hold_back_gradients_that_are_not_finite(cells: str) -> None:
+    """From a NaN after the reset, back to steps before it."""
+    torch.manual_seed(0)
+    cell = getattr(bppsa.cells, cells)(I, H).double()
+    reset = torch.zeros(T, B, dtype=torch.bool)
+    reset[2] = True
+    poisoned = random(T, B, I, grad=False)
+    poisoned[3, 0, 0] = torch.nan
+    poisoned.requires_grad_()
+    check(Example(cell, cell.initial(B), (poisoned, reset), list(cell.parameters())))
+    _, ys = bppsa.scan(cell, cell.initial(B), (poisoned, reset))
+    (gradient,) = torch.autograd.grad(ys.sum(), poisoned)
+    assert gradient[2, 0].isnan().any()
+    assert gradient[:2].isfinite().all()
+    assert gradient[:2].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_lower_precision(dtype: torch.dtype) -> None:
     """At most twice the loop's own error against float64."""
