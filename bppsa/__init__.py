@@ -11,13 +11,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from bppsa import cells, errors, schedule
+    from bppsa import cells, errors, schedule, strategies
     from bppsa._api import compile, explain, scan
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "cells", "compile", "errors", "explain", "scan", "schedule"]
+__all__ = ["__version__", "cells", "compile", "errors", "explain", "scan", "schedule", "strategies"]
 
-_MODULES = frozenset({"cells", "errors", "schedule"})
+_MODULES = frozenset({"cells", "errors", "schedule", "strategies"})
 _HOMES = {"compile": "bppsa._api", "explain": "bppsa._api", "scan": "bppsa._api"}
 
 

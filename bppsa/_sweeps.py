@@ -10,12 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from bppsa.chain import Recurrence
+from bppsa.chain import Recurrence, Structure
 from bppsa.codegen import build as compiler
 from bppsa.codegen import print_cpp, program
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.native import REAL, NativeKernel
-from bppsa.fxpasses import cells, jacobian
+from bppsa.fxpasses import cells, jacobian, structure
 from bppsa.fxpasses.capture import record
 from bppsa.fxpasses.recurrence import split
 from bppsa.runtime.sweep import Sweep
@@ -34,7 +34,13 @@ def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool)
         compiler.build_many([print_cpp.source(kernel, REAL[dtype]) for kernel in kernels])
         return [NativeKernel(kernel, REAL[dtype]) for kernel in kernels]
 
-    return Sweep(lowered, dtype, build)
+    return Sweep(lowered, dtype, build, functools.partial(structure_of, recurrence))
+
+
+@functools.lru_cache(maxsize=1024)
+def structure_of(recurrence: Recurrence) -> Structure:
+    """Of one step's J^T."""
+    return structure.structure_of(recurrence)
 
 
 @functools.lru_cache(maxsize=1024)

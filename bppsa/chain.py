@@ -114,6 +114,34 @@ class Transposed:
     sums: tuple[ColumnSum, ...]
 
 
+@dataclass(frozen=True)
+class Structure:
+    """The J^T of one step as `count` dense blocks of [width, width]: count 1 is a dense J^T, width 1 a diagonal one.
+
+    order: the places of the blocks' rows in the carry, all its leaves side by side, int64 [count, width].
+    """
+
+    order: torch.Tensor
+    nnz: int  # entries of J^T that can be non-zero
+
+    @property
+    def count(self) -> int:
+        return self.order.shape[0]
+
+    @property
+    def width(self) -> int:
+        return self.order.shape[1]
+
+    @property
+    def kind(self) -> str:
+        return "diagonal" if self.width == 1 else "dense" if self.count == 1 else "block-diagonal"
+
+    def __str__(self) -> str:
+        size = self.count * self.width
+        blocks = f", {self.count} blocks of {self.width}" if self.kind == "block-diagonal" else ""
+        return f"{self.kind} {size}x{size}{blocks}, {self.nnz} non-zeros"
+
+
 def output_of(graph: fx.Graph) -> tuple:
     return next(node for node in reversed(graph.nodes) if node.op == "output").args[0]
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bppsa.chain import Structure
 from bppsa.codegen.ir import Buffer, Kernel, Kind
 from bppsa.codegen.program import Program
 from bppsa.runtime import pool
@@ -49,13 +50,18 @@ class Gradients:
 
 
 class Sweep:
-    """`build` makes kernels callable: `codegen.interpret.run` bound to each, or their machine code."""
+    """`build` makes kernels callable: `codegen.interpret.run` bound to each, or their machine code. `structure`: of one
+    step's J^T, asked for by scans only."""
 
     def __init__(
-        self, program: Program, dtype: torch.dtype, build: Callable[[Sequence[Kernel]], Sequence[Runner]]
+        self,
+        program: Program,
+        dtype: torch.dtype,
+        build: Callable[[Sequence[Kernel]], Sequence[Runner]],
+        structure: Callable[[], Structure],
     ) -> None:
         self.program, self.recurrence, self.dtype = program, program.recurrence, dtype
-        self.build = build
+        self.build, self.structure = build, structure
         self.runners: dict[str, Runner] = {}
         streams = list(enumerate(self.recurrence.streams))
         read = {b.name for b in program.backward.arguments}

@@ -14,6 +14,7 @@ from bppsa.codegen import program
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.program import Program
 from bppsa.fxpasses import jacobian
+from bppsa.fxpasses.structure import structure_of
 from bppsa.runtime import reference
 from bppsa.runtime.extent import Extent
 from bppsa.runtime.sweep import Needs, Sweep
@@ -136,7 +137,7 @@ def packed(lengths: Sequence[int], *, reverse: bool = False) -> Extent:
 
 
 def interpreted(built: Program) -> Sweep:
-    return Sweep(built, torch.float64, interpreters)
+    return Sweep(built, torch.float64, interpreters, lambda: structure_of(built.recurrence))
 
 
 def kernels(built: Program) -> tuple[Kernel, ...]:

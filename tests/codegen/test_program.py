@@ -13,6 +13,7 @@ from bppsa.codegen.build import available, build_many
 from bppsa.codegen.ir import Kernel, Kind
 from bppsa.codegen.native import NativeKernel
 from bppsa.codegen.program import Program
+from bppsa.fxpasses.structure import structure_of
 from bppsa.runtime.extent import Extent
 from bppsa.runtime.sweep import Sweep
 from tests.codegen.programs import (
@@ -87,7 +88,7 @@ def native(built: Program, real: str) -> Sweep:
         build_many([print_cpp.source(kernel, real) for kernel in wanted])
         return [NativeKernel(kernel, real) for kernel in wanted]
 
-    return Sweep(built, torch.float64, compiled)
+    return Sweep(built, torch.float64, compiled, lambda: structure_of(built.recurrence))
 
 
 @pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")

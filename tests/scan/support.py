@@ -16,6 +16,7 @@ from bppsa.chain import Recurrence
 from bppsa.codegen import interpret, program
 from bppsa.codegen.ir import Kernel
 from bppsa.fxpasses import jacobian
+from bppsa.fxpasses.structure import structure_of
 from bppsa.report import Decision
 from bppsa.runtime.reference import loop
 from bppsa.runtime.sweep import Sweep
@@ -31,7 +32,7 @@ def interpreters(kernels: Sequence[Kernel]) -> list[Callable[..., None]]:
 @functools.lru_cache
 def interpreted(recurrence: Recurrence, dtype: torch.dtype = torch.float64, inline: bool = False) -> Sweep:
     """What `compile_recurrence` gives, run by the language's definition in place of machine code."""
-    return Sweep(program.build(recurrence, jacobian.transpose(recurrence), inline=inline), dtype, interpreters)
+    return Sweep(program.build(recurrence, jacobian.transpose(recurrence), inline=inline), dtype, interpreters, lambda: structure_of(recurrence))
 
 
 def leaves(*trees: Any) -> list[Tensor]:

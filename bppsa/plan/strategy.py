@@ -1,0 +1,77 @@
+"""How a backward may be run: strategies by name, and the chunks and levels they mean for a sequence of T steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from bppsa.errors import StrategyError
+from bppsa.plan import levels
+from bppsa.plan.levels import ScanPlan
+
+NAMES = ("auto", "sequential", "chunked", "blelloch", "hybrid")
+LEAST_CHUNK = 4  # steps; shorter ones leave nearly all work to the scan over them
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """Made by `bppsa.strategies`, or by name. length: steps a chunk, None for the default of T; up_levels: of a hybrid
+    scan, None for half of them."""
+
+    name: str
+    length: int | None = None
+    up_levels: int | None = None
+
+    def __str__(self) -> str:
+        given = {"length": self.length, "up_levels": self.up_levels}
+        options = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        return f"{self.name}({options})" if options else self.name
+
+
+@dataclass(frozen=True)
+class Division:
+    """T steps as `count` chunks of `length` steps, the last may be shorter; chunks are what is scanned over."""
+
+    length: int
+    count: int
+    scan: ScanPlan
+
+
+def strategy_of(value: str | Strategy) -> Strategy:
+    """Raises StrategyError, which lists the known names."""
+    if isinstance(value, Strategy):
+        return value
+    if value not in NAMES:
+        raise StrategyError(f"unknown strategy {value!r}; known: {', '.join(NAMES)}, or one of bppsa.strategies")
+    return Strategy(value)
+
+
+def chunk_length(steps: int) -> int:
+    """A power of two near sqrt(T) / 2: a chunk's steps cost a product of matrices, the scan's steps one of a matrix and
+    a vector."""
+    return max(LEAST_CHUNK, 2 ** round(math.log2(math.sqrt(max(steps, 1)) / 2)))
+
+
+def divide(strategy: Strategy, steps: int) -> Division:
+    """`strategy` is none that leaves the choice open."""
+    length = LENGTHS[strategy.name](strategy, steps)
+    count = max(1, math.ceil(steps / length))
+    return Division(length, count, PLANS[strategy.name](strategy, count))
+
+
+def half_of_levels(strategy: Strategy, n: int) -> int:
+    return levels.depth(n) // 2 if strategy.up_levels is None else strategy.up_levels
+
+
+LENGTHS = {
+    "sequential": lambda strategy, steps: max(steps, 1),
+    "chunked": lambda strategy, steps: strategy.length or chunk_length(steps),
+    "blelloch": lambda strategy, steps: 1,
+    "hybrid": lambda strategy, steps: 1,
+}
+PLANS = {
+    "sequential": lambda strategy, n: levels.linear(n),
+    "chunked": lambda strategy, n: levels.linear(n),
+    "blelloch": lambda strategy, n: levels.blelloch(n),
+    "hybrid": lambda strategy, n: levels.hybrid(n, half_of_levels(strategy, n)),
+}

@@ -1,0 +1,47 @@
+"""Strategies with options, for `bppsa.compile(model, strategy=...)`. Nobody has to choose: the default is "auto".
+
+Each says in which order the backward's pairs (J^T, b) are combined; all give the same gradients.
+"""
+
+from __future__ import annotations
+
+from bppsa.errors import StrategyError
+from bppsa.plan.strategy import Strategy
+
+__all__ = ["auto", "blelloch", "chunked", "hybrid", "sequential"]
+
+
+def auto() -> Strategy:
+    """What the cost model predicts to be fastest; where that is PyTorch, PyTorch runs."""
+    return Strategy("auto")
+
+
+def sequential() -> Strategy:
+    """One fused sweep over all steps: the paper's linear scan, which is back-propagation itself."""
+    return Strategy("sequential")
+
+
+def chunked(length: int | None = None) -> Strategy:
+    """Three phases: reduce each chunk of `length` steps to one pair, scan over the chunks, sweep each chunk.
+
+    length: steps a chunk, at least 1; by default near sqrt(T) / 2. Raises StrategyError, a ValueError.
+    """
+    return Strategy("chunked", length=checked("length", length, 1))
+
+
+def blelloch() -> Strategy:
+    """The modified Blelloch scan over single steps (BPPSA Algorithm 1): logarithmic depth, and a product
+    of two matrices for nearly every step."""
+    return Strategy("blelloch")
+
+
+def hybrid(up_levels: int | None = None) -> Strategy:
+    """`up_levels` levels of Blelloch's tree, a linear scan over what they leave, the matching levels down (BPPSA
+    section 5.3); by default half of the tree. Raises StrategyError, a ValueError."""
+    return Strategy("hybrid", up_levels=checked("up_levels", up_levels, 0))
+
+
+def checked(name: str, value: int | None, least: int) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+        raise StrategyError(f"{name}={value!r}; it has to be an int of at least {least}, or None for the default")
+    return value
