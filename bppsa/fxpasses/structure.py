@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from bppsa.chain import Recurrence, Structure
-from bppsa.errors import Unsupported
+from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.jacobian import differentiable
 from bppsa.sparsity.operators import TransposedJacobian
 from bppsa.sparsity.rules import lookup
@@ -75,6 +75,8 @@ def factors(node: fx.Node, real: set[fx.Node]) -> list[tuple[fx.Node, Tensor]]:
         return value.expand(out.shape) if pointwise else value
 
     rule = lookup(node.target)
+    if isinstance(rule, Reason):
+        raise Unsupported(rule)
     operators = rule(*fx.node.map_arg(node.args, stand_in), out=out, **node.kwargs)
     arguments = [leaf for leaf in tree_leaves(node.args) if isinstance(leaf, fx.Node)]
     found = []

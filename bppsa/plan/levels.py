@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Pair = tuple[int, int]  # (l, r): the places of Algorithm 1's operands
+Pair = tuple[int, int]  # (left, right): the places of Algorithm 1's operands
 
 
 @dataclass(frozen=True)
 class ScanPlan:
-    """Levels run one after the other, the pairs of a level all at once.
+    """Levels run one after the other, the pairs (left, right) of a level all at once.
 
-    up: a[r] <- a[l] . a[r]. middle: an exclusive linear scan over these places, in place. down: (a[l], a[r]) <-
-    (a[r], a[l] applied to a[r]), the operands reversed as line 13 of Algorithm 1 has it.
+    up: a[right] <- a[left] . a[right]. middle: an exclusive linear scan over these places, in place. down: a[left] <-
+    a[right] while a[right] <- a[left] applied to a[right], the operands reversed as line 13 of Algorithm 1 has it.
     """
 
     n: int
@@ -56,9 +56,7 @@ def hybrid(n: int, up_levels: int) -> ScanPlan:
     ends = tuple(min(i + 2**up_levels - 1, n) for i in range(0, n + 1, 2**up_levels))
     # with one end left its total is never asked for, and the level that would compute it is left out, as in line 1
     up = range(up_levels - 1 if len(ends) == 1 else up_levels)
-    return ScanPlan(
-        n, tuple(level(n, d) for d in up), ends, tuple(level(n, d) for d in reversed(range(up_levels)))
-    )
+    return ScanPlan(n, tuple(level(n, d) for d in up), ends, tuple(level(n, d) for d in reversed(range(up_levels))))
 
 
 def blelloch(n: int) -> ScanPlan:
@@ -76,11 +74,11 @@ def complexity(plan: ScanPlan) -> Complexity:
     vector = [True] + [False] * plan.n
     products = work = 0
     for pairs in plan.up:
-        for l, r in pairs:
-            products += not vector[l]
-            vector[r] = vector[l]
+        for left, right in pairs:
+            products += not vector[left]
+            vector[right] = vector[left]
         work += len(pairs)
     applied = max(len(plan.middle) - 2, 0)  # the identity and a[0] reach their places by moving
-    downs = [sum(not vector[l] for l, _ in pairs) for pairs in plan.down]
+    downs = [sum(not vector[left] for left, _ in pairs) for pairs in plan.down]
     steps = len(plan.up) + applied + sum(count > 0 for count in downs)
     return Complexity(steps, work + applied + sum(downs), products)

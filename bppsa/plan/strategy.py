@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
 from bppsa.errors import StrategyError
@@ -10,6 +11,7 @@ from bppsa.plan import levels
 from bppsa.plan.levels import ScanPlan
 
 NAMES = ("auto", "sequential", "chunked", "blelloch", "hybrid")
+TEXT = re.compile(r"(?P<name>\w+)(\((?P<option>length|up_levels)=(?P<value>\d+)\))?")
 LEAST_CHUNK = 4  # steps; shorter ones leave nearly all work to the scan over them
 
 
@@ -38,12 +40,13 @@ class Division:
 
 
 def strategy_of(value: str | Strategy) -> Strategy:
-    """Raises StrategyError, which lists the known names."""
+    """By name, or by the text of one with options. Raises StrategyError, which lists the known names."""
     if isinstance(value, Strategy):
         return value
-    if value not in NAMES:
+    found = TEXT.fullmatch(value)
+    if found is None or found["name"] not in NAMES:
         raise StrategyError(f"unknown strategy {value!r}; known: {', '.join(NAMES)}, or one of bppsa.strategies")
-    return Strategy(value)
+    return Strategy(found["name"], **{found["option"]: int(found["value"])} if found["option"] else {})
 
 
 def chunk_length(steps: int) -> int:

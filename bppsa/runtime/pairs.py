@@ -61,7 +61,7 @@ class Pair:
     def put(self, index: Tensor, pair: Pair) -> None:
         self.matrix.put(index, pair.matrix)
         self.vector.put(index, pair.vector)
-        if self.live is not None:
+        if self.live is not None and pair.live is not None:
             self.live[index] = pair.live
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Pair:

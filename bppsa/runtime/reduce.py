@@ -40,17 +40,16 @@ class Steps:
     def rows(self, part: slice) -> Steps:
         """The same for some of the rows."""
         active, lengths = self.extent.active, self.extent.lengths
-        sources, states, g_outputs = (
-            [t if t is None else t[:, part] for t in tensors] for tensors in (self.sources, self.states, self.g_outputs)
+        sources, g_outputs = (
+            [t if t is None else t[:, part] for t in tensors] for tensors in (self.sources, self.g_outputs)
         )
+        states = [state[:, part] for state in self.states]
         count = len(range(*part.indices(self.extent.rows)))
         if lengths is not None:
             lengths = lengths[part]
             active = (lengths > torch.arange(self.extent.steps).unsqueeze(1)).sum(1)
         extent = Extent(self.extent.steps, count, self.extent.reverse, active, lengths)
-        return Steps(
-            self.recurrence, self.transposed, self.structure, sources, states, self.params, g_outputs, extent
-        )
+        return Steps(self.recurrence, self.transposed, self.structure, sources, states, self.params, g_outputs, extent)
 
 
 def reduce(steps: Steps) -> Pair:
@@ -168,7 +167,8 @@ def evaluate(graph: fx.Graph, rows: int, given: Callable[[fx.Node], Tensor]) -> 
     values: dict[fx.Node, Any] = {}
     for node in graph.nodes:
         if node.op == "placeholder" and node.users:
-            values[node] = as_real(given(node))
+            truth = node.meta["val"].dtype is torch.bool  # which sweeps keep as numbers
+            values[node] = given(node).to(torch.bool if truth else REAL)
         elif node.op == "call_function":
             args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             values[node] = as_real(node.target(*resized(node, args, rows), **kwargs))

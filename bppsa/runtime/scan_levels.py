@@ -24,9 +24,7 @@ class Scan:
     def __init__(self, plan: ScanPlan, pairs: Pair, first: Rows) -> None:
         self.plan = plan
         self.pairs = pairs.map(lambda tensor: torch.cat([tensor[:1], tensor]))  # a[0] is no pair; its place is not read
-        self.vectors = Rows(
-            torch.zeros_like(self.pairs.vector.values), torch.zeros_like(self.pairs.vector.exponents)
-        )
+        self.vectors = Rows(torch.zeros_like(self.pairs.vector.values), torch.zeros_like(self.pairs.vector.exponents))
         self.vectors.put(at([0]), Rows(first.values.unsqueeze(0), first.exponents.unsqueeze(0)))
         self.is_vector = [True] + [False] * plan.n
 
@@ -39,15 +37,15 @@ class Scan:
         return self.vectors[at(range(1, self.plan.n + 1))]
 
     def up(self, places: Sequence[Places]) -> None:
-        """a[r] <- a[l] . a[r]: for transposed Jacobians the product a[r] a[l]."""
-        reached = [(l, r) for l, r in places if self.is_vector[l]]
-        for l, r in reached:
-            self.vectors.put(at([r]), apply(self.pairs[at([r])], self.vectors[at([l])]))
-            self.is_vector[r] = True
-        rest = [(l, r) for l, r in places if not self.is_vector[l]]
+        """a[right] <- a[left] . a[right]: for transposed Jacobians the product a[right] a[left]."""
+        reached = [(left, right) for left, right in places if self.is_vector[left]]
+        for left, right in reached:
+            self.vectors.put(at([right]), apply(self.pairs[at([right])], self.vectors[at([left])]))
+            self.is_vector[right] = True
+        rest = [(left, right) for left, right in places if not self.is_vector[left]]
         if rest:
-            left, right = at([l for l, _ in rest]), at([r for _, r in rest])
-            self.pairs.put(right, compose(self.pairs[right], self.pairs[left]))
+            before, after = (at(side) for side in zip(*rest, strict=True))
+            self.pairs.put(after, compose(self.pairs[after], self.pairs[before]))
 
     def linear(self, places: Sequence[int]) -> None:
         """Exclusive, in place: the identity, which nobody reads, then what came before each place."""
@@ -58,16 +56,16 @@ class Scan:
                 entering = apply(self.pairs[at([place])], entering)
 
     def down(self, places: Sequence[Places]) -> None:
-        """(a[l], a[r]) <- (a[r], a[l] applied to a[r]): the operands reversed, as line 13 has it."""
-        moved = [(l, r) for l, r in places if self.is_vector[l]]  # a[r] is the identity there
-        for l, r in moved:
-            self.vectors.put(at([r]), self.vectors[at([l])])
-        rest = [(l, r) for l, r in places if not self.is_vector[l]]
+        """(a[left], a[right]) <- (a[right], a[left] applied to a[right]): the operands reversed, as line 13 has it."""
+        moved = [(left, right) for left, right in places if self.is_vector[left]]  # a[right] is the identity there
+        for left, right in moved:
+            self.vectors.put(at([right]), self.vectors[at([left])])
+        rest = [(left, right) for left, right in places if not self.is_vector[left]]
         if rest:
-            left, right = at([l for l, _ in rest]), at([r for _, r in rest])
-            entering = self.vectors[right]
-            self.vectors.put(right, apply(self.pairs[left], entering))
-            self.vectors.put(left, entering)
+            before, after = (at(side) for side in zip(*rest, strict=True))
+            entering = self.vectors[after]
+            self.vectors.put(after, apply(self.pairs[before], entering))
+            self.vectors.put(before, entering)
 
 
 def at(places: Sequence[int]) -> Tensor:

@@ -32,7 +32,8 @@ def interpreters(kernels: Sequence[Kernel]) -> list[Callable[..., None]]:
 @functools.lru_cache
 def interpreted(recurrence: Recurrence, dtype: torch.dtype = torch.float64, inline: bool = False) -> Sweep:
     """What `compile_recurrence` gives, run by the language's definition in place of machine code."""
-    return Sweep(program.build(recurrence, jacobian.transpose(recurrence), inline=inline), dtype, interpreters, lambda: structure_of(recurrence))
+    built = program.build(recurrence, jacobian.transpose(recurrence), inline=inline)
+    return Sweep(built, dtype, interpreters, lambda: structure_of(recurrence))
 
 
 def leaves(*trees: Any) -> list[Tensor]:
