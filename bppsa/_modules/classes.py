@@ -12,8 +12,8 @@ from torch.nn.utils import parametrize
 
 from bppsa import _recurrent
 from bppsa._modules import calls, diagnosis
+from bppsa._modules.clone import clone
 from bppsa.errors import Reason
-from bppsa.fxpasses.rewrite import clone
 
 
 class Recurrent(nn.RNNBase):

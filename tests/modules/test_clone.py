@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bppsa._modules.classes import Recurrent, rewrite
-from bppsa.fxpasses.rewrite import clone
+from bppsa._modules.clone import clone
 from tests.modules.conftest import Taken
 from tests.modules.models import Reassigning, Tagger, fast
 
