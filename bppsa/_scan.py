@@ -25,8 +25,8 @@ from bppsa.plan.choose import multiply_inline
 from bppsa.report import Decision
 from bppsa.runtime import autograd, reference
 from bppsa.runtime.autograd import Result
-from bppsa.runtime.extent import Extent, Given
-from bppsa.runtime.sweep import Needs, Shape, Sweep
+from bppsa.runtime.extent import Extent, Given, Shape
+from bppsa.runtime.sweep import Needs, Sweep
 
 REMEMBERED = 256  # cells
 
