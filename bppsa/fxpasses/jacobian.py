@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa.chain import FILLS, ColumnSum, Outer, Recurrence, Role, Transposed, Weight, placeholders
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.capture import Recorder
+from bppsa.fxpasses.capture import Recorder, nothing_saved
 from bppsa.sparsity.rules import lookup
 
 aten = torch.ops.aten
@@ -24,7 +24,7 @@ def transpose(recurrence: Recurrence) -> Transposed:
     Raises `Unsupported` where an op of the body has no rule.
     """
     walk = Walk(recurrence)
-    with torch.enable_grad(), walk.recorder:
+    with torch.enable_grad(), nothing_saved(), walk.recorder:
         walk.run()
     return walk.result()
 
