@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -284,3 +285,13 @@ def place(tensor: Tensor, environment: Environment) -> int | Tensor:
             Reason("the cell reaches a tensor in a way that cannot be followed", mend="make it an attribute")
         )
     return tensor
+
+
+def _renew_lock() -> None:
+    """In a forked child, where the thread that held it does not exist."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
