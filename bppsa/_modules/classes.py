@@ -45,7 +45,7 @@ class Recurrent(nn.RNNBase):
         """PyTorch's own forward; where it raises over bad input, our error of the same kind says where and what."""
         try:
             return super().forward(input, hx)
-        except (RuntimeError, ValueError) as error:
+        except tuple(diagnosis.OURS) as error:
             problem = diagnosis.find(self, input, hx)
             if problem is None:
                 raise
