@@ -19,7 +19,9 @@ from bppsa._scan import ScanCall
 from bppsa.runtime.autograd import Call
 from bppsa.runtime.extent import Extent, Given
 
-SCANS: dict[str, Any] = {}  # key of a cell -> its plan; the backend fills it while it compiles
+# Key of a cell -> its plan; the backend fills it while it compiles. Nothing leaves it: compiled graphs know their cells
+# by key alone and may run at any time, and Dynamo bounds how many graphs there are.
+SCANS: dict[str, Any] = {}
 # Inductor keeps compiled graphs on disk, with the shapes of what our forward saves in them: the version, a checksum of
 # our sources, is an argument, so that a graph of another version is not taken for one of ours.
 VERSION = zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))))
