@@ -32,6 +32,7 @@ CELL = "str cell, bool reverse"
 def module_call(
     x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], masks: Sequence[Tensor], *flags: Any
 ) -> Call:
+    """The call that `bppsa::recurrence` stands for; the module's sizes are read off its weights."""
     kind, layers, bidirectional, _ = flags
     count = len(weights) // (layers * (1 + bidirectional))
     # int: widths are fixed for a graph, also where Dynamo takes every size for a variable (dynamic=True)
@@ -43,6 +44,7 @@ def module_call(
 
 
 def cell_call(sources: Sequence[Tensor], carries: Sequence[Tensor], params: Sequence[Tensor], *flags: Any) -> Call:
+    """The call that `bppsa::scan` stands for: one of a cell that the backend has planned."""
     cell, reverse = flags
     plan = SCANS[cell]
     return ScanCall(

@@ -133,6 +133,8 @@ class NoEscape(TorchFunctionMode):
 
 
 class Recorder(TorchDispatchMode):
+    """Sees every op that the dispatcher does, runs it on stand-ins and writes it down as a node."""
+
     def __init__(self) -> None:
         super().__init__()
         self.graph = fx.Graph()

@@ -30,6 +30,8 @@ def transpose(recurrence: Recurrence) -> Transposed:
 
 
 class Walk:
+    """One walk: the cotangents gathered so far by node, and those of parameters, which leave the loop as rows."""
+
     def __init__(self, recurrence: Recurrence) -> None:
         self.recurrence = recurrence
         self.recorder = Recorder()
@@ -52,6 +54,7 @@ class Walk:
                 self.step(node, self.cotangents.pop(node))
 
     def step(self, node: fx.Node, g: Tensor) -> None:
+        """From the cotangent of an op's output to those of its operands."""
         if node.target is aten.mm.default:
             return self.matmul(node, g)
         rule = lookup(node.target)

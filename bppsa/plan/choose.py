@@ -24,6 +24,8 @@ def multiply_inline(rows: int) -> bool:
 
 @dataclass(frozen=True)
 class Choice:
+    """A strategy for one call, why, and the numbers that decided."""
+
     strategy: str  # "sequential", or "pytorch" to leave the call as it was
     reason: str
     numbers: Mapping[str, float | int | str]
