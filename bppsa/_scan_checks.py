@@ -11,17 +11,10 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from bppsa.errors import ArgumentError, BppsaError, CarryError, InputError, InputIndexError, InputValueError
+from bppsa.errors import OURS, ArgumentError, CarryError, InputError
 
 Cell = Callable[[Any, Any], tuple[Any, Any]]
 RETURN = "return (next carry, y), a tuple"
-
-# What ops raise over sizes, dtypes and dimensions, by exact type: all else a cell raises is its own and comes through.
-OURS: dict[type[Exception], type[BppsaError]] = {
-    RuntimeError: InputError,
-    ValueError: InputValueError,
-    IndexError: InputIndexError,
-}
 
 
 def check_inputs(carry: Sequence[Any], xs: Sequence[Any]) -> None:
@@ -44,7 +37,7 @@ def step(cell: Cell, carry: Any, x: Any) -> tuple[Any, Any]:
     try:
         result = cell(carry, x)
     except tuple(OURS) as error:
-        if type(error) not in OURS:
+        if type(error) not in OURS:  # a class of the cell's own
             raise
         raise OURS[type(error)](
             f"bppsa.scan: the cell {name_of(cell)} fails on {kinds('carry', carry)} and {kinds('x_t', x)}: {error}; "

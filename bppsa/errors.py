@@ -38,6 +38,14 @@ class BuildError(BppsaError, RuntimeError):
     """The system compiler is missing or refused a generated kernel."""
 
 
+# Ours for what PyTorch raises over sizes, dtypes and dimensions.
+OURS: dict[type[Exception], type[BppsaError]] = {
+    RuntimeError: InputError,
+    ValueError: InputValueError,
+    IndexError: InputIndexError,
+}
+
+
 @dataclass(frozen=True)
 class Reason:
     """Why something is not rewritten: data, printed by `explain`."""

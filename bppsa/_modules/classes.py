@@ -13,7 +13,7 @@ from torch.nn.utils import parametrize
 from bppsa import _recurrent
 from bppsa._modules import calls, diagnosis
 from bppsa._modules.clone import clone
-from bppsa.errors import Reason
+from bppsa.errors import OURS, Reason
 from bppsa.report import Decision
 
 
@@ -51,7 +51,7 @@ class Recurrent(nn.RNNBase):
         """PyTorch's own forward; where it raises over bad input, our error of the same kind says where and what."""
         try:
             return super().forward(input, hx)
-        except tuple(diagnosis.OURS) as error:
+        except tuple(OURS) as error:
             problem = diagnosis.find(self, input, hx)
             if problem is None:
                 raise

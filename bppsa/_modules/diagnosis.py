@@ -13,14 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bppsa._modules.shapes import shapes_of, weights_of
-from bppsa.errors import BppsaError, InputError, InputIndexError, InputValueError
+from bppsa.errors import OURS, BppsaError
 
 _STATES = ("h0", "c0")
-OURS: dict[type[Exception], type[BppsaError]] = {
-    RuntimeError: InputError,
-    ValueError: InputValueError,
-    IndexError: InputIndexError,
-}
 
 
 def named(error: Exception, module: nn.RNNBase, problem: str) -> BppsaError:
