@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,11 +12,16 @@ from torch import nn
 
 from bppsa import _calls, _scan
 from bppsa._modules.classes import Recurrent, rewrite
-from bppsa.errors import StrategyError
+from bppsa.errors import ArgumentError, StrategyError
 from bppsa.plan.choose import STRATEGIES
-from bppsa.report import Decision, Report
+from bppsa.report import Report
 
 FALLBACKS = ("eager", "inductor")
+NOT_YET = "the model has not run yet: what is found so far, to be decided in a call (scans are found when they run)"
+NO_SCAN = (
+    "nothing to rewrite: no nn.RNN, nn.GRU or nn.LSTM of a compiled model and no bppsa.scan ran; "
+    "a cell is explained by its scan: bppsa.explain(lambda xs: bppsa.scan(cell, carry, xs), xs)"
+)
 
 
 def compile(model: nn.Module, *, strategy: str = "auto", fallback: str = "eager") -> nn.Module:
@@ -22,7 +29,7 @@ def compile(model: nn.Module, *, strategy: str = "auto", fallback: str = "eager"
 
     It shares the Parameters and buffers of `model`, has the same classes and `state_dict` keys, and leaves `model` as
     it was. What is not rewritten runs as it is (`fallback="eager"`) or goes to Inductor (`fallback="inductor"`).
-    `.report` of the result tells what its last call did.
+    `.report` of the result tells what its last call did and, before the first, what waits for it.
 
     Raises StrategyError (a ValueError) for an unknown strategy or fallback.
     """
@@ -31,12 +38,13 @@ def compile(model: nn.Module, *, strategy: str = "auto", fallback: str = "eager"
         raise StrategyError(
             f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan"
         )
-    fast, found = rewrite(model, strategy)
-    left = tuple(
-        Decision(path, "module", "pytorch", str(reason)) for path, reason in found.items() if reason is not None
-    )
-    fast.__dict__["_bppsa_left"] = left
-    fast.__dict__["report"] = Report(left)
+    fast, by_path = rewrite(model, strategy)
+    found = tuple(by_path.values())
+    if fallback == "inductor":  # what is decided while a graph is traced holds for all calls
+        reason = "one op of the graph, where the call can be traced"
+        found = tuple(replace(d, strategy="sequential", reason=reason) if d.strategy == "waiting" else d for d in found)
+    fast.__dict__["_bppsa_left"] = tuple(decision for decision in found if decision.strategy != "waiting")
+    fast.__dict__["report"] = Report(found, NOT_YET if fallback == "eager" else "")
     if not isinstance(fast, Recurrent):  # which keeps its own
         fast.register_forward_pre_hook(begin_report)
         fast.register_forward_hook(end_report, always_call=True)
@@ -63,22 +71,27 @@ def explain(
     """Run `model(*inputs)` once as `compile(model, ...)` would and tell what was found, chosen and left alone, and why.
 
     Buffers and the random state are as before afterwards. `model` may also be a function that calls `bppsa.scan`.
+
+    Raises ArgumentError (a TypeError) where `inputs` are not what the model takes.
     """
     check(strategy, fallback)
+    check_inputs(model, inputs)
     if not isinstance(model, nn.Module):
         with _calls.collecting() as taken, torch.random.fork_rng():
             model(*inputs)
-        return Report(taken)
+        return Report(taken, "" if taken else NO_SCAN)
     fast = compile(model, strategy=strategy)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with _calls.collecting(), torch.random.fork_rng():
-            fast(*inputs)
+            result = fast(*inputs)
     finally:
         with torch.no_grad():
             for buffer, value in before:
                 buffer.copy_(value)
-    return Report(fast.__dict__["report"].decisions)
+    decisions = fast.__dict__["report"].decisions
+    like_a_cell = len(inputs) == 2 and isinstance(result, tuple) and len(result) == 2
+    return Report(decisions, NO_SCAN if like_a_cell and not decisions else "")
 
 
 def scan(cell: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any, Any]:
@@ -97,3 +110,22 @@ def check(strategy: str, fallback: str) -> None:
         raise StrategyError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
     if fallback not in FALLBACKS:
         raise StrategyError(f"unknown fallback {fallback!r}; known: {', '.join(FALLBACKS)}")
+
+
+def check_inputs(model: Any, inputs: tuple[Any, ...]) -> None:
+    """That a call can begin; what its tensors should be is for the model to say."""
+    function = model.forward if isinstance(model, nn.Module) else model
+    if not callable(function):
+        raise ArgumentError(f"bppsa.explain takes an nn.Module or a function, not a {type(model).__name__}")
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # a builtin that does not tell
+        return
+    try:
+        signature.bind(*inputs)
+    except TypeError as error:
+        takes = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
+        raise ArgumentError(
+            f"bppsa.explain runs the model once and needs example inputs for it, bppsa.explain(model, *inputs): "
+            f"{type(model).__name__ if isinstance(model, nn.Module) else 'the function'} takes ({takes}): {error}"
+        ) from error

@@ -19,7 +19,9 @@ from bppsa._scan import ScanCall
 from bppsa.runtime.autograd import Call
 from bppsa.runtime.extent import Extent, Given
 
-SCANS: dict[str, Any] = {}  # key of a cell -> its plan; the backend fills it while it compiles
+# Key of a cell -> its plan; the backend fills it while it compiles. Nothing leaves it: compiled graphs know their cells
+# by key alone and may run at any time, and Dynamo bounds how many graphs there are.
+SCANS: dict[str, Any] = {}
 # Inductor keeps compiled graphs on disk, with the shapes of what our forward saves in them: the version, a checksum of
 # our sources, is an argument, so that a graph of another version is not taken for one of ours.
 VERSION = zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))))
@@ -30,6 +32,7 @@ CELL = "str cell, bool reverse"
 def module_call(
     x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], masks: Sequence[Tensor], *flags: Any
 ) -> Call:
+    """The call that `bppsa::recurrence` stands for; the module's sizes are read off its weights."""
     kind, layers, bidirectional, _ = flags
     count = len(weights) // (layers * (1 + bidirectional))
     # int: widths are fixed for a graph, also where Dynamo takes every size for a variable (dynamic=True)
@@ -41,6 +44,7 @@ def module_call(
 
 
 def cell_call(sources: Sequence[Tensor], carries: Sequence[Tensor], params: Sequence[Tensor], *flags: Any) -> Call:
+    """The call that `bppsa::scan` stands for: one of a cell that the backend has planned."""
     cell, reverse = flags
     plan = SCANS[cell]
     return ScanCall(

@@ -80,6 +80,7 @@ def noted(module: nn.RNNBase, decision: Decision) -> None:
 def by_sweeps(
     module: nn.RNNBase, x: Tensor, batch_sizes: Tensor | None, states: States | None, weights: Sequence[Tensor]
 ) -> tuple[Tensor, States]:
+    """What `run` does once it is decided: in a dtype that has kernels, packed sequences padded, and back again."""
     spec = Spec.of(module)
     dtype = torch.float64 if x.dtype == torch.float64 else torch.float32  # half precision is rounded once, at the end
     masks = dropout_masks(module, x)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
@@ -14,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from bppsa._calls import note, warn_once
 from bppsa._modules.calls import is_ordinary_moment, is_plain
-from bppsa._scan_checks import Cell, cell_result, check_carry, check_inputs, checked, name_of
+from bppsa._scan_checks import Cell, check_carry, check_inputs, checked, name_of, step
 from bppsa._sweeps import compile_recurrence
 from bppsa.chain import Recurrence
 from bppsa.errors import BuildError, Reason, Unsupported
@@ -25,8 +26,8 @@ from bppsa.plan.choose import multiply_inline
 from bppsa.report import Decision
 from bppsa.runtime import autograd, reference
 from bppsa.runtime.autograd import Result
-from bppsa.runtime.extent import Extent, Given
-from bppsa.runtime.sweep import Needs, Shape, Sweep
+from bppsa.runtime.extent import Extent, Given, Shape
+from bppsa.runtime.sweep import Needs, Sweep
 
 REMEMBERED = 256  # cells
 
@@ -41,8 +42,9 @@ def scan(cell: Cell, carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any
     A cell of pointwise ops, products with parameters, slices and concatenations of features and row sums (layer norm)
     on [B, n] values runs as one generated kernel each way; any other runs op by op, and `bppsa.explain` says why.
 
-    Raises CarryError (a TypeError) where the carry changes or a leaf is no tensor, InputError (a RuntimeError) where xs
-    do not agree in T.
+    Raises CarryError (a TypeError) where the carry changes, a leaf is no tensor or the cell does not return a pair,
+    InputError (a RuntimeError) where xs do not agree in T. What PyTorch's ops raise within the cell keeps its type, and
+    says what the cell was given.
     """
     carry_leaves, carry_spec = pytree.tree_flatten(carry)
     x_leaves, x_spec = pytree.tree_flatten(xs)
@@ -235,7 +237,7 @@ def make(
     def flat_cell(carry_leaves: Sequence[Tensor], x_leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
         nonlocal y_spec
         given = pytree.tree_unflatten(list(carry_leaves), carry_spec)
-        nexts, y = cell_result(cell(given, pytree.tree_unflatten(list(x_leaves), x_spec)))
+        nexts, y = step(cell, given, pytree.tree_unflatten(list(x_leaves), x_spec))
         next_leaves = check_carry(carry_leaves, carry_spec, nexts)
         y_leaves, y_spec = pytree.tree_flatten(y)
         return next_leaves, y_leaves
@@ -283,3 +285,13 @@ def place(tensor: Tensor, environment: Environment) -> int | Tensor:
             Reason("the cell reaches a tensor in a way that cannot be followed", mend="make it an attribute")
         )
     return tensor
+
+
+def _renew_lock() -> None:
+    """In a forked child, where the thread that held it does not exist."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)

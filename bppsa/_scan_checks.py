@@ -1,16 +1,20 @@
-"""What is wrong with a call of bppsa.scan: errors that name the leaf, what it was and what it should be."""
+"""What is wrong with a call of bppsa.scan: errors that name the leaf or the cell, what it was and what it should be."""
 
 from __future__ import annotations
 
+import functools
+import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from bppsa.errors import CarryError, InputError
+from bppsa.errors import OURS, ArgumentError, CarryError, InputError
 
 Cell = Callable[[Any, Any], tuple[Any, Any]]
+RETURN = "return (next carry, y), a tuple"
 
 
 def check_inputs(carry: Sequence[Any], xs: Sequence[Any]) -> None:
@@ -25,10 +29,41 @@ def check_inputs(carry: Sequence[Any], xs: Sequence[Any]) -> None:
         raise InputError(f"bppsa.scan: the leaves of xs have {lengths} steps; give all the same number, at least 1")
 
 
-def cell_result(result: Any) -> tuple[Any, Any]:
-    if not isinstance(result, tuple) or len(result) != 2:
-        raise CarryError(f"bppsa.scan: the cell returned a {type(result).__name__}; return (next carry, y)")
+def step(cell: Cell, carry: Any, x: Any) -> tuple[Any, Any]:
+    """`cell(carry, x)`, or what is wrong with it; the next carry is for `check_carry`."""
+    if not callable(cell):
+        kind = type(cell).__name__
+        raise ArgumentError(f"bppsa.scan: the cell is a {kind}; give a function or Module (carry, x_t) -> (carry, y_t)")
+    try:
+        result = cell(carry, x)
+    except tuple(OURS) as error:
+        if type(error) not in OURS:  # a class of the cell's own
+            raise
+        raise OURS[type(error)](
+            f"bppsa.scan: the cell {name_of(cell)} fails on {kinds('carry', carry)} and {kinds('x_t', x)}: {error}; "
+            f"make its sizes and dtypes agree with these (x_t is a step of xs, whose first dimension is time)"
+        ) from error
+    if not isinstance(result, tuple):
+        raise CarryError(f"bppsa.scan: the cell {name_of(cell)} returned a {type(result).__name__}; {RETURN}")
+    if len(result) != 2:
+        raise CarryError(f"bppsa.scan: the cell {name_of(cell)} returned {len(result)} values; {RETURN}")
+    check_y(result[1])
     return result
+
+
+def check_y(y: Any) -> None:
+    if isinstance(y, Tensor):
+        return
+    for path, leaf in pytree.tree_flatten_with_path(y)[0]:
+        if not isinstance(leaf, Tensor):
+            mend = "return a pytree of tensors as y: (carry, carry), or (carry, ()) where only the last carry is wanted"
+            raise CarryError(f"bppsa.scan: y{pytree.keystr(path)} is a {type(leaf).__name__}; {mend}")
+
+
+def kinds(name: str, value: Any) -> str:
+    """Its leaves by their shapes and dtypes: "carry[0] [16, 32] torch.float32, carry[1] ..."."""
+    leaves = pytree.tree_flatten_with_path(value)[0]
+    return ", ".join(f"{name}{pytree.keystr(path)} {list(leaf.shape)} {leaf.dtype}" for path, leaf in leaves)
 
 
 def check_carry(leaves: Sequence[Tensor], spec: Any, nexts: Any) -> list[Tensor]:
@@ -49,13 +84,23 @@ def check_carry(leaves: Sequence[Tensor], spec: Any, nexts: Any) -> list[Tensor]
 
 
 def checked(cell: Cell, leaves: Sequence[Tensor], spec: Any) -> Cell:
-    def step(carry: Any, x: Any) -> tuple[Any, Any]:
-        nexts, y = cell_result(cell(carry, x))
+    def checked_step(carry: Any, x: Any) -> tuple[Any, Any]:
+        nexts, y = step(cell, carry, x)
         check_carry(leaves, spec, nexts)
         return nexts, y
 
-    return step
+    return checked_step
 
 
 def name_of(cell: Any) -> str:
-    return getattr(cell, "__qualname__", type(cell).__qualname__)
+    """As a reader would look for it: "decay", "Model.decay", "MinGRU", "lambda (model.py:12)"."""
+    while isinstance(cell, functools.partial):
+        cell = cell.func
+    if isinstance(cell, types.FunctionType) and cell.__name__ == "<lambda>":
+        return place_of(cell.__code__)
+    return str(getattr(cell, "__qualname__", type(cell).__qualname__)).rpartition("<locals>.")[2]
+
+
+@functools.lru_cache(maxsize=1024)
+def place_of(code: types.CodeType) -> str:
+    return f"lambda ({Path(code.co_filename).name}:{code.co_firstlineno})"

@@ -18,8 +18,16 @@ class InputValueError(BppsaError, ValueError):
     """A wrong value or rank where PyTorch raises a ValueError."""
 
 
+class InputIndexError(BppsaError, IndexError):
+    """A dimension or a part that is not there, where PyTorch raises an IndexError."""
+
+
+class ArgumentError(BppsaError, TypeError):
+    """An argument that is missing, or of a kind that cannot be used."""
+
+
 class CarryError(BppsaError, TypeError):
-    """A cell returned a carry of another structure, shape or dtype than it was given."""
+    """What goes into a cell is no pytree of tensors, or what it returns is not (a carry like the one given, y)."""
 
 
 class StrategyError(BppsaError, ValueError):
@@ -28,6 +36,14 @@ class StrategyError(BppsaError, ValueError):
 
 class BuildError(BppsaError, RuntimeError):
     """The system compiler is missing or refused a generated kernel."""
+
+
+# Ours for what PyTorch raises over sizes, dtypes and dimensions.
+OURS: dict[type[Exception], type[BppsaError]] = {
+    RuntimeError: InputError,
+    ValueError: InputValueError,
+    IndexError: InputIndexError,
+}
 
 
 @dataclass(frozen=True)

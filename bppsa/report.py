@@ -13,24 +13,27 @@ class Decision:
 
     path: str  # module path, e.g. "encoder.gru"
     kind: str  # "gru", "lstm", "scan", ...
-    strategy: str  # "sequential", ..., or "pytorch" where it is left as it was
+    strategy: str  # "sequential", ..., "pytorch" where it is left as it was, or "waiting" for its first call
     reason: str
     numbers: Mapping[str, float | int | str] = field(default_factory=dict)  # T, B, H, predicted milliseconds, ...
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.numbers.items())
-        return f"{self.path or '<model>'} ({self.kind}; {numbers}): {self.strategy}: {self.reason}"
+        what = "; ".join(part for part in (self.kind, numbers) if part)
+        return f"{self.path or '<model>'} ({what}): {self.strategy}: {self.reason}"
 
 
 @dataclass(frozen=True)
 class Report:
-    """All decisions of one call, in the order in which the parts ran."""
+    """All decisions of one call, in the order in which the parts ran; before the first call, all that was found."""
 
     taken: Sequence[Decision] = ()
+    note: str = ""  # what to know besides
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
         return tuple(self.taken)
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.decisions)) or "nothing to rewrite: the model runs as PyTorch runs it"
+        lines = [self.note, *map(str, self.decisions)]
+        return "\n".join(filter(None, lines)) or "nothing to rewrite: the model runs as PyTorch runs it"

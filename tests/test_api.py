@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import bppsa
 from bppsa.codegen.build import available
-from bppsa.errors import BppsaError, StrategyError
+from bppsa.errors import ArgumentError, BppsaError, StrategyError
 from bppsa.report import Decision, Report
 
 T, B, I, H = 6, 3, 5, 11  # noqa: E741  of tests/recurrent, which share the kernels
@@ -81,7 +81,7 @@ def test_a_function_is_no_model() -> None:
 
 def test_the_face_of_the_package() -> None:
     assert {"compile", "explain", "scan", "cells", "errors", "__version__"} <= set(bppsa.__all__)
-    assert set(bppsa.__all__) <= set(dir(bppsa))
+    assert dir(bppsa) == sorted(bppsa.__all__)
     assert all(getattr(bppsa, name) is not None for name in bppsa.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         bppsa.nothing  # noqa: B018
@@ -144,7 +144,7 @@ def test_explain_of_a_function(x: Tensor) -> None:
     random = torch.get_rng_state()
     (decision,) = bppsa.explain(call, x).decisions
     assert (decision.kind, decision.strategy) == ("scan", "pytorch")
-    assert "lambda" in decision.path
+    assert decision.path == f"lambda (test_api.py:{call.__code__.co_firstlineno + 1})"
     assert torch.equal(torch.get_rng_state(), random)
 
 
@@ -152,6 +152,27 @@ def test_explain_where_there_is_nothing_to_do() -> None:
     report = bppsa.explain(nn.Linear(2, 2), torch.ones(1, 2))
     assert report.decisions == ()
     assert str(report) == "nothing to rewrite: the model runs as PyTorch runs it"
+
+
+def test_explain_without_inputs_names_them() -> None:
+    for call, takes in ((nn.GRU(I, H), r"GRU takes \(input, hx=None\)"), (lambda a, b: a, r"takes \(a, b\)")):
+        with pytest.raises(ArgumentError, match=rf"bppsa\.explain\(model, \*inputs\).* {takes}.*'(input|a)'") as caught:
+            bppsa.explain(call)
+        assert isinstance(caught.value, TypeError)
+    with pytest.raises(ArgumentError, match="not a str"):
+        bppsa.explain("model")  # type: ignore[arg-type]
+
+
+def test_explain_of_a_cell_hints_at_its_scan(x: Tensor) -> None:
+    class Cell(nn.Module):
+        def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            return h + x, h
+
+    for cell in (lambda h, x: (h + x, h), Cell()):
+        report = bppsa.explain(cell, x[0], x)
+        assert report.decisions == ()
+        assert "bppsa.explain(lambda xs: bppsa.scan(cell, carry, xs), xs)" in str(report)
+    assert "scan" not in str(bppsa.explain(nn.Bilinear(I, I, 2).double(), x[0], x[0]))
 
 
 def test_explain_names_what_was_left_alone_and_why(x: Tensor) -> None:
@@ -188,7 +209,7 @@ def test_explain_agrees_with_compile(x: Tensor) -> None:
 @needs_compiler
 def test_a_report_is_of_the_last_call(x: Tensor) -> None:
     fast = bppsa.compile(Model(), strategy="sequential")
-    assert fast.report.decisions == ()
+    assert [d.strategy for d in fast.report.decisions] == ["waiting"]
     fast(x)
     first = fast.report.decisions
     assert [d.numbers["T"] for d in first] == [T, T]
@@ -201,9 +222,48 @@ def test_a_report_is_of_the_last_call(x: Tensor) -> None:
 def test_each_model_has_its_own_report(x: Tensor) -> None:
     one, other = (bppsa.compile(nn.Sequential(nn.GRU(I, H).double()), strategy="sequential") for _ in range(2))
     one(x)
-    assert (len(one.report.decisions), len(other.report.decisions)) == (1, 0)
+    assert [m.report.decisions[0].strategy for m in (one, other)] == ["sequential", "waiting"]
     other(x[:3])
     assert [m.report.decisions[0].numbers["T"] for m in (one, other)] == [T, 3]
+
+
+def test_before_the_first_call_a_report_lists_what_waits(x: Tensor) -> None:
+    fast = bppsa.compile(nn.ModuleDict({"ours": nn.GRU(I, H).double(), "own": Own(I, H)}))
+    head, ours, own = str(fast.report).splitlines()
+    assert "has not run yet" in head
+    assert ours == "ours (gru): waiting: decided in its first call"
+    assert own.startswith("own (gru): pytorch: Own has a forward of its own")
+    assert "has not run yet" in str(bppsa.compile(nn.Linear(2, 2)).report)
+    for model in (nn.LSTM(I, H).double(), nn.Sequential(nn.LSTM(I, H).double())):
+        fast = bppsa.compile(model)
+        assert "(lstm): waiting" in str(fast.report)
+        fast(x)
+        assert "waiting" not in str(fast.report)
+        assert "not run" not in str(fast.report)
+
+
+def test_a_call_that_pytorch_runs_says_why(x: Tensor) -> None:
+    fast = bppsa.compile(nn.GRU(I, H).double(), strategy="sequential")
+    torch.func.grad(lambda x: fast(x)[0].sum())(x)
+    assert "functorch" in str(fast.report)
+    fast.half()
+    fast(x.half())
+    assert "one dtype that has kernels" in str(fast.report)
+    assert [(d.kind, d.strategy) for d in fast.report.decisions] == [("gru", "pytorch")]
+
+
+def test_what_goes_to_inductor_does_not_wait(x: Tensor) -> None:
+    for model in (nn.GRU(I, H), nn.Sequential(nn.GRU(I, H), Own(I, H))):
+        report = bppsa.compile(model, fallback="inductor").report
+        assert "(gru): sequential: one op of the graph" in str(report)
+        assert "not run" not in str(report)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_prediction_says_of_what_it_is(x: Tensor, grad: bool) -> None:
+    with torch.set_grad_enabled(grad):
+        (decision,) = bppsa.explain(nn.GRU(I, H), torch.randn(500, B, I)).decisions
+    assert decision.reason.startswith("forward and backward predicted" if grad else "forward predicted")
 
 
 def test_what_was_left_alone_is_in_every_report(x: Tensor) -> None:
@@ -217,6 +277,7 @@ def test_decisions_are_data() -> None:
     decision = Decision("a.b", "gru", "sequential", "because", {"T": 3, "ms": 1.23456, "on": "cpu"})
     assert str(decision) == "a.b (gru; T=3, ms=1.235, on=cpu): sequential: because"
     assert Decision("a.b", "gru", "sequential", "because", {"T": 3, "ms": 1.23456, "on": "cpu"}) == decision
+    assert str(Decision("", "gru", "pytorch", "because")) == "<model> (gru): pytorch: because"
     assert str(Report([decision, decision])) == f"{decision}\n{decision}"
     taken: list[Decision] = []
     report = Report(taken)

@@ -12,8 +12,9 @@ from torch.nn.utils import parametrize
 
 from bppsa import _recurrent
 from bppsa._modules import calls, diagnosis
-from bppsa.errors import Reason
-from bppsa.fxpasses.rewrite import clone
+from bppsa._modules.clone import clone
+from bppsa.errors import OURS, Reason
+from bppsa.report import Decision
 
 
 class Recurrent(nn.RNNBase):
@@ -33,19 +34,24 @@ class Recurrent(nn.RNNBase):
         if _recurrent.is_too_short(self, input):
             return self._unusual(input, hx)
         if not calls.is_ordinary_moment():
+            self._leave("a functorch transform, forward-mode AD, a tracer or a mode is active")
             return super().forward(input, hx)
         call = calls.gather(self, input, hx)
         if call is None:
+            self._leave("its tensors are not all plain, dense, on the CPU and of one dtype that has kernels")
             return self._unusual(input, hx)
         run = _recurrent.run if call.dtypes is None else torch.autocast("cpu", enabled=False)(_recurrent.run)
         result = run(self, call.x, call.batch_sizes, call.states, call.weights)
         return super().forward(input, hx) if result is NotImplemented else call.deliver(*result)
 
+    def _leave(self, reason: str) -> None:
+        _recurrent.noted(self, Decision(self._bppsa_path, self.mode.lower(), "pytorch", reason))
+
     def _unusual(self, input: Any, hx: Any) -> Any:
         """PyTorch's own forward; where it raises over bad input, our error of the same kind says where and what."""
         try:
             return super().forward(input, hx)
-        except (RuntimeError, ValueError) as error:
+        except tuple(OURS) as error:
             problem = diagnosis.find(self, input, hx)
             if problem is None:
                 raise
@@ -77,13 +83,18 @@ _REPLACED = (
 )
 
 
-def rewrite(model: nn.Module, strategy: str = "auto") -> tuple[nn.Module, dict[str, Reason | None]]:
-    """A clone of `model`, its recurrent modules rewritten; by path of each of them why it was left alone, or None."""
+def rewrite(model: nn.Module, strategy: str = "auto") -> tuple[nn.Module, dict[str, Decision]]:
+    """A clone of `model`, its recurrent modules rewritten; by path of each of them: that it waits for a call, or why it
+    was left alone."""
     copy, modules = clone(model)
-    found = {path: why_not(module) for path, module in modules.items() if isinstance(module, _KINDS)}
-    for path, reason in found.items():
-        if reason is None:
-            adopt(modules[path], path, strategy)
+    found = {}
+    for path, module in modules.items():
+        if isinstance(module, _KINDS):
+            reason = why_not(module)
+            if reason is None:
+                adopt(module, path, strategy)
+            decided = ("waiting", "decided in its first call") if reason is None else ("pytorch", str(reason))
+            found[path] = Decision(path, module.mode.lower(), *decided)
     return copy, found
 
 

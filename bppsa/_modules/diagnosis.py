@@ -13,20 +13,23 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bppsa._modules.shapes import shapes_of, weights_of
-from bppsa.errors import InputError, InputValueError
+from bppsa.errors import OURS, BppsaError
 
 _STATES = ("h0", "c0")
 
 
-def named(error: RuntimeError | ValueError, module: nn.RNNBase, problem: str) -> InputError | InputValueError:
+def named(error: Exception, module: nn.RNNBase, problem: str) -> BppsaError:
     """Our error of the same kind; PyTorch's own words stay in it."""
-    kind = InputValueError if isinstance(error, ValueError) else InputError
+    kind = next(ours for theirs, ours in OURS.items() if isinstance(error, theirs))
     path = getattr(module, "_bppsa_path", "") or "<model>"
     return kind(f"{path} ({type(module).__name__}): {problem} (PyTorch: {error})")
 
 
 def find(module: nn.RNNBase, input: Any, hx: Any) -> str | None:
     """The first thing that does not fit, and the mend; None where all fits, so that the cause lies elsewhere."""
+    if isinstance(module, nn.LSTM) and hx is not None and not (isinstance(hx, (tuple, list)) and len(hx) == 2):
+        given = f"a {type(hx).__name__}" + (f" of {len(hx)}" if isinstance(hx, (tuple, list)) else "")
+        return f"hx is {given}; give the tuple (h0, c0), as the module returns it"
     packed = isinstance(input, PackedSequence)
     x = input.data if packed else input
     states = () if hx is None else tuple(hx) if isinstance(hx, (tuple, list)) else (hx,)

@@ -11,6 +11,8 @@ _GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "GRU": 3, "LSTM": 4}
 
 
 class Shapes(NamedTuple):
+    """Of the states and weights of a module."""
+
     rows: int  # of each state: L * D
     widths: tuple[int, ...]  # of each state
     weights: tuple[tuple[int, ...], ...]  # in PyTorch's flat order

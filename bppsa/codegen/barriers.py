@@ -13,6 +13,8 @@ Cut = tuple[int, ...]  # how a group's columns are cut: groups of equal cuts giv
 
 @dataclass(frozen=True)
 class Use:
+    """What one group does to one place in memory, and how its columns are dealt to threads."""
+
     touch: Touch
     writes: bool
     cut: Cut

@@ -42,6 +42,8 @@ INSTALL = "install g++ (Debian, Ubuntu: apt install g++) or set CXX to a C++17 c
 
 @dataclass(frozen=True)
 class Compiler:
+    """The system compiler as it will be called: all of it is part of a library's key in the cache."""
+
     command: tuple[str, ...]  # absolute path first; more words where CXX has them, e.g. "ccache g++"
     flags: tuple[str, ...]
     version: str

@@ -17,6 +17,9 @@ EXPENSIVE = {Op.DOT, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.DIV, Op.SQRT}
 
 @dataclass
 class Grouping:
+    """Roots sorted into groups. A level is how many groups must have stored before: what is of one level and width is
+    one group; what a later level would compute again, at a price, goes through scratch."""
+
     buffers: dict[str, Buffer]
     scratch_widths: list[int]
     levels: dict[Expr, int] = field(default_factory=dict)

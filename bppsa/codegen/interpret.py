@@ -50,10 +50,12 @@ def run(
     `active[t] <= rows` rows take part in step t (packed sequences, longest first); the others are neither read nor
     written.
     """
-    Sweep(kernel, tensors, rows, reverse).run(range(steps), active)
+    Interpreter(kernel, tensors, rows, reverse).run(range(steps), active)
 
 
-class Sweep:
+class Interpreter:
+    """One run of a kernel: its arguments and scratch by name, read and written as the groups say."""
+
     def __init__(self, kernel: Kernel, tensors: Sequence[Tensor], rows: int, reverse: bool) -> None:
         self.kernel, self.rows, self.reverse = kernel, rows, reverse
         self.storage = {b.name: t for b, t in zip(kernel.arguments, tensors, strict=True)}

@@ -61,6 +61,8 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True)
 class Buffer:
+    """A tensor the kernel is given, or scratch of its own; `kind` says its shape."""
+
     name: str
     kind: Kind
     width: int
@@ -131,6 +133,8 @@ class Reduce(enum.Enum):
 
 @dataclass(frozen=True)
 class Store:
+    """`value`, computed for every column of the group, goes to `target` when all loads of the group are done."""
+
     target: Access
     value: Expr
     reduce: Reduce = Reduce.NONE
@@ -138,6 +142,8 @@ class Store:
 
 @dataclass(frozen=True)
 class Group:
+    """Stores over columns 0 to `width`, computed together."""
+
     width: int
     stores: tuple[Store, ...]
 

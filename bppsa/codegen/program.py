@@ -99,6 +99,8 @@ def stores(buffer: str, row: Row, *, after: bool = False) -> list[Root]:
 
 
 class Forward:
+    """The body as one sweep: states and outputs are stored, and with `kernel` also what the backward will read."""
+
     def __init__(self, recurrence: Recurrence, inline: bool) -> None:
         self.recurrence, self.inline = recurrence, inline
         self.lowering = Lowering(self.leaf)
@@ -133,6 +135,9 @@ class Forward:
 
 
 class Backward:
+    """The transposed body as one sweep against time. Forward values it reads are found in memory, computed again where
+    that is cheap, or saved by the forward."""
+
     def __init__(self, forward: Forward, transposed: Transposed) -> None:
         self.forward, self.transposed, self.recurrence = forward, transposed, forward.recurrence
         self.kept = dict(forward.in_states)  # forward values that the backward finds in memory

@@ -13,6 +13,8 @@ from bppsa.codegen.ir import Access, Dot, Expr, Op, rewrite
 
 @dataclass(frozen=True)
 class Segment:
+    """Neighbouring columns that one expression computes."""
+
     width: int
     expr: Expr
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -65,11 +67,21 @@ def record(fn: Callable[..., Any], args: Sequence[Any], *, gradients: bool = Tru
 
     inputs = tree_map_only(Tensor, stand_in, tuple(args))
     recorder.gradients = gradients or torch.is_grad_enabled()
-    with torch.set_grad_enabled(recorder.gradients), NoEscape(), recorder:
+    with torch.set_grad_enabled(recorder.gradients), nothing_saved(), NoEscape(), recorder:
         result = fn(*inputs)
     check_gradients(tree_leaves(result), [tensor for tensor, _ in recorder.captured])
     result = tree_map_only(Tensor, recorder.node_of, result)
     return Recording(recorder.graph, tuple(nodes), tuple(recorder.captured), result)
+
+
+def nothing_saved() -> AbstractContextManager[Any]:
+    """No backward will read what autograd saves of stand-ins. Hooks around the call (a checkpoint's, which counts what
+    it sees) are for the tensors of the call."""
+
+    def forget(value: Any) -> Any:
+        return None
+
+    return saved_tensors_hooks(forget, forget)
 
 
 def zeros_like(tensor: Tensor) -> Tensor:
@@ -121,6 +133,8 @@ class NoEscape(TorchFunctionMode):
 
 
 class Recorder(TorchDispatchMode):
+    """Sees every op that the dispatcher does, runs it on stand-ins and writes it down as a node."""
+
     def __init__(self) -> None:
         super().__init__()
         self.graph = fx.Graph()

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa.chain import FILLS, ColumnSum, Outer, Recurrence, Role, Transposed, Weight, placeholders
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.capture import Recorder
+from bppsa.fxpasses.capture import Recorder, nothing_saved
 from bppsa.sparsity.rules import lookup
 
 aten = torch.ops.aten
@@ -24,12 +24,14 @@ def transpose(recurrence: Recurrence) -> Transposed:
     Raises `Unsupported` where an op of the body has no rule.
     """
     walk = Walk(recurrence)
-    with torch.enable_grad(), walk.recorder:
+    with torch.enable_grad(), nothing_saved(), walk.recorder:
         walk.run()
     return walk.result()
 
 
 class Walk:
+    """One walk: the cotangents gathered so far by node, and those of parameters, which leave the loop as rows."""
+
     def __init__(self, recurrence: Recurrence) -> None:
         self.recurrence = recurrence
         self.recorder = Recorder()
@@ -52,6 +54,7 @@ class Walk:
                 self.step(node, self.cotangents.pop(node))
 
     def step(self, node: fx.Node, g: Tensor) -> None:
+        """From the cotangent of an op's output to those of its operands."""
         if node.target is aten.mm.default:
             return self.matmul(node, g)
         rule = lookup(node.target)

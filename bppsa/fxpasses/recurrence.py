@@ -53,6 +53,8 @@ class Part:
 
 
 class Splitter:
+    """One recorded cell, taken apart by what each node depends on: parameters, x_t, or the carry."""
+
     def __init__(self, recording: Recording, carries: int, xs: int) -> None:
         self.replaced = distribute_concat(recording.graph)
         arguments = recording.arguments

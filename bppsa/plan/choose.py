@@ -24,6 +24,8 @@ def multiply_inline(rows: int) -> bool:
 
 @dataclass(frozen=True)
 class Choice:
+    """A strategy for one call, why, and the numbers that decided."""
+
     strategy: str  # "sequential", or "pytorch" to leave the call as it was
     reason: str
     numbers: Mapping[str, float | int | str]
@@ -38,9 +40,8 @@ def choose(strategy: str, layers: Sequence[Size], peer: str, training: bool, mac
     numbers |= {"sequential ms": round(ours, 3), "pytorch ms": round(theirs, 3)}
     if strategy == "sequential":
         return Choice("sequential", "as asked", numbers)
-    gain = theirs / ours
+    gain, what = theirs / ours, "forward and backward" if training else "forward"
     if gain < margin(size.steps):
-        return Choice(
-            "pytorch", f"the rewrite is predicted {gain:.2f} times as fast, too little to be sure of", numbers
-        )
-    return Choice("sequential", f"predicted {gain:.1f} times as fast as PyTorch's own forward", numbers)
+        reason = f"{what} predicted {gain:.2f} times as fast as PyTorch's, too little to be sure of"
+        return Choice("pytorch", reason, numbers)
+    return Choice("sequential", f"{what} predicted {gain:.1f} times as fast as PyTorch's", numbers)

@@ -35,6 +35,8 @@ class Product:
 
 
 class After:
+    """The matmuls and sums after a backward sweep: gradients of sources and parameters, over all steps at once."""
+
     def __init__(self, program: Program) -> None:
         self.streams = [
             (stream, runs)

@@ -15,9 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bppsa.runtime.extent import Given
-
-Shape = tuple[int, ...]
+from bppsa.runtime.extent import Given, Shape
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Shape = tuple[int, ...]
 Given = Sequence[Any]  # of tensors, None where there is none: who reads one knows that it is there
 
 

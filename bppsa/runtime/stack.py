@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from bppsa.runtime.autograd import Result
-from bppsa.runtime.extent import Extent, Given
-from bppsa.runtime.sweep import Needs, Passed, Shape, Sweep
+from bppsa.runtime.extent import Extent, Given, Shape
+from bppsa.runtime.sweep import Needs, Passed, Sweep
 
 
 @dataclass(frozen=True)
@@ -125,14 +125,10 @@ class Stack:
 
     def repacked(self, saved: Sequence[Tensor], exposed: Sequence[Tensor]) -> list[Passed]:
         """The passes of `forward` out of what it saved, in the same order."""
-        last, passes, given = len(self.sweeps) - 1, [], iter(saved)
-        for layer, sweeps in enumerate(self.sweeps):
-            for sweep in sweeps:
-                count = len(sweep.recurrence.carries)
-                first = [exposed[0]] if exposed and layer == last else [next(given)]
-                states = (*first, *(next(given) for _ in range(count - 1)))
-                passes.append(Passed((), (), states, {name: next(given) for name in sweep.private}))
-        return passes
+        *before, last = self.sweeps
+        rest = iter(saved)
+        passes = [sweep.passed(rest, ()) for sweeps in before for sweep in sweeps]
+        return [*passes, *(sweep.passed(rest, exposed) for sweep in last)]
 
 
 class Unpacked:

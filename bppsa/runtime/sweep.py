@@ -7,7 +7,7 @@ tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +18,8 @@ from bppsa.codegen.ir import Buffer, Kernel, Kind
 from bppsa.codegen.program import Program
 from bppsa.runtime import pool
 from bppsa.runtime.after import After, logical
-from bppsa.runtime.extent import Extent, Given, flat, rows_contiguous
+from bppsa.runtime.extent import Extent, Given, Shape, flat, rows_contiguous
 
-Shape = tuple[int, ...]
 Runner = Callable[..., None]  # (tensors, *, steps, rows, active, reverse), as codegen.interpret.run takes them
 
 
@@ -137,13 +136,11 @@ class Sweep:
         states = [(extent.steps + 1, extent.rows, width) for width in self.recurrence.carries]
         return [*states, *((extent.steps, extent.rows, width) for width in self.widths)]
 
-    def passed(self, saved: Sequence[Tensor], exposed: Sequence[Tensor]) -> Passed:
-        """Put together again what a caller kept of a forward: `exposed`, the states that are outputs; `saved`, the
-        other states and the private buffers."""
-        shown, rest = iter(exposed), iter(saved)
-        states = tuple(
-            next(shown if i in self.program.output_carry else rest) for i in range(len(self.recurrence.carries))
-        )
+    def passed(self, saved: Iterable[Tensor], exposed: Sequence[Tensor]) -> Passed:
+        """Put together again what a caller kept of a forward: `exposed`, the states that are outputs, if it kept those
+        apart; `saved`, the other states and the private buffers. An iterator is left at what comes after them."""
+        shown, rest, apart = iter(exposed), iter(saved), self.program.output_carry if exposed else ()
+        states = tuple(next(shown if i in apart else rest) for i in range(len(self.recurrence.carries)))
         return Passed((), (), states, {name: next(rest) for name in self.private})
 
     def prepare(self, kernels: Sequence[Kernel]) -> None:

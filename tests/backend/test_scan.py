@@ -80,6 +80,25 @@ def test_any_cell_runs(cell: Callable[..., Any]) -> None:
     same(results(compiled(call, fullgraph=False), inputs, []), results(call, inputs, []))
 
 
+@pytest.mark.parametrize("scan", [torch_scan, bppsa.scan])
+@pytest.mark.parametrize("fallback", ["eager", "inductor"])
+def test_a_node_that_is_not_fused_runs(scan: Any, fallback: str) -> None:
+    weight = torch.randn(B, B, dtype=torch.float64, requires_grad=True)
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = h.cumsum(1) @ weight + x  # not one of the ops of a fused cell
+        return h, h.clone()
+
+    def call(x: Tensor, h: Tensor) -> Any:
+        return scan(cell, h, x * 2)
+
+    fast = compiled(call, fallback)
+    for steps in (5, 3):
+        inputs = [random(steps, B, B), random(B, B)]
+        expected = results(lambda x, h: bppsa.scan(cell, h, x * 2), inputs, [weight])
+        same(results(fast, inputs, [weight]), expected)
+
+
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_scan_under_another_backend_runs_outside(backend: str) -> None:
     model = Looped(bppsa.scan).double()

@@ -31,7 +31,15 @@ def test_trains_twice_and_shows_the_same_loss(tmp_path: Path, kind: str) -> None
 
     assert done.returncode == 0, done.stderr
     assert float(re.search(r"largest difference\D+([0-9.e+-]+)", done.stdout)[1]) < 1e-4
-    for row in ("loss at step 1 ", "loss at step 4 ", "held out", "first step", "a step, ms", "a sample"):
+    for row in (
+        "loss at step 1 ",
+        "loss at step 4 ",
+        "held out",
+        "first step, s",
+        "or loads",
+        "a step, ms",
+        "a sample",
+    ):
         assert row in done.stdout
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 

@@ -247,6 +247,18 @@ def test_arguments_are_only_read_for_their_kind() -> None:
     assert recording.arguments[0].meta["val"].dtype is torch.float32
 
 
+def test_hooks_on_saved_tensors_see_no_stand_in() -> None:
+    """torch.utils.checkpoint counts what they see, and a call that is repeated is not recorded again."""
+    weight = random(H, H)
+
+    def seen(tensor: Tensor) -> Tensor:
+        pytest.fail("autograd saved a tensor in sight of the hooks around the recording")
+
+    with torch.autograd.graph.saved_tensors_hooks(seen, seen):
+        recording = record(lambda a: torch.tanh(a @ weight), (random(B, H),))
+    assert ops(recording.graph) == ["mm", "tanh"]
+
+
 def test_an_error_of_the_function_comes_through() -> None:
     with pytest.raises(RuntimeError, match="must match"):
         record(lambda a: a + torch.ones(H + 1), (random(B, H),))

@@ -17,6 +17,7 @@ from bppsa.errors import Unsupported
 from bppsa.fxpasses.jacobian import transpose
 from bppsa.sparsity.rules.registry import RULES
 from tests.fxpasses.graphs import evaluate, ops, random_like, split_cell
+from tests.scan import zoo
 from tests.scan.grammar import Cell, Program, programs
 from tests.scan.support import same
 from tests.scan.zoo import CASES, B, Example, H, example, h, make, random, stopped, x
@@ -151,6 +152,16 @@ def test_forward_values_are_read_not_computed_again() -> None:
     transposed = transpose(split_cell(example(lambda h, x: ((n := torch.tanh(h + x)), n), h(), x(H))))
     assert "tanh" not in ops(transposed.graph)
     assert [role(n)[0] for n in transposed.graph.nodes if n.op == "placeholder" and n.users].count("value") == 1
+
+
+def test_hooks_on_saved_tensors_see_no_stand_in() -> None:
+    recurrence = split_cell(make(zoo.vanilla))
+
+    def seen(tensor: Tensor) -> Tensor:
+        pytest.fail("autograd saved a tensor in sight of the hooks around the walk")
+
+    with torch.autograd.graph.saved_tensors_hooks(seen, seen):
+        transpose(recurrence)
 
 
 def test_an_op_without_a_rule_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

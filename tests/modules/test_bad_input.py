@@ -88,6 +88,23 @@ def test_what_is_no_tensor_raises_as_pytorch_does(arguments: Any) -> None:
     assert str(ours.value) == str(theirs.value)
 
 
+STATE = x(2, 2, 4)
+
+
+@pytest.mark.parametrize("hx", [STATE, (STATE,), [STATE], (STATE, STATE, STATE)], ids=["Tensor", "1", "list", "3"])
+@pytest.mark.parametrize("layers", [1, 2])
+def test_an_lstm_takes_two_states(hx: Any, layers: int, taken: list[Taken]) -> None:
+    model = nn.LSTM(3, 4, layers)
+    hx = hx[:layers] if isinstance(hx, Tensor) else type(hx)(state[:layers] for state in hx)
+    with pytest.raises(Exception) as theirs:  # noqa: PT011 (PyTorch decides)
+        model(x(5, 2, 3), hx)
+    with pytest.raises(BppsaError, match=r"^<model> \(LSTM\): hx is a .*; give the tuple \(h0, c0\)") as ours:
+        fast(model)(x(5, 2, 3), hx)
+    assert isinstance(ours.value, theirs.type)
+    assert str(theirs.value) in str(ours.value)
+    assert not taken
+
+
 def test_errors_from_elsewhere_stay_as_they_are() -> None:
     ours = fast(nn.GRU(3, 4, dtype=torch.float16))
     broken = torch.zeros(5, 2, 3, dtype=torch.float16).to_sparse()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from bppsa._modules.classes import Recurrent, rewrite
-from bppsa.fxpasses.rewrite import clone
+from bppsa._modules.clone import clone
 from tests.modules.conftest import Taken
 from tests.modules.models import Reassigning, Tagger, fast
 
@@ -60,7 +60,8 @@ def test_same_tree_same_tensors() -> None:
 def test_every_recurrent_module_is_rewritten_once_and_knows_its_path(taken: list[Taken]) -> None:
     model = Tagger()
     copy, found = rewrite(model, "sequential")
-    assert found == dict.fromkeys(["encoder", "tower.0", "tower.1.up", "plain[0]", "plain[1].deep[0]"])
+    assert list(found) == ["encoder", "tower.0", "tower.1.up", "plain[0]", "plain[1].deep[0]"]
+    assert {decision.strategy for decision in found.values()} == {"waiting"}
     tokens = torch.arange(6).view(3, 2)
     assert torch.equal(copy(tokens), model(tokens))
     paths = [call.module._bppsa_path for call in taken]

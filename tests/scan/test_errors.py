@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 import bppsa
-from bppsa.errors import BppsaError, CarryError, InputError
+from bppsa import cells
+from bppsa._scan_checks import name_of
+from bppsa.errors import ArgumentError, BppsaError, CarryError, InputError, InputIndexError, InputValueError
 from tests.scan.zoo import B, H, T, h, random, x
 
 Cell = Callable[[Any, Any], Any]
@@ -36,8 +39,10 @@ CARRIES: dict[str, tuple[list[str], Callable[[], Any], Cell]] = {
     "kind": (["structure"], lambda: (h(), h()), lambda s, x: ([s[0], s[1]], x)),
     "a number": (["carry is a float"], h, lambda s, x: (1.0, x)),
     "one result": (["return (next carry, y)", "Tensor"], h, lambda s, x: s + x),
-    "three results": (["return (next carry, y)"], h, lambda s, x: (s, x, x)),
-    "a list": (["return (next carry, y)", "list"], h, lambda s, x: [s, x]),
+    "three results": (["return (next carry, y)", "3 values"], h, lambda s, x: (s, x, x)),
+    "a list": (["return (next carry, y), a tuple", "list"], h, lambda s, x: [s, x]),
+    "no y": (["y is a NoneType", "(carry, ())"], h, lambda s, x: (s, None)),
+    "a y that is no tensor": (["y['a'][1] is a float"], h, lambda s, x: (s, {"a": (x, 1.0)})),
 }
 
 
@@ -115,8 +120,78 @@ def test_what_the_cell_raises_comes_through() -> None:
 
     with pytest.raises(Own, match="as it was"):
         bppsa.scan(cell, h(), x(H))
-    with pytest.raises(RuntimeError, match="must match"):
-        bppsa.scan(lambda s, x: (s + x, s), random(B, H + 1), random(T, B, H))
+
+
+# cell on a carry [3, 6] and x_t [3, 4]; PyTorch's type and words
+FAILS: dict[str, tuple[Cell, type[BppsaError], type[Exception], str]] = {
+    "product": (lambda s, x: (s @ s, x), InputError, RuntimeError, "cannot be multiplied"),
+    "sum": (lambda s, x: (s + x, x), InputError, RuntimeError, "must match"),
+    "dtype": (lambda s, x: (s @ torch.ones(H, H), x), InputError, RuntimeError, "dtype"),
+    "dimension": (lambda s, x: (s, x.sum(5)), InputIndexError, IndexError, "out of range"),
+    "value": (lambda s, x: (s, rearranged(x)), InputValueError, ValueError, "as many"),
+}
+
+
+def rearranged(x: Tensor) -> Tensor:
+    raise ValueError("give as many axes as there are")
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "op by op"])
+@pytest.mark.parametrize("name", FAILS)
+def test_what_fails_within_the_cell_says_what_it_was_given(name: str, fused: bool) -> None:
+    fails, ours, theirs, words = FAILS[name]
+
+    def cell(s: Tensor, x: Tensor) -> Any:
+        assert fused or x.sum().item() != 3
+        return fails(s, x)
+
+    with pytest.raises(ours, match=words) as caught:
+        bppsa.scan(cell, h(), x(4))
+    assert isinstance(caught.value, theirs)
+    assert type(caught.value.__cause__) is theirs
+    said = str(caught.value)
+    assert "bppsa.scan: the cell cell fails on carry [3, 6] torch.float64 and x_t [3, 4] torch.float64: " in said
+    assert str(caught.value.__cause__) in said
+
+
+def test_the_leaves_that_a_cell_failed_on_are_named() -> None:
+    with pytest.raises(InputError, match=r"carry\['a'\] \[3, 6\] torch.float64 and x_t\[0\] .*, x_t\[1\] \[3\] "):
+        bppsa.scan(lambda s, x: (s, s["a"] @ x[0]), {"a": h()}, (x(4), x(1)[..., 0]))
+
+
+@pytest.mark.parametrize("cell", [3, torch.ones(2), "gru", None], ids=str)
+def test_a_cell_that_cannot_be_called(cell: Any) -> None:
+    with pytest.raises(ArgumentError, match=f"the cell is a {type(cell).__name__}; give a function") as caught:
+        bppsa.scan(cell, h(), x())
+    assert isinstance(caught.value, TypeError)
+
+
+def test_a_scan_within_a_cell_speaks_for_itself() -> None:
+    def outer(s: Tensor, x: Tensor) -> Any:
+        return bppsa.scan(lambda s, x: (s @ x, x), s, x[None])[0], s
+
+    with pytest.raises(InputError) as caught:
+        bppsa.scan(outer, h(), x())
+    assert str(caught.value).count("bppsa.scan") == 1
+
+
+def decay(s: Tensor, x: Tensor) -> Any:
+    return 0.9 * s + x, s
+
+
+def test_a_cell_goes_by_a_name_that_can_be_found() -> None:
+    def inner(s: Tensor, x: Tensor) -> Any:
+        return decay(s, x)
+
+    here = decay.__code__.co_filename.rpartition("/")[2]
+    unnamed = lambda s, x: decay(s, x)  # noqa: E731
+    assert name_of(unnamed) == f"lambda ({here}:{unnamed.__code__.co_firstlineno})"
+    assert [name_of(cell) for cell in (decay, inner, functools.partial(decay), cells.MinGRU(2, 2))] == [
+        "decay",
+        "inner",
+        "decay",
+        "MinGRU",
+    ]
 
 
 def test_an_error_does_not_spoil_later_calls() -> None:

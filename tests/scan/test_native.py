@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections import OrderedDict
@@ -101,3 +103,16 @@ print(len([w for w in caught if "bppsa" in str(w.message)]), caught[0].message)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("1 ")
     assert "CXX" in done.stdout
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_scans() -> None:
+    with _scan._lock:  # as if another thread were inside when we fork
+        child = os.fork()
+        if not child:
+            signal.alarm(30)
+            torch.set_num_threads(1)  # PyTorch's own OpenMP threads are gone too
+            done = bppsa.scan(lambda h, x: (h + x, h), torch.zeros(2, 3), torch.ones(4, 2, 3))
+            os._exit(len(done) != 2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
