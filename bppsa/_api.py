@@ -13,7 +13,7 @@ from torch import nn
 from bppsa import _calls, _scan
 from bppsa._modules.classes import Recurrent, rewrite
 from bppsa.errors import ArgumentError, StrategyError
-from bppsa.plan.choose import STRATEGIES
+from bppsa.plan.strategy import Strategy, strategy_of
 from bppsa.report import Report
 
 FALLBACKS = ("eager", "inductor")
@@ -24,7 +24,7 @@ NO_SCAN = (
 )
 
 
-def compile(model: nn.Module, *, strategy: str = "auto", fallback: str = "eager") -> nn.Module:
+def compile(model: nn.Module, *, strategy: str | Strategy = "auto", fallback: str = "eager") -> nn.Module:
     """A model that computes what `model` computes, its recurrences by generated kernels.
 
     It shares the Parameters and buffers of `model`, has the same classes and `state_dict` keys, and leaves `model` as
@@ -33,16 +33,17 @@ def compile(model: nn.Module, *, strategy: str = "auto", fallback: str = "eager"
 
     Raises StrategyError (a ValueError) for an unknown strategy or fallback.
     """
-    check(strategy, fallback)
+    chosen = check(strategy, fallback)
     if not isinstance(model, nn.Module):
         raise StrategyError(
             f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan"
         )
-    fast, by_path = rewrite(model, strategy)
+    fast, by_path = rewrite(model, chosen)
     found = tuple(by_path.values())
     if fallback == "inductor":  # what is decided while a graph is traced holds for all calls
         reason = "one op of the graph, where the call can be traced"
         found = tuple(replace(d, strategy="sequential", reason=reason) if d.strategy == "waiting" else d for d in found)
+    fast.__dict__["_bppsa_asked"] = chosen
     fast.__dict__["_bppsa_left"] = tuple(decision for decision in found if decision.strategy != "waiting")
     fast.__dict__["report"] = Report(found, NOT_YET if fallback == "eager" else "")
     if not isinstance(fast, Recurrent):  # which keeps its own
@@ -51,14 +52,14 @@ def compile(model: nn.Module, *, strategy: str = "auto", fallback: str = "eager"
     if fallback == "inductor":
         from bppsa._backend import backend  # Dynamo takes a second to import
 
-        fast.compile(backend=backend, options={"fallback": fallback})
+        fast.compile(backend=backend, options={"fallback": fallback, "strategy": str(chosen)})
     return fast
 
 
 def begin_report(module: nn.Module, args: Any) -> None:
     taken = list(module.__dict__.get("_bppsa_left", ()))
     module.__dict__["report"] = Report(taken)
-    _calls.push(taken)
+    _calls.push(taken, module.__dict__.get("_bppsa_asked"))
 
 
 def end_report(module: nn.Module, args: Any, output: Any) -> None:
@@ -66,7 +67,7 @@ def end_report(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def explain(
-    model: nn.Module | Callable[..., Any], *inputs: Any, strategy: str = "auto", fallback: str = "eager"
+    model: nn.Module | Callable[..., Any], *inputs: Any, strategy: str | Strategy = "auto", fallback: str = "eager"
 ) -> Report:
     """Run `model(*inputs)` once as `compile(model, ...)` would and tell what was found, chosen and left alone, and why.
 
@@ -74,16 +75,16 @@ def explain(
 
     Raises ArgumentError (a TypeError) where `inputs` are not what the model takes.
     """
-    check(strategy, fallback)
+    chosen = check(strategy, fallback)
     check_inputs(model, inputs)
     if not isinstance(model, nn.Module):
-        with _calls.collecting() as taken, torch.random.fork_rng():
+        with _calls.collecting(chosen, explained=True) as taken, torch.random.fork_rng():
             model(*inputs)
         return Report(taken, "" if taken else NO_SCAN)
     fast = compile(model, strategy=strategy)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
-        with _calls.collecting(), torch.random.fork_rng():
+        with _calls.collecting(explained=True), torch.random.fork_rng():
             result = fast(*inputs)
     finally:
         with torch.no_grad():
@@ -94,22 +95,28 @@ def explain(
     return Report(decisions, NO_SCAN if like_a_cell and not decisions else "")
 
 
-def scan(cell: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any, Any]:
-    if torch.compiler.is_compiling():
+def scan(
+    cell: Callable[[Any, Any], tuple[Any, Any]],
+    carry: Any,
+    xs: Any,
+    *,
+    reverse: bool = False,
+    strategy: str | Strategy | None = None,
+) -> tuple[Any, Any]:
+    if torch.compiler.is_compiling() and strategy is None:  # a graph has the strategy of its backend's options
         from bppsa import _backend
 
         return _backend.scan(cell, carry, xs, reverse)
-    return _scan.scan(cell, carry, xs, reverse=reverse)
+    return _scan.scan(cell, carry, xs, reverse=reverse, strategy=strategy)
 
 
 scan.__doc__ = _scan.scan.__doc__
 
 
-def check(strategy: str, fallback: str) -> None:
-    if strategy not in STRATEGIES:
-        raise StrategyError(f"unknown strategy {strategy!r}; known: {', '.join(STRATEGIES)}")
+def check(strategy: str | Strategy, fallback: str) -> Strategy:
     if fallback not in FALLBACKS:
         raise StrategyError(f"unknown fallback {fallback!r}; known: {', '.join(FALLBACKS)}")
+    return strategy_of(strategy)
 
 
 def check_inputs(model: Any, inputs: tuple[Any, ...]) -> None:

@@ -32,9 +32,11 @@ from bppsa import _ops as _ops  # defines torch.ops.bppsa
 from bppsa import _scan
 from bppsa._scan_node import inline_scan
 from bppsa.errors import StrategyError
+from bppsa.plan.strategy import strategy_of
 
-# The values of each option, its default first.
-OPTIONS: Mapping[str, tuple[str, ...]] = {"fallback": ("inductor", "eager")}
+# The default of each option.
+OPTIONS: Mapping[str, str] = {"fallback": "inductor", "strategy": "auto"}
+FALLBACKS = ("inductor", "eager")
 KINDS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
 
@@ -52,7 +54,7 @@ def backend(
     """What Dynamo calls with each graph. `fallback`: who compiles all that is not a recurrence."""
     chosen = _checked({**(options or {}), **others})
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan):
-        inline_scan(graph, node)
+        inline_scan(graph, node, chosen["strategy"])
     graph.graph.lint()
     graph.recompile()
     kept = graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan)
@@ -61,12 +63,16 @@ def backend(
 
 
 def _checked(options: Mapping[str, Any]) -> dict[str, str]:
-    for name, value in options.items():
+    for name in options:
         if name not in OPTIONS:
             raise OptionError(f"backend 'bppsa' has no option {name!r}; it has {', '.join(OPTIONS)}")
-        if value not in OPTIONS[name]:
-            raise OptionError(f"backend 'bppsa' has no {name} {value!r}; it has {', '.join(OPTIONS[name])}")
-    return {name: options.get(name, values[0]) for name, values in OPTIONS.items()}
+    chosen = {name: options.get(name, default) for name, default in OPTIONS.items()}
+    if chosen["fallback"] not in FALLBACKS:
+        raise OptionError(f"backend 'bppsa' has no fallback {chosen['fallback']!r}; it has {', '.join(FALLBACKS)}")
+    try:
+        return chosen | {"strategy": str(strategy_of(chosen["strategy"]))}
+    except StrategyError as error:
+        raise OptionError(f"backend 'bppsa': {error}") from error
 
 
 # All that follows runs while Dynamo traces. `tx` is the translator of the frame at hand.
@@ -76,6 +82,12 @@ def compiles(tx: Any) -> bool:
     """Is it this backend that the trace is for?"""
     compiler = innermost_backend(tx.output.compiler_fn)
     return getattr(compiler, "compiler_fn", compiler) is backend  # torch.compile puts our options around it
+
+
+def _strategy(tx: Any) -> str:
+    """That of the options the backend will be called with."""
+    given = getattr(innermost_backend(tx.output.compiler_fn), "kwargs", {})
+    return _checked(given.get("options") or {})["strategy"]
 
 
 def _left_to_pytorch(tensor: Tensor) -> bool:
@@ -120,12 +132,13 @@ def _admit_recurrence(kind: str) -> None:
         packed = args[2].python_type() is not bool  # torch.gru(data, batch_sizes, hx, weights, ...)
         if packed or not compiles(tx) or _left_to_pytorch(x.as_proxy().node.meta["example_value"]):
             return None
-        return _follow(tx, _recurrence, VariableTracker.build(tx, kind), x, *args)
+        constants = [VariableTracker.build(tx, value) for value in (kind, _strategy(tx))]
+        return _follow(tx, _recurrence, *constants, x, *args)
 
     _admit(getattr(torch, kind), handle)
 
 
-def _recurrence(kind: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
+def _recurrence(kind: str, strategy: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
     """torch.gru(x, hx, weights, ...) as ops for the graph. x: [T, B, I] ([B, T, I] if batch_first); gives y and the
     final state or states."""
     hx, weights, _, layers, dropout, training, bidirectional, batch_first = args
@@ -138,7 +151,7 @@ def _recurrence(kind: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
         ones = x.new_ones((*x.shape[:-1], width))
         masks = [nn.functional.dropout(ones, dropout) for _ in range(layers - 1)]
     save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *states, *weights))
-    how = kind, layers, bidirectional, _ops.VERSION, save
+    how = kind, layers, bidirectional, strategy, _ops.VERSION, save
     outputs = torch.ops.bppsa.recurrence(x, states, weights, masks, *how)
     y = outputs[0].transpose(0, 1) if batch_first else outputs[0]
     return (y, *outputs[1 : 1 + len(states)])

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from bppsa.plan.strategy import Strategy
 from bppsa.report import Decision
 
 _thread = threading.local()
@@ -21,27 +22,39 @@ def note(decision: Decision) -> None:
 
 
 @contextmanager
-def collecting() -> Iterator[list[Decision]]:
-    """All decisions noted in this thread within the block."""
+def collecting(strategy: Strategy | None = None, *, explained: bool = False) -> Iterator[list[Decision]]:
+    """All decisions noted in this thread within the block. explained: with what only `explain` needs to know."""
     taken: list[Decision] = []
-    push(taken)
+    push(taken, strategy)
+    before, _thread.explaining = explaining(), explained
     try:
         yield taken
     finally:
+        _thread.explaining = before
         pop()
 
 
-def push(taken: list[Decision]) -> None:
-    """Note decisions in `taken` until `pop`."""
-    _thread.outer = [*getattr(_thread, "outer", []), getattr(_thread, "taken", None)]
-    _thread.taken = taken
+def explaining() -> bool:
+    return getattr(_thread, "explaining", False)
+
+
+def strategy_of_model() -> Strategy | None:
+    """That of the compiled model whose call this thread is in."""
+    return getattr(_thread, "strategy", None)
+
+
+def push(taken: list[Decision], strategy: Strategy | None) -> None:
+    """Note decisions in `taken` until `pop`, and have scans follow `strategy`."""
+    before = getattr(_thread, "taken", None), strategy_of_model()
+    _thread.outer = [*getattr(_thread, "outer", []), before]
+    _thread.taken, _thread.strategy = taken, strategy or strategy_of_model()
 
 
 def pop() -> None:
     """Go back to the list before; what an inner call has decided, the outer one has too."""
     if not getattr(_thread, "outer", None):
         return
-    *_thread.outer, before = _thread.outer
+    *_thread.outer, (before, _thread.strategy) = _thread.outer
     if before is not None:
         before.extend(_thread.taken)
     _thread.taken = before

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from bppsa._recurrent import Spec, stack
 from bppsa._scan import ScanCall
+from bppsa.plan.strategy import strategy_of
 from bppsa.runtime.autograd import Call
 from bppsa.runtime.extent import Extent, Given
 
@@ -25,31 +26,31 @@ SCANS: dict[str, Any] = {}
 # Inductor keeps compiled graphs on disk, with the shapes of what our forward saves in them: the version, a checksum of
 # our sources, is an argument, so that a graph of another version is not taken for one of ours.
 VERSION = zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))))
-MODULE = "str kind, int layers, bool bidirectional, int version"
-CELL = "str cell, bool reverse"
+MODULE = "str kind, int layers, bool bidirectional, str strategy, int version"
+CELL = "str cell, bool reverse, str strategy"
 
 
 def module_call(
     x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], masks: Sequence[Tensor], *flags: Any
 ) -> Call:
     """The call that `bppsa::recurrence` stands for; the module's sizes are read off its weights."""
-    kind, layers, bidirectional, _ = flags
+    kind, layers, bidirectional, strategy, _ = flags
     count = len(weights) // (layers * (1 + bidirectional))
     # int: widths are fixed for a graph, also where Dynamo takes every size for a variable (dynamic=True)
     inputs, out, hidden = (int(t.shape[-1]) for t in (x, states[0], states[-1]))
     projection = out if count in (3, 5) else 0
     spec = Spec(kind.upper(), inputs, hidden, projection, layers, count > 3, bidirectional)
     # One program for every batch size: what a graph holds must not depend on a size that changes.
-    return stack(spec, working(x.dtype), Extent(x.shape[0], x.shape[1]), bool(masks), inline=True)
+    return stack(
+        spec, working(x.dtype), Extent(x.shape[0], x.shape[1]), bool(masks), strategy_of(strategy), inline=True
+    )
 
 
 def cell_call(sources: Sequence[Tensor], carries: Sequence[Tensor], params: Sequence[Tensor], *flags: Any) -> Call:
     """The call that `bppsa::scan` stands for: one of a cell that the backend has planned."""
-    cell, reverse = flags
-    plan = SCANS[cell]
-    return ScanCall(
-        plan, Extent(sources[0].shape[0], sources[0].shape[1], reverse), len(sources), len(carries), inline=True
-    )
+    cell, reverse, strategy = flags
+    extent = Extent(sources[0].shape[0], sources[0].shape[1], reverse)
+    return ScanCall(SCANS[cell], extent, len(sources), len(carries), strategy_of(strategy), inline=True)
 
 
 def working(dtype: torch.dtype) -> torch.dtype:

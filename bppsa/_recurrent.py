@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bppsa._calls import note, warn_once
-from bppsa._sweeps import compile_recurrence, module_recurrence
+from bppsa._sweeps import compile_recurrence, module_recurrence, with_structure
+from bppsa.chain import Recurrence
 from bppsa.errors import BuildError
 from bppsa.plan.choose import choose, multiply_inline
 from bppsa.plan.cost import Machine, Size
+from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.report import Decision, Report
 from bppsa.runtime import autograd
 from bppsa.runtime.extent import Extent, Given
@@ -32,14 +34,15 @@ def run(
     """x: [T, B, I], or the data of a packed sequence, [sum of batch_sizes, I]; states: [L * D, B, n] each, or None for
     zeros. Returns y and the final states in the same form; NotImplemented where PyTorch is to run the call."""
     steps, rows = x.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
-    training = torch.is_grad_enabled()
-    decision = decide(module._bppsa_path, module._bppsa_strategy, Spec.of(module), steps, rows, x.dtype, training)
+    spec, training = Spec.of(module), torch.is_grad_enabled()
+    decision = decide(module._bppsa_path, module._bppsa_strategy, spec, steps, rows, x.dtype, training)
+    decision = with_structure(decision, spec.recurrence)
     if decision.strategy == "pytorch":
         noted(module, decision)
         return NotImplemented
     undrawn = torch.get_rng_state() if module.training and module.dropout > 0 else None
     try:
-        result = by_sweeps(module, x, batch_sizes, states, weights)
+        result = by_sweeps(module, x, batch_sizes, states, weights, strategy_of(decision.strategy))
     except BuildError as error:
         if undrawn is not None:
             torch.set_rng_state(undrawn)  # PyTorch draws the masks again
@@ -56,13 +59,13 @@ def is_too_short(module: nn.RNNBase, input: Any) -> bool:
     if type(input) is not Tensor or input.dim() != 3:
         return False
     steps = input.size(int(module.batch_first))
-    if steps > FEW or module._bppsa_strategy != "auto":
+    if steps > FEW or module._bppsa_strategy != AUTO:
         return False
     key = (steps, input.size(int(not module.batch_first)), input.dtype, torch.is_grad_enabled())
     short: dict[Any, Decision] = module.__dict__["_bppsa_short"]
     known = short.get(key)
     if known is None:
-        known = decide(module._bppsa_path, "auto", Spec.of(module), *key)
+        known = decide(module._bppsa_path, AUTO, Spec.of(module), *key)
         short[key] = known
     if known.strategy != "pytorch":
         return False
@@ -78,7 +81,12 @@ def noted(module: nn.RNNBase, decision: Decision) -> None:
 
 
 def by_sweeps(
-    module: nn.RNNBase, x: Tensor, batch_sizes: Tensor | None, states: States | None, weights: Sequence[Tensor]
+    module: nn.RNNBase,
+    x: Tensor,
+    batch_sizes: Tensor | None,
+    states: States | None,
+    weights: Sequence[Tensor],
+    strategy: Strategy,
 ) -> tuple[Tensor, States]:
     """What `run` does once it is decided: in a dtype that has kernels, packed sequences padded, and back again."""
     spec = Spec.of(module)
@@ -95,7 +103,7 @@ def by_sweeps(
     tensors = [x if lengths is None else source, *(states or [None] * spec.states), *weights, *masks]
     tensors = [t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors]
     y, *finals = autograd.apply(
-        stack(spec, dtype, extent, bool(masks), inline=inline, training=module.training), tensors
+        stack(spec, dtype, extent, bool(masks), strategy, inline=inline, training=module.training), tensors
     )
     if lengths is not None:
         y = torch._VF._pack_padded_sequence(y, lengths, False)[0]
@@ -105,7 +113,9 @@ def by_sweeps(
 
 
 @lru_cache(maxsize=4096)
-def decide(path: str, strategy: str, spec: Spec, steps: int, rows: int, dtype: torch.dtype, training: bool) -> Decision:
+def decide(
+    path: str, strategy: Strategy, spec: Spec, steps: int, rows: int, dtype: torch.dtype, training: bool
+) -> Decision:
     widths = [spec.inputs, *[spec.out * spec.directions] * (spec.layers - 1)]
     sizes = [Size(steps, rows, spec.hidden, width, spec.gates) for width in widths for _ in range(spec.directions)]
     choice = choose(strategy, sizes, spec.peer(dtype), training, Machine())
@@ -146,6 +156,11 @@ class Spec:
         return Spec(module.mode, *sizes, module.bias, module.bidirectional)
 
     @property
+    def recurrence(self) -> Recurrence:
+        """Of the first layer."""
+        return module_recurrence(self.mode, self.inputs, self.hidden, self.projection, self.bias)
+
+    @property
     def states(self) -> int:
         return 2 if self.mode == "LSTM" else 1
 
@@ -173,10 +188,17 @@ class Spec:
 
 
 def stack(
-    spec: Spec, dtype: torch.dtype, extent: Extent, masked: bool, *, inline: bool, training: bool = True
+    spec: Spec,
+    dtype: torch.dtype,
+    extent: Extent,
+    masked: bool,
+    strategy: Strategy,
+    *,
+    inline: bool,
+    training: bool = True,
 ) -> Stack:
     pytorch = partial(by_pytorch, spec, training, extent)
-    return Stack(sweeps_of(spec, dtype, inline), spec.states, spec.weights, masked, extent, pytorch)
+    return Stack(sweeps_of(spec, dtype, inline), spec.states, spec.weights, masked, extent, strategy, pytorch)
 
 
 @lru_cache(maxsize=1024)

@@ -13,31 +13,36 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from bppsa._calls import note, warn_once
+from bppsa._calls import note, strategy_of_model, warn_once
 from bppsa._modules.calls import is_ordinary_moment, is_plain
 from bppsa._scan_checks import Cell, check_carry, check_inputs, checked, name_of, step
-from bppsa._sweeps import compile_recurrence
+from bppsa._sweeps import compile_recurrence, with_structure
 from bppsa.chain import Recurrence
 from bppsa.errors import BuildError, Reason, Unsupported
 from bppsa.fxpasses.capture import Recording, record
 from bppsa.fxpasses.environment import Environment, environment_of
 from bppsa.fxpasses.recurrence import split
-from bppsa.plan.choose import multiply_inline
+from bppsa.plan.choose import choose_scan, multiply_inline
+from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.report import Decision
 from bppsa.runtime import autograd, reference
 from bppsa.runtime.autograd import Result
+from bppsa.runtime.backward import backward
 from bppsa.runtime.extent import Extent, Given, Shape
 from bppsa.runtime.sweep import Needs, Sweep
 
 REMEMBERED = 256  # cells
 
 
-def scan(cell: Cell, carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any, Any]:
+def scan(
+    cell: Cell, carry: Any, xs: Any, *, reverse: bool = False, strategy: str | Strategy | None = None
+) -> tuple[Any, Any]:
     """Run `carry, y_t = cell(carry, x_t)` over the steps of `xs` and return the last carry and all ys.
 
     cell: a function or a Module; parameters and tensors it closes over get gradients. carry: a pytree of [B, ...]; the
     cell must return one of the same structure, shapes and dtypes. xs: a pytree of [T, B, ...], T >= 1; ys: a pytree of
-    [T, ...], in the order of xs also when `reverse` runs the steps from the last to the first.
+    [T, ...], in the order of xs also when `reverse` runs the steps from the last to the first. strategy: of the
+    backward, a name or one of `bppsa.strategies`; None is that of the compiled model this is called in, or "auto".
 
     A cell of pointwise ops, products with parameters, slices and concatenations of features and row sums (layer norm)
     on [B, n] values runs as one generated kernel each way; any other runs op by op, and `bppsa.explain` says why.
@@ -56,13 +61,15 @@ def scan(cell: Cell, carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any
         note(Decision(name_of(cell), "scan", "pytorch", str(found), numbers))
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
     plan, environment = found
+    choice = choose_scan(strategy_of(strategy or strategy_of_model() or AUTO), steps, torch.is_grad_enabled(), numbers)
     try:
-        nexts, ys = plan.run(carry_leaves, x_leaves, plan.captured(environment), reverse)
+        nexts, ys = plan.run(carry_leaves, x_leaves, plan.captured(environment), reverse, strategy_of(choice.strategy))
     except BuildError as error:
         warn_once(f"bppsa.scan runs cells op by op: {error}")
         note(Decision(name_of(cell), "scan", "pytorch", str(error).splitlines()[0], numbers))
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
-    note(Decision(name_of(cell), "scan", "sequential", "one fused kernel forward, one backward", numbers))
+    decision = Decision(name_of(cell), "scan", choice.strategy, choice.reason, choice.numbers)
+    note(with_structure(decision, plan.recurrence))
     return pytree.tree_unflatten(nexts, carry_spec), pytree.tree_unflatten(ys, plan.y_spec)
 
 
@@ -83,7 +90,12 @@ class Plan:
         return [environment.tensors[at] if isinstance(at, int) else at for at in self.places]
 
     def run(
-        self, carry: Sequence[Tensor], xs: Sequence[Tensor], captured: Sequence[Tensor], reverse: bool
+        self,
+        carry: Sequence[Tensor],
+        xs: Sequence[Tensor],
+        captured: Sequence[Tensor],
+        reverse: bool,
+        strategy: Strategy,
     ) -> tuple[list[Tensor], list[Tensor]]:
         steps, rows = xs[0].shape[0], carry[0].shape[0]
         stacked = [x.reshape(steps * rows, *x.shape[2:]) for x in xs]
@@ -92,7 +104,7 @@ class Plan:
             sources, params = self.hoisted(*stacked, *captured)
         used = {s.source for s in self.recurrence.streams}
         rows_of = [s.to(self.dtype).reshape(steps, rows, -1) if i in used else None for i, s in enumerate(sources)]
-        call = ScanCall(self, Extent(steps, rows, reverse), len(rows_of), len(carry), multiply_inline(rows))
+        call = ScanCall(self, Extent(steps, rows, reverse), len(rows_of), len(carry), strategy, multiply_inline(rows))
         masks = (p.to(self.dtype) if p.dtype is torch.bool else p for p in params)
         results = autograd.apply(call, [*rows_of, *(c.reshape(rows, -1) for c in carry), *masks])
         outputs, finals = results[: len(results) - len(carry)], results[len(results) - len(carry) :]
@@ -113,6 +125,7 @@ class ScanCall:
     extent: Extent
     sources: int
     carries: int
+    strategy: Strategy  # of the backward
     inline: bool
 
     @property
@@ -154,9 +167,9 @@ class ScanCall:
         need_sources, need_carries, need_params = self.parts(needs)
         sweep, outputs = self.sweep, len(grads) - self.carries
         passed = sweep.passed(saved, exposed)
-        gradients = sweep.backward(
-            passed, sources, params, grads[:outputs], grads[outputs:], self.extent, Needs(need_sources, need_params)
-        )
+        cotangents = grads[:outputs], grads[outputs:]
+        needs_of = Needs(need_sources, need_params)
+        gradients = backward(sweep, self.strategy, passed, sources, params, *cotangents, self.extent, needs_of)
         carries = [g if need else None for g, need in zip(gradients.carries, need_carries, strict=True)]
         return [*gradients.sources, *carries, *gradients.params]
 

@@ -6,10 +6,12 @@ import functools
 import os
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from bppsa._calls import explaining
 from bppsa.chain import Recurrence, Structure
 from bppsa.codegen import build as compiler
 from bppsa.codegen import print_cpp, program
@@ -18,6 +20,7 @@ from bppsa.codegen.native import REAL, NativeKernel
 from bppsa.fxpasses import cells, jacobian, structure
 from bppsa.fxpasses.capture import record
 from bppsa.fxpasses.recurrence import split
+from bppsa.report import Decision
 from bppsa.runtime.sweep import Sweep
 
 _lowering = threading.Lock()  # expressions are interned without a lock of their own
@@ -57,6 +60,13 @@ def module_recurrence(mode: str, inputs: int, hidden: int, projection: int, bias
         recording = record(cell, (carry, torch.empty(TRACED_ROWS, inputs), *map(torch.empty, weights)))
         nexts, y = recording.result
         return split(recording, states, 1, [y], nexts)
+
+
+def with_structure(decision: Decision, recurrence: Recurrence) -> Decision:
+    """With what J^T looks like, where a scan runs or somebody asked for an explanation."""
+    if decision.strategy in ("sequential", "pytorch") and not explaining():
+        return decision
+    return replace(decision, numbers={**decision.numbers, "J^T": str(structure_of(recurrence))})
 
 
 def _renew_lock() -> None:

@@ -14,6 +14,7 @@ from bppsa import _recurrent
 from bppsa._modules import calls, diagnosis
 from bppsa._modules.clone import clone
 from bppsa.errors import OURS, Reason
+from bppsa.plan.strategy import AUTO, Strategy
 from bppsa.report import Decision
 
 
@@ -21,7 +22,7 @@ class Recurrent(nn.RNNBase):
     """Goes before the module's own class; it finds everything through `self`, so copies and pickles stay whole."""
 
     _bppsa_path: str = ""
-    _bppsa_strategy: str = "auto"
+    _bppsa_strategy: Strategy = AUTO
     _bppsa_short: dict[Any, Any]  # what was decided for calls of few steps
     _bppsa_origin: type[nn.RNNBase]  # in each class that `rewritten` made: the class that the user sees
 
@@ -83,7 +84,7 @@ _REPLACED = (
 )
 
 
-def rewrite(model: nn.Module, strategy: str = "auto") -> tuple[nn.Module, dict[str, Decision]]:
+def rewrite(model: nn.Module, strategy: Strategy = AUTO) -> tuple[nn.Module, dict[str, Decision]]:
     """A clone of `model`, its recurrent modules rewritten; by path of each of them: that it waits for a call, or why it
     was left alone."""
     copy, modules = clone(model)
@@ -108,7 +109,7 @@ def why_not(module: nn.Module) -> Reason | None:
     return None
 
 
-def adopt(module: nn.Module, path: str, strategy: str = "auto") -> None:
+def adopt(module: nn.Module, path: str, strategy: Strategy = AUTO) -> None:
     """Give `module`, which must belong to a clone, its rewritten class; `why_not` has said None."""
     cls: type = type(module)
     if parametrize.is_parametrized(module):

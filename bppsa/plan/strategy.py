@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from dataclasses import dataclass
@@ -39,6 +40,10 @@ class Division:
     scan: ScanPlan
 
 
+AUTO = Strategy("auto")
+
+
+@functools.lru_cache(maxsize=64)
 def strategy_of(value: str | Strategy) -> Strategy:
     """By name, or by the text of one with options. Raises StrategyError, which lists the known names."""
     if isinstance(value, Strategy):
@@ -56,7 +61,7 @@ def chunk_length(steps: int) -> int:
 
 
 def divide(strategy: Strategy, steps: int) -> Division:
-    """`strategy` is none that leaves the choice open."""
+    """Where the choice was left open a single sweep is right: what is faster somewhere is chosen before this."""
     length = LENGTHS[strategy.name](strategy, steps)
     count = max(1, math.ceil(steps / length))
     return Division(length, count, PLANS[strategy.name](strategy, count))
@@ -67,14 +72,13 @@ def half_of_levels(strategy: Strategy, n: int) -> int:
 
 
 LENGTHS = {
-    "sequential": lambda strategy, steps: max(steps, 1),
+    **dict.fromkeys(("auto", "sequential"), lambda strategy, steps: max(steps, 1)),
     "chunked": lambda strategy, steps: strategy.length or chunk_length(steps),
     "blelloch": lambda strategy, steps: 1,
     "hybrid": lambda strategy, steps: 1,
 }
 PLANS = {
-    "sequential": lambda strategy, n: levels.linear(n),
-    "chunked": lambda strategy, n: levels.linear(n),
+    **dict.fromkeys(("auto", "sequential", "chunked"), lambda strategy, n: levels.linear(n)),
     "blelloch": lambda strategy, n: levels.blelloch(n),
     "hybrid": lambda strategy, n: levels.hybrid(n, half_of_levels(strategy, n)),
 }

@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bppsa.plan.strategy import Strategy
 from bppsa.runtime.autograd import Result
+from bppsa.runtime.backward import backward
 from bppsa.runtime.extent import Extent, Given, Shape
 from bppsa.runtime.sweep import Needs, Passed, Sweep
 
@@ -28,6 +30,7 @@ class Stack:
     weights: int  # of one sweep
     masked: bool
     extent: Extent
+    strategy: Strategy  # of the backward
     pytorch: Callable[[Given], tuple[Tensor, ...]]  # the same call by PyTorch's own ops
 
     def again(self, tensors: Given) -> tuple[Tensor, ...]:
@@ -101,7 +104,9 @@ class Stack:
             for direction in reversed(range(self.directions)):
                 at = layer * self.directions + direction
                 g_out = None if g_y is None else g_y.chunk(self.directions, -1)[direction]
-                gradients = self.sweeps[layer][direction].backward(
+                gradients = backward(
+                    self.sweeps[layer][direction],
+                    self.strategy,
                     passes[at],
                     [inputs[layer]],
                     given.weights(layer, direction),
