@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,9 +53,10 @@ def source(real: str) -> str:
 
 
 class NativeProducts:
-    """Operands have contiguous columns and elements of `real`."""
+    """Operands have contiguous columns and elements of `real`. `allocate`: (count, type) -> work memory, [count]."""
 
-    def __init__(self, real: str) -> None:
+    def __init__(self, real: str, allocate: Callable[[int, torch.dtype], Tensor]) -> None:
+        self.allocate = allocate
         library = build.library(source(real))
         self._run: Any = library.bppsa_products
         self._run.argtypes, self._run.restype = (POINTER, INT64, INT, POINTER), None
@@ -75,7 +76,7 @@ class NativeProducts:
         for projection in projections:
             words.extend(of_projection(projection))
         at = words.buffer_info()[0]
-        workspace = torch.empty(self._workspace(at, rows, threads), dtype=torch.uint8, device="cpu")
+        workspace = self.allocate(self._workspace(at, rows, threads), torch.uint8)
         self._run(at, rows, threads, workspace.data_ptr())
 
     def threads(self, outers: Sequence[Outer], projections: Sequence[Projection], rows: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen.products import NativeProducts, Outer, Projection
+from bppsa.runtime import pool
 
 Multiply = Callable[[Sequence[Outer], Sequence[Projection]], None]
 
@@ -54,7 +55,7 @@ class Faster:
 
     @functools.cached_property
     def native(self) -> NativeProducts:
-        return NativeProducts(self.real)
+        return NativeProducts(self.real, pool.take)
 
 
 def suits(rows: int, depth: int, width: int) -> bool:

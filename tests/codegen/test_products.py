@@ -23,6 +23,11 @@ DTYPES = sorted(REAL, key=str)
 GAP = 3  # columns between runs
 
 
+def workspace(count: int, dtype: torch.dtype) -> Tensor:
+    """With nothing in it that could pass for zeros."""
+    return torch.full((count,), 0x7F, dtype=dtype)
+
+
 def runs_of(widths: list[int], order: int) -> tuple[Run, ...]:
     """Runs that cover a weight, which stand elsewhere and in another order in a row of cotangents."""
     starts = list(accumulate(widths, initial=0))
@@ -63,7 +68,7 @@ class Case:
         of_x, of_h, g_x = out or self.outputs()
         outers = [Outer(of_h.t(), self.h, self.cotangents, self.runs), Outer(of_x, self.x, self.cotangents, self.runs)]
         projections = [Projection(g_x, self.cotangents, self.weight, self.runs)]
-        NativeProducts(REAL[self.x.dtype])(outers, projections, threads=threads)
+        NativeProducts(REAL[self.x.dtype], workspace)(outers, projections, threads=threads)
         return of_x, of_h, g_x
 
     def outputs(self) -> tuple[Tensor, ...]:

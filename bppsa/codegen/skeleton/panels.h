@@ -17,7 +17,16 @@ INLINE void copy_rows(const real* from, int64_t stride, real* to, int64_t pitch,
   }
 }
 
-using Multiply = void (*)(const real* a, int64_t stride, const real* panel, int64_t depth, real* out, int64_t rows);
+using Multiply = void (*)(const real* a, int64_t stride, const real* panel, int64_t depth, real* out, int64_t rows,
+                          int64_t k_stride);
+
+// For 1, 1 + STEP, ... vectors of L lanes
+template <int L, int STEP, int... N>
+constexpr auto tiles(std::integer_sequence<int, N...>) {
+  return std::array<Multiply, sizeof...(N)>{Gemm<Vec<L>, N * STEP + 1, true>::run...};
+}
+template <int L, int STEP>
+constexpr auto TILES = tiles<L, STEP>(std::make_integer_sequence<int, (MOST_VECTORS - 1) / STEP + 1>());
 
 // How `width` columns become panels of vectors.
 struct Panels {
@@ -26,7 +35,7 @@ struct Panels {
 
   explicit Panels(int64_t width) : width(width), cost(std::numeric_limits<double>::infinity()) {
     for (int64_t l = WHOLE; l >= HALF; l /= 2) {
-      for (int64_t each = MOST_VECTORS; each > 0; --each) {
+      for (int64_t each = MOST_VECTORS; each > 0; each -= l == WHOLE ? 1 : 2) {  // two halves are a whole
         const int64_t panels = ceil_div(width, each * l);
         const double expected = panels * each * l * (1 + 0.5 / max_rows(each));
         if (expected < cost) cost = expected, count = panels, vectors = each, lanes = l;
@@ -36,16 +45,8 @@ struct Panels {
   int64_t pitch() const { return vectors * lanes; }
   int64_t size(int64_t panel) const { return std::min(pitch(), width - panel * pitch()); }
 
-  template <bool ACROSS>
   Multiply multiply() const {
-    return (lanes == WHOLE ? table<Vec<WHOLE>, ACROSS>(ALL) : table<Vec<HALF>, ACROSS>(ALL))[vectors - 1];
-  }
-
- private:
-  static constexpr std::make_integer_sequence<int, MOST_VECTORS> ALL{};
-  template <class V, bool ACROSS, int... N>
-  static std::array<Multiply, MOST_VECTORS> table(std::integer_sequence<int, N...>) {
-    return {Gemm<V, N + 1, ACROSS, true>::run...};
+    return lanes == WHOLE ? TILES<WHOLE, 1>[vectors - 1] : TILES<HALF, 2>[(vectors - 1) / 2];
   }
 };
 

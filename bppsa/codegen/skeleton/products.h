@@ -37,7 +37,7 @@ struct Outer {
       std::swap(a, b), std::swap(a_step, b_step);
       panels = other;
     }
-    multiply = panels.multiply<true>();
+    multiply = panels.multiply();
   }
   int64_t block_size() const { return panels.count * BLOCK * panels.pitch(); }
   int64_t sums_size() const { return panels.count * a.width * panels.pitch(); }
@@ -64,7 +64,7 @@ struct Outer {
       for (int64_t i = 0, start = 0; i < a.count; to += a.size(i) * panels.pitch(), start += a.size(i), ++i) {
         const int64_t skip = std::max(columns.begin - start, int64_t(0));
         const int64_t n = std::min(columns.end - start, a.size(i)) - skip;
-        if (n > 0) multiply(a.row(first, i) + skip, a.stride, panel, rows, to + skip * panels.pitch(), n);
+        if (n > 0) multiply(a.row(first, i) + skip, 1, panel, rows, to + skip * panels.pitch(), n, a.stride);
       }
     }
   }
@@ -130,7 +130,7 @@ struct Projection {
         out(words.pointer()),
         out_stride(words.next()),
         panels(words.next()),
-        multiply(panels.multiply<false>()) {
+        multiply(panels.multiply()) {
     for (int64_t i = 0; i < count; ++i) depth += pieces[i].width;
   }
   int64_t panel_size() const { return depth * panels.pitch(); }
@@ -163,7 +163,7 @@ struct Projection {
         const real* from = a + first * stride + pieces[i].column;
         for (int64_t k = 0, n; k < pieces[i].width; k += n, panel += n * pitch) {
           n = std::min(DEPTH, pieces[i].width - k);
-          multiply(from + k, stride, panel, n, to, rows);
+          multiply(from + k, stride, panel, n, to, rows, 1);
         }
       }
       copy_rows(to, pitch, out + first * out_stride + p * pitch, out_stride, rows, panels.size(p));
