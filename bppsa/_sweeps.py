@@ -14,13 +14,14 @@ from torch.utils._python_dispatch import _disable_current_modes
 from bppsa._calls import explaining
 from bppsa.chain import Recurrence, Structure
 from bppsa.codegen import build as compiler
-from bppsa.codegen import print_cpp, program
+from bppsa.codegen import print_cpp, products, program
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.native import REAL, NativeKernel
 from bppsa.fxpasses import cells, jacobian, structure
 from bppsa.fxpasses.capture import record
 from bppsa.fxpasses.recurrence import split
 from bppsa.report import Decision
+from bppsa.runtime.multiply import Faster
 from bppsa.runtime.sweep import Sweep
 
 _lowering = threading.Lock()  # expressions are interned without a lock of their own
@@ -33,11 +34,15 @@ def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool)
     with _lowering, _disable_current_modes():  # the caller may be tracing
         lowered = program.build(recurrence, jacobian.transpose(recurrence), inline=inline)
 
-    def build(kernels: Sequence[Kernel]) -> list[NativeKernel]:
-        compiler.build_many([print_cpp.source(kernel, REAL[dtype]) for kernel in kernels])
-        return [NativeKernel(kernel, REAL[dtype]) for kernel in kernels]
+    real = REAL[dtype]
 
-    return Sweep(lowered, dtype, build, functools.partial(structure_of, recurrence))
+    def build(kernels: Sequence[Kernel]) -> list[NativeKernel]:
+        sources = [print_cpp.source(kernel, real) for kernel in kernels]
+        sources += [products.source(real)] * (lowered.backward in kernels)
+        compiler.build_many(sources)
+        return [NativeKernel(kernel, real) for kernel in kernels]
+
+    return Sweep(lowered, dtype, build, functools.partial(structure_of, recurrence), Faster(real))
 
 
 @functools.lru_cache(maxsize=1024)

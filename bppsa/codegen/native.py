@@ -40,6 +40,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_threads)
 
 
+def available_threads() -> int:
+    return 1 if _forked else torch.get_num_threads()
+
+
 class NativeKernel:
     """`kernel` as machine code for elements of `real`, "float" or "double". Called as `interpret.run` is."""
 
@@ -62,9 +66,7 @@ class NativeKernel:
 
     def threads(self, steps: int, rows: int) -> int:
         """How many threads a call of this size gets."""
-        if _forked:
-            return 1
-        most = min(torch.get_num_threads(), int(steps * rows * self._row_ns / LEAST_NS))
+        most = min(available_threads(), int(steps * rows * self._row_ns / LEAST_NS))
         by_columns = min(most, self._shares, int(rows * self._row_ns / LEAST_STEP_NS))
         return max(1, min(most, rows), by_columns)
 

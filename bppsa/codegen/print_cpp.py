@@ -17,7 +17,7 @@ from bppsa.codegen.print_group import GroupText, by_source
 from bppsa.codegen.print_point import CPP, Numbers, body
 from bppsa.codegen.tile import Tile, tile
 
-__all__ = ["CPP", "Printed", "dims", "printed", "source"]
+__all__ = ["CPP", "Printed", "dims", "printed", "skeleton", "source"]
 
 BYTES = {"float": 4, "double": 8}
 SKELETON = Path(__file__).parent / "skeleton"
@@ -47,14 +47,14 @@ def printed(kernel: Kernel, real: str) -> Printed:
     unit = _Unit(staged(kernel), BYTES[real])
     members = [*unit.head(), *unit.place(), *unit.pack(), *unit.bind(), *unit.step(), *unit.reduce()]
     struct = ["namespace {", *body("struct Kernel", members)[:-1], "};", "}  // namespace"]
-    skeleton = map(_skeleton, ("vec.h", "math.h", "gemm.h", "sweep.h"))
-    text = "\n".join([f"using real = {real};", *skeleton, *struct, _skeleton("driver.h")])
+    parts = map(skeleton, ("vec.h", "math.h", "gemm.h", "arena.h", "sweep.h"))
+    text = "\n".join([f"using real = {real};", *parts, *struct, skeleton("driver.h")])
     shares = max((g.blocks for g in unit.groups if g.panels), default=1) if splittable(kernel) else 1
     return Printed(text, tuple(unit.numbers.dims), shares)
 
 
 @functools.cache
-def _skeleton(name: str) -> str:
+def skeleton(name: str) -> str:
     return (SKELETON / name).read_text()
 
 

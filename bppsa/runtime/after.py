@@ -1,8 +1,8 @@
-"""The matmuls after a backward sweep: gradients of x and of parameters as products over all rows and steps at once."""
+"""After a backward sweep: gradients of x and of parameters as products over all rows and steps at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +11,12 @@ from torch import Tensor
 
 from bppsa.chain import Weight
 from bppsa.codegen.lower import Run
+from bppsa.codegen.products import Outer, Projection
 from bppsa.codegen.program import Program, Rows
-from bppsa.runtime.extent import Extent, Given, flat
+from bppsa.runtime.extent import Extent, Given, flat, rows_contiguous
+from bppsa.runtime.multiply import Multiply
 
 Named = Mapping[str, Tensor]
-
-# MKL sums a product of so few rows or columns one by one: over BLOCK rows at a time the sum rounds much less.
-NARROW, BLOCK = 32, 32
 
 
 def logical(params: Sequence[Tensor], weight: Weight) -> Tensor:
@@ -37,7 +36,8 @@ class Product:
 class After:
     """The matmuls and sums after a backward sweep: gradients of sources and parameters, over all steps at once."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, multiply: Multiply) -> None:
+        self.multiply = multiply
         self.streams = [
             (stream, runs)
             for stream, runs in zip(program.recurrence.streams, program.stream_runs, strict=True)
@@ -47,82 +47,89 @@ class After:
         self.products += [Product(s.weight, s.source, runs) for s, runs in self.streams if s.weight is not None]
         self.sums = program.sum_runs
 
-    def of_sources(
-        self, tensors: Named, sources: Given, params: Sequence[Tensor], needed: Sequence[bool]
-    ) -> list[Tensor | None]:
-        """[T, B, n] each, None where not needed or where no gradient flows."""
-        grads: list[Any] = [None] * len(sources)
+    def __call__(
+        self,
+        tensors: Named,
+        extent: Extent,
+        sources: Given,
+        params: Sequence[Tensor],
+        needs_source: Sequence[bool],
+        needs_param: Sequence[bool],
+    ) -> tuple[list[Tensor | None], list[Tensor | None]]:
+        """Gradients of sources, [T, B, n] each, and of params; None where not needed or where no gradient flows."""
+        of_sources, of_params = Parts(len(sources)), Parts(len(params))
+        projections = self.projections(tensors, sources, params, needs_source, of_sources)
+        outers = self.outers(tensors, extent, sources, params, needs_param, of_params)
+        self.multiply(outers, projections)
+        for j, runs in self.sums:
+            if needs_param[j]:
+                parts = [tensors["sums"][run.column : run.column + run.width] for run in runs]
+                total = torch.cat(parts)  # storage of its own: two parameters may have one gradient
+                total = total if total.numel() == params[j].numel() else total.sum()
+                of_params.add(j, total.view(params[j].shape))
+        g_sources = of_sources.totals()
+        return [
+            g if g is None else g.view(s.shape) for g, s in zip(g_sources, sources, strict=True)
+        ], of_params.totals()
+
+    def projections(
+        self, tensors: Named, sources: Given, params: Sequence[Tensor], needed: Sequence[bool], found: Parts
+    ) -> list[Projection]:
+        """What gives the gradients of sources once it is computed; a source that is read as it is needs no product."""
+        result = []
         for stream, runs in self.streams:
             source = sources[stream.source]
             if not needed[stream.source] or source is None:
                 continue
-            cotangents = [columns(tensors["cotangents"], run.column, run.width) for run in runs]
+            cotangents = flat(tensors["cotangents"])
             if stream.weight is None:
-                parts = [torch.cat(cotangents, 1)]
+                part = torch.cat([cotangents[:, run.column : run.column + run.width] for run in runs], 1)
             else:
-                weight = logical(params, stream.weight).t()
-                parts = [
-                    torch.mm(g, weight[run.start : run.start + run.width])
-                    for g, run in zip(cotangents, runs, strict=True)
-                ]
-            for part in parts:
-                known = grads[stream.source]
-                grads[stream.source] = part if known is None else known.add_(part)
-        return [g if g is None else g.view(s.shape) for g, s in zip(grads, sources, strict=True)]
+                part = torch.empty((len(cotangents), source.shape[-1]), dtype=cotangents.dtype, device="cpu")
+                result.append(Projection(part, cotangents, logical(params, stream.weight).t(), runs))
+            found.add(stream.source, part)
+        return result
 
-    def of_params(
+    def outers(
         self,
         tensors: Named,
         extent: Extent,
         sources: Given,
         params: Sequence[Tensor],
         needed: Sequence[bool],
-    ) -> list[Tensor | None]:
-        grads: list[Any] = [None] * len(params)
+        found: Parts,
+    ) -> list[Outer]:
+        """What gives the gradients of weights once it is computed."""
+        result = []
         for product in self.products:
-            j = product.weight.param
-            if not needed[j]:
+            weight = product.weight
+            if not needed[weight.param]:
                 continue
-            left = flat(sources[product.left]) if isinstance(product.left, int) else rows(tensors, product.left, extent)
-            multiply: Callable[..., object] = add_product
-            if grads[j] is None:
-                grads[j] = torch.empty_like(params[j], memory_format=torch.contiguous_format)
-                multiply = store_product
-            for run in product.runs:
-                g = columns(tensors["cotangents"], run.column, run.width)
-                part = slice(run.start, run.start + run.width)
-                if product.weight.transposed:
-                    multiply(grads[j][part], g.t(), left)
-                else:
-                    multiply(grads[j][:, part], left.t(), g)
-        for j, runs in self.sums:
-            if needed[j]:
-                parts = [tensors["sums"][run.column : run.column + run.width] for run in runs]
-                total = torch.cat(parts)  # storage of its own: two parameters may have one gradient
-                total = (total if total.numel() == params[j].numel() else total.sum()).view(params[j].shape)
-                grads[j] = total if grads[j] is None else grads[j] + total
-        return grads
+            if isinstance(product.left, int):
+                left = rows_contiguous(flat(sources[product.left]))
+            else:
+                left = rows(tensors, product.left, extent)
+            part = torch.empty_like(params[weight.param], memory_format=torch.contiguous_format)
+            found.add(weight.param, part)
+            out = part.t() if weight.transposed else part
+            result.append(Outer(out, left, flat(tensors["cotangents"]), product.runs))
+        return result
 
 
-def store_product(out: Tensor, a: Tensor, b: Tensor) -> None:
-    """out = a b; a: [N, R], b: [R, K]"""
-    whole = a.shape[1] // BLOCK * BLOCK
-    if min(out.shape) >= NARROW or whole <= BLOCK:
-        torch.mm(a, b, out=out)
-        return
-    blocks = torch.bmm(a[:, :whole].unflatten(1, (-1, BLOCK)).transpose(0, 1), b[:whole].unflatten(0, (-1, BLOCK)))
-    torch.sum(blocks, 0, out=out).addmm_(a[:, whole:], b[whole:])
+class Parts:
+    """Tensors that add up to each of some totals; their contents may come later."""
 
+    def __init__(self, count: int) -> None:
+        self.parts: list[list[Tensor]] = [[] for _ in range(count)]
 
-def add_product(out: Tensor, a: Tensor, b: Tensor) -> None:
-    product = torch.empty_like(out)
-    store_product(product, a, b)
-    out += product
+    def add(self, i: int, part: Tensor) -> None:
+        self.parts[i].append(part)
 
-
-def columns(tensor: Tensor, start: int, width: int) -> Tensor:
-    """[T, B, n] -> [T * B, width]"""
-    return tensor.view(-1, tensor.shape[-1])[:, start : start + width]
+    def totals(self) -> list[Any]:
+        for first, *rest in filter(None, self.parts):
+            for part in rest:
+                first += part
+        return [parts[0] if parts else None for parts in self.parts]
 
 
 def rows(tensors: Named, at: Rows, extent: Extent) -> Tensor:

@@ -19,6 +19,7 @@ from bppsa.codegen.program import Program
 from bppsa.runtime import pool
 from bppsa.runtime.after import After, logical
 from bppsa.runtime.extent import Extent, Given, Shape, flat, rows_contiguous
+from bppsa.runtime.multiply import Multiply, by_torch
 
 Runner = Callable[..., None]  # (tensors, *, steps, rows, active, reverse), as codegen.interpret.run takes them
 
@@ -50,7 +51,7 @@ class Gradients:
 
 class Sweep:
     """`build` makes kernels callable: `codegen.interpret.run` bound to each, or their machine code. `structure`: of one
-    step's J^T, asked for by scans only."""
+    step's J^T, asked for by scans only. `multiply` computes the products that remain after a backward sweep."""
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class Sweep:
         dtype: torch.dtype,
         build: Callable[[Sequence[Kernel]], Sequence[Runner]],
         structure: Callable[[], Structure],
+        multiply: Multiply = by_torch,
     ) -> None:
         self.program, self.recurrence, self.dtype = program, program.recurrence, dtype
         self.build, self.structure = build, structure
@@ -68,7 +70,7 @@ class Sweep:
         self.private = [name for name in (*[name for name, _, _ in self.products], "saved") if name in read]
         self.direct = [(f"stream{k}" if s.weight is None else f"source{s.source}", s.source) for k, s in streams]
         self.widths = [program.backward.buffer(name).width for name in self.private]
-        self.after = After(program)
+        self.after = After(program, multiply)
 
     def forward(
         self,
@@ -122,8 +124,7 @@ class Sweep:
         tensors = self.named(kernel, given, sources, params, extent)
         self.run(kernel, tensors, extent)
         tensors = given | tensors  # a matmul may read a state that the sweep does not
-        g_sources = self.after.of_sources(tensors, sources, params, needs.sources)
-        g_params = self.after.of_params(tensors, extent, sources, params, needs.params)
+        g_sources, g_params = self.after(tensors, extent, sources, params, needs.sources, needs.params)
         return Gradients(g_sources, carries, g_params)
 
     def zeros(self, extent: Extent, output: int) -> Tensor:

@@ -21,6 +21,7 @@
 #include <limits>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #define UNROLL _Pragma("GCC unroll 16")
 #define NOINLINE __attribute__((noinline))
