@@ -48,7 +48,7 @@ def strategy_of(value: str | Strategy) -> Strategy:
     """By name, or by the text of one with options. Raises StrategyError, which lists the known names."""
     if isinstance(value, Strategy):
         return value
-    found = TEXT.fullmatch(value)
+    found = TEXT.fullmatch(value) if isinstance(value, str) else None
     if found is None or found["name"] not in NAMES:
         raise StrategyError(f"unknown strategy {value!r}; known: {', '.join(NAMES)}, or one of bppsa.strategies")
     return Strategy(found["name"], **{found["option"]: int(found["value"])} if found["option"] else {})

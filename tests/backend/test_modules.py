@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+import bppsa
 from tests.backend.support import B, H, I, T, Within, compiled, leaves, random, recurrences, results, same
 
 MODULES: dict[str, Callable[[], nn.RNNBase]] = {
@@ -222,3 +223,20 @@ def test_bad_input_is_pytorchs_error() -> None:
             model(x)
         with pytest.raises(expected.type):
             fast(x)
+
+
+@pytest.mark.parametrize("strategy", ["blelloch", bppsa.strategies.chunked(length=2)], ids=str)
+def test_a_strategy_is_an_option(strategy: object, graphs: list[fx.GraphModule]) -> None:
+    """It is an argument of the op, and what the op's backward runs by."""
+    torch.manual_seed(0)
+    model, x = Within(nn.GRU(I, H)).double(), random(T, B, I)
+    options = {"fallback": "eager", "strategy": strategy}
+    fast = torch.compile(model, backend="bppsa", fullgraph=True, options=options)
+    same(results(fast, [x], [*model.parameters()]), results(model, [x], [*model.parameters()]))
+    assert [node.args[7] for node in recurrences(graphs)] == [str(strategy)]
+
+
+def test_an_unknown_strategy_is_an_error() -> None:
+    fast = torch.compile(nn.GRU(I, H), backend="bppsa", options={"strategy": "fastest"})
+    with pytest.raises(ValueError, match=r"auto, sequential, chunked"):
+        fast(random(T, B, I, dtype=torch.float32))

@@ -211,7 +211,7 @@ def test_hooks_on_tensors_and_nodes(kind: str) -> None:
     same(*found)
 
 
-def op_arguments(model: nn.RNNBase, masked: bool, grad: bool) -> tuple[Any, ...]:
+def op_arguments(model: nn.RNNBase, masked: bool, grad: bool, strategy: str = "sequential") -> tuple[Any, ...]:
     """Of torch.ops.bppsa.recurrence, as the backend gives them."""
     dtype, width = model.weight_hh_l0.dtype, (model.proj_size or H) * (1 + model.bidirectional)
     masks = [2 * torch.randint(2, (T, B, width)).to(dtype) for _ in range(model.num_layers - 1)] if masked else []
@@ -221,7 +221,7 @@ def op_arguments(model: nn.RNNBase, masked: bool, grad: bool) -> tuple[Any, ...]
         [*model.parameters()],
         masks,
     )
-    return (*tensors, model.mode.lower(), model.num_layers, model.bidirectional, 0, grad)
+    return (*tensors, model.mode.lower(), model.num_layers, model.bidirectional, strategy, 0, grad)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -233,6 +233,14 @@ def test_opcheck(kind: str, dtype: torch.dtype) -> None:
     for masked in (False, True):
         found = torch.library.opcheck(torch.ops.bppsa.recurrence.default, op_arguments(model, masked, grad=True))
         assert set(found.values()) == {"SUCCESS"}
+
+
+def test_opcheck_of_a_scan() -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(I, H, **SMALL).double()
+    arguments = op_arguments(model, masked=False, grad=True, strategy="chunked(length=2)")
+    found = torch.library.opcheck(torch.ops.bppsa.recurrence.default, arguments)
+    assert set(found.values()) == {"SUCCESS"}
 
 
 @pytest.mark.parametrize("kind", ["gru", "lstm-proj"])
