@@ -66,9 +66,9 @@ class NativeProducts:
     def __call__(
         self, outers: Sequence[Outer], projections: Sequence[Projection], *, threads: int | None = None
     ) -> None:
-        """Sums are the same in every call with as many threads."""
+        """Sums are the same in every call with as many threads; in a forked child there is but one."""
         rows = (outers or projections)[0].left.shape[0]
-        if threads is None or available_threads() == 1:
+        if threads is None:
             threads = self.threads(outers, projections, rows)
         words = array("q", [len(outers), len(projections)])
         for outer in outers:

@@ -1,7 +1,7 @@
 // How products over rows read their operands: the caller's description, columns of rows, panels of them for `Gemm`.
 namespace {
 
-// A sum of reals has so many terms before it is added to others, and so many of those before they are added to a double.
+// A sum of reals has so many terms before it is added to others, and so many of these before they go into a double.
 constexpr int64_t BLOCK = 64, DEPTH = 128, FLUSH_BLOCKS = 16;
 constexpr int WHOLE = (WIDE ? 64 : 32) / sizeof(real), HALF = 32 / sizeof(real);  // lanes
 constexpr int MOST_VECTORS = WIDE ? 5 : 3;                                       // of a panel
@@ -83,7 +83,8 @@ struct Columns {
       for (int64_t done = 0; done < size(i);) {
         const int64_t panel = column / panels.pitch(), in_panel = column % panels.pitch();
         const int64_t n = std::min(size(i) - done, panels.pitch() - in_panel);
-        copy_rows(row(first, i) + done, stride, to + panel * BLOCK * panels.pitch() + in_panel, panels.pitch(), rows, n);
+        real* start = to + panel * BLOCK * panels.pitch() + in_panel;
+        copy_rows(row(first, i) + done, stride, start, panels.pitch(), rows, n);
         done += n, column += n;
       }
     }
