@@ -19,7 +19,7 @@ from bppsa._sweeps import compile_recurrence
 from bppsa.chain import Recurrence
 from bppsa.errors import BuildError, Reason, Unsupported
 from bppsa.fxpasses.capture import Recording, record
-from bppsa.fxpasses.environment import Environment, environment_of
+from bppsa.fxpasses.environment import Environment, known_environment
 from bppsa.fxpasses.recurrence import split
 from bppsa.plan.choose import multiply_inline
 from bppsa.report import Decision
@@ -183,7 +183,7 @@ def find(
     reason = unusual(carry, xs)
     if reason is not None:
         return reason
-    environment = environment_of(cell)
+    environment = known_environment(cell)
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in carry), tuple((leaf.shape[1:], leaf.dtype) for leaf in xs)
     gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (*carry, *xs, *environment.tensors))
     key = (environment.key, carry_spec, x_spec, shapes, gradients, torch.is_grad_enabled(), torch.get_default_dtype())
