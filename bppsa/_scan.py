@@ -7,6 +7,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from bppsa._sweeps import compile_recurrence, with_structure
 from bppsa.chain import Recurrence
 from bppsa.errors import BuildError, Reason, Unsupported
 from bppsa.fxpasses.capture import Recording, record
-from bppsa.fxpasses.environment import Environment, environment_of
+from bppsa.fxpasses.environment import Environment, known_environment
 from bppsa.fxpasses.recurrence import split
 from bppsa.plan.choose import choose_scan, multiply_inline
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
@@ -98,23 +99,35 @@ class Plan:
         strategy: Strategy,
     ) -> tuple[list[Tensor], list[Tensor]]:
         steps, rows = xs[0].shape[0], carry[0].shape[0]
-        stacked = [x.reshape(steps * rows, *x.shape[2:]) for x in xs]
-        sources, params = stacked, captured
+        sources, params = xs, captured
+        stacked = [] if self.hoisted is self.tail is None else [x.reshape(steps * rows, *x.shape[2:]) for x in xs]
         if self.hoisted is not None:
             sources, params = self.hoisted(*stacked, *captured)
-        used = {s.source for s in self.recurrence.streams}
-        rows_of = [s.to(self.dtype).reshape(steps, rows, -1) if i in used else None for i, s in enumerate(sources)]
+        rows_of = [self.rows(s, (steps, rows, -1)) if i in self.used else None for i, s in enumerate(sources)]
         call = ScanCall(self, Extent(steps, rows, reverse), len(rows_of), len(carry), strategy, multiply_inline(rows))
         masks = (p.to(self.dtype) if p.dtype is torch.bool else p for p in params)
-        results = autograd.apply(call, [*rows_of, *(c.reshape(rows, -1) for c in carry), *masks])
+        results = autograd.apply(call, [*rows_of, *(self.rows(c, (rows, -1)) for c in carry), *masks])
         outputs, finals = results[: len(results) - len(carry)], results[len(results) - len(carry) :]
         ys: Sequence[Tensor] = outputs
         if self.tail is not None:
             shapes = [node.meta["val"].shape[1:] for node in self.recurrence.output_nodes]
             flat = [o.reshape(steps * rows, *shape) for o, shape in zip(outputs, shapes, strict=True)]
             ys = self.tail(*flat, *stacked, *captured)
-        ys = [y.reshape(steps, *shape) for y, shape in zip(ys, self.y_shapes, strict=True)]
-        return [f.reshape(shape) for f, shape in zip(finals, self.carry_shapes, strict=True)], ys
+        ys = [
+            y if y.shape[1:] == shape else y.reshape(steps, *shape) for y, shape in zip(ys, self.y_shapes, strict=True)
+        ]
+        shaped = zip(finals, self.carry_shapes, strict=True)
+        return [f if f.shape == shape else f.reshape(shape) for f, shape in shaped], ys
+
+    @cached_property
+    def used(self) -> frozenset[int]:
+        """The sources that the sweep reads."""
+        return frozenset(stream.source for stream in self.recurrence.streams)
+
+    def rows(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """As a sweep takes it, without a call where it is so already."""
+        tensor = tensor if tensor.dtype is self.dtype else tensor.to(self.dtype)
+        return tensor if tensor.dim() == len(shape) else tensor.reshape(shape)
 
 
 @dataclass(frozen=True)
@@ -128,7 +141,7 @@ class ScanCall:
     strategy: Strategy  # of the backward
     inline: bool
 
-    @property
+    @cached_property
     def shown(self) -> frozenset[int]:
         """The carries whose states are outputs."""
         return frozenset(i for i in self.sweep.program.output_carry if i is not None)
@@ -137,7 +150,7 @@ class ScanCall:
     def exposed(self) -> int:
         return len(self.shown)
 
-    @property
+    @cached_property
     def sweep(self) -> Sweep:
         return compile_recurrence(self.plan.recurrence, self.plan.dtype, self.inline)
 
@@ -198,18 +211,19 @@ def find(
     reason = unusual(carry, xs)
     if reason is not None:
         return reason
-    environment = environment_of(cell)
+    environment = known_environment(cell)
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in carry), tuple((leaf.shape[1:], leaf.dtype) for leaf in xs)
     gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (*carry, *xs, *environment.tensors))
     key = (environment.key, carry_spec, x_spec, shapes, gradients, torch.is_grad_enabled(), torch.get_default_dtype())
     with _lock:
-        if key not in _plans:
-            made = make(cell, carry, carry_spec, xs, x_spec, environment, gradients)
-            _plans[key] = made, environment.opaque
+        found = _plans.get(key)
+        if found is None:
+            found = make(cell, carry, carry_spec, xs, x_spec, environment, gradients), environment.opaque
+            _plans[key] = found
             while len(_plans) > REMEMBERED:
                 _plans.popitem(last=False)
         _plans.move_to_end(key)
-        plan = _plans[key][0]
+        plan = found[0]
     if isinstance(plan, Reason):
         return plan
     if not all(map(is_plain, (*carry, *xs, *plan.captured(environment)))):

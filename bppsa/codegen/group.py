@@ -1,18 +1,32 @@
 """Sort stores into the groups of a step: what one loop over rows and columns can compute together.
 
 A store waits for the buffers it reads that the step itself fills: its level is one more than theirs. Stores of one
-level and width make a group. Work of a lower level that a store needs again is taken from memory, not done twice.
+level and width make a group. Costly work that several groups need is done by the first and stored; what only one group
+needs is done there, however early it could be.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from bppsa.codegen.columns import Columns, is_uniform
 from bppsa.codegen.ir import Access, Buffer, Dot, Expr, Group, Kind, Op, Reduce, Store, load, rewrite, topological
 from bppsa.codegen.lower import Root
 
 EXPENSIVE = {Op.DOT, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.DIV, Op.SQRT}
+
+Home = tuple[int, int]  # the group that computes something: level and width
+Part = tuple[Expr, int]  # a value of so many columns; 1 for what is the same in all of them
+
+
+@dataclass(frozen=True)
+class Place:
+    """Columns [start, start + width) of a value stand at `access`."""
+
+    start: int
+    width: int
+    access: Access
 
 
 @dataclass
@@ -22,31 +36,37 @@ class Grouping:
 
     buffers: dict[str, Buffer]
     scratch_widths: list[int]
+    columns: Columns = field(default_factory=Columns)
     levels: dict[Expr, int] = field(default_factory=dict)
     filled: dict[tuple[str, bool], list[tuple[int, int, int]]] = field(default_factory=dict)  # -> (start, end, level)
-    known: dict[tuple[Expr, int], Access] = field(default_factory=dict)
-    stores: dict[tuple[int, int], list[Store]] = field(default_factory=dict)
+    places: dict[int, list[Place]] = field(default_factory=dict)  # by number in `columns`
+    cheap: dict[Part, bool] = field(default_factory=dict)
 
     def run(self, roots: Sequence[Root]) -> tuple[Group, ...]:
         """`roots` come in an order in which what a store reads within the step is stored before it."""
         for root in roots:
-            self.add(root)
-        return tuple(
-            Group(width, tuple(stores)) for (_, width), stores in sorted(self.stores.items(), key=lambda kv: kv[0][0])
-        )
+            self.fill(root)
+        roots = [*roots, *self.shared(roots)]
+        stores: dict[Home, list[Store]] = {}
+        for root in roots:
+            home = self.levels[root.value], root.width
+            stores.setdefault(home, []).append(Store(root.target, self.without_rework(root), root.reduce))
+        return tuple(Group(home[1], tuple(stores[home])) for home in sorted(stores, key=lambda home: home[0]))
 
-    def add(self, root: Root) -> None:
-        level = self.level(root.value)
-        value = self.without_rework(root.value, root.width, level)
-        self.stores.setdefault((level, root.width), []).append(Store(root.target, value, root.reduce))
-        width = 1 if root.reduce is Reduce.ROWS else root.width
-        target = root.target
+    def fill(self, root: Root) -> None:
+        """Note at which level the root is stored, and that its value can be read there."""
+        level, target = self.level(root.value), root.target
         if self.kind(target) is Kind.RUNNING:  # a load there reads what the previous step stored
             return
-        span = (target.column, target.column + width, level)
-        self.filled.setdefault((target.buffer, target.after), []).append(span)
+        width = 1 if root.reduce is Reduce.ROWS else root.width
+        self.filled.setdefault((target.buffer, target.after), []).append((target.column, target.column + width, level))
         if root.reduce is Reduce.NONE:
-            self.known.setdefault((root.value, root.width), target)
+            self.remember(root)
+
+    def remember(self, root: Root) -> None:
+        number, start = self.columns.of(root.value)
+        if start is not None or root.width == 1:
+            self.places.setdefault(number, []).append(Place(start or 0, root.width, root.target))
 
     def kind(self, access: Access) -> Kind:
         return self.buffers[access.buffer].kind if access.buffer in self.buffers else Kind.SCRATCH
@@ -74,28 +94,100 @@ class Grouping:
         spans = self.filled.get((access.buffer, access.after), [])
         return 1 + max((level for low, high, level in spans if low < end and high > access.column), default=-1)
 
-    def without_rework(self, root: Expr, width: int, level: int) -> Expr:
+    def part(self, node: Expr, width: int) -> Part:
+        return node, 1 if self.columns.of(node)[1] is None else width
+
+    def place(self, part: Part) -> Access | None:
+        """Where the step stores these columns of the value."""
+        node, width = part
+        number, start = self.columns.of(node)
+        for known in self.places.get(number, ()):
+            if start is None:
+                return replace(known.access, broadcast=True)
+            if known.start <= start and start + width <= known.start + known.width:
+                return replace(known.access, column=known.access.column + start - known.start)
+        return None
+
+    def expensive(self, part: Part) -> bool:
+        """Whether it takes more than cheap work on what the step stores anyway."""
+        if part not in self.cheap:
+            node, width = part
+            self.cheap[part] = node.op not in EXPENSIVE and not any(
+                self.expensive(arg) and self.place(arg) is None for arg in (self.part(a, width) for a in node.args)
+            )
+        return not self.cheap[part]
+
+    def shared(self, roots: Sequence[Root]) -> Iterator[Root]:
+        """Stores into new scratch of what is expensive and would be computed in several groups. Users come before
+        what they use, so that it is known who computes them."""
+        wanted: dict[Part, set[Home]] = {}
+        for root in roots:
+            home = self.levels[root.value], root.width
+            wanted.setdefault(self.part(root.value, root.width), set()).add(home)
+        height: dict[Expr, int] = {}
+        for node in topological(root.value for root in roots):
+            height[node] = 1 + max((height[a] for a in node.args), default=0)
+        waiting: dict[int, dict[int, list[Part]]] = {}  # by height, by number: slices of one value come together
+
+        def wait(part: Part) -> None:
+            alike = waiting.setdefault(height[part[0]], {}).setdefault(self.columns.of(part[0])[0], [])
+            if part not in alike:
+                alike.append(part)
+
+        for part in wanted:
+            wait(part)
+        for at in range(max(height.values(), default=0), 0, -1):
+            for alike in waiting.get(at, {}).values():
+                yield from self.shared_slices(alike, wanted)
+                for part in alike:
+                    for arg in part[0].args:
+                        wanted.setdefault(self.part(arg, part[1]), set()).update(wanted[part])
+                        wait(self.part(arg, part[1]))
+
+    def shared_slices(self, alike: Sequence[Part], wanted: dict[Part, set[Home]]) -> Iterator[Root]:
+        """The same of slices of one value; `wanted` then says who computes them, not who needs them."""
+        needed = {part: set(wanted[part]) for part in alike}
+        for part in sorted(alike, key=lambda part: -part[1]):
+            level = self.levels[part[0]]
+            later = {home for home in wanted[part] if home[0] > level}
+            if not later or not self.expensive(part):
+                continue
+            around = [other for other in alike if self.overlap(part, other)]
+            if self.place(part) is None:
+                if len(set().union(*(needed[other] for other in around))) < 2:
+                    continue
+                whole = next((other for other in around if self.covers(other, part, min(later)[0])), part)
+                root = Root(self.new_scratch(*whole), *whole)
+                self.remember(root)
+                wanted[whole].add((self.levels[whole[0]], whole[1]))
+                yield root
+            wanted[part] -= later
+
+    def new_scratch(self, node: Expr, width: int) -> Access:
+        self.scratch_widths.append(width)
+        return Access(f"scratch{len(self.scratch_widths) - 1}", broadcast=is_uniform(node))
+
+    def span(self, part: Part) -> tuple[int, int]:
+        start = self.columns.of(part[0])[1] or 0
+        return start, start + part[1]
+
+    def overlap(self, one: Part, other: Part) -> bool:
+        (start, end), (other_start, other_end) = self.span(one), self.span(other)
+        return start < other_end and other_start < end
+
+    def covers(self, whole: Part, part: Part, before: int) -> bool:
+        """Whether it has all columns of `part`, and is known before that level."""
+        (start, end), (part_start, part_end) = self.span(whole), self.span(part)
+        return start <= part_start and part_end <= end and self.levels[whole[0]] < before
+
+    def without_rework(self, root: Root) -> Expr:
+        level = self.levels[root.value]
+
         def cut(node: Expr) -> Expr | None:
-            if self.levels[node] >= level or not expensive(node):
+            part = self.part(node, root.width)
+            if self.levels[node] >= level or not self.expensive(part):
                 return None
-            return load(self.in_memory(node, width))
+            access = self.place(part)
+            return None if access is None else load(access)
 
-        return rewrite(root, cut)
-
-    def in_memory(self, node: Expr, width: int) -> Access:
-        uniform = is_uniform(node)
-        width = 1 if uniform else width
-        if (node, width) not in self.known:
-            self.scratch_widths.append(width)
-            self.add(Root(Access(f"scratch{len(self.scratch_widths) - 1}", broadcast=uniform), node, width))
-        return replace(self.known[node, width], broadcast=uniform)
-
-
-def expensive(expr: Expr) -> bool:
-    return any(node.op in EXPENSIVE for node in topological((expr,)))
-
-
-def is_uniform(expr: Expr) -> bool:
-    """Whether the expression is the same for every column."""
-    payloads = [node.payload for node in topological((expr,)) if not node.args]
-    return all(isinstance(p, float) or (isinstance(p, Access) and p.broadcast) for p in payloads)
+        return rewrite(root.value, cut)

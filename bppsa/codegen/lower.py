@@ -14,7 +14,8 @@ import torch
 from torch import fx
 
 from bppsa.chain import FILLS, Weight
-from bppsa.codegen.ir import Access, Buffer, Dot, Expr, Kind, Reduce, const, dot
+from bppsa.codegen import row_sum
+from bppsa.codegen.ir import Access, Buffer, Dot, Expr, Kind, Op, Reduce, const, dot, load
 from bppsa.codegen.pointwise import POINTWISE
 from bppsa.codegen.row import Row, Segment, concatenate, leaf, zip_with
 from bppsa.errors import Reason, Unsupported
@@ -89,6 +90,7 @@ class Lowering:
         self.roots: list[Root] = []
         self.weights: dict[Weight, tuple[int, int]] = {}  # -> depth, width
         self.scratch: dict[tuple[Segment, ...], Access] = {}
+        self.sums: dict[Segment, Access] = {}
         self.scratch_widths: list[int] = []
 
     def lower(self, graph: fx.Graph) -> None:
@@ -161,14 +163,20 @@ class Lowering:
         return f"scratch{len(self.scratch_widths) - 1}"
 
     def row_sum(self, node: fx.Node) -> Row:
-        total: Row | None = None
-        for segment in self.row(node.args[0]).segments:
-            access = Access(self.new_scratch(1), broadcast=True)
-            self.roots.append(Root(access, segment.expr, segment.width, Reduce.ROWS))
-            part = leaf(access, 1)
-            total = part if total is None else zip_with(POINTWISE[aten.add.Tensor], [total, part])
+        total: Expr | None = None
+        for segment in row_sum.of_segments(self.row(node.args[0]).segments):
+            for factor, term in row_sum.terms(segment.expr).items():
+                part = load(self.sum_of(Segment(segment.width, term)))
+                part = part if factor is None else Expr(Op.MUL, factor, part)
+                total = part if total is None else Expr(Op.ADD, total, part)
         assert total is not None
-        return total
+        return Row((Segment(1, total),))
+
+    def sum_of(self, segment: Segment) -> Access:
+        if segment not in self.sums:
+            access = self.sums[segment] = Access(self.new_scratch(1), broadcast=True)
+            self.roots.append(Root(access, segment.expr, segment.width, Reduce.ROWS))
+        return self.sums[segment]
 
     def take_columns(self, node: fx.Node) -> Row:
         row = self.row(node.args[0])

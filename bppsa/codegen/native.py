@@ -22,8 +22,10 @@ REAL = {torch.float32: "float", torch.float64: "double"}
 NS_PER_PRODUCT = 0.03
 NS_PER_POINT = 1.5
 LEAST_NS = 15_000  # of a call's work for each thread
+MOST_SIZES = 256  # of workspaces that are remembered
 LEAST_STEP_NS = 1_050  # of a step's work for each thread where all must meet in every step
 
+CPU = torch.device("cpu")
 POINTER, INT64, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 SWEEP = (POINTER, POINTER, POINTER, POINTER, INT64, INT64, POINTER, INT, INT, INT, POINTER)
 
@@ -63,6 +65,7 @@ class NativeKernel:
         self._sweep.argtypes, self._sweep.restype = SWEEP, None
         self._workspace = library.bppsa_workspace
         self._workspace.argtypes, self._workspace.restype = (POINTER, INT64, INT), INT64
+        self._bytes: dict[tuple[int, int], int] = {}  # of a workspace, by rows and threads
 
     def threads(self, steps: int, rows: int) -> int:
         """How many threads a call of this size gets."""
@@ -75,7 +78,11 @@ class NativeKernel:
         return rows <= threads <= self._shares and rows * self._row_ns >= threads * LEAST_STEP_NS
 
     def workspace_bytes(self, rows: int, threads: int) -> int:
-        size: int = self._workspace(self._dims_at, rows, threads)
+        size = self._bytes.get((rows, threads))
+        if size is None:
+            size = self._workspace(self._dims_at, rows, threads)
+            if len(self._bytes) < MOST_SIZES:
+                self._bytes[rows, threads] = size
         return size
 
     def __call__(
@@ -97,7 +104,7 @@ class NativeKernel:
         if threads is None or _forked:
             threads = self.threads(steps, rows)
         if workspace is None:
-            workspace = torch.empty(self.workspace_bytes(rows, threads), dtype=torch.uint8, device="cpu")
+            workspace = torch.empty(self.workspace_bytes(rows, threads), dtype=torch.uint8, device=CPU)
         strides = [tensor.stride() for tensor in tensors]
         table = array("q", [tensor.data_ptr() for tensor in tensors])
         table.extend([s[0] for s in strides])

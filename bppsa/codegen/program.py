@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from bppsa.chain import Recurrence, Transposed, Weight, placeholders
-from bppsa.codegen.group import Grouping, is_uniform
+from bppsa.codegen.columns import is_uniform
+from bppsa.codegen.group import Grouping
 from bppsa.codegen.inplace import reuse_streams
 from bppsa.codegen.ir import Access, Buffer, Expr, Kernel, Kind, Op, Reduce, accessed, const, load, rewrite
 from bppsa.codegen.lower import Lowering, Root, Run, Workspace, weight_name
@@ -188,17 +189,22 @@ class Backward:
             self.kept[key] = Access("saved", column)
 
         def stored(node: Expr) -> Expr | None:
-            access = self.kept.get((node, segment.width))
+            access = self.found(node, segment.width)
             return None if access is None else load(replace(access, broadcast=is_uniform(node)))
 
         return rewrite(segment.expr, stored)
+
+    def found(self, node: Expr, width: int) -> Access | None:
+        """Where the backward finds so many columns of a forward value: one, of what is the same in all of them."""
+        known = self.kept.get((node, width))
+        return self.kept.get((node, 1)) if known is None and is_uniform(node) else known
 
     def available(self, segment: Segment) -> bool:
         """Whether cheap work on states, parameters, x and saved values gives it: no product, no other stream."""
         private = projections(self.recurrence)
 
         def check(node: Expr) -> bool:
-            if (node, segment.width) in self.kept:
+            if self.found(node, segment.width) is not None:
                 return True
             if isinstance(node.payload, Access):
                 name = node.payload.buffer

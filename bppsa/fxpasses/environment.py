@@ -2,24 +2,29 @@
 
 Two calls with equal keys may share one recording: the code is the same, and so is every number, flag and structure the
 cell could branch on. Tensors only count by their place, shape and dtype, so that new weights need no new recording.
+The walk that finds all this is long; the next call with the same cell only follows its trail.
 """
 
 from __future__ import annotations
 
 import contextvars
 import copyreg
+import dis
 import functools
 import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy
 import torch
 from torch import Tensor, nn
+
+from bppsa.fxpasses import trail
+from bppsa.fxpasses.trail import MISSING, Trail
 
 PLAIN = (
     int,
@@ -36,13 +41,33 @@ PLAIN = (
     types.ModuleType,
 )
 INTERNAL = {"_state_dict_hooks", "_load_state_dict_pre_hooks"}
+# What a function looks up without naming it, where it has such an object.
+OPERATORS = {
+    *(f"__{side}{name}__" for name in ("add", "sub", "mul", "matmul", "truediv", "pow") for side in ("", "r", "i")),
+    *(f"__{name}__" for name in ("call", "getitem", "getattr", "iter", "next", "len", "bool", "float", "int", "neg")),
+}
 NOT_THE_USERS = sys.stdlib_module_names | {"torch", "numpy", "bppsa"}
+
+
+@dataclass(frozen=True)
+class Key:
+    """Hashed once, and equal at a glance to itself."""
+
+    parts: tuple[Any, ...]
+
+    @functools.cached_property
+    def number(self) -> int:
+        return hash(self.parts)
+
+    def __hash__(self) -> int:
+        return self.number
 
 
 @dataclass
 class Environment:
     """`opaque` keeps alive what the key knows by its address only."""
 
+    trail: Trail
     parts: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     opaque: list[Any] = field(default_factory=list)
@@ -51,9 +76,9 @@ class Environment:
     names: set[str] = field(default_factory=set)  # all that the functions met so far look up, also as attributes
     spaces: dict[Any, set[str]] = field(default_factory=dict)  # where they may find them -> which of them were visited
 
-    @property
-    def key(self) -> Hashable:
-        return tuple(self.parts)
+    @functools.cached_property
+    def key(self) -> Key:
+        return Key(tuple(self.parts))
 
     def visit(self, value: Any) -> None:
         if isinstance(value, PLAIN):
@@ -74,28 +99,46 @@ class Environment:
 
     def visit_tensor(self, value: Tensor) -> None:
         self.tensors.append(value)
-        place: Any = id(value)
-        if value.layout is torch.strided:
-            place = value.data_ptr(), value.stride(), value.shape
-        first = self.places.setdefault((place, value.requires_grad), len(self.places))
-        self.parts.append(("tensor", value.shape, value.dtype, value.device, value.requires_grad, first))
+        shape, dtype, device, requires_grad, place = self.trail.add_equal(trail.tensor, value)
+        first = self.places.setdefault((place, shape, requires_grad), len(self.places))
+        self.parts.append(("tensor", shape, dtype, device, requires_grad, first))
 
     def visit_all(self, values: Any) -> None:
         self.parts.append(len(values))
         for value in values:
             self.visit(value)
 
-    def visit_dict(self, value: dict[Any, Any]) -> None:
+    def visit_items(self, value: Any) -> None:
         self.visit_all(list(value))
         self.visit_all(list(value.values()))
 
+    def visit_sequence(self, value: Any) -> None:
+        self.trail.add_container(list, value)
+        self.visit_all(value)
+
+    def visit_set(self, value: set[Any]) -> None:
+        self.trail.add_container(list, value)
+        self.visit_all(sorted(value, key=repr))
+
+    def visit_dict(self, value: Any) -> None:
+        self.trail.add_container(trail.items, value)
+        self.visit_items(value)
+
     def visit_function(self, fn: types.FunctionType) -> None:
+        names = global_names(fn.__code__)
+        self.trail.add(trail.function, fn)
+        self.trail.add(trail.names(names), fn.__globals__)
         self.parts.append(fn.__code__)
-        self.names.update(global_names(fn.__code__))
+        self.names.update(names)
         self.visit_all(fn.__defaults__ or ())
-        self.visit_dict(fn.__kwdefaults__ or {})
-        self.visit_all([cell.cell_contents for cell in fn.__closure__ or () if filled(cell)])
-        self.visit_all([fn.__globals__[name] for name in global_names(fn.__code__) if name in fn.__globals__])
+        self.visit_items(fn.__kwdefaults__ or {})
+        contents = map(trail.content, fn.__closure__ or ())
+        self.visit_all([content for content in contents if content is not MISSING])
+        self.visit_all([fn.__globals__[name] for name in names if name in fn.__globals__])
+        imported = imported_names(fn.__code__)
+        if imported:
+            self.trail.add(trail.names(imported), sys.modules)
+            self.visit_all([sys.modules[name] for name in imported if name in sys.modules])
 
     def visit_method(self, method: types.MethodType) -> None:
         self.visit(method.__func__)
@@ -108,7 +151,8 @@ class Environment:
 
     def visit_module(self, module: nn.Module) -> None:
         self.names.add("forward")
-        self.visit_dict({name: value for name, value in module.__dict__.items() if name not in INTERNAL})
+        self.trail.add(trail.module, module)
+        self.visit_items({name: value for name, value in module.__dict__.items() if name not in INTERNAL})
         self.visit_classes(type(module))
 
     def visit_object(self, value: Any) -> None:
@@ -116,11 +160,20 @@ class Environment:
         self.parts.append(id(value))
         self.opaque.append(value)
         if type(value).__module__.partition(".")[0] != "torch":
-            self.names.add("__call__")
-            self.visit_dict(getattr(value, "__dict__", {}))
+            self.names |= OPERATORS
             slots = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
+            self.trail.add(trail.members(slots), value)
+            self.visit_items(getattr(value, "__dict__", {}))
             self.visit_all([getattr(value, name, None) for name in slots])
             self.visit_classes(type(value))
+
+    def visit_equal(self, read: Callable[[Any], Any], value: Any) -> None:
+        self.parts.append(self.trail.add_equal(read, value))
+
+    def visit_read(self, read: Callable[[Any], Any], value: Any) -> None:
+        """What stands in the place of the value."""
+        self.trail.add(lambda value: [read(value)], value)
+        self.visit(read(value))
 
     def visit_classes(self, cls: type) -> None:
         for base in cls.__mro__:
@@ -142,12 +195,14 @@ class Environment:
                     found = True
                     self.parts.append(name)
                     self.visit(vars(space)[name])
+        for space in self.spaces:
+            self.trail.add(trail.names(tuple(self.names)), vars(space))
 
 
 VISIT: dict[type, Any] = {
-    list: Environment.visit_all,
+    list: Environment.visit_sequence,
     tuple: Environment.visit_all,
-    set: lambda environment, value: environment.visit_all(sorted(value, key=repr)),
+    set: Environment.visit_set,
     dict: Environment.visit_dict,
     types.FunctionType: Environment.visit_function,
     types.MethodType: Environment.visit_method,
@@ -155,12 +210,13 @@ VISIT: dict[type, Any] = {
     staticmethod: lambda environment, value: environment.visit(value.__func__),
     classmethod: lambda environment, value: environment.visit(value.__func__),
     property: lambda environment, value: environment.visit(value.fget),
-    deque: Environment.visit_all,
+    deque: Environment.visit_sequence,
     types.MappingProxyType: Environment.visit_dict,
-    contextvars.ContextVar: lambda environment, value: environment.visit(value.get(None)),
-    weakref.ref: lambda environment, value: environment.visit(value()),
+    contextvars.ContextVar: lambda environment, value: environment.visit_read(lambda held: held.get(None), value),
+    weakref.ref: lambda environment, value: environment.visit_read(lambda held: held(), value),
     **dict.fromkeys(
-        (numpy.ndarray, numpy.generic), lambda e, value: e.parts.append((value.dtype, value.shape, value.tobytes()))
+        (numpy.ndarray, numpy.generic),
+        lambda environment, value: environment.visit_equal(lambda v: (v.dtype, v.shape, v.tobytes()), value),
     ),
     nn.Module: Environment.visit_module,
 }
@@ -172,24 +228,58 @@ def is_the_users(module: str) -> bool:
 
 
 def environment_of(cell: Any) -> Environment:
-    environment = Environment()
+    environment = Environment(Trail(owner(cell)))
     environment.visit(cell)
     environment.visit_spaces()
+    environment.trail.root = None
     return environment
 
 
-def filled(cell: types.CellType) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:  # a name the function closes over and nothing has been assigned to yet
-        return False
-    return True
+_known: dict[Hashable, tuple[weakref.ref[Any], Environment]] = {}
+REMEMBERED = 64  # cells
+
+
+def known_environment(cell: Any) -> Environment:
+    """The environment of the cell, from an earlier call if all is still the same."""
+    root = owner(cell)
+    key = id(root), getattr(cell, "__func__", None)
+    found = _known.get(key)
+    if found is not None and found[0]() is root and found[1].trail.holds(root):
+        return found[1]
+    environment = environment_of(cell)
+    if type(root).__weakrefoffset__:
+        _known[key] = weakref.ref(root, functools.partial(forget, _known, key)), environment
+        for oldest in list(_known)[:-REMEMBERED]:
+            _known.pop(oldest, None)
+    return environment
+
+
+def owner(cell: Any) -> Any:
+    """Of a bound method, which is made anew for each call, its object."""
+    return cell.__self__ if isinstance(cell, types.MethodType) else cell
+
+
+def forget(known: dict[Any, tuple[weakref.ref[Any], Environment]], key: Hashable, gone: weakref.ref[Any]) -> None:
+    found = known.get(key)
+    if found is not None and found[0] is gone:  # else the address has been given to another cell since
+        known.pop(key, None)
 
 
 @functools.lru_cache(maxsize=1024)
 def global_names(code: types.CodeType) -> tuple[str, ...]:
     """The names a function, and the functions inside it, look up outside themselves."""
-    nested = [
-        name for constant in code.co_consts if isinstance(constant, types.CodeType) for name in global_names(constant)
-    ]
-    return tuple(dict.fromkeys([*code.co_names, *nested]))
+    return tuple(dict.fromkeys(name for inner in codes(code) for name in inner.co_names))
+
+
+@functools.lru_cache(maxsize=1024)
+def imported_names(code: types.CodeType) -> tuple[str, ...]:
+    """The Python modules that they import, by their whole names."""
+    found = (i.argval for inner in codes(code) for i in dis.get_instructions(inner) if i.opname == "IMPORT_NAME")
+    return tuple(dict.fromkeys(found))
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes(constant)

@@ -5,7 +5,8 @@
     what the next carry is computed from  -> body
     what only the outputs need            -> tail: all steps at once, after the loop
 
-Pointwise work on x that feeds the body stays in the body: it is cheaper there than a pass over memory.
+Pointwise work on x, and sums over its columns, that feed the body stay in the body: cheaper there than a pass over
+memory.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from bppsa.fxpasses.rowwise import check_rowwise
 
 aten = torch.ops.aten
 PARAM, X, CARRY = 0, 1, 2  # how far a node is from constant
+STAYS = {aten.slice.Tensor, aten.unsqueeze.default, aten.cat.default, aten.sum.dim_IntList}
 COUNTS_ROWS = {aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}  # their sizes are numbers
 
 
@@ -251,10 +253,10 @@ def number(nodes: Sequence[fx.Node]) -> dict[fx.Node, int]:
 
 
 def stays_with_the_body(node: fx.Node) -> bool:
-    """Pointwise work and views of rows of x; a leaf or a matmul is where a stream begins."""
+    """Pointwise work, sums and views of rows of x; a leaf or a matmul is where a stream begins."""
     if node.op == "placeholder":
         return False
-    if node.target in FILLS or node.target in (aten.slice.Tensor, aten.unsqueeze.default, aten.cat.default):
+    if node.target in FILLS or node.target in STAYS:
         return True
     return torch.Tag.pointwise in node.target.tags
 

@@ -199,10 +199,10 @@ def allocate(buffer: Buffer, extent: Extent, dtype: torch.dtype) -> Tensor:
     """Contents undefined, save for packed batches: rows that they never visit read as zeros."""
     shape = (*LEADING[buffer.kind](extent), buffer.width)
     if extent.active is not None:
-        return torch.zeros(shape, dtype=dtype, device="cpu")
-    if buffer.kind in (Kind.STREAM, Kind.STATE):
-        return pool.take(math.prod(shape), dtype).view(shape)
-    return torch.empty(shape, dtype=dtype, device="cpu")
+        return torch.zeros(shape, dtype=dtype, device=pool.CPU)
+    if buffer.kind in (Kind.STREAM, Kind.STATE) and (count := math.prod(shape)) * dtype.itemsize >= pool.SMALLEST:
+        return pool.take(count, dtype).view(shape)
+    return torch.empty(shape, dtype=dtype, device=pool.CPU)
 
 
 def contiguous_copy(tensor: Tensor) -> Tensor:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bppsa.codegen.group import EXPENSIVE, Grouping, expensive, is_uniform
+from bppsa.codegen.columns import Columns, is_uniform
+from bppsa.codegen.group import EXPENSIVE, Grouping
 from bppsa.codegen.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, const, dot
 from bppsa.codegen.lower import Root
 from bppsa.codegen.verify import verify
@@ -146,25 +147,75 @@ def test_a_number_for_a_whole_row_takes_one_column() -> None:
     assert groups[-1].stores[0].value.args[0].payload.broadcast  # type: ignore[union-attr]
 
 
-def test_uniform_and_expensive() -> None:
+def test_work_that_one_group_needs_waits_for_it() -> None:
+    groups = grouped(Root(Access("scratch0"), at("b"), W), Root(Access("z"), mul(product("a"), product("scratch0")), W))
+    assert targets(groups) == [["scratch0"], ["z"]]
+    assert len(groups[1].dots) == 2
+
+
+def test_parts_of_a_value_are_read_from_the_whole() -> None:
+    """A row sum needs all columns at once, the groups after it some of them each."""
+    total = at("scratch1", broadcast=True)
+    groups = grouped(
+        Root(Access("scratch1", broadcast=True), product("a"), W, Reduce.ROWS),
+        Root(Access("y"), mul(product("a"), total), 2),
+        Root(Access("y", 2), mul(dot(Dot(Access("a"), "w", 2)), total), 2),
+    )
+    assert [len(group.dots) for group in groups] == [1, 0]
+    assert targets(groups) == [["scratch1", "scratch2"], ["y", "y"]]
+    assert groups[1].stores[1].value is mul(at("scratch2", 2), total)
+
+
+def test_what_is_stored_later_in_the_list_is_read_all_the_same() -> None:
+    costly = tanh(at("a"))
+    groups = grouped(
+        Root(Access("scratch0"), at("b"), W),
+        Root(Access("z"), mul(costly, product("scratch0")), W),
+        Root(Access("y"), costly, W),
+    )
+    assert targets(groups) == [["scratch0", "y"], ["z"]]
+    assert groups[1].stores[0].value is mul(at("y"), product("scratch0"))
+
+
+def test_cheap_work_on_what_is_stored_is_done_again() -> None:
+    costly = tanh(at("a"))
+    cheap = mul(costly, at("b"))
+    groups = grouped(
+        Root(Access("y"), costly, W),
+        Root(Access("scratch0"), cheap, W),
+        Root(Access("z"), mul(add(cheap, const(1)), product("scratch0")), W),
+    )
+    assert targets(groups) == [["y", "scratch0"], ["z"]]
+
+
+def test_uniform() -> None:
     assert is_uniform(add(const(1), at("a", 2, broadcast=True)))
     assert not is_uniform(add(const(1), at("a")))
     assert not is_uniform(product("a"))
-    assert expensive(add(const(1), tanh(at("a"))))
-    assert not expensive(mul(at("a"), at("b")))
-    assert {Op.DOT, Op.TANH} <= EXPENSIVE
+
+
+def test_slices_of_one_value_are_told_from_others() -> None:
+    columns = Columns()
+    whole, part = (mul(at("a", c), dot(Dot(Access("b"), "w", c + 1))) for c in (0, 3))
+    other = mul(at("a", 3), dot(Dot(Access("b"), "w", 1)))
+    assert columns.of(whole) == (columns.of(part)[0], 0)
+    assert columns.of(part)[1] == 3
+    assert columns.of(other)[0] != columns.of(whole)[0]
+    assert columns.of(at("a", 2, broadcast=True)) != columns.of(at("a", 1, broadcast=True))
+    assert columns.of(at("a", 2, broadcast=True))[1] is None
 
 
 # ---- on whole cells
 
 
 def test_a_gate_that_a_product_needs_comes_first() -> None:
-    """Two dependent products: the reset gate, then the candidate; gate and operand between them stand in scratch."""
+    """Two dependent products: the reset gate, which is an output, then the candidate; its operand stands in scratch."""
     forward = build(make(zoo.two_products)).inference
     assert [len(group.dots) for group in forward.groups] == [1, 1]
-    assert [b.width for b in forward.buffers if b.kind is Kind.SCRATCH] == [H, H]
+    assert [b.width for b in forward.buffers if b.kind is Kind.SCRATCH] == [H]
     first, second = forward.groups
     assert first.dots[0].source.buffer == "carry0"
+    assert [store.target.buffer for store in first.stores] == ["scratch0", "output1"]
     assert second.dots[0].source.buffer.startswith("scratch")
 
 

@@ -163,9 +163,14 @@ def test_an_operand_of_pieces_is_put_together() -> None:
 
 
 def test_row_sums_are_stored_as_one_number() -> None:
-    lowering = lowered(lambda h, x: h * torch.cat([h, x * 2], 1).sum(1, keepdim=True))
-    assert [(root.width, root.reduce) for root in lowering.roots] == [(H, Reduce.ROWS)] * 2
+    lowering = lowered(lambda h, x: h * torch.cat([h, x * 2, x[:, :2]], 1).sum(1, keepdim=True))
+    assert [(root.width, root.reduce) for root in lowering.roots] == [(H, Reduce.ROWS), (2, Reduce.ROWS)]
     assert lowering.scratch_widths == [1, 1]
+
+
+def test_a_sum_that_is_taken_twice_is_stored_once() -> None:
+    lowering = lowered(lambda h, x: h * h.sum(1, keepdim=True) + x * h.sum(1, keepdim=True))
+    assert lowering.scratch_widths == [1]
 
 
 def test_a_single_column_is_read_from_memory() -> None:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
+import sys
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,15 +19,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bppsa.fxpasses.environment import environment_of
+from bppsa.fxpasses import environment
+from bppsa.fxpasses.environment import environment_of, known_environment
 from tests.scan.zoo import CASES, Example, H, make
 
 FACTOR = 1.0
 
 
 def key(cell: Any) -> Any:
-    found = environment_of(cell).key
-    hash(found)
+    """As a walk gives it, and as a call gives it that may follow the trail of an earlier one."""
+    found = known_environment(cell).key
+    assert hash(found) == hash(environment_of(cell).key)
+    assert found == environment_of(cell).key
     return found
 
 
@@ -232,3 +238,95 @@ def test_tensors_are_found_wherever_they_are() -> None:
     assert {id(t) for t in tensors} <= {id(t) for t in found}
     assert {id(p) for p in net.parameters()} <= {id(t) for t in found}
     assert len({id(t) for t in found}) == len(found), "each once"
+
+
+# ---- the trail of an earlier walk
+
+
+def test_the_trail_is_followed_while_nothing_has_changed() -> None:
+    net = Net()
+    first = known_environment(net)
+    assert known_environment(net) is first
+    assert known_environment(net.forward) is known_environment(net.forward), "a bound method is made anew each time"
+    assert known_environment(net.forward) is not first
+    net.linear.weight.data = torch.ones(H, H)
+    assert known_environment(net) is not first, "the tensor is the same, its memory is not"
+
+
+CHANGED: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+    (lambda: Plain(1), lambda held: setattr(held, "value", 2)),
+    (lambda: Plain(1), lambda held: setattr(held, "__dict__", {"value": 2})),
+    (lambda: Plain(1), lambda held: setattr(held, "__class__", Other)),
+    (lambda: Slotted([1]), lambda held: held.value.append(2)),
+    (lambda: [1], lambda held: held.__setitem__(0, True)),
+    (list, lambda held: held.append(1)),
+    (lambda: {"a": 1}, lambda held: held.update(a=1.0)),
+    (lambda: {1}, lambda held: held.add(2)),
+    (lambda: numpy.ones(2), lambda held: held.fill(2)),
+    (lambda: torch.ones(2), lambda held: held.requires_grad_()),
+    (lambda: torch.ones(2), lambda held: held.resize_(3)),
+    (lambda: nn.ReLU(), lambda held: setattr(held, "__class__", nn.Tanh)),
+    (lambda: nn.Linear(2, 2), lambda held: held.half()),
+    (lambda: lambda a=1: a, lambda held: setattr(held, "__defaults__", (2,))),
+    (lambda: lambda a=1: a, lambda held: setattr(held, "__code__", (lambda a: a + 1).__code__)),
+]
+
+
+class Other(Plain):
+    factor = 1
+
+
+@pytest.mark.parametrize("which", range(len(CHANGED)))
+def test_a_change_is_seen_from_the_trail(which: int) -> None:
+    make_held, change = CHANGED[which]
+    held = make_held()
+    cell = closing_over([held])
+    before = key(cell)
+    change(held)
+    assert key(cell) != before
+
+
+def test_a_cell_that_is_gone_leaves_nothing() -> None:
+    net = Net()
+    known_environment(net)
+    weight, at = weakref.ref(net.linear.weight), (id(net), None)
+    assert at in environment._known
+    del net
+    gc.collect()
+    assert weight() is None
+    assert at not in environment._known
+
+
+def test_few_cells_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "REMEMBERED", 2)
+    nets = [Net() for _ in range(4)]
+    found = [known_environment(net) for net in nets]
+    assert [known_environment(net) is e for net, e in zip(nets[2:], found[2:], strict=True)] == [True, True]
+    assert len(environment._known) == 2
+
+
+def test_what_a_function_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("a_module_of_the_users")
+    module.factor = 1.0  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        import a_module_of_the_users as users
+
+        return h * users.factor, x
+
+    before = key(cell)
+    module.factor = 2.0  # type: ignore[attr-defined]
+    assert key(cell) != before
+
+
+def test_what_an_operator_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Scaled:
+        def __matmul__(self, value: Tensor) -> Tensor:
+            return value * FACTOR
+
+    scaled = Scaled()
+    cell = closing_over(scaled)
+    before = key(cell)
+    monkeypatch.setitem(globals(), "FACTOR", 2.0)
+    assert key(cell) != before

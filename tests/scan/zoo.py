@@ -126,7 +126,7 @@ def tail() -> Example:
 
 
 def hoisted() -> Example:
-    """A layer of its own on x, with a normalisation: all of it before the loop."""
+    """A layer of its own on x, before the loop, and a normalisation of what it gives."""
     encoder = nn.Sequential(nn.Linear(I, 2 * H), nn.SiLU(), nn.Linear(2 * H, H), nn.LayerNorm(H)).double()
 
     def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

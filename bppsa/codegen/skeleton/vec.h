@@ -83,11 +83,15 @@ INLINE void store(real* p, V v) {
   __builtin_memcpy(p, &v, sizeof v);
 }
 
+// Halves upon halves: one after the other the additions would wait for each other.
 template <class V>
 INLINE real sum(V v) {
-  real total = 0;
-  for (int i = 0; i < LANES<V>; ++i) total += v[i];
-  return total;
+  if constexpr (LANES<V> == 1) {
+    return v[0];
+  } else {
+    using Half = Vec<LANES<V> / 2>;
+    return sum(load<Half>((const real*)&v) + load<Half>((const real*)&v + LANES<V> / 2));
+  }
 }
 
 // All lanes of a vector.
