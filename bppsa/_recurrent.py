@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bppsa._calls import note, warn_once
+from bppsa._calls import explaining, note, warn_once
 from bppsa._sweeps import compile_recurrence, module_recurrence, with_structure
 from bppsa.chain import Recurrence
 from bppsa.errors import BuildError
@@ -59,7 +59,7 @@ def is_too_short(module: nn.RNNBase, input: Any) -> bool:
     if type(input) is not Tensor or input.dim() != 3:
         return False
     steps = input.size(int(module.batch_first))
-    if steps > FEW or module._bppsa_strategy != AUTO:
+    if steps > FEW or module._bppsa_strategy != AUTO or explaining():
         return False
     key = (steps, input.size(int(not module.batch_first)), input.dtype, torch.is_grad_enabled())
     short: dict[Any, Decision] = module.__dict__["_bppsa_short"]

@@ -17,6 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -46,6 +47,7 @@ OPERATORS = {
     *(f"__{side}{name}__" for name in ("add", "sub", "mul", "matmul", "truediv", "pow") for side in ("", "r", "i")),
     *(f"__{name}__" for name in ("call", "getitem", "getattr", "iter", "next", "len", "bool", "float", "int", "neg")),
 }
+INSTALLED = {"site-packages", "dist-packages"}
 NOT_THE_USERS = sys.stdlib_module_names | {"torch", "numpy", "bppsa"}
 
 
@@ -68,6 +70,7 @@ class Environment:
     """`opaque` keeps alive what the key knows by its address only."""
 
     trail: Trail
+    home: str  # the package that the cell is from
     parts: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     opaque: list[Any] = field(default_factory=list)
@@ -125,6 +128,10 @@ class Environment:
         self.visit_items(value)
 
     def visit_function(self, fn: types.FunctionType) -> None:
+        if not (self.is_the_users(fn.__module__) or self.is_the_users(fn.__globals__.get("__name__"))):
+            self.parts.append(id(fn))
+            self.opaque.append(fn)
+            return
         names = global_names(fn.__code__)
         self.trail.add(trail.function, fn)
         self.trail.add(trail.names(names), fn.__globals__)
@@ -181,8 +188,14 @@ class Environment:
 
     def enter(self, space: type | types.ModuleType) -> None:
         """A class or Python module of the user's: the functions met may find something in it."""
-        if is_the_users(space.__module__ if isinstance(space, type) else space.__name__):
+        if self.is_the_users(space.__module__ if isinstance(space, type) else space.__name__):
             self.spaces.setdefault(space, set())
+
+    def is_the_users(self, module: str | None) -> bool:
+        """Whether it may change while the process runs. Of libraries we take for granted that they do not: a walk
+        through one of them would find no end."""
+        package = (module or "").partition(".")[0]
+        return package == self.home or not is_library(package)
 
     def visit_spaces(self) -> None:
         """All that is found by a name that some function looks up, until nothing new turns up."""
@@ -218,17 +231,19 @@ VISIT: dict[type, Any] = {
         (numpy.ndarray, numpy.generic),
         lambda environment, value: environment.visit_equal(lambda v: (v.dtype, v.shape, v.tobytes()), value),
     ),
+    numpy.ma.MaskedArray: Environment.visit_object,
     nn.Module: Environment.visit_module,
 }
 
 
 @functools.cache
-def is_the_users(module: str) -> bool:
-    return module.partition(".")[0] not in NOT_THE_USERS
+def is_library(package: str) -> bool:
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return package in NOT_THE_USERS or not INSTALLED.isdisjoint(Path(file).parts)
 
 
 def environment_of(cell: Any) -> Environment:
-    environment = Environment(Trail(owner(cell)))
+    environment = Environment(Trail(owner(cell)), package_of(cell))
     environment.visit(cell)
     environment.visit_spaces()
     environment.trail.root = None
@@ -252,6 +267,13 @@ def known_environment(cell: Any) -> Environment:
         for oldest in list(_known)[:-REMEMBERED]:
             _known.pop(oldest, None)
     return environment
+
+
+def package_of(cell: Any) -> str:
+    while isinstance(cell, functools.partial):
+        cell = cell.func
+    module = cell.__module__ if isinstance(cell, types.FunctionType) else type(owner(cell)).__module__
+    return (module or "").partition(".")[0]
 
 
 def owner(cell: Any) -> Any:

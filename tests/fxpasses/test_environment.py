@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import hypothesis
 import numpy
 import pytest
 import torch
@@ -330,3 +331,10 @@ def test_what_an_operator_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     before = key(cell)
     monkeypatch.setitem(globals(), "FACTOR", 2.0)
     assert key(cell) != before
+
+
+def test_a_library_is_not_walked_through() -> None:
+    """Only that the very same function of it is called is in the key; a library has no end."""
+    found = environment_of(lambda h, x: (hypothesis.note(str(h)) or h, x))
+    assert len(found.parts) < 200
+    assert key(closing_over(hypothesis.note)) != key(closing_over(hypothesis.event))

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from bppsa import strategies
 from bppsa._modules.classes import rewrite
 
 KINDS = (nn.RNN, nn.GRU, nn.LSTM)
 
 
 def fast(model: nn.Module) -> Any:
-    return rewrite(model, "sequential")[0]
+    return rewrite(model, strategies.sequential())[0]
 
 
 def flat(result: Any) -> list[Tensor]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
-from bppsa import _recurrent
+from bppsa import _recurrent, strategies
 from bppsa._modules.classes import rewrite
 from tests.modules.conftest import Taken, pytorch_run
 from tests.modules.models import KINDS, equal, fast, flat
@@ -204,7 +204,7 @@ def test_autocast_is_off_while_we_compute(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_weight_shapes_that_no_kernel_may_trust(taken: list[Taken]) -> None:
     model = nn.GRU(3, 4)
-    ours, _ = rewrite(model, "sequential")
+    ours, _ = rewrite(model, strategies.sequential())
     ours.weight_hh_l0 = nn.Parameter(torch.randn(2, 2))
     with pytest.raises(RuntimeError, match=r"weight_hh_l0 is \[2, 2\]"):
         ours(torch.randn(5, 2, 3))

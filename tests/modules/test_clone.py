@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from bppsa import strategies
 from bppsa._modules.classes import Recurrent, rewrite
 from bppsa._modules.clone import clone
 from tests.modules.conftest import Taken
@@ -59,7 +60,7 @@ def test_same_tree_same_tensors() -> None:
 
 def test_every_recurrent_module_is_rewritten_once_and_knows_its_path(taken: list[Taken]) -> None:
     model = Tagger()
-    copy, found = rewrite(model, "sequential")
+    copy, found = rewrite(model, strategies.sequential())
     assert list(found) == ["encoder", "tower.0", "tower.1.up", "plain[0]", "plain[1].deep[0]"]
     assert {decision.strategy for decision in found.values()} == {"waiting"}
     tokens = torch.arange(6).view(3, 2)
