@@ -14,14 +14,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from bppsa._calls import explaining
 from bppsa.chain import Recurrence, Structure
 from bppsa.codegen import build as compiler
-from bppsa.codegen import print_cpp, products, program
+from bppsa.codegen import print_cpp, products, program, reduction
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.native import REAL, NativeKernel
-from bppsa.fxpasses import cells, jacobian, structure
+from bppsa.fxpasses import cells, jacobian
+from bppsa.fxpasses import structure as patterns
 from bppsa.fxpasses.capture import record
 from bppsa.fxpasses.recurrence import split
 from bppsa.report import Decision
 from bppsa.runtime.multiply import Faster
+from bppsa.runtime.reduce import Reduction
 from bppsa.runtime.sweep import Sweep
 
 _lowering = threading.Lock()  # expressions are interned without a lock of their own
@@ -42,13 +44,23 @@ def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool)
         compiler.build_many(sources)
         return [NativeKernel(kernel, real) for kernel in kernels]
 
-    return Sweep(lowered, dtype, build, functools.partial(structure_of, recurrence), Faster(real))
+    return Sweep(lowered, dtype, build, functools.partial(reduction_of, recurrence, inline), Faster(real))
+
+
+@functools.lru_cache(maxsize=256)
+def reduction_of(recurrence: Recurrence, inline: bool) -> Reduction:
+    """For scans over chunks of the recurrence's steps, in float64."""
+    structure = structure_of(recurrence)
+    with _lowering, _disable_current_modes():
+        transposed = jacobian.transpose(recurrence)
+        kernel = reduction.reduction(recurrence, transposed, inline=inline, diagonal=structure.width == 1)
+    return Reduction(structure, kernel, NativeKernel(kernel, REAL[torch.float64]))
 
 
 @functools.lru_cache(maxsize=1024)
 def structure_of(recurrence: Recurrence) -> Structure:
     """Of one step's J^T."""
-    return structure.structure_of(recurrence)
+    return patterns.structure_of(recurrence)
 
 
 @functools.lru_cache(maxsize=1024)

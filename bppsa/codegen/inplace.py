@@ -10,8 +10,9 @@ from bppsa.codegen.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Red
 Slot = tuple[str, int, int]  # buffer, column, width
 
 
-def reuse_streams(forward: Kernel, backward: Kernel, private: Mapping[str, int]) -> tuple[Kernel, Kernel]:
-    """Move columns of "saved" into columns of `private` streams that only their own group reads, and nobody later."""
+def reuse_streams(forward: Kernel, backward: Kernel, private: Mapping[str, int], *others: Kernel) -> tuple[Kernel, ...]:
+    """Move columns of "saved" into columns of `private` streams that only their own group reads, and nobody later.
+    others: kernels that read nothing of these but what `backward` does."""
     moved: dict[int, Access] = {}  # column of "saved" -> where it goes
     taken: set[Slot] = set()
     pinned = {(b, c) for b, c, _ in reads(backward.groups) if b in private}
@@ -34,7 +35,7 @@ def reuse_streams(forward: Kernel, backward: Kernel, private: Mapping[str, int])
     where, left = places(forward, moved)
     streams = {b.name: b for b in forward.buffers if b.name in private}
     declared = {**streams, "saved": Buffer("saved", Kind.STREAM, left)}
-    return renamed(forward, declared, where), renamed(backward, declared, where)
+    return tuple(renamed(kernel, declared, where) for kernel in (forward, backward, *others))
 
 
 def reads(groups: list[Group] | tuple[Group, ...]) -> set[Slot]:

@@ -7,12 +7,22 @@ given.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from bppsa.codegen.ir import STRUCTURAL, Access, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store
+
+
+def exponent(x: Tensor) -> Tensor:
+    """floor(log2 |x|) within the exponents of normal numbers that have a reciprocal, 0 where there is none."""
+    limits = torch.finfo(x.dtype)
+    most = math.frexp(limits.max)[1] - 2
+    normal = x.isfinite() & (x.abs() >= limits.tiny)
+    return torch.where(normal, (torch.frexp(x).exponent - 1).clamp(-most, most), 0).to(x.dtype)
+
 
 EVALUATE: dict[Op, Callable[..., Tensor]] = {
     Op.ADD: torch.add,
@@ -28,6 +38,8 @@ EVALUATE: dict[Op, Callable[..., Tensor]] = {
     Op.SQRT: torch.sqrt,
     Op.TANH: torch.tanh,
     Op.SIGMOID: torch.sigmoid,
+    Op.EXPONENT: exponent,
+    Op.LDEXP: lambda x, n: torch.ldexp(x, n.int()),
     Op.LT: lambda a, b: (a < b).to(a.dtype),
     Op.LE: lambda a, b: (a <= b).to(a.dtype),
     Op.EQ: lambda a, b: (a == b).to(a.dtype),
@@ -44,20 +56,22 @@ def run(
     rows: int,
     active: Sequence[int] | None = None,
     reverse: bool = False,
+    columns: int = 1,
 ) -> None:
-    """Run `kernel` in place on `tensors`, one for each of `kernel.arguments` and of the shape its `Kind` states.
+    """Run `kernel` in place on `tensors`, one for each of `kernel.arguments` and of the shape its `Kind` states; B is
+    `rows`, and where B rows are RUNNING, `rows * columns`.
 
     `active[t] <= rows` rows take part in step t (packed sequences, longest first); the others are neither read nor
     written.
     """
-    Interpreter(kernel, tensors, rows, reverse).run(range(steps), active)
+    Interpreter(kernel, tensors, rows * columns, reverse, columns).run(range(steps), active)
 
 
 class Interpreter:
     """One run of a kernel: its arguments and scratch by name, read and written as the groups say."""
 
-    def __init__(self, kernel: Kernel, tensors: Sequence[Tensor], rows: int, reverse: bool) -> None:
-        self.kernel, self.rows, self.reverse = kernel, rows, reverse
+    def __init__(self, kernel: Kernel, tensors: Sequence[Tensor], rows: int, reverse: bool, columns: int) -> None:
+        self.kernel, self.rows, self.reverse, self.columns = kernel, rows, reverse, columns
         self.storage = {b.name: t for b, t in zip(kernel.arguments, tensors, strict=True)}
         self.kinds = {b.name: b.kind for b in kernel.buffers}
         like = tensors[0]
@@ -71,7 +85,7 @@ class Interpreter:
         ascending = self.kernel.along != self.reverse
         for t in steps if ascending else reversed(steps):
             before = {name: self.storage[name].clone() for name, kind in self.kinds.items() if kind is Kind.RUNNING}
-            rows = self.rows if active is None else active[t]
+            rows = self.rows if active is None else active[t] * self.columns
             for group in self.kernel.groups:
                 self.run_group(group, t, rows, before)
 
@@ -115,6 +129,8 @@ class Interpreter:
             source = source[t + (access.after != self.reverse)]
         elif kind is Kind.VECTOR:
             source = source.expand(rows, -1)
+        if kind in (Kind.STREAM, Kind.STATE) and self.columns > 1:
+            source = source.repeat_interleave(self.columns, 0)
         if access.broadcast:
             return source[:rows, access.column : access.column + 1].expand(-1, width)
         return source[:rows, access.column : access.column + width]

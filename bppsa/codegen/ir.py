@@ -34,6 +34,8 @@ class Op(enum.Enum):
     SQRT = ("sqrt", 1)
     TANH = ("tanh", 1)
     SIGMOID = ("sigmoid", 1)
+    EXPONENT = ("exponent", 1)  # floor(log2 |x|), as far as LDEXP takes it; 0 where x is subnormal or not finite
+    LDEXP = ("ldexp", 2)  # x * 2**n for whole n whose power of two is a normal number, and so is its reciprocal
     LT = ("lt", 2)
     LE = ("le", 2)
     EQ = ("eq", 2)
@@ -160,6 +162,9 @@ class Group:
 class Kernel:
     """One sweep. `along`: in the recurrence's own direction of time (a forward pass), else against it (a backward
     pass).
+
+    With the run-time number `columns` so many rows of every RUNNING and SCRATCH buffer share one row of all others: the
+    columns of a matrix that one sample's steps are applied to. Then nothing but RUNNING and SCRATCH may be stored.
 
     With the run-time flag `reverse` the recurrence itself runs from T-1 to 0; STATE rows before and after a step t are
     then t+1 and t, otherwise t and t+1.

@@ -27,7 +27,7 @@ LEAST_STEP_NS = 1_050  # of a step's work for each thread where all must meet in
 
 CPU = torch.device("cpu")
 POINTER, INT64, INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
-SWEEP = (POINTER, POINTER, POINTER, POINTER, INT64, INT64, POINTER, INT, INT, INT, POINTER)
+SWEEP = (POINTER, POINTER, POINTER, POINTER, INT64, INT64, INT64, POINTER, INT, INT, INT, POINTER)
 
 _forked = False
 
@@ -93,6 +93,7 @@ class NativeKernel:
         rows: int,
         active: Tensor | None = None,
         reverse: bool = False,
+        columns: int = 1,
         threads: int | None = None,
         workspace: Tensor | None = None,
     ) -> None:
@@ -101,16 +102,18 @@ class NativeKernel:
         `workspace_bytes(rows, threads)`."""
         if len(tensors) != self._count:
             raise ValueError(f"kernel {self.kernel.name} takes {self._count} tensors, not {len(tensors)}")
+        rows *= columns  # of what is carried along
         if threads is None or _forked:
-            threads = self.threads(steps, rows)
+            threads = self.threads(steps, rows) if columns == 1 else min(available_threads(), rows // columns)
         if workspace is None:
-            workspace = torch.empty(self.workspace_bytes(rows, threads), dtype=torch.uint8, device=CPU)
+            at_once = rows if columns == 1 else threads * columns
+            workspace = torch.empty(self.workspace_bytes(at_once, threads), dtype=torch.uint8, device=CPU)
         strides = [tensor.stride() for tensor in tensors]
         table = array("q", [tensor.data_ptr() for tensor in tensors])
         table.extend([s[0] for s in strides])
         table.extend([s[1] if len(s) > 1 else 0 for s in strides])
         pointers, row = table.buffer_info()[0], 8 * self._count
-        split = self.splits_columns(rows, threads)
+        split = columns == 1 and self.splits_columns(rows, threads)
         active_at = None if active is None else active.data_ptr()
         where = (pointers, pointers + row, pointers + 2 * row, self._dims_at)
-        self._sweep(*where, steps, rows, active_at, reverse, threads, split, workspace.data_ptr())
+        self._sweep(*where, steps, rows, columns, active_at, reverse, threads, split, workspace.data_ptr())

@@ -45,7 +45,7 @@ def dims(kernel: Kernel) -> list[int]:
 def printed(kernel: Kernel, real: str) -> Printed:
     """`real` is "float" or "double"."""
     unit = _Unit(staged(kernel), BYTES[real])
-    members = [*unit.head(), *unit.place(), *unit.pack(), *unit.bind(), *unit.step(), *unit.reduce()]
+    members = [*unit.head(), *unit.place(), *unit.pack(), *unit.bind(), *unit.hold(), *unit.step(), *unit.reduce()]
     struct = ["namespace {", *body("struct Kernel", members)[:-1], "};", "}  // namespace"]
     parts = map(skeleton, ("vec.h", "math.h", "gemm.h", "arena.h", "sweep.h"))
     text = "\n".join([f"using real = {real};", *parts, *struct, skeleton("driver.h")])
@@ -108,6 +108,14 @@ class _Unit:
         """Point the cursor at the rows of the first step."""
         slots = [f"c.set({slot}, {self.rows(*key)});" for key, slot in self.numbers.slots.items()]
         return body("void bind(Cursor<SLOTS>& c, const Call& call, int64_t t, int64_t direction) const", slots)
+
+    def hold(self) -> list[str]:
+        """Keep the cursor on one sample's row of what is not carried along, and on the thread's own scratch."""
+        kinds = {slot: self.kernel.buffer(name).kind for (name, _), slot in self.numbers.slots.items()}
+        lines = [f"c.hold({slot}, sample);" for slot, kind in kinds.items() if kind in (Kind.STREAM, Kind.STATE)]
+        lines += [f"c.shift({slot}, back);" for slot, kind in kinds.items() if kind is Kind.SCRATCH]
+        unused = "[[maybe_unused]] int64_t"
+        return body(f"void hold([[maybe_unused]] Cursor<SLOTS>& c, {unused} sample, {unused} back) const", lines)
 
     def rows(self, name: str, after: bool) -> str:
         """First row, distance of rows, distance of steps."""

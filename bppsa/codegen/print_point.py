@@ -30,6 +30,8 @@ CPP: dict[Op, str] = {
     Op.SQRT: "square_root({})",
     Op.TANH: "hyperbolic_tangent({})",
     Op.SIGMOID: "sigmoid({})",
+    Op.EXPONENT: "exponent({})",
+    Op.LDEXP: "times_power_of_two({}, {})",
     Op.LT: "truth<V>({} < {})",
     Op.LE: "truth<V>({} <= {})",
     Op.EQ: "truth<V>({} == {})",

@@ -49,7 +49,6 @@ class Program:
     "sums"; "saved" is both's."""
 
     recurrence: Recurrence
-    transposed: Transposed
     forward: Kernel
     inference: Kernel  # saves nothing; carries that are no output are RUNNING
     backward: Kernel
@@ -67,7 +66,6 @@ def build(recurrence: Recurrence, transposed: Transposed, *, inline: bool = Fals
     kernels = reuse_streams(forward.kernel(backward.saved), backward.kernel(), projections(recurrence))
     return Program(
         recurrence,
-        transposed,
         verify(kernels[0]),
         verify(forward.inference()),
         verify(kernels[1]),

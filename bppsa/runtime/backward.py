@@ -1,6 +1,6 @@
 """A recurrence's backward by a strategy: one sweep over all steps, or a scan over chunks of them in three phases.
 
-    reduce   each chunk to one pair (J^T, b)                                       runtime.reduce
+    reduce   each chunk to one pair (J^T, b)                                       codegen.reduction, runtime.reduce
     scan     over the pairs, for the cotangent that enters each chunk              runtime.scan_levels
     sweep    all chunks side by side, each from the cotangent that enters it       runtime.sweep, as rows of one call
 
@@ -18,8 +18,8 @@ from bppsa.chain import Structure
 from bppsa.plan.strategy import Division, Strategy, divide
 from bppsa.runtime.chunks import Chunks
 from bppsa.runtime.extent import Extent, Given
-from bppsa.runtime.pairs import Rows
-from bppsa.runtime.reduce import REAL, Steps, reduce
+from bppsa.runtime.pairs import REAL, Pair, Rows
+from bppsa.runtime.reduce import Reduction
 from bppsa.runtime.scan_levels import exclusive
 from bppsa.runtime.sweep import Gradients, Needs, Passed, Sweep
 
@@ -42,36 +42,60 @@ def backward(
     chunks = Chunks(extent, division.length, division.count)
     states = tuple(map(chunks.cut_state, passed.states))
     sources, g_outputs = ([t if t is None else chunks.cut(t) for t in tensors] for tensors in (sources, g_outputs))
-    inner = chunks.inner
-    steps = Steps(
-        sweep.recurrence, sweep.program.transposed, sweep.structure(), sources, states, params, g_outputs, inner
-    )
-    entering = boundaries(steps, division, chunks, g_finals)
-    private = {name: chunks.cut(tensor) for name, tensor in passed.private.items()}
-    found = sweep.backward(Passed((), (), states, private), sources, params, g_outputs, entering, inner, needs)
+    cut = Passed((), (), states, {name: chunks.cut(tensor) for name, tensor in passed.private.items()})
+    inner, reduction = chunks.inner, sweep.reduction()
+    pairs = reduced(sweep, reduction, cut, sources, params, g_outputs, inner)
+    g_final = final(reduction.structure, sweep.recurrence.carries, extent, g_finals)
+    entering = boundaries(division, chunks, pairs, g_final, reduction.structure)
+    g_chunks = entering.to(sweep.dtype).split(list(sweep.recurrence.carries), 1)
+    found = sweep.backward(cut, sources, params, g_outputs, g_chunks, inner, needs)
     first = extent.rows * (chunks.count - 1) if extent.reverse else 0
     carries = [chunks.unsorted(g.unsqueeze(0))[0, first : first + extent.rows] for g in found.carries]
     return Gradients([g if g is None else chunks.joined(g) for g in found.sources], carries, found.params)
 
 
-def boundaries(steps: Steps, division: Division, chunks: Chunks, g_finals: Given) -> list[Tensor]:
-    """The cotangent of each carry that enters each chunk, [C * B, n]."""
-    structure, extent = steps.structure, chunks.extent
+def reduced(
+    sweep: Sweep,
+    reduction: Reduction,
+    passed: Passed,
+    sources: Given,
+    params: Sequence[Tensor],
+    g_outputs: Given,
+    extent: Extent,
+) -> Pair:
+    """Each row's chunk as a pair, [C * B, count, ...]."""
+    given = {f"carry{i}": state for i, state in enumerate(passed.states)} | passed.private
+    given |= {f"g_output{k}": sweep.zeros(extent, k) if g is None else g for k, g in enumerate(g_outputs)}
+    given = {name: tensor.to(REAL) for name, tensor in given.items()}
+    running = reduction.start(extent.rows, sweep.recurrence.carries)
+    sources = [t if t is None else t.to(REAL) for t in sources]
+    tensors = sweep.named(reduction.kernel, given | running, sources, [p.to(REAL) for p in params], extent)
+    reduction.run(
+        list(tensors.values()),
+        steps=extent.steps,
+        rows=extent.rows,
+        active=extent.active,
+        reverse=extent.reverse,
+        columns=reduction.columns,
+    )
+    return reduction.pair(running, sweep.recurrence.carries)
+
+
+def boundaries(division: Division, chunks: Chunks, pairs: Pair, g_final: Rows, structure: Structure) -> Tensor:
+    """The cotangent of all carries side by side that enters each chunk, [C * B, N]."""
     back = None if chunks.order is None else chunks.order.argsort()
 
     def in_scan_order(rows: Tensor) -> Tensor:
         """[C * B, ...] -> [C, B, ...], the last chunk in the recurrence's direction first."""
-        by_chunk = (rows if back is None else rows[back]).unflatten(0, (chunks.count, extent.rows))
-        return by_chunk if extent.reverse else by_chunk.flip(0)
+        by_chunk = (rows if back is None else rows[back]).unflatten(0, (chunks.count, chunks.extent.rows))
+        return by_chunk if chunks.extent.reverse else by_chunk.flip(0)
 
-    pairs = reduce(steps).map(in_scan_order)
-    entering = exclusive(division.scan, pairs, final(structure, steps.recurrence.carries, extent, g_finals)).plain()
-    if not extent.reverse:
+    entering = exclusive(division.scan, pairs.map(in_scan_order), g_final).plain()
+    if not chunks.extent.reverse:
         entering = entering.flip(0)
-    g = entering.new_empty(chunks.count * extent.rows, structure.order.numel())
+    g = entering.new_empty(chunks.count * chunks.extent.rows, structure.order.numel())
     g[:, structure.order] = entering.squeeze(-1).flatten(0, 1)
-    g = g if chunks.order is None else g[chunks.order]
-    return list(g.to(steps.states[0].dtype).split(steps.recurrence.carries, 1))
+    return g if chunks.order is None else g[chunks.order]
 
 
 def final(structure: Structure, widths: Sequence[int], extent: Extent, g_finals: Given) -> Rows:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+REAL = torch.float64  # of what scans compute with, whatever the recurrence does
 ZERO = -(1 << 20)  # the exponent of a row of zeros: below that of any other
 LARGEST = 1022  # a power of two that float64 has, as has its reciprocal
 

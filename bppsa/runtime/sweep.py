@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bppsa.chain import Structure
 from bppsa.codegen.ir import Buffer, Kernel, Kind
 from bppsa.codegen.program import Program
 from bppsa.runtime import pool
 from bppsa.runtime.after import After, logical
 from bppsa.runtime.extent import Extent, Given, Shape, flat, rows_contiguous
 from bppsa.runtime.multiply import Multiply, by_torch
+from bppsa.runtime.reduce import Reduction
 
 Runner = Callable[..., None]  # (tensors, *, steps, rows, active, reverse), as codegen.interpret.run takes them
 
@@ -50,19 +50,19 @@ class Gradients:
 
 
 class Sweep:
-    """`build` makes kernels callable: `codegen.interpret.run` bound to each, or their machine code. `structure`: of one
-    step's J^T, asked for by scans only. `multiply` computes the products that remain after a backward sweep."""
+    """`build` makes kernels callable: `codegen.interpret.run` bound to each, or their machine code. `reduction`: asked
+    for by scans only. `multiply` computes the products that remain after a backward sweep."""
 
     def __init__(
         self,
         program: Program,
         dtype: torch.dtype,
         build: Callable[[Sequence[Kernel]], Sequence[Runner]],
-        structure: Callable[[], Structure],
+        reduction: Callable[[], Reduction],
         multiply: Multiply = by_torch,
     ) -> None:
         self.program, self.recurrence, self.dtype = program, program.recurrence, dtype
-        self.build, self.structure = build, structure
+        self.build, self.reduction = build, reduction
         self.runners: dict[str, Runner] = {}
         streams = list(enumerate(self.recurrence.streams))
         read = {b.name for b in program.backward.arguments}

@@ -14,12 +14,11 @@ from bppsa.codegen import program
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.program import Program
 from bppsa.fxpasses import jacobian
-from bppsa.fxpasses.structure import structure_of
 from bppsa.runtime import reference
 from bppsa.runtime.extent import Extent
 from bppsa.runtime.sweep import Needs, Sweep
 from tests.fxpasses.graphs import split_cell
-from tests.scan.support import interpreters
+from tests.scan.support import interpreters, reduction_of
 from tests.scan.zoo import Example
 
 
@@ -137,7 +136,7 @@ def packed(lengths: Sequence[int], *, reverse: bool = False) -> Extent:
 
 
 def interpreted(built: Program) -> Sweep:
-    return Sweep(built, torch.float64, interpreters, lambda: structure_of(built.recurrence))
+    return Sweep(built, torch.float64, interpreters, lambda: reduction_of(built.recurrence, False))
 
 
 def kernels(built: Program) -> tuple[Kernel, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import multiprocessing
 import re
@@ -228,6 +229,8 @@ def test_special_values(dtype: torch.dtype) -> None:
     for op, ours in zip(ops, evaluate(ops, a, b, b.flip(-1)), strict=True):
         theirs = interpret.EVALUATE[op](*(a, b, b.flip(-1))[: op.arity])
         close = torch.isclose(ours, theirs, rtol=8 * info.eps, atol=info.tiny, equal_nan=True)
+        if op is Op.LDEXP:  # of nothing but whole numbers of a certain size
+            close |= ~((b == b.round()) & (b.abs() < math.frexp(info.max)[1] - 1))
         assert close.all(), (op, a[~close], b[~close], ours[~close])
 
 

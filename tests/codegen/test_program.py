@@ -13,7 +13,6 @@ from bppsa.codegen.build import available, build_many
 from bppsa.codegen.ir import Kernel, Kind
 from bppsa.codegen.native import NativeKernel
 from bppsa.codegen.program import Program
-from bppsa.fxpasses.structure import structure_of
 from bppsa.runtime.extent import Extent
 from bppsa.runtime.sweep import Sweep
 from tests.codegen.programs import (
@@ -28,7 +27,7 @@ from tests.codegen.programs import (
     packed,
 )
 from tests.scan import zoo
-from tests.scan.support import same
+from tests.scan.support import reduction_of, same
 from tests.scan.zoo import CASES, NATIVE, Example, example, h, make, random, x
 
 EXTENTS = [
@@ -88,7 +87,7 @@ def native(built: Program, real: str) -> Sweep:
         build_many([print_cpp.source(kernel, real) for kernel in wanted])
         return [NativeKernel(kernel, real) for kernel in wanted]
 
-    return Sweep(built, torch.float64, compiled, lambda: structure_of(built.recurrence))
+    return Sweep(built, torch.float64, compiled, lambda: reduction_of(built.recurrence, False))
 
 
 @pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")

@@ -15,9 +15,11 @@ from bppsa._calls import collecting
 from bppsa.chain import Recurrence
 from bppsa.codegen import interpret, program
 from bppsa.codegen.ir import Kernel
+from bppsa.codegen.reduction import reduction
 from bppsa.fxpasses import jacobian
 from bppsa.fxpasses.structure import structure_of
 from bppsa.report import Decision
+from bppsa.runtime.reduce import Reduction
 from bppsa.runtime.reference import loop
 from bppsa.runtime.sweep import Sweep
 from tests.scan.zoo import Example
@@ -33,7 +35,14 @@ def interpreters(kernels: Sequence[Kernel]) -> list[Callable[..., None]]:
 def interpreted(recurrence: Recurrence, dtype: torch.dtype = torch.float64, inline: bool = False) -> Sweep:
     """What `compile_recurrence` gives, run by the language's definition in place of machine code."""
     built = program.build(recurrence, jacobian.transpose(recurrence), inline=inline)
-    return Sweep(built, dtype, interpreters, lambda: structure_of(recurrence))
+    return Sweep(built, dtype, interpreters, lambda: reduction_of(recurrence, inline))
+
+
+def reduction_of(recurrence: Recurrence, inline: bool) -> Reduction:
+    structure = structure_of(recurrence)
+    transposed = jacobian.transpose(recurrence)
+    kernel = reduction(recurrence, transposed, inline=inline, diagonal=structure.width == 1)
+    return Reduction(structure, kernel, functools.partial(interpret.run, kernel))
 
 
 def leaves(*trees: Any) -> list[Tensor]:

@@ -73,6 +73,20 @@ INLINE V power_of_two(Int<V> n) {
   return (V)((n + BIAS) << MANTISSA);
 }
 
+// floor(log2 |x|), |n| < BIAS; 0 where x is subnormal or not finite
+template <class V>
+INLINE V exponent(V x) {
+  const Int<V> biased = ((Int<V>)x >> MANTISSA) & (2 * BIAS + 1), n = biased - BIAS;
+  const Int<V> kept = (biased == 0) | (biased == 2 * BIAS + 1) ? Int<V>{} : n;
+  return __builtin_convertvector(kept > BIAS - 1 ? Int<V>{} + (BIAS - 1) : kept, V);
+}
+
+// x 2^n for a whole |n| < BIAS
+template <class V>
+INLINE V times_power_of_two(V x, V n) {
+  return x * power_of_two<V>(__builtin_convertvector(n, Int<V>));
+}
+
 // e^r - 1, |r| <= ln(2)/2, by Chebyshev fits of (e^r - 1 - r) / r^2. Estrin's order: short chains matter most here.
 template <class V>
 INLINE V expm1_polynomial(V r) {

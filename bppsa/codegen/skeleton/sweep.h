@@ -17,6 +17,11 @@ struct Cursor {
   INLINE void set(int i, real* start, int64_t row_stride, int64_t step_stride) {
     at[i] = start, row[i] = row_stride, step[i] = step_stride;
   }
+  INLINE void shift(int i, int64_t rows) { at[i] += rows * row[i]; }
+  INLINE void hold(int i, int64_t at_row) {
+    shift(i, at_row);
+    row[i] = 0;
+  }
   INLINE void advance() {
     for (int i = 0; i < N; ++i) at[i] += step[i];
   }
@@ -26,7 +31,7 @@ struct Cursor {
 struct Call {
   void** pointers;
   const int64_t *first_strides, *second_strides;  // of each tensor's first and second dimension
-  int64_t steps, rows;
+  int64_t steps, rows, columns;
   const int64_t* active;
   bool reverse;
   INLINE real* at(int argument, int64_t t = 0) const { return (real*)pointers[argument] + t * first_strides[argument]; }
