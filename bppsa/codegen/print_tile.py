@@ -36,8 +36,8 @@ TRITON: dict[Op, str] = {
 assert set(TRITON) == set(Op) - STRUCTURAL
 
 VARIABLE = re.compile(r"\bv\d+\b")
-# Where Triton sees one product feed another, it gives each warp some rows and all columns: good for attention, which has
-# many rows, but all our warps would compute the same 16. It does not look into branches.
+# Where Triton sees one product feed another, it gives each warp some rows and all columns: good for attention's many
+# rows, but all our warps would compute the same 16. It does not look into branches.
 ALWAYS = "if rows > 0:"
 
 
@@ -177,6 +177,6 @@ class Step:
 def product(rows: str, depth: int, weight: str, width: int, total: str) -> str:
     """`total` + rows [ROWS, depth] times weight, by tensor cores unless one side is a single column."""
     if depth > 1 and width > 1:
-        return f"tl.dot({rows}, {weight}, {total or None}, input_precision=PRECISION)"
+        return f"tl.dot({rows}, {weight}, {total or None}, input_precision=PRECISION, out_dtype=REAL)"
     single = f"{rows} * {weight}" if depth == 1 else f"tl.sum({rows} * {weight}, 1, keep_dims=True)"
     return f"{total} + {single}" if total else single
