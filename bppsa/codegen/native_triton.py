@@ -90,8 +90,10 @@ class TritonKernel:
 
 
 def options(warps: int) -> dict[str, Any]:
-    """The text itself loads a step ahead, so Triton need not (`num_stages`)."""
-    return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True}
+    """The text itself loads a step ahead, so Triton need not (`num_stages`). A thread of a small program may have all
+    registers there are names for (`maxnreg`): left alone, the assembler spills a few to fit one program more."""
+    registers = {"maxnreg": 255} if warps <= 4 else {}
+    return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True, **registers}
 
 
 def strides(kind: Kind, tensor: Tensor) -> tuple[int, ...]:
