@@ -1,7 +1,7 @@
 # Each target makes .venv when it is missing or older than what it was made from; after that none needs a network.
 #   make demo PYTHON=python3.12                                   another interpreter (3.10 or newer)
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu    a CPU build of torch where the usual index has a CUDA one
-#   make demo ARGS="--model lstm --hidden 128"                    options of the script; also for test and bench
+#   make demo ARGS="--model lstm --hidden 128"                    options of the script; also for test, bench and aot
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -10,7 +10,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench aot clean
 
 demo: $(READY)
 	$(PY) examples/train_language_model.py $(ARGS)
@@ -26,6 +26,11 @@ check: $(READY)
 
 bench: $(READY)
 	$(PY) benchmarks/recurrent.py --readme $(ARGS)
+
+# Needs no GPU. torch brings triton along where it has CUDA; elsewhere this fetches it, some 250 MB.
+aot: $(READY)
+	$(PY) -m pip install --quiet --constraint constraints.txt --editable ".[triton]"
+	$(PY) -m tests.triton.aot $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis demo.png

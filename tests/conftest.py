@@ -11,6 +11,10 @@ from hypothesis import settings
 _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
 
+# Without a GPU Triton kernels are run by its interpreter, which has to be asked for before triton is imported.
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # The first example of a test may build a kernel, so no deadline; the same examples in every run, so a failure repeats.
 settings.register_profile("bppsa", deadline=None, derandomize=True, max_examples=25)
 settings.load_profile("bppsa")

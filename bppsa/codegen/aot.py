@@ -1,0 +1,86 @@
+"""Compile a Triton kernel for a GPU that need not be there, and read what it uses of the processor's resources.
+
+Triton keeps what it has compiled on disk by content, so asking again is cheap.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from typing import Any
+
+from bppsa.codegen.ir import Buffer, Kernel, Kind
+from bppsa.codegen.native_triton import PRECISION, module, options
+from bppsa.codegen.print_triton import STRIDES, printed
+
+WARP = 32  # threads
+ALIGNED = 16  # bytes or elements: what Triton tells the compiler of an argument at a call, if it is so
+POINTER = {"float": "*fp32", "double": "*fp64"}
+USAGE = re.compile(r"REG:(\d+) STACK:(\d+)")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """registers: of a thread. stack: bytes a thread keeps in memory because registers ran out. shared: bytes of a
+    program."""
+
+    registers: int
+    stack: int
+    shared: int
+    warps: int
+
+
+def usage(kernel: Kernel, real: str, capability: int, precision: str = PRECISION) -> Usage:
+    """Of `kernel` on a GPU of compute capability `capability`, such as 90."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    text = printed(kernel, real)
+    signature, aligned = arguments(kernel, real)
+    source = ASTSource(
+        fn=module(text.source).sweep,
+        signature={**signature, "lengths": "constexpr", **scalars(), "PRECISION": "constexpr"},
+        constexprs={"lengths": None, "PRECISION": precision if real == "float" else "ieee"},
+        attrs={(i,): [["tt.divisibility", ALIGNED]] for i, name in enumerate(signature) if name in aligned},
+    )
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP), options=options(text.warps))
+    registers, stack = resources(compiled.asm["cubin"])
+    return Usage(registers, stack, compiled.metadata.shared, text.warps)
+
+
+def arguments(kernel: Kernel, real: str) -> tuple[dict[str, str], set[str]]:
+    """The type of each argument of the printed function that stands for a buffer, and which of them are aligned."""
+    types: dict[str, str] = {}
+    aligned: set[str] = set()
+    for b in kernel.arguments:
+        types[f"{b.name}_at"] = POINTER[real]
+        types |= {f"{b.name}_{stride}": "i32" for stride in STRIDES[b.kind]}
+        aligned |= {f"{b.name}_at", *even_strides(b)}
+    return types, aligned
+
+
+def even_strides(buffer: Buffer) -> set[str]:
+    if buffer.width % ALIGNED or buffer.kind is Kind.WEIGHT:
+        return set()
+    return {f"{buffer.name}_{stride}" for stride in STRIDES[buffer.kind]}
+
+
+def scalars() -> dict[str, str]:
+    return dict.fromkeys(("steps", "rows", "chunk", "direction", "reverse"), "i32")
+
+
+def resources(cubin: bytes) -> tuple[int, int]:
+    """(registers, stack) as the tool of CUDA that comes with Triton states them."""
+    from triton import knobs
+
+    tool: Any = knobs.nvidia.cuobjdump
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        said = subprocess.run([tool.path, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    found = USAGE.search(said)
+    assert found, said
+    return int(found[1]), int(found[2])

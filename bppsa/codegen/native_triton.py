@@ -1,0 +1,107 @@
+"""Call a printed Triton kernel on tensors: the GPU's counterpart of `native.py`."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bppsa.codegen import cache
+from bppsa.codegen.ir import Kernel, Kind
+from bppsa.codegen.print_triton import printed
+from bppsa.codegen.triton_columns import ROWS
+
+PRECISION = "tf32x3"  # three TF32 products for one of float32, as exact as one; "tf32" alone keeps 10 bits of 23
+
+
+@functools.lru_cache(maxsize=256)
+def module(source: str) -> ModuleType:
+    """The module of a printed text. It is loaded from a file, because Triton reads a function's source from there."""
+    name = f"bppsa_{hashlib.sha256(source.encode()).hexdigest()[:40]}"
+
+    def write(path: Path) -> None:
+        path.write_text(source)
+
+    with cache.entry(f"{name}.py", write) as path:
+        return _load(name, path)
+
+
+def _load(name: str, path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[name] = loaded
+    exec(compile(path.read_text(), str(path), "exec"), loaded.__dict__)  # leaves no bytecode beside the kept file
+    return loaded
+
+
+class TritonKernel:
+    """`kernel` for elements of `real`, "float" or "double". Called as `interpret.run` is, and in chunks."""
+
+    def __init__(self, kernel: Kernel, real: str, precision: str = PRECISION) -> None:
+        text = printed(kernel, real)
+        self.kernel, self.real = kernel, real
+        self.precision = precision if real == "float" else "ieee"
+        self.function: Any = module(text.source).sweep
+        self.warps = text.warps
+
+    def __call__(
+        self,
+        tensors: Sequence[Tensor],
+        *,
+        steps: int,
+        rows: int,
+        active: Tensor | None = None,
+        reverse: bool = False,
+        chunk: int | None = None,
+    ) -> None:
+        """Run in place on `tensors`, one for each of `kernel.arguments`, all on one device, of type `real` and with the
+        last dimension contiguous; a WEIGHT may have any strides. active: int64 [T], never rising.
+
+        chunk: steps of a chunk, by default all. Then a RUNNING buffer may be [B, n]; with chunks it is [chunks, B, n],
+        chunk c's values at its c."""
+        arguments = self.kernel.arguments
+        if len(tensors) != len(arguments):
+            raise ValueError(f"kernel {self.kernel.name} takes {len(arguments)} tensors, not {len(tensors)}")
+        chunk = steps if chunk is None else chunk
+        programs = -(-rows // ROWS) * -(-steps // max(chunk, 1))
+        partial: list[tuple[Tensor, Tensor]] = []
+        given: list[Tensor | int] = []
+        for b, tensor in zip(arguments, tensors, strict=True):
+            if b.kind is Kind.COLUMN_SUM:
+                partial.append((tensor, tensor.new_zeros(programs, b.width)))
+                tensor = partial[-1][1]
+            given += [tensor, *strides(b.kind, tensor)]
+        if programs:
+            lengths = None if active is None else row_lengths(active, rows)
+            ascending = self.kernel.along != reverse
+            scalars = (steps, rows, chunk, 1 if ascending else -1, int(reverse))
+            self.function[(programs,)](*given, lengths, *scalars, PRECISION=self.precision, **options(self.warps))
+        for total, parts in partial:
+            torch.sum(parts, 0, out=total)
+
+
+def options(warps: int) -> dict[str, Any]:
+    """The text itself loads a step ahead, so Triton need not (`num_stages`). A thread of a small program may have all
+    registers there are names for (`maxnreg`): left alone, the assembler spills a few to fit one program more."""
+    registers = {"maxnreg": 255} if warps <= 4 else {}
+    return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True, **registers}
+
+
+def strides(kind: Kind, tensor: Tensor) -> tuple[int, ...]:
+    if kind is Kind.RUNNING and tensor.dim() == 2:
+        return 0, tensor.stride(0)
+    return () if kind in (Kind.VECTOR, Kind.COLUMN_SUM) else tensor.stride()[:2]
+
+
+def row_lengths(active: Tensor, rows: int) -> Tensor:
+    """How many steps each row takes part in, int64 [B]."""
+    return (active[:, None] > torch.arange(rows, device=active.device)).sum(0)

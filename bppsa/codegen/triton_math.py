@@ -1,0 +1,57 @@
+"""Functions that printed Triton calls; this module alone of codegen needs triton to be imported.
+
+They are made of Triton's own primitives, without a device library, so that its interpreter runs them too. A NaN stays
+one in all of them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def exponential(x: tl.tensor) -> tl.tensor:
+    """Within a few ulp: the hardware's own exponential loses as many bits as x has before the point."""
+    if x.dtype == tl.float64:
+        return tl.exp(x)
+    x = tl.where(x < -104.0, -104.0, tl.where(x > 89.0, 89.0, x))  # what exp takes to 0 and to infinity
+    n = tl.floor(x * 1.4426950408889634)
+    rest = (x - n * 0.693359375) + n * 2.12194440e-4  # ln 2 in two parts: n times the first, of few bits, is exact
+    return tl.exp2(n) * tl.exp2(rest * 1.4426950408889634)
+
+
+@triton.jit
+def sigmoid(x: tl.tensor) -> tl.tensor:
+    return 1.0 / (1.0 + exponential(-x))
+
+
+@triton.jit
+def hyperbolic_tangent(x: tl.tensor) -> tl.tensor:
+    """Near 0, where 1 - 2 / (exp(2x) + 1) cancels, the rational approximation of Cephes' tanh."""
+    z = x * x
+    top = (-9.64399179425052238628e-1 * z - 9.92877231001918586564e1) * z - 1.61468768441708447952e3
+    bottom = ((z + 1.12811678491632931402e2) * z + 2.23548839060100448583e3) * z + 4.84406305325125486048e3
+    far = 1.0 - 2.0 / (exponential(2.0 * tl.abs(x)) + 1.0)
+    return tl.where(tl.abs(x) < 0.625, x * (1.0 + z * (top / bottom)), tl.where(x < 0.0, -far, far))
+
+
+@triton.jit
+def maximum(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return tl.where((a > b) | (a != a), a, b)
+
+
+@triton.jit
+def minimum(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    return tl.where((a < b) | (a != a), a, b)
+
+
+@triton.jit
+def moved(into: tl.tensor, tile: tl.tensor, low: tl.constexpr, high: tl.constexpr, shift: tl.constexpr) -> tl.tensor:
+    """`into` [R, P] with columns [low, high) replaced by `tile`'s [low + shift, high + shift)."""
+    column = tl.arange(0, into.shape[1])[None, :]
+    value = tile
+    if tile.shape[1] > 1:
+        index = tl.minimum(tl.maximum(column + shift, 0), tile.shape[1] - 1)
+        value = tl.gather(tile, tl.broadcast_to(index, [into.shape[0], into.shape[1]]), 1)
+    return tl.where((column >= low) & (column < high), value, into)

@@ -1,0 +1,78 @@
+"""Compile the Triton kernels of the tests' models for GPUs that need not be there.
+
+    make aot                                     exits with 1 where a kernel of DEFAULT's spills registers
+    make aot ARGS="--models GRU --widths 128"    other kernels: only prints
+
+What was compiled once is kept by Triton: a second run takes seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from bppsa.codegen.aot import Usage, usage
+from tests.codegen.programs import kernels
+from tests.triton.models import MODELS, built
+
+WIDTHS = (20, 32, 64)
+CAPABILITIES = (80, 90, 100)
+DEFAULT = ("RNN", "GRU", "LSTM")  # whose kernels keep all they have in registers
+
+
+@dataclass(frozen=True)
+class Job:
+    model: str
+    width: int
+    kernel: int  # of forward, inference and backward
+    real: str
+    precision: str
+
+
+def run(job: Job) -> tuple[str, list[Usage]]:
+    """The kernel's name, and its usage for each capability."""
+    kernel = kernels(built(job.model, job.width))[job.kernel]
+    return kernel.name, [usage(kernel, job.real, c, job.precision) for c in CAPABILITIES]
+
+
+def shown(used: Usage) -> str:
+    stack = f" [bold red]stack {used.stack}[/]" if used.stack else ""
+    return f"{used.registers} x {used.warps * 32}{stack}, {used.shared / 1024:.0f} KiB"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--widths", default=",".join(map(str, WIDTHS)))
+    parser.add_argument("--models", default=";".join(MODELS), help="names, with semicolons between them")
+    parser.add_argument("--real", default="float", choices=("float", "double"))
+    parser.add_argument("--precision", default="tf32x3")
+    chosen = parser.parse_args()
+    widths = [int(width) for width in chosen.widths.split(",")]
+    jobs = [
+        Job(model, width, kernel, chosen.real, chosen.precision)
+        for model in chosen.models.split(";")
+        for width in widths
+        for kernel in range(3)
+    ]
+    table = Table("model", "H", "kernel", *(f"sm_{c}" for c in CAPABILITIES))
+    spilled: list[str] = []
+    with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
+        for job, (name, used) in zip(jobs, pool.imap(run, jobs), strict=True):
+            table.add_row(job.model, str(job.width), name, *map(shown, used))
+            if any(u.stack for u in used) and job.model in DEFAULT and job.width in WIDTHS:
+                spilled.append(f"{job.model} {job.width} {name}")
+    console = Console(width=140)
+    console.print("registers of a thread x threads; bytes a thread spills; shared memory of a program")
+    console.print(table)
+    if spilled:
+        sys.exit(f"these spill registers: {', '.join(spilled)}")
+
+
+if __name__ == "__main__":
+    main()

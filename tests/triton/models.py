@@ -1,0 +1,64 @@
+"""The recurrences whose Triton kernels are tested and compiled ahead of time, by the width H of their state."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from bppsa import _sweeps, cells
+from bppsa.chain import Recurrence
+from bppsa.codegen import program
+from bppsa.codegen.program import Program
+from bppsa.fxpasses import jacobian
+from tests.fxpasses.graphs import split_cell
+from tests.scan.zoo import Example
+
+INPUTS, ROWS = 3, 2
+
+
+def module(mode: str, *, projected: bool = False) -> Callable[[int], Recurrence]:
+    return lambda H: _sweeps.module_recurrence(mode, INPUTS, H, (H + 1) // 2 if projected else 0, True)
+
+
+def scanned(make: type[cells.Cell], *, resets: bool = False) -> Callable[[int], Recurrence]:
+    def recurrence(H: int) -> Recurrence:
+        cell = make(INPUTS, H)  # type: ignore[call-arg]  the shapes of all these cells are alike
+        x = torch.zeros(1, ROWS, INPUTS)
+        xs = (x, torch.zeros(1, ROWS, dtype=torch.bool)) if resets else x
+        return split_cell(Example(cell, cell.initial(ROWS), xs, list(cell.parameters())))
+
+    return recurrence
+
+
+def two_halves(H: int) -> Recurrence:
+    """A carry put together of two stretches and read in others."""
+    w, u = torch.randn(INPUTS, H), torch.randn(H, H)
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        new = torch.tanh(x @ w + h @ u)
+        h = torch.cat([new[:, H // 3 :], h[:, : H // 3]], 1) if H >= 3 else new
+        return h, h * h
+
+    return split_cell(Example(cell, torch.zeros(ROWS, H), torch.zeros(1, ROWS, INPUTS), [w, u]))
+
+
+MODELS: dict[str, Callable[[int], Recurrence]] = {
+    "RNN": module("RNN_TANH"),
+    "GRU": module("GRU"),
+    "LSTM": module("LSTM"),
+    "LSTM, projected": module("LSTM", projected=True),
+    "ResetGRU": scanned(cells.ResetGRU, resets=True),
+    "LayerNormLSTM": scanned(cells.LayerNormLSTM),
+    "MinGRU": scanned(cells.MinGRU),
+    "IndRNN": scanned(cells.IndRNN),
+    "two halves": two_halves,
+}
+
+
+@functools.lru_cache
+def built(model: str, H: int, inline: bool = False) -> Program:
+    recurrence = MODELS[model](H)
+    return program.build(recurrence, jacobian.transpose(recurrence), inline=inline)
