@@ -54,7 +54,8 @@ def reduction_of(recurrence: Recurrence, inline: bool) -> Reduction:
     with _lowering, _disable_current_modes():
         transposed = jacobian.transpose(recurrence)
         kernel = reduction.reduction(recurrence, transposed, inline=inline, diagonal=structure.width == 1)
-    return Reduction(structure, kernel, NativeKernel(kernel, REAL[torch.float64]))
+    run = NativeKernel(kernel, REAL[torch.float64])
+    return Reduction(structure, kernel, recurrence.carries, torch.float64, run)
 
 
 @functools.lru_cache(maxsize=1024)

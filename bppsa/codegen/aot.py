@@ -69,7 +69,7 @@ def even_strides(buffer: Buffer) -> set[str]:
 
 
 def scalars() -> dict[str, str]:
-    return dict.fromkeys(("steps", "rows", "chunk", "direction", "reverse"), "i32")
+    return dict.fromkeys(("steps", "rows", "columns", "chunk", "direction", "reverse"), "i32")
 
 
 def resources(cubin: bytes) -> tuple[int, int]:

@@ -61,6 +61,7 @@ class TritonKernel:
         rows: int,
         active: Tensor | None = None,
         reverse: bool = False,
+        columns: int = 1,
         chunk: int | None = None,
     ) -> None:
         """Run in place on `tensors`, one for each of `kernel.arguments`, all on one device, of type `real` and with the
@@ -72,7 +73,8 @@ class TritonKernel:
         if len(tensors) != len(arguments):
             raise ValueError(f"kernel {self.kernel.name} takes {len(arguments)} tensors, not {len(tensors)}")
         chunk = steps if chunk is None else chunk
-        programs = -(-rows // ROWS) * -(-steps // max(chunk, 1))
+        carried = rows * columns
+        programs = -(-carried // ROWS) * -(-steps // max(chunk, 1))
         partial: list[tuple[Tensor, Tensor]] = []
         given: list[Tensor | int] = []
         for b, tensor in zip(arguments, tensors, strict=True):
@@ -83,7 +85,7 @@ class TritonKernel:
         if programs:
             lengths = None if active is None else row_lengths(active, rows)
             ascending = self.kernel.along != reverse
-            scalars = (steps, rows, chunk, 1 if ascending else -1, int(reverse))
+            scalars = (steps, carried, columns, chunk, 1 if ascending else -1, int(reverse))
             self.function[(programs,)](*given, lengths, *scalars, PRECISION=self.precision, **options(self.warps))
         for total, parts in partial:
             torch.sum(parts, 0, out=total)

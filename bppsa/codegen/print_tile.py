@@ -28,6 +28,8 @@ TRITON: dict[Op, str] = {
     Op.SQRT: "tl.sqrt({})",
     Op.TANH: "hyperbolic_tangent({})",
     Op.SIGMOID: "sigmoid({})",
+    Op.EXPONENT: "exponent({})",
+    Op.LDEXP: "times_power_of_two({}, {})",
     Op.LT: "({} < {}).to(REAL)",
     Op.LE: "({} <= {}).to(REAL)",
     Op.EQ: "({} == {}).to(REAL)",

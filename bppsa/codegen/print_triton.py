@@ -2,7 +2,7 @@
 
 The chunks of a call run side by side. Chunk c covers `chunk` steps from c * chunk on. A RUNNING buffer has a part for
 each chunk, [chunks, B, n]: what stands before the chunk's first step, in the sweep's direction, and in the end what its
-last step left. A STATE that the sweep writes is read from memory where a chunk begins, then carried in registers.
+last step left. So many `columns` of RUNNING rows share a sample: a row of everything else. A STATE that the sweep writes is read from memory where a chunk begins, then carried in registers.
 `native_triton.py` calls the function.
 """
 
@@ -42,20 +42,22 @@ HEAD = """\
 import triton
 import triton.language as tl
 
-from bppsa.codegen.triton_math import exponential, hyperbolic_tangent, maximum, minimum, moved, sigmoid
+from bppsa.codegen.triton_math import exponent, exponential, hyperbolic_tangent
+from bppsa.codegen.triton_math import maximum, minimum, moved, sigmoid, times_power_of_two
 
 
 @triton.jit
-def sweep({parameters}, lengths, steps, rows, chunk, direction, reverse, PRECISION: tl.constexpr):
+def sweep({parameters}, lengths, steps, rows, columns, chunk, direction, reverse, PRECISION: tl.constexpr):
     REAL: tl.constexpr = {real}
     in_block = tl.cdiv(rows, {ROWS})
     part = tl.program_id(0) // in_block
     row = (tl.program_id(0) % in_block).to(tl.int64) * {ROWS} + tl.arange(0, {ROWS})[:, None]
     inside = row < rows
+    sample = row // columns
     if lengths is None:
         length = tl.where(inside, steps, 0)
     else:
-        length = tl.load(lengths + row, mask=inside, other=0).to(tl.int32)
+        length = tl.load(lengths + sample, mask=inside, other=0).to(tl.int32)
     start = part * chunk
     stop = tl.minimum(start + chunk, steps)
     since = tl.full([{ROWS}, 1], 0, tl.int32) + start
@@ -206,7 +208,7 @@ class _Sweep:
     def text(self, real: str) -> str:
         parameters = [f"{b.name}_{part}" for b in self.kernel.arguments for part in ("at", *STRIDES[b.kind])]
         rows = [
-            f"{b.name}_rows = {b.name}_at + row * {b.name}_b"
+            f"{b.name}_rows = {b.name}_at + {'row' if b.kind is Kind.RUNNING else 'sample'} * {b.name}_b"
             for b in self.kernel.arguments
             if b.kind in (Kind.STREAM, Kind.STATE, Kind.RUNNING)
         ]

@@ -47,6 +47,27 @@ def minimum(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def exponent(x: tl.tensor) -> tl.tensor:
+    """floor(log2 |x|), as far as its negative is the exponent of a normal number; 0 where x is subnormal or not finite."""
+    if x.dtype == tl.float64:
+        biased = ((x.to(tl.int64, bitcast=True) >> 52) & 2047).to(tl.int32)
+        n = tl.minimum(biased - 1023, 1022)
+        special = (biased == 0) | (biased == 2047)
+    else:
+        biased = (x.to(tl.int32, bitcast=True) >> 23) & 255
+        n = tl.minimum(biased - 127, 126)
+        special = (biased == 0) | (biased == 255)
+    return tl.where(special, 0, n).to(x.dtype)
+
+
+@triton.jit
+def times_power_of_two(x: tl.tensor, n: tl.tensor) -> tl.tensor:
+    if x.dtype == tl.float64:
+        return x * ((n.to(tl.int64) + 1023) << 52).to(tl.float64, bitcast=True)
+    return x * ((n.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def moved(into: tl.tensor, tile: tl.tensor, low: tl.constexpr, high: tl.constexpr, shift: tl.constexpr) -> tl.tensor:
     """`into` [R, P] with columns [low, high) replaced by `tile`'s [low + shift, high + shift)."""
     column = tl.arange(0, into.shape[1])[None, :]

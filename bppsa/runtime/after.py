@@ -85,7 +85,7 @@ class After:
             if stream.weight is None:
                 part = torch.cat([cotangents[:, run.column : run.column + run.width] for run in runs], 1)
             else:
-                part = torch.empty((len(cotangents), source.shape[-1]), dtype=cotangents.dtype, device="cpu")
+                part = cotangents.new_empty(len(cotangents), source.shape[-1])
                 result.append(Projection(part, cotangents, logical(params, stream.weight).t(), runs))
             found.add(stream.source, part)
         return result

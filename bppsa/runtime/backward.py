@@ -1,14 +1,15 @@
 """A recurrence's backward by a strategy: one sweep over all steps, or a scan over chunks of them in three phases.
 
-    reduce   each chunk to one pair (J^T, b)                                       codegen.reduction, runtime.reduce
-    scan     over the pairs, for the cotangent that enters each chunk              runtime.scan_levels
-    sweep    all chunks side by side, each from the cotangent that enters it       runtime.sweep, as rows of one call
+    reduce   each chunk to one pair (J^T, b)                                   codegen.reduction, runtime.reduce
+    scan     over the pairs, for the cotangent that enters each chunk          runtime.scan_levels, codegen.native_scan
+    sweep    all chunks side by side, each from the cotangent that enters it   runtime.sweep
 
 Chunks of one step are the paper's own scan: the reduction forms J^T of every step, and the sweep has no loop left.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -37,39 +38,89 @@ def backward(
 ) -> Gradients:
     """As `Sweep.backward`, whose arguments these are."""
     division = divide(strategy, extent.steps)
-    if division.count == 1:
-        return sweep.backward(passed, sources, params, g_outputs, g_finals, extent, needs)
+    given = (passed, sources, params, g_outputs, g_finals, extent, needs)
+    if division.count > 1:
+        scan = side_by_side if sweep.boundaries is None else in_place
+        try:
+            return scan(sweep, division, *given)
+        except torch.OutOfMemoryError:
+            what = f"bppsa: {strategy} over {extent.steps} steps needs more memory than there is; this backward is one"
+            warnings.warn(f"{what} sweep instead. Longer chunks need less.", RuntimeWarning, stacklevel=2)
+    return sweep.backward(*given)
+
+
+def side_by_side(
+    sweep: Sweep,
+    division: Division,
+    passed: Passed,
+    sources: Given,
+    params: Sequence[Tensor],
+    g_outputs: Given,
+    g_finals: Given,
+    extent: Extent,
+    needs: Needs,
+) -> Gradients:
+    """By kernels that know no chunks: each is given a row of its own."""
     chunks = Chunks(extent, division.length, division.count)
-    states = tuple(map(chunks.cut_state, passed.states))
     sources, g_outputs = ([t if t is None else chunks.cut(t) for t in tensors] for tensors in (sources, g_outputs))
+    states = tuple(map(chunks.cut_state, passed.states))
     cut = Passed((), (), states, {name: chunks.cut(tensor) for name, tensor in passed.private.items()})
     inner, reduction = chunks.inner, sweep.reduction()
-    pairs = reduced(sweep, reduction, cut, sources, params, g_outputs, inner)
-    g_final = final(reduction.structure, sweep.recurrence.carries, extent, g_finals)
-    entering = boundaries(division, chunks, pairs, g_final, reduction.structure)
-    g_chunks = entering.to(sweep.dtype).split(list(sweep.recurrence.carries), 1)
+    running = reduction.start(inner.rows, extent.device)
+    reduce(sweep, reduction, running.flatten(0, 1), cut, sources, params, g_outputs, inner)
+    pairs = reduction.pair(chunks.unsorted(running, 0))
+    entering = scanned(division, pairs, final(sweep, g_finals, extent), reduction.structure, extent)
+    g_chunks = chunks.sorted(entering.flatten(0, 1), 0).to(sweep.dtype).split(list(reduction.widths), 1)
     found = sweep.backward(cut, sources, params, g_outputs, g_chunks, inner, needs)
     first = extent.rows * (chunks.count - 1) if extent.reverse else 0
-    carries = [chunks.unsorted(g.unsqueeze(0))[0, first : first + extent.rows] for g in found.carries]
+    carries = [chunks.unsorted(g, 0)[first : first + extent.rows] for g in found.carries]
     return Gradients([g if g is None else chunks.joined(g) for g in found.sources], carries, found.params)
 
 
-def reduced(
+def in_place(
+    sweep: Sweep,
+    division: Division,
+    passed: Passed,
+    sources: Given,
+    params: Sequence[Tensor],
+    g_outputs: Given,
+    g_finals: Given,
+    extent: Extent,
+    needs: Needs,
+) -> Gradients:
+    """By kernels that find the chunks of a whole sequence themselves."""
+    reduction, structure = sweep.reduction(), sweep.reduction().structure
+    running = reduction.start(division.count * extent.rows, extent.device)  # chunk by chunk, in the order of time
+    by_chunk = running.view(division.count, -1, running.shape[-1])
+    reduce(sweep, reduction, by_chunk, passed, sources, params, g_outputs, extent, chunk=division.length)
+    g_final = final(sweep, g_finals, extent)
+    if sweep.boundaries is not None and not division.scan.down and structure.kind != "block-diagonal":
+        entering = sweep.boundaries(running.unflatten(0, (-1, extent.rows)), g_final, reverse=extent.reverse)
+    else:
+        entering = scanned(division, reduction.pair(running), g_final, structure, extent)
+    g_chunks = entering.to(sweep.dtype).split(list(reduction.widths), -1)
+    found = sweep.backward(passed, sources, params, g_outputs, g_chunks, extent, needs, chunk=division.length)
+    first = -1 if extent.reverse else 0
+    return Gradients(found.sources, [g[first] for g in found.carries], found.params)
+
+
+def reduce(
     sweep: Sweep,
     reduction: Reduction,
+    running: Tensor,
     passed: Passed,
     sources: Given,
     params: Sequence[Tensor],
     g_outputs: Given,
     extent: Extent,
-) -> Pair:
-    """Each row's chunk as a pair, [C * B, count, ...]."""
+    **chunk: int,
+) -> None:
+    """Run the reduction kernel on `running`, [..., rows * columns, pitch], in its own precision."""
     given = {f"carry{i}": state for i, state in enumerate(passed.states)} | passed.private
     given |= {f"g_output{k}": sweep.zeros(extent, k) if g is None else g for k, g in enumerate(g_outputs)}
-    given = {name: tensor.to(REAL) for name, tensor in given.items()}
-    running = reduction.start(extent.rows, sweep.recurrence.carries)
-    sources = [t if t is None else t.to(REAL) for t in sources]
-    tensors = sweep.named(reduction.kernel, given | running, sources, [p.to(REAL) for p in params], extent)
+    given = {name: tensor.to(reduction.dtype) for name, tensor in given.items()} | reduction.buffers(running)
+    sources = [t if t is None else t.to(reduction.dtype) for t in sources]
+    tensors = sweep.named(reduction.kernel, given, sources, [p.to(reduction.dtype) for p in params], extent)
     reduction.run(
         list(tensors.values()),
         steps=extent.steps,
@@ -77,31 +128,29 @@ def reduced(
         active=extent.active,
         reverse=extent.reverse,
         columns=reduction.columns,
+        **chunk,
     )
-    return reduction.pair(running, sweep.recurrence.carries)
 
 
-def boundaries(division: Division, chunks: Chunks, pairs: Pair, g_final: Rows, structure: Structure) -> Tensor:
-    """The cotangent of all carries side by side that enters each chunk, [C * B, N]."""
-    back = None if chunks.order is None else chunks.order.argsort()
+def scanned(division: Division, pairs: Pair, g_final: Tensor, structure: Structure, extent: Extent) -> Tensor:
+    """The cotangent that enters each chunk, [C, B, N], chunks in the order of time. pairs: [C * B, ...], likewise."""
 
-    def in_scan_order(rows: Tensor) -> Tensor:
-        """[C * B, ...] -> [C, B, ...], the last chunk in the recurrence's direction first."""
-        by_chunk = (rows if back is None else rows[back]).unflatten(0, (chunks.count, chunks.extent.rows))
-        return by_chunk if chunks.extent.reverse else by_chunk.flip(0)
+    def turned(chunks: Tensor) -> Tensor:
+        """The last chunk in the recurrence's own direction first, and back."""
+        return chunks if extent.reverse else chunks.flip(0)
 
-    entering = exclusive(division.scan, pairs.map(in_scan_order), g_final).plain()
-    if not chunks.extent.reverse:
-        entering = entering.flip(0)
-    g = entering.new_empty(chunks.count * chunks.extent.rows, structure.order.numel())
-    g[:, structure.order] = entering.squeeze(-1).flatten(0, 1)
-    return g if chunks.order is None else g[chunks.order]
+    first = Rows.of(g_final.to(REAL)[:, structure.order].unsqueeze(-1))
+    by_chunk = pairs.map(lambda rows: turned(rows.unflatten(0, (division.count, extent.rows))))
+    entering = turned(exclusive(division.scan, by_chunk, first).plain())
+    g = entering.new_empty(division.count, extent.rows, structure.order.numel())
+    g[..., structure.order] = entering.squeeze(-1)
+    return g
 
 
-def final(structure: Structure, widths: Sequence[int], extent: Extent, g_finals: Given) -> Rows:
-    """The cotangent after the last step, [B, count, m, 1]."""
+def final(sweep: Sweep, g_finals: Given, extent: Extent) -> Tensor:
+    """The cotangent after the last step, [B, N], all carries side by side."""
     parts = [
-        torch.zeros(extent.rows, width, dtype=REAL) if g is None else g.to(REAL)
-        for g, width in zip(g_finals, widths, strict=True)
+        torch.zeros(extent.rows, width, dtype=sweep.dtype, device=extent.device) if g is None else g
+        for g, width in zip(g_finals, sweep.recurrence.carries, strict=True)
     ]
-    return Rows.of(torch.cat(parts, 1)[:, structure.order].unsqueeze(-1))
+    return torch.cat(parts, 1)

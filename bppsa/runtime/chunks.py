@@ -49,22 +49,20 @@ class Chunks:
     def cut(self, rows: Tensor) -> Tensor:
         """[T, B, n] -> [L, C * B, n]"""
         padded = functional.pad(rows, (0, 0, 0, 0, 0, self.count * self.length - rows.shape[0]))
-        return self.sorted(padded.unflatten(0, (self.count, self.length)).transpose(0, 1).flatten(1, 2))
+        return self.sorted(padded.unflatten(0, (self.count, self.length)).transpose(0, 1).flatten(1, 2), 1)
 
     def cut_state(self, state: Tensor) -> Tensor:
         """[T+1, B, n] -> [L+1, C * B, n]: the state between two chunks belongs to both."""
         padded = functional.pad(state, (0, 0, 0, 0, 0, self.count * self.length + 1 - state.shape[0]))
-        return self.sorted(padded.unfold(0, self.length + 1, self.length).permute(3, 0, 1, 2).flatten(1, 2))
+        return self.sorted(padded.unfold(0, self.length + 1, self.length).permute(3, 0, 1, 2).flatten(1, 2), 1)
 
     def joined(self, rows: Tensor) -> Tensor:
         """[L, C * B, n] -> [T, B, n]"""
-        chunks = self.unsorted(rows).unflatten(1, (self.count, self.extent.rows))
+        chunks = self.unsorted(rows, 1).unflatten(1, (self.count, self.extent.rows))
         return chunks.transpose(0, 1).flatten(0, 1)[: self.extent.steps]
 
-    def sorted(self, rows: Tensor) -> Tensor:
-        order = self.order
-        return rows.contiguous() if order is None else rows[:, order]
+    def sorted(self, rows: Tensor, dim: int) -> Tensor:
+        return rows.contiguous() if self.order is None else rows.index_select(dim, self.order)
 
-    def unsorted(self, rows: Tensor) -> Tensor:
-        order = self.order
-        return rows if order is None else rows[:, order.argsort()]
+    def unsorted(self, rows: Tensor, dim: int) -> Tensor:
+        return rows if self.order is None else rows.index_select(dim, self.order.argsort())

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
+CPU = torch.device("cpu")
 Given = Sequence[Any]  # of tensors, None where there is none: who reads one knows that it is there
 
 
@@ -23,6 +24,7 @@ class Extent:
     reverse: bool = False
     active: Tensor | None = None  # int64 [T]
     lengths: Tensor | None = None  # int64 [B]
+    device: torch.device = CPU
 
     def before(self, state: Tensor) -> Tensor:
         """[T+1, B, n] -> [T, B, n], the rows that the steps start from."""

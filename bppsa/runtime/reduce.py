@@ -23,10 +23,16 @@ NONE = -(1 << 16)  # the exponent of a zero beside others
 
 @dataclass(frozen=True)
 class Reduction:
-    """A recurrence's kernel of `codegen.reduction`, and what runs it in float64."""
+    """A recurrence's kernel of `codegen.reduction`, and what runs it on elements of `dtype`.
+
+    Its RUNNING buffers are columns of one tensor [rows, columns, pitch]: all carries side by side, then "entering",
+    then "exponents".
+    """
 
     structure: Structure
     kernel: Kernel
+    widths: Sequence[int]  # of the carries
+    dtype: torch.dtype
     run: Callable[..., None]
 
     @property
@@ -34,25 +40,32 @@ class Reduction:
         """A basis of the blocks, what enters, and NaN."""
         return self.structure.width + 2
 
-    def start(self, rows: int, widths: Sequence[int]) -> dict[str, Tensor]:
-        """The RUNNING buffers before the last step, `columns` rows for each of `rows`."""
-        g = torch.zeros(rows, self.columns, sum(widths), dtype=REAL)
-        for j in range(self.structure.width):
-            g[:, j, self.structure.order[:, j]] = 1.0
-        g[:, -1] = torch.nan
-        entering = torch.zeros(rows, self.columns, 1, dtype=REAL)
-        entering[:, -2] = 1.0
-        exponents = torch.zeros(rows, self.columns, self.kernel.buffer(EXPONENTS).width, dtype=REAL)
-        parts = g.flatten(0, 1).split(list(widths), 1)
-        carried = {f"g_carry{i}": part.contiguous() for i, part in enumerate(parts)}
-        return carried | {ENTERING: entering.flatten(0, 1), EXPONENTS: exponents.flatten(0, 1)}
+    @property
+    def size(self) -> int:
+        return sum(self.widths)
 
-    def pair(self, running: dict[str, Tensor], widths: Sequence[int]) -> Pair:
-        """[rows, count, ...], from the same buffers after the first step."""
+    def start(self, rows: int, device: torch.device) -> Tensor:
+        """Before the last step, [rows, columns, pitch]."""
+        pitch = self.size + 1 + self.kernel.buffer(EXPONENTS).width
+        first = torch.zeros(self.columns, pitch, dtype=self.dtype)
+        for j in range(self.structure.width):
+            first[j, self.structure.order[:, j]] = 1.0
+        first[-2, self.size] = 1.0
+        first[-1, : self.size] = torch.nan
+        return first.to(device).expand(rows, -1, -1).contiguous()
+
+    def buffers(self, running: Tensor) -> dict[str, Tensor]:
+        """[..., R, n] each, of [..., R, pitch]."""
+        pitch, exponents = running.shape[-1], self.size + 1
+        names = (*(f"g_carry{i}" for i in range(len(self.widths))), ENTERING, EXPONENTS)
+        return dict(zip(names, running.split([*self.widths, 1, pitch - exponents], -1), strict=True))
+
+    def pair(self, running: Tensor) -> Pair:
+        """[rows, count, ...], of what stands there after the first step."""
         width, order = self.structure.width, self.structure.order
-        columns = torch.cat([running[f"g_carry{i}"] for i in range(len(widths))], 1).unflatten(0, (-1, self.columns))
-        blocks = columns[..., order]  # [rows, m + 2, count, m]
-        exponents = running[EXPONENTS].int().unflatten(0, (-1, self.columns))[:, :width]
+        running = running.to(REAL)
+        blocks = running[..., : self.size][..., order]  # [rows, m + 2, count, m]
+        exponents = running[:, :width, self.size + 1 :].int()
         exponents = exponents[..., order] if exponents.shape[-1] > 1 else exponents.unsqueeze(-1)
         matrix, exponents = (t.permute(0, 2, 3, 1) for t in (blocks[:, :width], exponents))  # [rows, count, m, m]
         largest = torch.where(matrix == 0, NONE, torch.frexp(matrix).exponent + exponents).amax(-1)

@@ -17,7 +17,7 @@ from bppsa.codegen.ir import Buffer, Kernel, Kind
 from bppsa.codegen.program import Program
 from bppsa.runtime import pool
 from bppsa.runtime.after import After, logical
-from bppsa.runtime.extent import Extent, Given, Shape, flat, rows_contiguous
+from bppsa.runtime.extent import CPU, Extent, Given, Shape, flat, rows_contiguous
 from bppsa.runtime.multiply import Multiply, by_torch
 from bppsa.runtime.reduce import Reduction
 
@@ -51,7 +51,8 @@ class Gradients:
 
 class Sweep:
     """`build` makes kernels callable: `codegen.interpret.run` bound to each, or their machine code. `reduction`: asked
-    for by scans only. `multiply` computes the products that remain after a backward sweep."""
+    for by scans only. `multiply` computes the products that remain after a backward sweep.
+    `boundaries`: `codegen.native_scan`'s, where kernels run in chunks."""
 
     def __init__(
         self,
@@ -60,9 +61,10 @@ class Sweep:
         build: Callable[[Sequence[Kernel]], Sequence[Runner]],
         reduction: Callable[[], Reduction],
         multiply: Multiply = by_torch,
+        boundaries: Callable[..., Tensor] | None = None,
     ) -> None:
         self.program, self.recurrence, self.dtype = program, program.recurrence, dtype
-        self.build, self.reduction = build, reduction
+        self.build, self.reduction, self.boundaries = build, reduction, boundaries
         self.runners: dict[str, Runner] = {}
         streams = list(enumerate(self.recurrence.streams))
         read = {b.name for b in program.backward.arguments}
@@ -109,8 +111,10 @@ class Sweep:
         g_finals: Given,
         extent: Extent,
         needs: Needs,
+        **chunk: int,
     ) -> Gradients:
-        """g_outputs: [T, B, n] each, g_finals: [B, n] each; None for zeros."""
+        """g_outputs: [T, B, n] each, g_finals: [B, n] each; None for zeros. chunk: for kernels that run in chunks of so
+        many steps; then g_finals enter each chunk, [C, B, n], and so do the gradients of carries leave them."""
         kernel, given = self.program.backward, dict(passed.private)
         for i, state in enumerate(passed.states):
             given[f"carry{i}"] = state
@@ -119,10 +123,12 @@ class Sweep:
         carries = []
         for i, g in enumerate(g_finals):
             shape = (extent.rows, self.recurrence.carries[i])
-            carries.append(torch.zeros(shape, dtype=self.dtype, device="cpu") if g is None else contiguous_copy(g))
+            carries.append(
+                torch.zeros(shape, dtype=self.dtype, device=extent.device) if g is None else contiguous_copy(g)
+            )
             given[f"g_carry{i}"] = carries[-1]
         tensors = self.named(kernel, given, sources, params, extent)
-        self.run(kernel, tensors, extent)
+        self.run(kernel, tensors, extent, **chunk)
         tensors = given | tensors  # a matmul may read a state that the sweep does not
         g_sources, g_params = self.after(tensors, extent, sources, params, needs.sources, needs.params)
         return Gradients(g_sources, carries, g_params)
@@ -130,7 +136,9 @@ class Sweep:
     def zeros(self, extent: Extent, output: int) -> Tensor:
         """The cotangent of an output that nobody reads: one row of zeros that every step and row sees."""
         width = self.recurrence.outputs[output]
-        return torch.zeros((1, 1, width), dtype=self.dtype, device="cpu").expand(extent.steps, extent.rows, width)
+        return torch.zeros((1, 1, width), dtype=self.dtype, device=extent.device).expand(
+            extent.steps, extent.rows, width
+        )
 
     def shapes(self, extent: Extent) -> list[Shape]:
         """Of the states and the private buffers that a forward which saves leaves."""
@@ -150,13 +158,14 @@ class Sweep:
         if missing:
             self.runners |= {k.name: runner for k, runner in zip(missing, self.build(missing), strict=True)}
 
-    def run(self, kernel: Kernel, tensors: Mapping[str, Tensor], extent: Extent) -> None:
+    def run(self, kernel: Kernel, tensors: Mapping[str, Tensor], extent: Extent, **chunk: int) -> None:
         self.runners[kernel.name](
             list(tensors.values()),
             steps=extent.steps,
             rows=extent.rows,
             active=extent.active,
             reverse=extent.reverse,
+            **chunk,
         )
 
     def named(
@@ -199,10 +208,11 @@ def allocate(buffer: Buffer, extent: Extent, dtype: torch.dtype) -> Tensor:
     """Contents undefined, save for packed batches: rows that they never visit read as zeros."""
     shape = (*LEADING[buffer.kind](extent), buffer.width)
     if extent.active is not None:
-        return torch.zeros(shape, dtype=dtype, device=pool.CPU)
-    if buffer.kind in (Kind.STREAM, Kind.STATE) and (count := math.prod(shape)) * dtype.itemsize >= pool.SMALLEST:
+        return torch.zeros(shape, dtype=dtype, device=extent.device)
+    large = buffer.kind in (Kind.STREAM, Kind.STATE) and extent.device == CPU
+    if large and (count := math.prod(shape)) * dtype.itemsize >= pool.SMALLEST:
         return pool.take(count, dtype).view(shape)
-    return torch.empty(shape, dtype=dtype, device=pool.CPU)
+    return torch.empty(shape, dtype=dtype, device=extent.device)
 
 
 def contiguous_copy(tensor: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,11 +26,12 @@ def reduced(sweep: Sweep, made: Reduction, given: Operands, extent: Extent) -> t
     passed = sweep.forward(given.sources, given.carries, given.params, extent, save=True)
     known = {f"carry{i}": state for i, state in enumerate(passed.states)} | passed.private
     known |= {f"g_output{k}": g for k, g in enumerate(given.g_outputs)}
-    running = made.start(extent.rows, sweep.recurrence.carries)
-    tensors = sweep.named(made.kernel, known | running, given.sources, given.params, extent)
+    running = made.start(extent.rows, extent.device)
+    known |= made.buffers(running.flatten(0, 1))
+    tensors = sweep.named(made.kernel, known, given.sources, given.params, extent)
     where = {"steps": extent.steps, "rows": extent.rows, "active": extent.active, "reverse": extent.reverse}
     made.run(list(tensors.values()), columns=made.columns, **where)
-    return made.pair(running, sweep.recurrence.carries), running
+    return made.pair(running), made.buffers(running)
 
 
 @pytest.mark.parametrize("extent", EXTENTS, ids=["", "reverse", "packed", "packed-reverse"])
@@ -57,7 +59,7 @@ def test_printed_as_interpreted(case: Callable[[], Example], extent: Extent) -> 
     given = operands(sweep.recurrence, extent)
     made = sweep.reduction()
     _, expected = reduced(sweep, made, given, extent)
-    native = Reduction(made.structure, made.kernel, NativeKernel(made.kernel, "double"))
+    native = replace(made, run=NativeKernel(made.kernel, "double"))
     _, got = reduced(sweep, native, given, extent)
     for name, running in got.items():
         torch.testing.assert_close(running, expected[name], rtol=1e-11, atol=1e-11, equal_nan=True)

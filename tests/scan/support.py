@@ -42,7 +42,8 @@ def reduction_of(recurrence: Recurrence, inline: bool) -> Reduction:
     structure = structure_of(recurrence)
     transposed = jacobian.transpose(recurrence)
     kernel = reduction(recurrence, transposed, inline=inline, diagonal=structure.width == 1)
-    return Reduction(structure, kernel, functools.partial(interpret.run, kernel))
+    run = functools.partial(interpret.run, kernel)
+    return Reduction(structure, kernel, recurrence.carries, torch.float64, run)
 
 
 def leaves(*trees: Any) -> list[Tensor]:

@@ -235,3 +235,22 @@ def test_large_weights_are_read_step_by_step() -> None:
 def test_texts_are_python_and_short_of_nothing() -> None:
     for model in MODELS:
         ast.parse(print_triton.printed(built(model, 33).backward, "double").source)
+
+
+@pytest.mark.parametrize("extent", EXTENTS, ids=str)
+@pytest.mark.parametrize("model", ["RNN", "GRU", "LSTM", "ResetGRU", "MinGRU"])
+def test_columns_share_a_sample(model: str, extent: Extent) -> None:
+    """The reduction of a chunk: all its columns, their powers of two, and what is not a number."""
+    sweep = interpreted(built(model, 5))
+    made, given = sweep.reduction(), given_to(sweep.recurrence, extent)
+    passed = sweep.forward(given.sources, given.carries, given.params, extent, save=True)
+    known = {f"carry{i}": state for i, state in enumerate(passed.states)} | passed.private
+    known |= {f"g_output{k}": g for k, g in enumerate(given.g_outputs)}
+    known |= made.buffers(made.start(extent.rows, extent.device).flatten(0, 1))
+    expected = list(sweep.named(made.kernel, known, given.sources, given.params, extent).values())
+    got = clone(expected, DEVICE)
+    where = {"steps": extent.steps, "rows": extent.rows, "reverse": extent.reverse, "columns": made.columns}
+    interpret.run(made.kernel, expected, active=extent.active, **where)
+    active = None if extent.active is None else extent.active.to(DEVICE)
+    TritonKernel(made.kernel, "double")(got, active=active, **where)
+    agree(made.kernel, got, expected)
