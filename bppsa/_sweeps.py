@@ -17,6 +17,8 @@ from bppsa.codegen import build as compiler
 from bppsa.codegen import print_cpp, products, program, reduction
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.native import REAL, NativeKernel
+from bppsa.codegen.native_scan import boundaries
+from bppsa.codegen.native_triton import TritonKernel
 from bppsa.fxpasses import cells, jacobian
 from bppsa.fxpasses import structure as patterns
 from bppsa.fxpasses.capture import record
@@ -31,11 +33,13 @@ TRACED_ROWS = 2  # any number but 1, which broadcasts
 
 
 @functools.lru_cache(maxsize=1024)
-def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool) -> Sweep:
-    """Raises `Unsupported` for what cannot be fused. `inline`: see `program.build`."""
+def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool, device: str = "cpu") -> Sweep:
+    """Raises `Unsupported` for what cannot be fused. `inline`: see `program.build`. device: a type, "cpu" or "cuda"."""
     with _lowering, _disable_current_modes():  # the caller may be tracing
         lowered = program.build(recurrence, jacobian.transpose(recurrence), inline=inline)
-
+    make = functools.partial(reduction_of, recurrence, dtype, inline, device)
+    if device == "cuda":
+        return Sweep(lowered, dtype, functools.partial(triton_kernels, REAL[dtype]), make, boundaries=boundaries)
     real = REAL[dtype]
 
     def build(kernels: Sequence[Kernel]) -> list[NativeKernel]:
@@ -44,18 +48,24 @@ def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool)
         compiler.build_many(sources)
         return [NativeKernel(kernel, real) for kernel in kernels]
 
-    return Sweep(lowered, dtype, build, functools.partial(reduction_of, recurrence, inline), Faster(real))
+    return Sweep(lowered, dtype, build, make, Faster(real))
+
+
+def triton_kernels(real: str, kernels: Sequence[Kernel]) -> list[TritonKernel]:
+    return [TritonKernel(kernel, real) for kernel in kernels]
 
 
 @functools.lru_cache(maxsize=256)
-def reduction_of(recurrence: Recurrence, inline: bool) -> Reduction:
-    """For scans over chunks of the recurrence's steps, in float64."""
+def reduction_of(recurrence: Recurrence, dtype: torch.dtype, inline: bool, device: str) -> Reduction:
+    """For scans over chunks of the recurrence's steps; on a CPU in float64, where it costs twice and not 64 times."""
     structure = structure_of(recurrence)
     with _lowering, _disable_current_modes():
         transposed = jacobian.transpose(recurrence)
         kernel = reduction.reduction(recurrence, transposed, inline=inline, diagonal=structure.width == 1)
-    run = NativeKernel(kernel, REAL[torch.float64])
-    return Reduction(structure, kernel, recurrence.carries, torch.float64, run)
+    if device == "cuda":
+        return Reduction(structure, kernel, recurrence.carries, dtype, TritonKernel(kernel, REAL[dtype]))
+    wide = torch.float64
+    return Reduction(structure, kernel, recurrence.carries, wide, NativeKernel(kernel, REAL[wide]))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -2,8 +2,8 @@
 
 The chunks of a call run side by side. Chunk c covers `chunk` steps from c * chunk on. A RUNNING buffer has a part for
 each chunk, [chunks, B, n]: what stands before the chunk's first step, in the sweep's direction, and in the end what its
-last step left. So many `columns` of RUNNING rows share a sample: a row of everything else. A STATE that the sweep writes is read from memory where a chunk begins, then carried in registers.
-`native_triton.py` calls the function.
+last step left. So many `columns` of RUNNING rows share a sample: a row of everything else. A STATE that the sweep
+writes is read from memory where a chunk begins, then carried in registers. `native_triton.py` calls the function.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def minimum(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def exponent(x: tl.tensor) -> tl.tensor:
-    """floor(log2 |x|), as far as its negative is the exponent of a normal number; 0 where x is subnormal or not finite."""
+    """floor(log2 |x|), as far as its negative is a normal number's; 0 where x is subnormal or not finite."""
     if x.dtype == tl.float64:
         biased = ((x.to(tl.int64, bitcast=True) >> 52) & 2047).to(tl.int32)
         n = tl.minimum(biased - 1023, 1022)

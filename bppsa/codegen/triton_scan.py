@@ -1,8 +1,8 @@
-"""The first two phases of a chunked scan over transposed Jacobians, in Triton: pairs of a chunk, and its boundaries.
+"""The second phase of a chunked scan in Triton: the cotangent that enters each chunk, from the chunks' reductions.
 
-A chunk of steps is the affine map g -> M g + v. `v` is what back-propagation itself would find, but a product of
-Jacobians can leave a float's range where its product with a cotangent does not: row i of M stands for M[i] 2^e[i].
-Shapes: Jacobians J^T [T, B, D, m, m] for D blocks along the diagonal, or [T, B, n] where they are diagonal.
+A chunk is the affine map g -> M g + v. Its reduction (`codegen/reduction.py`) leaves, as rows of a tensor [C, B, m + 2,
+pitch], the m columns of M, then v, then a row that is NaN wherever anything of g gets through; after N numbers and one
+more, the powers of two of the columns, or where M is diagonal of its numbers.
 """
 
 from __future__ import annotations
@@ -38,155 +38,46 @@ def scaled(x: tl.tensor, e: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def reduce_blocks(
-    jacobians,
-    jacobians_t,
-    jacobians_b,
-    offsets,
-    offsets_t,
-    offsets_b,
-    products,
-    exponents,
-    sums,
-    lengths,
-    steps,
-    rows,
-    chunk,
-    direction,
-    D: tl.constexpr,
-    m: tl.constexpr,
-    P: tl.constexpr,
-    PRECISION: tl.constexpr,
+def boundaries_of_columns(
+    running, g, entering, chunks, rows, direction, pitch, N: tl.constexpr, P: tl.constexpr
 ) -> None:
-    """One program for a chunk, row and block: M <- J^T M, v <- J^T v + b over the steps, in the sweep's order."""
-    at = tl.program_id(0).to(tl.int64)  # of [chunks, B, D]
-    block, row, part = at % D, at // D % rows, (at // D // rows).to(tl.int32)
-    start = part * chunk
-    stop = tl.minimum(start + chunk, steps)
-    if lengths is not None:
-        stop = tl.minimum(stop, tl.load(lengths + row).to(tl.int32))
-    first = tl.where(direction > 0, start, stop - 1)
-    i, k = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
-    inside = (i < m) & (k < m)
-    matrix = jacobians + row * jacobians_b + block * (m * m) + i * m + k
-    vector = offsets + row * offsets_b + block * m + i
-    REAL: tl.constexpr = products.dtype.element_ty
-    M = tl.where(i == k, 1.0, 0.0).to(REAL)
-    e = tl.zeros([P, 1], tl.int32)
-    v = tl.zeros([P, 1], REAL)
-    for n in range(stop - start):
-        t = (first + n * direction).to(tl.int64)
-        J = tl.load(matrix + t * jacobians_t, mask=inside, other=0.0)
-        b = tl.load(vector + t * offsets_t, mask=i < m, other=0.0)
-        v = tl.sum(J * tl.reshape(v, [1, P]), 1, keep_dims=True) + b
-        # Row i of the product is sum_k J[i, k] 2^e[k] M[k]: its exponent is that of the largest factor.
-        e_k = tl.reshape(e, [1, P])
-        e = tl.maximum(tl.max(exponent(J) + e_k, 1, keep_dims=True), NOTHING)
-        M = tl.dot(scaled(J, e_k - e), M, input_precision=PRECISION, out_dtype=REAL)
-        if n % 8 == 7:  # a product of 64 columns grows M by 2^8 at most
-            grown = tl.max(exponent(M), 1, keep_dims=True)
-            M, e = scaled(M, -grown), tl.maximum(e + grown, NOTHING)
-    grown = tl.max(exponent(M), 1, keep_dims=True)
-    M, e = scaled(M, -grown), tl.maximum(e + grown, NOTHING)
-    tl.store(products + at * (m * m) + i * m + k, M, mask=inside)
-    tl.store(exponents + at * m + i, e, mask=i < m)
-    tl.store(sums + at * m + i, v, mask=i < m)
-
-
-@triton.jit
-def boundaries_of_blocks(
-    products,
-    exponents,
-    sums,
-    g,
-    boundaries,
-    chunks,
-    rows,
-    direction,
-    D: tl.constexpr,
-    m: tl.constexpr,
-    P: tl.constexpr,
-) -> None:
-    """One program for a row and block: what stands before each chunk's first step, in the sweep's order. `g` is what
-    stands before the first chunk, and in the end what the last one leaves."""
-    at = tl.program_id(0).to(tl.int64)  # of [B, D]
-    i, k = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
-    inside = (i < m) & (k < m)
-    now = tl.load(g + at * m + i, mask=i < m, other=0.0)
+    """One program for a row of the batch: g [B, N] enters the first chunk it comes to, what enters each is stored."""
+    row = tl.program_id(0).to(tl.int64)
+    j, n = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
+    now = tl.load(g + row * N + n, mask=n < N, other=0.0)
     first = tl.where(direction > 0, 0, chunks - 1)
-    for n in range(chunks):
-        part = (first + n * direction).to(tl.int64) * rows * D + at
-        tl.store(boundaries + part * m + i, now, mask=i < m)
-        M = tl.load(products + part * (m * m) + i * m + k, mask=inside, other=0.0)
-        e = tl.load(exponents + part * m + i, mask=i < m, other=0)
-        v = tl.load(sums + part * m + i, mask=i < m, other=0.0)
-        now = scaled(tl.sum(M * tl.reshape(now, [1, P]), 1, keep_dims=True), e) + v
-    tl.store(g + at * m + i, now, mask=i < m)
+    for i in range(chunks):
+        part = (first + i * direction).to(tl.int64) * rows + row
+        tl.store(entering + part * N + n, now, mask=n < N)
+        at = running + part * (N + 2) * pitch
+        M = tl.load(at + j * pitch + n, mask=(j < N) & (n < N), other=0.0)
+        e = tl.load(at + j * pitch + N + 1, mask=j < N, other=0.0).to(tl.int32)
+        v = tl.load(at + N * pitch + n, mask=n < N, other=0.0)
+        through = tl.load(at + (N + 1) * pitch + n, mask=n < N, other=0.0)
+        # column j counts for M[j] 2^e[j] g[j]: all are brought to the size of the largest of these factors
+        factor = tl.reshape(now, [P, 1])
+        size = e + exponent(factor)
+        most = tl.max(size, 0, keep_dims=True)
+        total = scaled(tl.sum(M * scaled(factor, e - most), 0, keep_dims=True), most)
+        now = tl.where(through != through, total, 0.0) + v
 
 
 @triton.jit
-def reduce_diagonal(
-    jacobians,
-    jacobians_t,
-    jacobians_b,
-    offsets,
-    offsets_t,
-    offsets_b,
-    products,
-    exponents,
-    sums,
-    lengths,
-    steps,
-    rows,
-    chunk,
-    direction,
-    width,
-    P: tl.constexpr,
+def boundaries_of_numbers(
+    running, g, entering, chunks, rows, direction, pitch, N: tl.constexpr, P: tl.constexpr
 ) -> None:
-    """One program for a chunk, a row and P columns."""
-    blocks = tl.cdiv(width, P)
-    at = (tl.program_id(0) // blocks).to(tl.int64)  # of [chunks, B]
-    row, part = at % rows, (at // rows).to(tl.int32)
-    column = (tl.program_id(0) % blocks) * P + tl.arange(0, P)
-    inside = column < width
-    start = part * chunk
-    stop = tl.minimum(start + chunk, steps)
-    if lengths is not None:
-        stop = tl.minimum(stop, tl.load(lengths + row).to(tl.int32))
-    first = tl.where(direction > 0, start, stop - 1)
-    REAL: tl.constexpr = products.dtype.element_ty
-    M = tl.full([P], 1.0, REAL)
-    e = tl.zeros([P], tl.int32)
-    v = tl.zeros([P], REAL)
-    for n in range(stop - start):
-        t = (first + n * direction).to(tl.int64)
-        J = tl.load(jacobians + row * jacobians_b + t * jacobians_t + column, mask=inside, other=0.0)
-        b = tl.load(offsets + row * offsets_b + t * offsets_t + column, mask=inside, other=0.0)
-        v = J * v + b
-        grown = exponent(J)
-        M = M * scaled(J, -grown)
-        e = tl.maximum(e + grown, NOTHING)
-        grown = exponent(M)
-        M, e = scaled(M, -grown), tl.maximum(e + grown, NOTHING)
-    tl.store(products + at * width + column, M, mask=inside)
-    tl.store(exponents + at * width + column, e, mask=inside)
-    tl.store(sums + at * width + column, v, mask=inside)
-
-
-@triton.jit
-def boundaries_of_diagonal(
-    products, exponents, sums, g, boundaries, chunks, rows, direction, width, P: tl.constexpr
-) -> None:
-    """One program for P numbers of [B, n]; otherwise as `boundaries_of_blocks`."""
-    column = tl.program_id(0).to(tl.int64) * P + tl.arange(0, P)
-    size = rows.to(tl.int64) * width
-    inside = column < size
-    now = tl.load(g + column, mask=inside, other=0.0)
+    """The same where M is diagonal: one program for P numbers of [B, N]."""
+    number = tl.program_id(0).to(tl.int64) * P + tl.arange(0, P)
+    row, n = number // N, number % N
+    inside = row < rows
+    now = tl.load(g + number, mask=inside, other=0.0)
     first = tl.where(direction > 0, 0, chunks - 1)
-    for n in range(chunks):
-        part = (first + n * direction) * size + column
-        tl.store(boundaries + part, now, mask=inside)
-        M = tl.load(products + part, mask=inside, other=0.0)
-        e = tl.load(exponents + part, mask=inside, other=0)
-        now = scaled(M * now, e) + tl.load(sums + part, mask=inside, other=0.0)
-    tl.store(g + column, now, mask=inside)
+    for i in range(chunks):
+        part = (first + i * direction).to(tl.int64) * rows + row
+        tl.store(entering + part * N + n, now, mask=inside)
+        at = running + part * 3 * pitch + n
+        M = tl.load(at, mask=inside, other=0.0)
+        e = tl.load(at + N + 1, mask=inside, other=0.0).to(tl.int32)
+        v = tl.load(at + pitch, mask=inside, other=0.0)
+        through = tl.load(at + 2 * pitch, mask=inside, other=0.0)
+        now = tl.where(through != through, scaled(M * now, e), 0.0) + v

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bppsa.chain import Structure
+from bppsa.codegen.native_scan import WIDEST
 from bppsa.plan.strategy import Division, Strategy, divide
 from bppsa.runtime.chunks import Chunks
 from bppsa.runtime.extent import Extent, Given
@@ -94,7 +95,8 @@ def in_place(
     by_chunk = running.view(division.count, -1, running.shape[-1])
     reduce(sweep, reduction, by_chunk, passed, sources, params, g_outputs, extent, chunk=division.length)
     g_final = final(sweep, g_finals, extent)
-    if sweep.boundaries is not None and not division.scan.down and structure.kind != "block-diagonal":
+    small = structure.width == 1 or (structure.count == 1 and structure.width <= WIDEST)
+    if sweep.boundaries is not None and not division.scan.down and small:
         entering = sweep.boundaries(running.unflatten(0, (-1, extent.rows)), g_final, reverse=extent.reverse)
     else:
         entering = scanned(division, reduction.pair(running), g_final, structure, extent)

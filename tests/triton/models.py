@@ -45,6 +45,13 @@ def two_halves(H: int) -> Recurrence:
     return split_cell(Example(cell, torch.zeros(ROWS, H), torch.zeros(1, ROWS, INPUTS), [w, u]))
 
 
+def linear(H: int) -> Recurrence:
+    """J^T is the weight, whatever the state is."""
+    weight = torch.zeros(H, H, requires_grad=True)
+    zeros = torch.zeros(ROWS, H)
+    return split_cell(Example(lambda h, x: (h @ weight + x,) * 2, zeros, zeros.unsqueeze(0), [weight]))
+
+
 MODELS: dict[str, Callable[[int], Recurrence]] = {
     "RNN": module("RNN_TANH"),
     "GRU": module("GRU"),
@@ -55,6 +62,7 @@ MODELS: dict[str, Callable[[int], Recurrence]] = {
     "MinGRU": scanned(cells.MinGRU),
     "IndRNN": scanned(cells.IndRNN),
     "two halves": two_halves,
+    "linear": linear,
 }
 
 
