@@ -15,7 +15,7 @@ from bppsa._calls import explaining, note, warn_once
 from bppsa._sweeps import compile_recurrence, module_recurrence, with_structure
 from bppsa.chain import Recurrence
 from bppsa.errors import BuildError
-from bppsa.plan.choose import choose, multiply_inline
+from bppsa.plan.choose import choose, choose_on_gpu, multiply_inline
 from bppsa.plan.cost import Machine, Size
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.report import Decision, Report
@@ -35,7 +35,7 @@ def run(
     zeros. Returns y and the final states in the same form; NotImplemented where PyTorch is to run the call."""
     steps, rows = x.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
     spec, training = Spec.of(module), torch.is_grad_enabled()
-    decision = decide(module._bppsa_path, module._bppsa_strategy, spec, steps, rows, x.dtype, training)
+    decision = decide(module._bppsa_path, module._bppsa_strategy, spec, steps, rows, x.dtype, training, x.device.type)
     decision = with_structure(decision, spec.recurrence)
     if decision.strategy == "pytorch":
         noted(module, decision)
@@ -61,7 +61,7 @@ def is_too_short(module: nn.RNNBase, input: Any) -> bool:
     steps = input.size(int(module.batch_first))
     if steps > FEW or module._bppsa_strategy != AUTO or explaining():
         return False
-    key = (steps, input.size(int(not module.batch_first)), input.dtype, torch.is_grad_enabled())
+    key = (steps, input.size(int(not module.batch_first)), input.dtype, torch.is_grad_enabled(), input.device.type)
     short: dict[Any, Decision] = module.__dict__["_bppsa_short"]
     known = short.get(key)
     if known is None:
@@ -94,12 +94,12 @@ def by_sweeps(
     masks = dropout_masks(module, x)
     lengths = None
     if batch_sizes is None:
-        extent = Extent(x.shape[0], x.shape[1])
+        extent = Extent(x.shape[0], x.shape[1], device=x.device)
     else:
         batch_sizes = batch_sizes.clone()  # the backward reads them, and the caller's may change meanwhile
         (source, *masks), lengths = pad([x, *masks], batch_sizes)
-        extent = Extent(len(batch_sizes), len(lengths), active=batch_sizes, lengths=lengths)
-    inline = multiply_inline(extent.rows)
+        extent = Extent(len(batch_sizes), len(lengths), active=batch_sizes, lengths=lengths, device=x.device)
+    inline = multiply_inline(extent.rows, extent.device.type)
     tensors = [x if lengths is None else source, *(states or [None] * spec.states), *weights, *masks]
     tensors = [t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors]
     y, *finals = autograd.apply(
@@ -114,11 +114,21 @@ def by_sweeps(
 
 @lru_cache(maxsize=4096)
 def decide(
-    path: str, strategy: Strategy, spec: Spec, steps: int, rows: int, dtype: torch.dtype, training: bool
+    path: str,
+    strategy: Strategy,
+    spec: Spec,
+    steps: int,
+    rows: int,
+    dtype: torch.dtype,
+    training: bool,
+    device: str,
 ) -> Decision:
     widths = [spec.inputs, *[spec.out * spec.directions] * (spec.layers - 1)]
     sizes = [Size(steps, rows, spec.hidden, width, spec.gates) for width in widths for _ in range(spec.directions)]
-    choice = choose(strategy, sizes, spec.peer(dtype), training, Machine())
+    if device == "cuda":
+        choice = choose_on_gpu(strategy, sizes[0], training)
+    else:
+        choice = choose(strategy, sizes, spec.peer(dtype), training, Machine())
     return Decision(path, spec.mode.lower(), choice.strategy, choice.reason, choice.numbers)
 
 
@@ -198,14 +208,18 @@ def stack(
     training: bool = True,
 ) -> Stack:
     pytorch = partial(by_pytorch, spec, training, extent)
-    return Stack(sweeps_of(spec, dtype, inline), spec.states, spec.weights, masked, extent, strategy, pytorch)
+    return Stack(
+        sweeps_of(spec, dtype, inline, extent.device.type), spec.states, spec.weights, masked, extent, strategy, pytorch
+    )
 
 
 @lru_cache(maxsize=1024)
-def sweeps_of(spec: Spec, dtype: torch.dtype, inline: bool) -> tuple[tuple[Sweep, ...], ...]:
+def sweeps_of(spec: Spec, dtype: torch.dtype, inline: bool, device: str) -> tuple[tuple[Sweep, ...], ...]:
     widths = [spec.inputs, *[spec.out * spec.directions] * (spec.layers - 1)]
     recurrences = [module_recurrence(spec.mode, width, spec.hidden, spec.projection, spec.bias) for width in widths]
-    return tuple((compile_recurrence(recurrence, dtype, inline),) * spec.directions for recurrence in recurrences)
+    return tuple(
+        (compile_recurrence(recurrence, dtype, inline, device),) * spec.directions for recurrence in recurrences
+    )
 
 
 def by_pytorch(spec: Spec, training: bool, extent: Extent, tensors: Given) -> States:

@@ -104,7 +104,9 @@ class Plan:
         if self.hoisted is not None:
             sources, params = self.hoisted(*stacked, *captured)
         rows_of = [self.rows(s, (steps, rows, -1)) if i in self.used else None for i, s in enumerate(sources)]
-        call = ScanCall(self, Extent(steps, rows, reverse), len(rows_of), len(carry), strategy, multiply_inline(rows))
+        extent = Extent(steps, rows, reverse, device=xs[0].device)
+        inline = multiply_inline(rows, extent.device.type)
+        call = ScanCall(self, extent, len(rows_of), len(carry), strategy, inline)
         masks = (p.to(self.dtype) if p.dtype is torch.bool else p for p in params)
         results = autograd.apply(call, [*rows_of, *(self.rows(c, (rows, -1)) for c in carry), *masks])
         outputs, finals = results[: len(results) - len(carry)], results[len(results) - len(carry) :]
@@ -152,7 +154,7 @@ class ScanCall:
 
     @cached_property
     def sweep(self) -> Sweep:
-        return compile_recurrence(self.plan.recurrence, self.plan.dtype, self.inline)
+        return compile_recurrence(self.plan.recurrence, self.plan.dtype, self.inline, self.extent.device.type)
 
     def parts(self, tensors: Sequence) -> tuple[Sequence, Sequence, Sequence]:
         first, second = self.sources, self.sources + self.carries
@@ -226,8 +228,9 @@ def find(
         plan = found[0]
     if isinstance(plan, Reason):
         return plan
-    if not all(map(is_plain, (*carry, *xs, *plan.captured(environment)))):
-        return Reason("a tensor that is not plain, dense and on the CPU", mend="move it there, or resolve its view")
+    tensors = (*carry, *xs, *plan.captured(environment))
+    if not all(map(is_plain, tensors)) or len({tensor.device for tensor in tensors}) > 1:
+        return Reason("tensors that are not all plain, dense and on one CPU or GPU", mend="move them, or resolve views")
     return plan, environment
 
 
@@ -236,11 +239,12 @@ def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:
     dtypes = {leaf.dtype for leaf in carry}
     if not is_ordinary_moment():
         return Reason("a functorch transform, forward-mode AD, a tracer or a mode is active")
-    if any(leaf.device.type != "cpu" for leaf in (*carry, *xs)):
-        return Reason("tensors on a device without kernels yet", mend="on a CPU it runs fused")
+    device = xs[0].device.type
+    if device not in ("cpu", "cuda"):
+        return Reason(f"tensors on {device}, which has no kernels", mend="on a CPU or a GPU with CUDA it runs fused")
     if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
         return Reason(f"a carry of {', '.join(sorted(map(str, dtypes)))}", mend="use float32 or float64 throughout")
-    if torch.is_autocast_enabled("cpu"):
+    if torch.is_autocast_enabled(device):
         return Reason("autocast decides dtypes op by op")
     if any(leaf.dim() == 0 for leaf in carry) or any(leaf.dim() < 2 for leaf in xs):
         return Reason("a value without a batch dimension", mend="use carry [B, ...] and xs [T, B, ...]")
@@ -285,7 +289,7 @@ def plan_of(recording: Recording, carries: int, xs: int, places: tuple[int | Ten
     recurrence, dtype = split(recording, carries, xs, ys, nexts), recording.arguments[0].meta["val"].dtype
     check_dtypes(recurrence, dtype)
     rows = recording.arguments[0].meta["val"].shape[0]
-    compile_recurrence(recurrence, dtype, multiply_inline(rows))  # raises where it cannot be fused
+    compile_recurrence(recurrence, dtype, multiply_inline(rows, "cpu"))  # raises where it cannot be fused
     hoisted, tail = (None if g is None else fx.GraphModule({}, g) for g in (recurrence.hoisted, recurrence.tail))
     y_shapes = tuple(y.meta["val"].shape for y in ys)
     carry_shapes = tuple(node.meta["val"].shape for node in recording.arguments[:carries])

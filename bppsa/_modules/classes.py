@@ -39,7 +39,7 @@ class Recurrent(nn.RNNBase):
             return super().forward(input, hx)
         call = calls.gather(self, input, hx)
         if call is None:
-            self._leave("its tensors are not all plain, dense, on the CPU and of one dtype that has kernels")
+            self._leave("its tensors are not all plain, dense, on one CPU or GPU and of one dtype that has kernels")
             return self._unusual(input, hx)
         run = _recurrent.run if call.dtypes is None else torch.autocast("cpu", enabled=False)(_recurrent.run)
         result = run(self, call.x, call.batch_sizes, call.states, call.weights)

@@ -18,6 +18,7 @@ from bppsa.codegen import cache
 from bppsa.codegen.ir import Kernel, Kind
 from bppsa.codegen.print_triton import printed
 from bppsa.codegen.triton_columns import ROWS
+from bppsa.errors import BuildError
 
 PRECISION = "tf32x3"  # three TF32 products for one of float32, as exact as one; "tf32" alone keeps 10 bits of 23
 
@@ -47,6 +48,8 @@ class TritonKernel:
     """`kernel` for elements of `real`, "float" or "double". Called as `interpret.run` is, and in chunks."""
 
     def __init__(self, kernel: Kernel, real: str, precision: str = PRECISION) -> None:
+        if importlib.util.find_spec("triton") is None:
+            raise BuildError("Triton is not there to compile kernels for a GPU; pip install triton")
         text = printed(kernel, real)
         self.kernel, self.real = kernel, real
         self.precision = precision if real == "float" else "ieee"
@@ -83,12 +86,21 @@ class TritonKernel:
                 tensor = partial[-1][1]
             given += [tensor, *strides(b.kind, tensor)]
         if programs:
-            lengths = None if active is None else row_lengths(active, rows)
+            lengths = None if active is None else row_lengths(active, rows).to(tensors[0].device)
             ascending = self.kernel.along != reverse
             scalars = (steps, carried, columns, chunk, 1 if ascending else -1, int(reverse))
-            self.function[(programs,)](*given, lengths, *scalars, PRECISION=self.precision, **options(self.warps))
+            self.launch(programs, given, lengths, *scalars)
         for total, parts in partial:
             torch.sum(parts, 0, out=total)
+
+    def launch(self, programs: int, given: Sequence[Tensor | int], *others: Tensor | int | None) -> None:
+        from triton.errors import TritonError
+
+        try:
+            self.function[(programs,)](*given, *others, PRECISION=self.precision, **options(self.warps))
+        except TritonError as error:
+            what = f"Triton does not compile the kernel {self.kernel.name!r} for this GPU"
+            raise BuildError(f"{what}: {error}".splitlines()[0]) from error
 
 
 def options(warps: int) -> dict[str, Any]:

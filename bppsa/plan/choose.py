@@ -18,10 +18,12 @@ def margin(steps: int) -> float:
     return 1.02 + (7 / max(steps, 1)) ** 2
 
 
-def multiply_inline(rows: int) -> bool:
+def multiply_inline(rows: int, device: str) -> bool:
     """Whether a forward sweep multiplies x with its weight itself. That saves writing and reading the product, but each
-    step reads the weight again: too much work for few rows."""
-    return bool(rows >= INLINE_ROWS)  # where Dynamo takes the rows for a variable it makes a guard here
+    step reads the weight again: too much work for few rows, and on a GPU a step that all others wait for."""
+    return device == "cpu" and bool(
+        rows >= INLINE_ROWS
+    )  # where Dynamo takes the rows for a variable it makes a guard here
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,14 @@ def choose(strategy: Strategy, layers: Sequence[Size], peer: str, training: bool
         reason = f"{what} predicted {gain:.2f} times as fast as PyTorch's, too little to be sure of"
         return Choice("pytorch", reason, numbers)
     return Choice("sequential", f"{what} predicted {gain:.1f} times as fast as PyTorch's", numbers)
+
+
+def choose_on_gpu(strategy: Strategy, size: Size, training: bool) -> Choice:
+    """For nn.RNN, nn.GRU and nn.LSTM, whose alternative is cuDNN's fused kernel."""
+    numbers: Numbers = {"T": size.steps, "B": size.rows, "H": size.hidden}
+    if strategy.name == "auto":
+        return Choice("pytorch", "on a GPU cuDNN runs it, unless another strategy is asked for", numbers)
+    return as_asked(strategy, size.steps, training, numbers)
 
 
 def choose_scan(strategy: Strategy, steps: int, training: bool, numbers: Numbers) -> Choice:

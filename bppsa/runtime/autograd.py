@@ -7,6 +7,7 @@ changed, the forward is run again.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bppsa.errors import BuildError
 from bppsa.runtime.extent import Given, Shape
 
 
@@ -70,8 +72,9 @@ class Apply(torch.autograd.Function):
         saved = ctx.saved_tensors
         tensors, saved = saved[: ctx.count], saved[ctx.count :]
         needs = ctx.needs_input_grad[1:]
+        device = next(t.device.type for t in tensors if t is not None)
         # backward may be called where a loss was computed in half precision
-        with torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext():
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             return (None, *gradients(ctx, tensors, saved, grads, needs))
 
 
@@ -86,7 +89,19 @@ def gradients(
         saved, exposed = result.saved, result.exposed
     elif not torch._C._autograd._get_current_graph_task_keep_graph():
         ctx.exposed = []
-    return ctx.call.backward(tensors, saved, exposed, grads, needs)
+    try:
+        return ctx.call.backward(tensors, saved, exposed, grads, needs)
+    except BuildError as error:  # a GPU's kernels are compiled when they are first run
+        warnings.warn(f"bppsa leaves a backward to PyTorch: {error}", RuntimeWarning, stacklevel=2)
+        return by_pytorch(ctx.call, tensors, grads, needs)
+
+
+def by_pytorch(call: Call, tensors: Given, grads: Given, needs: Sequence[bool]) -> list[Tensor | None]:
+    """The same gradients by autograd over PyTorch's own ops."""
+    copies = [t if t is None else t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
+    with torch.enable_grad():
+        found = differentiable_backward(call, copies, grads, needs)
+    return [g if g is None else g.detach() for g in found]
 
 
 def differentiable_backward(call: Call, tensors: Given, grads: Given, needs: Sequence[bool]) -> list[Tensor | None]:

@@ -1,0 +1,134 @@
+"""Modules and scans on a GPU, or where there is none, with Triton's kernels in the place of the CPU's."""
+
+from __future__ import annotations
+
+import functools
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import bppsa
+from bppsa import _recurrent, _scan, _sweeps, strategies
+from bppsa.codegen.native_triton import TritonKernel
+from bppsa.errors import BuildError
+from bppsa.plan.strategy import Strategy
+from bppsa.runtime import backward as driver
+from bppsa.runtime.reference import loop
+from tests.scan.support import leaves, same, weighted
+
+pytest.importorskip(
+    "triton", minversion="3.7", reason="needs triton 3.7 or newer, whose interpreter runs with new numpys"
+)
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+T, B, I, H = 6, 2, 3, 5  # noqa: E741
+STRATEGIES = (strategies.sequential(), strategies.chunked(2), strategies.blelloch())
+
+
+@pytest.fixture(autouse=True)
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The kernels that ran."""
+    if DEVICE == "cpu":
+        on_gpu = functools.partial(_sweeps.compile_recurrence.__wrapped__, device="cuda")
+        for module in (_recurrent, _scan):
+            monkeypatch.setattr(module, "compile_recurrence", lambda r, dtype, inline, device: on_gpu(r, dtype, False))
+        monkeypatch.setattr(_scan, "compile_recurrence", lambda r, dtype, inline, *device: on_gpu(r, dtype, False))
+        monkeypatch.setattr(_scan, "_plans", OrderedDict())
+        _recurrent.sweeps_of.cache_clear()
+    ran: list[str] = []
+    call = TritonKernel.__call__
+
+    def spy(self: TritonKernel, *args: Any, **kwargs: Any) -> None:
+        ran.append(self.kernel.name)
+        call(self, *args, **kwargs)
+
+    monkeypatch.setattr(TritonKernel, "__call__", spy)
+    yield ran
+    _recurrent.sweeps_of.cache_clear()
+
+
+def gradients(model: Any, x: Any, wanted: Any) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(weighted(leaves(model(x))), wanted))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
+@pytest.mark.parametrize("make", [nn.RNN, nn.GRU, nn.LSTM])
+def test_modules(make: Any, strategy: Strategy, launched: list[str]) -> None:
+    torch.manual_seed(0)
+    model = make(I, H, 2, bidirectional=True).double().to(DEVICE)
+    x = torch.randn(T, B, I, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    fast = bppsa.compile(model, strategy=strategy)
+    same(gradients(fast, x, [x, *model.parameters()]), gradients(model, x, [x, *model.parameters()]))
+    assert fast.report.decisions[0].strategy == str(strategy)
+    assert launched.count("backward") == launched.count("forward") == 4
+    assert launched.count("reduction") == (0 if strategy.name == "sequential" else 4)
+
+
+def test_packed(launched: list[str]) -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(I, H).double().to(DEVICE)
+    x = torch.randn(T, 3, I, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    fast = bppsa.compile(model, strategy=strategies.chunked(2))
+
+    def packed() -> Any:
+        return pack_padded_sequence(x, torch.tensor([3, T, 1]), enforce_sorted=False)
+
+    same(gradients(fast, packed(), [x, *model.parameters()]), gradients(model, packed(), [x, *model.parameters()]))
+    assert "reduction" in launched
+
+
+@pytest.mark.parametrize("name", ["ResetGRU", "MinGRU"])
+def test_scans(name: str, launched: list[str]) -> None:
+    torch.manual_seed(0)
+    cell = getattr(bppsa.cells, name)(I, H).double().to(DEVICE)
+    x = torch.randn(T, B, I, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    xs = (x, torch.rand(T, B, device=DEVICE) < 0.3) if name == "ResetGRU" else x
+    wanted = [x, *cell.parameters()]
+
+    def loss(strategy: str) -> torch.Tensor:
+        return weighted(leaves(bppsa.scan(cell, cell.initial(B), xs, strategy=strategy)))
+
+    def by_loop() -> torch.Tensor:
+        return weighted(leaves(loop(cell, cell.initial(B), xs)))
+
+    expected = torch.autograd.grad(by_loop(), wanted)
+    for strategy in ("auto", "chunked"):
+        same(torch.autograd.grad(loss(strategy), wanted), expected)
+    assert launched.count("reduction") == 1
+    assert launched.count("backward") == 2
+
+
+def test_a_kernel_that_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch computes the gradients, and one warning names the kernel."""
+    model = nn.GRU(I, H).double().to(DEVICE)
+    x = torch.randn(T, B, I, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    fast = bppsa.compile(model, strategy="sequential")
+    call = TritonKernel.__call__
+
+    def refused(self: TritonKernel, *args: Any, **kwargs: Any) -> None:
+        if self.kernel.name == "backward":
+            raise BuildError("Triton does not compile the kernel 'backward' for this GPU")
+        call(self, *args, **kwargs)
+
+    monkeypatch.setattr(TritonKernel, "__call__", refused)
+    with pytest.warns(RuntimeWarning, match="kernel 'backward'"):
+        found = gradients(fast, x, [x, *model.parameters()])
+    same(found, gradients(model, x, [x, *model.parameters()]))
+
+
+def test_out_of_memory_in_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.GRU(I, H).double().to(DEVICE)
+    x = torch.randn(T, B, I, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    fast = bppsa.compile(model, strategy="blelloch")
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(driver, "reduce", full)
+    with pytest.warns(RuntimeWarning, match="blelloch over 6 steps needs more memory"):
+        found = gradients(fast, x, [x, *model.parameters()])
+    same(found, gradients(model, x, [x, *model.parameters()]))
