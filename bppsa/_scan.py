@@ -241,7 +241,7 @@ def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:
         return Reason("a functorch transform, forward-mode AD, a tracer or a mode is active")
     device = xs[0].device.type
     if device not in ("cpu", "cuda"):
-        return Reason(f"tensors on {device}, which has no kernels", mend="on a CPU or a GPU with CUDA it runs fused")
+        return Reason(f"a device that has no kernels: {device}", mend="on a CPU or a GPU with CUDA it runs fused")
     if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
         return Reason(f"a carry of {', '.join(sorted(map(str, dtypes)))}", mend="use float32 or float64 throughout")
     if torch.is_autocast_enabled(device):

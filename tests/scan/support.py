@@ -32,7 +32,9 @@ def interpreters(kernels: Sequence[Kernel]) -> list[Callable[..., None]]:
 
 
 @functools.lru_cache
-def interpreted(recurrence: Recurrence, dtype: torch.dtype = torch.float64, inline: bool = False) -> Sweep:
+def interpreted(
+    recurrence: Recurrence, dtype: torch.dtype = torch.float64, inline: bool = False, device: str = "cpu"
+) -> Sweep:
     """What `compile_recurrence` gives, run by the language's definition in place of machine code."""
     built = program.build(recurrence, jacobian.transpose(recurrence), inline=inline)
     return Sweep(built, dtype, interpreters, lambda: reduction_of(recurrence, inline))
