@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bppsa.codegen.ir import Buffer, Kernel, Kind
+from bppsa.codegen.native_scan import scan_of
 from bppsa.codegen.native_triton import PRECISION, module, options
 from bppsa.codegen.print_triton import STRIDES, printed
 
@@ -34,21 +35,41 @@ class Usage:
 
 def usage(kernel: Kernel, real: str, capability: int, precision: str = PRECISION) -> Usage:
     """Of `kernel` on a GPU of compute capability `capability`, such as 90."""
+    text = printed(kernel, real)
+    signature, aligned = arguments(kernel, real)
+    signature |= {"lengths": "constexpr", **scalars(), "PRECISION": "constexpr"}
+    constants = {"lengths": None, "PRECISION": precision if real == "float" else "ieee"}
+    function = module(text.source).sweep
+    return compiled(function, signature, constants, aligned, capability, text.warps, options(text.warps))
+
+
+def boundaries_usage(width: int, diagonal: bool, real: str, capability: int) -> Usage:
+    """Of the scan over chunks of a recurrence whose carries are `width` wide together."""
+    kernel, block, warps = scan_of(width, diagonal)
+    signature = dict.fromkeys(("running", "g", "entering"), POINTER[real])
+    signature |= dict.fromkeys(("chunks", "rows", "direction", "pitch"), "i32") | {"N": "constexpr", "P": "constexpr"}
+    aligned = {"running", "g", "entering"}
+    return compiled(kernel, signature, {"N": width, "P": block}, aligned, capability, warps, {"num_warps": warps})
+
+
+def compiled(
+    function: Any,
+    signature: dict[str, str],
+    constants: dict[str, Any],
+    aligned: set[str],
+    capability: int,
+    warps: int,
+    how: dict[str, Any],
+) -> Usage:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    text = printed(kernel, real)
-    signature, aligned = arguments(kernel, real)
-    source = ASTSource(
-        fn=module(text.source).sweep,
-        signature={**signature, "lengths": "constexpr", **scalars(), "PRECISION": "constexpr"},
-        constexprs={"lengths": None, "PRECISION": precision if real == "float" else "ieee"},
-        attrs={(i,): [["tt.divisibility", ALIGNED]] for i, name in enumerate(signature) if name in aligned},
-    )
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, WARP), options=options(text.warps))
-    registers, stack = resources(compiled.asm["cubin"])
-    return Usage(registers, stack, compiled.metadata.shared, text.warps)
+    divisible = {(i,): [["tt.divisibility", ALIGNED]] for i, name in enumerate(signature) if name in aligned}
+    source = ASTSource(fn=function, signature=signature, constexprs=constants, attrs=divisible)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, WARP), options=how)
+    registers, stack = resources(made.asm["cubin"])
+    return Usage(registers, stack, made.metadata.shared, warps)
 
 
 def arguments(kernel: Kernel, real: str) -> tuple[dict[str, str], set[str]]:

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from bppsa.codegen.aot import Usage, usage
+from bppsa.codegen.aot import Usage, boundaries_usage, usage
 from tests.codegen.programs import kernels
+from tests.scan.support import reduction_of
 from tests.triton.models import MODELS, built
 
 WIDTHS = (20, 32, 64)
 CAPABILITIES = (80, 90, 100)
+SCAN = 4
 DEFAULT = ("RNN", "GRU", "LSTM")  # whose kernels keep all they have in registers
 
 
@@ -30,14 +32,19 @@ DEFAULT = ("RNN", "GRU", "LSTM")  # whose kernels keep all they have in register
 class Job:
     model: str
     width: int
-    kernel: int  # of forward, inference and backward
+    kernel: int  # of forward, inference, backward, reduction, and the scan over chunks
     real: str
     precision: str
 
 
 def run(job: Job) -> tuple[str, list[Usage]]:
     """The kernel's name, and its usage for each capability."""
-    kernel = kernels(built(job.model, job.width))[job.kernel]
+    program = built(job.model, job.width)
+    reduction = reduction_of(program.recurrence, False)
+    if job.kernel == SCAN:
+        size, diagonal = reduction.size, reduction.structure.width == 1
+        return "boundaries", [boundaries_usage(size, diagonal, job.real, c) for c in CAPABILITIES]
+    kernel = (*kernels(program), reduction.kernel)[job.kernel]
     return kernel.name, [usage(kernel, job.real, c, job.precision) for c in CAPABILITIES]
 
 
@@ -58,7 +65,7 @@ def main() -> None:
         Job(model, width, kernel, chosen.real, chosen.precision)
         for model in chosen.models.split(";")
         for width in widths
-        for kernel in range(3)
+        for kernel in range(SCAN + 1)
     ]
     table = Table("model", "H", "kernel", *(f"sm_{c}" for c in CAPABILITIES))
     spilled: list[str] = []
