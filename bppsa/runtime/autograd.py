@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bppsa.plan.strategy import Strategy
+from bppsa.runtime import check
 from bppsa.runtime.extent import Given, Shape
 
 
@@ -31,6 +33,16 @@ class Call(Protocol):
     @property
     def exposed(self) -> int:
         """How many tensors of a result are exposed."""
+        ...
+
+    @property
+    def strategy(self) -> Strategy:
+        """Of the backward."""
+        ...
+
+    @property
+    def leading(self) -> tuple[int, int]:
+        """How many of the tensors are inputs, and how many after them initial carries; the rest has no rows."""
         ...
 
     def forward(self, tensors: Given, *, save: bool) -> Result: ...
@@ -86,7 +98,18 @@ def gradients(
         saved, exposed = result.saved, result.exposed
     elif not torch._C._autograd._get_current_graph_task_keep_graph():
         ctx.exposed = []
-    return ctx.call.backward(tensors, saved, exposed, grads, needs)
+    found = ctx.call.backward(tensors, saved, exposed, grads, needs)
+    if check.asked():
+        compare(ctx.call, found, tensors, grads, needs)
+    return found
+
+
+def compare(call: Call, found: Sequence[Tensor | None], tensors: Given, grads: Given, needs: Sequence[bool]) -> None:
+    copies = [t if t is None else t.detach().requires_grad_(n) for t, n in zip(tensors, needs, strict=True)]
+    with torch.enable_grad():
+        expected = differentiable_backward(call, copies, grads, needs)
+    asked = [g if need else None for g, need in zip(found, needs, strict=True)]
+    check.compare(asked, expected, tensors, grads, call.leading, call.strategy)
 
 
 def differentiable_backward(call: Call, tensors: Given, grads: Given, needs: Sequence[bool]) -> list[Tensor | None]:
