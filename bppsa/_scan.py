@@ -152,6 +152,10 @@ class ScanCall:
     def exposed(self) -> int:
         return len(self.shown)
 
+    @property
+    def leading(self) -> tuple[int, int]:
+        return self.sources, self.carries
+
     @cached_property
     def sweep(self) -> Sweep:
         return compile_recurrence(self.plan.recurrence, self.plan.dtype, self.inline, self.extent.device.type)

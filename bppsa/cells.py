@@ -3,6 +3,7 @@
     carry, ys = bppsa.scan(cell, cell.initial(batch), xs)
 
 Each is a Module `(carry, x_t) -> (carry, y_t)`; carries are [B, H] tensors or tuples of them, y_t is [B, H].
+J^T, the transposed Jacobian of one step, is named where it is not dense: a scan costs least there.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import math
 
 import torch
 from torch import Tensor, nn
+
+from bppsa.errors import InputValueError
 
 State = tuple[Tensor, Tensor]
 
@@ -110,4 +113,68 @@ class IndRNN(Cell):
 
     def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.relu(self.input(x) + self.recurrent * h)
+        return h, h
+
+
+class SRU(Cell):
+    """A simple recurrent unit (Lei et al. 2018, equations 1 to 4): its gates read x, and of the state c only their own
+    unit's, through a vector. The output skips to x, by a product where the widths differ. J^T is diagonal."""
+
+    def __init__(self, input_size: int, hidden_size: int) -> None:
+        super().__init__(hidden_size)
+        self.input = nn.Linear(input_size, hidden_size, bias=False)
+        self.forget, self.reset = nn.Linear(input_size, hidden_size), nn.Linear(input_size, hidden_size)
+        bound = 1 / math.sqrt(hidden_size)
+        self.forget_state = nn.Parameter(torch.empty(hidden_size).uniform_(-bound, bound))
+        self.reset_state = nn.Parameter(torch.empty(hidden_size).uniform_(-bound, bound))
+        same = input_size == hidden_size
+        self.skip = nn.Identity() if same else nn.Linear(input_size, hidden_size, bias=False)
+
+    def forward(self, c: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        f = torch.sigmoid(self.forget(x) + self.forget_state * c)
+        r = torch.sigmoid(self.reset(x) + self.reset_state * c)
+        c = f * c + (1 - f) * self.input(x)
+        return c, r * c + (1 - r) * self.skip(x)
+
+
+class DiagonalSSM(Cell):
+    """A real diagonal state-space layer, h <- a h + B x, y = C h + D x with D a vector: J^T is diagonal.
+
+    a is exp(-exp(rate)), between 0 and 1 whatever the optimizer does (Orvieto et al. 2023, section 3.3); it starts as
+    exp(-0.01 n) for n = 1, ..., N, the decays of S4D-Real at a step of 0.01 (Gu et al. 2022, arXiv 2206.11893). The
+    carry is [B, N], y_t is [B, I] as x_t is.
+    """
+
+    def __init__(self, input_size: int, state_size: int) -> None:
+        super().__init__(state_size)
+        self.rate = nn.Parameter(torch.log(0.01 * torch.arange(1.0, state_size + 1)))
+        self.input = nn.Linear(input_size, state_size, bias=False)
+        self.output = nn.Linear(state_size, input_size, bias=False)
+        self.skip = nn.Parameter(torch.ones(input_size))
+
+    def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.exp(-torch.exp(self.rate)) * h + self.input(x)
+        return h, self.output(h) + self.skip * x
+
+
+class GroupedGRU(Cell):
+    """A GRU for each of `groups` equal parts of x and of the state, which see nothing of each other (Gao et al. 2018,
+    "group recurrent networks"): J^T is block-diagonal, a block a group.
+
+    A layer that mixes features has to follow, or parts never meet. Raises InputValueError (a ValueError) where a width
+    is no multiple of `groups`.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, groups: int) -> None:
+        super().__init__(hidden_size)
+        if input_size % groups or hidden_size % groups:
+            raise InputValueError(
+                f"input_size={input_size}, hidden_size={hidden_size}: not multiples of {groups} groups"
+            )
+        self.groups = groups
+        self.parts = nn.ModuleList(nn.GRUCell(input_size // groups, hidden_size // groups) for _ in range(groups))
+
+    def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        pieces = zip(self.parts, x.chunk(self.groups, 1), h.chunk(self.groups, 1), strict=True)
+        h = torch.cat([cell(x_part, h_part) for cell, x_part, h_part in pieces], 1)
         return h, h

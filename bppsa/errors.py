@@ -38,6 +38,10 @@ class BuildError(BppsaError, RuntimeError):
     """The system compiler is missing or refused a generated kernel."""
 
 
+class GradientError(BppsaError, RuntimeError):
+    """With BPPSA_CHECK=1: a gradient that is not PyTorch's; the text names it, and by how much it differs."""
+
+
 # Ours for what PyTorch raises over sizes, dtypes and dimensions.
 OURS: dict[type[Exception], type[BppsaError]] = {
     RuntimeError: InputError,

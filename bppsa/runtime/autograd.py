@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 from bppsa.errors import BuildError
+from bppsa.plan.strategy import Strategy
+from bppsa.runtime import check
 from bppsa.runtime.extent import Given, Shape
 
 
@@ -33,6 +35,16 @@ class Call(Protocol):
     @property
     def exposed(self) -> int:
         """How many tensors of a result are exposed."""
+        ...
+
+    @property
+    def strategy(self) -> Strategy:
+        """Of the backward."""
+        ...
+
+    @property
+    def leading(self) -> tuple[int, int]:
+        """How many of the tensors are inputs, and how many after them initial carries; the rest has no rows."""
         ...
 
     def forward(self, tensors: Given, *, save: bool) -> Result: ...
@@ -90,10 +102,15 @@ def gradients(
     elif not torch._C._autograd._get_current_graph_task_keep_graph():
         ctx.exposed = []
     try:
-        return ctx.call.backward(tensors, saved, exposed, grads, needs)
+        found = ctx.call.backward(tensors, saved, exposed, grads, needs)
     except BuildError as error:  # a GPU's kernels are compiled when they are first run
         warnings.warn(f"bppsa leaves a backward to PyTorch: {error}", RuntimeWarning, stacklevel=2)
         return by_pytorch(ctx.call, tensors, grads, needs)
+    if check.asked():
+        expected = by_pytorch(ctx.call, tensors, grads, needs)
+        asked = [g if need else None for g, need in zip(found, needs, strict=True)]
+        check.compare(asked, expected, tensors, grads, ctx.call.leading, ctx.call.strategy)
+    return found
 
 
 def by_pytorch(call: Call, tensors: Given, grads: Given, needs: Sequence[bool]) -> list[Tensor | None]:

@@ -50,6 +50,10 @@ class Stack:
         """Without a second direction beside it, y is the states of the last layer."""
         return self.directions == 1
 
+    @property
+    def leading(self) -> tuple[int, int]:
+        return 1, self.states
+
     def shapes(self) -> tuple[list[Shape], list[Shape]]:
         """Of the outputs, and of what a forward that saves keeps: `[*exposed, *saved]`."""
         steps, rows, layers = self.extent.steps, self.extent.rows, len(self.sweeps)

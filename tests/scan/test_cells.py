@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +12,34 @@ from torch import Tensor, nn
 from torch.nn.functional import layer_norm
 
 import bppsa
-from bppsa import cells
-from tests.scan.support import check, leaves, same
+from bppsa import cells, strategies
+from bppsa.plan.strategy import Strategy
+from bppsa.runtime.reference import loop
+from tests.scan.support import check, leaves, results, same
 from tests.scan.zoo import B, Example, H, I, T, h, random, x
 
 State = tuple[Tensor, Tensor]
 LSTM_LIKE = (cells.ResetLSTM, cells.LayerNormLSTM)
 RESETTING = (cells.ResetGRU, cells.ResetLSTM)
-CELLS = (cells.ResetGRU, cells.ResetLSTM, cells.LayerNormLSTM, cells.MinGRU, cells.IndRNN)
+CELLS = (
+    cells.ResetGRU,
+    cells.ResetLSTM,
+    cells.LayerNormLSTM,
+    cells.MinGRU,
+    cells.IndRNN,
+    cells.SRU,
+    cells.DiagonalSSM,
+    cells.GroupedGRU,
+)
+GROUPS = 2
+STRUCTURES = {
+    cells.MinGRU: f"diagonal {H}x{H}, {H} non-zeros",
+    cells.IndRNN: f"diagonal {H}x{H}, {H} non-zeros",
+    cells.SRU: f"diagonal {H}x{H}, {H} non-zeros",
+    cells.DiagonalSSM: f"diagonal {H}x{H}, {H} non-zeros",
+    cells.GroupedGRU: f"block-diagonal {H}x{H}, {GROUPS} blocks of {H // GROUPS}, {H * H // GROUPS} non-zeros",
+}
+SCANS = (strategies.sequential(), strategies.chunked(2), strategies.blelloch(), strategies.hybrid(1))
 
 
 def gru_step(cell: cells.ResetGRU, h: Tensor, given: State) -> tuple[Tensor, Tensor]:
@@ -68,14 +89,40 @@ def ind_rnn_step(cell: cells.IndRNN, h: Tensor, x: Tensor) -> tuple[Tensor, Tens
     return h, h
 
 
-STEPS: dict[type[cells.Cell], Callable[..., Any]] = dict(
-    zip(CELLS, (gru_step, lstm_step, layer_norm_step, min_gru_step, ind_rnn_step), strict=True)
-)
+def sru_step(cell: cells.SRU, c: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    f = torch.sigmoid(x @ cell.forget.weight.t() + cell.forget_state * c + cell.forget.bias)
+    r = torch.sigmoid(x @ cell.reset.weight.t() + cell.reset_state * c + cell.reset.bias)
+    new = f * c + (1 - f) * (x @ cell.input.weight.t())
+    return new, r * new + (1 - r) * (x @ cell.skip.weight.t())
+
+
+def ssm_step(cell: cells.DiagonalSSM, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = h @ torch.diag((-cell.rate.exp()).exp()) + x @ cell.input.weight.t()
+    return h, h @ cell.output.weight.t() + x @ torch.diag(cell.skip)
+
+
+def grouped_step(cell: cells.GroupedGRU, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """One GRU whose weights are block-diagonal, gate by gate."""
+
+    def product(given: Tensor, name: str) -> list[Tensor]:
+        by_gate = zip(*(getattr(part, f"weight_{name}").chunk(3) for part in cell.parts), strict=True)
+        biases = zip(*(getattr(part, f"bias_{name}").chunk(3) for part in cell.parts), strict=True)
+        pairs = zip(by_gate, biases, strict=True)
+        return [given @ torch.block_diag(*weights).t() + torch.cat(bias) for weights, bias in pairs]
+
+    (r, z, n), (h_r, h_z, h_n) = product(x, "ih"), product(h, "hh")
+    r, z = torch.sigmoid(r + h_r), torch.sigmoid(z + h_z)
+    h = (1 - z) * torch.tanh(n + r * h_n) + z * h
+    return h, h
+
+
+OF_CELLS = (gru_step, lstm_step, layer_norm_step, min_gru_step, ind_rnn_step, sru_step, ssm_step, grouped_step)
+STEPS: dict[type[cells.Cell], Callable[..., Any]] = dict(zip(CELLS, OF_CELLS, strict=True))
 
 
 def make(kind: type[cells.Cell]) -> Example:
     torch.manual_seed(0)
-    cell = kind(I, H).double()
+    cell = (kind(I, H, GROUPS) if kind is cells.GroupedGRU else kind(I, H)).double()
     for parameter in cell.parameters():
         nn.init.normal_(parameter, std=0.7)  # a norm's gains are ones otherwise
     carry = (h(), h()) if kind in LSTM_LIKE else h()
@@ -88,6 +135,40 @@ def make(kind: type[cells.Cell]) -> Example:
 def test_a_fused_cell_equals_its_loop(kind: type[cells.Cell], reverse: bool) -> None:
     decision = check(make(kind), reverse=reverse)
     assert (decision.strategy, decision.path) == ("sequential", kind.__name__)
+
+
+@pytest.mark.parametrize("strategy", SCANS, ids=str)
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_structured_cells_by_every_scan(kind: type[cells.Cell], strategy: Strategy) -> None:
+    given = make(kind)
+    got, expected = (results(scan, given) for scan in (functools.partial(bppsa.scan, strategy=strategy), loop))
+    same(got[0], expected[0])
+    same(got[1], expected[1])
+    report = bppsa.explain(lambda: bppsa.scan(*given[:3], strategy=strategy))
+    (decision,) = report.decisions
+    assert (decision.strategy, decision.numbers["J^T"]) == (str(strategy), STRUCTURES[kind])
+
+
+def test_groups_are_blocks_at_any_size() -> None:
+    cell = cells.GroupedGRU(12, 64, 4)
+    (decision,) = bppsa.explain(lambda: bppsa.scan(cell, cell.initial(B), torch.randn(T, B, 12))).decisions
+    assert decision.numbers["J^T"] == "block-diagonal 64x64, 4 blocks of 16, 1024 non-zeros"
+    for sizes in ((12, 62), (13, 64)):
+        with pytest.raises(ValueError, match="not multiples of 4 groups"):
+            cells.GroupedGRU(*sizes, 4)
+
+
+def test_a_skip_between_equal_widths_is_x_itself() -> None:
+    torch.manual_seed(0)
+    cell = cells.SRU(H, H).double()
+    assert not [name for name, _ in cell.named_parameters() if name.startswith("skip")]
+    assert check(Example(cell, h(), x(H), list(cell.parameters()))).strategy == "sequential"
+
+
+def test_the_decays_of_a_new_ssm() -> None:
+    cell = cells.DiagonalSSM(I, H)
+    first = torch.exp(-torch.exp(cell.rate))
+    torch.testing.assert_close(first, torch.exp(-0.01 * torch.arange(1.0, H + 1)))
 
 
 @pytest.mark.parametrize("kind", CELLS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ from bppsa.runtime.sweep import Sweep
 from tests.codegen.kernels import add, at, gated_backward, gated_forward, normalised, operands, swapped, two_stage
 from tests.codegen.programs import by_inference, by_sweep, interpreted, packed
 from tests.codegen.programs import operands as given_to
-from tests.scan.support import same
+from tests.scan.support import reduction_of, same
 from tests.triton.models import MODELS, built
 
 pytest.importorskip(
@@ -186,7 +186,10 @@ def test_a_forward_chunk_starts_from_the_state_before_it(reverse: bool) -> None:
 
 
 def printed(program: Program) -> Sweep:
-    return Sweep(program, torch.float64, lambda kernels: [TritonKernel(kernel, "double") for kernel in kernels])
+    def build(kernels: Sequence[Kernel]) -> list[TritonKernel]:
+        return [TritonKernel(kernel, "double") for kernel in kernels]
+
+    return Sweep(program, torch.float64, build, lambda: reduction_of(program.recurrence, False))
 
 
 @pytest.mark.skipif(DEVICE != "cpu", reason="the runtime keeps its buffers on the CPU")
