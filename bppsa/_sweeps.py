@@ -18,7 +18,7 @@ from bppsa.codegen import print_cpp, products, program, reduction
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.native import REAL, NativeKernel
 from bppsa.codegen.native_scan import boundaries
-from bppsa.codegen.native_triton import TritonKernel
+from bppsa.codegen.native_triton import PRECISION, TritonKernel
 from bppsa.fxpasses import cells, jacobian
 from bppsa.fxpasses import structure as patterns
 from bppsa.fxpasses.capture import record
@@ -63,7 +63,8 @@ def reduction_of(recurrence: Recurrence, dtype: torch.dtype, inline: bool, devic
         transposed = jacobian.transpose(recurrence)
         kernel = reduction.reduction(recurrence, transposed, inline=inline, diagonal=structure.width == 1)
     if device == "cuda":
-        return Reduction(structure, kernel, recurrence.carries, dtype, TritonKernel(kernel, REAL[dtype]))
+        exact = TritonKernel(kernel, REAL[dtype], PRECISION)  # a product of many Jacobians needs all its digits
+        return Reduction(structure, kernel, recurrence.carries, dtype, exact)
     wide = torch.float64
     return Reduction(structure, kernel, recurrence.carries, wide, NativeKernel(kernel, REAL[wide]))
 

@@ -45,16 +45,24 @@ def _load(name: str, path: Path) -> ModuleType:
 
 
 class TritonKernel:
-    """`kernel` for elements of `real`, "float" or "double". Called as `interpret.run` is, and in chunks."""
+    """`kernel` for elements of `real`, "float" or "double". Called as `interpret.run` is, and in chunks.
 
-    def __init__(self, kernel: Kernel, real: str, precision: str = PRECISION) -> None:
+    precision: of float32 products; None for PRECISION, or plain TF32 where PyTorch's matmuls are told to use it
+    (`torch.set_float32_matmul_precision("high")`)."""
+
+    def __init__(self, kernel: Kernel, real: str, precision: str | None = None) -> None:
         if importlib.util.find_spec("triton") is None:
             raise BuildError("Triton is not there to compile kernels for a GPU; pip install triton")
         text = printed(kernel, real)
         self.kernel, self.real = kernel, real
-        self.precision = precision if real == "float" else "ieee"
+        self.asked = precision if real == "float" else "ieee"
         self.function: Any = module(text.source).sweep
         self.warps = text.warps
+
+    @property
+    def precision(self) -> str:
+        plain = torch.backends.cuda.matmul.fp32_precision == "tf32"
+        return self.asked or ("tf32" if plain else PRECISION)
 
     def __call__(
         self,
