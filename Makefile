@@ -1,7 +1,7 @@
 # Each target makes .venv when it is missing or older than what it was made from; after that none needs a network.
 #   make demo PYTHON=python3.12                                   another interpreter (3.10 or newer)
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu    a CPU build of torch where the usual index has a CUDA one
-#   make demo ARGS="--model lstm --hidden 128"                    options of the script; also for test, bench and aot
+#   make demo ARGS="--model lstm --hidden 128"                    options of the script; of test, bench, aot and gpu too
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -10,7 +10,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
 
-.PHONY: demo test check bench aot clean
+.PHONY: demo test check bench aot gpu clean
 
 demo: $(READY)
 	$(PY) examples/train_language_model.py $(ARGS)
@@ -31,6 +31,13 @@ bench: $(READY)
 aot: $(READY)
 	$(PY) -m pip install --quiet --constraint constraints.txt --editable ".[triton]"
 	$(PY) -m tests.triton.aot $(ARGS)
+
+# Needs a CUDA device, and some eight minutes. Where torch, triton and pytest are installed: make gpu PY=python3 READY=
+gpu: $(READY)
+	$(PY) benchmarks/gpu.py --check
+	$(PY) -m pytest -n 4 tests/triton
+	$(PY) -m pytest -m gpu --ignore tests/triton || test $$? -eq 5  # 5: no test is marked so
+	$(PY) benchmarks/gpu.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis demo.png

@@ -34,8 +34,11 @@ def hardware() -> dict[str, Any]:
 
 
 def file_name(of: dict[str, Any]) -> str:
-    words = f"{of['cpu']} {of['cores']} cores {of['capability']}".lower()
-    return re.sub(r"[^a-z0-9]+", "-", words).strip("-") + ".json"
+    return slug(f"{of['cpu']} {of['cores']} cores {of['capability']}") + ".json"
+
+
+def slug(words: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", words.lower()).strip("-")
 
 
 def software() -> dict[str, Any]:

@@ -49,7 +49,7 @@ class Shape:
 class Problem:
     """Tensors of one shape; every way to compute is given these very tensors."""
 
-    module: nn.RNNBase
+    module: nn.Module  # called as nn.GRU is
     x: Tensor  # [T, B, H]
     states: tuple[Tensor, ...]  # [1, B, H] each
     cotangent: Tensor  # of y, [T, B, H]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 Row = dict[str, Any]
@@ -93,6 +94,18 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("total ms", value("total_ms")),
         ("goal", at_most("total_ms", "goal_ms")),
     ),
+    "gpu": (
+        *KIND,
+        ("way", value("way")),
+        ("ran", value("ran")),
+        ("forward ms", value("forward_ms")),
+        ("backward ms", value("backward_ms")),
+        ("wall ms", value("wall_ms")),
+        ("ratio", lambda row: times(row["ratio"]["median"]) if "ratio" in row else ""),
+        ("launches", value("launches")),
+        ("difference", value("difference")),
+        ("", lambda row: escape((row.get("error") or row.get("reason", ""))[:60])),
+    ),
     "memory": (
         *KIND,
         ("PyTorch MiB", value("peer_MiB")),
@@ -109,6 +122,7 @@ TITLES = {
     "overhead": "What a call costs over its kernels",
     "never_slower": "Where PyTorch is faster: median ratio below 0.97 by more than the interquartile range",
     "first_call": "The first call of a cell in a new process, forward and backward",
+    "gpu": "A training step on a CUDA device, by its clock; ratio: cuDNN's over ours; launches: of the backward",
     "memory": "Peak memory of a process above its imports, after 5 training steps",
 }
 
