@@ -61,7 +61,13 @@ def is_too_short(module: nn.RNNBase, input: Any) -> bool:
     steps = input.size(int(module.batch_first))
     if steps > FEW or module._bppsa_strategy.name != "auto" or explaining():
         return False
-    key = (steps, input.size(int(not module.batch_first)), input.dtype, torch.is_grad_enabled(), "cuda" if input.is_cuda else "cpu")
+    key = (
+        steps,
+        input.size(int(not module.batch_first)),
+        input.dtype,
+        torch.is_grad_enabled(),
+        "cuda" if input.is_cuda else "cpu",
+    )
     short: dict[Any, Decision] = module.__dict__["_bppsa_short"]
     known = short.get(key)
     if known is None:

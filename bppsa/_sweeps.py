@@ -15,10 +15,10 @@ from bppsa._calls import explaining
 from bppsa.chain import Recurrence, Structure
 from bppsa.codegen import build as compiler
 from bppsa.codegen import print_cpp, products, program, reduction
+from bppsa.codegen.gpu.native import PRECISION, TritonKernel
+from bppsa.codegen.gpu.native_scan import boundaries
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.native import REAL, NativeKernel
-from bppsa.codegen.native_scan import boundaries
-from bppsa.codegen.native_triton import PRECISION, TritonKernel
 from bppsa.fxpasses import cells, jacobian
 from bppsa.fxpasses import structure as patterns
 from bppsa.fxpasses.capture import record

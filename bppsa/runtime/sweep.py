@@ -52,7 +52,7 @@ class Gradients:
 class Sweep:
     """`build` makes kernels callable: `codegen.interpret.run` bound to each, or their machine code. `reduction`: asked
     for by scans only. `multiply` computes the products that remain after a backward sweep.
-    `boundaries`: `codegen.native_scan`'s, where kernels run in chunks."""
+    `boundaries`: `codegen.gpu.native_scan`'s, where kernels run in chunks."""
 
     def __init__(
         self,

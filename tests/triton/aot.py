@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from bppsa.codegen.aot import Usage, boundaries_usage, usage
+from bppsa.codegen.gpu.aot import Usage, boundaries_usage, usage
 from tests.codegen.programs import kernels
 from tests.scan.support import reduction_of
 from tests.triton.models import MODELS, built

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bppsa.codegen import interpret, print_triton
+from bppsa.codegen import interpret
+from bppsa.codegen.gpu import print_triton
+from bppsa.codegen.gpu.native import TritonKernel
+from bppsa.codegen.gpu.print_tile import TRITON
 from bppsa.codegen.ir import STRUCTURAL, Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Store, dot
-from bppsa.codegen.native_triton import TritonKernel
-from bppsa.codegen.print_tile import TRITON
 from bppsa.codegen.program import Program
 from bppsa.runtime.extent import Extent
 from bppsa.runtime.sweep import Sweep

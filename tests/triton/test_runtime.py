@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import bppsa
 from bppsa import _recurrent, _scan, _sweeps, strategies
-from bppsa.codegen.native_triton import TritonKernel
+from bppsa.codegen.gpu.native import TritonKernel
 from bppsa.errors import BuildError
 from bppsa.plan.strategy import Strategy
 from bppsa.runtime import backward as driver

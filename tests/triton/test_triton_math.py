@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from bppsa.codegen.gpu.native import TritonKernel
 from bppsa.codegen.ir import Access, Buffer, Expr, Group, Kernel, Kind, Op, Store
-from bppsa.codegen.native_triton import TritonKernel
 from tests.codegen.kernels import at
 
 pytest.importorskip(

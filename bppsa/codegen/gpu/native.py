@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen import cache
+from bppsa.codegen.gpu.columns import ROWS
+from bppsa.codegen.gpu.print_triton import printed
 from bppsa.codegen.ir import Kernel, Kind
-from bppsa.codegen.print_triton import printed
-from bppsa.codegen.triton_columns import ROWS
 from bppsa.errors import BuildError
 
 PRECISION = "tf32x3"  # three TF32 products for one of float32, as exact as one; "tf32" alone keeps 10 bits of 23

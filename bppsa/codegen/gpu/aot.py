@@ -11,10 +11,10 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
+from bppsa.codegen.gpu.native import PRECISION, module, options
+from bppsa.codegen.gpu.native_scan import scan_of
+from bppsa.codegen.gpu.print_triton import STRIDES, printed
 from bppsa.codegen.ir import Buffer, Kernel, Kind
-from bppsa.codegen.native_scan import scan_of
-from bppsa.codegen.native_triton import PRECISION, module, options
-from bppsa.codegen.print_triton import STRIDES, printed
 
 WARP = 32  # threads
 ALIGNED = 16  # bytes or elements: what Triton tells the compiler of an argument at a call, if it is so

@@ -1,4 +1,4 @@
-"""Call the kernels of `triton_scan.py` on tensors: what enters each chunk, from all reductions, in one launch."""
+"""Call the kernels of `scan_kernels.py` on tensors: what enters each chunk, from all reductions, in one launch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.codegen.triton_columns import padded
+from bppsa.codegen.gpu.columns import padded
 
 WIDEST = 128  # numbers of a dense M that a program holds
 NUMBERS = 128  # of a program, and its threads, where M is diagonal
@@ -15,12 +15,12 @@ NUMBERS = 128  # of a program, and its threads, where M is diagonal
 
 def scan_of(width: int, diagonal: bool) -> tuple[Any, int, int]:
     """The kernel for carries so wide, its block of numbers, and its warps."""
-    from bppsa.codegen import triton_scan
+    from bppsa.codegen.gpu import scan_kernels
 
     if diagonal:
-        return triton_scan.boundaries_of_numbers, NUMBERS, NUMBERS // 32
+        return scan_kernels.boundaries_of_numbers, NUMBERS, NUMBERS // 32
     block = max(16, padded(width))
-    return triton_scan.boundaries_of_columns, block, max(1, block // 16)
+    return scan_kernels.boundaries_of_columns, block, max(1, block // 16)
 
 
 def boundaries(running: Tensor, g: Tensor, *, reverse: bool) -> Tensor:

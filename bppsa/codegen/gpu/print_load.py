@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bppsa.codegen.gpu.columns import ROWS, Piece, Tile, padded
 from bppsa.codegen.ir import Kernel, Kind
-from bppsa.codegen.triton_columns import ROWS, Piece, Tile, padded
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from bppsa.codegen.gpu.columns import ROWS, Columns, Piece, Tile, padded
+from bppsa.codegen.gpu.print_load import Loads, Value, span
+from bppsa.codegen.gpu.tiling import Tiles
 from bppsa.codegen.ir import STRUCTURAL, Access, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store
-from bppsa.codegen.print_load import Loads, Value, span
-from bppsa.codegen.tiling import Tiles
-from bppsa.codegen.triton_columns import ROWS, Columns, Piece, Tile, padded
 
 TRITON: dict[Op, str] = {
     Op.ADD: "{} + {}",

@@ -11,8 +11,8 @@ from bisect import bisect
 from collections.abc import Iterator
 from itertools import pairwise
 
+from bppsa.codegen.gpu.columns import LEAST, blocks
 from bppsa.codegen.ir import Access, Group, Kernel, Reduce
-from bppsa.codegen.triton_columns import LEAST, blocks
 
 Tiles = tuple[tuple[int, int], ...]  # (first column, columns)
 

@@ -3,7 +3,7 @@
 The chunks of a call run side by side. Chunk c covers `chunk` steps from c * chunk on. A RUNNING buffer has a part for
 each chunk, [chunks, B, n]: what stands before the chunk's first step, in the sweep's direction, and in the end what its
 last step left. So many `columns` of RUNNING rows share a sample: a row of everything else. A STATE that the sweep
-writes is read from memory where a chunk begins, then carried in registers. `native_triton.py` calls the function.
+writes is read from memory where a chunk begins, then carried in registers. `native.py` calls the function.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from bppsa.codegen.gpu.columns import ROWS, Columns, Piece, Tile, blocks, padded
+from bppsa.codegen.gpu.print_load import Loads, span
+from bppsa.codegen.gpu.print_tile import Step
+from bppsa.codegen.gpu.tiling import tiles
 from bppsa.codegen.ir import Buffer, Group, Kernel, Kind, Reduce
-from bppsa.codegen.print_load import Loads, span
-from bppsa.codegen.print_tile import Step
-from bppsa.codegen.tiling import tiles
-from bppsa.codegen.triton_columns import ROWS, Columns, Piece, Tile, blocks, padded
 
 BYTES = {"float": 4, "double": 8}
 TYPES = {"float": "tl.float32", "double": "tl.float64"}
@@ -42,8 +42,8 @@ HEAD = """\
 import triton
 import triton.language as tl
 
-from bppsa.codegen.triton_math import exponent, exponential, hyperbolic_tangent
-from bppsa.codegen.triton_math import maximum, minimum, moved, sigmoid, times_power_of_two
+from bppsa.codegen.gpu.functions import exponent, exponential, hyperbolic_tangent
+from bppsa.codegen.gpu.functions import maximum, minimum, moved, sigmoid, times_power_of_two
 
 
 @triton.jit
