@@ -59,15 +59,10 @@ def is_too_short(module: nn.RNNBase, input: Any) -> bool:
     if type(input) is not Tensor or input.dim() != 3:
         return False
     steps = input.size(int(module.batch_first))
-    if steps > FEW or module._bppsa_strategy.name != "auto" or explaining():
+    if steps > FEW or module.__dict__["_bppsa_strategy"].name != "auto" or explaining():
         return False
-    key = (
-        steps,
-        input.size(int(not module.batch_first)),
-        input.dtype,
-        torch.is_grad_enabled(),
-        "cuda" if input.is_cuda else "cpu",
-    )
+    rows, device = input.size(int(not module.batch_first)), "cuda" if input.is_cuda else "cpu"
+    key = (steps, rows, input.dtype, torch.is_grad_enabled(), device)
     short: dict[Any, Decision] = module.__dict__["_bppsa_short"]
     known = short.get(key)
     if known is None:

@@ -1,7 +1,7 @@
 """A recurrence's backward by a strategy: one sweep over all steps, or a scan over chunks of them in three phases.
 
     reduce   each chunk to one pair (J^T, b)                                   codegen.reduction, runtime.reduce
-    scan     over the pairs, for the cotangent that enters each chunk          runtime.scan_levels, codegen.gpu.native_scan
+    scan     over the pairs, for the cotangent that enters each chunk          runtime.scan_levels, codegen.gpu
     sweep    all chunks side by side, each from the cotangent that enters it   runtime.sweep
 
 Chunks of one step are the paper's own scan: the reduction forms J^T of every step, and the sweep has no loop left.
