@@ -42,7 +42,8 @@ def compile(model: nn.Module, *, strategy: str | Strategy = "auto", fallback: st
     found = tuple(by_path.values())
     if fallback == "inductor":  # what is decided while a graph is traced holds for all calls
         reason = "one op of the graph, where the call can be traced"
-        found = tuple(replace(d, strategy="sequential", reason=reason) if d.strategy == "waiting" else d for d in found)
+        runs = "sequential" if chosen.name == "auto" else str(chosen)
+        found = tuple(replace(d, strategy=runs, reason=reason) if d.strategy == "waiting" else d for d in found)
     fast.__dict__["_bppsa_asked"] = chosen
     fast.__dict__["_bppsa_left"] = tuple(decision for decision in found if decision.strategy != "waiting")
     fast.__dict__["report"] = Report(found, NOT_YET if fallback == "eager" else "")
@@ -71,7 +72,8 @@ def explain(
 ) -> Report:
     """Run `model(*inputs)` once as `compile(model, ...)` would and tell what was found, chosen and left alone, and why.
 
-    Buffers and the random state are as before afterwards. `model` may also be a function that calls `bppsa.scan`.
+    `model` may also be a function that calls `bppsa.scan`. `fallback` changes nothing of what is told. Buffers and the
+    random state are as before afterwards.
 
     Raises ArgumentError (a TypeError) where `inputs` are not what the model takes.
     """
@@ -103,10 +105,10 @@ def scan(
     reverse: bool = False,
     strategy: str | Strategy | None = None,
 ) -> tuple[Any, Any]:
-    if torch.compiler.is_compiling() and strategy is None:  # a graph has the strategy of its backend's options
+    if torch.compiler.is_compiling():
         from bppsa import _backend
 
-        return _backend.scan(cell, carry, xs, reverse)
+        return _backend.scan(cell, carry, xs, reverse, strategy)
     return _scan.scan(cell, carry, xs, reverse=reverse, strategy=strategy)
 
 

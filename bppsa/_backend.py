@@ -158,14 +158,14 @@ def _recurrence(kind: str, strategy: str, x: Tensor, *args: Any) -> tuple[Tensor
 
 
 @torch._dynamo.allow_in_graph
-def scan(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:
+def scan(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool, strategy: Any) -> tuple[Any, Any]:
     """What `bppsa.scan` calls while Dynamo traces: a node comes in its place, or the trace breaks off and runs this."""
-    return _scan_outside(cell, carry, xs, reverse)
+    return _scan_outside(cell, carry, xs, reverse, strategy)
 
 
 @torch._dynamo.disable(reason="bppsa.scan calls kernels; with backend='bppsa' a cell that can be captured is a node")
-def _scan_outside(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:
-    return _scan.scan(cell, carry, xs, reverse=reverse)
+def _scan_outside(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool, strategy: Any) -> tuple[Any, Any]:
+    return _scan.scan(cell, carry, xs, reverse=reverse, strategy=strategy)
 
 
 def _scan_inside(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:
@@ -180,9 +180,10 @@ def _scan_inside(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -
 
 def _admit_scan() -> None:
     def handle(self: Any, tx: Any, *args: VariableTracker) -> VariableTracker:
-        if compiles(tx) and not _transformed():
+        *given, strategy = args  # a node has the strategy of the backend's options: one of its own stays outside
+        if compiles(tx) and not _transformed() and strategy.is_constant_none():
             with contextlib.suppress(UncapturedHigherOrderOpError, TorchRuntimeError):  # no node can hold this cell
-                return _follow(tx, _scan_inside, *args)
+                return _follow(tx, _scan_inside, *given)
         return _follow(tx, _scan_outside, *args)
 
     _admit(scan, handle)

@@ -1,11 +1,8 @@
-"""Which decisions the present call of a compiled model has taken: a list a thread, begun anew by each call. And what is
-worth one warning a process."""
+"""Which decisions the present call of a compiled model has taken: a list a thread, begun anew by each call."""
 
 from __future__ import annotations
 
-import functools
 import threading
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -58,8 +55,3 @@ def pop() -> None:
     if before is not None:
         before.extend(_thread.taken)
     _thread.taken = before
-
-
-@functools.cache
-def warn_once(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=2)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bppsa._calls import explaining, note, warn_once
+from bppsa._calls import explaining, note
 from bppsa._sweeps import compile_recurrence, module_recurrence, with_structure
 from bppsa.chain import Recurrence
 from bppsa.errors import BuildError
 from bppsa.plan.choose import choose, choose_on_gpu, multiply_inline
 from bppsa.plan.cost import Machine, Size
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
-from bppsa.report import Decision, Report
+from bppsa.report import Decision, Report, warn_once
 from bppsa.runtime import autograd
 from bppsa.runtime.extent import Extent, Given
 from bppsa.runtime.stack import Stack

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from bppsa._calls import note, strategy_of_model, warn_once
+from bppsa._calls import note, strategy_of_model
 from bppsa._modules.calls import is_ordinary_moment, is_plain
 from bppsa._scan_checks import Cell, check_carry, check_inputs, checked, name_of, step
 from bppsa._sweeps import compile_recurrence, with_structure
@@ -25,10 +25,10 @@ from bppsa.fxpasses.environment import Environment, known_environment
 from bppsa.fxpasses.recurrence import split
 from bppsa.plan.choose import choose_scan, multiply_inline
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
-from bppsa.report import Decision
+from bppsa.report import Decision, warn_once
 from bppsa.runtime import autograd, reference
 from bppsa.runtime.autograd import Result
-from bppsa.runtime.backward import backward
+from bppsa.runtime.backward import backward, prepare
 from bppsa.runtime.extent import Extent, Given, Shape
 from bppsa.runtime.sweep import Needs, Sweep
 
@@ -62,7 +62,8 @@ def scan(
         note(Decision(name_of(cell), "scan", "pytorch", str(found), numbers))
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
     plan, environment = found
-    choice = choose_scan(strategy_of(strategy or strategy_of_model() or AUTO), steps, torch.is_grad_enabled(), numbers)
+    asked = strategy_of((strategy_of_model() or AUTO) if strategy is None else strategy)
+    choice = choose_scan(asked, steps, torch.is_grad_enabled(), numbers)
     try:
         nexts, ys = plan.run(carry_leaves, x_leaves, plan.captured(environment), reverse, strategy_of(choice.strategy))
     except BuildError as error:
@@ -166,6 +167,8 @@ class ScanCall:
 
     def forward(self, tensors: Given, *, save: bool) -> Result:
         sources, carries, params = self.parts(tensors)
+        if save:
+            prepare(self.sweep, self.strategy, self.extent.steps)
         passed = self.sweep.forward(sources, carries, params, self.extent, save=save)
         seen: set[int] = set()
         outputs = []

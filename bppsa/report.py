@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -37,3 +39,9 @@ class Report:
     def __str__(self) -> str:
         lines = [self.note, *map(str, self.decisions)]
         return "\n".join(filter(None, lines)) or "nothing to rewrite: the model runs as PyTorch runs it"
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """What is worth one warning a process."""
+    warnings.warn(text, RuntimeWarning, stacklevel=2)

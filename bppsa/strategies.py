@@ -5,7 +5,6 @@ Each says in which order the backward's pairs (J^T, b) are combined; all give th
 
 from __future__ import annotations
 
-from bppsa.errors import StrategyError
 from bppsa.plan.strategy import Strategy
 
 __all__ = ["auto", "blelloch", "chunked", "hybrid", "sequential"]
@@ -26,7 +25,7 @@ def chunked(length: int | None = None) -> Strategy:
 
     length: steps a chunk, at least 1; by default near sqrt(T) / 2. Raises StrategyError, a ValueError.
     """
-    return Strategy("chunked", length=checked("length", length, 1))
+    return Strategy("chunked", length=length)
 
 
 def blelloch() -> Strategy:
@@ -38,10 +37,4 @@ def blelloch() -> Strategy:
 def hybrid(up_levels: int | None = None) -> Strategy:
     """`up_levels` levels of Blelloch's tree, a linear scan over what they leave, the matching levels down (BPPSA
     section 5.3); by default half of the tree. Raises StrategyError, a ValueError."""
-    return Strategy("hybrid", up_levels=checked("up_levels", up_levels, 0))
-
-
-def checked(name: str, value: int | None, least: int) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-        raise StrategyError(f"{name}={value!r}; it has to be an int of at least {least}, or None for the default")
-    return value
+    return Strategy("hybrid", up_levels=up_levels)

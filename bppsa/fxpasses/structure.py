@@ -14,13 +14,13 @@ from torch.utils._pytree import tree_leaves
 from bppsa.chain import Recurrence, Structure
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.jacobian import differentiable
-from bppsa.sparsity.operators import TransposedJacobian
+from bppsa.sparsity.operators import Diagonal, Identity, TransposedJacobian
 from bppsa.sparsity.rules import lookup
 
 
 def structure_of(recurrence: Recurrence) -> Structure:
     """Rows that depend on each other over any number of steps share a block. Blocks of several sizes become one."""
-    with _disable_current_modes():
+    with _disable_current_modes(), torch.no_grad():  # hooks on saved tensors are none of our business
         mask = pattern(recurrence)
         blocks = connected(mask)
         if len({len(block) for block in blocks}) > 1:
@@ -30,6 +30,8 @@ def structure_of(recurrence: Recurrence) -> Structure:
 
 def connected(mask: Tensor) -> list[list[int]]:
     """The connected components of rows and columns, by their least member. mask: bool [N, N]"""
+    if int(mask.sum()) == int(mask.diagonal().sum()):
+        return [[n] for n in range(len(mask))]
     kinds, kind_of = torch.unique(mask, dim=0, return_inverse=True)  # many rows have one pattern: few edges then
     graph = networkx.Graph()
     graph.add_nodes_from(range(len(mask)))
@@ -53,8 +55,8 @@ def pattern(recurrence: Recurrence) -> Tensor:
     for node in reversed(recurrence.body.nodes):
         if node.op == "call_function" and node in known:
             columns = known.pop(node)
-            for argument, links in factors(node, real):
-                merge(known, argument, (links.float() @ columns.float()) > 0)
+            for argument, operator in factors(node, real):
+                merge(known, argument, times(operator, argument, node, columns))
     carries = {n.meta["role"].index: n for n in recurrence.body.nodes if n in known and n.meta["role"].kind == "carry"}
     rows = [
         known[carries[i]] if i in carries else torch.zeros(width, total, dtype=torch.bool)
@@ -63,8 +65,8 @@ def pattern(recurrence: Recurrence) -> Tensor:
     return torch.cat(rows)
 
 
-def factors(node: fx.Node, real: set[fx.Node]) -> list[tuple[fx.Node, Tensor]]:
-    """The masks of the op's own transposed Jacobians, bool [N, M], for the arguments that a gradient reaches."""
+def factors(node: fx.Node, real: set[fx.Node]) -> list[tuple[fx.Node, TransposedJacobian]]:
+    """The op's own transposed Jacobians, for the arguments that a gradient reaches."""
     if node not in real:
         return []
     out = node.meta["val"]
@@ -82,13 +84,22 @@ def factors(node: fx.Node, real: set[fx.Node]) -> list[tuple[fx.Node, Tensor]]:
     found = []
     for argument, operator in zip(arguments, operators, strict=True):
         if operator is not None and argument in real and not is_parameter(argument):
-            found.append((argument, links_of(operator, argument.meta["val"], out)))
+            found.append((argument, operator))
     return found
 
 
 def is_parameter(node: fx.Node) -> bool:
     role = node.meta.get("role")
     return node.target is torch.ops.aten.t.default or (role is not None and role.kind == "param")
+
+
+def times(operator: TransposedJacobian, argument: fx.Node, node: fx.Node, columns: Tensor) -> Tensor:
+    """The pattern of the operator times `columns`, bool [M, N]."""
+    width = argument.meta["val"].shape[1:].numel()
+    if isinstance(operator, (Identity, Diagonal)) and width == len(columns):
+        return columns
+    links = links_of(operator, argument.meta["val"], node.meta["val"])
+    return (links.float() @ columns.float()) > 0
 
 
 def links_of(operator: TransposedJacobian, argument: Tensor, out: Tensor) -> Tensor:

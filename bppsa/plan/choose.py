@@ -41,9 +41,11 @@ def choose(strategy: Strategy, layers: Sequence[Size], peer: str, training: bool
     theirs = machine.pytorch[peer][training].us(layers) / 1e3
     size = layers[0]
     numbers: Numbers = {"T": size.steps, "B": size.rows, "H": size.hidden}
-    numbers |= {"sequential ms": round(ours, 3), "pytorch ms": round(theirs, 3)}
-    if strategy.name != "auto":
+    if strategy.name not in ("auto", "sequential"):
         return as_asked(strategy, size.steps, training, numbers)
+    numbers |= {"sequential ms": round(ours, 3), "pytorch ms": round(theirs, 3)}
+    if strategy.name == "sequential":
+        return Choice("sequential", "as asked", numbers)
     gain, what = theirs / ours, "forward and backward" if training else "forward"
     if gain < margin(size.steps):
         reason = f"{what} predicted {gain:.2f} times as fast as PyTorch's, too little to be sure of"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-Pair = tuple[int, int]  # (left, right): the places of Algorithm 1's operands
+Places = tuple[int, int]  # (left, right): the places of Algorithm 1's operands
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class ScanPlan:
     """
 
     n: int
-    up: tuple[tuple[Pair, ...], ...]
+    up: tuple[tuple[Places, ...], ...]
     middle: tuple[int, ...]
-    down: tuple[tuple[Pair, ...], ...]
+    down: tuple[tuple[Places, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def depth(n: int) -> int:
     return n.bit_length()
 
 
-def level(n: int, d: int) -> tuple[Pair, ...]:
+def level(n: int, d: int) -> tuple[Places, ...]:
     """Lines 2 and 3 of Algorithm 1, for any n."""
     return tuple((i + 2**d - 1, min(i + 2 ** (d + 1) - 1, n)) for i in range(0, n - 2**d + 1, 2 ** (d + 1)))
 

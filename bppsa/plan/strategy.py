@@ -13,6 +13,7 @@ from bppsa.plan.levels import ScanPlan
 
 NAMES = ("auto", "sequential", "chunked", "blelloch", "hybrid")
 TEXT = re.compile(r"(?P<name>\w+)(\((?P<option>length|up_levels)=(?P<value>\d+)\))?")
+LEAST = {("chunked", "length"): 1, ("hybrid", "up_levels"): 0}  # of each option there is
 LEAST_CHUNK = 4  # steps; shorter ones leave nearly all work to the scan over them
 
 
@@ -24,6 +25,18 @@ class Strategy:
     name: str
     length: int | None = None
     up_levels: int | None = None
+
+    def __post_init__(self) -> None:
+        """Raises StrategyError for an option that the strategy does not have, or not with this value."""
+        for option, value in (("length", self.length), ("up_levels", self.up_levels)):
+            if value is None:
+                continue
+            least = LEAST.get((self.name, option))
+            if least is None:
+                raise StrategyError(f"strategy {self.name!r} has no {option}")
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                what = f"an int of at least {least}, or None for the default"
+                raise StrategyError(f"{option}={value!r}; it has to be {what}")
 
     def __str__(self) -> str:
         given = {"length": self.length, "up_levels": self.up_levels}
@@ -43,12 +56,14 @@ class Division:
 AUTO = Strategy("auto")
 
 
-@functools.lru_cache(maxsize=64)
 def strategy_of(value: str | Strategy) -> Strategy:
     """By name, or by the text of one with options. Raises StrategyError, which lists the known names."""
-    if isinstance(value, Strategy):
-        return value
-    found = TEXT.fullmatch(value) if isinstance(value, str) else None
+    return value if isinstance(value, Strategy) else parsed(value if isinstance(value, str) else repr(value))
+
+
+@functools.lru_cache(maxsize=64)
+def parsed(value: str) -> Strategy:
+    found = TEXT.fullmatch(value)
     if found is None or found["name"] not in NAMES:
         raise StrategyError(f"unknown strategy {value!r}; known: {', '.join(NAMES)}, or one of bppsa.strategies")
     return Strategy(found["name"], **{found["option"]: int(found["value"])} if found["option"] else {})
@@ -73,7 +88,7 @@ def half_of_levels(strategy: Strategy, n: int) -> int:
 
 LENGTHS = {
     **dict.fromkeys(("auto", "sequential"), lambda strategy, steps: max(steps, 1)),
-    "chunked": lambda strategy, steps: strategy.length or chunk_length(steps),
+    "chunked": lambda strategy, steps: chunk_length(steps) if strategy.length is None else strategy.length,
     "blelloch": lambda strategy, steps: 1,
     "hybrid": lambda strategy, steps: 1,
 }

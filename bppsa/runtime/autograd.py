@@ -7,7 +7,6 @@ changed, the forward is run again.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from bppsa.errors import BuildError
 from bppsa.plan.strategy import Strategy
+from bppsa.report import warn_once
 from bppsa.runtime import check
 from bppsa.runtime.extent import Given, Shape
 
@@ -104,7 +104,7 @@ def gradients(
     try:
         found = ctx.call.backward(tensors, saved, exposed, grads, needs)
     except BuildError as error:  # a GPU's kernels are compiled when they are first run
-        warnings.warn(f"bppsa leaves a backward to PyTorch: {error}", RuntimeWarning, stacklevel=2)
+        warn_once(f"bppsa leaves a backward to PyTorch: {error}")
         return by_pytorch(ctx.call, tensors, grads, needs)
     if check.asked():
         expected = by_pytorch(ctx.call, tensors, grads, needs)

@@ -9,15 +9,14 @@ Chunks of one step are the paper's own scan: the reduction forms J^T of every st
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from bppsa.chain import Structure
-from bppsa.codegen.gpu.native_scan import WIDEST
 from bppsa.plan.strategy import Division, Strategy, divide
+from bppsa.report import warn_once
 from bppsa.runtime.chunks import Chunks
 from bppsa.runtime.extent import Extent, Given
 from bppsa.runtime.pairs import REAL, Pair, Rows
@@ -44,10 +43,22 @@ def backward(
         scan = side_by_side if sweep.boundaries is None else in_place
         try:
             return scan(sweep, division, *given)
-        except torch.OutOfMemoryError:
-            what = f"bppsa: {strategy} over {extent.steps} steps needs more memory than there is; this backward is one"
-            warnings.warn(f"{what} sweep instead. Longer chunks need less.", RuntimeWarning, stacklevel=2)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            warn_once(f"bppsa: one sweep runs where {strategy} needs more memory than there is; longer chunks help")
     return sweep.backward(*given)
+
+
+def prepare(sweep: Sweep, strategy: Strategy, steps: int) -> None:
+    """Build what the backward will need beside its sweep, where an error can be met."""
+    if divide(strategy, steps).count > 1:
+        sweep.reduction()
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """A CPU's allocator has no error of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def side_by_side(
@@ -90,16 +101,16 @@ def in_place(
     needs: Needs,
 ) -> Gradients:
     """By kernels that find the chunks of a whole sequence themselves."""
-    reduction, structure = sweep.reduction(), sweep.reduction().structure
+    assert sweep.boundaries is not None
+    reduction = sweep.reduction()
     running = reduction.start(division.count * extent.rows, extent.device)  # chunk by chunk, in the order of time
     by_chunk = running.view(division.count, -1, running.shape[-1])
     reduce(sweep, reduction, by_chunk, passed, sources, params, g_outputs, extent, chunk=division.length)
     g_final = final(sweep, g_finals, extent)
-    small = structure.width == 1 or (structure.count == 1 and structure.width <= WIDEST)
-    if sweep.boundaries is not None and not division.scan.down and small:
-        entering = sweep.boundaries(running.unflatten(0, (-1, extent.rows)), g_final, reverse=extent.reverse)
-    else:
-        entering = scanned(division, reduction.pair(running), g_final, structure, extent)
+    by_row = running.unflatten(0, (division.count, extent.rows))
+    entering = sweep.boundaries(division.scan, by_row, g_final, reverse=extent.reverse)
+    if entering is None:
+        entering = scanned(division, reduction.pair(running), g_final, reduction.structure, extent)
     g_chunks = entering.to(sweep.dtype).split(list(reduction.widths), -1)
     found = sweep.backward(passed, sources, params, g_outputs, g_chunks, extent, needs, chunk=division.length)
     first = -1 if extent.reverse else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class Chunks:
     length: int
     count: int
 
-    @property
+    @cached_property
     def lengths(self) -> Tensor:
         """Steps of each row, int64 [C * B]; the last chunk is shorter, and so are those of a packed sequence's end."""
         whole = self.extent.lengths
@@ -28,12 +29,17 @@ class Chunks:
         starts = torch.arange(self.count).unsqueeze(1) * self.length
         return (ends - starts).clamp(0, self.length).flatten()
 
-    @property
+    @cached_property
     def order(self) -> Tensor | None:
         """None: rows stay as they are."""
         return None if self.extent.lengths is None else self.lengths.argsort(descending=True, stable=True)
 
-    @property
+    @cached_property
+    def back(self) -> Tensor | None:
+        """The inverse of `order`."""
+        return None if self.order is None else self.order.argsort()
+
+    @cached_property
     def inner(self) -> Extent:
         extent = replace(self.extent, steps=self.length, rows=self.count * self.extent.rows, active=None, lengths=None)
         lengths = self.lengths
@@ -65,4 +71,4 @@ class Chunks:
         return rows.contiguous() if self.order is None else rows.index_select(dim, self.order)
 
     def unsorted(self, rows: Tensor, dim: int) -> Tensor:
-        return rows if self.order is None else rows.index_select(dim, self.order.argsort())
+        return rows if self.back is None else rows.index_select(dim, self.back)

@@ -18,7 +18,7 @@ from bppsa.codegen.ir import Kernel
 from bppsa.codegen.reduction import ENTERING, EXPONENTS
 from bppsa.runtime.pairs import REAL, Pair, Rows, scaled
 
-NONE = -(1 << 16)  # the exponent of a zero beside others
+BELOW_ALL = -(1 << 16)  # the exponent of a zero beside others
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Reduction:
         exponents = running[:, :width, self.size + 1 :].int()
         exponents = exponents[..., order] if exponents.shape[-1] > 1 else exponents.unsqueeze(-1)
         matrix, exponents = (t.permute(0, 2, 3, 1) for t in (blocks[:, :width], exponents))  # [rows, count, m, m]
-        largest = torch.where(matrix == 0, NONE, torch.frexp(matrix).exponent + exponents).amax(-1)
+        largest = torch.where(matrix == 0, BELOW_ALL, torch.frexp(matrix).exponent + exponents).amax(-1)
         rows = Rows.of(scaled(matrix, exponents - largest.unsqueeze(-1)), largest)
         live = blocks[:, -1].isnan()
         return Pair(rows, Rows.of(blocks[:, -2].unsqueeze(-1)), None if bool(live.all()) else live)

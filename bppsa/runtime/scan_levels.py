@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from bppsa.plan.levels import Pair as Places
-from bppsa.plan.levels import ScanPlan
+from bppsa.plan.levels import Places, ScanPlan
 from bppsa.runtime.pairs import Pair, Rows, apply, compose
 
 

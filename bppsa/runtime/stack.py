@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bppsa.plan.strategy import Strategy
 from bppsa.runtime.autograd import Result
-from bppsa.runtime.backward import backward
+from bppsa.runtime.backward import backward, prepare
 from bppsa.runtime.extent import Extent, Given, Shape
 from bppsa.runtime.sweep import Needs, Passed, Sweep
 
@@ -70,6 +70,9 @@ class Stack:
 
     def forward(self, tensors: Given, *, save: bool) -> Result:
         given = Unpacked(self, tensors)
+        if save:
+            for sweeps in self.sweeps:
+                prepare(sweeps[0], self.strategy, self.extent.steps)
         passes: list[Passed] = []
         inputs: list[Tensor] = []
         x = given.x

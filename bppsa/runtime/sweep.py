@@ -61,7 +61,7 @@ class Sweep:
         build: Callable[[Sequence[Kernel]], Sequence[Runner]],
         reduction: Callable[[], Reduction],
         multiply: Multiply = by_torch,
-        boundaries: Callable[..., Tensor] | None = None,
+        boundaries: Callable[..., Tensor | None] | None = None,
     ) -> None:
         self.program, self.recurrence, self.dtype = program, program.recurrence, dtype
         self.build, self.reduction, self.boundaries = build, reduction, boundaries

@@ -12,6 +12,7 @@ from torch._dynamo.utils import counters
 from torch._higher_order_ops.scan import scan as torch_scan
 
 import bppsa
+from bppsa._calls import collecting
 from tests.backend.support import B, H, I, T, compiled, nodes, random, results, same
 
 
@@ -116,3 +117,32 @@ def test_scan_under_a_transform_runs_outside(graphs: list[fx.GraphModule]) -> No
     gradient = torch.func.grad(loss)
     same([compiled(lambda x: gradient(x) * 1, fullgraph=False)(x)], [gradient(x)])
     assert not any(nodes(graph, torch.ops.bppsa.scan) for graph in graphs)
+
+
+@pytest.mark.parametrize("strategy", ["blelloch", "chunked(length=2)"])
+def test_a_strategy_of_the_options_is_the_nodes(strategy: str, graphs: list[fx.GraphModule]) -> None:
+    cell = bppsa.cells.MinGRU(3, 4).double()
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return bppsa.scan(cell, cell.initial(2), x)[1].sin()
+
+    options = {"fallback": "eager", "strategy": strategy}
+    fast = torch.compile(model, backend="bppsa", fullgraph=True, options=options)
+    for steps in (5, 7, 9):
+        inputs = [torch.randn(steps, 2, 3, dtype=torch.float64, requires_grad=True)]
+        same(results(fast, inputs, [*cell.parameters()]), results(model, inputs, [*cell.parameters()]))
+    assert len(graphs) == 2
+    assert all(node.args[5] == strategy for graph in graphs for node in nodes(graph, torch.ops.bppsa.scan))
+
+
+def test_a_strategy_of_its_own_breaks_the_graph_and_runs() -> None:
+    cell = bppsa.cells.MinGRU(3, 4).double()
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        return bppsa.scan(cell, cell.initial(2), x.cos(), strategy="blelloch")[1].sin()
+
+    fast = torch.compile(model, backend="bppsa", options={"fallback": "eager"})
+    inputs = [torch.randn(6, 2, 3, dtype=torch.float64, requires_grad=True)]
+    with collecting() as taken:
+        same(results(fast, inputs, [*cell.parameters()]), results(model, inputs, [*cell.parameters()]))
+    assert [decision.strategy for decision in taken] == ["blelloch"] * 2

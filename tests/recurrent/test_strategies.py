@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
 
 import bppsa
 from bppsa import strategies
 from bppsa.errors import StrategyError
 from bppsa.plan.levels import ScanPlan
 from bppsa.plan.strategy import Strategy, divide
+from bppsa.report import warn_once
 from bppsa.runtime import backward
 from tests.recurrent.support import KINDS, H, I, random
 from tests.scan.support import leaves, same, weighted
@@ -79,9 +81,16 @@ def test_what_leaves_nothing_to_scan_is_sequential_and_says_why() -> None:
 
 
 def test_an_unknown_strategy_lists_the_known_ones() -> None:
-    for bad in ("fastest", "chunked(size=3)", 3, None):
+    for bad in ("fastest", "chunked(size=3)", 3, None, ["blelloch"], ""):
         with pytest.raises(StrategyError, match=r"auto, sequential, chunked, blelloch, hybrid"):
             bppsa.compile(nn.GRU(I, H), strategy=bad)  # type: ignore[arg-type]
+    for bad, said in (
+        ("chunked(length=0)", "length=0"),
+        ("blelloch(length=3)", "no length"),
+        ("auto(up_levels=1)", "no up"),
+    ):
+        with pytest.raises(StrategyError, match=said):
+            bppsa.compile(nn.GRU(I, H), strategy=bad)
     with pytest.raises(StrategyError, match="length=0"):
         strategies.chunked(length=0)
 
@@ -104,3 +113,48 @@ def test_scans_within_a_model_follow_its_strategy() -> None:
     assert bppsa.explain(lambda: bppsa.scan(model.cell, model.cell.initial(B), x)).decisions[0].strategy == "sequential"
     chosen = bppsa.explain(lambda: bppsa.scan(model.cell, model.cell.initial(B), x, strategy="chunked"))
     assert chosen.decisions[0].strategy == "chunked"
+
+
+@pytest.mark.parametrize("use_reentrant", [False, True])
+def test_within_a_checkpoint(use_reentrant: bool) -> None:
+    """Whose recomputation must save what the first call saved, also where that was the first of its kind."""
+    model, x = nn.RNN(I, 7).double(), random(T, B, I)
+    fast = bppsa.compile(model, strategy="blelloch")
+
+    def checkpointed(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(lambda z: fast(z)[0], x, use_reentrant=use_reentrant)
+
+    checkpointed(x).square().sum().backward()
+    got = x.grad
+    (expected,) = torch.autograd.grad(model(x)[0].square().sum(), x)
+    same([got], [expected])
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("can't allocate memory")])
+def test_a_scan_without_memory_is_one_sweep(error: RuntimeError, monkeypatch: pytest.MonkeyPatch) -> None:
+    warn_once.cache_clear()
+    model, x = nn.GRU(I, H).double(), random(T, B, I)
+    fast = bppsa.compile(model, strategy="hybrid")
+
+    def full(*args: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(backward, "reduce", full)
+    with pytest.warns(RuntimeWarning, match="hybrid needs more memory"):
+        found = gradients(fast, x, [x, *model.parameters()])
+    same(found, gradients(model, x, [x, *model.parameters()]))
+
+
+def test_other_errors_of_a_scan_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: Any) -> None:
+        raise RuntimeError("a mistake")
+
+    monkeypatch.setattr(backward, "reduce", broken)
+    with pytest.raises(RuntimeError, match="a mistake"):
+        bppsa.compile(nn.GRU(I, H).double(), strategy="blelloch")(random(T, B, I))[0].sum().backward()
+
+
+def test_the_report_of_a_graph_says_what_was_asked() -> None:
+    assert (
+        bppsa.compile(nn.GRU(I, H), strategy="blelloch", fallback="inductor").report.decisions[0].strategy == "blelloch"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
+from subprocess import CalledProcessError
 from typing import Any
 
 import pytest
@@ -13,9 +14,10 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import bppsa
 from bppsa import _recurrent, _scan, _sweeps, strategies
+from bppsa.codegen.gpu import native
 from bppsa.codegen.gpu.native import TritonKernel
-from bppsa.errors import BuildError
 from bppsa.plan.strategy import Strategy
+from bppsa.report import warn_once
 from bppsa.runtime import backward as driver
 from bppsa.runtime.reference import loop
 from tests.scan.support import leaves, same, weighted
@@ -24,9 +26,15 @@ pytest.importorskip(
     "triton", minversion="3.7", reason="needs triton 3.7 or newer, whose interpreter runs with new numpys"
 )
 
+TritonError = pytest.importorskip("triton.errors").TritonError
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 T, B, I, H = 6, 2, 3, 5  # noqa: E741
 STRATEGIES = (strategies.sequential(), strategies.chunked(2), strategies.blelloch())
+
+
+@pytest.fixture(autouse=True)
+def warnings_anew() -> None:
+    warn_once.cache_clear()
 
 
 @pytest.fixture(autouse=True)
@@ -102,22 +110,33 @@ def test_scans(name: str, launched: list[str]) -> None:
     assert launched.count("backward") == 2
 
 
-def test_a_kernel_that_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "error", [TritonError("no"), RuntimeError("PassManager::run failed"), CalledProcessError(1, "ptxas")]
+)
+def test_a_kernel_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """PyTorch computes the gradients, and one warning names the kernel."""
     model = nn.GRU(I, H).double().to(DEVICE)
     x = torch.randn(T, B, I, dtype=torch.float64, device=DEVICE, requires_grad=True)
     fast = bppsa.compile(model, strategy="sequential")
-    call = TritonKernel.__call__
+    asked: list[str] = []
+    launch = native.launch
 
-    def refused(self: TritonKernel, *args: Any, **kwargs: Any) -> None:
-        if self.kernel.name == "backward":
-            raise BuildError("Triton does not compile the kernel 'backward' for this GPU")
-        call(self, *args, **kwargs)
+    class Refused:
+        def __getitem__(self, grid: Any) -> Any:
+            asked.append("backward")
+            raise error
 
-    monkeypatch.setattr(TritonKernel, "__call__", refused)
-    with pytest.warns(RuntimeWarning, match="kernel 'backward'"):
-        found = gradients(fast, x, [x, *model.parameters()])
-    same(found, gradients(model, x, [x, *model.parameters()]))
+    def with_refused(name: str, function: Any, *args: Any) -> None:
+        launch(name, refused if name == "backward" else function, *args)
+
+    refused = Refused()
+    monkeypatch.setattr(native, "launch", with_refused)
+    monkeypatch.setattr(native, "_refused", {})
+    with pytest.warns(RuntimeWarning, match="kernel 'backward'") as caught:
+        for _ in range(2):
+            same(gradients(fast, x, [x, *model.parameters()]), gradients(model, x, [x, *model.parameters()]))
+    assert len([w for w in caught if "kernel 'backward'" in str(w.message)]) == 1
+    assert len(asked) == 1, "it is not compiled again"
 
 
 def test_out_of_memory_in_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +148,6 @@ def test_out_of_memory_in_a_scan(monkeypatch: pytest.MonkeyPatch) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(driver, "reduce", full)
-    with pytest.warns(RuntimeWarning, match="blelloch over 6 steps needs more memory"):
+    with pytest.warns(RuntimeWarning, match="blelloch needs more memory"):
         found = gradients(fast, x, [x, *model.parameters()])
     same(found, gradients(model, x, [x, *model.parameters()]))

@@ -7,8 +7,8 @@ import torch
 
 from bppsa import strategies
 from bppsa._sweeps import compile_recurrence
+from bppsa.codegen.gpu import native_scan
 from bppsa.plan.strategy import Strategy
-from bppsa.runtime import backward as driver
 from bppsa.runtime.backward import backward
 from bppsa.runtime.extent import Extent
 from bppsa.runtime.sweep import Gradients, Needs, Sweep
@@ -56,9 +56,10 @@ def test_in_chunks(model: str, extent: Extent) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
-@pytest.mark.parametrize("model", ["GRU", "MinGRU", "two halves"])
-def test_every_plan(model: str, strategy: Strategy) -> None:
-    check(model, 4, Extent(6, 2), strategy, torch.float64, 1e-10)
+@pytest.mark.parametrize("extent", EXTENTS, ids=["", "reverse", "packed", "packed-reverse"])
+@pytest.mark.parametrize("model", ["GRU", "ResetGRU", "MinGRU"])
+def test_every_plan(model: str, strategy: Strategy, extent: Extent) -> None:
+    check(model, 4, extent, strategy, torch.float64, 1e-10)
 
 
 @pytest.mark.parametrize("H", [1, 17, 20])
@@ -69,11 +70,11 @@ def test_in_float32(model: str, H: int) -> None:
 
 def test_wide_states_scan_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose M is more than a program holds."""
-    monkeypatch.setattr(driver, "WIDEST", 3)
+    monkeypatch.setattr(native_scan, "WIDEST", 3)
     check("GRU", 5, Extent(6, 2), strategies.chunked(2), torch.float64, 1e-10)
 
 
-@pytest.mark.parametrize("strategy", [strategies.chunked(50), strategies.chunked(16)], ids=str)
+@pytest.mark.parametrize("strategy", [strategies.chunked(50), strategies.chunked(16), strategies.blelloch()], ids=str)
 def test_the_weak_side_of_a_product_survives(strategy: Strategy) -> None:
     """diag(2, 1/2) over 100 steps in float32: the product has entries of 2^100 and 2^-100 in every chunk's M."""
     matrix = torch.diag(torch.tensor([2.0, 0.5]))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,18 +99,34 @@ class TritonKernel:
             lengths = None if active is None else row_lengths(active, rows).to(tensors[0].device)
             ascending = self.kernel.along != reverse
             scalars = (steps, carried, columns, chunk, 1 if ascending else -1, int(reverse))
-            self.launch(programs, given, lengths, *scalars)
+            how = options(self.warps) | {"PRECISION": self.precision}
+            launch(self.kernel.name, self.function, programs, [*given, lengths, *scalars], how)
         for total, parts in partial:
             torch.sum(parts, 0, out=total)
 
-    def launch(self, programs: int, given: Sequence[Tensor | int], *others: Tensor | int | None) -> None:
-        from triton.errors import TritonError
 
-        try:
-            self.function[(programs,)](*given, *others, PRECISION=self.precision, **options(self.warps))
-        except TritonError as error:
-            what = f"Triton does not compile the kernel {self.kernel.name!r} for this GPU"
-            raise BuildError(f"{what}: {error}".splitlines()[0]) from error
+# What Triton says of its passes and its launcher, for which it has no errors of its own.
+OF_COMPILING = ("PassManager::run failed", "Failed to find C compiler")
+_refused: dict[tuple[int, int], str] = {}  # what did not compile: by function and device
+
+
+def launch(name: str, function: Any, programs: int, arguments: Sequence[Any], how: dict[str, Any]) -> None:
+    """Run `programs` of a function on the device of its first tensor. Raises BuildError where Triton cannot compile it,
+    and again at once when it is asked for again."""
+    from triton.errors import TritonError
+
+    device = next(a.device for a in arguments if isinstance(a, Tensor))
+    key = id(function), -1 if device.index is None else device.index
+    if key in _refused:
+        raise BuildError(_refused[key])
+    try:
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            function[(programs,)](*arguments, **how)
+    except (TritonError, subprocess.CalledProcessError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not str(error).startswith(OF_COMPILING):
+            raise
+        _refused[key] = f"Triton does not compile the kernel {name!r} for this GPU: {error}".splitlines()[0]
+        raise BuildError(_refused[key]) from error
 
 
 def options(warps: int) -> dict[str, Any]:
