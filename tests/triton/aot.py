@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from bppsa.codegen.gpu.aot import Usage, boundaries_usage, usage
+from bppsa.codegen.gpu.aot import Usage, boundaries_usage, level_usage, usage
+from bppsa.codegen.gpu.native_scan import WIDEST_LEVEL
 from tests.codegen.programs import kernels
 from tests.scan.support import reduction_of
 from tests.triton.models import MODELS, built
@@ -25,6 +26,7 @@ from tests.triton.models import MODELS, built
 WIDTHS = (20, 32, 64)
 CAPABILITIES = (80, 90, 100)
 SCAN = 4
+LEVELS = ("up_level", "middle", "down_level")
 DEFAULT = ("RNN", "GRU", "LSTM")  # whose kernels keep all they have in registers
 
 
@@ -32,7 +34,7 @@ DEFAULT = ("RNN", "GRU", "LSTM")  # whose kernels keep all they have in register
 class Job:
     model: str
     width: int
-    kernel: int  # of forward, inference, backward, reduction, and the scan over chunks
+    kernel: int  # of forward, inference, backward, reduction, the scan over chunks, and LEVELS
     real: str
     precision: str
 
@@ -44,6 +46,10 @@ def run(job: Job) -> tuple[str, list[Usage]]:
     if job.kernel == SCAN:
         size, diagonal = reduction.size, reduction.structure.width == 1
         return "boundaries", [boundaries_usage(size, diagonal, job.real, c) for c in CAPABILITIES]
+    if job.kernel > SCAN:
+        name = LEVELS[job.kernel - SCAN - 1]
+        wide = reduction.size > WIDEST_LEVEL  # then torch combines the pairs
+        return name, [] if wide else [level_usage(name, reduction.size, job.real, c) for c in CAPABILITIES]
     kernel = (*kernels(program), reduction.kernel)[job.kernel]
     return kernel.name, [usage(kernel, job.real, c, job.precision) for c in CAPABILITIES]
 
@@ -65,7 +71,7 @@ def main() -> None:
         Job(model, width, kernel, chosen.real, chosen.precision)
         for model in chosen.models.split(";")
         for width in widths
-        for kernel in range(SCAN + 1)
+        for kernel in range(SCAN + 1 + len(LEVELS))
     ]
     table = Table("model", "H", "kernel", *(f"sm_{c}" for c in CAPABILITIES))
     spilled: list[str] = []

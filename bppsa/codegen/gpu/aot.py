@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bppsa.codegen.gpu.native import PRECISION, module, options
-from bppsa.codegen.gpu.native_scan import scan_of
+from bppsa.codegen.gpu.native_scan import level_block, scan_of
 from bppsa.codegen.gpu.print_triton import STRIDES, printed
 from bppsa.codegen.ir import Buffer, Kernel, Kind
 
@@ -50,6 +50,24 @@ def boundaries_usage(width: int, diagonal: bool, real: str, capability: int) -> 
     signature |= dict.fromkeys(("chunks", "rows", "direction", "pitch"), "i32") | {"N": "constexpr", "P": "constexpr"}
     aligned = {"running", "g", "entering"}
     return compiled(kernel, signature, {"N": width, "P": block}, aligned, capability, warps, {"num_warps": warps})
+
+
+def level_usage(name: str, width: int, real: str, capability: int) -> Usage:
+    """Of a kernel of Blelloch's tree: "up_level", "middle" or "down_level"."""
+    from bppsa.codegen.gpu import scan_kernels
+
+    block, warps = level_block(width)
+    places = ("places",) if name == "middle" else ("lefts", "rights", "reached")
+    numbers = ("count", "rows", "pitch") if name == "middle" else ("rows", "pitch")
+    signature = dict.fromkeys(("running", "g"), POINTER[real]) | dict.fromkeys(places, "*i32")
+    signature |= dict.fromkeys(numbers, "i32") | {"N": "constexpr", "P": "constexpr"}
+    constants: dict[str, Any] = {"N": width, "P": block}
+    if name == "up_level":
+        signature |= {"PRECISION": "constexpr"}
+        constants |= {"PRECISION": PRECISION if real == "float" else "ieee"}
+    aligned = {"running", "g", *places}
+    function = getattr(scan_kernels, name)
+    return compiled(function, signature, constants, aligned, capability, warps, {"num_warps": warps})
 
 
 def compiled(

@@ -26,6 +26,12 @@ def scan_of(width: int, diagonal: bool) -> tuple[Any, int, int]:
     return scan_kernels.boundaries_of_columns, block, max(1, block // 16)
 
 
+def level_block(width: int) -> tuple[int, int]:
+    """Rows and columns of a tile that holds M and v, and its warps."""
+    block = max(16, padded(width + 1))
+    return block, max(1, block // 8)
+
+
 def boundaries(plan: ScanPlan, running: Tensor, g: Tensor, *, reverse: bool) -> Tensor | None:
     """[C, B, N], chunks in the order of time; None where no kernel holds an M so wide.
 
@@ -59,14 +65,14 @@ def by_levels(plan: ScanPlan, running: Tensor, g: Tensor, *, reverse: bool) -> T
 
     chunks, rows, _, pitch = running.shape
     width = g.shape[1]
-    block = max(16, padded(width + 1))
+    block, warps = level_block(width)
     vectors = torch.empty(chunks + 1, rows, width, dtype=g.dtype, device=g.device)
     vectors[chunks] = g  # a[0]
     given, sizes = (running, vectors), (rows, pitch, width, block)
     up, places, down = tables(plan, reverse, g.device)
     exact = "ieee" if g.dtype is torch.float64 else PRECISION
     kernels: Any = scan_kernels
-    how = {"num_warps": block // 16}
+    how = {"num_warps": warps}
     for level in up:
         launch("up_level", kernels.up_level, rows * level.shape[1], [*given, *level, *sizes, exact], how)
     launch("middle", kernels.middle, rows, [*given, places, len(places), *sizes], how)
