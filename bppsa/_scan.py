@@ -58,11 +58,13 @@ def scan(
     found = find(cell, carry_leaves, carry_spec, x_leaves, x_spec)
     steps, rows = x_leaves[0].shape[0], carry_leaves[0].shape[0] if carry_leaves and carry_leaves[0].dim() else 0
     numbers = {"T": steps, "B": rows, "H": sum(leaf.shape[-1] for leaf in carry_leaves if leaf.dim() > 1)}
+    asked = strategy_of((strategy_of_model() or AUTO) if strategy is None else strategy)
     if isinstance(found, Reason):
+        if asked.name != "auto":
+            warn_once(f"bppsa.scan runs {name_of(cell)} op by op, without the strategy {asked}: {found}")
         note(Decision(name_of(cell), "scan", "pytorch", str(found), numbers))
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
     plan, environment = found
-    asked = strategy_of((strategy_of_model() or AUTO) if strategy is None else strategy)
     choice = choose_scan(asked, steps, torch.is_grad_enabled(), numbers)
     try:
         nexts, ys = plan.run(carry_leaves, x_leaves, plan.captured(environment), reverse, strategy_of(choice.strategy))

@@ -97,8 +97,8 @@ def test_explain_says_what_is_where_and_why(x: Tensor) -> None:
     gru, scan = report.decisions
     assert (gru.path, gru.kind, gru.strategy, gru.reason) == ("encoder.gru", "gru", "sequential", "as asked")
     assert {"T": T, "B": B, "H": H}.items() <= gru.numbers.items()
-    assert gru.numbers["sequential ms"] > 0  # type: ignore[operator]
-    assert gru.numbers["pytorch ms"] > 0  # type: ignore[operator]
+    assert gru.numbers["predicted ms"] > 0  # type: ignore[operator]
+    assert gru.numbers["PyTorch's"] > 0  # type: ignore[operator]
     assert (scan.kind, scan.strategy) == ("scan", "pytorch")
     assert "aten.cumsum.default" in scan.reason
     assert scan.numbers == {"T": T, "B": B, "H": H}
@@ -192,7 +192,7 @@ def test_explain_of_a_large_model_is_about_the_cost(x: Tensor) -> None:
     assert decision.path == ""
     assert str(decision).startswith("<model> (gru; ")
     assert "predicted" in decision.reason
-    assert {"sequential ms", "pytorch ms"} <= set(decision.numbers)
+    assert {"predicted ms", "PyTorch's"} <= set(decision.numbers)
 
 
 @needs_compiler

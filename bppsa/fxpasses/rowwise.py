@@ -33,6 +33,8 @@ SAME_SHAPE = {aten.clone.default, aten.alias.default, aten.detach.default, aten.
 def check_rowwise(node: fx.Node, rows: int, is_param: Callable[[fx.Node], bool]) -> None:
     """Raise `Unsupported` unless the op computes each row of its result from the same row of its operands."""
     target: Any = node.target
+    if not isinstance(node.meta["val"], torch.Tensor):
+        raise Unsupported(Reason("gives several tensors", op=str(target), mend="use ops that give one"))
     if node.meta["val"].numel() == 0:
         raise Unsupported(Reason("makes a value without columns", op=str(target)))
     if target in FILLS or target in SAME_SHAPE:

@@ -43,7 +43,7 @@ def choose(strategy: Strategy, layers: Sequence[Size], peer: str, training: bool
     numbers: Numbers = {"T": size.steps, "B": size.rows, "H": size.hidden}
     if strategy.name not in ("auto", "sequential"):
         return as_asked(strategy, size.steps, training, numbers)
-    numbers |= {"sequential ms": round(ours, 3), "pytorch ms": round(theirs, 3)}
+    numbers |= {"predicted ms": round(ours, 3), "PyTorch's": round(theirs, 3)}
     if strategy.name == "sequential":
         return Choice("sequential", "as asked", numbers)
     gain, what = theirs / ours, "forward and backward" if training else "forward"

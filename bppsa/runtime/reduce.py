@@ -8,7 +8,7 @@ reset (`Pair.live`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -34,6 +34,7 @@ class Reduction:
     widths: Sequence[int]  # of the carries
     dtype: torch.dtype
     run: Callable[..., None]
+    firsts: dict[torch.device, Tensor] = field(default_factory=dict, compare=False)
 
     @property
     def columns(self) -> int:
@@ -46,13 +47,19 @@ class Reduction:
 
     def start(self, rows: int, device: torch.device) -> Tensor:
         """Before the last step, [rows, columns, pitch]."""
+        if device not in self.firsts:
+            self.firsts[device] = self.first().to(device)
+        return self.firsts[device].expand(rows, -1, -1).contiguous()
+
+    def first(self) -> Tensor:
+        """Of one row."""
         pitch = self.size + 1 + self.kernel.buffer(EXPONENTS).width
         first = torch.zeros(self.columns, pitch, dtype=self.dtype)
         for j in range(self.structure.width):
             first[j, self.structure.order[:, j]] = 1.0
         first[-2, self.size] = 1.0
         first[-1, : self.size] = torch.nan
-        return first.to(device).expand(rows, -1, -1).contiguous()
+        return first
 
     def buffers(self, running: Tensor) -> dict[str, Tensor]:
         """[..., R, n] each, of [..., R, pitch]."""

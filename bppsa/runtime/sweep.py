@@ -121,12 +121,13 @@ class Sweep:
         for k, g in enumerate(g_outputs):
             given[f"g_output{k}"] = self.zeros(extent, k) if g is None else rows_contiguous(g)
         carries = []
-        for i, g in enumerate(g_finals):
-            shape = (extent.rows, self.recurrence.carries[i])
-            carries.append(
-                torch.zeros(shape, dtype=self.dtype, device=extent.device) if g is None else contiguous_copy(g)
-            )
-            given[f"g_carry{i}"] = carries[-1]
+        for i, (g, width) in enumerate(zip(g_finals, self.recurrence.carries, strict=True)):
+            if g is None:
+                g = torch.zeros((extent.rows, width), dtype=self.dtype, device=extent.device)
+            elif not chunk:  # what enters chunks was made for them
+                g = contiguous_copy(g)
+            carries.append(g)
+            given[f"g_carry{i}"] = g
         tensors = self.named(kernel, given, sources, params, extent)
         self.run(kernel, tensors, extent, **chunk)
         tensors = given | tensors  # a matmul may read a state that the sweep does not

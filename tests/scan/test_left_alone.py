@@ -215,3 +215,21 @@ def test_a_scan_within_a_cell() -> None:
 
     torch.manual_seed(0)
     assert check(example(cell, h(), x(H))).strategy == "sequential"
+
+
+OF_SEVERAL: dict[str, Callable[[Tensor], Tensor]] = {
+    "max": lambda h: h / (1 + h.max(-1, keepdim=True).values),
+    "topk": lambda h: h * h.topk(2, -1).values[:, :1],
+    "sort": lambda h: h.sort(-1).values,
+    "group norm": lambda h: torch.nn.functional.group_norm(h, 2),
+}
+
+
+@pytest.mark.parametrize("name", OF_SEVERAL)
+def test_ops_that_give_several_tensors(name: str) -> None:
+    """The cell runs op by op, and a strategy that was asked for is missed aloud."""
+    weight, op = random(H, H), OF_SEVERAL[name]
+    given = example(lambda h, x: (op(torch.tanh(h @ weight + x)),) * 2, h(), x(H), weight)
+    assert check(given).strategy == "pytorch"
+    with pytest.warns(RuntimeWarning, match="without the strategy blelloch"):
+        bppsa.scan(given.cell, given.carry, given.xs, strategy="blelloch")

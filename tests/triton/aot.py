@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from bppsa.codegen.gpu.aot import Usage, boundaries_usage, level_usage, usage
+from bppsa.codegen.gpu.aot import Usage, boundaries_usage, level_usage, traffic, usage
 from bppsa.codegen.gpu.native_scan import WIDEST_LEVEL
 from tests.codegen.programs import kernels
 from tests.scan.support import reduction_of
@@ -39,19 +39,20 @@ class Job:
     precision: str
 
 
-def run(job: Job) -> tuple[str, list[Usage]]:
-    """The kernel's name, and its usage for each capability."""
+def run(job: Job) -> tuple[str, str, list[Usage]]:
+    """The kernel's name, its bytes and flops for a row and step, and its usage for each capability."""
     program = built(job.model, job.width)
     reduction = reduction_of(program.recurrence, False)
     if job.kernel == SCAN:
         size, diagonal = reduction.size, reduction.structure.width == 1
-        return "boundaries", [boundaries_usage(size, diagonal, job.real, c) for c in CAPABILITIES]
+        return "boundaries", "", [boundaries_usage(size, diagonal, job.real, c) for c in CAPABILITIES]
     if job.kernel > SCAN:
         name = LEVELS[job.kernel - SCAN - 1]
         wide = reduction.size > WIDEST_LEVEL  # then torch combines the pairs
-        return name, [] if wide else [level_usage(name, reduction.size, job.real, c) for c in CAPABILITIES]
+        return name, "", [] if wide else [level_usage(name, reduction.size, job.real, c) for c in CAPABILITIES]
     kernel = (*kernels(program), reduction.kernel)[job.kernel]
-    return kernel.name, [usage(kernel, job.real, c, job.precision) for c in CAPABILITIES]
+    size, flops = traffic(kernel, job.real)
+    return kernel.name, f"{size} B, {flops}", [usage(kernel, job.real, c, job.precision) for c in CAPABILITIES]
 
 
 def shown(used: Usage) -> str:
@@ -73,14 +74,15 @@ def main() -> None:
         for width in widths
         for kernel in range(SCAN + 1 + len(LEVELS))
     ]
-    table = Table("model", "H", "kernel", *(f"sm_{c}" for c in CAPABILITIES))
+    table = Table("model", "H", "kernel", "bytes, flops", *(f"sm_{c}" for c in CAPABILITIES))
     spilled: list[str] = []
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
-        for job, (name, used) in zip(jobs, pool.imap(run, jobs), strict=True):
-            table.add_row(job.model, str(job.width), name, *map(shown, used))
+        for job, (name, work, used) in zip(jobs, pool.imap(run, jobs), strict=True):
+            table.add_row(job.model, str(job.width), name, work, *map(shown, used))
             if any(u.stack for u in used) and job.model in DEFAULT and job.width in WIDTHS:
                 spilled.append(f"{job.model} {job.width} {name}")
     console = Console(width=140)
+    console.print("bytes and flops of a row (of a reduction: a column) and step")
     console.print("registers of a thread x threads; bytes a thread spills; shared memory of a program")
     console.print(table)
     if spilled:

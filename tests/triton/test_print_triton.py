@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen import interpret
-from bppsa.codegen.gpu import print_triton
+from bppsa.codegen.gpu import aot, print_triton
 from bppsa.codegen.gpu.native import TritonKernel
 from bppsa.codegen.gpu.print_tile import TRITON
 from bppsa.codegen.ir import STRUCTURAL, Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Store, dot
@@ -260,3 +260,10 @@ def test_columns_share_a_sample(model: str, extent: Extent) -> None:
     active = None if extent.active is None else extent.active.to(DEVICE)
     TritonKernel(made.kernel, "double")(got, active=active, **where)
     agree(made.kernel, got, expected)
+
+
+def test_traffic_of_a_kernel_by_hand() -> None:
+    """tanh(x + h @ W): a stream of 5 columns comes in, a state goes out; the one before it is in registers."""
+    size, flops = aot.traffic(built("RNN", 5).forward, "float")
+    assert size == 4 * (5 + 5)
+    assert flops >= 5 * (2 * 5 + 2)
