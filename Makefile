@@ -9,6 +9,8 @@ ARGS ?=
 VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/.ready
+# compat: a path of the clone, so that a script beside the clone does not take its folder for the package.
+EDITABLE := --config-settings editable_mode=compat --editable
 
 .PHONY: demo test check bench aot gpu clean
 
@@ -29,7 +31,7 @@ bench: $(READY)
 
 # Needs no GPU. torch brings triton along where it has CUDA; elsewhere this fetches it, some 250 MB.
 aot: $(READY)
-	$(PY) -m pip install --quiet --constraint constraints.txt --editable ".[triton]"
+	$(PY) -m pip install --quiet --constraint constraints.txt $(EDITABLE) ".[triton]"
 	$(PY) -m tests.triton.aot $(ARGS)
 
 # Needs a CUDA device, and some eight minutes. Where torch, triton and pytest are installed: make gpu PY=python3 READY=
@@ -45,5 +47,5 @@ clean:
 $(READY): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --constraint constraints.txt $(TORCH_INDEX:%=--extra-index-url=%) torch
-	$(PY) -m pip install --constraint constraints.txt --editable ".[plot,test,dev]"
+	$(PY) -m pip install --constraint constraints.txt $(EDITABLE) ".[plot,test,dev]"
 	touch $@
