@@ -41,7 +41,7 @@ def step(cell: Cell, carry: Any, x: Any) -> tuple[Any, Any]:
             raise
         raise OURS[type(error)](
             f"bppsa.scan: the cell {name_of(cell)} fails on {kinds('carry', carry)} and {kinds('x_t', x)}: {error}; "
-            f"that is what a step was given (x_t is one of xs, whose first dimension is time): does the cell expect it so?"
+            "does it expect what a step is given (x_t is one of xs, whose first dimension is time)?"
         ) from error
     if not isinstance(result, tuple):
         raise CarryError(f"bppsa.scan: the cell {name_of(cell)} returned a {type(result).__name__}; {RETURN}")
