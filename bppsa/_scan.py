@@ -28,7 +28,7 @@ from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.report import Decision, warn_once
 from bppsa.runtime import autograd, reference
 from bppsa.runtime.autograd import Result
-from bppsa.runtime.backward import backward, prepare
+from bppsa.runtime.backward import Asked, backward, prepare
 from bppsa.runtime.extent import Extent, Given, Shape
 from bppsa.runtime.sweep import Needs, Sweep
 
@@ -192,8 +192,8 @@ class ScanCall:
         sweep, outputs = self.sweep, len(grads) - self.carries
         passed = sweep.passed(saved, exposed)
         cotangents = grads[:outputs], grads[outputs:]
-        needs_of = Needs(need_sources, need_params)
-        gradients = backward(sweep, self.strategy, passed, sources, params, *cotangents, self.extent, needs_of)
+        asked = Asked(passed, sources, params, *cotangents, self.extent, Needs(need_sources, need_params))
+        gradients = backward(sweep, self.strategy, asked)
         carries = [g if need else None for g, need in zip(gradients.carries, need_carries, strict=True)]
         return [*gradients.sources, *carries, *gradients.params]
 

@@ -75,6 +75,7 @@ def chunk_length(steps: int) -> int:
     return max(LEAST_CHUNK, 2 ** round(math.log2(math.sqrt(max(steps, 1)) / 2)))
 
 
+@functools.lru_cache(maxsize=256)  # a tree over many steps takes longer to write down than to look up
 def divide(strategy: Strategy, steps: int) -> Division:
     """Where the choice was left open a single sweep is right: what is faster somewhere is chosen before this."""
     length = LENGTHS[strategy.name](strategy, steps)

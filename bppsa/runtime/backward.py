@@ -10,6 +10,7 @@ Chunks of one step are the paper's own scan: the reduction forms J^T of every st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,29 +26,42 @@ from bppsa.runtime.scan_levels import exclusive
 from bppsa.runtime.sweep import Gradients, Needs, Passed, Sweep
 
 
-def backward(
-    sweep: Sweep,
-    strategy: Strategy,
-    passed: Passed,
-    sources: Given,
-    params: Sequence[Tensor],
-    g_outputs: Given,
-    g_finals: Given,
-    extent: Extent,
-    needs: Needs,
-) -> Gradients:
-    """As `Sweep.backward`, whose arguments these are."""
-    division = divide(strategy, extent.steps)
-    given = (passed, sources, params, g_outputs, g_finals, extent, needs)
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of `Sweep.backward`."""
+
+    passed: Passed
+    sources: Given
+    params: Sequence[Tensor]
+    g_outputs: Given
+    g_finals: Given
+    extent: Extent
+    needs: Needs
+
+    def of(self, sweep: Sweep, **chunk: int) -> Gradients:
+        return sweep.backward(
+            self.passed,
+            self.sources,
+            self.params,
+            self.g_outputs,
+            self.g_finals,
+            self.extent,
+            self.needs,
+            **chunk,
+        )
+
+
+def backward(sweep: Sweep, strategy: Strategy, asked: Asked) -> Gradients:
+    division = divide(strategy, asked.extent.steps)
     if division.count > 1:
         scan = side_by_side if sweep.boundaries is None else in_place
         try:
-            return scan(sweep, division, *given)
+            return scan(sweep, division, asked)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             warn_once(f"bppsa: one sweep runs where {strategy} needs more memory than there is; longer chunks help")
-    return sweep.backward(*given)
+    return asked.of(sweep)
 
 
 def prepare(sweep: Sweep, strategy: Strategy, steps: int) -> None:
@@ -61,79 +75,54 @@ def is_out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
-def side_by_side(
-    sweep: Sweep,
-    division: Division,
-    passed: Passed,
-    sources: Given,
-    params: Sequence[Tensor],
-    g_outputs: Given,
-    g_finals: Given,
-    extent: Extent,
-    needs: Needs,
-) -> Gradients:
+def side_by_side(sweep: Sweep, division: Division, asked: Asked) -> Gradients:
     """By kernels that know no chunks: each is given a row of its own."""
+    extent, reduction = asked.extent, sweep.reduction()
     chunks = Chunks(extent, division.length, division.count)
-    sources, g_outputs = ([t if t is None else chunks.cut(t) for t in tensors] for tensors in (sources, g_outputs))
-    states = tuple(map(chunks.cut_state, passed.states))
-    cut = Passed((), (), states, {name: chunks.cut(tensor) for name, tensor in passed.private.items()})
-    inner, reduction = chunks.inner, sweep.reduction()
-    running = reduction.start(inner.rows, extent.device)
-    reduce(sweep, reduction, running.flatten(0, 1), cut, sources, params, g_outputs, inner)
+    private = {name: chunks.cut(tensor) for name, tensor in asked.passed.private.items()}
+    cut = replace(
+        asked,
+        passed=Passed((), (), tuple(map(chunks.cut_state, asked.passed.states)), private),
+        sources=[t if t is None else chunks.cut(t) for t in asked.sources],
+        g_outputs=[t if t is None else chunks.cut(t) for t in asked.g_outputs],
+        extent=chunks.inner,
+    )
+    running = reduction.start(cut.extent.rows, extent.device)
+    reduce(sweep, reduction, running.flatten(0, 1), cut)
     pairs = reduction.pair(chunks.unsorted(running, 0))
-    entering = scanned(division, pairs, final(sweep, g_finals, extent), reduction.structure, extent)
+    entering = scanned(division, pairs, final(sweep, asked), reduction.structure, extent)
     g_chunks = chunks.sorted(entering.flatten(0, 1), 0).to(sweep.dtype).split(list(reduction.widths), 1)
-    found = sweep.backward(cut, sources, params, g_outputs, g_chunks, inner, needs)
+    found = replace(cut, g_finals=g_chunks).of(sweep)
     first = extent.rows * (chunks.count - 1) if extent.reverse else 0
     carries = [chunks.unsorted(g, 0)[first : first + extent.rows] for g in found.carries]
     return Gradients([g if g is None else chunks.joined(g) for g in found.sources], carries, found.params)
 
 
-def in_place(
-    sweep: Sweep,
-    division: Division,
-    passed: Passed,
-    sources: Given,
-    params: Sequence[Tensor],
-    g_outputs: Given,
-    g_finals: Given,
-    extent: Extent,
-    needs: Needs,
-) -> Gradients:
+def in_place(sweep: Sweep, division: Division, asked: Asked) -> Gradients:
     """By kernels that find the chunks of a whole sequence themselves."""
     assert sweep.boundaries is not None
-    reduction = sweep.reduction()
+    extent, reduction = asked.extent, sweep.reduction()
     running = reduction.start(division.count * extent.rows, extent.device)  # chunk by chunk, in the order of time
     by_chunk = running.view(division.count, -1, running.shape[-1])
-    reduce(sweep, reduction, by_chunk, passed, sources, params, g_outputs, extent, chunk=division.length)
-    g_final = final(sweep, g_finals, extent)
-    by_row = running.unflatten(0, (division.count, extent.rows))
+    reduce(sweep, reduction, by_chunk, asked, chunk=division.length)
+    g_final, by_row = final(sweep, asked), running.unflatten(0, (division.count, extent.rows))
     entering = sweep.boundaries(division.scan, by_row, g_final, reverse=extent.reverse)
     if entering is None:
         entering = scanned(division, reduction.pair(running), g_final, reduction.structure, extent)
     g_chunks = entering.to(sweep.dtype).split(list(reduction.widths), -1)
-    found = sweep.backward(passed, sources, params, g_outputs, g_chunks, extent, needs, chunk=division.length)
+    found = replace(asked, g_finals=g_chunks).of(sweep, chunk=division.length)
     first = -1 if extent.reverse else 0
     return Gradients(found.sources, [g[first] for g in found.carries], found.params)
 
 
-def reduce(
-    sweep: Sweep,
-    reduction: Reduction,
-    running: Tensor,
-    passed: Passed,
-    sources: Given,
-    params: Sequence[Tensor],
-    g_outputs: Given,
-    extent: Extent,
-    **chunk: int,
-) -> None:
+def reduce(sweep: Sweep, reduction: Reduction, running: Tensor, asked: Asked, **chunk: int) -> None:
     """Run the reduction kernel on `running`, [..., rows * columns, pitch], in its own precision."""
-    given = {f"carry{i}": state for i, state in enumerate(passed.states)} | passed.private
-    given |= {f"g_output{k}": sweep.zeros(extent, k) if g is None else g for k, g in enumerate(g_outputs)}
-    given = {name: tensor.to(reduction.dtype) for name, tensor in given.items()} | reduction.buffers(running)
-    sources = [t if t is None else t.to(reduction.dtype) for t in sources]
-    tensors = sweep.named(reduction.kernel, given, sources, [p.to(reduction.dtype) for p in params], extent)
+    extent, dtype = asked.extent, reduction.dtype
+    given = {f"carry{i}": state for i, state in enumerate(asked.passed.states)} | asked.passed.private
+    given |= {f"g_output{k}": sweep.zeros(extent, k) if g is None else g for k, g in enumerate(asked.g_outputs)}
+    given = {name: tensor.to(dtype) for name, tensor in given.items()} | reduction.buffers(running)
+    sources = [t if t is None else t.to(dtype) for t in asked.sources]
+    tensors = sweep.named(reduction.kernel, given, sources, [p.to(dtype) for p in asked.params], extent)
     reduction.run(
         list(tensors.values()),
         steps=extent.steps,
@@ -160,10 +149,11 @@ def scanned(division: Division, pairs: Pair, g_final: Tensor, structure: Structu
     return g
 
 
-def final(sweep: Sweep, g_finals: Given, extent: Extent) -> Tensor:
+def final(sweep: Sweep, asked: Asked) -> Tensor:
     """The cotangent after the last step, [B, N], all carries side by side."""
+    rows, device = asked.extent.rows, asked.extent.device
     parts = [
-        torch.zeros(extent.rows, width, dtype=sweep.dtype, device=extent.device) if g is None else g
-        for g, width in zip(g_finals, sweep.recurrence.carries, strict=True)
+        torch.zeros(rows, width, dtype=sweep.dtype, device=device) if g is None else g
+        for g, width in zip(asked.g_finals, sweep.recurrence.carries, strict=True)
     ]
     return torch.cat(parts, 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bppsa.plan.strategy import Strategy
 from bppsa.runtime.autograd import Result
-from bppsa.runtime.backward import backward, prepare
+from bppsa.runtime.backward import Asked, backward, prepare
 from bppsa.runtime.extent import Extent, Given, Shape
 from bppsa.runtime.sweep import Needs, Passed, Sweep
 
@@ -111,9 +111,7 @@ class Stack:
             for direction in reversed(range(self.directions)):
                 at = layer * self.directions + direction
                 g_out = None if g_y is None else g_y.chunk(self.directions, -1)[direction]
-                gradients = backward(
-                    self.sweeps[layer][direction],
-                    self.strategy,
+                asked = Asked(
                     passes[at],
                     [inputs[layer]],
                     given.weights(layer, direction),
@@ -122,6 +120,7 @@ class Stack:
                     self.run(direction),
                     Needs((layer > 0 or needed.x,), tuple(needed.weights(layer, direction))),
                 )
+                gradients = backward(self.sweeps[layer][direction], self.strategy, asked)
                 g_x = gradients.sources[0] if g_x is None else g_x + gradients.sources[0]
                 result.set_weights(layer, direction, gradients.params)
                 for state, g in zip(g_states, gradients.carries, strict=True):

@@ -15,7 +15,7 @@ from torch import Tensor
 from bppsa import cells, strategies
 from bppsa._sweeps import compile_recurrence, module_recurrence
 from bppsa.plan.strategy import Strategy
-from bppsa.runtime.backward import backward
+from bppsa.runtime.backward import Asked, backward
 from bppsa.runtime.extent import Extent
 from bppsa.runtime.sweep import Gradients, Needs, Sweep
 from tests.codegen.programs import Operands, build, by_autograd, interpreted, operands, packed
@@ -38,7 +38,8 @@ def run(sweep: Sweep, given: Operands, extent: Extent, strategy: Strategy) -> Gr
     passed = sweep.forward(given.sources, given.carries, given.params, extent, save=True)
     needs = Needs([True] * len(given.sources), [True] * len(given.params))
     cotangents = given.g_outputs, given.g_finals
-    return backward(sweep, strategy, passed, given.sources, given.params, *cotangents, extent, needs)
+    asked = Asked(passed, given.sources, given.params, *cotangents, extent, needs)
+    return backward(sweep, strategy, asked)
 
 
 def with_sequential(sweep: Sweep, extent: Extent, strategy: Strategy) -> None:

@@ -9,7 +9,7 @@ from bppsa import strategies
 from bppsa._sweeps import compile_recurrence
 from bppsa.codegen.gpu import native_scan
 from bppsa.plan.strategy import Strategy
-from bppsa.runtime.backward import backward
+from bppsa.runtime.backward import Asked, backward
 from bppsa.runtime.extent import Extent
 from bppsa.runtime.sweep import Gradients, Needs, Sweep
 from tests.codegen.programs import Operands, operands, packed
@@ -31,7 +31,8 @@ def run(sweep: Sweep, given: Operands, extent: Extent, strategy: Strategy) -> Gr
     passed = sweep.forward(given.sources, given.carries, given.params, extent, save=True)
     needs = Needs([True] * len(given.sources), [True] * len(given.params))
     cotangents = given.g_outputs, given.g_finals
-    return backward(sweep, strategy, passed, given.sources, given.params, *cotangents, extent, needs)
+    asked = Asked(passed, given.sources, given.params, *cotangents, extent, needs)
+    return backward(sweep, strategy, asked)
 
 
 def on_device(given: Operands, dtype: torch.dtype) -> Operands:

@@ -100,8 +100,7 @@ def printed(kernel: Kernel, real: str) -> Printed:
     warps = max(1, _widest(kernel) // COLUMNS_A_WARP)
     loads = _Sweep(kernel, hold=True, early=True).loads
     hold = loads.held * BYTES[real] <= HELD_BYTES
-    room = loads.columns_fetched * ROWS * BYTES[real] <= EARLY_BYTES * warps * THREADS_A_WARP
-    early = room
+    early = loads.columns_fetched * ROWS * BYTES[real] <= EARLY_BYTES * warps * THREADS_A_WARP
     return Printed(_Sweep(kernel, hold=hold, early=early).text(real), warps)
 
 
