@@ -1,7 +1,52 @@
-"""Which worker does which part of a training step, and when. Nothing is here yet but the border of the room.
+"""Which worker does which part of a training step, and when.
 
-Belongs here: schedules as functions `w(s, b, d)`, `n(s, b, d)` and `pred` over jobs, their simulation and metrics, and
-programs as lists of actions for each worker. Pure Python: the standard library, networkx and `bppsa.errors`.
+A schedule is the functions w(s, b, d) -> (owner, worker), n(s, b, d) -> priority and pred(s, b, d) -> jobs, over stages
+s, micro-batches b and directions d. `simulate` gives its timeline, memory and traffic; the zoo has the schedules of the
+literature. Pure Python: the standard library and `bppsa.errors`, no torch in any form, so that a schedule can be
+studied anywhere.
 
-Does not belong here: torch, in any form. `import bppsa.schedule` loads none, so a schedule can be studied anywhere.
+    >>> from bppsa.schedule import lpp, simulate
+    >>> simulate(lpp(G=4), S=8, B=8).makespan
+    18
 """
+
+from bppsa.schedule.simulator import simulate
+from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, F, Job, Recipe, Schedule, W
+from bppsa.schedule.timeline import Timeline
+from bppsa.schedule.zoo import (
+    breadth_first,
+    ddp,
+    depth_first,
+    fsdp,
+    fslpp,
+    gpipe,
+    lpp,
+    naive,
+    one_f_one_b,
+    pipedream,
+    zero_bubble,
+)
+
+__all__ = [
+    "DIRECTIONS",
+    "SPLIT",
+    "B",
+    "F",
+    "Job",
+    "Recipe",
+    "Schedule",
+    "Timeline",
+    "W",
+    "breadth_first",
+    "ddp",
+    "depth_first",
+    "fsdp",
+    "fslpp",
+    "gpipe",
+    "lpp",
+    "naive",
+    "one_f_one_b",
+    "pipedream",
+    "simulate",
+    "zero_bubble",
+]

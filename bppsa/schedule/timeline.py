@@ -1,0 +1,245 @@
+"""What a simulated schedule did: who ran which job when, and what that took of time, memory and traffic.
+
+Every number is read off the jobs and their times; none comes from a formula.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import accumulate
+from operator import mul
+from typing import Any
+
+from bppsa.errors import ScheduleError
+from bppsa.schedule.graph import Graph
+from bppsa.schedule.jobs import Grid, PerJob
+from bppsa.schedule.spec import B, F, Job, W
+
+Size = Callable[[int, int], Any]  # of the activations, or the weights, of (s, b)
+
+
+class Timeline:
+    """start[job], end[job], worker[job] and owner[job] are read by a job (s, b, d).
+
+    Metrics by worker are lists of W numbers. Times are ints where all costs are. jobs: all of them; S: stages;
+    W: workers; lanes: how many jobs a worker runs at a time; order: job numbers (jobs[number]) as they started;
+    finished: as they ended.
+    """
+
+    def __init__(
+        self, graph: Graph, start: list[Any], order: list[int], finished: list[int], activation: Size, weight: Size
+    ) -> None:
+        self.graph, self.jobs, self.S, self.W, self.lanes = graph, graph.jobs, graph.jobs.S, graph.workers, graph.lanes
+        self.order, self.finished = order, finished
+        self._start, self._end = start, [a + took for a, took in zip(start, graph.duration, strict=False)]
+        self._activation_size, self._weight_size = activation, weight
+        self.start, self.end = PerJob(self.jobs, self._start), PerJob(self.jobs, self._end)
+        self.worker, self.owner = PerJob(self.jobs, graph.worker), PerJob(self.jobs, graph.owner)
+
+    # time
+
+    @cached_property
+    def makespan(self) -> Any:
+        """The end of the last job; the first starts at 0."""
+        return max(self._end)
+
+    @cached_property
+    def utilisation(self) -> float:
+        """The share of the workers' time, in all of their lanes, in which they run a job."""
+        return self._work / (self.lanes * self.W * self.makespan) if self.makespan else 1.0
+
+    @property
+    def bubble(self) -> float:
+        """The share in which they are idle: 1 - utilisation."""
+        return 1 - self.utilisation
+
+    @cached_property
+    def _work(self) -> Any:
+        return sum(self.graph.duration[: len(self.jobs)])
+
+    @cached_property
+    def jobs_of(self) -> list[list[Job]]:
+        """Of each worker, its jobs in the order in which they start."""
+        found: list[list[Job]] = [[] for _ in range(self.W)]
+        for number in self.order:
+            found[self.graph.worker[number]].append(self.jobs[number])
+        return found
+
+    # memory
+
+    @cached_property
+    def peak_activations(self) -> list[Any]:
+        """The most activations that a worker holds at a time, in the unit of `activation_sizes` (1 a stage and
+        micro-batch by default). An activation lives from the start of its F to the end of its B, of its W where the
+        backward is split, on the worker that ran F. At equal times frees come before allocations."""
+        level, peak = [0] * self.W, [0] * self.W
+        for _, worker, change, _ in self._changes():
+            level[worker] += change
+            if level[worker] > peak[worker]:
+                peak[worker] = level[worker]
+        return peak
+
+    @cached_property
+    def memory(self) -> list[list[tuple[Any, Any]]]:
+        """Of each worker, (time, activations it holds from then on), at each time at which one begins or ends."""
+        curves: list[list[tuple[Any, Any]]] = [[] for _ in range(self.W)]
+        for now, worker, change, _ in self._changes():
+            curve = curves[worker]
+            level = curve[-1][1] + change if curve else change
+            if curve and curve[-1][0] == now:
+                curve.pop()
+            curve.append((now, level))
+        return curves
+
+    def _changes(self) -> Iterator[tuple[Any, int, Any, int]]:
+        """(time, worker, size, forward job) where an activation begins, -size where it ends; in order of time, at equal
+        times ends first."""
+        start, end, finished, worker = self._start, self._end, self.finished, self.graph.worker
+        ends, size, directions = self._ends_activation_of, self._sizes, self._directions
+        last, done = len(finished), 0
+        for number in self.order:
+            if directions[number] != F:
+                continue
+            now = start[number]
+            while done < last and end[finished[done]] <= now:
+                of = ends[finished[done]]
+                if of >= 0:
+                    yield end[finished[done]], worker[of], -size[of], of
+                done += 1
+            yield now, worker[number], size[number], number
+        for number in finished[done:]:
+            of = ends[number]
+            if of >= 0:
+                yield end[number], worker[of], -size[of], of
+
+    @cached_property
+    def _sizes(self) -> list[Any]:
+        """Of each job's activations: 0 where it leaves none."""
+        size = self._activation_size
+        return [size(s, b) if d == F else 0 for s, b, d in self.jobs]
+
+    @cached_property
+    def _ends_activation_of(self) -> list[int]:
+        """Of each job: the forward job whose activations nobody needs after it, or -1."""
+        jobs, last = self.jobs, W if W in self.jobs.directions else B
+        if isinstance(jobs, Grid):
+            size = jobs.S * jobs.B
+            return [of for d in jobs.directions for of in (range(size) if d == last else [-1] * size)]
+        found = [-1] * len(jobs)
+        for number, (s, b, d) in enumerate(jobs):
+            if d == W or (d == B and (s, b, W) not in jobs):
+                found[number] = jobs.number((s, b, F)) if (s, b, F) in jobs else -1
+        return found
+
+    # weights and traffic
+
+    @cached_property
+    def weight_storage(self) -> list[Any]:
+        """The stages whose weights a worker owns, in the unit of `weight_sizes` (1 a stage by default)."""
+        owned = set(zip(self.graph.owner, self._stages, strict=True))
+        storage = [0] * self.W
+        for owner, stage in owned:
+            storage[owner] += self._weight_size(stage, 0)
+        return storage
+
+    @cached_property
+    def weight_versions(self) -> list[int]:
+        """The most versions of one stage's weights that a worker needs at a time: 1 where the step ends in a flush, 0
+        where the worker runs nothing. Without a flush every backward makes a new version, and the version that a
+        forward read is kept for its backward."""
+        if self.graph.schedule.flush:
+            busy = set(self.graph.worker)
+            return [int(worker in busy) for worker in range(self.W)]
+        versions = [0] * self.W
+        newest: Counter[tuple[int, int]] = Counter()  # (worker, stage) -> how many backwards have ended
+        kept: dict[tuple[int, int], Counter[int]] = {}  # -> version -> micro-batches that still need it
+        read: dict[int, int] = {}  # forward job -> the version that it read
+        for _, worker, change, forward in self._changes():
+            place = (worker, self._stages[forward])
+            users = kept.setdefault(place, Counter())
+            if change > 0:
+                read[forward] = newest[place]
+                users[newest[place]] += 1
+            else:
+                version = read.pop(forward)
+                users[version] -= 1
+                if not users[version]:
+                    del users[version]
+                newest[place] += 1
+            versions[worker] = max(versions[worker], len(users) + (newest[place] not in users))
+        return versions
+
+    @cached_property
+    def activation_receives(self) -> list[int]:
+        """How many of a worker's F jobs read an activation that another worker made."""
+        return self._receives(lambda source, target: target == F)
+
+    @cached_property
+    def gradient_receives(self) -> list[int]:
+        """How many of a worker's B jobs read a gradient that another worker made; the loss's own is not counted.
+        Where a schedule has more directions, as `blelloch` has, what they read of each other counts here."""
+        return self._receives(lambda source, target: target not in (F, W) and source != F)
+
+    def _receives(self, counts: Callable[[str, str], bool]) -> list[int]:
+        """Edges of data that end at a worker and come from another."""
+        received, worker, direction = [0] * self.W, self.graph.worker, self._directions
+        for p, q in self.graph.inputs():
+            if worker[p] != worker[q] and counts(direction[p], direction[q]):
+                received[worker[q]] += 1
+        return received
+
+    @cached_property
+    def weight_receives(self) -> list[int]:
+        """How many of a worker's F jobs need weights that another worker owns."""
+        received = [0] * self.W
+        for owner, worker, d in zip(self.graph.owner, self.graph.worker, self._directions, strict=True):
+            if d == F and owner != worker:
+                received[worker] += 1
+        return received
+
+    @cached_property
+    def weight_receives_cached(self) -> list[int]:
+        """How often a worker fetches weights over the whole timeline, F and B, where it keeps the stage it fetched last
+        (W needs no weights): fsdp's owners fetch S - 1 stages forward and S - 2 backward, as the last is still
+        there."""
+        received, kept = [0] * self.W, [-1] * self.W
+        owner, worker, stages, directions = self.graph.owner, self.graph.worker, self._stages, self._directions
+        for number in self.order:
+            at, stage = worker[number], stages[number]
+            if owner[number] != at and kept[at] != stage and directions[number] != W:
+                received[at] += 1
+                kept[at] = stage
+        return received
+
+    @cached_property
+    def _stages(self) -> list[int]:
+        return [s for s, _, _ in self.jobs]
+
+    @cached_property
+    def _directions(self) -> list[str]:
+        return [d for _, _, d in self.jobs]
+
+    # the law
+
+    def bound(self) -> float:
+        """The utilisation that no schedule of the same costs exceeds whose workers hold as many activations at their
+        peaks: 2 * mean peak / (S + 1) for identical stages.
+
+        The activations of (s, b) live at least as long as the jobs of stages s to S - 1 on b take, so the memory-time
+        of a step is at least the sum of these, and at most makespan * sum of peaks. (The paper's theorem has M / S;
+        its proof counts f = b = 1 as two steps and its throughput as one.) Raises ScheduleError where jobs are no
+        such chain.
+        """
+        jobs, size, took = self.jobs, self._sizes, self.graph.duration
+        if self.graph.schedule.inputs is not None or not isinstance(jobs, Grid) or not {F, B} <= {*jobs.directions}:
+            raise ScheduleError("the bound is of forward and backward jobs along a chain of stages")
+        least = 0  # memory-time: a job of stage k keeps the activations of stages 0 to k waiting, a W job those of k
+        for row in range(0, jobs.S * jobs.B, jobs.S):
+            below = list(accumulate(size[row : row + jobs.S]))
+            for d in jobs.directions:
+                first = jobs.base[d] + row
+                held = size[row : row + jobs.S] if d == W else below
+                least += sum(map(mul, took[first : first + jobs.S], held))
+        return self._work * sum(self.peak_activations) / (self.lanes * self.W * least)
