@@ -14,16 +14,21 @@ from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, F, Job, Recipe, Schedule, W
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.zoo import (
+    blelloch,
     breadth_first,
     ddp,
     depth_first,
     fsdp,
     fslpp,
     gpipe,
+    interleaved,
     lpp,
     naive,
     one_f_one_b,
     pipedream,
+    v_schedule,
+    wavelet_dp,
+    wavelet_mp,
     zero_bubble,
 )
 
@@ -37,16 +42,21 @@ __all__ = [
     "Schedule",
     "Timeline",
     "W",
+    "blelloch",
     "breadth_first",
     "ddp",
     "depth_first",
     "fsdp",
     "fslpp",
     "gpipe",
+    "interleaved",
     "lpp",
     "naive",
     "one_f_one_b",
     "pipedream",
     "simulate",
+    "v_schedule",
+    "wavelet_dp",
+    "wavelet_mp",
     "zero_bubble",
 ]

@@ -21,7 +21,7 @@ Size = Callable[[int, int], Any]  # of the activations, or the weights, of (s, b
 
 
 class Timeline:
-    """start[job], end[job], worker[job] and owner[job] are read by a job (s, b, d).
+    """start[job], end[job], worker[job], owner[job] and lane[job] are read by a job (s, b, d).
 
     Metrics by worker are lists of W numbers. Times are ints where all costs are. jobs: all of them; S: stages;
     W: workers; lanes: how many jobs a worker runs at a time; order: job numbers (jobs[number]) as they started;
@@ -66,6 +66,11 @@ class Timeline:
         for number in self.order:
             found[self.graph.worker[number]].append(self.jobs[number])
         return found
+
+    @cached_property
+    def lane(self) -> PerJob[int]:
+        """Which of its worker's lanes ran the job."""
+        return PerJob(self.jobs, [line % self.lanes for line in self.graph.line])
 
     # memory
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -10,22 +11,26 @@ from bppsa.schedule import (
     Job,
     Recipe,
     Timeline,
+    blelloch,
     breadth_first,
     ddp,
     depth_first,
     fsdp,
     fslpp,
     gpipe,
+    interleaved,
     lpp,
     naive,
     one_f_one_b,
     pipedream,
     simulate,
+    v_schedule,
+    wavelet_dp,
+    wavelet_mp,
     zero_bubble,
 )
 
-ONE_WORKER_A_STAGE = (naive, gpipe, one_f_one_b, pipedream, zero_bubble)
-DATA_PARALLEL = (ddp, fsdp)
+PLAIN = (naive, gpipe, one_f_one_b, pipedream, zero_bubble, v_schedule, ddp, fsdp, wavelet_mp)
 GROUPED = (lpp, fslpp, breadth_first, depth_first)
 
 sizes = st.integers(1, 7)
@@ -33,20 +38,29 @@ durations = st.integers(1, 4)
 
 
 @st.composite
-def recipes(draw: st.DrawFn) -> Recipe:
+def chains(draw: st.DrawFn, S: int = 1) -> Recipe:
+    """An entry that exists for every S, all of whose jobs are F, B and W along a chain."""
     grouped = st.builds(lambda entry, G, R: entry(G, R), st.sampled_from(GROUPED), sizes, st.none() | sizes)
     paper = st.builds(lambda G, R: fslpp(G, R, owner="paper"), sizes, sizes)
-    plain = st.sampled_from([entry() for entry in (*ONE_WORKER_A_STAGE, *DATA_PARALLEL)])
-    return draw(st.one_of(plain, grouped, paper))
+    plain = st.sampled_from([entry() for entry in PLAIN])
+    return draw(st.one_of(plain, grouped, paper, st.builds(wavelet_dp, st.integers(1, 3))))
 
 
 @st.composite
-def timelines(draw: st.DrawFn) -> Timeline:
+def recipes(draw: st.DrawFn, S: int) -> Recipe:
+    """An entry that exists for S stages."""
+    V = st.sampled_from([V for V in range(1, S + 1) if S % V == 0])
+    cut = st.builds(blelloch, st.just(S), st.sampled_from(["chain", "blelloch", "doubling"]))
+    return draw(st.one_of(chains(), st.builds(interleaved, V), cut))
+
+
+@st.composite
+def timelines(draw: st.DrawFn, of: Callable[[int], st.SearchStrategy[Recipe]] = recipes) -> Timeline:
     """Any schedule, any sizes, a cost for each stage."""
     S, B = draw(sizes), draw(sizes)
     per_stage = st.lists(durations, min_size=S, max_size=S)
     costs = {name: draw(per_stage) for name in ("forward", "backward", "weight")}
-    return simulate(draw(recipes()), S=S, B=B, **costs)
+    return simulate(draw(of(S)), S=S, B=B, costs={"R": draw(durations), "U": draw(durations)}, **costs)
 
 
 def chain_inputs(jobs: set[Job], job: Job) -> list[Job]:
@@ -58,7 +72,7 @@ def chain_inputs(jobs: set[Job], job: Job) -> list[Job]:
 
 def lifetimes(timeline: Timeline) -> dict[tuple[int, int], tuple[int, Any, Any]]:
     """(s, b) -> worker, birth and death of its activations."""
-    last = "W" if "W" in timeline.jobs.directions else "B"
+    last = "W" if (0, 0, "W") in timeline.start else "B"
     return {
         (s, b): (timeline.worker[s, b, "F"], timeline.start[s, b, "F"], timeline.end[s, b, last])
         for s, b, d in timeline.start

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import Schedule, Timeline, ddp, fsdp, gpipe, lpp, one_f_one_b, pipedream, simulate, zero_bubble
-from tests.schedule.factories import alive, durations, lifetimes, sizes, timelines
+from tests.schedule.factories import alive, chains, durations, lifetimes, sizes, timelines
 
 
 @given(timeline=timelines())
@@ -27,7 +27,7 @@ def test_the_memory_curve_is_what_is_alive_at_each_time(timeline: Timeline) -> N
         assert max((level for _, level in curve), default=0) == timeline.peak_activations[worker]
 
 
-@given(timeline=timelines())
+@given(timeline=timelines(of=chains))
 def test_traffic_is_what_w_implies(timeline: Timeline) -> None:
     """The paper's counts: of activations, and of weights for each forward job."""
     worker, owner = timeline.worker, timeline.owner
@@ -103,7 +103,7 @@ def test_fsdp_keeps_the_stage_of_the_turn() -> None:
     assert timeline.weight_storage == [1, 1, 1, 1, 0, 0]
 
 
-@given(timeline=timelines())
+@given(timeline=timelines(of=chains))
 def test_the_bound(timeline: Timeline) -> None:
     assert timeline.utilisation <= timeline.bound() * (1 + 1e-12)
 

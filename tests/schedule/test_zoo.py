@@ -9,18 +9,23 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from bppsa.errors import ScheduleError
 from bppsa.schedule import (
-    Recipe,
+    Schedule,
     Timeline,
     breadth_first,
     ddp,
     fsdp,
     fslpp,
     gpipe,
+    interleaved,
     lpp,
     naive,
     one_f_one_b,
     simulate,
+    v_schedule,
+    wavelet_dp,
+    wavelet_mp,
     zero_bubble,
 )
 from tests.schedule.factories import GROUPED, durations, recipes, sizes
@@ -30,11 +35,13 @@ def same(first: Timeline, second: Timeline) -> bool:
     return dict(first.start) == dict(second.start) and dict(first.worker) == dict(second.worker)
 
 
-@given(recipe=recipes(), S=sizes, B=sizes)
-def test_every_schedule_runs_for_all_numbers(recipe: Recipe, S: int, B: int) -> None:
+@given(S=sizes, B=sizes, data=st.data())
+def test_every_schedule_runs_for_all_numbers(S: int, B: int, data: st.DataObject) -> None:
     """B < S and B = 1 among them; and W is what it needs, so giving it changes nothing."""
+    recipe = data.draw(recipes(S))
     timeline = simulate(recipe, S=S, B=B)
-    assert len(timeline.start) == len(recipe.build(S, B, None).directions) * S * B
+    for d in recipe.build(S, B).directions:
+        assert all((s, b, d) in timeline.start for s in range(S) for b in range(B))
     assert same(timeline, simulate(recipe, S=S, B=B, W=timeline.W))
 
 
@@ -99,6 +106,74 @@ def test_zero_bubble(S: int, extra: int) -> None:
     timeline = simulate(zero_bubble(), S=S, B=S + extra)
     assert timeline.makespan == 3 * (S + extra) + S - 1
     assert timeline.peak_activations == [S] * S
+
+
+@given(W=st.integers(1, 6), rounds=st.integers(2, 4), more=st.integers(0, 5))
+def test_v_schedule(W: int, rounds: int, more: int) -> None:
+    """ZBV with F = B = W = 1: as little memory as ZB-H1, and one stage's steps of bubble instead of W of them."""
+    timeline = simulate(v_schedule(), S=2 * W, B=rounds * W)
+    assert timeline.makespan == 6 * rounds * W + W - 1
+    assert timeline.peak_activations == [2 * W] * W
+    crossings = [(r > 0) + (r < W - 1) for r in range(W)]  # down from above, up from below; the turn is none
+    assert timeline.activation_receives == [rounds * W * count for count in crossings]
+    ragged = simulate(v_schedule(), S=2 * W, B=rounds * W + more)
+    assert ragged.makespan <= 1.06 * (6 * (rounds * W + more) + W - 1)
+    assert max(ragged.peak_activations) == 2 * W
+
+
+@given(V=st.integers(1, 3), W=st.integers(1, 5), rounds=st.integers(1, 4), forward=durations, backward=durations)
+def test_interleaved(V: int, W: int, rounds: int, forward: int, backward: int) -> None:
+    """A bubble of W - 1 of a stage's steps where 1F1B has W - 1 of a worker's, which are V times as long; the first
+    worker's peak is that of its warm-up, and one more."""
+    B = rounds * W
+    timeline = simulate(interleaved(V), S=V * W, B=B, forward=forward, backward=backward)
+    assert timeline.makespan == (V * B + W - 1) * (forward + backward)
+    warm_ups = [2 * (W - r - 1) + (V - 1) * W for r in range(W)]
+    assert timeline.peak_activations == [min(warm_up + 1, V * B) for warm_up in warm_ups]
+
+
+def test_interleaved_is_torch_s() -> None:
+    """Makespan and first peak of torch 2.13's Interleaved1F1B, 4 ranks, 8 micro-batches, with B and W one step each."""
+    placed = interleaved(2).build(8, 8)
+    assert placed.n is not None
+    n = placed.n
+
+    def split(s: int, b: int, d: str) -> tuple[int, bool]:
+        return n(s, b, "F" if d == "F" else "B"), d == "W"
+
+    timeline = simulate(Schedule(placed.w, split, policy="strict", directions=("F", "B", "W")), S=8, B=8)
+    assert (timeline.makespan, max(timeline.peak_activations)) == (54, 11)
+
+
+def test_interleaved_needs_as_many_stages_as_it_places() -> None:
+    with pytest.raises(ScheduleError, match=r"S = V\*W"):
+        simulate(interleaved(2), S=7, B=2)
+    with pytest.raises(ScheduleError, match=r"S = V\*W"):
+        simulate(interleaved(2), S=8, B=2, W=3)
+
+
+@given(S=sizes, waves=st.integers(2, 5), W=st.integers(1, 4), cost=durations)
+def test_wavelet_data_parallel(S: int, waves: int, W: int, cost: int) -> None:
+    """A wave allocates while the one before it frees: the memory of one wave and a stage, not of two."""
+    timeline = simulate(wavelet_dp(waves), S=S, B=waves * W, forward=cost, backward=cost)
+    assert (timeline.W, timeline.lanes) == (W, 2)
+    assert timeline.makespan == S * (waves + 1) * cost
+    assert timeline.peak_activations == [S + 1] * W
+    gang = simulate(ddp(), S=S, B=W, forward=2 * cost, backward=2 * cost, activation_sizes=2)
+    assert gang.peak_activations == [2 * S] * W
+    assert [timeline.lane[0, b, "F"] for b in range(waves * W)] == [b // W % 2 for b in range(waves * W)]
+
+
+@given(N=sizes, forward=durations, backward=durations)
+def test_wavelet_model_parallel(N: int, forward: int, backward: int) -> None:
+    """Figure 10: all workers on the same stage in a cycle; as fast as data parallelism, and more on the wire."""
+    timeline = simulate(wavelet_mp(), S=N, B=N, forward=forward, backward=backward)
+    assert timeline.makespan == N * (forward + backward)
+    assert timeline.peak_activations == [N] * N
+    assert timeline.activation_receives == [N - 1 if N > 1 else 0] * N
+    assert all(timeline.start[s, b, "F"] == s * forward for s in range(N) for b in range(N))
+    for cycle in range(N):
+        assert timeline.worker[cycle, (1 - cycle) % N, "F"] == 1 % N  # GPU 1 of the paper's example
 
 
 @given(S=sizes, B=sizes, forward=durations, backward=durations)
