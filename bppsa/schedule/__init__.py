@@ -10,9 +10,12 @@ studied anywhere.
     18
 """
 
+from bppsa.schedule.compare import Comparison, compare
+from bppsa.schedule.search import Search, search
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, F, Job, Recipe, Schedule, W
 from bppsa.schedule.timeline import Timeline
+from bppsa.schedule.torch_format import TorchSchedule, from_torch, to_torch
 from bppsa.schedule.zoo import (
     blelloch,
     breadth_first,
@@ -36,16 +39,21 @@ __all__ = [
     "DIRECTIONS",
     "SPLIT",
     "B",
+    "Comparison",
     "F",
     "Job",
     "Recipe",
     "Schedule",
+    "Search",
     "Timeline",
+    "TorchSchedule",
     "W",
     "blelloch",
     "breadth_first",
+    "compare",
     "ddp",
     "depth_first",
+    "from_torch",
     "fsdp",
     "fslpp",
     "gpipe",
@@ -54,7 +62,9 @@ __all__ = [
     "naive",
     "one_f_one_b",
     "pipedream",
+    "search",
     "simulate",
+    "to_torch",
     "v_schedule",
     "wavelet_dp",
     "wavelet_mp",

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import accumulate
 from operator import mul
+from pathlib import Path
 from typing import Any
 
 from bppsa.errors import ScheduleError
+from bppsa.schedule import draw
 from bppsa.schedule.graph import Graph
 from bppsa.schedule.jobs import Grid, PerJob
 from bppsa.schedule.spec import B, F, Job, W
@@ -38,6 +40,19 @@ class Timeline:
         self.start, self.end = PerJob(self.jobs, self._start), PerJob(self.jobs, self._end)
         self.worker, self.owner = PerJob(self.jobs, graph.worker), PerJob(self.jobs, graph.owner)
 
+    # diagrams
+
+    def text(self, unit: Any = None, *, batches: bool = False, color: bool = False) -> str:
+        return draw.text(self, unit, batches=batches, color=color)
+
+    def svg(self, path: str | Path) -> None:
+        draw.svg(self, path)
+
+    def chrome_trace(self, path: str | Path, unit_us: float = 1000.0) -> None:
+        draw.chrome_trace(self, path, unit_us)
+
+    text.__doc__, svg.__doc__, chrome_trace.__doc__ = draw.text.__doc__, draw.svg.__doc__, draw.chrome_trace.__doc__
+
     # time
 
     @cached_property
@@ -48,7 +63,7 @@ class Timeline:
     @cached_property
     def utilisation(self) -> float:
         """The share of the workers' time, in all of their lanes, in which they run a job."""
-        return self._work / (self.lanes * self.W * self.makespan) if self.makespan else 1.0
+        return float(self._work / (self.lanes * self.W * self.makespan)) if self.makespan else 1.0
 
     @property
     def bubble(self) -> float:
@@ -148,6 +163,15 @@ class Timeline:
         for owner, stage in owned:
             storage[owner] += self._weight_size(stage, 0)
         return storage
+
+    @cached_property
+    def weight_fetched(self) -> list[Any]:
+        """The largest stage that a worker fetches from its owner, in the unit of `weight_sizes`; 0 where none."""
+        fetched, stages = [0] * self.W, self._stages
+        for owner, worker, stage in {*zip(self.graph.owner, self.graph.worker, stages, strict=True)}:
+            if owner != worker:
+                fetched[worker] = max(fetched[worker], self._weight_size(stage, 0))
+        return fetched
 
     @cached_property
     def weight_versions(self) -> list[int]:
