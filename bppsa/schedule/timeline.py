@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import accumulate
-from operator import mul
+from operator import mul, sub
 from typing import Any
 
 from bppsa.errors import ScheduleError
@@ -29,12 +29,21 @@ class Timeline:
     """
 
     def __init__(
-        self, graph: Graph, start: list[Any], order: list[int], finished: list[int], activation: Size, weight: Size
+        self,
+        graph: Graph,
+        start: list[Any],
+        end: list[Any],
+        activation_size: Size = lambda s, b: 1,
+        weight_size: Size = lambda s, b: 1,
+        order: list[int] | None = None,
+        finished: list[int] | None = None,
     ) -> None:
+        """start, end: of each job by its number, simulated or measured. order, finished: what sorting these gives."""
         self.graph, self.jobs, self.S, self.W, self.lanes = graph, graph.jobs, graph.jobs.S, graph.workers, graph.lanes
-        self.order, self.finished = order, finished
-        self._start, self._end = start, [a + took for a, took in zip(start, graph.duration, strict=False)]
-        self._activation_size, self._weight_size = activation, weight
+        self.order = sorted(range(len(start)), key=start.__getitem__) if order is None else order
+        self.finished = sorted(range(len(end)), key=end.__getitem__) if finished is None else finished
+        self._start, self._end = start, end
+        self._activation_size, self._weight_size = activation_size, weight_size
         self.start, self.end = PerJob(self.jobs, self._start), PerJob(self.jobs, self._end)
         self.worker, self.owner = PerJob(self.jobs, graph.worker), PerJob(self.jobs, graph.owner)
 
@@ -57,7 +66,7 @@ class Timeline:
 
     @cached_property
     def _work(self) -> Any:
-        return sum(self.graph.duration[: len(self.jobs)])
+        return sum(map(sub, self._end, self._start))
 
     @cached_property
     def jobs_of(self) -> list[list[Job]]:
@@ -150,6 +159,19 @@ class Timeline:
         return storage
 
     @cached_property
+    def peak_memory(self) -> list[Any]:
+        """What a worker has to hold at most: the versions of the weights it owns, the largest stage that it fetches, and
+        its peak of activations; sizes in one unit."""
+        fetched = [0] * self.W
+        for owner, worker, stage, d in zip(
+            self.graph.owner, self.graph.worker, self._stages, self._directions, strict=True
+        ):
+            if owner != worker and d != W:
+                fetched[worker] = max(fetched[worker], self._weight_size(stage, 0))
+        weights = map(mul, self.weight_storage, (max(1, versions) for versions in self.weight_versions))
+        return [sum(parts) for parts in zip(weights, fetched, self.peak_activations, strict=True)]
+
+    @cached_property
     def weight_versions(self) -> list[int]:
         """The most versions of one stage's weights that a worker needs at a time: 1 where the step ends in a flush, 0
         where the worker runs nothing. Without a flush every backward makes a new version, and the version that a
@@ -237,7 +259,7 @@ class Timeline:
         its proof counts f = b = 1 as two steps and its throughput as one.) Raises ScheduleError where jobs are no
         such chain.
         """
-        jobs, size, took = self.jobs, self._sizes, self.graph.duration
+        jobs, size, took = self.jobs, self._sizes, list(map(sub, self._end, self._start))
         if self.graph.schedule.inputs is not None or not isinstance(jobs, Grid) or not {F, B} <= {*jobs.directions}:
             raise ScheduleError("the bound is of forward and backward jobs along a chain of stages")
         least = 0  # memory-time: a job of stage k keeps the activations of stages 0 to k waiting, a W job those of k
