@@ -10,6 +10,7 @@ studied anywhere.
     18
 """
 
+from bppsa.schedule.bounds import bound
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, F, Job, Recipe, Schedule, W
 from bppsa.schedule.timeline import Timeline
@@ -43,6 +44,7 @@ __all__ = [
     "Timeline",
     "W",
     "blelloch",
+    "bound",
     "breadth_first",
     "ddp",
     "depth_first",
