@@ -13,6 +13,7 @@ studied anywhere.
 from bppsa.schedule.bounds import bound
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, F, Job, Recipe, Schedule, W
+from bppsa.schedule.tables import table1
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.zoo import (
     blelloch,
@@ -57,6 +58,7 @@ __all__ = [
     "one_f_one_b",
     "pipedream",
     "simulate",
+    "table1",
     "v_schedule",
     "wavelet_dp",
     "wavelet_mp",
