@@ -56,7 +56,7 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
     table = Table(*names)
     for row in rows:
         table.add_row(*(str(row.get(name, "")) for name in names))
-    Console(file=console.file, width=max(120, console.width)).print(table)
+    Console(file=console.file, width=max(140, console.width)).print(table)
 
 
 def main() -> None:

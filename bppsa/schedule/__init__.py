@@ -10,10 +10,12 @@ studied anywhere.
     18
 """
 
+from bppsa.schedule.bounds import bound
 from bppsa.schedule.compare import Comparison, compare
 from bppsa.schedule.search import Search, search
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, F, Job, Recipe, Schedule, W
+from bppsa.schedule.tables import table1
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.torch_format import TorchSchedule, from_torch, to_torch
 from bppsa.schedule.zoo import (
@@ -49,6 +51,7 @@ __all__ = [
     "TorchSchedule",
     "W",
     "blelloch",
+    "bound",
     "breadth_first",
     "compare",
     "ddp",
@@ -64,6 +67,7 @@ __all__ = [
     "pipedream",
     "search",
     "simulate",
+    "table1",
     "to_torch",
     "v_schedule",
     "wavelet_dp",

@@ -20,7 +20,7 @@ from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import zoo
-from bppsa.schedule.compare import compare, held
+from bppsa.schedule.compare import compare
 from bppsa.schedule.search import search
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import Build, Recipe, Schedule
@@ -33,7 +33,14 @@ ZOO: dict[str, Callable[..., Recipe]] = {
 }
 PARAMETERS = {p.name: p for entry in ZOO.values() for p in inspect.signature(entry).parameters.values()}
 COSTS = ("forward", "backward", "weight", "activation_time", "gradient_time", "weight_time")
-METRICS = ("peak_activations", "weight_storage", "activation_receives", "gradient_receives", "weight_receives")
+METRICS = (
+    "peak_memory",
+    "peak_activations",
+    "weight_storage",
+    "activation_receives",
+    "gradient_receives",
+    "weight_receives",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -143,8 +150,7 @@ def loaded(place: str) -> Recipe | Schedule | Build:
 
 
 def summary(timeline: Timeline) -> str:
-    metrics = {"memory": held(timeline), **{metric: getattr(timeline, metric) for metric in METRICS}}
-    lines = (f"  {name.replace('_', ' '):<20} {for_all(values)}" for name, values in metrics.items())
+    lines = (f"  {name.replace('_', ' '):<20} {for_all(getattr(timeline, name))}" for name in METRICS)
     return "\n".join([f"makespan {timeline.makespan}, bubble {timeline.bubble:.1%}; of each worker:", *lines])
 
 

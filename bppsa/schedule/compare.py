@@ -15,8 +15,8 @@ from bppsa.schedule.timeline import Timeline
 
 @dataclass(frozen=True)
 class Row:
-    """Of one schedule. Memory and receives are those of the worker that has most of them; memory counts activations
-    and weights, of which a worker that fetches some holds those of one foreign stage besides its own."""
+    """Of one schedule. Memory and receives are those of the worker that has most of them; memory is of activations and
+    weights, see `Timeline.peak_memory`."""
 
     schedule: str
     workers: int
@@ -98,26 +98,13 @@ def row(name: str, timeline: Timeline) -> Row:
         timeline.W,
         timeline.makespan,
         timeline.bubble,
-        max(held(timeline)),
+        max(timeline.peak_memory),
         max(timeline.peak_activations),
         max(timeline.weight_storage),
         max(timeline.activation_receives),
         max(timeline.gradient_receives),
         max(timeline.weight_receives),
     )
-
-
-def held(timeline: Timeline) -> list[Any]:
-    """What each worker needs of memory at most: its activations' peak, all versions of the weights that it owns, and
-    the greatest stage that it fetches."""
-    kept = zip(
-        timeline.peak_activations,
-        timeline.weight_storage,
-        timeline.weight_versions,
-        timeline.weight_fetched,
-        strict=True,
-    )
-    return [peak + stored * max(versions, 1) + fetched for peak, stored, versions, fetched in kept]
 
 
 def table(rows: Sequence[Any]) -> str:

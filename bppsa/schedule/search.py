@@ -52,7 +52,14 @@ class Search:
 
 
 def search(
-    S: int, B: int, W: int, *, memory: float | Fraction | None = None, backward: Cost = 1, weight: Cost = 1, **costs: Any
+    S: int,
+    B: int,
+    W: int,
+    *,
+    memory: float | Fraction | None = None,
+    backward: Cost = 1,
+    weight: Cost = 1,
+    **costs: Any,
 ) -> Search:
     """The best schedule of the zoo for W workers that hold `memory` each, and why the others lost.
 

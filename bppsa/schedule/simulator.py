@@ -60,9 +60,11 @@ def simulate(
         for number, (s, b, d) in enumerate(jobs):
             if d != spec.W and graph.owner[number] != graph.worker[number]:
                 duration[number] += fetch(s, b)
+    start, order, finished = run(graph)
+    end = [begin + took for begin, took in zip(start, duration, strict=False)]  # behind the jobs stand transfers
     activation = per_stage("activation_sizes", activation_sizes, jobs.S)
     weights = per_stage("weight_sizes", weight_sizes, jobs.S)
-    return Timeline(graph, *run(graph), activation, weights)
+    return Timeline(graph, start, end, activation, weights, order, finished)
 
 
 def transfers(jobs: Grid | Listed, activation_time: Cost, gradient_time: Cost) -> Callable[[int, int], Any] | None:

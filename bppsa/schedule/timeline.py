@@ -8,13 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from itertools import accumulate
-from operator import mul
-from pathlib import Path
+from operator import mul, sub
 from typing import Any
 
-from bppsa.errors import ScheduleError
 from bppsa.schedule import draw
+from bppsa.schedule.bounds import bound
 from bppsa.schedule.graph import Graph
 from bppsa.schedule.jobs import Grid, PerJob
 from bppsa.schedule.spec import B, F, Job, W
@@ -31,27 +29,23 @@ class Timeline:
     """
 
     def __init__(
-        self, graph: Graph, start: list[Any], order: list[int], finished: list[int], activation: Size, weight: Size
+        self,
+        graph: Graph,
+        start: list[Any],
+        end: list[Any],
+        activation_size: Size = lambda s, b: 1,
+        weight_size: Size = lambda s, b: 1,
+        order: list[int] | None = None,
+        finished: list[int] | None = None,
     ) -> None:
+        """start, end: of each job by its number, simulated or measured. order, finished: what sorting these gives."""
         self.graph, self.jobs, self.S, self.W, self.lanes = graph, graph.jobs, graph.jobs.S, graph.workers, graph.lanes
-        self.order, self.finished = order, finished
-        self._start, self._end = start, [a + took for a, took in zip(start, graph.duration, strict=False)]
-        self._activation_size, self._weight_size = activation, weight
+        self.order = sorted(range(len(start)), key=start.__getitem__) if order is None else order
+        self.finished = sorted(range(len(end)), key=end.__getitem__) if finished is None else finished
+        self._start, self._end = start, end
+        self.activation_size, self.weight_size = activation_size, weight_size
         self.start, self.end = PerJob(self.jobs, self._start), PerJob(self.jobs, self._end)
         self.worker, self.owner = PerJob(self.jobs, graph.worker), PerJob(self.jobs, graph.owner)
-
-    # diagrams
-
-    def text(self, unit: Any = None, *, batches: bool = False, color: bool = False) -> str:
-        return draw.text(self, unit, batches=batches, color=color)
-
-    def svg(self, path: str | Path) -> None:
-        draw.svg(self, path)
-
-    def chrome_trace(self, path: str | Path, unit_us: float = 1000.0) -> None:
-        draw.chrome_trace(self, path, unit_us)
-
-    text.__doc__, svg.__doc__, chrome_trace.__doc__ = draw.text.__doc__, draw.svg.__doc__, draw.chrome_trace.__doc__
 
     # time
 
@@ -63,16 +57,13 @@ class Timeline:
     @cached_property
     def utilisation(self) -> float:
         """The share of the workers' time, in all of their lanes, in which they run a job."""
-        return float(self._work / (self.lanes * self.W * self.makespan)) if self.makespan else 1.0
+        capacity = self.lanes * self.W * self.makespan
+        return float(sum(map(sub, self._end, self._start)) / capacity) if capacity else 1.0
 
     @property
     def bubble(self) -> float:
         """The share in which they are idle: 1 - utilisation."""
         return 1 - self.utilisation
-
-    @cached_property
-    def _work(self) -> Any:
-        return sum(self.graph.duration[: len(self.jobs)])
 
     @cached_property
     def jobs_of(self) -> list[list[Job]]:
@@ -86,6 +77,9 @@ class Timeline:
     def lane(self) -> PerJob[int]:
         """Which of its worker's lanes ran the job."""
         return PerJob(self.jobs, [line % self.lanes for line in self.graph.line])
+
+    bound = bound  # methods: timeline.bound(), timeline.text(), ...
+    text, svg, chrome_trace = draw.text, draw.svg, draw.chrome_trace
 
     # memory
 
@@ -137,7 +131,7 @@ class Timeline:
     @cached_property
     def _sizes(self) -> list[Any]:
         """Of each job's activations: 0 where it leaves none."""
-        size = self._activation_size
+        size = self.activation_size
         return [size(s, b) if d == F else 0 for s, b, d in self.jobs]
 
     @cached_property
@@ -161,17 +155,18 @@ class Timeline:
         owned = set(zip(self.graph.owner, self._stages, strict=True))
         storage = [0] * self.W
         for owner, stage in owned:
-            storage[owner] += self._weight_size(stage, 0)
+            storage[owner] += self.weight_size(stage, 0)
         return storage
 
     @cached_property
-    def weight_fetched(self) -> list[Any]:
-        """The largest stage that a worker fetches from its owner, in the unit of `weight_sizes`; 0 where none."""
-        fetched, stages = [0] * self.W, self._stages
-        for owner, worker, stage in {*zip(self.graph.owner, self.graph.worker, stages, strict=True)}:
-            if owner != worker:
-                fetched[worker] = max(fetched[worker], self._weight_size(stage, 0))
-        return fetched
+    def peak_memory(self) -> list[Any]:
+        """What a worker has to hold at most: the versions of the weights it owns, the largest stage that it fetches,
+        and its peak of activations; sizes in one unit."""
+        fetched = [0] * self.W
+        for at, stage in self._fetches():
+            fetched[at] = max(fetched[at], self.weight_size(stage, 0))
+        weights = map(mul, self.weight_storage, (max(1, versions) for versions in self.weight_versions))
+        return [sum(parts) for parts in zip(weights, fetched, self.peak_activations, strict=True)]
 
     @cached_property
     def weight_versions(self) -> list[int]:
@@ -233,14 +228,20 @@ class Timeline:
         """How often a worker fetches weights over the whole timeline, F and B, where it keeps the stage it fetched last
         (W needs no weights): fsdp's owners fetch S - 1 stages forward and S - 2 backward, as the last is still
         there."""
-        received, kept = [0] * self.W, [-1] * self.W
+        received = [0] * self.W
+        for at, _ in self._fetches():
+            received[at] += 1
+        return received
+
+    def _fetches(self) -> Iterator[tuple[int, int]]:
+        """(worker, stage) in the order of time."""
+        kept = [-1] * self.W
         owner, worker, stages, directions = self.graph.owner, self.graph.worker, self._stages, self._directions
         for number in self.order:
             at, stage = worker[number], stages[number]
             if owner[number] != at and kept[at] != stage and directions[number] != W:
-                received[at] += 1
                 kept[at] = stage
-        return received
+                yield at, stage
 
     @cached_property
     def _stages(self) -> list[int]:
@@ -249,26 +250,3 @@ class Timeline:
     @cached_property
     def _directions(self) -> list[str]:
         return [d for _, _, d in self.jobs]
-
-    # the law
-
-    def bound(self) -> float:
-        """The utilisation that no schedule of the same costs exceeds whose workers hold as many activations at their
-        peaks: 2 * mean peak / (S + 1) for identical stages.
-
-        The activations of (s, b) live at least as long as the jobs of stages s to S - 1 on b take, so the memory-time
-        of a step is at least the sum of these, and at most makespan * sum of peaks. (The paper's theorem has M / S;
-        its proof counts f = b = 1 as two steps and its throughput as one.) Raises ScheduleError where jobs are no
-        such chain.
-        """
-        jobs, size, took = self.jobs, self._sizes, self.graph.duration
-        if self.graph.schedule.inputs is not None or not isinstance(jobs, Grid) or not {F, B} <= {*jobs.directions}:
-            raise ScheduleError("the bound is of forward and backward jobs along a chain of stages")
-        least = 0  # memory-time: a job of stage k keeps the activations of stages 0 to k waiting, a W job those of k
-        for row in range(0, jobs.S * jobs.B, jobs.S):
-            below = list(accumulate(size[row : row + jobs.S]))
-            for d in jobs.directions:
-                first = jobs.base[d] + row
-                held = size[row : row + jobs.S] if d == W else below
-                least += sum(map(mul, took[first : first + jobs.S], held))
-        return self._work * sum(self.peak_activations) / (self.lanes * self.W * least)

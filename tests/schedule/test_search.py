@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import search, simulate
-from bppsa.schedule.compare import held, row
+from bppsa.schedule.compare import row
 
 sizes = st.integers(1, 6)
 
@@ -50,7 +50,7 @@ def test_sizes_and_costs_are_those_of_simulate() -> None:
     candidate = next(candidate for candidate in ranked if candidate.recipe.name == "one_f_one_b")
     timeline = simulate(candidate.recipe, S=3, B=6, backward=2, **sized)
     assert candidate.row == row("one_f_one_b", timeline)
-    assert candidate.row.memory == max(held(timeline))
+    assert candidate.row.memory == max(timeline.peak_memory)
 
 
 def test_every_loser_has_its_reason() -> None:

@@ -62,6 +62,34 @@ def test_sizes_by_stage() -> None:
     assert timeline.weight_storage == [12, 14]
 
 
+def test_what_a_worker_holds() -> None:
+    """fsdp: its own stage, the one it has fetched, and all activations. pipedream: a version each of its weights."""
+    assert simulate(fsdp(), S=3, B=4, weight_sizes=[5, 6, 20]).peak_memory == [
+        5 + 20 + 3,
+        6 + 20 + 3,
+        20 + 6 + 3,
+        20 + 3,
+    ]
+    assert simulate(pipedream(), S=3, B=9, weight_sizes=10).peak_memory == [33, 22, 11]
+    assert simulate(gpipe(), S=3, B=9, weight_sizes=10).peak_memory == [19, 19, 19]
+
+
+@given(timeline=timelines())
+def test_a_timeline_from_its_times_alone(timeline: Timeline) -> None:
+    """As a measured one is made."""
+    again = Timeline(timeline.graph, list(timeline.start.values()), list(timeline.end.values()))
+    for metric in (
+        "makespan",
+        "utilisation",
+        "peak_activations",
+        "memory",
+        "weight_versions",
+        "weight_receives_cached",
+    ):
+        assert getattr(again, metric) == getattr(timeline, metric)
+    assert [len(jobs) for jobs in again.jobs_of] == [len(jobs) for jobs in timeline.jobs_of]
+
+
 def test_an_activation_lives_where_its_forward_ran() -> None:
     """Forward and backward of (s, b) may run on different workers."""
     timeline = simulate(Schedule(lambda s, b, d: (0, int(d == "B"))), S=3, B=1)
