@@ -29,7 +29,7 @@ from figures.ways import USUAL, WAYS
 FIGURES: dict[str, Figure] = {"fig7": fig7.FIGURE}
 
 OUTPUT = Path(__file__).parent / "out"
-SECONDS = {QUICK: 1.0, SCALED: 50.0, FULL: 0.0}
+SECONDS = 40.0
 
 
 def main() -> None:
@@ -80,7 +80,7 @@ def table(record: Record) -> Table:
 def options_of(arguments: argparse.Namespace) -> Options:
     return Options(
         arguments.size,
-        arguments.seconds or SECONDS[arguments.size],
+        arguments.seconds,
         torch.device(arguments.device),
         arguments.ways or USUAL[torch.device(arguments.device).type],
         arguments.irmas,
@@ -101,7 +101,9 @@ def parse() -> argparse.Namespace:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--full", dest="size", action="store_const", const=FULL, help="the paper's sizes: hours on a CPU")
     size.add_argument("--quick", dest="size", action="store_const", const=QUICK, help="sizes of nothing")
-    parser.add_argument("--seconds", type=float, help="of samples for a figure, about (default: 50)")
+    parser.add_argument(
+        "--seconds", type=float, default=SECONDS, help=f"of samples for a figure (default: {SECONDS:g})"
+    )
     parser.add_argument("--device", default=usual_device, help=f"(default: {usual_device})")
     parser.add_argument("--threads", type=int, help="(default: torch's)")
     parser.add_argument(

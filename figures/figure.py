@@ -37,8 +37,8 @@ class Options:
 
     @property
     def budget(self) -> float:
-        """Seconds; the paper's sizes take as long as they take."""
-        return math.inf if self.size == FULL else self.seconds
+        """Seconds; other sizes take as long as they take."""
+        return self.seconds if self.size == SCALED else math.inf
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The figures at sizes of nothing: that they are measured, drawn and kept with what they say, not how fast anything is."""
+"""The figures at sizes of nothing: that all is measured, drawn and kept, not how fast anything is."""
 
 from __future__ import annotations
 
