@@ -101,9 +101,7 @@ def parse() -> argparse.Namespace:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--full", dest="size", action="store_const", const=FULL, help="the paper's sizes: hours on a CPU")
     size.add_argument("--quick", dest="size", action="store_const", const=QUICK, help="sizes of nothing")
-    parser.add_argument(
-        "--seconds", type=float, default=SECONDS, help=f"of samples for a figure (default: {SECONDS:g})"
-    )
+    parser.add_argument("--seconds", type=float, default=SECONDS, help=f"of samples a figure (default: {SECONDS:g})")
     parser.add_argument("--device", default=usual_device, help=f"(default: {usual_device})")
     parser.add_argument("--threads", type=int, help="(default: torch's)")
     parser.add_argument(

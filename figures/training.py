@@ -118,7 +118,7 @@ def side_by_side(workload: Workload, ways: tuple[str, str], lr: float, iteration
     first = next(workload.batches())
     gradients = check(workload, ways[1], first)
     first_step_s, round_s = warm_up(workload, ways, first)
-    done = max(WARM_UP, min(iterations, int(seconds / round_s)))
+    done = max(WARM_UP, int(min(iterations, seconds / round_s)))
     lr = significant(min(lr * iterations / done, FASTEST), 2)
     runs = {way: Run.of(workload.model, way, lr) for way in ways}
     for batch in track(itertools.islice(workload.batches(), done), " and ".join(ways), total=done):
