@@ -1,0 +1,64 @@
+"""Figure 7: the loss of an RNN that classifies bitstreams, over the wall clock (sections 4.1 and 5.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from matplotlib.figure import Figure as Picture
+
+from figures import drawing
+from figures.figure import FULL, QUICK, SCALED, Figure, Options, Record, beside
+from figures.paper import RNN_BY_STEPS, RNN_SAMPLES
+from figures.training import side_by_side
+from figures.workload import bitstream_workload
+
+LEARNING_RATE = 1e-5
+
+
+@dataclass(frozen=True)
+class Sizes:
+    samples: int
+    steps: int
+    rows: int
+    epochs: int
+
+
+PAPER = Sizes(RNN_SAMPLES, 1000, 16, 80)
+SIZES = {QUICK: Sizes(32, 12, 4, 1), SCALED: PAPER, FULL: PAPER}
+
+
+def measure(options: Options) -> Record:
+    sizes = SIZES[options.size]
+    workload = bitstream_workload(sizes.samples, sizes.steps, sizes.rows, options.device)
+    iterations = sizes.epochs * workload.iterations_an_epoch
+    trained = side_by_side(workload, options.pair, LEARNING_RATE, iterations, options.budget)
+    baseline = trained["ways"][options.ways[0]]
+    forward, both, _ = RNN_BY_STEPS[PAPER.steps]
+    paper_us = 1e6 * (both - forward) * PAPER.rows / RNN_SAMPLES / PAPER.steps
+    return trained | {
+        "beside": [
+            beside("speed-up, overall", "2.73x (RTX 2070)", f"{trained['overall']:.3g}x"),
+            beside("speed-up, backward", "16x (RTX 2070)", f"{trained['backward']:.3g}x"),
+            beside(
+                "the loss, an iteration",
+                "same curve",
+                f"differs by {trained['greatest_difference_of_losses']:.0e} at most",
+            ),
+            beside(
+                "the baseline's backward, us a step of T",
+                f"{paper_us:.3g} (V100)",
+                f"{1e3 * baseline['backward_ms'] / sizes.steps:.3g}",
+            ),
+            beside("iterations", f"{PAPER.epochs} epochs of 2000", f"{trained['iterations']}"),
+            beside("learning rate", f"{LEARNING_RATE:g}", f"{trained['lr']:g}"),
+        ]
+    }
+
+
+def draw(record: Record) -> Picture:
+    picture, (by_time, by_iteration) = drawing.panels(1, 2, sharey=True)
+    drawing.curves(by_time, by_iteration, record)
+    return picture
+
+
+FIGURE = Figure("Figure 7: an RNN learns to classify bitstreams, loss over the wall clock", measure, draw)
