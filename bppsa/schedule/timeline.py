@@ -57,7 +57,7 @@ class Timeline:
     def utilisation(self) -> float:
         """The share of the workers' time, in all of their lanes, in which they run a job."""
         capacity = self.lanes * self.W * self.makespan
-        return sum(map(sub, self._end, self._start)) / capacity if capacity else 1.0
+        return float(sum(map(sub, self._end, self._start)) / capacity) if capacity else 1.0
 
     @property
     def bubble(self) -> float:
