@@ -88,5 +88,3 @@ def test_refusals() -> None:
         simulate(blelloch(4), S=3, B=1)
     with pytest.raises(ScheduleError, match="chain, blelloch, doubling"):
         blelloch(4, middle="ladner-fischer")
-    with pytest.raises(ScheduleError, match="K=0"):
-        blelloch(0)
