@@ -23,10 +23,18 @@ import machine
 import store
 from figures import drawing, fig7, page
 from figures.figure import FULL, QUICK, SCALED, Figure, Options, Record
+from figures.schedules import diagrams, groups, time_chunks, wavelet, zero_bubble
 from figures.ways import USUAL, WAYS
 
 # One row a figure. Its file measures it, gives the paper's numbers beside, and draws it.
-FIGURES: dict[str, Figure] = {"fig7": fig7.FIGURE}
+FIGURES: dict[str, Figure] = {
+    "fig7": fig7.FIGURE,
+    "schedules": diagrams.FIGURE,
+    "groups": groups.FIGURE,
+    "wavelet": wavelet.FIGURE,
+    "zero_bubble": zero_bubble.FIGURE,
+    "time_chunks": time_chunks.FIGURE,
+}
 
 OUTPUT = Path(__file__).parent / "out"
 SECONDS = 40.0
@@ -55,7 +63,7 @@ def main() -> None:
 
 
 def measured(figure: Figure, options: Options) -> Record:
-    head = {"title": figure.title, "size": options.size, "on": on(options.device)}
+    head = {"title": figure.title, "simulated": figure.simulated, "size": options.size, "on": on(options.device)}
     return head | figure.measure(options)
 
 

@@ -46,6 +46,7 @@ class Figure:
     title: str
     measure: Callable[[Options], Record]
     draw: Callable[[Record], Picture]
+    simulated: bool = False  # and so the same on every machine
 
 
 def beside(what: str, paper: str, ours: str) -> dict[str, str]:

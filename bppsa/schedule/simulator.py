@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from fractions import Fraction
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
 from typing import Any
@@ -14,7 +15,8 @@ from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.timeline import Timeline
 
 # A number for all stages, one number a stage, or a function of (s, b). Integers and fractions keep times exact.
-Cost = float | Sequence[float] | Callable[[int, int], float]
+Number = float | Fraction
+Cost = Number | Sequence[Number] | Callable[[int, int], Number]
 
 
 def simulate(
@@ -28,7 +30,7 @@ def simulate(
     weight: Cost = 1,
     costs: Mapping[str, Cost] | None = None,
     activation_sizes: Cost = 1,
-    weight_sizes: Sequence[float] | float = 1,
+    weight_sizes: Sequence[Number] | Number = 1,
     activation_time: Cost = 0,
     gradient_time: Cost = 0,
     weight_time: Cost = 0,
@@ -63,7 +65,7 @@ def simulate(
     return Timeline(graph, start, end, activation, weights, order, finished)
 
 
-def per_stage(name: str, cost: Cost, S: int) -> Callable[[int, int], float]:
+def per_stage(name: str, cost: Cost, S: int) -> Callable[[int, int], Number]:
     """A cost in any of its forms as a function of (s, b)."""
     if callable(cost):
         return cost
@@ -76,7 +78,7 @@ def per_stage(name: str, cost: Cost, S: int) -> Callable[[int, int], float]:
 
 
 def hidden_or(name: str, cost: Cost, S: int) -> Callable[[int, int], Any] | None:
-    return None if isinstance(cost, (int, float)) and not cost else per_stage(name, cost, S)
+    return None if isinstance(cost, Number) and not cost else per_stage(name, cost, S)
 
 
 def run(graph: Graph) -> tuple[list[Any], list[int], list[int]]:
