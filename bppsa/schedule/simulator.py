@@ -152,7 +152,7 @@ def refuse(graph: Graph, done: Iterable[int]) -> None:
     try:
         TopologicalSorter(before).prepare()
     except CycleError as error:
-        cycle = ", ".join(f"{name(q)} waits for {name(p)}" for p, q in pairwise(error.args[1]))
+        cycle = ", ".join(f"{name(q)} waits for {name(p)}" for q, p in pairwise(reversed(error.args[1])))
         raise ScheduleError(f"jobs wait in a cycle: {cycle}; look at pred and inputs") from None
     heads = [next((number for number in numbers if number in before), None) for numbers in graph.lists()]
     stuck = ", ".join(f"{name(head)} waits for {name(before[head][0])}" for head in heads if head is not None)
