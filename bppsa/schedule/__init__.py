@@ -11,10 +11,13 @@ studied anywhere.
 """
 
 from bppsa.schedule.bounds import bound
+from bppsa.schedule.compare import Comparison, compare
+from bppsa.schedule.search import Search, search
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, F, Job, Recipe, Schedule, W
 from bppsa.schedule.tables import table1
 from bppsa.schedule.timeline import Timeline
+from bppsa.schedule.torch_format import TorchSchedule, from_torch, to_torch
 from bppsa.schedule.zoo import (
     blelloch,
     breadth_first,
@@ -38,17 +41,22 @@ __all__ = [
     "DIRECTIONS",
     "SPLIT",
     "B",
+    "Comparison",
     "F",
     "Job",
     "Recipe",
     "Schedule",
+    "Search",
     "Timeline",
+    "TorchSchedule",
     "W",
     "blelloch",
     "bound",
     "breadth_first",
+    "compare",
     "ddp",
     "depth_first",
+    "from_torch",
     "fsdp",
     "fslpp",
     "gpipe",
@@ -57,8 +65,10 @@ __all__ = [
     "naive",
     "one_f_one_b",
     "pipedream",
+    "search",
     "simulate",
     "table1",
+    "to_torch",
     "v_schedule",
     "wavelet_dp",
     "wavelet_mp",

@@ -11,6 +11,7 @@ from functools import cached_property
 from operator import mul, sub
 from typing import Any
 
+from bppsa.schedule import draw
 from bppsa.schedule.bounds import bound
 from bppsa.schedule.graph import Graph
 from bppsa.schedule.jobs import Grid, PerJob
@@ -82,7 +83,8 @@ class Timeline:
         """Which of its worker's lanes ran the job."""
         return PerJob(self.jobs, [line % self.lanes for line in self.graph.line[: len(self.jobs)]])
 
-    bound = bound  # a method: timeline.bound()
+    bound = bound  # methods: timeline.bound(), timeline.text(), ...
+    text, svg, chrome_trace = draw.text, draw.svg, draw.chrome_trace
 
     # memory
 
