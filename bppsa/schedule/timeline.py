@@ -47,6 +47,9 @@ class Timeline:
         self.start, self.end = PerJob(self.jobs, self._start), PerJob(self.jobs, self._end)
         self.worker, self.owner = PerJob(self.jobs, graph.worker), PerJob(self.jobs, graph.owner)
 
+    def __repr__(self) -> str:
+        return f"Timeline(W={self.W}, makespan={self.makespan}, bubble={self.bubble:.1%})"
+
     # time
 
     @cached_property

@@ -58,6 +58,10 @@ def test_weight_storage_is_the_stages_owned(timeline: Timeline) -> None:
     assert timeline.weight_storage == [sum(of == worker for of, _ in owned) for worker in range(timeline.W)]
 
 
+def test_it_says_what_it_is() -> None:
+    assert repr(simulate(gpipe(), S=4, B=4)) == "Timeline(W=4, makespan=14, bubble=42.9%)"
+
+
 def test_sizes_by_stage() -> None:
     timeline = simulate(lpp(G=1, R=2), S=4, B=1, activation_sizes=[1, 10, 100, 1000], weight_sizes=[5, 6, 7, 8])
     assert timeline.peak_activations == [101, 1010]
