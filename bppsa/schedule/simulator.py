@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Any
 
 from bppsa.errors import ScheduleError
@@ -146,20 +147,15 @@ def refuse(graph: Graph, done: Iterable[int]) -> None:
     for p, q in graph.edges():
         if p in before and q in before:
             before[q].append(p)
+
+    def name(number: int) -> str:
+        return f"{graph.jobs[number]} of worker {graph.worker[number]}"
+
     try:
         TopologicalSorter(before).prepare()
     except CycleError as error:
-        cycle = " before ".join(str(graph.jobs[number]) for number in error.args[1])
-        raise ScheduleError(f"jobs wait for each other in a cycle: {cycle}; look at pred and inputs") from None
-    stuck = []
-    for numbers in graph.lists():
-        head = next((number for number in numbers if number in before), None)
-        if head is not None:
-            source = before[head][0]
-            stuck.append(
-                f"worker {graph.worker[head]} at {graph.jobs[head]}, "
-                f"which waits for {graph.jobs[source]} of worker {graph.worker[source]}"
-            )
-    raise ScheduleError(
-        f"the strict order is a deadlock; {len(before)} jobs never start: {'; '.join(stuck)}; look at n"
-    )
+        cycle = ", ".join(f"{name(q)} waits for {name(p)}" for q, p in pairwise(reversed(error.args[1])))
+        raise ScheduleError(f"jobs wait in a cycle: {cycle}; look at pred and inputs") from None
+    heads = [next((number for number in numbers if number in before), None) for numbers in graph.lists()]
+    stuck = ", ".join(f"{name(head)} waits for {name(before[head][0])}" for head in heads if head is not None)
+    raise ScheduleError(f"the strict order is a deadlock, {len(before)} jobs never start: {stuck}; look at n")

@@ -65,8 +65,8 @@ def test_a_strict_order_that_waits_for_itself() -> None:
 
     with pytest.raises(ScheduleError, match="deadlock") as caught:
         simulate(Schedule(on_its_stage, n, policy="strict"), S=2, B=2)
-    assert "worker 0 at (0, 0, 'B'), which waits for (1, 0, 'B') of worker 1" in str(caught.value)
-    assert "worker 1 at (1, 1, 'F'), which waits for (0, 1, 'F') of worker 0" in str(caught.value)
+    assert "(0, 0, 'B') of worker 0 waits for (1, 0, 'B') of worker 1, " in str(caught.value)
+    assert "(1, 1, 'F') of worker 1 waits for (0, 1, 'F') of worker 0; " in str(caught.value)
     simulate(Schedule(on_its_stage, n), S=2, B=2)  # greedy, it runs
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 from fractions import Fraction
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 
+import bppsa.schedule
 from bppsa.schedule import Schedule, Timeline, ddp, gpipe, lpp, simulate
 from tests.schedule.factories import chain_inputs, chains, recursion, timelines
 
@@ -32,7 +34,7 @@ def test_no_job_starts_before_what_it_waits_for(timeline: Timeline) -> None:
             assert all(timeline.end[source] <= timeline.start[job] for source in schedule.pred(*job))
 
 
-@given(timeline=timelines())
+@given(timeline=timelines(of=chains))
 def test_makespan_is_no_less_than_the_work_and_the_critical_path(timeline: Timeline) -> None:
     took = {job: timeline.end[job] - timeline.start[job] for job in timeline.start}
     for jobs in timeline.jobs_of:
@@ -93,6 +95,10 @@ def test_a_fetch_of_weights_holds_the_worker() -> None:
     owned, foreign = Schedule(lambda s, b, d: (0, 0), W=2), Schedule(lambda s, b, d: (1, 0), W=2)
     assert simulate(owned, S=2, B=1, weight_time=10).makespan == 4
     assert simulate(foreign, S=2, B=1, weight_time=10).makespan == 44
+
+
+def test_the_example_of_the_package() -> None:
+    assert doctest.testmod(bppsa.schedule) == (0, 2)
 
 
 def test_a_schedule_of_ones_own() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,10 +58,30 @@ def test_weight_storage_is_the_stages_owned(timeline: Timeline) -> None:
     assert timeline.weight_storage == [sum(of == worker for of, _ in owned) for worker in range(timeline.W)]
 
 
+def test_it_says_what_it_is() -> None:
+    assert repr(simulate(gpipe(), S=4, B=4)) == "Timeline(W=4, makespan=14, bubble=42.9%)"
+
+
 def test_sizes_by_stage() -> None:
     timeline = simulate(lpp(G=1, R=2), S=4, B=1, activation_sizes=[1, 10, 100, 1000], weight_sizes=[5, 6, 7, 8])
     assert timeline.peak_activations == [101, 1010]
     assert timeline.weight_storage == [12, 14]
+
+
+def test_sizes_and_costs_of_nothing() -> None:
+    weightless = simulate(pipedream(), S=2, B=4, activation_sizes=[0, 1])
+    assert weightless.weight_versions == simulate(pipedream(), S=2, B=4).weight_versions
+    assert weightless.peak_activations == [0, 1]
+    instant = simulate(gpipe(), S=2, B=2, forward=0, backward=0)
+    assert (instant.makespan, instant.bubble, instant.bound()) == (0, 0, math.inf)
+
+
+def test_the_order_of_directions_is_free() -> None:
+    turned = Schedule(lambda s, b, d: (s, s), lambda s, b, d: (d == "F", b), directions=("B", "F"))
+    plain = Schedule(turned.w, turned.n)
+    assert dict(simulate(turned, S=3, B=4).start) == dict(simulate(plain, S=3, B=4).start)
+    assert simulate(turned, S=3, B=4).peak_activations == simulate(plain, S=3, B=4).peak_activations
+    assert simulate(Schedule(turned.w, directions=("F",)), S=3, B=4).peak_activations == [4, 4, 4]
 
 
 def test_what_a_worker_holds() -> None:

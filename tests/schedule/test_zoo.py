@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import (
+    Recipe,
     Schedule,
     Timeline,
     breadth_first,
@@ -132,17 +133,31 @@ def test_interleaved(V: int, W: int, rounds: int, forward: int, backward: int) -
     assert timeline.peak_activations == [min(warm_up + 1, V * B) for warm_up in warm_ups]
 
 
-def test_interleaved_is_torch_s() -> None:
-    """Makespan and first peak of torch 2.13's Interleaved1F1B, 4 ranks, 8 micro-batches, with B and W one step each."""
-    placed = interleaved(2).build(8, 8)
-    assert placed.n is not None
-    n = placed.n
+@pytest.mark.parametrize(
+    ("recipe", "S", "makespan", "peak"),
+    [
+        (gpipe(), 4, 30, 8),  # ScheduleGPipe
+        (breadth_first(G=1, R=4), 8, 54, 16),  # ScheduleLoopedBFS
+        (interleaved(2), 8, 54, 11),  # ScheduleInterleaved1F1B
+    ],
+    ids=repr,
+)
+def test_the_lists_of_torch(recipe: Recipe, S: int, makespan: int, peak: int) -> None:
+    """Its lists for 4 ranks and 8 micro-batches, imported from torch 2.13, took this long, F, B and W one step each,
+    and held as many activations to the end of W. Here each W follows its B at once, as it does in a whole backward."""
+    placed = recipe.build(S, 8)
 
-    def split(s: int, b: int, d: str) -> tuple[int, bool]:
-        return n(s, b, "F" if d == "F" else "B"), d == "W"
+    def n(s: int, b: int, d: str) -> Any:
+        return placed.n and placed.n(s, b, "F" if d == "F" else "B"), d == "W"
 
-    timeline = simulate(Schedule(placed.w, split, policy="strict", directions=("F", "B", "W")), S=8, B=8)
-    assert (timeline.makespan, max(timeline.peak_activations)) == (54, 11)
+    timeline = simulate(Schedule(placed.w, n, policy="strict", directions=("F", "B", "W")), S=S, B=8)
+    assert (timeline.W, timeline.makespan, max(timeline.peak_activations)) == (4, makespan, peak)
+
+
+def test_zbv_is_torch_s() -> None:
+    """ScheduleZBVZeroBubble's makespan and peak, for the same numbers."""
+    timeline = simulate(v_schedule(), S=8, B=8)
+    assert (timeline.W, timeline.makespan, max(timeline.peak_activations)) == (4, 51, 8)
 
 
 def test_interleaved_needs_as_many_stages_as_it_places() -> None:
