@@ -7,6 +7,7 @@ from fractions import Fraction
 from graphlib import CycleError, TopologicalSorter
 from heapq import heappop, heappush
 from itertools import pairwise
+from numbers import Real
 from typing import Any
 
 from bppsa.errors import ScheduleError
@@ -79,7 +80,7 @@ def per_stage(name: str, cost: Cost, S: int) -> Callable[[int, int], Number]:
 
 
 def hidden_or(name: str, cost: Cost, S: int) -> Callable[[int, int], Any] | None:
-    return None if isinstance(cost, Number) and not cost else per_stage(name, cost, S)
+    return None if isinstance(cost, Real) and not cost else per_stage(name, cost, S)
 
 
 def run(graph: Graph) -> tuple[list[Any], list[int], list[int]]:
