@@ -101,6 +101,20 @@ def test_the_example_of_the_package() -> None:
     assert doctest.testmod(bppsa.schedule) == (0, 2)
 
 
+@pytest.mark.parametrize(("policy", "second"), [("greedy", (1, 0, "F")), ("pending", (0, 1, "F"))])
+def test_what_has_been_ready_for_longest(policy: str, second: tuple[int, int, str]) -> None:
+    """At time 1 the worker has the choice of the second stage, ready now, and the second micro-batch, ready since 0."""
+    deep_first = Schedule(lambda s, b, d: (0, 0), lambda s, b, d: (-s, b), policy=policy, directions=("F",))
+    assert simulate(deep_first, S=2, B=2).jobs_of[0][1] == second
+
+
+def test_the_number_of_workers() -> None:
+    """What is asked for, else what the schedule says, else as many as w names."""
+    said = Schedule(lambda s, b, d: (s, s), W=4)
+    assert [simulate(said, S=2, B=1, W=W).W for W in (None, 3)] == [4, 3]
+    assert simulate(Schedule(lambda s, b, d: (s, 0)), S=2, B=1).W == 2
+
+
 def test_a_schedule_of_ones_own() -> None:
     """The README's: two functions, and what they imply."""
     mine = Schedule(w=lambda s, b, d: (s % 2, s % 2), n=lambda s, b, d: (d == "F", b))

@@ -16,6 +16,7 @@ from bppsa.schedule import (
     Timeline,
     breadth_first,
     ddp,
+    depth_first,
     fsdp,
     fslpp,
     gpipe,
@@ -212,6 +213,12 @@ def test_the_latency_law_of_lpp(R: int, loops: int, G: int, m: int, forward: int
         law = S + m - 1 if m <= R else m * loops + R - 1
         assert timeline.makespan == law * (forward + backward)
         assert max(timeline.peak_activations) <= loops * m
+
+
+def test_depth_first_takes_what_has_waited_longest() -> None:
+    """One worker, which has the second micro-batch before it from the start, and the second stage later."""
+    (jobs,) = simulate(depth_first(G=1, R=1), S=2, B=2).jobs_of
+    assert jobs[:4] == [(0, 0, "F"), (0, 1, "F"), (1, 0, "F"), (1, 1, "F")]
 
 
 @given(S=sizes, G=sizes, R=sizes)

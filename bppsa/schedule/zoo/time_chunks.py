@@ -76,8 +76,9 @@ def blelloch(K: int, middle: str = "chain") -> Recipe:
     """The time axis of a recurrence cut into K chunks, one a worker, or K / W of them where W is given.
 
     middle: "chain", "blelloch" or "doubling", how the summaries are scanned. Micro-batches pipeline through the forward
-    as in gpipe. Every worker owns the weights, which all chunks share. S has to be K, a stage a chunk, or 1: the layer
-    that is cut. Directions: F, R, E or U<l> and D or H<l>, and B; `simulate(costs={"R": ..., "U": ...})` prices them.
+    as in gpipe. Every worker owns the weights, which all chunks share (metrics count a copy a chunk). S has to be K, a
+    stage a chunk, or 1: the layer that is cut. Directions: F, R, E or U<l> and D or H<l>, and B;
+    `simulate(costs={"R": ..., "U": ...})` prices them.
     """
     if middle not in MIDDLES:
         raise ScheduleError(f"middle={middle!r} is none of {', '.join(MIDDLES)}")
