@@ -20,6 +20,7 @@ matplotlib.rcParams |= {
     "grid.alpha": 0.3,
     "lines.linewidth": 1.2,
     "svg.hashsalt": "bppsa",
+    "svg.fonttype": "none",
 }
 COLOURS = {
     "PyTorch": "tab:red",
@@ -82,7 +83,7 @@ def breakdown(axes: Axes, groups: dict[str, list[Record]], paper_shares: list[fl
                 axes.annotate(times, (place, bottom), fontsize=6, ha="center", va="bottom")
     axes.plot(range(len(paper_shares)), paper_shares, "k_", label=f"the paper, {paper.DEVICE}: BPPSA")
     axes.set(xticks=range(len(groups)), xticklabels=list(groups), ylabel="share of the baseline", title="phases")
-    axes.legend(fontsize=5)
+    axes.legend(fontsize=5.5, ncol=3, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
 
 
 def save(picture: Picture, record: Record, path: Path) -> None:

@@ -99,9 +99,14 @@ def sweep(axes: list[Axes], record: Record, part: str, letter: str, paper: dict[
     latency.legend()
     speed_up.legend()
     pair = record["ways"][:2]
-    groups = {str(size): [row for row in rows if row[letter] == size and row["way"] in pair] for size in sizes}
+    groups = {thousands(size): [row for row in rows if row[letter] == size and row["way"] in pair] for size in sizes}
     drawing.breakdown(breakdown, groups, [1 / epoch.overall_ratio for epoch in epochs])
     breakdown.set(xlabel=letter)
+
+
+def thousands(size: int) -> str:
+    """30000 -> "30k", so that ticks have room."""
+    return f"{size // 1000}k" if size % 1000 == 0 else str(size)
 
 
 FIGURE = Figure("Figure 8: the backward by sequence length T and by batch size B", measure, draw)

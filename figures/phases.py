@@ -29,16 +29,13 @@ def timed(workload: Workload, ways: tuple[str, ...], seconds: float) -> list[Rec
     for way in ways:
         rows[way] = {"T": len(batch[0]), "B": workload.rows, "way": way}
         model = WAYS[way](workload.model)  # all share their parameters, which a learning rate of zero leaves alone
-        step = partial(once, model, Adam(model.parameters(), lr=0.0), batch)
         try:
-            if way != ways[0]:
-                rows[way]["relative_difference"] = check(workload.model, model, batch)
-            step()
+            rows[way]["relative_difference"] = check(workload.model, model, batch)
         except FAILURES as failure:
             rows[way]["error"] = said(failure)
             continue
         rows[way]["ran"] = ran(way, model)
-        steps[way] = step
+        steps[way] = partial(once, model, Adam(model.parameters(), lr=0.0), batch)
     round_s = sum(sum(step()) for step in steps.values())
     samples = interleave(steps, max(FEWEST, math.floor(min(REPEATS, seconds / round_s))))
     for way, taken in samples.items():
