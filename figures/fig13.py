@@ -21,7 +21,7 @@ def measure(options: Options) -> Record:
     trained = {}
     for name in sizes.sets:
         task = workload(samples_of(SETS[name], sizes.samples, options), ROWS, options)
-        trained[name] = side_by_side(task, options.pair, LEARNING_RATE, iterations, seconds)
+        trained[name] = side_by_side(task, options.pair, sizes.lr, iterations, seconds)
     lines = [line for name, of_set in trained.items() for line in besides(name, of_set)]
     return {"data": data_name(options), "beside": lines, "sets": trained}
 

@@ -24,12 +24,13 @@ class Sizes:
     samples: int  # to train on
     iterations_an_epoch: int  # at B = 16
     epochs: int
+    lr: float
 
 
 SIZES = {
-    QUICK: Sizes(("S",), (16,), 32, 2, 2),
-    SCALED: Sizes(tuple(SETS), (16, 32, 64), 512, IRMAS_SAMPLES // 16, EPOCHS),
-    FULL: Sizes(tuple(SETS), (16, 32, 64), IRMAS_SAMPLES, IRMAS_SAMPLES // 16, EPOCHS),
+    QUICK: Sizes(("S",), (16,), 32, 2, 2, 3e-4),
+    SCALED: Sizes(tuple(SETS), (16, 32, 64), 512, IRMAS_SAMPLES // 16, EPOCHS, 1e-3),
+    FULL: Sizes(tuple(SETS), (16, 32, 64), IRMAS_SAMPLES, IRMAS_SAMPLES // 16, EPOCHS, LEARNING_RATE),
 }
 
 

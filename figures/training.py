@@ -110,15 +110,11 @@ class Run:
 
 
 def side_by_side(workload: Workload, ways: tuple[str, str], lr: float, iterations: int, seconds: float) -> Record:
-    """Trains by both ways for at most so many iterations, and fewer where they would take longer than `seconds`.
-
-    With fewer iterations than the paper's the learning rate grows by as much, so that the curve shows some learning.
-    """
+    """Trains by both ways for at most so many iterations, and fewer where they would take longer than `seconds`."""
     first = next(workload.batches())
     gradients = check(workload.model, WAYS[ways[1]](workload.model), first)
     first_step_s, round_s = warm_up(workload, ways, first)
     done = max(WARM_UP, int(min(iterations, seconds / round_s)))
-    lr = significant(min(lr * iterations / done, FASTEST), 2)
     runs = {way: Run.of(workload.model, way, lr) for way in ways}
     for batch in track(itertools.islice(workload.batches(), done), " and ".join(ways), total=done):
         for run in runs.values():
@@ -139,9 +135,6 @@ def side_by_side(workload: Workload, ways: tuple[str, str], lr: float, iteration
         "backward": significant(baseline.backward_seconds / ours.backward_seconds),
         "ways": {way: run.record() | {"first_step_s": first_step_s[way]} for way, run in runs.items()},
     }
-
-
-FASTEST = 1e-3  # the largest learning rate
 
 
 def warm_up(workload: Workload, ways: tuple[str, str], batch: Batch) -> tuple[dict[str, float], float]:
