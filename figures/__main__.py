@@ -21,7 +21,7 @@ from rich.table import Table
 import device
 import machine
 import store
-from figures import drawing, fig7, page
+from figures import drawing, fig7, fig8, fig9, fig13, page
 from figures.figure import FULL, QUICK, SCALED, Figure, Options, Record
 from figures.schedules import diagrams, groups, time_chunks, wavelet, zero_bubble
 from figures.ways import USUAL, WAYS
@@ -29,6 +29,9 @@ from figures.ways import USUAL, WAYS
 # One row a figure. Its file measures it, gives the paper's numbers beside, and draws it.
 FIGURES: dict[str, Figure] = {
     "fig7": fig7.FIGURE,
+    "fig8": fig8.FIGURE,
+    "fig9": fig9.FIGURE,
+    "fig13": fig13.FIGURE,
     "schedules": diagrams.FIGURE,
     "groups": groups.FIGURE,
     "wavelet": wavelet.FIGURE,

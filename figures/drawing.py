@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
+from figures import paper
 from figures.figure import Record
 
 matplotlib.use("Agg")
@@ -18,6 +20,7 @@ matplotlib.rcParams |= {
     "grid.alpha": 0.3,
     "lines.linewidth": 1.2,
     "svg.hashsalt": "bppsa",
+    "svg.fonttype": "none",
 }
 COLOURS = {
     "PyTorch": "tab:red",
@@ -26,7 +29,8 @@ COLOURS = {
     "sequential": "tab:blue",
     "blelloch": "tab:olive",
 }
-PAPER_STYLE = {"color": "black", "linestyle": ":", "linewidth": 1, "label": "the paper, V100"}
+PAPER: dict[str, Any] = {"color": "black", "linestyle": ":", "linewidth": 1, "label": f"the paper, {paper.DEVICE}"}
+SHADES = {"forward": 0.35, "backward": 1.0, "rest": 0.15}  # of a way's colour, by phase
 DPI = 110
 
 
@@ -58,6 +62,30 @@ def curves(by_time: Axes, by_iteration: Axes, trained: Record) -> None:
     by_iteration.legend()
 
 
+def breakdown(axes: Axes, groups: dict[str, list[Record]], paper_shares: list[float]) -> None:
+    """For each group a bar a way, of its phases on each other, as shares of the baseline's whole iteration.
+
+    groups: the rows of a tick, the baseline's first; paper_shares: what BPPSA took of the paper's baseline there.
+    """
+    for at, rows in enumerate(groups.values()):
+        rows = [row for row in rows if "error" not in row]
+        whole = sum(rows[0][f"{phase}_ms"] for phase in SHADES)
+        width = 0.8 / len(rows)
+        for number, row in enumerate(rows):
+            place, bottom = at + (number - (len(rows) - 1) / 2) * width, 0.0
+            for phase, shade in SHADES.items():
+                share = row[f"{phase}_ms"] / whole
+                name = f"{label(row['way'])}, {phase}" if at == 0 else None
+                axes.bar(place, share, width, bottom, color=COLOURS[row["way"]], alpha=shade, label=name)
+                bottom += share
+            if number:
+                times = f"{row['overall_ratio']['median']:.3g}x"
+                axes.annotate(times, (place, bottom), fontsize=6, ha="center", va="bottom")
+    axes.plot(range(len(paper_shares)), paper_shares, "k_", label=f"the paper, {paper.DEVICE}: BPPSA")
+    axes.set(xticks=range(len(groups)), xticklabels=list(groups), ylabel="share of the baseline", title="phases")
+    axes.legend(fontsize=5.5, ncol=3, loc="upper center", bbox_to_anchor=(0.5, -0.16), frameon=False)
+
+
 def save(picture: Picture, record: Record, path: Path) -> None:
     """As `path`.svg and `path`.png, with what it was measured on below."""
     picture.suptitle(record["title"], fontsize=10)
@@ -74,5 +102,5 @@ def caption(record: Record) -> str:
         return f"simulated; revision {on['revision']}{changed}, {on['date'][:10]}"
     return (
         f"{on['device']}, {on['threads']} threads; baseline: {on['baseline']}; torch {on['torch']}; revision "
-        f"{on['revision']}{changed}, {on['date'][:10]}; sizes: {record['size']}"
+        f"{on['revision']}{changed}, {on['date'][:10]}; {record['data']}; sizes: {record['size']}"
     )

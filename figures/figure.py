@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from matplotlib.figure import Figure as Picture
 
-# Of every figure: "title", "size", "on" (machine, versions), "beside" (rows of what, paper, ours). The rest is its own.
+# Of every figure: "title", "size", "on" (machine, versions), "data" (what is trained on) and "beside" (rows of what,
+# paper, ours). The rest is its own.
 Record = dict[str, Any]
 
 QUICK, SCALED, FULL = "quick", "scaled", "full"
@@ -47,8 +48,3 @@ class Figure:
     measure: Callable[[Options], Record]
     draw: Callable[[Record], Picture]
     simulated: bool = False  # and so the same on every machine
-
-
-def beside(what: str, paper: str, ours: str) -> dict[str, str]:
-    """A number of the paper's, and what it is here."""
-    return {"what": what, "paper": paper, "ours": ours}

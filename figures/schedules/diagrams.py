@@ -6,7 +6,8 @@ from matplotlib.figure import Figure as Picture
 
 from bppsa.schedule import Recipe, Timeline, ddp, fslpp, gpipe, lpp, simulate
 from figures import drawing
-from figures.figure import Figure, Options, Record, beside
+from figures.figure import Figure, Options, Record
+from figures.paper import beside
 from figures.schedules.bars import bars
 
 # Four stages, eight micro-batches, a backward of two units: the paper's numbers.

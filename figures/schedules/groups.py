@@ -27,7 +27,8 @@ from bppsa.schedule import (
     zero_bubble,
 )
 from figures import drawing
-from figures.figure import Figure, Options, Record, beside
+from figures.figure import Figure, Options, Record
+from figures.paper import beside
 
 SIZE = 16  # stages, micro-batches and workers of the sweep over G
 METRICS: dict[str, Callable[[Timeline], Any]] = {

@@ -9,7 +9,8 @@ from matplotlib.figure import Figure as Picture
 from bppsa.schedule import blelloch, simulate
 from bppsa.schedule.simulator import Cost
 from figures import drawing
-from figures.figure import Figure, Options, Record, beside
+from figures.figure import Figure, Options, Record
+from figures.paper import beside
 
 WORKERS = (2, 4, 8, 16, 32, 64, 128, 256)
 STEPS = 4096

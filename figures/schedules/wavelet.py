@@ -10,7 +10,8 @@ from matplotlib.figure import Figure as Picture
 
 from bppsa.schedule import Timeline, ddp, gpipe, naive, simulate, wavelet_dp, wavelet_mp
 from figures import drawing
-from figures.figure import Figure, Options, Record, beside
+from figures.figure import Figure, Options, Record
+from figures.paper import beside
 
 STAGES, WAVES, MANY = 16, 6, 64
 # Figure 11, on one machine. Its jobs slow each other where they share a device, which no simulation knows: we give the

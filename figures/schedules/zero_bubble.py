@@ -6,7 +6,8 @@ from matplotlib.figure import Figure as Picture
 
 from bppsa.schedule import Recipe, Timeline, one_f_one_b, simulate, v_schedule, zero_bubble
 from figures import drawing
-from figures.figure import Figure, Options, Record, beside
+from figures.figure import Figure, Options, Record
+from figures.paper import beside
 from figures.schedules.bars import bars
 
 WORKERS = (2, 4, 8, 16)

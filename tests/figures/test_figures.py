@@ -38,7 +38,7 @@ def record(kept: Path) -> Callable[[str], dict[str, Any]]:
     return lambda name: json.loads((kept / f"{name}.json").read_text())
 
 
-NAMES = ["fig7"]
+NAMES = ["fig7", "fig8", "fig9", "fig13", "schedules", "groups", "wavelet", "zero_bubble", "time_chunks"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,6 +64,34 @@ def test_both_ways_learn_the_same(record: Callable[[str], dict[str, Any]]) -> No
     assert found["greatest_difference_of_losses"] < 1e-5
     assert found["relative_difference_of_gradients"] < 1e-5
     assert plain["seconds"] == sorted(plain["seconds"])
+
+
+def test_every_way_is_timed_and_right(record: Callable[[str], dict[str, Any]]) -> None:
+    found = record("fig8")
+    sizes = {part: [(row["T"], row["B"], row["way"]) for row in found[part]] for part in ("by_steps", "by_rows")}
+    ways = WAYS.split(",")
+    assert sizes["by_steps"] == [(T, 16, way) for T in (10, 30) for way in ways]
+    assert sizes["by_rows"] == [(10, B, way) for B in (2, 4) for way in ways]
+    for row in found["by_steps"] + found["by_rows"]:
+        assert row["ran"] == {"PyTorch": "pytorch"}.get(row["way"], row["way"])
+        assert row["relative_difference"] < 1e-5
+        assert min(row[f"{phase}_ms"] for phase in ("forward", "backward", "rest")) > 0
+        quartiles = row["backward_quartiles_ms"]
+        assert quartiles["low"] <= quartiles["median"] <= quartiles["high"]
+    assert {row["backward_ratio"]["median"] for row in found["by_steps"] if row["way"] == "PyTorch"} == {1.0}
+
+
+def test_a_stand_in_is_labelled_so(record: Callable[[str], dict[str, Any]], kept: Path) -> None:
+    for name in ("fig9", "fig13"):
+        assert record(name)["data"] == "synthetic notes, a stand-in for IRMAS"
+        assert "a stand-in for IRMAS" in (kept / f"{name}.svg").read_text()
+
+
+def test_grus_of_both_ways_learn_the_same(record: Callable[[str], dict[str, Any]]) -> None:
+    assert [(row["set"], row["T"], row["B"]) for row in record("fig9")["rows"]] == [("S", 259, 16)] * 2
+    trained = record("fig13")["sets"]["S"]
+    assert (trained["T"], trained["inputs"], trained["iterations"]) == (259, 38, 4)
+    assert trained["greatest_difference_of_losses"] < 1e-5
 
 
 def test_draws_again_what_is_kept(kept: Path) -> None:
