@@ -6,11 +6,12 @@ from collections import OrderedDict
 
 import pytest
 
-from bppsa import _scan
+from bppsa import _scan_call, _scan_plans
 from tests.scan.support import interpreted
 
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_scan, "compile_recurrence", interpreted)
-    monkeypatch.setattr(_scan, "_plans", OrderedDict())
+    for module in (_scan_call, _scan_plans):
+        monkeypatch.setattr(module, "compile_recurrence", interpreted)
+    monkeypatch.setattr(_scan_plans, "_plans", OrderedDict())

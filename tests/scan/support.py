@@ -62,6 +62,8 @@ def results(scan: Scan, example: Example, *, reverse: bool = False) -> tuple[lis
     outputs = leaves(scan(example.cell, example.carry, example.xs, reverse=reverse))
     wanted = [t for t in (*leaves(example.carry, example.xs), *example.parameters) if t.requires_grad]
     read = [o for o in outputs if o.requires_grad]
+    if not read:
+        return outputs, [None] * len(wanted)
     return outputs, list(torch.autograd.grad(weighted(read), wanted, allow_unused=True))
 
 
