@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from bppsa._calls import note, strategy_of_model
+from bppsa._calls import explaining, note, strategy_of_model
+from bppsa._predict import choose_scan
 from bppsa._scan_checks import Cell, check_inputs, checked, name_of
 from bppsa._scan_plans import find
 from bppsa._sweeps import with_structure
 from bppsa.errors import BuildError, Reason
-from bppsa.plan.choose import choose_scan
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
+from bppsa.plan.work import PYTORCH
 from bppsa.report import Decision, warn_once
 from bppsa.runtime import reference
 
@@ -29,7 +30,8 @@ def scan(
     backward, a name or one of `bppsa.strategies`; None is that of the compiled model this is called in, or "auto".
 
     A cell of pointwise ops, products with parameters, slices and concatenations of features and row sums (layer norm)
-    on [B, n] values runs as one generated kernel each way; any other runs op by op, and `bppsa.explain` says why.
+    on [B, n] values runs as one generated kernel each way; any other, and a call so short that the loop is predicted to
+    be faster, runs op by op, and `bppsa.explain` says why.
 
     Raises CarryError (a TypeError) where the carry changes, a leaf is no tensor or the cell does not return a pair,
     InputError (a RuntimeError) where xs do not agree in T. What PyTorch's ops raise within the cell keeps its type, and
@@ -48,13 +50,17 @@ def scan(
         note(Decision(name_of(cell), "scan", "pytorch", str(found), numbers))
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
     plan, environment = found
-    choice = choose_scan(asked, steps, torch.is_grad_enabled(), numbers)
+    how = steps, rows, torch.is_grad_enabled(), x_leaves[0].device.type, explaining()
+    choice = choose_scan(plan.recurrence, plan.dtype, asked, *how)
+    decision = Decision(name_of(cell), "scan", choice.strategy, choice.reason, numbers | choice.numbers, *choice.told)
+    if choice.strategy == PYTORCH:
+        note(with_structure(decision, plan.recurrence))
+        return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
     try:
         nexts, ys = plan.run(carry_leaves, x_leaves, plan.captured(environment), reverse, strategy_of(choice.strategy))
     except BuildError as error:
         warn_once(f"bppsa.scan runs cells op by op: {error}")
         note(Decision(name_of(cell), "scan", "pytorch", str(error).splitlines()[0], numbers))
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
-    decision = Decision(name_of(cell), "scan", choice.strategy, choice.reason, choice.numbers)
     note(with_structure(decision, plan.recurrence))
     return pytree.tree_unflatten(nexts, carry_spec), pytree.tree_unflatten(ys, plan.y_spec)

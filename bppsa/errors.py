@@ -34,6 +34,10 @@ class StrategyError(BppsaError, ValueError):
     """An unknown strategy or fallback; the text lists the known ones."""
 
 
+class MachineError(BppsaError, ValueError):
+    """BPPSA_MACHINE names a file that holds no record of a machine, or a device cannot be measured."""
+
+
 class BuildError(BppsaError, RuntimeError):
     """The system compiler is missing or refused a generated kernel."""
 
