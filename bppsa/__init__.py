@@ -2,7 +2,8 @@
 
 `compile` returns a model that computes the same with faster kernels, `scan` runs a recurrence over a cell you wrote,
 `explain` says what was found, what was chosen and why, and `measure` how fast the device at hand is.
-Names resolve on first use (PEP 562), so that `import bppsa.schedule` loads no torch. What is not in `__all__` is private.
+Names resolve on first use (PEP 562), so that `import bppsa.schedule` loads no torch. What is not in `__all__` is
+private.
 """
 
 from __future__ import annotations

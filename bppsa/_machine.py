@@ -25,7 +25,8 @@ def machine_of(device: str) -> Machine:
     BPPSA_MACHINE names no record."""
     if (path := os.environ.get(VARIABLE)) and (machine := named(Path(path))).device == device:
         return machine
-    kept = cache.read(file_name(device))
+    there = device != "cuda" or torch.cuda.is_available()
+    kept = cache.read(file_name(device)) if there else None
     return SHIPPED[device] if kept is None else Machine.of_json(json.loads(kept))
 
 

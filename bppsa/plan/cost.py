@@ -17,13 +17,13 @@ from typing import Any
 @dataclass(frozen=True)
 class Work:
     """launches: of kernels, or calls of what has many; steps: that follow one another; bytes: of memory, read and
-    written; width: pieces that run side by side (rows on a CPU, warps on a GPU)."""
+    written; width: pieces that run side by side (rows on a CPU, warps on a GPU), None where they fill what there is."""
 
     launches: float
     steps: float
     flops: float
     bytes: float
-    width: float = 1
+    width: float | None = 1
 
     def times(self, count: float) -> Work:
         """So often, one after the other."""
@@ -73,10 +73,10 @@ class Machine:
         """Microseconds of one phase by what takes them. Pieces beyond the slots wait for another round, and fewer leave
         some of the processors idle."""
         rates = self.rates[name]
-        filled = 1.0 if self.slots is None else work.width / self.slots
+        filled = 1.0 if self.slots is None or work.width is None else work.width / self.slots
         return {
             "launch": rates.launch * work.launches,
-            "step": rates.step * work.steps * (1.0 if self.slots is None else max(1.0, filled)),
+            "step": rates.step * work.steps * max(1.0, filled),
             "flops": rates.flops * work.flops / 1e6 / min(1.0, filled),
             "bytes": rates.bytes * work.bytes / 1e3,
         }

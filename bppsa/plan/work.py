@@ -15,7 +15,6 @@ from bppsa.plan.strategy import Strategy, divide
 
 PYTORCH = "pytorch"
 LOOP = "loop"  # the peer of a cell that Python steps through
-PLENTY = 1e6  # pieces: PyTorch's kernels fill any processor in a way of their own
 
 
 @dataclass(frozen=True)
@@ -139,5 +138,5 @@ def by_pytorch(name: str, counts: Counts, size: Size, each: Each, around: Produc
     """The same flops and bytes, at PyTorch's rates; a loop in Python launches every op of every step."""
     launches = counts.ops * size.steps if counts.peer == LOOP else 1
     flops, moved = each.flops + around.each.flops, each.bytes + around.each.bytes
-    work = Work(launches, size.steps, flops * size.points, moved * size.points + counts.weights, PLENTY)
+    work = Work(launches, size.steps, flops * size.points, moved * size.points + counts.weights, None)
     return f"{counts.peer} {name}", work

@@ -29,6 +29,11 @@ def test_pieces_share_slots(width: int, rounds: int, idle: int) -> None:
     assert parts == {"launch": 20, "step": 5 * rounds, "flops": 3 * idle, "bytes": 4}
 
 
+def test_what_fills_a_processor_neither_waits_nor_idles() -> None:
+    work = Work(2, 5, 3e6, 4e3, None)
+    assert machine(slots=8).parts("forward", work) == machine().parts("forward", work)
+
+
 def test_a_gpu_works_while_its_host_goes_on() -> None:
     busy = machine(forward=Rates(1, 1, 1, 1, host=1000))
     assert busy.us([("forward", WORK)]) == 1000
