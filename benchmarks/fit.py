@@ -24,10 +24,11 @@ import machine
 import store
 from bppsa import _measure
 from bppsa._measure import BLELLOCH, CELLS, CHUNKED, MODULES, SEQUENTIAL, Subject, of_cell, of_module
+from bppsa.plan import work
 from bppsa.plan.fit import Measured, fitted
 from bppsa.plan.machines import EPYC
 from bppsa.plan.strategy import Strategy, strategy_of
-from bppsa.plan.work import PYTORCH, forward
+from bppsa.plan.work import PYTORCH
 from comparison import Row
 from timing import significant
 
@@ -49,28 +50,31 @@ def drawn(seed: int) -> Iterator[tuple[str, int, int, int]]:
         yield draw.choice(KINDS), T, B, H
 
 
-def measured(kind: str, T: int, B: int, H: int) -> list[Row]:
-    """Of each way that does not take too long."""
+def measured(kind: str, T: int, B: int, H: int) -> Row:
+    """Microseconds of each way that does not take too long; the forward of a scan is that of one sweep."""
     subject = subject_of(kind, T, B, H)
-    rows: list[Row] = []
+    us: dict[str, float] = {}
     for way in (PYTORCH, SEQUENTIAL, CHUNKED, BLELLOCH, HYBRID):
         predicted = sum(map(EPYC.us, subject.passes(way))) / 1e3
         if predicted > LONGEST_MS or (T < 8 and way not in (PYTORCH, SEQUENTIAL)):
             continue
-        row = {"kind": kind, "T": T, "B": B, "H": H, "way": str(way)}
-        names = ("forward", "backward")
-        rows += [row | {"of": of, "us": c.us} for of, c in zip(names, subject.training(way), strict=True)]
+        forward, backward = subject.training(way)
+        us[f"{way} backward"] = backward.us
         if way in (PYTORCH, SEQUENTIAL):
-            rows += [row | {"of": "inference", "us": c.us} for c in subject.inference(way)]
-    return [row | {"us": significant(row["us"])} for row in rows]
+            us[f"{way} forward"] = forward.us
+            us[f"{way} inference"] = subject.inference(way)[0].us
+    return {"kind": kind, "T": T, "B": B, "H": H, "us": {name: significant(value) for name, value in us.items()}}
 
 
-def call_of(row: Row) -> Measured:
+def calls_of(row: Row) -> Iterator[tuple[str, Measured]]:
+    """With the way and the pass of each."""
     subject = subject_of(*(row[key] for key in ("kind", "T", "B", "H")))
-    way = PYTORCH if row["way"] == PYTORCH else strategy_of(row["way"])
-    if row["of"] == "inference":
-        return Measured(forward(way, subject.counts, subject.size, False), row["us"])
-    return Measured(subject.passes(way)[row["of"] == "backward"], row["us"])
+    for name, us in row["us"].items():
+        way = PYTORCH if name.startswith(PYTORCH) else strategy_of(name.split()[0])
+        training = subject.passes(way)
+        passes = {"inference": work.forward(way, subject.counts, subject.size, False)}
+        passes |= dict(zip(("forward", "backward"), training, strict=True))
+        yield name, Measured(passes[name.split()[1]], us)
 
 
 def main() -> None:
@@ -88,19 +92,18 @@ def main() -> None:
         for kind, T, B, H in drawn(arguments.seed):
             if time.monotonic() > end:
                 break
-            rows += measured(kind, T, B, H)
+            rows.append(measured(kind, T, B, H))
         results["fit"] = [{"on": on, "rows": rows}]
         store.save(kept, results)
-    calls = [call_of(row) for row in rows]
-    found = fitted(EPYC, calls, EPYC.name, EPYC.source, EPYC.margin)
+    calls = [call for row in rows for call in calls_of(row)]
+    found = fitted(EPYC, [call for _, call in calls], EPYC.name, EPYC.source, EPYC.margin)
     for name, rates in found.rates.items():
         console.print(f'        "{name}": Rates({rates.launch:g}, {rates.step:g}, {rates.flops:g}, {rates.bytes:g}),')
-    by_way: dict[tuple[str, str], list[float]] = {}
-    for row, call in zip(rows, calls, strict=True):
-        error = abs(found.us(call.phases) / call.us - 1)
-        by_way.setdefault((row["way"], row["of"]), []).append(error)
-    for (way, of), errors in by_way.items():
-        console.print(f"{way} {of}: {len(errors)} calls, median relative error {statistics.median(errors):.1%}")
+    errors: dict[str, list[float]] = {}
+    for name, call in calls:
+        errors.setdefault(name, []).append(abs(found.us(call.phases) / call.us - 1))
+    for name, of_calls in errors.items():
+        console.print(f"{name}: {len(of_calls)} calls, median relative error {statistics.median(of_calls):.1%}")
 
 
 def parse() -> argparse.Namespace:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,15 +20,26 @@ from bppsa.plan.machines import SHIPPED
 VARIABLE = "BPPSA_MACHINE"
 
 
+_measured: dict[str, Machine] = {}  # in this process, by device
+
+
 @functools.lru_cache
 def machine_of(device: str) -> Machine:
     """device: "cpu" or "cuda". Asked once a process, so that a prediction costs no file. Raises MachineError where
     BPPSA_MACHINE names no record."""
+    shipped = SHIPPED[device]
     if (path := os.environ.get(VARIABLE)) and (machine := named(Path(path))).device == device:
-        return machine
+        return complete(machine, shipped)
+    if device in _measured:
+        return _measured[device]
     there = device != "cuda" or torch.cuda.is_available()
     kept = cache.read(file_name(device)) if there else None
-    return SHIPPED[device] if kept is None else Machine.of_json(json.loads(kept))
+    return shipped if kept is None else complete(Machine.of_json(json.loads(kept)), shipped)
+
+
+def complete(machine: Machine, shipped: Machine) -> Machine:
+    """With the shipped rates of what an older record does not know."""
+    return replace(machine, rates={**shipped.rates, **machine.rates})
 
 
 def named(path: Path) -> Machine:
@@ -41,8 +53,9 @@ def named(path: Path) -> Machine:
 
 
 def keep(machine: Machine) -> None:
-    """From now on, and in later processes; choices already made in this one are forgotten."""
+    """From now on, and where the directory takes files, in later processes."""
     cache.write(file_name(machine.device), json.dumps(machine.as_json()).encode())
+    _measured[machine.device] = machine
     machine_of.cache_clear()
 
 

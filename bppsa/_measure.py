@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +14,11 @@ from torch.utils import _pytree as pytree
 
 from bppsa import _machine, _scan, cells
 from bppsa._modules.classes import rewrite
-from bppsa._predict import counts_of
-from bppsa._recurrent import Spec
+from bppsa._predict import choose_scan, counts_of
+from bppsa._recurrent import Spec, decide
 from bppsa._scan_plans import find
 from bppsa._sweeps import structure_of
+from bppsa.chain import Recurrence
 from bppsa.errors import MachineError, Reason
 from bppsa.plan import work
 from bppsa.plan.choose import multiply_inline
@@ -43,8 +45,8 @@ MARGIN = 1.02
 
 
 def measure(device: str = "cpu") -> Machine:
-    """Measure a device, "cpu" or "cuda", in some seconds (the first time besides, kernels are built), and predict with
-    what was found: in this process for calls of sizes not seen yet, in later ones for all.
+    """Measure a device, "cpu" or "cuda", in some seconds (the first time besides, kernels are built), and from now on
+    predict with what was found, also in later processes.
 
     Nothing else should run meanwhile. The record is kept beside the kernels, for this processor, number of threads and
     version of torch; the environment variable BPPSA_MACHINE names another one, a JSON file. Raises MachineError (a
@@ -54,6 +56,8 @@ def measure(device: str = "cpu") -> Machine:
         raise MachineError(f"no device {device!r} to measure: there is cpu and, where torch sees one, cuda")
     machine = fitted(SHIPPED[device], list(calls(device)), _machine.identity(device), "measured", MARGIN)
     _machine.keep(machine)
+    for decided in (decide, choose_scan):
+        decided.cache_clear()
     return machine
 
 
@@ -66,7 +70,7 @@ def calls(device: str) -> Iterator[Measured]:
                 yield from subject.inference(way)
         for shape in SCANNED:
             for way in (CHUNKED, BLELLOCH):
-                yield from of_module(kind, *shape, device).training(way)
+                yield of_module(kind, *shape, device).training(way)[1]  # the forward is that of one sweep
     for kind in CELLS:
         for shape in LOOPED:
             subject = of_cell(kind, *shape, device)
@@ -118,12 +122,16 @@ def of_cell(kind: str, T: int, B: int, H: int, device: str) -> Subject:
             return lambda: _scan.scan(cell, carry, x, strategy=way)[1]
         return lambda: reference.loop(cell, carry, x)[1]
 
-    found = find(cell, *pytree.tree_flatten(carry), *pytree.tree_flatten(x))
-    assert not isinstance(found, Reason), found
-    recurrence = found[0].recurrence
+    recurrence = recurrence_of(cell, carry, x)
     blocks = structure_of(recurrence)
     how = torch.float32, multiply_inline(B, device), device, LOOP, (blocks.count, blocks.width)
     return Subject(run, [x, *cell.parameters()], counts_of(recurrence, *how), Size(T, B))
+
+
+def recurrence_of(cell: cells.Cell, carry: Any, x: Tensor) -> Recurrence:
+    found = find(cell, *pytree.tree_flatten(carry), *pytree.tree_flatten(x))
+    assert not isinstance(found, Reason), found
+    return found[0].recurrence
 
 
 def timed(run: Callable[[], Tensor], inputs: Inputs, passes: Sequence[Sequence[Phase]]) -> list[Measured]:

@@ -10,7 +10,7 @@ from bppsa.plan.cost import Machine, Phase, Rates
 Term = tuple[str, str]  # of a machine's rates: the name of a phase, and of one of its Rates
 PARTS = ("launch", "step", "flops", "bytes")
 TRUST = 0.02  # in the known machine, beside a measured call's 1
-FAR = 0.1  # relative error beyond which a call counts less: another process was in the way
+FAR = 0.15  # relative error at which a call counts half: another process may have been in its way
 ROUNDS, SWEEPS = 8, 60  # of weighing calls anew, and over all terms in each
 
 
@@ -30,7 +30,7 @@ def fitted(known: Machine, calls: Sequence[Measured], name: str, source: str, ma
     members = {t: [(i, row[t]) for i, row in enumerate(rows) if t in row] for t in factors}
     for _ in range(ROUNDS):
         predicted = [sum(factors[t] * part for t, part in row.items()) for row in rows]
-        weights = [1 / max(abs(p - 1), FAR) * FAR for p in predicted]
+        weights = [1 / (1 + ((p - 1) / FAR) ** 2) for p in predicted]
         for _ in range(SWEEPS):
             for t, parts in members.items():
                 pull = TRUST * (1 - factors[t]) - sum(weights[i] * part * (predicted[i] - 1) for i, part in parts)
