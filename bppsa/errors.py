@@ -38,6 +38,10 @@ class MachineError(BppsaError, ValueError):
     """BPPSA_MACHINE names a file that holds no record of a machine, or a device cannot be measured."""
 
 
+class ScheduleError(BppsaError, ValueError):
+    """A schedule that cannot run: the text names the job, the workers and what they wait for."""
+
+
 class BuildError(BppsaError, RuntimeError):
     """The system compiler is missing or refused a generated kernel."""
 
