@@ -96,7 +96,7 @@ def device_ms(call: Call, found: list[Phase]) -> float:
 
 
 def rounded(values: dict[str, float]) -> dict[str, float]:
-    return {name: significant(value, 3) for name, value in values.items()}
+    return {name: value if isinstance(value, int) else significant(value, 3) for name, value in values.items()}
 
 
 def show(results: dict[str, Any], console: Console) -> None:
