@@ -45,7 +45,7 @@ def run(
     decision = decide(module._bppsa_path, strategy, spec, steps, rows, x.dtype, training, device)
     decision = with_structure(decision, spec.recurrence)
     if decision.strategy == "pytorch":
-        noted(module, decision)
+        noted(module, told(decision, asked, why, None))
         return NotImplemented
     undrawn = torch.get_rng_state() if module.training and module.dropout > 0 else None
     try:

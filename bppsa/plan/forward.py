@@ -96,7 +96,11 @@ MARGIN = 1.2  # times faster that it has to be predicted
 
 def choose_forward(asked: Forward, size: tuple[int, int, int], device: str, failures: int) -> tuple[Forward, str]:
     """Which forward runs a call, and why. size: T, B, H; failures: how often Newton's did not converge there."""
-    if asked.name != "auto":
+    if asked.name == "sequential":
+        return asked, "as asked"
+    if division(asked, size[0]).count == 1:
+        return SEQUENTIAL, f"{size[0]} steps are a single chunk"
+    if asked.name == "newton":
         return asked, "as asked"
     if device != "cuda":
         return SEQUENTIAL, "a CPU has too few cores for the work of a parallel one"

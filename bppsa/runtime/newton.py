@@ -4,8 +4,7 @@ Unknown are the carries h_c that enter the chunks, F_c(h_c) is what leaves chunk
 
     sweep    every chunk from its guessed h_c; r_c = F_c(h_c) - h_{c+1} is what is still wrong      runtime.sweep
     reduce   every chunk to J_c^T, the transposed Jacobian of F_c                                   runtime.reduce
-    scan     over the chunks, along time: d_{c+1} = J_c d_c + r_c, d_0 = 0                          runtime.scan_levels
-             and h_{c+1} <- h_{c+1} + d_{c+1}
+    scan     over the chunks, along time: d_{c+1} = J_c d_c + r_c, d_0 = 0, and h_{c+1} <- h_{c+1} + d_{c+1}
 
 With chunks of one step this is DEER (Lim et al., 2024) and ParaRNN (Danieli et al., 2025). A chunk's sweep is not
 linearised, so longer chunks need fewer iterations and fewer matrices. After k iterations the first k chunks are exact.
@@ -17,14 +16,14 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from bppsa.plan.forward import Forward, division
 from bppsa.plan.strategy import Division
-from bppsa.runtime.backward import Asked, is_out_of_memory, reduce, scanned
+from bppsa.runtime.backward import Asked, is_out_of_memory, reduce
 from bppsa.runtime.chunks import Chunks
 from bppsa.runtime.extent import Extent, Given
 from bppsa.runtime.pairs import scaled
@@ -85,11 +84,11 @@ class Solver:
         save: bool,
     ) -> Passed:
         chunks = division(self.forward, extent.steps)
-        if chunks.count == 1:
-            self.outcomes.append(Outcome(0, 0.0, f"{extent.steps} steps are a single chunk"))
+        if chunks.count == 1 or extent.rows == 0:
             return sweep.forward(sources, carries, params, extent, save=save)
+        reduction = sweep.reduction(diagonal=self.forward.jacobian == "diagonal")
         try:
-            shots = Shots(sweep, chunks, sources, carries, params, extent)
+            shots = Shots(sweep, reduction, chunks, sources, carries, params, extent)
             outcome, entering = iterate(shots, self.guess(shots, at), self.forward)
             if not outcome.failure:
                 self.remember(entering, at)
@@ -121,10 +120,17 @@ class Shots:
     """
 
     def __init__(
-        self, sweep: Sweep, division: Division, sources: Given, carries: Given, params: Sequence[Tensor], extent: Extent
+        self,
+        sweep: Sweep,
+        reduction: Reduction,
+        division: Division,
+        sources: Given,
+        carries: Given,
+        params: Sequence[Tensor],
+        extent: Extent,
     ) -> None:
-        self.sweep, self.division, self.carries, self.params, self.extent = sweep, division, carries, params, extent
-        self.reduction = sweep.reduction()
+        self.sweep, self.reduction, self.division = sweep, reduction, division
+        self.carries, self.params, self.extent = carries, params, extent
         self.chunks = Chunks(extent, division.length, division.count)
         self.sources = [t if t is None else self.chunks.cut(t) for t in sources]
 
@@ -151,12 +157,16 @@ class Shots:
         outputs = [None] * len(self.sweep.recurrence.outputs)
         asked = Asked(self.passed, self.sources, self.params, outputs, (), self.chunks.inner, NOTHING)
         reduce(self.sweep, self.reduction, running.flatten(0, 1), asked)
-        running = self.chunks.unsorted(running, 0)
-        maps = along_time(self.reduction, running, self.along(residual).flatten(0, 1))
-        against = replace(self.extent, reverse=not self.extent.reverse)
-        nothing = residual[0].new_zeros(residual[0].shape)
-        d = scanned(self.division, self.reduction.pair(maps), nothing, self.reduction.structure, against)
-        return self.along(d)
+        jacobian = jacobians(self.reduction, self.chunks.unsorted(running, 0))
+        jacobian = self.along(jacobian.unflatten(0, (self.division.count, self.extent.rows)))
+        order = self.reduction.structure.order
+        right = residual[..., order].unsqueeze(-1)
+        d = [torch.zeros_like(right[0])]
+        for c in range(self.division.count - 1):
+            d.append(jacobian[c] @ d[-1] + right[c])
+        found = torch.empty_like(residual)
+        found[..., order] = torch.stack(d).squeeze(-1)
+        return found
 
     def along(self, chunks: Tensor) -> Tensor:
         return chunks.flip(0) if self.extent.reverse else chunks
@@ -185,17 +195,13 @@ class Shots:
         return rows.masked_fill(ended.unsqueeze(-1).to(rows.device), 0.0)
 
 
-def along_time(reduction: Reduction, running: Tensor, residual: Tensor) -> Tensor:
-    """The chunks' maps d -> J d + r in the layout of `running`, which holds J^T; both [rows, columns, pitch]."""
+def jacobians(reduction: Reduction, running: Tensor) -> Tensor:
+    """J of every chunk, block by block, [rows, count, m, m], of what a reduction leaves: its transpose, whose columns
+    have a power of two beside them."""
     width, size, order = reduction.structure.width, reduction.size, reduction.structure.order
-    matrix = scaled(running[:, :width, :size], running[:, :width, size + 1 :].int())
-    live = running[:, -1:, :size].isnan()
-    blocks = torch.where(live, matrix, 0.0)[..., order]  # [rows, m, count, m]
-    maps = torch.zeros_like(running)
-    maps[:, :width, order] = blocks.transpose(1, 3)
-    maps[:, width, :size] = residual
-    maps[:, -1, :size] = torch.nan
-    return maps
+    columns = scaled(running[:, :width, :size], running[:, :width, size + 1 :].int())
+    through = running[:, -1:, :size].isnan()  # a reset selects, whatever stood there
+    return torch.where(through, columns, 0.0)[..., order].transpose(1, 2)
 
 
 def iterate(shots: Shots, entering: Tensor, forward: Forward) -> tuple[Outcome, Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -121,3 +121,41 @@ def test_what_does_not_converge_runs_step_by_step(mode: str, radius: float) -> N
     assert solver.memory.failures == 1
     assert solver.outcomes[0].failure
     assert torch.equal(found.outputs[0].nan_to_num(), sequential.outputs[0].nan_to_num())
+
+
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_every_cell_by_diagonals(case: Callable[[], Example], length: int) -> None:
+    """The fixed point is the same, whatever the Jacobian: a chunk more is exact with every iteration."""
+    sweep, extent = interpreted(build(make(case))), Extent(7, 3)
+    forward = strategies.newton(length, jacobian="diagonal")
+    found, expected, solver = both(sweep, operands(sweep.recurrence, extent), extent, forward)
+    agree(found, expected)
+    assert not solver.memory.failures
+
+
+@pytest.mark.parametrize(("mode", "width"), [("RNN_TANH", 1), ("GRU", 1), ("LSTM", 2)])
+def test_what_a_diagonal_jacobian_is(mode: str, width: int) -> None:
+    """Exact where the recurrent weight is made of diagonal squares; one column a unit's number, whatever H is."""
+    given, extent = module_of(mode, 8, None, 30)
+    squares = given.params[1].unflatten(0, (-1, 8))
+    squares.copy_(squares * torch.eye(8))
+    sweep = compile_recurrence(module_recurrence(mode, 4, 8, 0, True), torch.float64, True)
+    assert sweep.reduction(diagonal=True).structure.width == width
+    taken = [both(sweep, given, extent, strategies.newton(5, jacobian=j))[2].outcomes[0] for j in ("full", "diagonal")]
+    assert taken[0].iterations == taken[1].iterations
+    assert not taken[1].failure
+
+
+def test_a_warm_start_needs_fewer_iterations() -> None:
+    given, extent = module_of("RNN_TANH", 16, 1.2, 400)
+    sweep = compile_recurrence(module_recurrence("RNN_TANH", 4, 16, 0, True), torch.float64, True)
+    memory, forward = Memory(), strategies.newton(8, warm_start=True)
+    first = both(sweep, given, extent, forward, memory)[2].outcomes[0]
+    given.params[1].mul_(1 + 1e-6)  # as a step of training does
+    found, expected, solver = both(sweep, given, extent, forward, memory)
+    assert 0 < solver.outcomes[0].iterations < first.iterations
+    agree(found, expected)
+    other = Extent(300, 2)
+    given.sources[0] = given.sources[0][:300]
+    agree(*both(sweep, given, other, forward, memory)[:2])
