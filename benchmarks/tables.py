@@ -50,6 +50,10 @@ def at_most(key: str, limit: str) -> Callable[[Row], str]:
     return lambda row: f"[{'green' if row.get(key, 0) <= row[limit] else 'red'}]{number(row[limit])}"
 
 
+def both(measured: Row, predicted: Row) -> str:
+    return ", ".join(f"{way} {number(ms)} ({number(predicted[way])})" for way, ms in measured.items())
+
+
 KIND: tuple[Column, ...] = (("", value("kind")), ("T, B, H", sizes))
 MS: tuple[Column, ...] = (("PyTorch ms", value("peer_ms")), ("bppsa ms", value("ours_ms")))
 RATIO: tuple[Column, ...] = (("ratio", ratio("ratio")), ("quartiles", lambda row: quartiles(row["ratio"])))
@@ -106,6 +110,15 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("difference", value("difference")),
         ("", lambda row: escape((row.get("error") or row.get("reason", ""))[:60])),
     ),
+    "choice": (
+        *KIND,
+        ("", lambda row: "training" if row["training"] else "no_grad"),
+        ("auto", value("auto")),
+        ("best", value("best")),
+        ("over best", lambda row: times(row["over_best"])),
+        ("over PyTorch", lambda row: times(row["over_pytorch"])),
+        ("ms measured (predicted)", lambda row: both(row["measured_ms"], row["predicted_ms"])),
+    ),
     "memory": (
         *KIND,
         ("PyTorch MiB", value("peer_MiB")),
@@ -123,6 +136,7 @@ TITLES = {
     "never_slower": "Where PyTorch is faster: median ratio below 0.97 by more than the interquartile range",
     "first_call": "The first call of a cell in a new process, forward and backward",
     "gpu": "A training step on a CUDA device, by its clock; ratio: cuDNN's over ours; launches: of the backward",
+    "choice": "What auto chose, where it was furthest from the best",
     "memory": "Peak memory of a process above its imports, after 5 training steps",
 }
 

@@ -1,8 +1,9 @@
 """bppsa: back-propagation as a scan over transposed Jacobians, for PyTorch.
 
 `compile` returns a model that computes the same with faster kernels, `scan` runs a recurrence over a cell you wrote,
-and `explain` says what was found, what was chosen and why. Names resolve on first use (PEP 562), so that
-`import bppsa.schedule` loads no torch. What is not in `__all__` is private.
+`explain` says what was found, what was chosen and why, and `measure` how fast the device at hand is.
+Names resolve on first use (PEP 562), so that `import bppsa.schedule` loads no torch. What is not in `__all__` is
+private.
 """
 
 from __future__ import annotations
@@ -13,12 +14,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bppsa import cells, errors, schedule, strategies
     from bppsa._api import compile, explain, scan
+    from bppsa._measure import measure
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "cells", "compile", "errors", "explain", "scan", "schedule", "strategies"]
+__all__ = ["__version__", "cells", "compile", "errors", "explain", "measure", "scan", "schedule", "strategies"]
 
 _MODULES = frozenset({"cells", "errors", "schedule", "strategies"})
-_HOMES = {"compile": "bppsa._api", "explain": "bppsa._api", "scan": "bppsa._api"}
+_HOMES = {
+    "compile": "bppsa._api",
+    "explain": "bppsa._api",
+    "scan": "bppsa._api",
+    "measure": "bppsa._measure",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -23,6 +23,7 @@ import machine
 import store
 from figures import drawing, fig7, fig8, fig9, fig13, page
 from figures.figure import FULL, QUICK, SCALED, Figure, Options, Record
+from figures.schedules import diagrams, groups, time_chunks, wavelet, zero_bubble
 from figures.ways import USUAL, WAYS
 
 # One row a figure. Its file measures it, gives the paper's numbers beside, and draws it.
@@ -31,6 +32,11 @@ FIGURES: dict[str, Figure] = {
     "fig8": fig8.FIGURE,
     "fig9": fig9.FIGURE,
     "fig13": fig13.FIGURE,
+    "schedules": diagrams.FIGURE,
+    "groups": groups.FIGURE,
+    "wavelet": wavelet.FIGURE,
+    "zero_bubble": zero_bubble.FIGURE,
+    "time_chunks": time_chunks.FIGURE,
 }
 
 OUTPUT = Path(__file__).parent / "out"
@@ -60,7 +66,7 @@ def main() -> None:
 
 
 def measured(figure: Figure, options: Options) -> Record:
-    head = {"title": figure.title, "size": options.size, "on": on(options.device)}
+    head = {"title": figure.title, "simulated": figure.simulated, "size": options.size, "on": on(options.device)}
     return head | figure.measure(options)
 
 

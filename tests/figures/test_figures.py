@@ -38,7 +38,7 @@ def record(kept: Path) -> Callable[[str], dict[str, Any]]:
     return lambda name: json.loads((kept / f"{name}.json").read_text())
 
 
-NAMES = ["fig7", "fig8", "fig9", "fig13"]
+NAMES = ["fig7", "fig8", "fig9", "fig13", "schedules", "groups", "wavelet", "zero_bubble", "time_chunks"]
 
 
 @pytest.mark.parametrize("name", NAMES)
