@@ -11,6 +11,7 @@ from bppsa.sparsity.operators import (
     Identity,
     Implicit,
     Outer,
+    Sparse,
     TransposedJacobian,
     select,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "Implicit",
     "Outer",
     "Pattern",
+    "Sparse",
     "TransposedJacobian",
     "add",
     "compose",

@@ -6,13 +6,22 @@ For a chain x -> y -> z the transposed Jacobians compose in the order of the dat
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.sparsity.operators import Dense, Diagonal, Identity, TransposedJacobian
+from bppsa.sparsity.operators import Dense, Diagonal, Identity, Sparse, TransposedJacobian
+from bppsa.sparsity.sparse import (
+    as_sparse,
+    scale_sparse_columns,
+    scale_sparse_rows,
+    sparse_plus_dense,
+    sparse_product,
+    sparse_sum,
+)
 
 Pair = Callable[[Any, Any], TransposedJacobian]
 
@@ -98,7 +107,7 @@ def as_diagonal(a: Identity | Diagonal) -> Diagonal:
 
 def diagonal_sum(a: Identity | Diagonal, b: Identity | Diagonal) -> TransposedJacobian:
     if any(isinstance(op, Identity) and not is_plain(op) for op in (a, b)):
-        return dense_sum(a, b)
+        return sparse_sum(as_sparse(a), as_sparse(b))
     a, b = as_diagonal(a), as_diagonal(b)
     if a.mask is None and b.mask is None:
         return Diagonal(a.d + b.d, like=a.reference)
@@ -113,12 +122,12 @@ def diagonal_plus_dense(a: Identity | Diagonal, b: Dense) -> TransposedJacobian:
     return Dense(torch.diagonal_scatter(w, diagonal, 0, -2, -1), (b.in_size, b.out_size))
 
 
-def keep_right(a: Identity, b: TransposedJacobian) -> TransposedJacobian:
-    return b if is_plain(a) else dense_product(a, b)
+def keep_right(a: Identity, b: Diagonal) -> TransposedJacobian:
+    return b if is_plain(a) else replace(as_sparse(b), sizes=(a.in_size, b.out_size))
 
 
-def keep_left(a: TransposedJacobian, b: Identity) -> TransposedJacobian:
-    return a if is_plain(b) else dense_product(a, b)
+def keep_left(a: Diagonal, b: Identity) -> TransposedJacobian:
+    return a if is_plain(b) else replace(as_sparse(a), sizes=(a.in_size, b.out_size))
 
 
 PRODUCT: dict[tuple[type, type], Pair] = {
@@ -130,6 +139,11 @@ PRODUCT: dict[tuple[type, type], Pair] = {
     (Diagonal, Diagonal): diagonal_product,
     (Diagonal, Dense): scale_rows,
     (Dense, Diagonal): scale_columns,
+    (Identity, Sparse): lambda a, b: Sparse(b.values, b.links, (a.in_size, b.out_size)),
+    (Sparse, Identity): lambda a, b: Sparse(a.values, a.links, (a.in_size, b.out_size)),
+    (Diagonal, Sparse): scale_sparse_rows,
+    (Sparse, Diagonal): scale_sparse_columns,
+    (Sparse, Sparse): sparse_product,
 }
 
 SUM: dict[tuple[type, type], Pair] = {
@@ -141,4 +155,11 @@ SUM: dict[tuple[type, type], Pair] = {
     (Diagonal, Dense): diagonal_plus_dense,
     (Dense, Identity): lambda a, b: diagonal_plus_dense(b, a),
     (Dense, Diagonal): lambda a, b: diagonal_plus_dense(b, a),
+    (Sparse, Sparse): sparse_sum,
+    (Identity, Sparse): lambda a, b: sparse_sum(as_sparse(a), b),
+    (Diagonal, Sparse): lambda a, b: sparse_sum(as_sparse(a), b),
+    (Sparse, Identity): lambda a, b: sparse_sum(a, as_sparse(b)),
+    (Sparse, Diagonal): lambda a, b: sparse_sum(a, as_sparse(b)),
+    (Sparse, Dense): sparse_plus_dense,
+    (Dense, Sparse): lambda a, b: sparse_plus_dense(b, a),
 }

@@ -17,6 +17,7 @@ import torch
 from torch import Size, Tensor
 
 from bppsa.errors import Reason, Unsupported
+from bppsa.sparsity.engine import engine
 from bppsa.sparsity.pattern import Pattern
 
 
@@ -167,6 +168,41 @@ class Dense(TransposedJacobian):
 
     def dense(self) -> Tensor:
         return self.w
+
+
+@dataclass(frozen=True, eq=False)
+class Sparse(TransposedJacobian):
+    """J^T held as the values of its possible non-zeros: [E] shared by the batch (a convolution), or [B, E].
+
+    An entry outside the pattern is a structural zero: no NaN or Inf of a cotangent passes there.
+    The sizes are (N,) and (M,) where not given.
+    """
+
+    values: Tensor
+    links: Pattern
+    sizes: tuple[Size, Size] | None = None
+    structure: ClassVar[str] = "sparse"
+
+    @property
+    def in_size(self) -> Size:
+        return self.sizes[0] if self.sizes else Size(self.links.shape[:1])
+
+    @property
+    def out_size(self) -> Size:
+        return self.sizes[1] if self.sizes else Size(self.links.shape[1:])
+
+    @property
+    def pattern(self) -> Pattern:
+        return self.links
+
+    def mv(self, g: Tensor) -> Tensor:
+        return engine().mv(self.links, self.values, g.flatten(1)).unflatten(1, self.in_size)
+
+    def dense(self) -> Tensor:
+        n, m = self.shape
+        at = (self.links.rows * m + self.links.indices).to(self.values.device)
+        flat = self.values.new_zeros(*self.values.shape[:-1], n * m)
+        return flat.index_copy(-1, at, self.values).unflatten(-1, (n, m))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -69,6 +71,19 @@ class Pattern:
     def rows(self) -> Tensor:
         """The row of each entry, int64 [E]."""
         return torch.repeat_interleave(torch.arange(self.shape[0]), self.indptr.diff())
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Of all that the pattern is: equal patterns have equal digests."""
+        content = hashlib.blake2b(repr(self.shape).encode(), digest_size=16)
+        for part in (self.indptr, self.indices):
+            content.update(part.contiguous().numpy().data)
+        return content.digest()
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """`indices` as int32 [E]: half as much for a kernel to read."""
+        return self.indices.to(torch.int32)
 
     def mask(self) -> Tensor:
         """The same as a bool [N, M]; for small sizes."""
