@@ -29,6 +29,9 @@ class Engine(Protocol):
     def mv(self, pattern: Pattern, values: Tensor, g: Tensor) -> Tensor:
         """J^T g for every row of the batch: values [E] or [B, E], g [B, M] to [B, N]."""
 
+    def mm(self, pattern: Pattern, values: Tensor, w: Tensor) -> Tensor:
+        """J^T w: values [E] or [B, E], w [M, P] or [B, M, P], to [N, P] or [B, N, P]."""
+
 
 class Aten:
     """On any device, differentiable, and recorded by tracers as what it is."""
@@ -47,6 +50,9 @@ class Aten:
         columns, rows = pattern.indices.to(g.device), pattern.rows.to(g.device)
         terms = values * g[:, columns]
         return terms.new_zeros(len(g), pattern.shape[0]).index_add(1, rows, terms)
+
+    def mm(self, pattern: Pattern, values: Tensor, w: Tensor) -> Tensor:
+        return pattern.dense_of(values) @ w
 
 
 ATEN = Aten()
