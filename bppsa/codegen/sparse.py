@@ -91,8 +91,8 @@ LEAST_FILL = {"float": 0.04, "double": 0.08}
 class NativeSparse:
     """Numeric phases for contiguous values [E] or [B, E] of `real` on a CPU, or values in lanes.
 
-    What a batch has for all its samples, or each sample for itself, may be mixed in one call. allocate: (count, type) ->
-    [count], for results and work memory, aligned to 64 bytes.
+    What a batch has for all its samples, or each sample for itself, may be mixed in one call.
+    allocate: (count, type) -> [count], for results and work memory.
     """
 
     def __init__(self, real: str, allocate: Callable[[int, torch.dtype], Tensor]) -> None:
@@ -143,7 +143,14 @@ class NativeSparse:
         return out
 
     def scale(
-        self, pattern: Pattern, values: Tensor, d: Tensor, *, rows: bool, select: bool = False, threads: int | None = None
+        self,
+        pattern: Pattern,
+        values: Tensor,
+        d: Tensor,
+        *,
+        rows: bool,
+        select: bool = False,
+        threads: int | None = None,
     ) -> Tensor:
         """Each value times that number of d, [n] or [B, n], of its row or column; 0 where `select` and d is 0."""
         threads = threads or threads_for(pattern.nnz * max(samples_of(values), samples_of(d)))

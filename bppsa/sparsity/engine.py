@@ -47,12 +47,12 @@ class Aten:
         return torch.where(factors != 0, values * factors, 0.0) if select else values * factors
 
     def mv(self, pattern: Pattern, values: Tensor, g: Tensor) -> Tensor:
-        columns, rows = pattern.indices.to(g.device), pattern.rows.to(g.device)
-        terms = values * g[:, columns]
-        return terms.new_zeros(len(g), pattern.shape[0]).index_add(1, rows, terms)
+        rows, columns = pattern.rows.to(g.device), pattern.indices.to(g.device)
+        terms = g.index_select(1, columns) * values
+        return terms.new_zeros(len(terms), pattern.shape[0]).index_add(1, rows, terms)
 
     def mm(self, pattern: Pattern, values: Tensor, w: Tensor) -> Tensor:
-        return pattern.dense_of(values) @ w
+        return pattern.spread(values) @ w
 
 
 ATEN = Aten()

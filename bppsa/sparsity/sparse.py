@@ -1,72 +1,57 @@
-"""Products and sums in which a sparse operator takes part: rows of the tables in `algebra.py`.
-
-A diagonal factor scales the values and an identity renames the sizes; only two sparse factors need a product plan.
-"""
+"""A transposed Jacobian written out: the values of its pattern's entries."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import ClassVar
 
-from bppsa.sparsity import union
+from torch import Size, Tensor
+
 from bppsa.sparsity.engine import engine
-from bppsa.sparsity.operators import Dense, Diagonal, Identity, Sparse
+from bppsa.sparsity.operators import TransposedJacobian
 from bppsa.sparsity.pattern import Pattern
-from bppsa.sparsity.plans import product_plan, sum_plan
 
 
-def as_sparse(a: Identity | Diagonal) -> Sparse:
-    n = a.shape[0]
-    values = a.values() if isinstance(a, Diagonal) else a.x.new_ones(1, n)
-    return Sparse(values[0] if len(values) == 1 else values, Pattern.identity(n), (a.in_size, a.out_size))
+@dataclass(frozen=True, eq=False)
+class Sparse(TransposedJacobian):
+    """J^T in CSR. An entry outside the pattern is a structural zero: it meets nothing, not even NaN or Inf.
 
+    Args:
+        values: [E] shared by the batch, or [B, E], in the order of the pattern.
+        static: the pattern.
+        sizes: a row of the input and of the output; (N,) and (M,) where not given.
+    """
 
-def sparse_product(a: Sparse, b: Sparse) -> Sparse | Dense:
-    """Dense where every entry of the product can be non-zero."""
-    plan = product_plan(a.links, b.links)
-    values, sizes = engine().multiply(plan, a.values, b.values), (a.in_size, b.out_size)
-    full = plan.c.nnz == plan.c.shape[0] * plan.c.shape[1]
-    return Dense(values.unflatten(-1, plan.c.shape), sizes) if full else Sparse(values, plan.c, sizes)
+    values: Tensor
+    static: Pattern
+    sizes: tuple[Size, Size] | None = None
+    structure: ClassVar[str] = "sparse"
 
+    @classmethod
+    def of(cls, operator: TransposedJacobian) -> Sparse:
+        """Any operator, written out."""
+        if isinstance(operator, Sparse):
+            return operator
+        return cls(operator.entries(), operator.pattern, (operator.in_size, operator.out_size))
 
-def sparse_sum(a: Sparse, b: Sparse) -> Sparse:
-    if a.links.digest == b.links.digest:
-        return Sparse(a.values + b.values, a.links, (a.in_size, a.out_size))
-    plan = sum_plan(a.links, b.links)
-    return Sparse(union.total(plan, a.values, b.values), plan.c, (a.in_size, a.out_size))
+    @property
+    def in_size(self) -> Size:
+        return self.sizes[0] if self.sizes else Size(self.pattern.shape[:1])
 
+    @property
+    def out_size(self) -> Size:
+        return self.sizes[1] if self.sizes else Size(self.pattern.shape[1:])
 
-def sparse_plus_dense(a: Sparse, b: Dense) -> Dense:
-    """Onto a copy of the dense one."""
-    at = (a.links.rows * a.links.shape[1] + a.links.indices).to(b.w.device)
-    dtype = torch.promote_types(a.values.dtype, b.w.dtype)
-    lead = torch.broadcast_shapes(a.values.shape[:-1], b.w.shape[:-2])
-    flat = b.w.to(dtype).flatten(-2).expand(*lead, -1)
-    total = flat.index_add(-1, at, a.values.to(dtype).expand(*lead, -1))
-    return Dense(total.unflatten(-1, a.links.shape), (a.in_size, a.out_size))
+    @property
+    def pattern(self) -> Pattern:
+        return self.static
 
+    @property
+    def held(self) -> int:
+        return 1 if self.values.dim() == 1 else len(self.values)
 
-def scale_sparse_rows(d: Diagonal, a: Sparse) -> Sparse:
-    return Sparse(scaled(d, a, rows=True), a.links, (d.in_size, a.out_size))
+    def entries(self) -> Tensor:
+        return self.values[0] if self.values.dim() == 2 and self.held == 1 else self.values
 
-
-def scale_sparse_columns(a: Sparse, d: Diagonal) -> Sparse:
-    return Sparse(scaled(d, a, rows=False), a.links, (a.in_size, d.out_size))
-
-
-def scaled(d: Diagonal, a: Sparse, *, rows: bool) -> Tensor:
-    """The values of `a`, times d's and selected by its mask."""
-    values = a.values
-    if isinstance(d.d, Tensor):
-        values = engine().scale(a.links, values, shared(d.d), rows=rows)
-    elif d.d != 1:
-        values = values * d.d
-    if d.mask is None:
-        return values
-    return engine().scale(a.links, values, shared(d.mask).to(values.dtype), rows=rows, select=True)
-
-
-def shared(d: Tensor) -> Tensor:
-    """d [B, *n] as [B, N], or as [N] where the batch shares it."""
-    flat = d.flatten(1)
-    return flat[0] if len(flat) == 1 else flat
+    def mv(self, g: Tensor) -> Tensor:
+        return engine().mv(self.pattern, self.entries(), g.flatten(1)).unflatten(1, self.in_size)
