@@ -1,16 +1,18 @@
-"""The engine of sparse operators: our kernels for plain tensors on a CPU, else ATen ops."""
+"""The engine of sparse operators: our kernels for plain tensors, else ATen ops."""
 
 from __future__ import annotations
 
 import functools
+import importlib.util
 import warnings
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from bppsa.codegen.gpu.native_sparse import TritonSparse
 from bppsa.codegen.native import REAL
 from bppsa.codegen.sparse import NativeSparse, NativeSymbolic
 from bppsa.errors import BuildError
@@ -30,37 +32,54 @@ class Kernels:
         return ATEN.symbolic(a, b) if native is None else native(a, b)
 
     def multiply(self, plan: ProductPlan, a: Tensor, b: Tensor) -> Tensor:
-        native = kernels_for(a, b)
-        return ATEN.multiply(plan, a, b) if native is None else native.multiply(plan, a, b)
+        return first_built(lambda kernels: kernels.multiply(plan, a, b), on_cpu(a, b), on_gpu(a, b))
 
     def mv(self, pattern: Pattern, values: Tensor, g: Tensor) -> Tensor:
-        native = kernels_for(values, g)
-        return ATEN.mv(pattern, values, g) if native is None else native.mv(pattern, values, g)
+        return first_built(lambda kernels: kernels.mv(pattern, values, g), on_cpu(values, g), on_gpu(values, g))
 
     def mm(self, pattern: Pattern, values: Tensor, w: Tensor) -> Tensor:
-        native = kernels_for(values, w) if values.dim() == 1 and w.dim() == 2 else None
-        return ATEN.mm(pattern, values, w) if native is None else native.mm(pattern, values, w)
+        shared = values.dim() == 1 and w.dim() == 2
+        return first_built(lambda kernels: kernels.mm(pattern, values, w), on_cpu(values, w) if shared else None)
 
     def scale(self, pattern: Pattern, values: Tensor, d: Tensor, *, rows: bool, select: bool = False) -> Tensor:
-        native = kernels_for(values, d)
-        if native is None:
-            return ATEN.scale(pattern, values, d, rows=rows, select=select)
-        return native.scale(pattern, values, d, rows=rows, select=select)
+        return first_built(
+            lambda kernels: kernels.scale(pattern, values, d, rows=rows, select=select), on_cpu(values, d)
+        )
 
 
-def kernels_for(*operands: Tensor) -> NativeSparse | None:
-    """None where an operand is not plain memory of one type on a CPU, or where autograd, a transform of torch.func, a
-    tracer or a mode watches what is done to it."""
+Found: TypeAlias = "NativeSparse | TritonSparse | None"
+
+
+def first_built(call: Callable[[Any], Tensor], *kernels: Found) -> Tensor:
+    """By those kernels that there are and that compile, else by ATen ops."""
+    for found in kernels:
+        if found is not None and (result := built(functools.partial(call, found))) is not None:
+            return result
+    return call(ATEN)
+
+
+def on_cpu(*operands: Tensor) -> NativeSparse | None:
+    """None where an operand is not plain memory of one type, or where autograd, a transform of torch.func, a tracer or
+    a mode watches what is done to it."""
+    if not suit("cpu", operands):
+        return None
+    return built(functools.partial(native_sparse, operands[0].dtype))
+
+
+def on_gpu(*operands: Tensor) -> TritonSparse | None:
+    """The same for a CUDA device."""
+    return triton_sparse() if suit("cuda", operands) and importlib.util.find_spec("triton") else None
+
+
+def suit(device: str, operands: Sequence[Tensor]) -> bool:
     dtype = operands[0].dtype
-    if dtype not in REAL or not all(is_plain(t) and t.dtype is dtype for t in operands) or is_watched():
-        return None
-    if torch.is_grad_enabled() and any(t.requires_grad for t in operands):
-        return None
-    return built(functools.partial(native_sparse, dtype))
+    if dtype not in REAL or any(not is_plain(t) or t.dtype is not dtype or t.device.type != device for t in operands):
+        return False
+    return not (is_watched() or (torch.is_grad_enabled() and any(t.requires_grad for t in operands)))
 
 
 def is_plain(t: Tensor) -> bool:
-    return type(t) is Tensor and t.is_cpu and t.layout is torch.strided and not t.is_neg()
+    return type(t) is Tensor and t.layout is torch.strided and not t.is_neg()
 
 
 def is_watched() -> bool:
@@ -76,6 +95,11 @@ def is_watched() -> bool:
 @functools.cache
 def native_sparse(dtype: torch.dtype) -> NativeSparse:
     return NativeSparse(REAL[dtype], pool.take)
+
+
+@functools.cache
+def triton_sparse() -> TritonSparse:
+    return TritonSparse()
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from bppsa.codegen import sparse
 from bppsa.codegen.build import available
 from bppsa.errors import BuildError
 from bppsa.runtime import sparse as runtime
-from bppsa.runtime.sparse import Kernels, kernels_for
+from bppsa.runtime.sparse import Kernels, on_cpu
 from bppsa.sparsity import Dense, Diagonal, Sparse, compose, select
 from bppsa.sparsity.engine import ATEN, engine, install
 from tests.sparsity.patterns import random_pattern, values_of
@@ -54,17 +54,17 @@ def close(got, expected):
 @built
 def test_who_watches_gets_aten():
     plain = torch.ones(4)
-    assert kernels_for(plain) is not None
-    assert kernels_for(plain, torch.ones(4, dtype=torch.float64)) is None
-    assert kernels_for(plain.to(torch.bfloat16)) is None
-    assert kernels_for(plain.to("meta")) is None
-    assert kernels_for(plain.clone().requires_grad_()) is None
+    assert on_cpu(plain) is not None
+    assert on_cpu(plain, torch.ones(4, dtype=torch.float64)) is None
+    assert on_cpu(plain.to(torch.bfloat16)) is None
+    assert on_cpu(plain.to("meta")) is None
+    assert on_cpu(plain.clone().requires_grad_()) is None
     with torch.no_grad():
-        assert kernels_for(plain.clone().requires_grad_()) is not None
+        assert on_cpu(plain.clone().requires_grad_()) is not None
     with TorchDispatchMode():
-        assert kernels_for(plain) is None
+        assert on_cpu(plain) is None
     seen = []
-    torch.func.vmap(lambda t: seen.append(kernels_for(t)) or t)(torch.ones(2, 4))
+    torch.func.vmap(lambda t: seen.append(on_cpu(t)) or t)(torch.ones(2, 4))
     assert seen == [None]
 
 
