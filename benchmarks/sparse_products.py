@@ -99,10 +99,12 @@ def products(case: Case, options: Options) -> list[Row]:
         "scipy": product_of(scipy_csr(a, left), scipy_csr(b, right)),
         "torch": product_of(torch_csr(a, left), torch_csr(b, right)),
     }
-    return [
-        row
-        | measured(peers, lambda: KERNELS.multiply(plan, left, right), lambda: KERNELS.multiply(plan, *many), options)
-    ]
+    ours_by_way = {
+        "ours": lambda: KERNELS.multiply(plan, left, right),
+        "lanes": lambda: KERNELS.multiply(plan, *many),
+        "lanes_shared": lambda: KERNELS.multiply(plan, many[0], right),  # B of a convolution: the batch shares it
+    }
+    return [row | measured(peers, ours_by_way, options)]
 
 
 def scaling_cases(options: Options) -> list[tuple[Layer, float]]:
@@ -125,8 +127,12 @@ def scalings(case: tuple[Layer, float], options: Options) -> list[Row]:
         "scipy": product_of(scipy_csr(a, values), scipy_csr(diagonal, passed)),
         "torch": product_of(torch_csr(a, values), torch_csr(diagonal, passed)),
     }
-    one = lambda: KERNELS.scale(a, values, passed, **how)  # noqa: E731
-    return [row | measured(peers, one, lambda: KERNELS.scale(a, many, masks, **how), options)]
+    ours_by_way = {
+        "ours": lambda: KERNELS.scale(a, values, passed, **how),
+        "lanes": lambda: KERNELS.scale(a, many, masks, **how),
+        "lanes_shared": lambda: KERNELS.scale(a, values, masks, **how),
+    }
+    return [row | measured(peers, ours_by_way, options)]
 
 
 def vector_cases(options: Options) -> list[tuple[Layer, float]]:
@@ -150,21 +156,32 @@ def vectors(case: tuple[Layer, float], options: Options) -> list[Row]:
         "scipy": product_of(scipy_csr(a, values), g[0].numpy()),
         "torch": product_of(torch_csr(a, values), g[0]),
     }
-    one = lambda: KERNELS.mv(a, values, g)  # noqa: E731
-    return [row | measured(peers, one, lambda: KERNELS.mv(a, values, many), options)]
+    each = lanes(a)
+    ours_by_way = {
+        "ours": lambda: KERNELS.mv(a, values, g),
+        "lanes": lambda: KERNELS.mv(a, each, many),
+        "lanes_shared": lambda: KERNELS.mv(a, values, many),
+    }
+    return [row | measured(peers, ours_by_way, options, goals=(None, None))]
 
 
-def measured(peers: dict[str, Step], one: Callable[[], Tensor], many: Callable[[], Tensor], options: Options) -> Row:
-    """Ratios are those to the faster of the peers."""
-    samples = interleave({**peers, "ours": timed(one), "lanes": timed(many)}, options.repeats)
+def measured(
+    peers: dict[str, Step],
+    ours: dict[str, Callable[[], Tensor]],
+    options: Options,
+    goals: tuple[int | None, int | None] = (GOAL, GOAL_A_SAMPLE),
+) -> Row:
+    """ours: of one sample, and of SAMPLES. Ratios are those to the faster of the peers, of which each takes one sample
+    after the other."""
+    samples = interleave({**peers, **{way: timed(call) for way, call in ours.items()}}, options.repeats)
     best = samples[min(peers, key=lambda name: milliseconds(samples[name]))]
     batch = [tuple(SAMPLES * second for second in sample) for sample in best]
     return {
         **{f"{name}_ms": milliseconds(taken) for name, taken in samples.items()},
         "ratio": asdict(ratio(best, samples["ours"])),
-        "goal": GOAL,
-        "lanes_ratio": asdict(ratio(batch, samples["lanes"])),
-        "lanes_goal": GOAL_A_SAMPLE,
+        "goal": goals[0],
+        **{f"{way}_ratio": asdict(ratio(batch, samples[way])) for way in ours if way != "ours"},
+        "lanes_goal": goals[1],
     }
 
 

@@ -75,7 +75,8 @@ SPARSE: tuple[Column, ...] = (
     *GOAL,
     ("16 ms", value("lanes_ms")),
     ("a sample", ratio("lanes_ratio")),
-    ("goal", goal_of("lanes_ratio", "lanes_goal")),
+    ("B shared", ratio("lanes_shared_ratio")),
+    ("goal", goal_of("lanes_shared_ratio", "lanes_goal")),
     ("difference", value("difference")),
 )
 
@@ -136,7 +137,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         *SPARSE[3:],
     ),
     "scalings": SPARSE,
-    "vectors": SPARSE,
+    "vectors": tuple(("J shared", cell) if name == "B shared" else (name, cell) for name, cell in SPARSE),
     "memory": (
         *KIND,
         ("PyTorch MiB", value("peer_MiB")),
