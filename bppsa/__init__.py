@@ -14,10 +14,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bppsa import cells, errors, schedule, strategies
     from bppsa._api import compile, explain, scan
+    from bppsa._jacobian import transposed_jacobian
     from bppsa._measure import measure
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "cells", "compile", "errors", "explain", "measure", "scan", "schedule", "strategies"]
+__all__ = [
+    "__version__",
+    "cells",
+    "compile",
+    "errors",
+    "explain",
+    "measure",
+    "scan",
+    "schedule",
+    "strategies",
+    "transposed_jacobian",
+]
 
 _MODULES = frozenset({"cells", "errors", "schedule", "strategies"})
 _HOMES = {
@@ -25,6 +37,7 @@ _HOMES = {
     "explain": "bppsa._api",
     "scan": "bppsa._api",
     "measure": "bppsa._measure",
+    "transposed_jacobian": "bppsa._jacobian",
 }
 
 
