@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,6 +55,15 @@ class Convolution(TransposedJacobian):
     @property
     def pattern(self) -> Pattern:
         return self.plan.pattern
+
+    @property
+    def nnz(self) -> int:
+        if self.mask is not None:
+            return self.pattern.nnz
+        grid, places = (self.in_size, self.out_size) if not self.transposed else (self.out_size, self.in_size)
+        along = zip(range(len(grid) - 1), grid[1:], places[1:], strict=True)
+        lines = (self.windows.line(*one)[0].nnz for one in along)
+        return math.prod(lines, start=grid[0] * places[0] // self.groups)
 
     def entries(self) -> Tensor:
         return self.weight.detach().flatten().index_select(0, self.plan.source.to(self.weight.device))
