@@ -19,8 +19,12 @@ from bppsa.fxpasses.capture import Recording, record
 from bppsa.fxpasses.environment import Environment, known_environment, owner
 from bppsa.fxpasses.network import evaluate, network
 from bppsa.report import Decision, Report
+from bppsa.runtime.sparse import Kernels
 from bppsa.sparsity import TransposedJacobian
 from bppsa.sparsity.colour import Colouring
+from bppsa.sparsity.engine import install
+
+install(Kernels())
 
 Model = Callable[[Tensor], Tensor]
 Masks = Mapping[str, Tensor]

@@ -34,6 +34,10 @@ class StrategyError(BppsaError, ValueError):
     """An unknown strategy or fallback; the text lists the known ones."""
 
 
+class ScheduleError(BppsaError, ValueError):
+    """A schedule that cannot run: the text names the job, the workers and what they wait for."""
+
+
 class BuildError(BppsaError, RuntimeError):
     """The system compiler is missing or refused a generated kernel."""
 
