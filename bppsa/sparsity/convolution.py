@@ -12,6 +12,7 @@ from torch import Size, Tensor
 
 from bppsa.sparsity.operators import TransposedJacobian
 from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.templates import fill
 from bppsa.sparsity.windows import ConvPlan, Windows, conv_plan
 
 aten = torch.ops.aten
@@ -66,7 +67,12 @@ class Convolution(TransposedJacobian):
         return math.prod(lines, start=grid[0] * places[0] // self.groups)
 
     def entries(self) -> Tensor:
-        return self.weight.detach().flatten().index_select(0, self.plan.source.to(self.weight.device))
+        plan, weight = self.plan, self.weight.detach()
+        if not plan.templates:
+            return weight.flatten().index_select(0, plan.source.to(weight.device))
+        if not self.transposed:  # [Co, Ci / groups, *kernel], to what each input channel meets
+            weight = weight.unflatten(0, (self.groups, -1)).transpose(1, 2).flatten(0, 1)
+        return fill(plan.templates, weight.flatten(2), plan.pattern.nnz // (len(weight) * weight.shape[1]))
 
     def mv(self, g: Tensor) -> Tensor:
         """A convolution over the same windows, from their side to the grid's or back."""
