@@ -58,6 +58,10 @@ def at_most(key: str, limit: str) -> Callable[[Row], str]:
     return lambda row: f"[{'green' if row.get(key, 0) <= row[limit] else 'red'}]{number(row[limit])}"
 
 
+def both(measured: Row, predicted: Row) -> str:
+    return ", ".join(f"{way} {number(ms)} ({number(predicted[way])})" for way, ms in measured.items())
+
+
 KIND: tuple[Column, ...] = (("", value("kind")), ("T, B, H", sizes))
 MS: tuple[Column, ...] = (("PyTorch ms", value("peer_ms")), ("bppsa ms", value("ours_ms")))
 RATIO: tuple[Column, ...] = (("ratio", ratio("ratio")), ("quartiles", lambda row: quartiles(row["ratio"])))
@@ -163,6 +167,15 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("goal", lambda row: times(row["goal"])),
         ("difference", value("difference")),
     ),
+    "choice": (
+        *KIND,
+        ("", lambda row: "training" if row["training"] else "no_grad"),
+        ("auto", value("auto")),
+        ("best", value("best")),
+        ("over best", lambda row: times(row["over_best"])),
+        ("over PyTorch", lambda row: times(row["over_pytorch"])),
+        ("ms measured (predicted)", lambda row: both(row["measured_ms"], row["predicted_ms"])),
+    ),
     "memory": (
         *KIND,
         ("PyTorch MiB", value("peer_MiB")),
@@ -185,6 +198,7 @@ TITLES = {
     "vectors": "J^T times a vector, and times one a sample",
     "values": "Values of J^T; columns: one at a time by autograd; written: a copy of as many numbers",
     "jacobian": "bppsa.jacobian of three convolutions with tanh between them, beside torch.func.jacrev",
+    "choice": "What auto chose, where it was furthest from the best",
     "memory": "Peak memory of a process above its imports, after 5 training steps",
 }
 

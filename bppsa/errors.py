@@ -34,6 +34,10 @@ class StrategyError(BppsaError, ValueError):
     """An unknown strategy or fallback; the text lists the known ones."""
 
 
+class MachineError(BppsaError, ValueError):
+    """BPPSA_MACHINE names a file that holds no record of a machine, or a device cannot be measured."""
+
+
 class ScheduleError(BppsaError, ValueError):
     """A schedule that cannot run: the text names the job, the workers and what they wait for."""
 
