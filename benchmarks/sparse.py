@@ -1,4 +1,4 @@
-"""bppsa beside scipy and torch.sparse on transposed Jacobians, interleaved in one process: medians and ratios.
+"""bppsa beside scipy, torch.sparse and autograd on transposed Jacobians, in one process: medians and ratios.
 
     python benchmarks/sparse.py                       everything, some two minutes; nothing else should run
     python benchmarks/sparse.py --only products       some parts; the others stay as they were in the file
@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 import machine
+import sparse_jacobians
 import sparse_products
 import store
 from comparison import Options
@@ -28,6 +29,8 @@ PARTS = {
     "products": Part(sparse_products.product_cases, sparse_products.products),
     "scalings": Part(sparse_products.scaling_cases, sparse_products.scalings),
     "vectors": Part(sparse_products.vector_cases, sparse_products.vectors),
+    "values": Part(sparse_jacobians.value_cases, sparse_jacobians.values),
+    "jacobian": Part(sparse_jacobians.jacobian_cases, sparse_jacobians.jacobians),
 }
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bppsa import cells, errors, schedule, strategies
     from bppsa._api import compile, explain, scan
-    from bppsa._jacobian import transposed_jacobian
+    from bppsa._jacobian import jacobian, jacobian_plan, transposed_jacobian
     from bppsa._measure import measure
 
 __version__ = "0.1.0"
@@ -24,6 +24,8 @@ __all__ = [
     "compile",
     "errors",
     "explain",
+    "jacobian",
+    "jacobian_plan",
     "measure",
     "scan",
     "schedule",
@@ -33,11 +35,9 @@ __all__ = [
 
 _MODULES = frozenset({"cells", "errors", "schedule", "strategies"})
 _HOMES = {
-    "compile": "bppsa._api",
-    "explain": "bppsa._api",
-    "scan": "bppsa._api",
+    **dict.fromkeys(("compile", "explain", "scan"), "bppsa._api"),
+    **dict.fromkeys(("jacobian", "jacobian_plan", "transposed_jacobian"), "bppsa._jacobian"),
     "measure": "bppsa._measure",
-    "transposed_jacobian": "bppsa._jacobian",
 }
 
 

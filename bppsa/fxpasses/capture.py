@@ -56,14 +56,16 @@ def record(
     *,
     gradients: bool = True,
     decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE,
+    where: Callable[[], str] = str,
 ) -> Recording:
     """Record `fn(*args)`; `args` is a pytree whose tensors stand for inputs (only their shape and dtype are read).
     gradients: whether the recording must also tell what autograd would do. decompose: what to record instead of an op.
+    where: names the module that runs, for each node's `meta["path"]`.
 
     Raises `Unsupported` where the function reads the value of a tensor, changes an input in place, or has a gradient
     that is not that of its ops.
     """
-    recorder = Recorder(decompose)
+    recorder = Recorder(decompose, where)
     nodes: list[fx.Node] = []
 
     def stand_in(tensor: Tensor) -> Tensor:
@@ -141,9 +143,9 @@ class NoEscape(TorchFunctionMode):
 class Recorder(TorchDispatchMode):
     """Sees every op that the dispatcher does, runs it on stand-ins and writes it down as a node."""
 
-    def __init__(self, decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE) -> None:
+    def __init__(self, decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE, where: Callable[[], str] = str) -> None:
         super().__init__()
-        self.decompose = decompose
+        self.decompose, self.where = decompose, where
         self.graph = fx.Graph()
         self.nodes: dict[tuple, fx.Node] = {}
         self.alive: list[Tensor] = []  # a geometry is an address: it must not be given away again
@@ -210,6 +212,7 @@ class Recorder(TorchDispatchMode):
             options = {**options, "device": "cpu"}
         out = func(*stand_ins, **options)
         node = self.graph.call_function(func, args, kwargs)
+        node.meta["path"] = self.where()
         if isinstance(out, Tensor):
             return self.define_output(node, out)
         if not isinstance(out, (tuple, list)):
