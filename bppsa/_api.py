@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 from bppsa import _calls, _scan
+from bppsa._modules import chained
 from bppsa._modules.classes import Recurrent, rewrite
 from bppsa.errors import ArgumentError, StrategyError
 from bppsa.plan.strategy import Strategy, strategy_of
-from bppsa.report import Report
+from bppsa.report import Decision, Report
 
 FALLBACKS = ("eager", "inductor")
 NOT_YET = "the model has not run yet: what is found so far, to be decided in a call (scans are found when they run)"
@@ -39,7 +40,7 @@ def compile(model: nn.Module, *, strategy: str | Strategy = "auto", fallback: st
             f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan"
         )
     fast, by_path = rewrite(model, chosen)
-    found = tuple(by_path.values())
+    found = (*by_path.values(), *chains(fast, chosen))
     if fallback == "inductor":  # what is decided while a graph is traced holds for all calls
         reason = "one op of the graph, where the call can be traced"
         runs = "sequential" if chosen.name == "auto" else str(chosen)
@@ -55,6 +56,16 @@ def compile(model: nn.Module, *, strategy: str | Strategy = "auto", fallback: st
 
         fast.compile(backend=backend, options={"fallback": fallback, "strategy": str(chosen)})
     return fast
+
+
+def chains(model: nn.Module, strategy: Strategy) -> list[Decision]:
+    """Have the feed-forward modules of a clone follow `strategy`."""
+    if strategy.name == "auto":
+        return []
+    found = list(chained.candidates(model))
+    for path, module in found:
+        chained.adopt(module, path, strategy)
+    return [Decision(path, "chain", "waiting", "decided in its first call") for path, _ in found]
 
 
 def begin_report(module: nn.Module, args: Any) -> None:

@@ -9,7 +9,7 @@ second's worth of Python; a rewritten model must start in milliseconds.)
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,14 +50,16 @@ class Recording:
     result: Any
 
 
-def record(fn: Callable[..., Any], args: Sequence[Any], *, gradients: bool = True) -> Recording:
+def record(
+    fn: Callable[..., Any], args: Sequence[Any], *, gradients: bool = True, recorder: Recorder | None = None
+) -> Recording:
     """Record `fn(*args)`; `args` is a pytree whose tensors stand for inputs (only their shape and dtype are read).
-    gradients: whether the recording must also tell what autograd would do.
+    gradients: whether the recording must also tell what autograd would do. recorder: another than a cell's.
 
     Raises `Unsupported` where the function reads the value of a tensor, changes an input in place, or has a gradient
     that is not that of its ops.
     """
-    recorder = Recorder()
+    recorder = recorder or Recorder()
     nodes: list[fx.Node] = []
 
     def stand_in(tensor: Tensor) -> Tensor:
@@ -135,6 +137,9 @@ class NoEscape(TorchFunctionMode):
 class Recorder(TorchDispatchMode):
     """Sees every op that the dispatcher does, runs it on stand-ins and writes it down as a node."""
 
+    decompositions: Mapping[Any, Callable[..., Any]] = DECOMPOSE
+    may_draw = False  # random numbers
+
     def __init__(self) -> None:
         super().__init__()
         self.graph = fx.Graph()
@@ -186,13 +191,13 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if reads_values(func, args):
             raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and not self.may_draw:
             raise Unsupported(Reason("draws random numbers", op=str(func), mend="draw them outside, pass them in xs"))
         if func._schema.is_mutable:
             return self.change_in_place(func, args, kwargs)
-        if func in DECOMPOSE:
+        if func in self.decompositions:
             with self:
-                return DECOMPOSE[func](*args, **kwargs)
+                return self.decompositions[func](*args, **kwargs)
         with self:
             parts = func.decompose(*args, **kwargs)  # of an op that is nothing but a composition of others
         if parts is not NotImplemented:
@@ -214,7 +219,7 @@ class Recorder(TorchDispatchMode):
     def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Tensor:
         """Record x.add_(y) as x.add(y), and let x stand for the result from here on."""
         changed = args[0] if args else None
-        op = getattr(getattr(aten, func._opname.removesuffix("_"), None), func._overloadname, None)
+        op = self.functional(func)
         if not func._opname.endswith("_") or op is None or not isinstance(changed, Tensor):
             raise Unsupported(
                 Reason("changes a tensor in place", op=str(func), mend="use the form that returns a new one")
@@ -224,6 +229,10 @@ class Recorder(TorchDispatchMode):
         self.forget_overlapping(changed, func)
         self.nodes[geometry(changed)] = self.nodes[geometry(result)]
         return changed
+
+    def functional(self, func: Any) -> Any:
+        """The op that returns what `func` writes in place; None where there is none."""
+        return getattr(getattr(aten, func._opname.removesuffix("_"), None), func._overloadname, None)
 
     def forget_overlapping(self, changed: Tensor, func: Any) -> None:
         """What shares memory with a tensor that was changed no longer holds what was recorded for it."""

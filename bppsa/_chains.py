@@ -1,0 +1,178 @@
+"""One call of a feed-forward module: record, cut, decide, and run its backward as a scan over its stages."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules import module as module_hooks
+from torch.utils import _pytree as pytree
+
+from bppsa._calls import note
+from bppsa._modules.calls import is_ordinary_moment, is_plain
+from bppsa.chain import Chain
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.cuts import cut
+from bppsa.fxpasses.environment import Environment, known_environment
+from bppsa.fxpasses.models import record_model
+from bppsa.plan.strategy import Strategy, divide
+from bppsa.report import Decision
+from bppsa.runtime import feedforward_call
+from bppsa.runtime.feedforward import Program
+
+REMEMBERED = 64  # calls of different kinds
+Forward = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a module runs for arguments of one kind. places: of each captured tensor in the environment."""
+
+    program: Program
+    places: tuple[int | Tensor, ...]
+    result: Any  # of the module, with nodes in the place of tensors
+    decision: Decision
+
+    def captured(self, environment: Environment) -> list[Tensor]:
+        return [environment.tensors[at] if isinstance(at, int) else at for at in self.places]
+
+
+def run(module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What `forward(*args, **kwargs)` of `module` returns; NotImplemented where PyTorch is to run the call."""
+    path = module.__dict__["_bppsa_path"]
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    found = unusual(module, tensors) or find(module, forward, args, kwargs, leaves, tensors)
+    if isinstance(found, Reason):
+        note(Decision(path, "chain", "pytorch", str(found)))
+        return NotImplemented
+    plan, captured = found
+    note(plan.decision)
+    outputs = iter(feedforward_call.apply(plan.program, [*tensors, *captured]))
+    return pytree.tree_map_only(fx.Node, lambda node: next(outputs), plan.result)
+
+
+def unusual(module: nn.Module, tensors: Sequence[Tensor]) -> Reason | None:
+    """Why a call is left to PyTorch whatever the module."""
+    if not torch.is_grad_enabled():
+        return Reason("without gradients there is only the forward")
+    if not is_ordinary_moment():
+        return Reason("a functorch transform, forward-mode AD, a tracer or a mode is active")
+    if not tensors or not all(map(is_plain, tensors)) or len({tensor.device for tensor in tensors}) > 1:
+        return Reason("tensors that are not all plain, dense and on one CPU or GPU", mend="move them, or resolve views")
+    if torch.is_autocast_enabled(tensors[0].device.type):
+        return Reason("autocast decides dtypes op by op")
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        return Reason("what autograd saves is taken elsewhere (a checkpoint, or saved_tensors_hooks)")
+    return hooked(module)
+
+
+def hooked(module: nn.Module) -> Reason | None:
+    """Hooks inside would not run: the module's own run around it."""
+    if any((module_hooks._global_forward_hooks, module_hooks._global_forward_pre_hooks)):
+        return Reason("there are hooks for all modules", mend="remove them")
+    for path, inner in module.named_modules():
+        if inner is module:
+            continue
+        state = inner.__dict__
+        if (
+            state["_forward_hooks"]
+            or state["_forward_pre_hooks"]
+            or state["_backward_hooks"]
+            or state["_backward_pre_hooks"]
+        ):
+            return Reason(f"{path} has hooks", mend="remove them, or put them on the module that is compiled")
+    return None
+
+
+_plans: OrderedDict[Hashable, tuple[Plan | Reason, list[Any]]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def find(
+    module: nn.Module,
+    forward: Forward,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: Sequence[Any],
+    tensors: Sequence[Tensor],
+) -> tuple[Plan, list[Tensor]] | Reason:
+    """The plan of the module for arguments like these, made once, and the tensors it closes over."""
+    environment = known_environment(module)
+    if not any(t.requires_grad for t in (*tensors, *environment.tensors)):
+        return Reason("nothing requires a gradient")
+    kinds = tuple((t.shape, t.dtype, t.device, t.requires_grad) if isinstance(t, Tensor) else t for t in leaves)
+    spec = pytree.tree_structure((args, kwargs))
+    key = (environment.key, spec, kinds, torch.get_default_dtype())
+    try:
+        hash(key)
+    except TypeError:
+        return Reason("an argument that cannot be compared", mend="pass tensors, numbers and strings")
+    with _lock:
+        found = _plans.get(key)
+        if found is None:
+            found = make(module, forward, args, kwargs, environment), environment.opaque
+            _plans[key] = found
+            while len(_plans) > REMEMBERED:
+                _plans.popitem(last=False)
+        _plans.move_to_end(key)
+    plan = found[0]
+    if isinstance(plan, Reason):
+        return plan
+    captured = plan.captured(environment)
+    if not all(map(is_plain, captured)) or len({t.device for t in (*tensors, *captured)}) > 1:
+        return Reason("tensors that are not all plain, dense and on one CPU or GPU", mend="move them, or resolve views")
+    return plan, captured
+
+
+def make(
+    module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any], environment: Environment
+) -> Plan | Reason:
+    strategy: Strategy = module.__dict__["_bppsa_strategy"]
+    try:
+        recording = record_model(forward, module, args, kwargs)
+        captured = [tensor for tensor, _ in recording.captured]
+        places = tuple(place(tensor, environment) for tensor in captured)
+        chain = cut(recording)
+    except Unsupported as unsupported:
+        return unsupported.reason
+    if len(chain.stages) < 2:
+        return Reason("no two stages in a row: nothing to scan over")
+    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    results = [leaf for leaf in pytree.tree_leaves(recording.result) if isinstance(leaf, fx.Node)]
+    needs = [t.requires_grad for t in (*given, *captured)]
+    program = Program(chain, results, needs, functools.partial(divide, strategy))
+    return Plan(program, places, recording.result, decision(module.__dict__["_bppsa_path"], strategy, chain))
+
+
+def decision(path: str, strategy: Strategy, chain: Chain) -> Decision:
+    numbers = {"stages": len(chain.stages), "segments": len(chain.segments)}
+    return Decision(path, "chain", str(strategy), "as asked", numbers)
+
+
+def place(tensor: Tensor, environment: Environment) -> int | Tensor:
+    for at, known in enumerate(environment.tensors):
+        if known is tensor:
+            return at
+    if tensor.requires_grad:
+        raise Unsupported(
+            Reason("the model reaches a tensor in a way that cannot be followed", mend="make it an attribute")
+        )
+    return tensor
+
+
+def _renew_lock() -> None:
+    """In a forked child, where the thread that held it does not exist."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)

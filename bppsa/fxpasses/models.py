@@ -1,0 +1,130 @@
+"""Record what a feed-forward model does in one call: a graph of ATen ops that, run again, is that call.
+
+Unlike a cell, a model may draw random numbers and change its buffers: both are ops of the graph, done once whenever it
+runs. Composite kernels (addmm, layer norm) stay whole, so that a run gives the very numbers of the model.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules import module as hooks
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.capture import Recorder, Recording, geometry, record, zeros_like
+
+aten = torch.ops.aten
+
+# Written in place, and what returns the same from the same random numbers.
+DRAWS: Mapping[Any, Any] = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.bernoulli_.Tensor: aten.bernoulli.Tensor,
+}
+
+
+def record_model(
+    forward: Callable[..., Any], model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Recording:
+    """Record `forward(*args, **kwargs)` of `model`; every node has the path of its module in `meta["path"]`. The model,
+    its buffers and the random state are as before afterwards.
+
+    Raises `Unsupported` as `record` does, and where the call changes an attribute of a module.
+    """
+    recorder = ModelRecorder(model)
+    before = state_of(model)
+    try:
+        with torch.random.fork_rng(), recorder.following_modules():
+            recording = record(lambda a, k: forward(*a, **k), (tuple(args), dict(kwargs)), recorder=recorder)
+    finally:
+        changed = restore(before)
+    if changed:
+        raise Unsupported(Reason("its forward changes an attribute", op=changed, mend="keep state in buffers"))
+    return recording
+
+
+class ModelRecorder(Recorder):
+    decompositions: Mapping[Any, Callable[..., Any]] = {}
+    may_draw = True
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.paths = [""]
+
+    def define(self, node: fx.Node, value: Tensor) -> fx.Node:
+        node.meta["path"] = self.paths[-1]
+        return super().define(node, value)
+
+    def functional(self, func: Any) -> Any:
+        return DRAWS.get(func) or super().functional(func)
+
+    def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Tensor:
+        """A buffer of the model: written down as it is, and done when the graph runs."""
+        changed = args[0] if args else None
+        if not isinstance(changed, Tensor) or changed.requires_grad or geometry(changed) in self.nodes:
+            return super().change_in_place(func, args, kwargs)
+        nodes = fx.node.map_aggregate((tuple(args), kwargs), lambda a: self.node_of(a) if isinstance(a, Tensor) else a)
+        self.graph.call_function(func, *nodes).meta.update(val=zeros_like(changed), path=self.paths[-1])
+        return changed
+
+    @contextmanager
+    def following_modules(self) -> Iterator[None]:
+        """Keep the path of the module whose forward runs, in this thread."""
+        thread = threading.get_ident()
+
+        def enter(module: nn.Module, args: Any) -> None:
+            if threading.get_ident() == thread:
+                self.paths.append(self.names.get(id(module), self.paths[-1]))
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            if threading.get_ident() == thread:
+                self.paths.pop()
+
+        handles = [
+            hooks.register_module_forward_pre_hook(enter),
+            hooks.register_module_forward_hook(leave, always_call=True),
+        ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+State = list[tuple[str, Any, Any]]  # where, a container, a copy of it
+
+
+def state_of(model: nn.Module) -> State:
+    """The containers that a forward may write to: attributes of modules, and the lists, dicts and sets among them."""
+    found: State = []
+    for path, module in model.named_modules():
+        found.append((path, module.__dict__, dict(module.__dict__)))
+        for name, value in module.__dict__.items():
+            if isinstance(value, (list, dict, set)):
+                found.append((f"{path}.{name}" if path else name, value, value.copy()))
+    return found
+
+
+def restore(state: State) -> str:
+    """Put back what was changed; where that was, or ""."""
+    changed = ""
+    for path, container, before in state:
+        if same(container, before):
+            continue
+        changed = changed or path or "<model>"
+        container.clear()
+        container.extend(before) if isinstance(container, list) else container.update(before)
+    return changed
+
+
+def same(container: Any, before: Any) -> bool:
+    def contents(value: Any) -> list[Any]:
+        return [*value, *value.values()] if isinstance(value, dict) else list(value)
+
+    now, then = contents(container), contents(before)
+    return len(now) == len(then) and all(a is b for a, b in zip(now, then, strict=True))
