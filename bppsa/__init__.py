@@ -13,12 +13,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bppsa import cells, errors, schedule, strategies
     from bppsa._api import compile, explain, scan
+    from bppsa._jacobian import transposed_jacobian
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "cells", "compile", "errors", "explain", "scan", "schedule", "strategies"]
+__all__ = [
+    "__version__",
+    "cells",
+    "compile",
+    "errors",
+    "explain",
+    "scan",
+    "schedule",
+    "strategies",
+    "transposed_jacobian",
+]
 
 _MODULES = frozenset({"cells", "errors", "schedule", "strategies"})
-_HOMES = {"compile": "bppsa._api", "explain": "bppsa._api", "scan": "bppsa._api"}
+_HOMES = {
+    **dict.fromkeys(("compile", "explain", "scan"), "bppsa._api"),
+    **dict.fromkeys(("transposed_jacobian",), "bppsa._jacobian"),
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -51,15 +51,21 @@ class Recording:
 
 
 def record(
-    fn: Callable[..., Any], args: Sequence[Any], *, gradients: bool = True, recorder: Recorder | None = None
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    gradients: bool = True,
+    decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE,
+    recorder: Recorder | None = None,
 ) -> Recording:
     """Record `fn(*args)`; `args` is a pytree whose tensors stand for inputs (only their shape and dtype are read).
-    gradients: whether the recording must also tell what autograd would do. recorder: another than a cell's.
+    gradients: whether the recording must also tell what autograd would do. decompose: what to record instead of an op.
+    recorder: another than a cell's.
 
     Raises `Unsupported` where the function reads the value of a tensor, changes an input in place, or has a gradient
     that is not that of its ops.
     """
-    recorder = recorder or Recorder()
+    recorder = recorder or Recorder(decompose)
     nodes: list[fx.Node] = []
 
     def stand_in(tensor: Tensor) -> Tensor:
@@ -137,11 +143,11 @@ class NoEscape(TorchFunctionMode):
 class Recorder(TorchDispatchMode):
     """Sees every op that the dispatcher does, runs it on stand-ins and writes it down as a node."""
 
-    decompositions: Mapping[Any, Callable[..., Any]] = DECOMPOSE
     may_draw = False  # random numbers
 
-    def __init__(self) -> None:
+    def __init__(self, decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE) -> None:
         super().__init__()
+        self.decompose = decompose
         self.graph = fx.Graph()
         self.nodes: dict[tuple, fx.Node] = {}
         self.alive: list[Tensor] = []  # a geometry is an address: it must not be given away again
@@ -195,9 +201,9 @@ class Recorder(TorchDispatchMode):
             raise Unsupported(Reason("draws random numbers", op=str(func), mend="draw them outside, pass them in xs"))
         if func._schema.is_mutable:
             return self.change_in_place(func, args, kwargs)
-        if func in self.decompositions:
+        if func in self.decompose:
             with self:
-                return self.decompositions[func](*args, **kwargs)
+                return self.decompose[func](*args, **kwargs)
         with self:
             parts = func.decompose(*args, **kwargs)  # of an op that is nothing but a composition of others
         if parts is not NotImplemented:

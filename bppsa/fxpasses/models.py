@@ -48,11 +48,10 @@ def record_model(
 
 
 class ModelRecorder(Recorder):
-    decompositions: Mapping[Any, Callable[..., Any]] = {}
     may_draw = True
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()
+        super().__init__(decompose={})
         self.names = {id(module): name for name, module in model.named_modules()}
         self.paths = [""]
 

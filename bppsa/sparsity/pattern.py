@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +62,24 @@ class Pattern:
         columns = torch.arange(count * m).view(count, 1, m).expand(count, n, m).reshape(-1)
         return cls(torch.arange(count * n + 1) * m, columns, (count * n, count * m))
 
+    @classmethod
+    def kron(cls, a: Pattern, b: Pattern) -> tuple[Pattern, Tensor]:
+        """The Kronecker product, and the place of each pair of entries in it, int64 [E of a, E of b]."""
+        counts, entries = (tuple(p.indptr.diff() for p in (a, b)), tuple(torch.arange(p.nnz) for p in (a, b)))
+        row_a, row_b = a.rows, b.rows
+        within = entries[0] - a.indptr[row_a], entries[1] - b.indptr[row_b]
+        before = (a.indptr[:-1] * b.nnz)[:, None] + counts[0][:, None] * b.indptr[:-1]  # entries before a row
+        place = (before[row_a][:, row_b]).add_(within[0][:, None] * counts[1][row_b]).add_(within[1])
+        columns = torch.empty(a.nnz * b.nnz, dtype=torch.int64)
+        columns[place] = a.indices[:, None] * b.shape[1] + b.indices
+        indptr = torch.cat([before.flatten(), torch.tensor([a.nnz * b.nnz])])
+        return cls(indptr, columns, (a.shape[0] * b.shape[0], a.shape[1] * b.shape[1])), place
+
+    def keep(self, kept: Tensor) -> Pattern:
+        """Only the entries at which `kept`, bool [E], is True."""
+        count = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])
+        return Pattern(count[self.indptr], self.indices[kept], self.shape)
+
     @property
     def nnz(self) -> int:
         return len(self.indices)
@@ -69,6 +88,14 @@ class Pattern:
     def rows(self) -> Tensor:
         """The row of each entry, int64 [E]."""
         return torch.repeat_interleave(torch.arange(self.shape[0]), self.indptr.diff())
+
+    def csr(self, values: Tensor) -> Tensor:
+        """A torch CSR tensor [N, M] of values [E], or [B, N, M] of values [B, E]."""
+        batch = values.shape[:-1]
+        indptr, indices = (part.to(values.device).expand(*batch, -1) for part in (self.indptr, self.indices))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+            return torch.sparse_csr_tensor(indptr, indices, values, (*batch, *self.shape), check_invariants=False)
 
     def mask(self) -> Tensor:
         """The same as a bool [N, M]; for small sizes."""

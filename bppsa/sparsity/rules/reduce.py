@@ -29,11 +29,21 @@ def spread(g: Tensor, dims: Sequence[int], keepdim: bool, shape: Size) -> Tensor
     """The adjoint of a sum over `dims` (ascending): g repeated to `shape`."""
     for d in dims if not keepdim else ():
         g = g.unsqueeze(d)
-    return g.expand(shape)
+    return g.expand(-1, *shape[1:]) if 0 not in dims else g.expand(shape)
 
 
-def reduction(x: Tensor, out: Tensor, dims: Sequence[int], keepdim: bool, d: Callable[[Tensor], Tensor]) -> Reduced:
-    """out sums f(x) over `dims`; d turns the cotangent, already spread to x's shape, into that of x."""
+def reduction(
+    x: Tensor,
+    out: Tensor,
+    dims: Sequence[int],
+    keepdim: bool,
+    d: Callable[[Tensor], Tensor],
+    shared: bool = False,
+) -> Reduced:
+    """out sums f(x) over `dims`; d turns the cotangent, already spread to x's shape, into that of x.
+
+    shared: whether d is the same for all rows.
+    """
 
     def vjp(g: Tensor) -> Tensor:
         return d(spread(g, dims, keepdim, x.shape))
@@ -42,7 +52,7 @@ def reduction(x: Tensor, out: Tensor, dims: Sequence[int], keepdim: bool, d: Cal
         columns = spread(numbers(out.shape[1:]), dims, keepdim, Size((1, *x.shape[1:])))
         return Pattern.one_per_row(columns.flatten(), out.shape[1:].numel())
 
-    return AcrossRows(vjp) if 0 in dims else Implicit(x, out, vjp, links)
+    return AcrossRows(vjp) if 0 in dims else Implicit(x, out, vjp, links, shared=shared)
 
 
 def size_of(x: Tensor, dims: Sequence[int]) -> int:
@@ -51,13 +61,13 @@ def size_of(x: Tensor, dims: Sequence[int]) -> int:
 
 @rule(aten.sum.default, aten.sum.dim_IntList)
 def sum_(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: object = None, out: Tensor) -> tuple[Reduced]:
-    return (reduction(x, out, normal(dim, x), keepdim, lambda g: g),)
+    return (reduction(x, out, normal(dim, x), keepdim, lambda g: g, shared=True),)
 
 
 @rule(aten.mean.default, aten.mean.dim)
 def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: object = None, out: Tensor) -> tuple[Reduced]:
     dims = normal(dim, x)
-    return (reduction(x, out, dims, keepdim, lambda g: g * (1 / size_of(x, dims))),)
+    return (reduction(x, out, dims, keepdim, lambda g: g * (1 / size_of(x, dims)), shared=True),)
 
 
 @rule(aten.amax.default, aten.amin.default)
