@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 from bppsa import _calls, _scan
+from bppsa._chain_plans import Options
 from bppsa._modules import chained
 from bppsa._modules.classes import Recurrent, rewrite
 from bppsa.errors import ArgumentError, StrategyError
+from bppsa.plan.chain_choice import may_gain
 from bppsa.plan.strategy import Strategy, strategy_of
 from bppsa.report import Decision, Report
 
@@ -25,12 +27,25 @@ NO_SCAN = (
 )
 
 
-def compile(model: nn.Module, *, strategy: str | Strategy = "auto", fallback: str = "eager") -> nn.Module:
+def compile(
+    model: nn.Module,
+    *,
+    strategy: str | Strategy = "auto",
+    fallback: str = "eager",
+    strict: bool = False,
+    memory: int | None = None,
+) -> nn.Module:
     """A model that computes what `model` computes, its recurrences by generated kernels.
 
-    It shares the Parameters and buffers of `model`, has the same classes and `state_dict` keys, and leaves `model` as
-    it was. What is not rewritten runs as it is (`fallback="eager"`) or goes to Inductor (`fallback="inductor"`).
-    `.report` of the result tells what its last call did and, before the first, what waits for it.
+    The backward of its feed-forward parts is PyTorch's, unless a strategy asks for a scan over the stages' transposed
+    Jacobians (BPPSA section 3). The result shares the Parameters and buffers of `model`, has the same classes and
+    `state_dict` keys, and leaves `model` as it was. What is not rewritten runs as it is (`fallback="eager"`) or goes to
+    Inductor (`fallback="inductor"`). `.report` of the result tells what its last call did and, before the first, what
+    waits for it.
+
+    strict: where a strategy is asked for, a feed-forward stage without a rule is a ChainError (a RuntimeError) in the
+    call, where it would otherwise be differentiated by autograd and split the scan. memory: bytes that a scan over
+    stages may take for transposed Jacobians, by default a quarter of the machine's; beyond, its up-sweep stops earlier.
 
     Raises StrategyError (a ValueError) for an unknown strategy or fallback.
     """
@@ -40,7 +55,8 @@ def compile(model: nn.Module, *, strategy: str | Strategy = "auto", fallback: st
             f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan"
         )
     fast, by_path = rewrite(model, chosen)
-    found = (*by_path.values(), *chains(fast, chosen))
+    options = Options(chosen, strict, memory)
+    found = (*by_path.values(), *(chains(fast, options) if fallback == "eager" else []))
     if fallback == "inductor":  # what is decided while a graph is traced holds for all calls
         reason = "one op of the graph, where the call can be traced"
         runs = "sequential" if chosen.name == "auto" else str(chosen)
@@ -58,13 +74,15 @@ def compile(model: nn.Module, *, strategy: str | Strategy = "auto", fallback: st
     return fast
 
 
-def chains(model: nn.Module, strategy: Strategy) -> list[Decision]:
-    """Have the feed-forward modules of a clone follow `strategy`."""
-    if strategy.name == "auto":
+def chains(model: nn.Module, options: Options) -> list[Decision]:
+    """Have the feed-forward modules of a clone follow a strategy. "auto" leaves them as they are, unless a scan may be
+    faster where they are, or somebody wants to know."""
+    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    if options.strategy.name == "auto" and not (may_gain(device) or _calls.explaining()):
         return []
     found = list(chained.candidates(model))
     for path, module in found:
-        chained.adopt(module, path, strategy)
+        chained.adopt(module, path, options)
     return [Decision(path, "chain", "waiting", "decided in its first call") for path, _ in found]
 
 
@@ -94,10 +112,10 @@ def explain(
         with _calls.collecting(chosen, explained=True) as taken, torch.random.fork_rng():
             model(*inputs)
         return Report(taken, "" if taken else NO_SCAN)
-    fast = compile(model, strategy=strategy)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with _calls.collecting(explained=True), torch.random.fork_rng():
+            fast = compile(model, strategy=strategy)
             result = fast(*inputs)
     finally:
         with torch.no_grad():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections import OrderedDict
@@ -16,13 +15,11 @@ from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
 
 from bppsa._calls import note
+from bppsa._chain_plans import Options, program_of
 from bppsa._modules.calls import is_ordinary_moment, is_plain
-from bppsa.chain import Chain
-from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.cuts import cut
+from bppsa.errors import ChainError, Reason, Unsupported
 from bppsa.fxpasses.environment import Environment, known_environment
 from bppsa.fxpasses.models import record_model
-from bppsa.plan.strategy import Strategy, divide
 from bppsa.report import Decision
 from bppsa.runtime import feedforward_call
 from bppsa.runtime.feedforward import Program
@@ -55,6 +52,8 @@ def run(module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict
         return NotImplemented
     plan, captured = found
     note(plan.decision)
+    if plan.decision.strategy == "pytorch":
+        return NotImplemented
     outputs = iter(feedforward_call.apply(plan.program, [*tensors, *captured]))
     return pytree.tree_map_only(fx.Node, lambda node: next(outputs), plan.result)
 
@@ -135,26 +134,20 @@ def find(
 def make(
     module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any], environment: Environment
 ) -> Plan | Reason:
-    strategy: Strategy = module.__dict__["_bppsa_strategy"]
+    path: str = module.__dict__["_bppsa_path"]
+    options: Options = module.__dict__["_bppsa_options"]
     try:
         recording = record_model(forward, module, args, kwargs)
         captured = [tensor for tensor, _ in recording.captured]
         places = tuple(place(tensor, environment) for tensor in captured)
-        chain = cut(recording)
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        needs = [tensor.requires_grad for tensor in (*given, *captured)]
+        program, decision = program_of(recording, needs, options, path)
     except Unsupported as unsupported:
+        if options.strict:
+            raise ChainError(f"{path or '<model>'}: {unsupported.reason}; strict=True wants a scan") from unsupported
         return unsupported.reason
-    if len(chain.stages) < 2:
-        return Reason("no two stages in a row: nothing to scan over")
-    given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-    results = [leaf for leaf in pytree.tree_leaves(recording.result) if isinstance(leaf, fx.Node)]
-    needs = [t.requires_grad for t in (*given, *captured)]
-    program = Program(chain, results, needs, functools.partial(divide, strategy))
-    return Plan(program, places, recording.result, decision(module.__dict__["_bppsa_path"], strategy, chain))
-
-
-def decision(path: str, strategy: Strategy, chain: Chain) -> Decision:
-    numbers = {"stages": len(chain.stages), "segments": len(chain.segments)}
-    return Decision(path, "chain", str(strategy), "as asked", numbers)
+    return Plan(program, places, recording.result, decision)
 
 
 def place(tensor: Tensor, environment: Environment) -> int | Tensor:

@@ -22,6 +22,7 @@ from bppsa.chain import Recurrence
 from bppsa.errors import BuildError, Reason, Unsupported
 from bppsa.fxpasses.capture import Recording, record
 from bppsa.fxpasses.environment import Environment, known_environment
+from bppsa.fxpasses.models import recording_model
 from bppsa.fxpasses.recurrence import split
 from bppsa.plan.choose import choose_scan, multiply_inline
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
@@ -52,6 +53,8 @@ def scan(
     InputError (a RuntimeError) where xs do not agree in T. What PyTorch's ops raise within the cell keeps its type, and
     says what the cell was given.
     """
+    if recording_model():
+        raise Unsupported(Reason("a bppsa.scan is a chain of its own", mend="it follows the strategy by itself"))
     carry_leaves, carry_spec = pytree.tree_flatten(carry)
     x_leaves, x_spec = pytree.tree_flatten(xs)
     check_inputs(carry_leaves, x_leaves)

@@ -34,6 +34,11 @@ class StrategyError(BppsaError, ValueError):
     """An unknown strategy or fallback; the text lists the known ones."""
 
 
+class ChainError(BppsaError, RuntimeError):
+    """With strict=True: a stage of a feed-forward model that has no rule, or a scan over more memory than allowed; the
+    text names module, op, shape and the mend."""
+
+
 class BuildError(BppsaError, RuntimeError):
     """The system compiler is missing or refused a generated kernel."""
 

@@ -18,11 +18,12 @@ class Decision:
     strategy: str  # "sequential", ..., "pytorch" where it is left as it was, or "waiting" for its first call
     reason: str
     numbers: Mapping[str, float | int | str] = field(default_factory=dict)  # T, B, H, predicted milliseconds, ...
+    details: tuple[str, ...] = ()  # a line each: the parts of what it is
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.numbers.items())
         what = "; ".join(part for part in (self.kind, numbers) if part)
-        return f"{self.path or '<model>'} ({what}): {self.strategy}: {self.reason}"
+        return "\n    ".join((f"{self.path or '<model>'} ({what}): {self.strategy}: {self.reason}", *self.details))
 
 
 @dataclass(frozen=True)

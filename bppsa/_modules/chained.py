@@ -12,14 +12,14 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch.jit import ScriptModule
 
 from bppsa import _chains
-from bppsa.plan.strategy import AUTO, Strategy
+from bppsa._chain_plans import Options
 
 
 class Chained(nn.Module):
     """Goes before the module's own class; it finds everything through `self`, so copies and pickles stay whole."""
 
     _bppsa_path: str = ""
-    _bppsa_strategy: Strategy = AUTO
+    _bppsa_options: Options
     _bppsa_origin: type[nn.Module]  # in each class that `chained` made: the class that the user sees
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -72,11 +72,11 @@ def suits(module: nn.Module) -> bool:
     return not own and usual and type(module).forward is not nn.Module.forward
 
 
-def adopt(module: nn.Module, path: str, strategy: Strategy) -> None:
+def adopt(module: nn.Module, path: str, options: Options) -> None:
     """Give `module`, which must belong to a clone, its rewritten class."""
     cls: type = type(module)
     module.__class__ = chained(cls)
-    module.__dict__.update(_bppsa_path=path, _bppsa_strategy=strategy)
+    module.__dict__.update(_bppsa_path=path, _bppsa_options=options)
 
 
 @functools.cache

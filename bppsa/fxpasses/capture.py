@@ -208,6 +208,10 @@ class Recorder(TorchDispatchMode):
             parts = func.decompose(*args, **kwargs)  # of an op that is nothing but a composition of others
         if parts is not NotImplemented:
             return parts
+        return self.write_down(func, args, kwargs)
+
+    def write_down(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
+        """Run the op on stand-ins, and add a node for it."""
         args, kwargs = tree_map_only(Tensor, self.node_of, (tuple(args), kwargs))
         stand_ins, options = fx.node.map_arg((args, kwargs), lambda node: node.meta["val"])
         if any(argument.name == "device" for argument in func._schema.arguments):
@@ -222,7 +226,7 @@ class Recorder(TorchDispatchMode):
         items = [self.graph.call_function(operator.getitem, (node, i)) for i in range(len(out))]
         return [self.define_output(item, value) for item, value in zip(items, out, strict=True)]
 
-    def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Tensor:
+    def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
         """Record x.add_(y) as x.add(y), and let x stand for the result from here on."""
         changed = args[0] if args else None
         op = self.functional(func)

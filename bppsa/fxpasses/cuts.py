@@ -23,6 +23,15 @@ from bppsa.sparsity.operators import TransposedJacobian
 
 SOURCE, SINK = "source", "sink"
 LIGHT = frozenset({"identity", "diagonal"})
+aten = torch.ops.aten
+PASSES_NOTHING = frozenset(  # of a gradient, though the result is real
+    (
+        *(getattr(aten, name).default for name in ("detach", "empty_like", "zeros_like", "ones_like", "full_like")),
+        *(getattr(aten, name).default for name in ("new_zeros", "new_ones", "new_full", "new_empty")),
+        *(getattr(aten, name).default for name in ("rand_like", "randn_like", "bernoulli")),
+        *(aten.bernoulli.p, aten.bernoulli.Tensor),
+    )
+)
 
 
 def cut(recording: Recording) -> Chain:
@@ -45,7 +54,7 @@ def paths(graph: fx.Graph, inputs: Iterable[fx.Node], outputs: Iterable[fx.Node]
         if node.op != "call_function" or depends.isdisjoint(node.all_input_nodes):
             continue
         depends.add(node)
-        if is_real(node) and node.target is not torch.ops.aten.detach.default:
+        if is_real(node) and node.target not in PASSES_NOTHING:
             found[node] = [before for before in node.all_input_nodes if before in found]
     reached: dict[fx.Node, list[fx.Node]] = {}
     stack = [node for node in outputs if node in found]
@@ -98,14 +107,17 @@ def stage_operators(start: fx.Node, end: fx.Node, nodes: Sequence[fx.Node]) -> I
     rows = {node.meta["val"].shape[:1] for node in (start, end)}
     if len(rows) > 1:
         raise Unsupported(Reason("changes the batch", mend="kept as a VJP"))
-    inside = {start, *nodes}
-    for node in nodes:
-        if not isinstance(node.meta["val"], Tensor):
-            continue  # of an op with several outputs each has a node of its own
-        for _, factors in links_of(node, inside, lambda n: n.meta["val"]):
+    inside, reached = {start, *nodes}, {end}
+    for node in reversed(nodes):
+        if node not in reached:  # of an op with several outputs each has a node of its own
+            continue
+        for argument, factors in links_of(node, inside, lambda n: n.meta["val"]):
+            reached.add(argument)
             if any(operator.structure == "across rows" for operator in factors):
                 raise Unsupported(Reason("works across samples", op=str(node.target), mend="kept as a VJP"))
             yield from factors
+    if start not in reached:
+        raise Unsupported(Reason("passes no gradient on", mend="kept as a VJP"))
 
 
 def merged(stages: Sequence[Stage]) -> list[Stage]:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules import module as hooks
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.capture import Recorder, Recording, geometry, record, zeros_like
@@ -47,6 +48,13 @@ def record_model(
     return recording
 
 
+def recording_model() -> bool:
+    """Whether this thread is recording a model."""
+    if torch._C._len_torch_dispatch_stack() == 0:
+        return False
+    return any(isinstance(mode, ModelRecorder) for mode in _get_current_dispatch_mode_stack())
+
+
 class ModelRecorder(Recorder):
     may_draw = True
 
@@ -62,14 +70,21 @@ class ModelRecorder(Recorder):
     def functional(self, func: Any) -> Any:
         return DRAWS.get(func) or super().functional(func)
 
-    def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Tensor:
+    def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
         """A buffer of the model: written down as it is, and done when the graph runs."""
+        written = [a for spec, a in zip(func._schema.arguments, args, strict=False) if spec.is_write]
+        if len(func._schema.returns) > 1 and all(map(self.is_state, written)):
+            return self.write_down(func, args, kwargs)  # batch norm: its statistics change when the graph runs
         changed = args[0] if args else None
-        if not isinstance(changed, Tensor) or changed.requires_grad or geometry(changed) in self.nodes:
+        if not isinstance(changed, Tensor) or not self.is_state(changed):
             return super().change_in_place(func, args, kwargs)
         nodes = fx.node.map_aggregate((tuple(args), kwargs), lambda a: self.node_of(a) if isinstance(a, Tensor) else a)
         self.graph.call_function(func, *nodes).meta.update(val=zeros_like(changed), path=self.paths[-1])
         return changed
+
+    def is_state(self, value: Any) -> bool:
+        """A tensor of the model's that no gradient flows to."""
+        return isinstance(value, Tensor) and not value.requires_grad and geometry(value) not in self.nodes
 
     @contextmanager
     def following_modules(self) -> Iterator[None]:

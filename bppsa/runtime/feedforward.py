@@ -7,7 +7,7 @@ autograd; then the parameters' gradients of all stages, whose graphs nothing tie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,13 +33,17 @@ class Passed:
 
 
 class Program:
-    """A chain made to run. results: nodes of the outputs; places: of the graph's placeholders in order, whether each
-    needs a gradient; divide: the order in which a segment of so many stages is combined."""
+    """A chain made to run. results: nodes of the outputs; needs: of the graph's placeholders in order, whether each
+    wants a gradient; divisions: by the start of each segment with rules, the order in which its stages are combined."""
 
     def __init__(
-        self, chain: Chain, results: Sequence[fx.Node], needs: Sequence[bool], divide: Callable[[int], Division]
+        self,
+        chain: Chain,
+        results: Sequence[fx.Node],
+        needs: Sequence[bool],
+        divisions: Mapping[fx.Node, Division],
     ) -> None:
-        self.chain, self.results, self.needs, self.divide = chain, tuple(results), tuple(needs), divide
+        self.chain, self.results, self.needs, self.divisions = chain, tuple(results), tuple(needs), divisions
         stages = chain.stages
         self.cuts = (stages[0].start, *(stage.end for stage in stages))
         self.differentiated = {stage.start for stage in stages if stage.reason is not None}
@@ -119,7 +123,7 @@ class Backward:
         """The cotangent of the segment's start."""
         stages = segment[::-1]
         elements = [StageJacobian(stage, self.values.__getitem__) for stage in stages]
-        entering = cotangents(self.program.divide(len(stages)), elements, g)
+        entering = cotangents(self.program.divisions[segment[0].start], elements, g)
         self.known += [(self.end[stage.end], g) for stage, g in zip(stages, entering, strict=True)]
         return elements[-1].mv(entering[-1]) if self.is_needed(segment[0].start) else None
 
