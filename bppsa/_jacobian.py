@@ -9,7 +9,11 @@ from torch import Tensor, fx
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.capture import record
 from bppsa.fxpasses.network import edges, evaluate, single
+from bppsa.runtime.sparse import Kernels
 from bppsa.sparsity import Identity, TransposedJacobian
+from bppsa.sparsity.engine import install
+
+install(Kernels())
 
 
 def transposed_jacobian(model: Callable[[Tensor], Tensor], x: Tensor) -> TransposedJacobian:

@@ -84,10 +84,7 @@ class TransposedJacobian(ABC):
 
     def dense(self) -> Tensor:
         """[N, M] where all rows of the batch share it, else [B, N, M]. For small sizes."""
-        pattern, values = self.pattern, self.entries()
-        dense = values.new_zeros(*values.shape[:-1], *self.shape)
-        dense[..., pattern.rows.to(values.device), pattern.indices.to(values.device)] = values
-        return dense
+        return self.pattern.spread(self.entries())
 
     def to_sparse_csr(self) -> Tensor:
         """As torch's CSR tensor, of the shape of `dense`: every entry of the pattern is stored, also where it is 0."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -89,6 +91,19 @@ class Pattern:
         """The row of each entry, int64 [E]."""
         return torch.repeat_interleave(torch.arange(self.shape[0]), self.indptr.diff())
 
+    @cached_property
+    def digest(self) -> bytes:
+        """Of all that the pattern is: equal patterns have equal digests."""
+        content = hashlib.blake2b(repr(self.shape).encode(), digest_size=16)
+        for part in (self.indptr, self.indices):
+            content.update(part.contiguous().numpy().data)
+        return content.digest()
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """`indices` as int32 [E]: half as much for a kernel to read."""
+        return self.indices.to(torch.int32)
+
     def csr(self, values: Tensor) -> Tensor:
         """A torch CSR tensor [N, M] of values [E], or [B, N, M] of values [B, E]."""
         batch = values.shape[:-1]
@@ -96,6 +111,12 @@ class Pattern:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
             return torch.sparse_csr_tensor(indptr, indices, values, (*batch, *self.shape), check_invariants=False)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """The dense matrix [N, M] of values [E], or [B, N, M] of values [B, E]; for small sizes."""
+        dense = values.new_zeros(*values.shape[:-1], *self.shape)
+        dense[..., self.rows.to(values.device), self.indices.to(values.device)] = values
+        return dense
 
     def mask(self) -> Tensor:
         """The same as a bool [N, M]; for small sizes."""

@@ -7,13 +7,14 @@ from typing import ClassVar
 
 from torch import Size, Tensor
 
+from bppsa.sparsity.engine import engine
 from bppsa.sparsity.operators import TransposedJacobian
 from bppsa.sparsity.pattern import Pattern
 
 
 @dataclass(frozen=True, eq=False)
 class Sparse(TransposedJacobian):
-    """J^T in CSR.
+    """J^T in CSR. An entry outside the pattern is a structural zero: it meets nothing, not even NaN or Inf.
 
     Args:
         values: [E] shared by the batch, or [B, E], in the order of the pattern.
@@ -53,7 +54,4 @@ class Sparse(TransposedJacobian):
         return self.values[0] if self.values.dim() == 2 and self.held == 1 else self.values
 
     def mv(self, g: Tensor) -> Tensor:
-        rows, columns = self.pattern.rows.to(g.device), self.pattern.indices.to(g.device)
-        terms = g.flatten(1).index_select(1, columns) * self.entries()
-        product = terms.new_zeros(len(terms), self.shape[0]).index_add(1, rows, terms)
-        return product.reshape(-1, *self.in_size)
+        return engine().mv(self.pattern, self.entries(), g.flatten(1)).unflatten(1, self.in_size)
