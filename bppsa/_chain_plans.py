@@ -21,12 +21,13 @@ from bppsa.plan.chain_cost import Extent, affordable, formed
 from bppsa.plan.strategy import Division, Strategy, divide
 from bppsa.report import Decision
 from bppsa.runtime.feedforward import Program
-from bppsa.runtime.stages import StageJacobian
+from bppsa.runtime.stages import Masks, StageJacobian
 from bppsa.sparsity.bounds import most_entries
 from bppsa.sparsity.operators import TransposedJacobian
 
 NO_RULES = "no stage has a rule"
 MOST_OPS = 4  # of a stage, named in a report
+T = torch.ops.aten.t.default
 SHARE = 4  # of the memory there is, what a backward may form by default
 
 
@@ -50,8 +51,11 @@ class Segment:
     note: str = ""  # what was skipped
 
 
-def program_of(recording: Recording, needs: Sequence[bool], options: Options, path: str) -> tuple[Program, Decision]:
-    """needs: of the graph's placeholders in order, whether each wants a gradient.
+def program_of(
+    recording: Recording, needs: Sequence[bool], masks: Masks, options: Options, path: str
+) -> tuple[Program, Decision]:
+    """needs: of the graph's placeholders in order, whether each wants a gradient; masks: of those that are pruned
+    weights, bool.
 
     Raises `Unsupported` where nothing can be scanned, ChainError where `options.strict` forbids what would be left out.
     """
@@ -60,27 +64,28 @@ def program_of(recording: Recording, needs: Sequence[bool], options: Options, pa
         raise Unsupported(Reason("no two stages in a row: nothing to scan over"))
     like = chain.stages[-1].end.meta["val"]
     budget = default_memory(like.device) if options.memory is None else options.memory
-    segments = [segment_of(stages, options.strategy, budget) for stages in chain.segments]
+    masks = {**masks, **{user: mask.t() for node, mask in masks.items() for user in node.users if user.target is T}}
+    segments = [segment_of(stages, masks, options.strategy, budget) for stages in chain.segments]
     if options.strict:
         check(segments, path)
     decision = decided(segments, options.strategy, path, like.device.type)
     forget_stand_ins(chain.graph)
     divisions = {segment.stages[0].start: segment.division for segment in segments if segment.division is not None}
     results = [leaf for leaf in tree_leaves(recording.result) if isinstance(leaf, fx.Node)]
-    return Program(chain, results, needs, divisions), decision
+    return Program(chain, results, needs, divisions, masks), decision
 
 
-def segment_of(stages: tuple[Stage, ...], strategy: Strategy, budget: int) -> Segment:
+def segment_of(stages: tuple[Stage, ...], masks: Masks, strategy: Strategy, budget: int) -> Segment:
     if stages[0].reason is not None:
         return Segment(stages, (), None)
-    extents = tuple(map(extent_of, stages))
+    extents = tuple(extent_of(stage, masks) for stage in stages)
     itemsize = stages[0].start.meta["val"].dtype.itemsize
     asked = SCAN if strategy.name == "auto" else strategy
     division, skipped = affordable(divide(asked, len(stages)), extents[::-1], itemsize, budget)
     return Segment(stages, extents, division, skipped)
 
 
-def extent_of(stage: Stage) -> Extent:
+def extent_of(stage: Stage, masks: Masks) -> Extent:
     """Of J^T of the stage, from the stand-ins: products and sums of its ops' own."""
 
     def times(factor: TransposedJacobian, after: Extent | None) -> Extent:
@@ -88,7 +93,7 @@ def extent_of(stage: Stage) -> Extent:
         return own if after is None else own @ after
 
     with torch.no_grad():
-        return StageJacobian(stage, lambda node: node.meta["val"]).walk(None, times, lambda a, b: a + b)
+        return StageJacobian(stage, lambda node: node.meta["val"], masks).walk(None, times, lambda a, b: a + b)
 
 
 def default_memory(device: torch.device) -> int:

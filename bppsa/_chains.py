@@ -18,8 +18,9 @@ from bppsa._calls import note
 from bppsa._chain_plans import Options, program_of
 from bppsa._modules.calls import is_ordinary_moment, is_plain
 from bppsa.errors import ChainError, Reason, Unsupported
-from bppsa.fxpasses.environment import Environment, known_environment
+from bppsa.fxpasses.environment import known_environment
 from bppsa.fxpasses.models import record_model
+from bppsa.fxpasses.pruning import hooks_of, make_weights, pruned
 from bppsa.report import Decision
 from bppsa.runtime import feedforward_call
 from bppsa.runtime.feedforward import Program
@@ -30,15 +31,16 @@ Forward = Callable[..., Any]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """How a module runs for arguments of one kind. places: of each captured tensor in the environment."""
+    """How a module runs for arguments of one kind. places: of each captured tensor among those the module reaches."""
 
     program: Program
     places: tuple[int | Tensor, ...]
     result: Any  # of the module, with nodes in the place of tensors
     decision: Decision
+    masks: list[Tensor]  # by whose identity the plan is found
 
-    def captured(self, environment: Environment) -> list[Tensor]:
-        return [environment.tensors[at] if isinstance(at, int) else at for at in self.places]
+    def captured(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensors[at] if isinstance(at, int) else at for at in self.places]
 
 
 def run(module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -80,13 +82,9 @@ def hooked(module: nn.Module) -> Reason | None:
     for path, inner in module.named_modules():
         if inner is module:
             continue
-        state = inner.__dict__
-        if (
-            state["_forward_hooks"]
-            or state["_forward_pre_hooks"]
-            or state["_backward_hooks"]
-            or state["_backward_pre_hooks"]
-        ):
+        before = inner._forward_pre_hooks
+        of_others = len(before) > (len(hooks_of(inner)) if before else 0)
+        if of_others or inner._forward_hooks or inner._backward_hooks or inner._backward_pre_hooks:
             return Reason(f"{path} has hooks", mend="remove them, or put them on the module that is compiled")
     return None
 
@@ -104,12 +102,15 @@ def find(
     tensors: Sequence[Tensor],
 ) -> tuple[Plan, list[Tensor]] | Reason:
     """The plan of the module for arguments like these, made once, and the tensors it closes over."""
-    environment = known_environment(module)
-    if not any(t.requires_grad for t in (*tensors, *environment.tensors)):
+    environment, weights = known_environment(module), pruned(module)
+    make_weights(weights)
+    reached = [*environment.tensors, *(part.weight for part in weights)]
+    if not any(t.requires_grad for t in (*tensors, *reached)):
         return Reason("nothing requires a gradient")
+    masks = [part.mask for part in weights]
     kinds = tuple((t.shape, t.dtype, t.device, t.requires_grad) if isinstance(t, Tensor) else t for t in leaves)
     spec = pytree.tree_structure((args, kwargs))
-    key = (environment.key, spec, kinds, torch.get_default_dtype())
+    key = (environment.key, spec, kinds, torch.get_default_dtype(), *((id(mask), mask._version) for mask in masks))
     try:
         hash(key)
     except TypeError:
@@ -117,7 +118,7 @@ def find(
     with _lock:
         found = _plans.get(key)
         if found is None:
-            found = make(module, forward, args, kwargs, environment), environment.opaque
+            found = make(module, forward, args, kwargs, reached, masks), environment.opaque
             _plans[key] = found
             while len(_plans) > REMEMBERED:
                 _plans.popitem(last=False)
@@ -125,33 +126,44 @@ def find(
     plan = found[0]
     if isinstance(plan, Reason):
         return plan
-    captured = plan.captured(environment)
+    captured = plan.captured(reached)
     if not all(map(is_plain, captured)) or len({t.device for t in (*tensors, *captured)}) > 1:
         return Reason("tensors that are not all plain, dense and on one CPU or GPU", mend="move them, or resolve views")
     return plan, captured
 
 
 def make(
-    module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: Mapping[str, Any], environment: Environment
+    module: nn.Module,
+    forward: Forward,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    reached: Sequence[Tensor],
+    masks: list[Tensor],
 ) -> Plan | Reason:
+    """masks: of the last of the tensors reached, which are pruned weights."""
     path: str = module.__dict__["_bppsa_path"]
     options: Options = module.__dict__["_bppsa_options"]
     try:
         recording = record_model(forward, module, args, kwargs)
-        captured = [tensor for tensor, _ in recording.captured]
-        places = tuple(place(tensor, environment) for tensor in captured)
+        places = tuple(place(tensor, reached) for tensor, _ in recording.captured)
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        needs = [tensor.requires_grad for tensor in (*given, *captured)]
-        program, decision = program_of(recording, needs, options, path)
+        needs = [tensor.requires_grad for tensor in (*given, *(tensor for tensor, _ in recording.captured))]
+        first = len(reached) - len(masks)
+        of_weights = {
+            node: masks[at - first].expand_as(tensor) != 0
+            for (tensor, node), at in zip(recording.captured, places, strict=True)
+            if isinstance(at, int) and at >= first
+        }
+        program, decision = program_of(recording, needs, of_weights, options, path)
     except Unsupported as unsupported:
         if options.strict:
             raise ChainError(f"{path or '<model>'}: {unsupported.reason}; strict=True wants a scan") from unsupported
         return unsupported.reason
-    return Plan(program, places, recording.result, decision)
+    return Plan(program, places, recording.result, decision, masks)
 
 
-def place(tensor: Tensor, environment: Environment) -> int | Tensor:
-    for at, known in enumerate(environment.tensors):
+def place(tensor: Tensor, reached: Sequence[Tensor]) -> int | Tensor:
+    for at, known in enumerate(reached):
         if known is tensor:
             return at
     if tensor.requires_grad:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.capture import Recorder, Recording, geometry, record, zeros_like
+from bppsa.fxpasses.pruning import without_hooks
 
 aten = torch.ops.aten
 
@@ -37,12 +38,12 @@ def record_model(
     Raises `Unsupported` as `record` does, and where the call changes an attribute of a module.
     """
     recorder = ModelRecorder(model)
-    before = state_of(model)
-    try:
-        with torch.random.fork_rng(), recorder.following_modules():
+    with without_hooks(model), torch.random.fork_rng(), recorder.following_modules():
+        before = state_of(model)
+        try:
             recording = record(lambda a, k: forward(*a, **k), (tuple(args), dict(kwargs)), recorder=recorder)
-    finally:
-        changed = restore(before)
+        finally:
+            changed = restore(before)
     if changed:
         raise Unsupported(Reason("its forward changes an attribute", op=changed, mend="keep state in buffers"))
     return recording

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.chain import Chain, Stage
+from bppsa.plan import levels
 from bppsa.plan.strategy import Division
 from bppsa.runtime.extent import Given
 from bppsa.runtime.operator_scan import cotangents
-from bppsa.runtime.stages import StageJacobian
+from bppsa.runtime.stages import Masks, StageJacobian
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +43,10 @@ class Program:
         results: Sequence[fx.Node],
         needs: Sequence[bool],
         divisions: Mapping[fx.Node, Division],
+        masks: Masks,
     ) -> None:
-        self.chain, self.results, self.needs, self.divisions = chain, tuple(results), tuple(needs), divisions
+        self.chain, self.results, self.needs = chain, tuple(results), tuple(needs)
+        self.divisions, self.masks = divisions, masks
         stages = chain.stages
         self.cuts = (stages[0].start, *(stage.end for stage in stages))
         self.differentiated = {stage.start for stage in stages if stage.reason is not None}
@@ -123,9 +126,27 @@ class Backward:
         """The cotangent of the segment's start."""
         stages = segment[::-1]
         elements = [StageJacobian(stage, self.values.__getitem__) for stage in stages]
-        entering = cotangents(self.program.divisions[segment[0].start], elements, g)
+        division = self.program.divisions[segment[0].start]
+        entering = self.by_products(division, stages, g) if division.forms_products else None
+        if entering is None:
+            entering = cotangents(one_by_one(len(stages)), elements, g)
         self.known += [(self.end[stage.end], g) for stage, g in zip(stages, entering, strict=True)]
         return elements[-1].mv(entering[-1]) if self.is_needed(segment[0].start) else None
+
+    def by_products(self, division: Division, stages: Sequence[Stage], g: Tensor) -> list[Tensor] | None:
+        """By a scan that multiplies J^Ts; None where a product left the range of its type, which back-propagation may
+        stay within: it only ever forms the product with one vector. A CPU has float64 at little more cost."""
+        real = torch.float64 if g.device.type == "cpu" else g.dtype
+
+        def value(node: fx.Node) -> Tensor:
+            known = self.values[node]
+            return known.to(real) if known.is_floating_point() else known
+
+        elements = [StageJacobian(stage, value, self.program.masks) for stage in stages]
+        entering = cotangents(division, elements, g.to(real))
+        if not all(bool(found.isfinite().all()) for found in entering):
+            return None
+        return [found.to(self.end[stage.end].dtype) for found, stage in zip(entering, stages, strict=True)]
 
     def is_needed(self, start: fx.Node) -> bool:
         """Whether anything before this cut has a gradient; an input of the chain may have none."""
@@ -154,6 +175,10 @@ class Backward:
     def add(self, i: int, g: Tensor) -> None:
         before = self.total[i]
         self.total[i] = g if before is None else before + g
+
+
+def one_by_one(stages: int) -> Division:
+    return Division(stages, 1, levels.linear(1))
 
 
 def begin(x: Tensor, differentiated: bool) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, fx
@@ -12,7 +12,10 @@ from torch import Tensor, fx
 from bppsa.chain import Stage
 from bppsa.sparsity.algebra import add, compose
 from bppsa.sparsity.links import Link, links_of
+from bppsa.sparsity.masks import masked
 from bppsa.sparsity.operators import TransposedJacobian
+
+Masks = Mapping[fx.Node, Tensor]  # of weights, as `masked` takes them
 
 
 class Element(Protocol):
@@ -29,16 +32,22 @@ class Element(Protocol):
 
 class StageJacobian:
     """J^T of a stage from the values of its nodes: one walk from its end to its start, over cotangents or operators
-    (BPPSA equation 3). Series compose, branches add."""
+    (BPPSA equation 3). Series compose, branches add. masks: of the weights that were pruned."""
 
-    def __init__(self, stage: Stage, value: Callable[[fx.Node], Any]) -> None:
-        self.stage, self.value = stage, value
+    def __init__(self, stage: Stage, value: Callable[[fx.Node], Any], masks: Masks | None = None) -> None:
+        self.stage, self.value, self.masks = stage, value, masks or {}
 
     @functools.cached_property
     def links(self) -> list[tuple[fx.Node, list[Link]]]:
         inside = {self.stage.start, *self.stage.nodes}
         single = [node for node in reversed(self.stage.nodes) if isinstance(node.meta["val"], Tensor)]
-        return [(node, links_of(node, inside, self.value)) for node in single]
+        return [(node, self.pruned(node, links_of(node, inside, self.value))) for node in single]
+
+    def pruned(self, node: fx.Node, links: list[Link]) -> list[Link]:
+        masks = [self.masks[weight] for weight in node.all_input_nodes if weight in self.masks]
+        if not masks:
+            return links
+        return [(argument, tuple(masked(factor, masks[0]) for factor in factors)) for argument, factors in links]
 
     def mv(self, g: Tensor) -> Tensor:
         return self.walk(g, lambda factor, g: factor.mv(g), lambda a, b: a + b)
