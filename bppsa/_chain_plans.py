@@ -20,12 +20,11 @@ from bppsa.plan.chain_choice import MACHINES, MARGIN, SCAN, Machine, linear_us, 
 from bppsa.plan.chain_cost import Extent, affordable, formed
 from bppsa.plan.strategy import Division, Strategy, divide
 from bppsa.report import Decision
-from bppsa.runtime.feedforward import Program
+from bppsa.runtime.feedforward import Program, real_of
 from bppsa.runtime.stages import Masks, StageJacobian
 from bppsa.sparsity.bounds import most_entries
 from bppsa.sparsity.operators import TransposedJacobian
 
-NO_RULES = "no stage has a rule"
 MOST_OPS = 4  # of a stage, named in a report
 T = torch.ops.aten.t.default
 SHARE = 4  # of the memory there is, what a backward may form by default
@@ -79,10 +78,15 @@ def segment_of(stages: tuple[Stage, ...], masks: Masks, strategy: Strategy, budg
     if stages[0].reason is not None:
         return Segment(stages, (), None)
     extents = tuple(extent_of(stage, masks) for stage in stages)
-    itemsize = stages[0].start.meta["val"].dtype.itemsize
     asked = SCAN if strategy.name == "auto" else strategy
-    division, skipped = affordable(divide(asked, len(stages)), extents[::-1], itemsize, budget)
+    division, skipped = affordable(divide(asked, len(stages)), extents[::-1], itemsize_of(stages[0].start), budget)
     return Segment(stages, extents, division, skipped)
+
+
+def itemsize_of(node: fx.Node) -> int:
+    """Bytes of an entry of J^T."""
+    like = node.meta["val"]
+    return real_of(like.dtype, like.device.type).itemsize
 
 
 def extent_of(stage: Stage, masks: Masks) -> Extent:
@@ -128,13 +132,14 @@ def decided(segments: Sequence[Segment], strategy: Strategy, path: str, device: 
     if strategy.name != "auto":
         reason = "as asked" if scanned else "as asked, but no stage has a rule"
         return Decision(path, "chain", str(strategy), reason, numbers, details)
+    if not any(segment.division.forms_products for segment in scanned if segment.division is not None):
+        reason = next((segment.note for segment in segments if segment.note), "finds no two stages with rules in a row")
+        return Decision(path, "chain", "pytorch", f"a scan {reason}", numbers, details)
     ours, theirs = predicted_us(scanned, rows, MACHINES[device])
     numbers |= {"predicted us": round(ours), "one by one": round(theirs)}
     if theirs > MARGIN * ours:
         return Decision(path, "chain", str(SCAN), f"predicted {theirs / ours:.1f} times as fast", numbers, details)
-    reason = (
-        f"a scan is predicted to take {ours / theirs:.3g} times as long as back-propagation" if scanned else NO_RULES
-    )
+    reason = f"a scan is predicted to take {ours / theirs:.3g} times as long as back-propagation"
     return Decision(path, "chain", "pytorch", reason, numbers, details)
 
 
@@ -154,8 +159,7 @@ def lines(segment: Segment) -> list[str]:
         f"{named(stage)}: {stage.structure} {e.rows} x {e.columns}, {e.nnz} non-zeros" + " a sample" * (e.held > 1)
         for stage, e in zip(segment.stages, segment.extents, strict=True)
     ]
-    itemsize = segment.stages[0].start.meta["val"].dtype.itemsize
-    made = formed(segment.division, segment.extents[::-1], itemsize)
+    made = formed(segment.division, segment.extents[::-1], itemsize_of(segment.stages[0].start))
     sweep = sum(extent.mv for extent in segment.extents)
     found.append(f"  one after the other: {sweep / 1e6:.3g} MFLOP a sample")
     found += [f"  level {i}: {entry}" for i, entry in enumerate(made)]

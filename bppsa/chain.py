@@ -149,7 +149,7 @@ class Stage:
     """x_i = f_i(x_{i-1}) of a feed-forward chain: all that lies between two tensors that every path crosses.
 
     nodes: on a path from `start` to `end`, in order, without `start`. reason: why its J^T is not known, so that it
-    stays a VJP; None where every op has a rule. light: J^T only scales, selects or renames.
+    stays a VJP; None where every op has a rule. light: J^T has an entry a row, or a column, and no more.
     """
 
     start: fx.Node

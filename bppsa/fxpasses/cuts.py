@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from bppsa.chain import Chain, Stage
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.capture import Recording
+from bppsa.sparsity.bounds import most_entries
 from bppsa.sparsity.links import links_of
 from bppsa.sparsity.operators import TransposedJacobian
 
@@ -35,8 +36,8 @@ PASSES_NOTHING = frozenset(  # of a gradient, though the result is real
 
 
 def cut(recording: Recording) -> Chain:
-    """The chain of a recorded model. Neighbours of which one only scales or renames are one stage (a convolution and
-    its ReLU): their product costs nothing."""
+    """The chain of a recorded model. Neighbours of which one only scales, selects or renames are one stage (a
+    convolution, its ReLU and its pool): their product costs next to nothing."""
     outputs = [leaf for leaf in tree_leaves(recording.result) if isinstance(leaf, fx.Node)]
     on_path = paths(recording.graph, recording.arguments, outputs)
     cuts = dominators(on_path, outputs)
@@ -95,10 +96,11 @@ def stage_between(start: fx.Node, end: fx.Node, order: Sequence[fx.Node]) -> Sta
         operators = list(stage_operators(start, end, nodes))
     except Unsupported as unsupported:
         return Stage(start, end, nodes, "unknown", reason=unsupported.reason)
-    single = len(operators) == 1
-    light = all(operator.structure in LIGHT for operator in operators)
-    structure = operators[0].structure if single else "diagonal" if light else "composed"
-    return Stage(start, end, nodes, structure, light)
+    if len(operators) > 1:
+        light = all(operator.structure in LIGHT for operator in operators)
+        return Stage(start, end, nodes, "diagonal" if light else "composed", light)
+    (operator,) = operators
+    return Stage(start, end, nodes, operator.structure, most_entries(operator) <= max(operator.shape))
 
 
 def stage_operators(start: fx.Node, end: fx.Node, nodes: Sequence[fx.Node]) -> Iterable[TransposedJacobian]:

@@ -135,8 +135,8 @@ class Backward:
 
     def by_products(self, division: Division, stages: Sequence[Stage], g: Tensor) -> list[Tensor] | None:
         """By a scan that multiplies J^Ts; None where a product left the range of its type, which back-propagation may
-        stay within: it only ever forms the product with one vector. A CPU has float64 at little more cost."""
-        real = torch.float64 if g.device.type == "cpu" else g.dtype
+        stay within: it only ever forms the product with one vector."""
+        real = real_of(g.dtype, g.device.type)
 
         def value(node: fx.Node) -> Tensor:
             known = self.values[node]
@@ -175,6 +175,11 @@ class Backward:
     def add(self, i: int, g: Tensor) -> None:
         before = self.total[i]
         self.total[i] = g if before is None else before + g
+
+
+def real_of(dtype: torch.dtype, device: str) -> torch.dtype:
+    """Of what products of J^Ts are formed in: a CPU has float64 at little more cost."""
+    return torch.float64 if device == "cpu" else dtype
 
 
 def one_by_one(stages: int) -> Division:

@@ -10,16 +10,16 @@ from bppsa.sparsity.convolution import Convolution
 from bppsa.sparsity.operators import Dense, Diagonal, Identity, TransposedJacobian
 from bppsa.sparsity.sparse import Sparse
 
-LARGEST = 2**26  # N x M, up to which a pattern is built for the count; beyond, all entries are counted
+LARGEST = 2**22  # N + M, up to which the pattern of moves, pools and the like is built for its count
 
 
 def most_entries(operator: TransposedJacobian) -> int:
-    """At least `operator.nnz`, and equal to it for most."""
+    """At least `operator.nnz`, and equal to it but for blocks, which are counted as if they were full, and giants."""
     known = COUNTS.get(type(operator))
     if known is not None:
         return known(operator)
     n, m = operator.shape
-    return operator.nnz if n * m <= LARGEST and operator.structure != "dense" else n * m
+    return operator.nnz if n + m <= LARGEST and operator.structure == "sparse" else n * m
 
 
 def of_convolution(op: Convolution) -> int:

@@ -1,4 +1,4 @@
-"""Feed-forward models, small: name -> (model in float64, the shape of one sample)."""
+"""Feed-forward models, small: name -> (model, the shape of one sample)."""
 
 from __future__ import annotations
 
@@ -80,12 +80,10 @@ def mobilenet() -> nn.Module:
 
 
 ZOO: dict[str, Maker] = {
-    "mlp tanh": lambda: (mlp(nn.Tanh).double(), (5,)),
-    "mlp relu": lambda: (mlp(lambda: nn.ReLU(inplace=True)).double(), (5,)),
-}
-CONVOLUTIONAL: dict[str, Maker] = {
-    "vgg11": lambda: (vgg11(1).double(), (3, 32, 32)),
-    "lenet": lambda: (lenet().double(), (1, 20, 20)),
-    "resnet": lambda: (resnet().double(), (2, 6, 6)),
-    "mobilenet": lambda: (mobilenet().double(), (2, 6, 6)),
+    "mlp tanh": lambda: (mlp(nn.Tanh), (5,)),
+    "mlp relu": lambda: (mlp(lambda: nn.ReLU(inplace=True)), (5,)),
+    "vgg11": lambda: (vgg11(1), (3, 32, 32)),
+    "lenet": lambda: (lenet(), (1, 20, 20)),
+    "resnet": lambda: (resnet(), (2, 6, 6)),
+    "mobilenet": lambda: (mobilenet(), (2, 6, 6)),
 }
