@@ -47,16 +47,21 @@ def cut(recording: Recording) -> Chain:
 
 
 def paths(graph: fx.Graph, inputs: Iterable[fx.Node], outputs: Iterable[fx.Node]) -> dict[fx.Node, list[fx.Node]]:
-    """The nodes through which a gradient flows from an output to an input, each with those it flows on to."""
+    """The nodes through which a gradient flows from an output to an input, each with those it flows on to. What is
+    looked up by integers alone (an embedding) is where a path begins."""
     inputs = set(inputs)
-    depends: set[fx.Node] = set(inputs)
-    found: dict[fx.Node, list[fx.Node]] = {node: [] for node in inputs if is_real(node)}
+    of_real, of_whole = ({node for node in inputs if is_real(node) is real} for real in (True, False))
+    found: dict[fx.Node, list[fx.Node]] = {node: [] for node in of_real}
     for node in graph.nodes:
-        if node.op != "call_function" or depends.isdisjoint(node.all_input_nodes):
+        if node.op != "call_function":
             continue
-        depends.add(node)
-        if is_real(node) and node.target not in PASSES_NOTHING:
-            found[node] = [before for before in node.all_input_nodes if before in found]
+        for depending in (of_real, of_whole):
+            if not depending.isdisjoint(node.all_input_nodes):
+                depending.add(node)
+        before = [other for other in node.all_input_nodes if other in found]
+        begins = node in of_whole and node not in of_real
+        if is_real(node) and node.target not in PASSES_NOTHING and (before or begins):
+            found[node] = before
     reached: dict[fx.Node, list[fx.Node]] = {}
     stack = [node for node in outputs if node in found]
     while stack:

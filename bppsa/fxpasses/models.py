@@ -22,11 +22,15 @@ from bppsa.fxpasses.pruning import without_hooks
 
 aten = torch.ops.aten
 
+
+def bernoulli(x: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
+    if generator is not None:
+        raise Unsupported(Reason("draws from a generator of its own", op="bernoulli_", mend="use the default one"))
+    return aten.bernoulli.p(x, p)
+
+
 # Written in place, and what returns the same from the same random numbers.
-DRAWS: Mapping[Any, Any] = {
-    aten.bernoulli_.float: aten.bernoulli.p,
-    aten.bernoulli_.Tensor: aten.bernoulli.Tensor,
-}
+DRAWS: Mapping[Any, Callable[..., Tensor]] = {aten.bernoulli_.float: bernoulli}
 
 
 def record_model(

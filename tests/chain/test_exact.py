@@ -58,7 +58,7 @@ def test_gradients_are_autograds(net: str, strategy: str) -> None:
     assert decision.numbers["segments"] == 1  # every stage has a rule
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     net=st.sampled_from(sorted(ZOO)),
     strategy=st.sampled_from(STRATEGIES),
