@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bppsa import cells, errors, schedule, strategies
     from bppsa._api import compile, explain, scan
-    from bppsa._jacobian import transposed_jacobian
+    from bppsa._jacobian import jacobian, jacobian_plan, transposed_jacobian
 
 __version__ = "0.1.0"
 __all__ = [
@@ -22,6 +22,8 @@ __all__ = [
     "compile",
     "errors",
     "explain",
+    "jacobian",
+    "jacobian_plan",
     "scan",
     "schedule",
     "strategies",
@@ -31,7 +33,7 @@ __all__ = [
 _MODULES = frozenset({"cells", "errors", "schedule", "strategies"})
 _HOMES = {
     **dict.fromkeys(("compile", "explain", "scan"), "bppsa._api"),
-    **dict.fromkeys(("transposed_jacobian",), "bppsa._jacobian"),
+    **dict.fromkeys(("jacobian", "jacobian_plan", "transposed_jacobian"), "bppsa._jacobian"),
 }
 
 

@@ -39,12 +39,24 @@ class ChainError(BppsaError, RuntimeError):
     text names module, op, shape and the mend."""
 
 
+class ScheduleError(BppsaError, ValueError):
+    """A schedule that cannot run: the text names the job, the workers and what they wait for."""
+
+
 class BuildError(BppsaError, RuntimeError):
     """The system compiler is missing or refused a generated kernel."""
 
 
 class GradientError(BppsaError, RuntimeError):
     """With BPPSA_CHECK=1: a gradient that is not PyTorch's; the text names it, and by how much it differs."""
+
+
+class RuleError(BppsaError, NotImplementedError):
+    """A transposed Jacobian that no rule gives; the text names the module and its op."""
+
+
+class BudgetError(BppsaError, MemoryError):
+    """A pattern larger than the memory budget; the text names the module, its op, the shape and the non-zeros."""
 
 
 # Ours for what PyTorch raises over sizes, dtypes and dimensions.
@@ -62,9 +74,11 @@ class Reason:
     what: str
     op: str = ""
     mend: str = ""
+    path: str = ""  # of the module
 
     def __str__(self) -> str:
-        return "; ".join(part for part in (f"{self.op}: {self.what}" if self.op else self.what, self.mend) if part)
+        what = ": ".join(part for part in (self.path, self.op, self.what) if part)
+        return f"{what}; {self.mend}" if self.mend else what
 
 
 class Unsupported(BppsaError):

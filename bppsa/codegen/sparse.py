@@ -84,8 +84,11 @@ class NativeSymbolic:
         return ProductPlan(a, b, Pattern(indptr, indices, (n, m)), starts, slots)
 
 
-# Where this part of what an entry of A meets in B can be non-zero, B is unpacked and zeros are multiplied too.
-LEAST_FILL = {"float": 0.04, "double": 0.08}
+VECTOR, TILE_BYTES, LEAST_MET = 64, 16 << 10, 4
+# Where this part of what an entry of A meets in B can be non-zero, B is unpacked and zeros are multiplied too, unless
+# its rows are so many that they do not fit the cache.
+LEAST_FILL = {"float": 0.07, "double": 0.14}
+MOST_UNPACKED_ROWS = 2048
 
 
 class NativeSparse:
@@ -108,6 +111,7 @@ class NativeSparse:
         }
         for name in ("multiply", "mv", "scale"):
             signatures[f"{name}_lanes"] = signatures[name]
+        signatures["multiply_lanes"] += (INT64, INT64)
         self._call: dict[str, Any] = {name: getattr(library, f"bppsa_{name}") for name in signatures}
         for name, arguments in signatures.items():
             self._call[name].argtypes, self._call[name].restype = arguments, None
@@ -121,7 +125,8 @@ class NativeSparse:
             return self._by_panels(plan, a, b, threads)
         name, (a, b), out = self._laid("multiply", [a, b], plan.c.nnz)
         words = self._words(plan)
-        self._call[name](words.buffer_info()[0], *steps(a, b, out), samples_of(out), threads)
+        tiles = (plan.b.shape[0], tile(plan)) if name == "multiply_lanes" else ()
+        self._call[name](words.buffer_info()[0], *steps(a, b, out), samples_of(out), threads, *tiles)
         return out
 
     def mv(self, pattern: Pattern, values: Tensor, g: Tensor, *, threads: int | None = None) -> Tensor:
@@ -162,7 +167,8 @@ class NativeSparse:
     def unpacks(self, plan: ProductPlan, a: Tensor) -> bool:
         """Whether B is better multiplied as a dense matrix. A zero of it must not meet an Inf or NaN of A."""
         whole = plan.a.nnz * plan.c.shape[1]
-        return plan.products > LEAST_FILL[self.real] * whole and bool(a.isfinite().all())
+        worth = plan.products > LEAST_FILL[self.real] * whole and plan.b.shape[0] <= MOST_UNPACKED_ROWS
+        return worth and bool(a.isfinite().all())
 
     def _by_panels(self, plan: ProductPlan, a: Tensor, b: Tensor, threads: int) -> Tensor:
         k = plan.b.shape[0]
@@ -188,10 +194,19 @@ class NativeSparse:
 
     def _words(self, plan: ProductPlan, columns: bool = False) -> array[int]:
         """struct Plan. The columns of B and C only where they are read."""
-        slots = None if plan.slots is None or columns else plan.slots
+        slots = None if columns else plan.slots
         factors = [*csr(plan.a), *csr(plan.b), *csr(plan.c, slots is None)]
         at = 0 if slots is None else slots.data_ptr()
         return array("q", [*factors, plan.starts.data_ptr(), at, plan.c.shape[0], plan.c.shape[1]])
+
+
+def tile(plan: ProductPlan) -> int:
+    """Columns of C that lanes work on at once: those of which a row takes TILE_BYTES, unless what an entry of A meets
+    in so many is not worth coming back for."""
+    n, m = plan.c.shape
+    tiles = max(1, plan.c.nnz * VECTOR // (max(n, 1) * TILE_BYTES))
+    tiles = min(tiles, plan.products // (LEAST_MET * max(plan.a.nnz, 1)) or 1)
+    return max(1, -(-m // tiles))
 
 
 def csr(pattern: Pattern, columns: bool = True) -> array[int]:

@@ -56,16 +56,17 @@ def record(
     *,
     gradients: bool = True,
     decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE,
+    where: Callable[[], str] = str,
     recorder: Recorder | None = None,
 ) -> Recording:
     """Record `fn(*args)`; `args` is a pytree whose tensors stand for inputs (only their shape and dtype are read).
     gradients: whether the recording must also tell what autograd would do. decompose: what to record instead of an op.
-    recorder: another than a cell's.
+    where: names the module that runs, for each node's `meta["path"]`. recorder: another than a cell's.
 
     Raises `Unsupported` where the function reads the value of a tensor, changes an input in place, or has a gradient
     that is not that of its ops.
     """
-    recorder = recorder or Recorder(decompose)
+    recorder = recorder or Recorder(decompose, where)
     nodes: list[fx.Node] = []
 
     def stand_in(tensor: Tensor) -> Tensor:
@@ -145,9 +146,9 @@ class Recorder(TorchDispatchMode):
 
     may_draw = False  # random numbers
 
-    def __init__(self, decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE) -> None:
+    def __init__(self, decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE, where: Callable[[], str] = str) -> None:
         super().__init__()
-        self.decompose = decompose
+        self.decompose, self.where = decompose, where
         self.graph = fx.Graph()
         self.nodes: dict[tuple, fx.Node] = {}
         self.alive: list[Tensor] = []  # a geometry is an address: it must not be given away again
@@ -218,12 +219,15 @@ class Recorder(TorchDispatchMode):
             options = {**options, "device": "cpu"}
         out = func(*stand_ins, **options)
         node = self.graph.call_function(func, args, kwargs)
+        node.meta["path"] = self.where()
         if isinstance(out, Tensor):
             return self.define_output(node, out)
         if not isinstance(out, (tuple, list)):
             raise Unsupported(Reason("gives no tensors", op=str(func)))
         node.meta["val"] = out
         items = [self.graph.call_function(operator.getitem, (node, i)) for i in range(len(out))]
+        for item in items:
+            item.meta["path"] = node.meta["path"]
         return [self.define_output(item, value) for item, value in zip(items, out, strict=True)]
 
     def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:

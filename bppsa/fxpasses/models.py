@@ -6,18 +6,16 @@ runs. Composite kernels (addmm, layer norm) stay whole, so that a run gives the 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules import module as hooks
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.capture import Recorder, Recording, geometry, record, zeros_like
+from bppsa.fxpasses.located import located
 from bppsa.fxpasses.pruning import without_hooks
 
 aten = torch.ops.aten
@@ -41,9 +39,8 @@ def record_model(
 
     Raises `Unsupported` as `record` does, and where the call changes an attribute of a module.
     """
-    recorder = ModelRecorder(model)
-    with without_hooks(model), torch.random.fork_rng(), recorder.following_modules():
-        before = state_of(model)
+    with without_hooks(model), torch.random.fork_rng(), located(model) as where:
+        recorder, before = ModelRecorder({}, where), state_of(model)
         try:
             recording = record(lambda a, k: forward(*a, **k), (tuple(args), dict(kwargs)), recorder=recorder)
         finally:
@@ -63,15 +60,6 @@ def recording_model() -> bool:
 class ModelRecorder(Recorder):
     may_draw = True
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__(decompose={})
-        self.names = {id(module): name for name, module in model.named_modules()}
-        self.paths = [""]
-
-    def define(self, node: fx.Node, value: Tensor) -> fx.Node:
-        node.meta["path"] = self.paths[-1]
-        return super().define(node, value)
-
     def functional(self, func: Any) -> Any:
         return DRAWS.get(func) or super().functional(func)
 
@@ -84,35 +72,12 @@ class ModelRecorder(Recorder):
         if not isinstance(changed, Tensor) or not self.is_state(changed):
             return super().change_in_place(func, args, kwargs)
         nodes = fx.node.map_aggregate((tuple(args), kwargs), lambda a: self.node_of(a) if isinstance(a, Tensor) else a)
-        self.graph.call_function(func, *nodes).meta.update(val=zeros_like(changed), path=self.paths[-1])
+        self.graph.call_function(func, *nodes).meta.update(val=zeros_like(changed), path=self.where())
         return changed
 
     def is_state(self, value: Any) -> bool:
         """A tensor of the model's that no gradient flows to."""
         return isinstance(value, Tensor) and not value.requires_grad and geometry(value) not in self.nodes
-
-    @contextmanager
-    def following_modules(self) -> Iterator[None]:
-        """Keep the path of the module whose forward runs, in this thread."""
-        thread = threading.get_ident()
-
-        def enter(module: nn.Module, args: Any) -> None:
-            if threading.get_ident() == thread:
-                self.paths.append(self.names.get(id(module), self.paths[-1]))
-
-        def leave(module: nn.Module, args: Any, output: Any) -> None:
-            if threading.get_ident() == thread:
-                self.paths.pop()
-
-        handles = [
-            hooks.register_module_forward_pre_hook(enter),
-            hooks.register_module_forward_hook(leave, always_call=True),
-        ]
-        try:
-            yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
 
 State = list[tuple[str, Any, Any]]  # where, a container, a copy of it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
@@ -16,12 +17,17 @@ from bppsa.codegen.gpu.native_sparse import TritonSparse
 from bppsa.codegen.native import REAL
 from bppsa.codegen.sparse import NativeSparse, NativeSymbolic
 from bppsa.errors import BuildError
-from bppsa.runtime import pool
+from bppsa.runtime.pool import Pool
 from bppsa.sparsity.engine import ATEN
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.product import ProductPlan
 
 T = TypeVar("T")
+
+# Products are large, and faulting in fresh pages takes as long as computing them: what a step let go serves the next.
+_pool = Pool(largest_idle=2 << 30)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.reset_lock)
 
 
 class Kernels:
@@ -94,7 +100,7 @@ def is_watched() -> bool:
 
 @functools.cache
 def native_sparse(dtype: torch.dtype) -> NativeSparse:
-    return NativeSparse(REAL[dtype], pool.take)
+    return NativeSparse(REAL[dtype], _pool.take)
 
 
 @functools.cache

@@ -11,11 +11,11 @@ from torch import Tensor, fx
 
 from bppsa.chain import Stage
 from bppsa.sparsity.algebra import add, compose
-from bppsa.sparsity.links import Link, links_of
-from bppsa.sparsity.masks import masked
+from bppsa.sparsity.links import Factors, links_of
+from bppsa.sparsity.masks import pruned
 from bppsa.sparsity.operators import TransposedJacobian
 
-Masks = Mapping[fx.Node, Tensor]  # of weights, as `masked` takes them
+Masks = Mapping[fx.Node, Tensor]  # of weights, as `pruned` takes them
 
 
 class Element(Protocol):
@@ -38,16 +38,16 @@ class StageJacobian:
         self.stage, self.value, self.masks = stage, value, masks or {}
 
     @functools.cached_property
-    def links(self) -> list[tuple[fx.Node, list[Link]]]:
+    def links(self) -> list[tuple[fx.Node, list[Factors]]]:
         inside = {self.stage.start, *self.stage.nodes}
         single = [node for node in reversed(self.stage.nodes) if isinstance(node.meta["val"], Tensor)]
-        return [(node, self.pruned(node, links_of(node, inside, self.value))) for node in single]
+        return [(node, self.without_pruned(node, links_of(node, inside, self.value))) for node in single]
 
-    def pruned(self, node: fx.Node, links: list[Link]) -> list[Link]:
+    def without_pruned(self, node: fx.Node, links: list[Factors]) -> list[Factors]:
         masks = [self.masks[weight] for weight in node.all_input_nodes if weight in self.masks]
         if not masks:
             return links
-        return [(argument, tuple(masked(factor, masks[0]) for factor in factors)) for argument, factors in links]
+        return [(argument, tuple(pruned(factor, masks[0]) for factor in factors)) for argument, factors in links]
 
     def mv(self, g: Tensor) -> Tensor:
         return self.walk(g, lambda factor, g: factor.mv(g), lambda a, b: a + b)

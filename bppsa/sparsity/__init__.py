@@ -5,6 +5,7 @@ What belongs here is plain torch that needs no graph: walking a graph with the r
 
 from bppsa.sparsity.algebra import add, compose
 from bppsa.sparsity.convolution import Convolution
+from bppsa.sparsity.network import Link, Network
 from bppsa.sparsity.operators import (
     AcrossRows,
     Dense,
@@ -26,6 +27,8 @@ __all__ = [
     "Diagonal",
     "Identity",
     "Implicit",
+    "Link",
+    "Network",
     "Outer",
     "Pattern",
     "Sparse",

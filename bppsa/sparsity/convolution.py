@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from torch import Size, Tensor
 
 from bppsa.sparsity.operators import TransposedJacobian
 from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.templates import fill
 from bppsa.sparsity.windows import ConvPlan, Windows, conv_plan
 
 aten = torch.ops.aten
@@ -55,8 +57,22 @@ class Convolution(TransposedJacobian):
     def pattern(self) -> Pattern:
         return self.plan.pattern
 
+    @property
+    def nnz(self) -> int:
+        if self.mask is not None:
+            return self.pattern.nnz
+        grid, places = (self.in_size, self.out_size) if not self.transposed else (self.out_size, self.in_size)
+        along = zip(range(len(grid) - 1), grid[1:], places[1:], strict=True)
+        lines = (self.windows.line(*one)[0].nnz for one in along)
+        return math.prod(lines, start=grid[0] * places[0] // self.groups)
+
     def entries(self) -> Tensor:
-        return self.weight.detach().flatten().index_select(0, self.plan.source.to(self.weight.device))
+        plan, weight = self.plan, self.weight.detach()
+        if not plan.templates:
+            return weight.flatten().index_select(0, plan.source.to(weight.device))
+        if not self.transposed:  # [Co, Ci / groups, *kernel], to what each input channel meets
+            weight = weight.unflatten(0, (self.groups, -1)).transpose(1, 2).flatten(0, 1)
+        return fill(plan.templates, weight.flatten(2), plan.pattern.nnz // (len(weight) * weight.shape[1]))
 
     def mv(self, g: Tensor) -> Tensor:
         """A convolution over the same windows, from their side to the grid's or back."""

@@ -16,10 +16,10 @@ from bppsa.sparsity.rules import lookup
 
 aten = torch.ops.aten
 Value = Callable[[fx.Node], Any]
-Link = tuple[fx.Node, tuple[TransposedJacobian, ...]]
+Factors = tuple[fx.Node, tuple[TransposedJacobian, ...]]
 
 
-def links_of(node: fx.Node, wanted: Container[fx.Node], value: Value) -> list[Link]:
+def links_of(node: fx.Node, wanted: Container[fx.Node], value: Value) -> list[Factors]:
     """For each tensor argument in `wanted` the factors of J^T by it, from the argument to the node; an argument that
     comes twice has two. value: of a node, or its stand-in.
 

@@ -1,4 +1,4 @@
-"""What pruning does to a J^T: the entries that read a pruned weight are not in its pattern."""
+"""Pruned weights: which entries of a J^T they take away."""
 
 from __future__ import annotations
 
@@ -12,23 +12,17 @@ from bppsa.sparsity.operators import Dense, TransposedJacobian
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.sparse import Sparse
 
-DENSEST = 0.25  # kept of a matrix, above which a dense product is faster than a sparse one
 
-
-def masked(operator: TransposedJacobian, mask: Tensor) -> TransposedJacobian:
-    """mask: bool, True where a weight is kept; shaped as the weight of a convolution, or as J^T of a matrix product."""
+def pruned(operator: TransposedJacobian, mask: Tensor) -> TransposedJacobian:
+    """The operator of a product with a weight of which `mask`, bool and of the weight's shape, tells what is kept."""
     if isinstance(operator, Convolution):
         return replace(operator, mask=mask)
-    if isinstance(operator, Dense) and operator.w.shape == mask.shape and kept(mask) <= DENSEST:
-        return Sparse(operator.w[mask], pattern_of(mask), (operator.in_size, operator.out_size))
+    if isinstance(operator, Dense):  # the weight itself, [N, M]
+        values = operator.w[mask]  # row by row
+        return Sparse(values, pattern_of(mask), (operator.in_size, operator.out_size))
     return operator
 
 
-@functools.lru_cache(maxsize=256)  # tensors are equal where they are the same
+@functools.lru_cache(maxsize=256)  # by identity, which is what a tensor is compared by
 def pattern_of(mask: Tensor) -> Pattern:
     return Pattern.from_mask(mask)
-
-
-@functools.lru_cache(maxsize=256)
-def kept(mask: Tensor) -> float:
-    return float(mask.float().mean())

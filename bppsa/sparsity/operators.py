@@ -213,6 +213,10 @@ class Dense(TransposedJacobian):
     def pattern(self) -> Pattern:
         return Pattern.dense(*self.shape)
 
+    @property
+    def nnz(self) -> int:
+        return self.shape[0] * self.shape[1]
+
     def entries(self) -> Tensor:
         return self.dense().flatten(-2)
 
@@ -235,6 +239,7 @@ class Implicit(TransposedJacobian):
         vjp: g [B, *m] to J^T g [B, *n].
         links: gives the pattern.
         shared: whether all rows have the same values. `vjp` takes any number of rows then.
+        values: gives the entries; without it they are read off products with J^T.
     """
 
     x: Tensor
@@ -243,6 +248,7 @@ class Implicit(TransposedJacobian):
     links: Callable[[], Pattern]
     structure: str = "sparse"
     shared: bool = False
+    values: Callable[[], Tensor] | None = None
 
     @property
     def in_size(self) -> Size:
@@ -261,6 +267,8 @@ class Implicit(TransposedJacobian):
         return 1 if self.shared else self.x.shape[0]
 
     def entries(self) -> Tensor:
+        if self.values is not None:
+            return self.values()
         return coloured(self.vjp, self.pattern, self.out_size, self.held, self.x)
 
     def mv(self, g: Tensor) -> Tensor:

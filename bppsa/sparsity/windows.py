@@ -14,6 +14,7 @@ import torch
 from torch import Size, Tensor
 
 from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.templates import Line, Template, templates
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Windows:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
 
-    def line(self, d: int, size: int, count: int) -> tuple[Pattern, Tensor]:
+    def line(self, d: int, size: int, count: int) -> Line:
         """Dimension d, `size` long under `count` windows: the pattern [size, count], and the tap of each entry."""
         taps = torch.arange(self.kernel[d])
         window = torch.arange(count)[:, None].expand(-1, len(taps))
@@ -40,13 +41,17 @@ class Windows:
         indptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(place, minlength=size).cumsum(0)])
         return Pattern(indptr, window[order], (size, count)), tap[order]
 
-    def grid(self, size: Sequence[int], count: Sequence[int]) -> tuple[Pattern, Tensor]:
+    def grid(self, size: Sequence[int], count: Sequence[int]) -> Line:
         """All dimensions: the pattern [places, windows], and the number of each entry's tap."""
-        pattern, taps = self.line(0, size[0], count[0])
-        for d in range(1, len(size)):
-            line, tap = self.line(d, size[d], count[d])
-            pattern, taps = together(pattern, taps * self.kernel[d], line, tap)
-        return pattern, taps
+        return crossed([self.line(d, *n) for d, n in enumerate(zip(size, count, strict=True))], self.kernel)
+
+
+def crossed(lines: Sequence[Line], kernel: Sequence[int]) -> Line:
+    """The grid of these lines: its pattern, and the number of each entry's tap in the whole kernel."""
+    pattern, taps = lines[0]
+    for (line, tap), length in zip(lines[1:], kernel[1:], strict=True):
+        pattern, taps = together(pattern, taps * length, line, tap)
+    return pattern, taps
 
 
 def together(a: Pattern, left: Tensor, b: Pattern, right: Tensor) -> tuple[Pattern, Tensor]:
@@ -57,7 +62,7 @@ def together(a: Pattern, left: Tensor, b: Pattern, right: Tensor) -> tuple[Patte
     return pattern, total
 
 
-def transposed(pattern: Pattern, numbers: Tensor) -> tuple[Pattern, Tensor]:
+def transposed(pattern: Pattern, numbers: Tensor) -> Line:
     """The transpose, its entries' numbers brought along."""
     order = torch.argsort(pattern.indices, stable=True)
     indptr = torch.bincount(pattern.indices, minlength=pattern.shape[1]).cumsum(0)
@@ -67,10 +72,14 @@ def transposed(pattern: Pattern, numbers: Tensor) -> tuple[Pattern, Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class ConvPlan:
-    """Entry e of J^T is element source[e] of the flattened weight. source: int64 [E] on the CPU."""
+    """Entry e of J^T is element source[e] of the flattened weight.
+
+    source: int64 [E] on the CPU. templates: the same for runs of rows, where the rows are few kinds.
+    """
 
     pattern: Pattern
     source: Tensor
+    templates: tuple[Template, ...] = ()
 
     def masked(self, mask: Tensor) -> ConvPlan:
         """Without the entries that read a pruned weight: mask is bool, True where a weight is kept."""
@@ -90,7 +99,7 @@ def conv_plan(windows: Windows, is_transposed: bool, groups: int, in_size: Size,
     filters = (first * per_group + second % per_group) * Size(windows.kernel).numel()
     assert len(wide) == len(narrow)
     if is_transposed:
-        grid, taps = transposed(*windows.grid(out_size[1:], in_size[1:]))
+        lines = [transposed(*windows.line(d, *n)) for d, n in enumerate(zip(out_size[1:], in_size[1:], strict=True))]
     else:
-        grid, taps = windows.grid(in_size[1:], out_size[1:])
-    return ConvPlan(*together(channels, filters, grid, taps))
+        lines = [windows.line(d, *n) for d, n in enumerate(zip(in_size[1:], out_size[1:], strict=True))]
+    return ConvPlan(*together(channels, filters, *crossed(lines, windows.kernel)), templates(lines, windows.kernel))

@@ -75,7 +75,7 @@ def conv(
     return Sample(aten.convolution.default, make, (SPARSE, ACROSS, *((ACROSS,) if bias else ())))
 
 
-SAMPLES = [
+ROW_SAMPLES = [
     *map(pointwise, ("neg", "abs", "exp", "expm1", "sin", "cos", "tanh", "sigmoid", "silu", "gelu")),
     *map(pointwise, ("relu", "hardtanh", "hardswish", "elu", "leaky_relu", "softplus")),
     *(pointwise(name, lambda r: (r.positive(B, 5),)) for name in ("log", "log1p", "sqrt", "rsqrt", "reciprocal")),
@@ -198,6 +198,13 @@ SAMPLES = [
     Sample(aten._softmax.default, lambda r: (r(B, 2, 5), 1, False), SPARSE),
     Sample(aten._softmax.default, lambda r: (r(B, 5), 0, False), ACROSS),
     Sample(aten._log_softmax.default, lambda r: (r(B, 5), 1, False), DENSE),
+    Sample(aten.max.dim, lambda r: (r(B, 3, 2), 1), (SPARSE, None)),
+    Sample(aten.min.dim, lambda r: (r(B, 3, 2), -1, True), (SPARSE, None)),
+    Sample(aten.max.dim, lambda r: (r(B, 3), 0), (ACROSS, None)),
+    Sample(aten.logsumexp.default, lambda r: (r(B, 3, 2), [1], True), SPARSE),
+    Sample(aten.linalg_vector_norm.default, lambda r: (r(B, 3, 2), 2, [1]), SPARSE),
+    Sample(aten.glu.default, lambda r: (r(B, 4, 2), 1), SPARSE),
+    Sample(aten.glu.default, lambda r: (r(4, 3), 0), ACROSS),
     # convolutions
     conv((2, 5, 4), (3, 2, 3, 3), padding=(1,)),
     conv((2, 5, 4), (3, 2, 2, 3), stride=(2, 1), padding=(0, 1), dilation=(2, 1), bias=False),

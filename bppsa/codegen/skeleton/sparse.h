@@ -82,42 +82,60 @@ INLINE void by_columns(const Plan& plan, int64_t i, const real* a, const real* b
   }
 }
 
-// The same for lanes, through the place in C's row of each of m columns.
-template <class A, class B>
-INLINE void by_places(const Plan& plan, int64_t i, Values<A> a, Values<B> b, real* c, int64_t pitch, int32_t* place) {
-  using C = std::conditional_t<std::is_same_v<A, real>, B, A>;
-  const int64_t first = plan.c.rows[i], count = plan.c.rows[i + 1] - first;
-  clear<C>(c, pitch, count);
-  for (int64_t j = 0; j < count; ++j) place[plan.c.columns[first + j]] = j;
-  for (int64_t e = plan.a.rows[i]; e < plan.a.rows[i + 1]; ++e) {
-    const int64_t k = plan.a.columns[e], begin = plan.b.rows[k], end = plan.b.rows[k + 1];
-    const A left = a[e];
-    for (int64_t p = begin; p < end; ++p) {
-      real* at = c + place[plan.b.columns[p]] * pitch;
-      put(at, get<C>(at) + left * b[p]);
+// Rows of C in lanes, a tile of columns after the other, which stays in the cache closest by.
+struct Tiles {
+  const Plan& plan;
+  int64_t k, count;
+  std::vector<int64_t> bounds;  // [count + 1, k]: where the entries of each tile begin in each row of B
+  std::vector<int32_t> place;   // of each column in the row of C; used where there are no slots
+
+  // width: columns of a tile; k: rows of B.
+  Tiles(const Plan& plan, int64_t k, int64_t width)
+      : plan(plan), k(k), count(ceil_div(plan.m, width)), bounds((count + 1) * k), place(plan.slots ? 0 : plan.m) {
+    for (int64_t row = 0; row < k; ++row) {
+      const int32_t *from = plan.b.columns + plan.b.rows[row], *end = plan.b.columns + plan.b.rows[row + 1];
+      for (int64_t t = 0; t < count; ++t) {
+        if (t > 0) from = std::lower_bound(from, end, t * width);
+        bounds[t * k + row] = from - plan.b.columns;
+      }
+      bounds[count * k + row] = plan.b.rows[row + 1];
     }
   }
-}
 
-template <class A, class B>
-void lanes(const Plan& plan, Values<A> a, Values<B> b, real* c, int64_t pitch, int64_t begin, int64_t end,
-           int32_t* place) {
-  for (int64_t i = begin; i < end; ++i) {
-    real* to = c + plan.c.rows[i] * pitch;
-    plan.slots == nullptr ? by_places(plan, i, a, b, to, pitch, place) : by_slots(plan, i, a, b, to, pitch);
+  template <class A, class B>
+  INLINE void row(int64_t i, Values<A> a, Values<B> b, real* c, int64_t pitch) {
+    using C = std::conditional_t<std::is_same_v<A, real>, B, A>;
+    const int64_t first = plan.c.rows[i], entries = plan.c.rows[i + 1] - first;
+    clear<C>(c, pitch, entries);
+    for (int64_t j = 0; plan.slots == nullptr && j < entries; ++j) place[plan.c.columns[first + j]] = j;
+    for (int64_t t = 0; t < count; ++t) {
+      const int32_t* slot = plan.slots + plan.starts[i];
+      for (int64_t e = plan.a.rows[i]; e < plan.a.rows[i + 1]; ++e) {
+        const int64_t from = plan.a.columns[e], start = plan.b.rows[from];
+        const int64_t begin = bounds[t * k + from], end = bounds[(t + 1) * k + from];
+        const A left = a[e];
+        for (int64_t p = begin; p < end; ++p) {
+          real* at = c + (plan.slots ? slot[p - start] : place[plan.b.columns[p]]) * pitch;
+          put(at, get<C>(at) + left * b[p]);
+        }
+        slot += plan.b.rows[from + 1] - start;
+      }
+    }
   }
-}
+};
 
-// Row i of J^T times g: terms are added in so many sums, or each addition would wait for the one before.
+// Row i of J^T times g: terms are added in several sums, or each addition would wait for the one before.
 INLINE real dot(const Csr& j, int64_t i, const real* values, const real* g) {
-  constexpr int SUMS = 8;
-  real sums[SUMS] = {};
+  const int32_t* column = j.columns;
   int64_t e = j.rows[i];
-  for (; e + SUMS <= j.rows[i + 1]; e += SUMS) {
-    UNROLL for (int t = 0; t < SUMS; ++t) sums[t] += values[e + t] * g[j.columns[e + t]];
+  const int64_t end = j.rows[i + 1];
+  real s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+  for (; e + 4 <= end; e += 4) {
+    s0 += values[e] * g[column[e]], s1 += values[e + 1] * g[column[e + 1]];
+    s2 += values[e + 2] * g[column[e + 2]], s3 += values[e + 3] * g[column[e + 3]];
   }
-  for (int t = 0; e < j.rows[i + 1]; ++e, ++t) sums[t] += values[e] * g[j.columns[e]];
-  return ((sums[0] + sums[1]) + (sums[2] + sums[3])) + ((sums[4] + sums[5]) + (sums[6] + sums[7]));
+  for (; e < end; ++e) s0 += values[e] * g[column[e]];
+  return (s0 + s1) + (s2 + s3);
 }
 
 // Row i of J^T times T vectors of lanes of g.
@@ -132,15 +150,26 @@ INLINE void rows_of_lanes(const Csr& j, int64_t i, Values<V> values, const real*
 }
 
 // select: where d is zero so is the result, whatever the value is.
+template <bool SELECT, class C, class D>
+INLINE C factor(D d, C product) {
+  if constexpr (!SELECT) return product;
+  else return d != 0 ? product : C{};
+}
+
 template <bool ROWS, bool SELECT, class V, class D>
-INLINE void scale(const Csr& j, int64_t begin, int64_t end, Values<V> values, Values<D> d, real* out, int64_t pitch) {
+INLINE void scale(const Csr& j, int64_t begin, int64_t end, Values<V> values, Values<D> d, real* __restrict out,
+                  int64_t pitch) {
   using C = std::conditional_t<std::is_same_v<V, real>, D, V>;
-  for (int64_t i = begin; i < end; ++i) {
-    for (int64_t e = j.rows[i]; e < j.rows[i + 1]; ++e) {
-      const D by = d[ROWS ? i : j.columns[e]];
-      const C product = values[e] * by;
-      if constexpr (!SELECT) put(out + e * pitch, product);
-      else put(out + e * pitch, by != 0 ? product : C{});
+  if constexpr (ROWS) {
+    for (int64_t i = begin; i < end; ++i) {
+      const D by = d[i];
+      for (int64_t e = j.rows[i]; e < j.rows[i + 1]; ++e) put(out + e * pitch, factor<SELECT, C>(by, C(values[e] * by)));
+    }
+  } else {
+    const int32_t* __restrict column = j.columns;
+    for (int64_t e = j.rows[begin]; e < j.rows[end]; ++e) {
+      const D by = d[column[e]];
+      put(out + e * pitch, factor<SELECT, C>(by, C(values[e] * by)));
     }
   }
 }
@@ -172,14 +201,16 @@ extern "C" void bppsa_multiply(const Plan* plan, const real* a, int64_t a_step, 
   });
 }
 
-// Blocks of SAMPLES lanes. A pitch of 0: the batch shares these values.
+// Blocks of SAMPLES lanes. A pitch of 0: the batch shares these values. k: rows of B. tile: columns of C at a time.
 extern "C" void bppsa_multiply_lanes(const Plan* plan, const real* a, int64_t a_pitch, const real* b, int64_t b_pitch,
-                                     real* c, int64_t c_pitch, int64_t samples, int threads) {
+                                     real* c, int64_t c_pitch, int64_t samples, int threads, int64_t k, int64_t tile) {
   split(plan->starts, plan->n, threads, [&](int64_t begin, int64_t end) {
-    std::vector<int32_t> place(plan->slots == nullptr ? plan->m : 0);
+    Tiles tiles(*plan, k, tile);
     for (int64_t s = 0; s < samples; s += SAMPLES) {
       const Values<Lane> left{a + s, a_pitch}, right{b + s, b_pitch};
-      const auto run = [&](auto l, auto r) { lanes(*plan, l, r, c + s, c_pitch, begin, end, place.data()); };
+      const auto run = [&](auto l, auto r) {
+        for (int64_t i = begin; i < end; ++i) tiles.row(i, l, r, c + s + plan->c.rows[i] * c_pitch, c_pitch);
+      };
       if (a_pitch == 0) run(Values<real>{a, 1}, right);
       else if (b_pitch == 0) run(left, Values<real>{b, 1});
       else run(left, right);

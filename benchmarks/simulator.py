@@ -1,0 +1,80 @@
+"""How long the simulator of schedules takes, with all metrics, and how much memory: up to a million jobs.
+
+    python benchmarks/simulator.py              a minute; nothing else should run
+    python benchmarks/simulator.py --quick      sizes of nothing: only shows that it runs
+
+Every case runs in processes of its own, which load no torch. Results are kept in benchmarks/results/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import machine
+import store
+from timing import significant
+
+HERE = Path(__file__).parent
+CASES = (  # schedule, S, B: ten times the jobs from row to row, then as many on many workers
+    ("one_f_one_b", 8, 625),
+    ("one_f_one_b", 8, 6_250),
+    ("one_f_one_b", 8, 62_500),
+    ("zero_bubble", 8, 41_667),
+    ("one_f_one_b", 1024, 488),
+    ("lpp", 1024, 488),
+)
+QUICK = (("one_f_one_b", 2, 3), ("lpp", 128, 2))
+GOALS = {("one_f_one_b", 8, 62_500): {"goal_s": 8, "goal_MiB": 1500}}
+
+
+def measure(case: tuple[str, int, int], repeats: int) -> dict[str, Any]:
+    """The medians of some processes."""
+    command = [sys.executable, str(HERE / "simulator_case.py"), *map(str, case)]
+    runs = [json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout) for _ in range(repeats)]
+    name, S, B = case
+    row = {"schedule": name, "S": S, "B": B, "W": runs[0]["W"], "jobs": runs[0]["jobs"]}
+    seconds = {key: statistics.median(run[key] for run in runs) for key in ("simulate_s", "metrics_s")}
+    total = statistics.median(run["simulate_s"] + run["metrics_s"] for run in runs)
+    row |= {key: significant(value, 3) for key, value in seconds.items()} | {"total_s": significant(total, 3)}
+    row |= {"us_a_job": significant(1e6 * total / row["jobs"], 3)}
+    if runs[0]["MiB"]:
+        row["MiB"] = significant(statistics.median(run["MiB"] for run in runs), 3)
+    return row | GOALS.get(case, {})
+
+
+def show(rows: list[dict[str, Any]], console: Console) -> None:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(*names)
+    for row in rows:
+        table.add_row(*(str(row.get(name, "")) for name in names))
+    Console(file=console.file, width=max(140, console.width)).print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="The simulator of schedules, up to a million jobs.")
+    parser.add_argument("--repeats", type=int, default=3, help="processes of each case")
+    parser.add_argument("--quick", action="store_true", help="sizes of nothing; keeps nothing without --results")
+    parser.add_argument("--results", type=Path, help="folder (default: benchmarks/results)")
+    arguments = parser.parse_args()
+    folder = arguments.results or (None if arguments.quick else HERE / "results")
+    console, on = Console(), {**machine.software(), "repeats": arguments.repeats}
+    rows = [measure(case, arguments.repeats) for case in (QUICK if arguments.quick else CASES)]
+    show(rows, console)
+    if folder:
+        hardware = machine.hardware()
+        kept = folder / machine.file_name(hardware)
+        store.save(kept, {**store.load(kept), "machine": hardware, "simulator": [{"on": on, "rows": rows}]})
+        console.print(f"results are in {kept}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""Draw a schedule, compare some, or search for the best.
+
+python -m bppsa.schedule lpp --G 2 --R 4 -S 8 -B 8
+python -m bppsa.schedule --file my_schedule.py:name -S 8 -B 8
+python -m bppsa.schedule compare gpipe "lpp(G=2)" my_schedule.py:name -S 8 -B 8
+python -m bppsa.schedule search -S 8 -B 16 -W 8 --memory 12
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from bppsa.errors import ScheduleError
+from bppsa.schedule import zoo
+from bppsa.schedule.compare import compare
+from bppsa.schedule.search import search
+from bppsa.schedule.simulator import simulate
+from bppsa.schedule.spec import Build, Recipe, Schedule
+from bppsa.schedule.timeline import Timeline
+
+ZOO: dict[str, Callable[..., Recipe]] = {
+    name: entry
+    for name, entry in vars(zoo).items()
+    if inspect.isfunction(entry) and inspect.signature(entry).return_annotation == "Recipe"
+}
+PARAMETERS = {p.name: p for entry in ZOO.values() for p in inspect.signature(entry).parameters.values()}
+COSTS = ("forward", "backward", "weight", "activation_time", "gradient_time", "weight_time")
+METRICS = (
+    "peak_memory",
+    "peak_activations",
+    "weight_storage",
+    "activation_receives",
+    "gradient_receives",
+    "weight_receives",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = parser().parse_args(arguments)
+    try:
+        COMMANDS.get("".join(given.words[:1]), draw)(given)
+    except ScheduleError as error:
+        sys.exit(f"{type(error).__name__}: {error}")
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="python -m bppsa.schedule", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("words", nargs="*", metavar="SCHEDULE", help=f"compare, search, or one of {', '.join(ZOO)}")
+    made.add_argument("--file", metavar="FILE:NAME", help="a schedule of your own, or a function of (S, B, W)")
+    made.add_argument("-S", type=int, default=8, help="stages (8)")
+    made.add_argument("-B", type=int, default=8, help="micro-batches (8)")
+    made.add_argument("-W", type=int, help="workers (as many as the schedule needs)")
+    for name, parameter in PARAMETERS.items():
+        kind = str if isinstance(parameter.default, str) else int
+        made.add_argument(f"--{name}", type=kind, help="of the schedules that have it")
+    for cost in COSTS:
+        made.add_argument(f"--{cost.replace('_', '-')}", type=Fraction, metavar="TIME", help="such as 1, 2/3 or 0.5")
+    made.add_argument("--memory", type=Fraction, help="search: what a worker can hold of activations and weights")
+    made.add_argument("--svg", type=Path, metavar="FILE", help="write the diagram")
+    made.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
+    made.add_argument("--batches", action="store_true", help="name the micro-batch of each job")
+    return made
+
+
+def draw(given: argparse.Namespace) -> None:
+    timeline = simulate(asked(given), **numbers(given))
+    print(timeline.text(batches=given.batches, color=sys.stdout.isatty()))
+    print(summary(timeline))
+    if given.svg:
+        timeline.svg(given.svg)
+    if given.trace:
+        timeline.chrome_trace(given.trace)
+
+
+def print_comparison(given: argparse.Namespace) -> None:
+    compare([named(word) for word in given.words[1:]], **numbers(given))
+
+
+def print_search(given: argparse.Namespace) -> None:
+    print(search(**numbers(given) | {"W": given.W or given.S}, memory=whole(given.memory)))
+
+
+COMMANDS = {"compare": print_comparison, "search": print_search}
+
+
+def numbers(given: argparse.Namespace) -> dict[str, Any]:
+    """What `simulate` takes besides the schedule, of what was given."""
+    costs = {cost: whole(getattr(given, cost)) for cost in COSTS if getattr(given, cost) is not None}
+    return {"S": given.S, "B": given.B, "W": given.W, **costs}
+
+
+def whole(number: Fraction | None) -> Fraction | int | None:
+    return int(number) if number is not None and number.denominator == 1 else number
+
+
+def asked(given: argparse.Namespace) -> Recipe | Schedule | Build:
+    """The one schedule that was asked for: `--file`, or a name with its parameters."""
+    if given.file:
+        return loaded(given.file)
+    if len(given.words) != 1:
+        raise ScheduleError(f"name one schedule of {', '.join(ZOO)}, or --file FILE:NAME; --help tells more")
+    parameters = {name: getattr(given, name) for name in PARAMETERS if getattr(given, name) is not None}
+    return made_by(given.words[0], parameters) if parameters else named(given.words[0])
+
+
+def named(text: str) -> Recipe | Schedule | Build:
+    """What "gpipe", "lpp(G=2, R=4)" or "my_schedule.py:name" stands for."""
+    if ".py:" in text:
+        return loaded(text)
+    try:
+        call = ast.parse(text, mode="eval").body
+        name, keywords = (call.func, call.keywords) if isinstance(call, ast.Call) else (call, [])
+        parameters = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
+    except (SyntaxError, ValueError):
+        raise ScheduleError(f"{text!r} is no schedule; write it as gpipe or 'lpp(G=2, R=4)'") from None
+    return made_by(ast.unparse(name), parameters)
+
+
+def made_by(name: str, parameters: dict[str, Any]) -> Recipe:
+    if name not in ZOO:
+        raise ScheduleError(f"{name!r} is none of {', '.join(ZOO)}; one of your own is FILE:NAME")
+    signature = inspect.signature(ZOO[name])
+    try:
+        signature.bind(**parameters)
+    except TypeError as error:
+        raise ScheduleError(f"{name} takes {signature.replace(return_annotation=signature.empty)}: {error}") from None
+    return ZOO[name](**parameters)
+
+
+def loaded(place: str) -> Recipe | Schedule | Build:
+    """The schedule, or the function of (S, B, W) that builds one, by this name in this file."""
+    path, _, name = place.rpartition(":")
+    if not Path(path).is_file():
+        raise ScheduleError(f"{place!r}: there is no file {path!r}; write FILE:NAME, such as my_schedule.py:mine")
+    found = runpy.run_path(path)
+    if name not in found:
+        raise ScheduleError(f"{path} has no {name!r}")
+    schedule: Recipe | Schedule | Build = found[name]
+    return schedule
+
+
+def summary(timeline: Timeline) -> str:
+    lines = (f"  {name.replace('_', ' '):<20} {for_all(getattr(timeline, name))}" for name in METRICS)
+    return "\n".join([f"makespan {timeline.makespan}, bubble {timeline.bubble:.1%}; of each worker:", *lines])
+
+
+def for_all(values: Sequence[Any]) -> str:
+    return str(values[0]) if len(set(values)) == 1 else " ".join(map(str, values))
+
+
+if __name__ == "__main__":
+    main()

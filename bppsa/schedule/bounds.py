@@ -1,0 +1,39 @@
+"""How busy workers can be that hold no more activations than they do."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from bppsa.errors import ScheduleError
+from bppsa.schedule.jobs import Grid
+from bppsa.schedule.spec import B, F, W
+
+if TYPE_CHECKING:
+    from bppsa.schedule.timeline import Timeline
+
+
+def bound(timeline: Timeline) -> float:
+    """The utilisation that no schedule of the same jobs exceeds whose workers hold as many activations at their peaks:
+    2 * mean peak / (S + 1) where stages are alike.
+
+    A job of stage k keeps the activations of stages 0 to k of its micro-batch waiting, or, where it is a W job, those
+    of k. So the memory-time of a step is at least the sum of these over all jobs, and at most makespan * sum of peaks.
+    The theorem of Unifying Parallelization Schemes has M / S with M the largest peak: its proof counts the forward and
+    the backward of a stage as two steps, its throughput as one, so it is off by two and does not hold.
+
+    Raises ScheduleError where the jobs are not forwards and backwards along a chain.
+    """
+    jobs = timeline.jobs
+    if timeline.graph.schedule.inputs is not None or not isinstance(jobs, Grid) or not {F, B} <= {*jobs.directions}:
+        raise ScheduleError("the bound is of forward and backward jobs along a chain of stages")
+    work = memory_time = 0
+    for b in range(jobs.B):
+        sizes = [timeline.activation_size(s, b) for s in range(jobs.S)]
+        waiting = list(accumulate(sizes))
+        for d in jobs.directions:
+            for s in range(jobs.S):
+                took = timeline.end[s, b, d] - timeline.start[s, b, d]
+                work += took
+                memory_time += took * (sizes[s] if d == W else waiting[s])
+    return work * sum(timeline.peak_activations) / (timeline.lanes * timeline.W * memory_time)

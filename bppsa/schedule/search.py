@@ -1,0 +1,123 @@
+"""Which schedule of the zoo fits a machine best, and why the others do not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from bppsa.errors import ScheduleError
+from bppsa.schedule import zoo
+from bppsa.schedule.compare import Row, of_backward, row, table
+from bppsa.schedule.simulator import Cost, simulate
+from bppsa.schedule.spec import Recipe, bound_to
+
+
+def candidates(S: int, W: int) -> Iterator[Recipe]:
+    """The zoo with all parameters that make sense for S stages on W workers. Not here: breadth_first, which is lpp;
+    pipedream, which does not compute SGD's gradients; blelloch, for the steps of a recurrence; and wavelet_dp, whose
+    gain depends on how much two jobs slow each other on one device, which only a measurement can tell."""
+    yield from (zoo.naive(), zoo.gpipe(), zoo.one_f_one_b(), zoo.zero_bubble(), zoo.v_schedule())
+    yield from (zoo.ddp(), zoo.fsdp(), zoo.wavelet_mp())
+    if S > W and S % W == 0:
+        yield zoo.interleaved(S // W)
+    for G in (G for G in range(1, W + 1) if W % G == 0):
+        yield from (zoo.lpp(G), zoo.fslpp(G), zoo.depth_first(G))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule that was tried. row: None where it cannot run. lost: why it is not the best; "" for the best."""
+
+    recipe: Recipe
+    row: Row | None
+    lost: str
+
+
+@dataclass(frozen=True)
+class Search:
+    """ranked: those that fit, best first; then those that do not."""
+
+    ranked: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Recipe:
+        return self.ranked[0].recipe
+
+    def __str__(self) -> str:
+        ran = [candidate.row for candidate in self.ranked if candidate.row]
+        why = [f"{candidate.recipe}: {candidate.lost or 'the best'}" for candidate in self.ranked]
+        return "\n".join([table(ran), "", *why])
+
+
+def search(
+    S: int,
+    B: int,
+    W: int,
+    *,
+    memory: float | Fraction | None = None,
+    backward: Cost = 1,
+    weight: Cost = 1,
+    **costs: Any,
+) -> Search:
+    """The best schedule of the zoo for W workers that hold `memory` each, and why the others lost.
+
+    memory: what a worker may hold of activations and weights, in the units of `activation_sizes` and `weight_sizes`:
+    the activations' peak, the weights that it owns and the greatest stage that it fetches. Other keywords are those of
+    `simulate`. Every schedule does the same work: a backward that is not split takes backward + weight.
+    Ranked by makespan, then memory, then what the busiest worker receives, then name.
+
+    Raises ScheduleError where nothing fits; its text says how much memory would do.
+    """
+    fit: list[tuple[Any, Candidate]] = []
+    lost: list[Candidate] = []
+    for recipe in candidates(S, W):
+        try:
+            bound = bound_to(recipe, S, B, W)
+            cost = {"backward": of_backward(bound, backward, weight, S, True), "weight": weight, **costs}
+            found = row(recipe.name, simulate(bound, S=S, B=B, W=W, **cost))
+        except ScheduleError as error:
+            lost.append(Candidate(recipe, None, str(error)))
+            continue
+        if memory is not None and found.memory > memory:
+            lost.append(Candidate(recipe, found, f"holds {found.memory} of memory {memory}"))
+        else:
+            fit.append((key(found), Candidate(recipe, found, "")))
+    if not fit:
+        raise ScheduleError(nothing_fits(S, B, W, memory, lost))
+    fit.sort(key=lambda pair: pair[0])
+    (least, best), *others = fit
+    ranked = [best, *(replace(other, lost=behind(least, of)) for of, other in others)]
+    lost.sort(
+        key=lambda candidate: (candidate.row is None, candidate.row and candidate.row.memory, candidate.recipe.name)
+    )
+    return Search((*ranked, *lost))
+
+
+def key(row: Row) -> tuple[Any, Any, int, str]:
+    receives = row.activation_receives + row.gradient_receives + row.weight_receives
+    return row.makespan, row.memory, receives, row.schedule
+
+
+def behind(best: tuple[Any, ...], other: tuple[Any, ...]) -> str:
+    """The first thing in which it does not equal the best."""
+    makespan, memory, receives, name = best
+    if other[0] != makespan:
+        return f"makespan {other[0]} against {makespan}"
+    if other[1] != memory:
+        return f"the same makespan, but memory {other[1]} against {memory}"
+    if other[2] != receives:
+        return f"the same makespan and memory, but a worker receives {other[2]} times against {receives}"
+    return f"equal to {name}"
+
+
+def nothing_fits(S: int, B: int, W: int, memory: float | Fraction | None, lost: list[Candidate]) -> str:
+    rows = [candidate.row for candidate in lost if candidate.row]
+    if not rows:
+        return f"no schedule runs S={S} stages on W={W} workers: {'; '.join(f'{c.recipe}: {c.lost}' for c in lost)}"
+    least = min(rows, key=lambda row: (row.memory, row.makespan, row.schedule))
+    return (
+        f"no schedule of S={S} stages, B={B} micro-batches and W={W} workers fits in memory {memory}: "
+        f"{least.schedule} needs least, {least.memory}; use more workers, or cut the net into more stages"
+    )

@@ -1,0 +1,92 @@
+"""What a schedule is: jobs (s, b, d) and the functions w, n and pred over them (Unifying Parallelization Schemes).
+
+A training step of S stages and B micro-batches has a job for each stage s, micro-batch b and direction d. "F" is
+the forward, "B" the backward; where the backward is split (zero bubble), "B" is the gradient of the input and "W"
+that of the weights. Who runs a job and who owns the weights it needs is `w`, which job a worker prefers is `n`, and
+what a job waits for beyond its inputs is `pred`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from bppsa.errors import ScheduleError
+
+F, B, W = "F", "B", "W"
+DIRECTIONS = (F, B)
+SPLIT = (F, B, W)
+
+Job = tuple[int, int, str]  # (s, b, d)
+Place = tuple[int, int]  # (owner of the stage's weights, worker that runs the job)
+Jobs = Callable[[int, int, str], Iterable[Job]]
+
+# greedy: a worker that is free starts the ready job with the smallest n. pending: the one that has been ready for
+# longest, n between equals. strict: a worker runs its jobs in the order of n, and waits for each.
+POLICIES = ("greedy", "pending", "strict")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A schedule for a given number of stages, micro-batches and workers.
+
+    w(s, b, d) -> (owner, worker), both in range(W).
+    n(s, b, d) -> anything that sorts; smaller goes first, equals in the order of `jobs` (d, then b, then s).
+    pred(s, b, d) -> jobs that have to end before this one starts; no data goes along these edges.
+    jobs: in the place of the grid range(S) x range(B) x directions.
+    policy: "greedy", "pending" or "strict", see POLICIES.
+    directions: ("F", "B"), or ("F", "B", "W") where the backward is split.
+    inputs(s, b, d) -> jobs whose results this one reads. Default: those of a chain, (s-1, b, F) for F, (s+1, b, B)
+    for B, or (s, b, F) in the last stage, and (s, b, B) for W.
+    lane(s, b, d) -> which of the worker's lanes runs the job. A worker runs one job a lane at a time; its lanes
+    share its memory. Default: one lane.
+    W: the number of workers; default: as many as w names.
+    flush: False where every backward updates its stage at once, as PipeDream does: a stage's weights then have
+    versions, and a micro-batch's backward reads the version that its forward read.
+    """
+
+    w: Callable[[int, int, str], Place]
+    n: Callable[[int, int, str], Any] | None = None
+    pred: Jobs | None = None
+    jobs: Sequence[Job] | None = None
+    policy: str = "greedy"
+    directions: tuple[str, ...] = DIRECTIONS
+    inputs: Jobs | None = None
+    lane: Callable[[int, int, str], int] | None = None
+    W: int | None = None
+    flush: bool = True
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ScheduleError(f"policy {self.policy!r} is none of {', '.join(POLICIES)}")
+
+
+class Build(Protocol):
+    def __call__(self, S: int, B: int, W: int | None = None) -> Schedule: ...
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """An entry of the zoo: a name, such as "lpp(G=4)", and how to build the schedule for S, B and W.
+
+    build(S, B, W=None) -> Schedule. W=None: the number of workers that the schedule needs. Raises ScheduleError
+    where the schedule does not exist for these numbers.
+    """
+
+    name: str
+    build: Build
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+def bound_to(schedule: Schedule | Recipe | Build, S: int, B: int, W: int | None = None) -> Schedule:
+    """The schedule itself, or what a recipe, or a function of (S, B, W), builds for these numbers."""
+    for name, value in (("S", S), ("B", B), ("W", W)):
+        if value is not None and value < 1:
+            raise ScheduleError(f"{name}={value}: a schedule has at least one stage, one micro-batch and one worker")
+    if isinstance(schedule, Schedule):
+        return schedule
+    build = schedule.build if isinstance(schedule, Recipe) else schedule
+    return build(S, B, W)

@@ -1,0 +1,154 @@
+"""Schedules from and to the CSV of torch.distributed.pipelining: a row a rank, a cell a job such as 0F2 or 1B0.
+
+Nothing here imports torch: its schedule objects are read by their attributes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from bppsa.errors import ScheduleError
+from bppsa.schedule.simulator import simulate
+from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, Build, F, Job, Recipe, Schedule, W
+
+ACTION = re.compile(r"(\d+)(F|I|W|B)(\d+)")
+# What torch adds to a schedule where it lowers it; the simulator finds these out itself.
+ADDED = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD|(SEND|RECV)_[FB]\d+)")
+TORCH = {F: "F", B: "I", W: "W"}  # of a split backward; a whole one is "B"
+
+
+class TorchSchedule(str):
+    """CSV text in torch's "compute_only" format, for each of the `groups` of ranks that run it side by side.
+
+    groups, ranks: the shape (dp, pp) of the device mesh. sharded: whether the weights of a stage are sharded over the
+    groups (`fully_shard`) or replicated (`DistributedDataParallel`). Group g gets the micro-batches b with
+    b % groups == g, in that order.
+    """
+
+    groups: int
+    ranks: int
+    sharded: bool
+
+    def __new__(cls, text: str, groups: int, ranks: int, sharded: bool) -> TorchSchedule:
+        made = super().__new__(cls, text)
+        made.groups, made.ranks, made.sharded = groups, ranks, sharded
+        return made
+
+
+def from_torch(source: Any) -> Schedule:
+    """The schedule of a CSV (its text, or the path of a file) or of a schedule object of torch, in a strict order.
+
+    S, B and W are those of the source: `simulate` takes the same. A whole backward of a schedule that also has split
+    ones becomes a B and the W right after it. Raises ScheduleError for a cell that is no action, or a job that two
+    ranks run.
+    """
+    place: dict[Job, int] = {}
+    order: dict[Job, int] = {}
+    lists = [list(jobs_of(cells)) for cells in rows_of(source)]
+    split = any(d in ("I", "W") for row in lists for _, _, d in row)
+    for rank, row in enumerate(lists):
+        for at, action in enumerate(row):
+            for job in meaning(action, split):
+                if job in place:
+                    raise ScheduleError(f"job {job} is on rank {place[job]} and on rank {rank}")
+                place[job], order[job] = rank, 2 * at + (job[2] == W)
+    if not place:
+        raise ScheduleError("the torch schedule has no job")
+    return Schedule(
+        lambda s, b, d: (place[s, b, d], place[s, b, d]),
+        lambda s, b, d: order[s, b, d],
+        jobs=tuple(place),
+        policy="strict",
+        directions=SPLIT if split else DIRECTIONS,
+        W=len(lists),
+    )
+
+
+def rows_of(source: Any) -> list[Iterable[str]]:
+    """The cells of each rank as text."""
+    actions = getattr(source, "pipeline_order", None) or getattr(source, "pipeline_order_with_comms", None)
+    if actions is not None:
+        return [[str(action) for action in actions[rank] if action is not None] for rank in sorted(actions)]
+    if isinstance(source, Path) or (isinstance(source, str) and "\n" not in source and Path(source).is_file()):
+        source = Path(source).read_text(encoding="utf-8")
+    if not isinstance(source, str):
+        raise ScheduleError(f"{type(source).__name__} is no CSV and has no pipeline_order")
+    return list(csv.reader(io.StringIO(source)))
+
+
+def jobs_of(cells: Iterable[str]) -> Iterable[tuple[int, int, str]]:
+    """(stage, micro-batch, torch's direction) of a rank, in order; those that it overlaps one after the other."""
+    for cell in cells:
+        overlapped = cell.strip().removesuffix("OVERLAP_F_B").strip("()")
+        for name in filter(None, (part.strip() for part in overlapped.split(";"))):
+            found = ACTION.fullmatch(name)
+            if found:
+                yield int(found[1]), int(found[3]), found[2]
+            elif not ADDED.fullmatch(name):
+                raise ScheduleError(f"{name!r} is no action of torch.distributed.pipelining")
+
+
+def meaning(action: tuple[int, int, str], split: bool) -> list[Job]:
+    s, b, d = action
+    if d == "B" and split:
+        return [(s, b, B), (s, b, W)]
+    return [(s, b, {"I": B}.get(d, d))]
+
+
+def to_torch(
+    schedule: Schedule | Recipe | Build, *, S: int, B: int, W: int | None = None, **costs: Any
+) -> TorchSchedule:
+    """The schedule as torch runs it: one CSV for every group of ranks, over a mesh of groups and ranks.
+
+    Torch keeps a stage on one rank of a group, so the groups have to run alike, each on its own micro-batches. Greedy
+    schedules are resolved by simulating them; `costs` are those of `simulate`. Raises ScheduleError where torch cannot
+    express the schedule, or would run it with wrong gradients: a split backward with replicated weights skips
+    DistributedDataParallel's hooks there, so that gradients are silently not reduced.
+    """
+    timeline = simulate(schedule, S=S, B=B, W=W, **costs)
+    jobs = timeline.jobs_of
+    unknown = {d for row in jobs for _, _, d in row} - {"F", "B", "W"}
+    if unknown or timeline.lanes > 1:
+        raise ScheduleError(f"torch knows no {'lanes' if timeline.lanes > 1 else f'jobs of direction {min(unknown)}'}")
+    batches = [frozenset(b for _, b, _ in row) for row in jobs]
+    groups = sorted(set(filter(None, batches)), key=min)
+    count = len(groups)
+    members = [[w for w, of in enumerate(batches) if of == group] for group in groups]
+    if sum(map(len, groups)) != B or any(
+        group != {b for b in range(B) if b % count == g} for g, group in enumerate(groups)
+    ):
+        raise ScheduleError(
+            f"torch runs groups of ranks that share no micro-batch, {count} of them found: group g has to take the "
+            f"micro-batches b with b mod {count} = g, all of their stages"
+        )
+    programs = [[[(s, b // count, d) for s, b, d in jobs[w]] for w in group] for group in members]
+    for g, program in enumerate(programs):
+        if program != programs[0]:
+            raise ScheduleError(
+                f"torch runs the same program in every group, but that of group {g} differs from group 0's"
+            )
+    split = any(d == "W" for row in jobs for _, _, d in row)
+    sharded = any(timeline.owner[job] != timeline.worker[job] for job in timeline.jobs)
+    if split and count > 1 and not sharded:
+        raise ScheduleError(
+            "torch does not reduce the gradients of a split backward between replicas (pytorch issue 144530); "
+            "use a schedule that does not split it, or one that shards the weights"
+        )
+    stages_on_one_rank(programs[0])
+    lines = (",".join(f"{s}{TORCH[d] if split else d}{b}" for s, b, d in row) for row in programs[0])
+    return TorchSchedule("\n".join(lines) + "\n", count, len(programs[0]), sharded)
+
+
+def stages_on_one_rank(program: list[list[Job]]) -> None:
+    rank_of: dict[int, int] = {}
+    for rank, row in enumerate(program):
+        for s, _, _ in row:
+            if rank_of.setdefault(s, rank) != rank:
+                raise ScheduleError(
+                    f"torch keeps a stage on one rank, but stage {s} is on ranks {rank_of[s]} and {rank}"
+                )

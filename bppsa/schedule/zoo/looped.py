@@ -1,0 +1,69 @@
+"""Looped pipelines: G groups of R workers, and the stages go round in each group (U)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from bppsa.errors import ScheduleError
+from bppsa.schedule.spec import Recipe, Schedule
+from bppsa.schedule.zoo.orders import backward_first, call, forward_first
+
+
+def lpp(G: int, R: int | None = None) -> Recipe:
+    """Looped pipelines (U): G groups of R workers. Micro-batch b belongs to group b mod G, stage s to the group's
+    worker s mod R. G=1, R=S is gpipe, G=B, R=1 is ddp.
+
+    R=None: W // G where W is known (ScheduleError where W = G*R has no solution), otherwise max(1, S // G).
+    """
+
+    def build(S: int, B: int, W: int | None = None) -> Schedule:
+        h, workers = groups(S, W, G, R)
+        return Schedule(lambda s, b, d: (h(s, b), h(s, b)), forward_first, W=workers)
+
+    return Recipe(call("lpp", G=G, R=R), build)
+
+
+def fslpp(G: int, R: int | None = None, owner: str = "spread") -> Recipe:
+    """Fully sharded looped pipelines (U): as lpp, but each stage's weights have one owner in all groups.
+
+    owner="paper": h(s, s), which uses lcm(G, R) workers only. owner="spread": h(s, s // R + s mod R), the same for
+    s < R, which gives every worker at most ceil(S / W) stages.
+    """
+    owners = {"spread": lambda s, R: s // R + s % R, "paper": lambda s, R: s}
+    if owner not in owners:
+        raise ScheduleError(f"owner={owner!r} is none of {', '.join(owners)}")
+
+    def build(S: int, B: int, W: int | None = None) -> Schedule:
+        h, workers = groups(S, W, G, R)
+        column = owners[owner]
+        return Schedule(lambda s, b, d: (h(s, column(s, workers // G)), h(s, b)), forward_first, W=workers)
+
+    return Recipe(call("fslpp", G=G, R=R, owner=None if owner == "spread" else owner), build)
+
+
+def breadth_first(G: int = 1, R: int | None = None) -> Recipe:
+    """lpp's placement; a stage's micro-batches go before the next stage's (Lamy-Poirier 2022). It is lpp's order."""
+    return Recipe(call("breadth_first", G=G, R=R), lpp(G, R).build)
+
+
+def depth_first(G: int = 1, R: int | None = None) -> Recipe:
+    """lpp's placement; a worker takes the job that has been ready for longest (U)."""
+
+    def build(S: int, B: int, W: int | None = None) -> Schedule:
+        h, workers = groups(S, W, G, R)
+        return Schedule(lambda s, b, d: (h(s, b), h(s, b)), backward_first, policy="pending", W=workers)
+
+    return Recipe(call("depth_first", G=G, R=R), build)
+
+
+def groups(S: int, W: int | None, G: int, R: int | None) -> tuple[Callable[[int, int], int], int]:
+    """h(s, b) = R (b mod G) + (s mod R), the worker of (s, b) where G groups have R workers each; and W = G*R."""
+    if R is None:
+        R = max(1, S // G) if W is None else W // G
+    if G < 1 or R < 1 or W not in (None, G * R):
+        raise ScheduleError(f"W={W} workers are not G={G} groups of R={R}: W = G*R has to hold")
+
+    def h(s: int, b: int) -> int:
+        return R * (b % G) + s % R
+
+    return h, G * R

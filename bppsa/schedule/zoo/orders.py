@@ -1,0 +1,33 @@
+"""What several entries of the zoo share: orders n, and the limit of micro-batches in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from bppsa.schedule.spec import Job
+
+
+def forward_first(s: int, b: int, d: str) -> Any:
+    """Breadth first: all forwards before any backward, and a stage's micro-batches one after the other. The one order
+    in which looped pipelines keep their latency for every B and G."""
+    return (d != "F", s if d == "F" else -s, b)
+
+
+def backward_first(s: int, b: int, d: str) -> Any:
+    return (d == "F", b, s)
+
+
+def in_flight(limit: Callable[[int], int], freed_by: str = "B") -> Callable[[int, int, str], Sequence[Job]]:
+    """pred: at most limit(s) micro-batches of stage s between the start of their F and the end of their B (or W)."""
+
+    def pred(s: int, b: int, d: str) -> Sequence[Job]:
+        before = b - limit(s)
+        return [(s, before, freed_by)] if d == "F" and before >= 0 else ()
+
+    return pred
+
+
+def call(name: str, **parameters: int | str | None) -> str:
+    """`lpp(G=4)`: what is None was left out."""
+    return f"{name}({', '.join(f'{key}={value}' for key, value in parameters.items() if value is not None)})"

@@ -1,0 +1,123 @@
+"""The backward of a recurrence as a scan over chunks of time, one a worker (BPPSA, distributed).
+
+Stage k is chunk k of the time axis. F runs it forward, R reduces it to its summary, the pair (J^T, b) of all its steps,
+and B sweeps it backward from the cotangent that enters at its end. In between an exclusive scan over the summaries,
+from the last chunk to the first, finds these cotangents. R needs no cotangent: it fills the bubble of the forward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bppsa.errors import ScheduleError
+from bppsa.schedule.spec import Job, Recipe, Schedule
+from bppsa.schedule.zoo.orders import call
+
+Step = tuple[int, str]  # (place, direction); place p is chunk K - 1 - p: the scan begins at the end of time
+
+
+@dataclass(frozen=True)
+class Middle:
+    """An exclusive scan over the summaries ("R") of places 0 to K - 2.
+
+    inputs: of each step, the steps whose results it combines, the earlier place first. enters[p]: the step whose result
+    is the cotangent that enters place p, for p > 0; into place 0 comes the loss's.
+    """
+
+    inputs: dict[Step, list[Step]]
+    enters: dict[int, Step]
+
+
+def chain(K: int) -> Middle:
+    """E(p), the cotangent behind place p: a product of a matrix and a vector, K - 1 messages deep."""
+    inputs = {(p, "E"): [*([(p - 1, "E")] if p else []), (p, "R")] for p in range(K - 1)}
+    return Middle(inputs, {p: (p - 1, "E") for p in range(1, K)})
+
+
+def tree(K: int) -> Middle:
+    """Blelloch's tree. U<l>(p): the product over the 2^l places that end in p. D(p): the cotangent that enters p, from
+    the one that enters its parent's block and the product over the block between. About 2 log2 K deep."""
+
+    def up(level: int, p: int) -> Step:
+        return p, f"U{level}" if level else "R"
+
+    inputs = {}
+    for level in range(1, K.bit_length()):
+        half = 2 ** (level - 1)
+        for p in range(2 * half - 1, K - 1, 2 * half):
+            inputs[up(level, p)] = [up(level - 1, p - half), up(level - 1, p)]
+    for p in range(1, K):
+        parent, level = p & (p - 1), (p & -p).bit_length() - 1
+        inputs[p, "D"] = [*([(parent, "D")] if parent else []), up(level, p - 1)]
+    return Middle(inputs, {p: (p, "D") for p in range(1, K)})
+
+
+def doubling(K: int) -> Middle:
+    """Hillis and Steele's. H<l>(p): the product over the 2^l places that end in p, or all up to p where these are
+    fewer. log2 K deep, K log2 K products, on workers that would be idle."""
+
+    def total(level: int, p: int) -> Step:
+        level = min(level, p.bit_length())
+        return p, f"H{level}" if level else "R"
+
+    inputs = {}
+    for p in range(K - 1):
+        for level in range(1, p.bit_length() + 1):
+            inputs[total(level, p)] = [total(level - 1, p - 2 ** (level - 1)), total(level - 1, p)]
+    return Middle(inputs, {p: total(K, p - 1) for p in range(1, K)})
+
+
+MIDDLES: dict[str, Callable[[int], Middle]] = {"chain": chain, "blelloch": tree, "doubling": doubling}
+
+
+def blelloch(K: int, middle: str = "chain") -> Recipe:
+    """The time axis of a recurrence cut into K chunks, one a worker, or K / W of them where W is given.
+
+    middle: "chain", "blelloch" or "doubling", how the summaries are scanned. Micro-batches pipeline through the forward
+    as in gpipe. Every worker owns the weights, which all chunks share. S has to be K, a stage a chunk, or 1: the layer
+    that is cut. Directions: F, R, E or U<l> and D or H<l>, and B; `simulate(costs={"R": ..., "U": ...})` prices them.
+    """
+    if middle not in MIDDLES:
+        raise ScheduleError(f"middle={middle!r} is none of {', '.join(MIDDLES)}")
+    if K < 1:
+        raise ScheduleError(f"K={K}: a time axis has at least one chunk")
+
+    def build(S: int, B: int, W: int | None = None) -> Schedule:
+        if S not in (1, K):
+            raise ScheduleError(f"S={S}: a recurrence cut into K={K} chunks has S={K} stages, one a chunk")
+        workers, scan = W or K, MIDDLES[middle](K)
+
+        def job(step: Step, b: int) -> Job:
+            return K - 1 - step[0], b, step[1]
+
+        def inputs(k: int, b: int, d: str) -> Sequence[Job]:
+            p = K - 1 - k
+            if d == "F":
+                return [(k - 1, b, "F")] if k else ()
+            if d == "R":
+                return [(k, b, "F")]
+            if d == "B":
+                return [(k, b, "F"), *([job(scan.enters[p], b)] if p else [])]
+            return [job(step, b) for step in scan.inputs[p, d]]
+
+        def steps() -> Iterator[Step]:
+            yield from ((p, "F") for p in reversed(range(K)))
+            yield from ((p, "R") for p in range(K - 1))
+            yield from scan.inputs
+            yield from ((p, "B") for p in range(K))
+
+        def n(k: int, b: int, d: str) -> Any:
+            """What others wait for goes first: the scan, then forwards, summaries, and the sweeps last."""
+            return ("FRB".find(d), b)
+
+        return Schedule(
+            lambda k, b, d: (k * workers // K, k * workers // K),
+            n,
+            jobs=[job(step, b) for b in range(B) for step in steps()],
+            inputs=inputs,
+            W=workers,
+        )
+
+    return Recipe(call("blelloch", K=K, middle=middle), build)

@@ -1,0 +1,86 @@
+"""python -m bppsa.schedule."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bppsa.schedule import __main__ as command
+from bppsa.schedule import lpp, simulate
+
+MINE = """
+from bppsa.schedule import Schedule
+
+def mine(S, B, W=None):
+    return Schedule(lambda s, b, d: (s % 2, s % 2))
+"""
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    command.main([str(word) for word in words])
+    return capsys.readouterr().out
+
+
+def test_draws(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    svg, trace = tmp_path / "a.svg", tmp_path / "a.json"
+    out = printed(capsys, "lpp", "--G", 2, "--R", 4, "-S", 8, "-B", 8, "--svg", svg, "--trace", trace)
+    timeline = simulate(lpp(G=2, R=4), S=8, B=8)
+    assert out.startswith(timeline.text())
+    assert f"makespan {timeline.makespan}" in out
+    assert svg.stat().st_size > 1000
+    assert trace.stat().st_size > 1000
+    assert out == printed(capsys, "lpp(G=2, R=4)", "-S", 8, "-B", 8)
+
+
+def test_costs_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "makespan 5/3," in printed(capsys, "gpipe", "-S", 1, "-B", 1, "--forward", "2/3")
+
+
+def test_a_schedule_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "my_schedule.py"
+    path.write_text(MINE)
+    out = printed(capsys, "--file", f"{path}:mine", "-S", 4, "-B", 2)
+    assert len([line for line in out.splitlines() if line.startswith("w")]) == 2
+    assert "mine" in printed(capsys, "compare", f"{path}:mine", "gpipe", "-S", 4, "-B", 2)
+
+
+def test_compares_and_searches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "lpp(G=2)" in printed(capsys, "compare", "gpipe", "lpp(G=2)", "-S", 4, "-B", 4)
+    assert "fsdp: the best" in printed(capsys, "search", "-S", 8, "-B", 16, "-W", 8, "--memory", 12)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ([], "name one schedule of breadth_first"),
+        (["gpipe", "ddp"], "name one schedule"),
+        (["nope"], "'nope' is none of"),
+        (["gpipe", "--G", "3"], r"gpipe takes \(\)"),
+        (["lpp"], "lpp takes .*missing"),
+        (["lpp(2"], "is no schedule"),
+        (["lpp(G=3)", "-W", "4"], r"W = G\*R"),
+        (["--file", "missing.py:x"], "there is no file 'missing.py'"),
+        (["compare", "-S", "2"], "no schedule"),
+        (["search", "--memory", "0"], "fits in memory 0"),
+    ],
+)
+def test_refusals(words: list[str], error: str) -> None:
+    with pytest.raises(SystemExit, match=error):
+        command.main(words)
+
+
+def test_a_file_without_the_name(tmp_path: Path) -> None:
+    path = tmp_path / "my_schedule.py"
+    path.write_text(MINE)
+    with pytest.raises(SystemExit, match="has no 'yours'"):
+        command.main(["--file", f"{path}:yours"])
+
+
+def test_as_a_module() -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "bppsa.schedule", "ddp", "-S", "2", "-B", "2"], capture_output=True, check=True
+    )
+    assert "∇1" in ran.stdout.decode()

@@ -1,0 +1,92 @@
+"""The distributed scan: every middle gives each chunk the product of all that comes after it, in order."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bppsa.errors import ScheduleError
+from bppsa.schedule import Job, blelloch, simulate
+from bppsa.schedule.zoo.time_chunks import MIDDLES
+
+middles = st.sampled_from(sorted(MIDDLES))
+Word = tuple[int, ...]  # which summaries a job's result is the product of, in order
+
+
+def words(K: int, middle: str) -> dict[Job, Word]:
+    """The scan on words, whose concatenation is as associative as matrices are, and commutes as little: a summary is
+    its chunk, every other job of the scan concatenates what it reads."""
+    schedule = blelloch(K, middle).build(K, 1)
+    assert schedule.inputs is not None
+    found: dict[Job, Word] = {}
+
+    def word(job: Job) -> Word:
+        if job not in found:
+            sources = [source for source in schedule.inputs(*job) if source[2] != "F"]
+            found[job] = job[:1] if job[2] == "R" else sum(map(word, sources), ())
+        return found[job]
+
+    return {(k, 0, "B"): word((k, 0, "B")) for k in range(K)}
+
+
+@given(K=st.integers(1, 40), middle=middles)
+def test_every_middle_is_an_exclusive_scan_from_the_end(K: int, middle: str) -> None:
+    assert words(K, middle) == {(k, 0, "B"): tuple(range(K - 1, k, -1)) for k in range(K)}
+
+
+@given(K=st.integers(1, 40), B=st.integers(1, 3), middle=middles)
+def test_every_job_but_a_sweep_is_read_by_another(K: int, B: int, middle: str) -> None:
+    timeline = simulate(blelloch(K, middle), S=K, B=B)
+    read = {p for p, _ in timeline.graph.inputs()}
+    assert {timeline.jobs[number][2] for number in range(len(timeline.jobs)) if number not in read} == {"B"}
+    assert timeline.activation_receives == [0] + [B] * (K - 1)
+
+
+@pytest.mark.parametrize("log_K", range(1, 8))
+def test_depth_and_work(log_K: int) -> None:
+    """K - 1 messages in a chain, about 2 log2 K in the tree, log2 K by doubling; products of matrices: none, less than
+    K, less than K log2 K. Read off timelines in which only the scan takes time."""
+    K = 2**log_K
+    free = {"S": K, "B": 1, "forward": 0, "backward": 0}
+    spans = {m: simulate(blelloch(K, m), costs={"R": 0}, **free).makespan for m in MIDDLES}
+    assert spans["chain"] == K - 1
+    assert spans["doubling"] == (K - 2).bit_length()
+    assert spans["blelloch"] <= 2 * log_K
+    counts = {m: sum(d[0] in "UH" for _, _, d in simulate(blelloch(K, m), **free).start) for m in MIDDLES}
+    assert counts["chain"] == 0
+    assert counts["blelloch"] == K - 1 - log_K
+    assert K - 1 - log_K <= counts["doubling"] <= K * log_K
+
+
+@given(K=st.integers(1, 20), B=st.integers(1, 4), middle=middles)
+def test_memory_is_a_chunk_a_micro_batch(K: int, B: int, middle: str) -> None:
+    timeline = simulate(blelloch(K, middle), S=K, B=B)
+    assert max(timeline.peak_activations) <= B
+    assert timeline.weight_receives == [0] * K
+    assert simulate(blelloch(K, middle), S=1, B=B).makespan == timeline.makespan
+
+
+def test_reductions_fill_the_bubble_of_the_forward() -> None:
+    """The first chunks reduce while the last still runs forward."""
+    timeline = simulate(blelloch(4), S=4, B=4)
+    assert timeline.end[1, 0, "R"] < timeline.end[3, 3, "F"]
+    for jobs in timeline.jobs_of:
+        assert all(timeline.end[a] <= timeline.start[b] for a, b in pairwise(jobs))
+
+
+def test_fewer_workers_than_chunks() -> None:
+    timeline = simulate(blelloch(8), S=8, B=2, W=2)
+    assert [timeline.worker[k, 0, "F"] for k in range(8)] == [0, 0, 0, 0, 1, 1, 1, 1]
+    assert timeline.activation_receives == [0, 2]
+
+
+def test_refusals() -> None:
+    with pytest.raises(ScheduleError, match="K=4 chunks has S=4 stages"):
+        simulate(blelloch(4), S=3, B=1)
+    with pytest.raises(ScheduleError, match="chain, blelloch, doubling"):
+        blelloch(4, middle="ladner-fischer")
+    with pytest.raises(ScheduleError, match="K=0"):
+        blelloch(0)
