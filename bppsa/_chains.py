@@ -24,6 +24,8 @@ from bppsa.fxpasses.pruning import hooks_of, make_weights, pruned
 from bppsa.report import Decision
 from bppsa.runtime import feedforward_call
 from bppsa.runtime.feedforward import Program
+from bppsa.runtime.sparse import Kernels
+from bppsa.sparsity import engine
 
 REMEMBERED = 64  # calls of different kinds
 Forward = Callable[..., Any]
@@ -143,6 +145,7 @@ def make(
     """masks: of the last of the tensors reached, which are pruned weights."""
     path: str = module.__dict__["_bppsa_path"]
     options: Options = module.__dict__["_bppsa_options"]
+    engine.install(Kernels())
     try:
         recording = record_model(forward, module, args, kwargs)
         places = tuple(place(tensor, reached) for tensor, _ in recording.captured)
