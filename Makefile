@@ -1,7 +1,7 @@
 # Each target makes .venv when it is missing or older than what it was made from; after that none needs a network.
 #   make demo PYTHON=python3.12                                   another interpreter (3.10 or newer)
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu    a CPU build of torch where the usual index has a CUDA one
-#   make demo ARGS="--model lstm --hidden 128"                    options of the script; of test, bench, aot and gpu too
+#   make demo ARGS="--model lstm --hidden 128"                    options of the script; of figures, test, bench, aot and gpu too
 
 PYTHON ?= python3
 TORCH_INDEX ?=
@@ -12,7 +12,7 @@ READY := $(VENV)/.ready
 # compat: a path of the clone, so that a script beside the clone does not take its folder for the package.
 EDITABLE := --config-settings editable_mode=compat --editable
 
-.PHONY: demo test check bench aot gpu clean
+.PHONY: demo test check bench figures aot gpu clean
 
 demo: $(READY)
 	$(PY) examples/train_language_model.py $(ARGS)
@@ -29,6 +29,9 @@ check: $(READY)
 bench: $(READY)
 	$(PY) benchmarks/recurrent.py --readme $(ARGS)
 
+figures: $(READY)
+	$(PY) -m figures $(ARGS)
+
 # Needs no GPU. torch brings triton along where it has CUDA; elsewhere this fetches it, some 250 MB.
 aot: $(READY)
 	$(PY) -m pip install --quiet --constraint constraints.txt $(EDITABLE) ".[triton]"
@@ -42,7 +45,7 @@ gpu: $(READY)
 	$(PY) benchmarks/gpu.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis demo.png
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis demo.png figures/out
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)

@@ -43,7 +43,7 @@ def slug(words: str) -> str:
 
 def software() -> dict[str, Any]:
     """Versions, and when."""
-    changed = output("git", "status", "--porcelain", "--", "bppsa", "benchmarks", ":!benchmarks/results")
+    changed = output("git", "status", "--porcelain", "--", "bppsa", "benchmarks", "figures", ":!benchmarks/results")
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
         "revision": output("git", "rev-parse", "--short=12", "HEAD"),

@@ -1,6 +1,6 @@
-"""How long the simulator of schedules takes, with all metrics, and how much memory: up to a million jobs.
+"""How long the simulator of schedules takes, with all metrics, and how much memory: up to a million jobs, and a search.
 
-    python benchmarks/simulator.py              a minute; nothing else should run
+    python benchmarks/simulator.py              two minutes; nothing else should run
     python benchmarks/simulator.py --quick      sizes of nothing: only shows that it runs
 
 Every case runs in processes of its own, which load no torch. Results are kept in benchmarks/results/.
@@ -24,30 +24,30 @@ import store
 from timing import significant
 
 HERE = Path(__file__).parent
-CASES = (  # schedule, S, B: ten times the jobs from row to row, then as many on many workers
+CASES = (  # schedule, S, B: ten times the jobs from row to row, then as many on many workers; the zoo on S workers
     ("one_f_one_b", 8, 625),
     ("one_f_one_b", 8, 6_250),
     ("one_f_one_b", 8, 62_500),
     ("zero_bubble", 8, 41_667),
     ("one_f_one_b", 1024, 488),
     ("lpp", 1024, 488),
+    ("search", 64, 256),
 )
-QUICK = (("one_f_one_b", 2, 3), ("lpp", 128, 2))
-GOALS = {("one_f_one_b", 8, 62_500): {"goal_s": 8, "goal_MiB": 1500}}
+QUICK = (("one_f_one_b", 2, 3), ("lpp", 128, 2), ("search", 2, 2))
+GOALS = {("one_f_one_b", 8, 62_500): {"goal_s": 8, "goal_MiB": 1500}, ("search", 64, 256): {"goal_s": 10}}
 
 
 def measure(case: tuple[str, int, int], repeats: int) -> dict[str, Any]:
     """The medians of some processes."""
     command = [sys.executable, str(HERE / "simulator_case.py"), *map(str, case)]
     runs = [json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout) for _ in range(repeats)]
-    name, S, B = case
-    row = {"schedule": name, "S": S, "B": B, "W": runs[0]["W"], "jobs": runs[0]["jobs"]}
-    seconds = {key: statistics.median(run[key] for run in runs) for key in ("simulate_s", "metrics_s")}
-    total = statistics.median(run["simulate_s"] + run["metrics_s"] for run in runs)
-    row |= {key: significant(value, 3) for key, value in seconds.items()} | {"total_s": significant(total, 3)}
-    row |= {"us_a_job": significant(1e6 * total / row["jobs"], 3)}
-    if runs[0]["MiB"]:
-        row["MiB"] = significant(statistics.median(run["MiB"] for run in runs), 3)
+    row = dict(zip(("schedule", "S", "B"), case, strict=True))
+    row |= {key: runs[0][key] for key in ("W", "jobs", "tried") if key in runs[0]}
+    for key in ("simulate_s", "metrics_s", "total_s", "MiB"):
+        if runs[0].get(key) is not None:
+            row[key] = significant(statistics.median(run[key] for run in runs), 3)
+    if "jobs" in row:
+        row["us_a_job"] = significant(1e6 * row["total_s"] / row["jobs"], 3)
     return row | GOALS.get(case, {})
 
 

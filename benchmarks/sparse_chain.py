@@ -15,7 +15,7 @@ from comparison import Options, Row
 from timing import Step, interleave, milliseconds, ratio
 
 GOAL = 0.97  # of PyTorch's speed, at least, under auto
-STRATEGIES = ("sequential", "chunked", "hybrid(up_levels=1)", "hybrid(up_levels=2)", "blelloch")
+STRATEGIES = ("hybrid(up_levels=0)", "chunked", "hybrid(up_levels=1)", "hybrid(up_levels=2)", "blelloch")
 
 
 def mlp(depth: int, width: int) -> nn.Module:
@@ -98,8 +98,7 @@ def strategies(case: Case, options: Options) -> list[Row]:
 
 def formed(decision: Decision) -> Row:
     """What the scan forms, as `explain` tells it."""
-    levels = [line.strip() for line in decision.details if line.lstrip().startswith("level ")]
-    return {"stages": decision.numbers["stages"], "formed": "; ".join(levels)}
+    return {name: decision.numbers.get(name, 0) for name in ("stages", "levels", "MFLOP", "MiB")}
 
 
 def step(model: nn.Module, x: Tensor) -> Step:

@@ -58,11 +58,16 @@ def at_most(key: str, limit: str) -> Callable[[Row], str]:
     return lambda row: f"[{'green' if row.get(key, 0) <= row[limit] else 'red'}]{number(row[limit])}"
 
 
+def both(measured: Row, predicted: Row) -> str:
+    return ", ".join(f"{way} {number(ms)} ({number(predicted[way])})" for way, ms in measured.items())
+
+
 KIND: tuple[Column, ...] = (("", value("kind")), ("T, B, H", sizes))
 MS: tuple[Column, ...] = (("PyTorch ms", value("peer_ms")), ("bppsa ms", value("ours_ms")))
 RATIO: tuple[Column, ...] = (("ratio", ratio("ratio")), ("quartiles", lambda row: quartiles(row["ratio"])))
 PHASES: tuple[Column, ...] = (("forward", ratio("forward")), ("backward", ratio("backward")))
 GOAL: tuple[Column, ...] = (("goal", goal_of("ratio", "goal")),)
+NET: tuple[Column, ...] = (("", value("net")), ("B", value("B")))
 STRATEGY: tuple[Column, ...] = (("ran", value("strategy")),)
 SPARSE: tuple[Column, ...] = (
     ("", value("product")),
@@ -138,6 +143,26 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
     "scalings": SPARSE,
     "vectors": tuple(("J shared", cell) if name == "B shared" else (name, cell) for name, cell in SPARSE),
+    "auto": (*NET, *MS, *RATIO, *GOAL),
+    "strategies": (
+        *NET,
+        ("stages", value("stages")),
+        ("", value("strategy")),
+        *MS,
+        RATIO[0],
+        ("levels", value("levels")),
+        ("MFLOP", value("MFLOP")),
+        ("MiB", value("MiB")),
+    ),
+    "choice": (
+        *KIND,
+        ("", lambda row: "training" if row["training"] else "no_grad"),
+        ("auto", value("auto")),
+        ("best", value("best")),
+        ("over best", lambda row: times(row["over_best"])),
+        ("over PyTorch", lambda row: times(row["over_pytorch"])),
+        ("ms measured (predicted)", lambda row: both(row["measured_ms"], row["predicted_ms"])),
+    ),
     "memory": (
         *KIND,
         ("PyTorch MiB", value("peer_MiB")),
@@ -158,6 +183,9 @@ TITLES = {
     "products": "Products of transposed Jacobians, one sample and 16 as lanes; ratios to the faster peer",
     "scalings": "J^T of a convolution times that of the ReLU after it",
     "vectors": "J^T times a vector, and times one a sample",
+    "auto": "Feed-forward nets, forward and backward: auto, which leaves them to PyTorch",
+    "strategies": "The backward of feed-forward nets by an explicit strategy",
+    "choice": "What auto chose, where it was furthest from the best",
     "memory": "Peak memory of a process above its imports, after 5 training steps",
 }
 

@@ -1,8 +1,9 @@
 """bppsa: back-propagation as a scan over transposed Jacobians, for PyTorch.
 
 `compile` returns a model that computes the same with faster kernels, `scan` runs a recurrence over a cell you wrote,
-and `explain` says what was found, what was chosen and why. Names resolve on first use (PEP 562), so that
-`import bppsa.schedule` loads no torch. What is not in `__all__` is private.
+`explain` says what was found, what was chosen and why, and `measure` how fast the device at hand is.
+Names resolve on first use (PEP 562), so that `import bppsa.schedule` loads no torch. What is not in `__all__` is
+private.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from bppsa import cells, errors, schedule, strategies
     from bppsa._api import compile, explain, scan
     from bppsa._jacobian import jacobian, jacobian_plan, transposed_jacobian
+    from bppsa._measure import measure
 
 __version__ = "0.1.0"
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "explain",
     "jacobian",
     "jacobian_plan",
+    "measure",
     "scan",
     "schedule",
     "strategies",
@@ -34,6 +37,7 @@ _MODULES = frozenset({"cells", "errors", "schedule", "strategies"})
 _HOMES = {
     **dict.fromkeys(("compile", "explain", "scan"), "bppsa._api"),
     **dict.fromkeys(("jacobian", "jacobian_plan", "transposed_jacobian"), "bppsa._jacobian"),
+    "measure": "bppsa._measure",
 }
 
 

@@ -75,10 +75,11 @@ def compile(
 
 
 def chains(model: nn.Module, options: Options) -> list[Decision]:
-    """Have the feed-forward modules of a clone follow a strategy. "auto" leaves them as they are, unless a scan may be
-    faster where they are, or somebody wants to know."""
+    """Have the feed-forward modules of a clone follow a strategy. One stage after the other is what PyTorch does
+    anyway, and so does "auto" unless a scan may be faster where they are; then only an explanation looks at them."""
     device = next((parameter.device.type for parameter in model.parameters()), "cpu")
-    if options.strategy.name == "auto" and not (may_gain(device) or _calls.explaining()):
+    asked = options.strategy.name not in ("auto", "sequential")
+    if not (asked or (options.strategy.name == "auto" and may_gain(device)) or _calls.explaining()):
         return []
     found = list(chained.candidates(model))
     for path, module in found:

@@ -17,7 +17,7 @@ from bppsa.errors import ChainError, Reason, Unsupported
 from bppsa.fxpasses.capture import Recording
 from bppsa.fxpasses.cuts import cut
 from bppsa.plan.chain_choice import MACHINES, MARGIN, SCAN, Machine, linear_us, scan_us
-from bppsa.plan.chain_cost import Extent, affordable, formed
+from bppsa.plan.chain_cost import Extent, Level, affordable, formed
 from bppsa.plan.strategy import Division, Strategy, divide
 from bppsa.report import Decision
 from bppsa.runtime.feedforward import Program, real_of
@@ -129,18 +129,26 @@ def decided(segments: Sequence[Segment], strategy: Strategy, path: str, device: 
     numbers: dict[str, float | int | str] = {"B": rows, "stages": len(stages), "segments": len(segments)}
     details = tuple(line for segment in segments for line in lines(segment))
     scanned = [segment for segment in segments if segment.division is not None]
+    if strategy.name == "sequential":
+        reason = "one stage after the other is back-propagation, which PyTorch runs"
+        return Decision(path, "chain", "pytorch", reason, numbers, details=details)
+    notes = [segment.note for segment in segments if segment.note]
     if strategy.name != "auto":
-        reason = "as asked" if scanned else "as asked, but no stage has a rule"
-        return Decision(path, "chain", str(strategy), reason, numbers, details)
+        made = [entry for segment in scanned for entry in levels_of(segment)]
+        if made:
+            numbers |= {"levels": len(made), "MFLOP": sum(e.flops for e in made) / 1e6}
+            numbers |= {"MiB": sum(e.bytes for e in made) / 2**20}
+        reason = "; ".join(["as asked" if scanned else "as asked, but no stage has a rule", *notes])
+        return Decision(path, "chain", str(strategy), reason, numbers, details=details)
     if not any(segment.division.forms_products for segment in scanned if segment.division is not None):
-        reason = next((segment.note for segment in segments if segment.note), "finds no two stages with rules in a row")
-        return Decision(path, "chain", "pytorch", f"a scan {reason}", numbers, details)
+        reason = next(iter(notes), "finds no two stages with rules in a row")
+        return Decision(path, "chain", "pytorch", f"a scan {reason}", numbers, details=details)
     ours, theirs = predicted_us(scanned, rows, MACHINES[device])
     numbers |= {"predicted us": round(ours), "one by one": round(theirs)}
+    runs, reason = "pytorch", f"a scan is predicted to take {ours / theirs:.3g} times as long as back-propagation"
     if theirs > MARGIN * ours:
-        return Decision(path, "chain", str(SCAN), f"predicted {theirs / ours:.1f} times as fast", numbers, details)
-    reason = f"a scan is predicted to take {ours / theirs:.3g} times as long as back-propagation"
-    return Decision(path, "chain", "pytorch", reason, numbers, details)
+        runs, reason = str(SCAN), f"predicted {theirs / ours:.1f} times as fast"
+    return Decision(path, "chain", runs, reason, numbers, details=details)
 
 
 def predicted_us(segments: Sequence[Segment], rows: int, machine: Machine) -> tuple[float, float]:
@@ -159,11 +167,18 @@ def lines(segment: Segment) -> list[str]:
         f"{named(stage)}: {stage.structure} {e.rows} x {e.columns}, {e.nnz} non-zeros" + " a sample" * (e.held > 1)
         for stage, e in zip(segment.stages, segment.extents, strict=True)
     ]
-    made = formed(segment.division, segment.extents[::-1], itemsize_of(segment.stages[0].start))
+    made = levels_of(segment)
     sweep = sum(extent.mv for extent in segment.extents)
     found.append(f"  one after the other: {sweep / 1e6:.3g} MFLOP a sample")
     found += [f"  level {i}: {entry}" for i, entry in enumerate(made)]
     return found + [f"  {segment.note}"] * bool(segment.note)
+
+
+def levels_of(segment: Segment) -> list[Level]:
+    """What its scan forms."""
+    if segment.division is None:
+        return []
+    return formed(segment.division, segment.extents[::-1], itemsize_of(segment.stages[0].start))
 
 
 def named(stage: Stage) -> str:

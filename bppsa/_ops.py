@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bppsa._recurrent import Spec, stack
-from bppsa._scan import ScanCall
+from bppsa._scan_call import ScanCall
 from bppsa.plan.strategy import strategy_of
 from bppsa.runtime.autograd import Call
 from bppsa.runtime.extent import Extent, Given

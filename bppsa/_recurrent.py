@@ -12,12 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bppsa._calls import explaining, note
+from bppsa._machine import machine_of
+from bppsa._predict import counts_of
 from bppsa._sweeps import compile_recurrence, module_recurrence, with_structure
 from bppsa.chain import Recurrence
 from bppsa.errors import BuildError
-from bppsa.plan.choose import choose, choose_on_gpu, multiply_inline
-from bppsa.plan.cost import Machine, Size
+from bppsa.plan.choose import Call, Numbers, choose, is_too_short, multiply_inline, too_short
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
+from bppsa.plan.work import Counts, Size
 from bppsa.report import Decision, Report, warn_once
 from bppsa.runtime import autograd
 from bppsa.runtime.extent import Extent, Given
@@ -34,8 +36,8 @@ def run(
     """x: [T, B, I], or the data of a packed sequence, [sum of batch_sizes, I]; states: [L * D, B, n] each, or None for
     zeros. Returns y and the final states in the same form; NotImplemented where PyTorch is to run the call."""
     steps, rows = x.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
-    spec, training = Spec.of(module), torch.is_grad_enabled()
-    decision = decide(module._bppsa_path, module._bppsa_strategy, spec, steps, rows, x.dtype, training, x.device.type)
+    spec, how = Spec.of(module), (x.dtype, torch.is_grad_enabled(), x.device.type, explaining())
+    decision = decide(module._bppsa_path, module._bppsa_strategy, spec, steps, rows, *how)
     decision = with_structure(decision, spec.recurrence)
     if decision.strategy == "pytorch":
         noted(module, decision)
@@ -53,7 +55,7 @@ def run(
     return result
 
 
-def is_too_short(module: nn.RNNBase, input: Any) -> bool:
+def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
     """Whether PyTorch is to run the call for its few steps: asked before anything else, so that it costs such a call
     next to nothing."""
     if type(input) is not Tensor or input.dim() != 3:
@@ -123,14 +125,15 @@ def decide(
     dtype: torch.dtype,
     training: bool,
     device: str,
+    explained: bool = False,
 ) -> Decision:
-    widths = [spec.inputs, *[spec.out * spec.directions] * (spec.layers - 1)]
-    sizes = [Size(steps, rows, spec.hidden, width, spec.gates) for width in widths for _ in range(spec.directions)]
-    if device == "cuda":
-        choice = choose_on_gpu(strategy, sizes[0], training)
+    numbers: Numbers = {"T": steps, "B": rows, "H": spec.hidden}
+    if is_too_short(strategy, steps) and not explained:
+        choice = too_short(numbers)
     else:
-        choice = choose(strategy, sizes, spec.peer(dtype), training, Machine())
-    return Decision(path, spec.mode.lower(), choice.strategy, choice.reason, choice.numbers)
+        call = Call(spec.counts(dtype, rows, device), Size(steps, rows), training, machine_of(device))
+        choice = choose(strategy, call, numbers, explained=explained)
+    return Decision(path, spec.mode.lower(), choice.strategy, choice.reason, choice.numbers, *choice.told)
 
 
 def dropout_masks(module: nn.RNNBase, x: Tensor) -> list[Tensor]:
@@ -169,7 +172,19 @@ class Spec:
     @property
     def recurrence(self) -> Recurrence:
         """Of the first layer."""
-        return module_recurrence(self.mode, self.inputs, self.hidden, self.projection, self.bias)
+        return self.recurrences[0]
+
+    @property
+    def recurrences(self) -> list[Recurrence]:
+        """A layer each."""
+        widths = [self.inputs, *[self.out * self.directions] * (self.layers - 1)]
+        return [module_recurrence(self.mode, width, self.hidden, self.projection, self.bias) for width in widths]
+
+    def counts(self, dtype: torch.dtype, rows: int, device: str) -> list[Counts]:
+        """Of every layer and direction. Half precision is computed in float32."""
+        real = torch.float64 if dtype == torch.float64 else torch.float32
+        how = real, multiply_inline(rows, device), device, self.peer(dtype, device)
+        return [counts for each in self.recurrences for counts in [counts_of(each, *how)] * self.directions]
 
     @property
     def states(self) -> int:
@@ -184,14 +199,11 @@ class Spec:
         """Of one layer and direction."""
         return 2 + 2 * self.bias + bool(self.projection)
 
-    @property
-    def gates(self) -> int:
-        return {"LSTM": 4, "GRU": 3}.get(self.mode, 1)
-
-    def peer(self, dtype: torch.dtype) -> str:
-        """Whose cost PyTorch's own forward has: only float32 LSTMs without projection run fused, by oneDNN."""
-        fused = self.mode == "LSTM" and dtype == torch.float32 and not self.projection
-        return "LSTM" if fused else "RNN" if self.gates == 1 else "GRU"
+    def peer(self, dtype: torch.dtype, device: str) -> str:
+        """Whose rates PyTorch has: on a CPU only float32 LSTMs without projection run fused, by oneDNN."""
+        kind = self.mode.split("_")[0]
+        fused = device != "cpu" or (dtype == torch.float32 and not self.projection)
+        return "GRU" if kind == "LSTM" and not fused else kind
 
     @property
     def out(self) -> int:
@@ -216,10 +228,8 @@ def stack(
 
 @lru_cache(maxsize=1024)
 def sweeps_of(spec: Spec, dtype: torch.dtype, inline: bool, device: str) -> tuple[tuple[Sweep, ...], ...]:
-    widths = [spec.inputs, *[spec.out * spec.directions] * (spec.layers - 1)]
-    recurrences = [module_recurrence(spec.mode, width, spec.hidden, spec.projection, spec.bias) for width in widths]
     return tuple(
-        (compile_recurrence(recurrence, dtype, inline, device),) * spec.directions for recurrence in recurrences
+        (compile_recurrence(recurrence, dtype, inline, device),) * spec.directions for recurrence in spec.recurrences
     )
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from bppsa._ops import SCANS, VERSION
-from bppsa._scan import Plan, plan_of
+from bppsa._scan_call import Plan
+from bppsa._scan_plans import plan_of
 from bppsa.codegen import build as compiler
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.capture import record

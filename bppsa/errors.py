@@ -39,6 +39,10 @@ class ChainError(BppsaError, RuntimeError):
     text names module, op, shape and the mend."""
 
 
+class MachineError(BppsaError, ValueError):
+    """BPPSA_MACHINE names a file that holds no record of a machine, or a device cannot be measured."""
+
+
 class ScheduleError(BppsaError, ValueError):
     """A schedule that cannot run: the text names the job, the workers and what they wait for."""
 

@@ -18,12 +18,23 @@ class Decision:
     strategy: str  # "sequential", ..., "pytorch" where it is left as it was, or "waiting" for its first call
     reason: str
     numbers: Mapping[str, float | int | str] = field(default_factory=dict)  # T, B, H, predicted milliseconds, ...
+    predicted: Mapping[str, float] = field(default_factory=dict)  # milliseconds by strategy, where they were asked for
+    machine: str = ""  # whose rates predicted, and where they are from
     details: tuple[str, ...] = ()  # a line each: the parts of what it is
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.numbers.items())
         what = "; ".join(part for part in (self.kind, numbers) if part)
-        return "\n    ".join((f"{self.path or '<model>'} ({what}): {self.strategy}: {self.reason}", *self.details))
+        line = f"{self.path or '<model>'} ({what}): {self.strategy}: {self.reason}{self.predictions}"
+        return "\n    ".join((line, *self.details))
+
+    @property
+    def predictions(self) -> str:
+        """A line of its own, or nothing."""
+        if not self.predicted:
+            return ""
+        times = ", ".join(f"{name} {ms:.3g}" for name, ms in sorted(self.predicted.items(), key=lambda item: item[1]))
+        return f"\n    predicted ms: {times} ({self.machine})"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "bppsa"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 SOURCES = sorted(
     path
-    for folder in ("bppsa", "tests", "examples", "benchmarks")
+    for folder in ("bppsa", "tests", "examples", "benchmarks", "figures")
     for path in (ROOT / folder).rglob("*")
     if path.suffix in {".py", ".h", ".cpp"}
 )
@@ -47,7 +47,7 @@ FOR_ALL = {"errors", "report"}
 LIBRARIES: dict[str, set[str]] = {
     "errors": set(),
     "report": set(),
-    "schedule": {"networkx"},
+    "schedule": set(),
     "sparsity": {"torch"},
     "cells": {"torch"},
     "chain": {"torch"},

@@ -32,7 +32,7 @@ class Recurrent(nn.RNNBase):
         return self._eager(input, hx)
 
     def _eager(self, input: Any, hx: Any) -> Any:
-        if _recurrent.is_too_short(self, input):
+        if _recurrent.is_left_alone(self, input):
             return self._unusual(input, hx)
         if not calls.is_ordinary_moment():
             self._leave("a functorch transform, forward-mode AD, a tracer or a mode is active")

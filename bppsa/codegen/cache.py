@@ -51,6 +51,24 @@ def entry(name: str, make: Callable[[Path], None]) -> Iterator[Path]:
         yield path if kept else made
 
 
+def read(name: str) -> bytes | None:
+    """What `write` has kept under the name."""
+    directory = _directory()
+    path = directory and directory / name
+    return path.read_bytes() if path and _intact(path) else None
+
+
+def write(name: str, content: bytes) -> bool:
+    """Keep something that was found out rather than made from its name; False where the directory takes no files."""
+    directory = _directory()
+    if directory is None:
+        return False
+    with _scratch() as scratch:
+        made = scratch / name
+        made.write_bytes(content)
+        return _publish(made, directory / name)
+
+
 @contextmanager
 def _scratch() -> Iterator[Path]:
     """Not a `TemporaryDirectory`: a child forked meanwhile would run its finalizer when it exits."""

@@ -1,84 +1,91 @@
-"""How long a call of a recurrence takes, predicted: a sum of five terms, fitted to measured calls.
+"""How long work takes on a machine: launches, steps that wait for each other, flops and bytes, each at a rate.
 
-What decides is the quotient of two predictions, in which most of a machine's speed cancels. The defaults were fitted to
-590 calls (T 1 to 1000, B 1 to 64, H 8 to 512; float32) on two cores of an AMD EPYC with AVX-512 and torch 2.13.
+    call = phases, each a name and its Work      plan.work counts them
+    Machine = for each name its Rates            plan.machines holds those that are known, plan.fit finds others
+    Machine.us(phases) = the prediction
+
+What decides is the quotient of two predictions, in which most of a machine's speed cancels.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 
 @dataclass(frozen=True)
-class Size:
-    """Of one layer and direction. gates: columns of the recurrent product over H; inputs: columns of x."""
+class Work:
+    """launches: of kernels, or calls of what has many; steps: that follow one another; bytes: of memory, read and
+    written; width: pieces that run side by side (rows on a CPU, warps on a GPU), None where they fill what there is."""
 
-    steps: int
-    rows: int
-    hidden: int
-    inputs: int
-    gates: int
+    launches: float
+    steps: float
+    flops: float
+    bytes: float
+    width: float | None = 1
 
-    @property
-    def points(self) -> int:
-        """Pointwise work: gates of all units, rows and steps."""
-        return self.steps * self.rows * self.gates * self.hidden
+    def times(self, count: float) -> Work:
+        """So often, one after the other."""
+        return Work(self.launches * count, self.steps * count, self.flops * count, self.bytes * count, self.width)
 
-    @property
-    def products(self) -> int:
-        """Floating-point operations of x @ W_ih and h @ W_hh; a backward has twice as many."""
-        return 2 * self.points * (self.inputs + self.hidden)
 
-    @property
-    def weights(self) -> int:
-        return self.gates * self.hidden * (self.inputs + self.hidden)
+Phase = tuple[str, Work]
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Microseconds: for a call, for a step, for a thousand points, a million products, a thousand weights."""
+    """Microseconds: for a launch, a step, a million flops, a thousand bytes. host: what the caller's thread takes until
+    a GPU has all of it, which meanwhile works."""
 
-    call: float
+    launch: float
     step: float
-    points: float
-    products: float
-    weights: float
-
-    def us(self, layers: Sequence[Size]) -> float:
-        return sum(
-            self.call
-            + self.step * size.steps
-            + self.points * size.points / 1e3
-            + self.products * size.products / 1e6
-            + self.weights * size.weights / 1e3
-            for size in layers
-        )
-
-
-Both = tuple[Rates, Rates]  # of inference, of training
-
-
-def sequential_rates() -> dict[int, Both]:
-    return {
-        1: (Rates(105, 0.12, 0.65, 5.0, 0.37), Rates(399, 0.26, 3.4, 15.0, 0.72)),
-        3: (Rates(106, 0.19, 0.28, 5.3, 0.63), Rates(435, 0.59, 4.0, 15.0, 1.6)),
-        4: (Rates(116, 0.18, 0.44, 5.3, 0.74), Rates(424, 0.53, 3.6, 14.7, 1.7)),
-    }
-
-
-def pytorch_rates() -> dict[str, Both]:
-    return {
-        "RNN": (Rates(32, 5.0, 7.1, 4.1, 0.15), Rates(147, 35, 16.2, 14.9, 0.32)),
-        "GRU": (Rates(35, 13.5, 4.1, 6.3, 0.12), Rates(137, 106, 14.2, 17.6, 0.35)),
-        "LSTM": (Rates(100, 3.4, 1.5, 4.3, 0.62), Rates(364, 3.2, 8.8, 10.3, 2.6)),
-    }
+    flops: float
+    bytes: float
+    host: float = 0.0
 
 
 @dataclass(frozen=True)
 class Machine:
-    """`sequential`: of generated sweeps by gates; `pytorch`: of its forward for a module that it runs op by op in every
-    step ("RNN", "GRU") or fused ("LSTM")."""
+    """The rates of a device, by the name of the phase: "forward", "backward", ... of ours, and with PyTorch's kind
+    before it of PyTorch's: "GRU forward", or "loop forward" for a cell that Python steps through.
 
-    sequential: dict[int, Both] = field(default_factory=sequential_rates)
-    pytorch: dict[str, Both] = field(default_factory=pytorch_rates)
+    device: "cpu" or "cuda". source: how the rates were found; "prediction" where nothing was measured. slots: pieces of
+    work that run at once, where others wait for them; None where pieces share what there is, as rows share a CPU's
+    registers. margin: how many times faster than PyTorch's a prediction has to be before it is believed.
+    """
+
+    name: str
+    device: str
+    source: str
+    margin: float
+    rates: Mapping[str, Rates]
+    slots: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.source}"
+
+    def us(self, phases: Iterable[Phase]) -> float:
+        """Microseconds of phases that follow one another."""
+        return sum(max(sum(self.parts(name, work).values()), self.rates[name].host) for name, work in phases)
+
+    def parts(self, name: str, work: Work) -> dict[str, float]:
+        """Microseconds of one phase by what takes them. Pieces beyond the slots wait for another round, and fewer leave
+        some of the processors idle."""
+        rates = self.rates[name]
+        filled = 1.0 if self.slots is None or work.width is None else work.width / self.slots
+        return {
+            "launch": rates.launch * work.launches,
+            "step": rates.step * work.steps * max(1.0, filled),
+            "flops": rates.flops * work.flops / 1e6 / min(1.0, filled),
+            "bytes": rates.bytes * work.bytes / 1e3,
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def of_json(read: Mapping[str, Any]) -> Machine:
+        """The inverse of `as_json`. Raises KeyError or TypeError for what is no machine's record."""
+        known = {field.name: read[field.name] for field in fields(Machine)}
+        return Machine(**known | {"rates": {name: Rates(**rates) for name, rates in read["rates"].items()}})

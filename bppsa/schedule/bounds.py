@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+import math
+from itertools import accumulate, chain
+from operator import mul
 from typing import TYPE_CHECKING
 
 from bppsa.errors import ScheduleError
@@ -27,13 +29,12 @@ def bound(timeline: Timeline) -> float:
     jobs = timeline.jobs
     if timeline.graph.schedule.inputs is not None or not isinstance(jobs, Grid) or not {F, B} <= {*jobs.directions}:
         raise ScheduleError("the bound is of forward and backward jobs along a chain of stages")
-    work = memory_time = 0
-    for b in range(jobs.B):
-        sizes = [timeline.activation_size(s, b) for s in range(jobs.S)]
-        waiting = list(accumulate(sizes))
-        for d in jobs.directions:
-            for s in range(jobs.S):
-                took = timeline.end[s, b, d] - timeline.start[s, b, d]
-                work += took
-                memory_time += took * (sizes[s] if d == W else waiting[s])
-    return work * sum(timeline.peak_activations) / (timeline.lanes * timeline.W * memory_time)
+    sizes = [[timeline.activation_size(s, b) for s in range(jobs.S)] for b in range(jobs.B)]
+    alone = list(chain(*sizes))  # by b * S + s, as the grid counts
+    below = list(chain(*map(accumulate, sizes)))
+    memory_time = 0
+    for d, first in jobs.first.items():
+        took = timeline.durations[first : first + len(alone)]
+        memory_time += sum(map(mul, took, alone if d == W else below))
+    capacity = timeline.lanes * timeline.W * memory_time
+    return float(sum(timeline.durations) * sum(timeline.peak_activations) / capacity) if capacity else math.inf

@@ -8,14 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
+from numbers import Integral
 from typing import Any
 
 from bppsa.errors import ScheduleError
+from bppsa.schedule.edges import input_edges, order_edges
 from bppsa.schedule.jobs import Grid, Listed
-from bppsa.schedule.spec import B, F, Job, Schedule, W
+from bppsa.schedule.spec import F, Schedule, W
 
 NOWHERE = -1  # the line of a transfer
+
+Edges = Iterable[tuple[int, int]]
+Price = Callable[[int, int], Any]  # of (s, b)
+
+
+@dataclass(frozen=True)
+class Prices:
+    """What takes time: a job of each direction, bringing an activation or a gradient from another worker, fetching
+    weights from theirs. None: hidden behind other work."""
+
+    job: dict[str, Price]
+    activation: Price | None = None
+    gradient: Price | None = None
+    weights: Price | None = None
 
 
 @dataclass(frozen=True)
@@ -28,47 +44,38 @@ class Graph:
     lanes: int
     owner: list[int]  # [N]
     worker: list[int]  # [N]
-    line: list[int]  # [N + transfers]; NOWHERE for a transfer
     rank: list[int]  # [N]: place in the order of n
+    line: list[int]  # [N + transfers]; NOWHERE for a transfer
     duration: list[Any]  # [N + transfers]
     successors: list[list[int]]  # [N + transfers]
-    waiting: list[int]  # [N + transfers]: predecessors
+    waiting: list[int]  # [N + transfers]: how many predecessors there are
 
     def inputs(self) -> Iterator[tuple[int, int]]:
-        """Edges (p, q) along which data goes."""
+        """Edges (p, q) between jobs along which data goes."""
         return input_edges(self.schedule, self.jobs)
 
     def edges(self) -> Iterator[tuple[int, int]]:
-        """Edges (p, q) of all kinds but a strict order's: q starts after p."""
-        yield from input_edges(self.schedule, self.jobs)
-        yield from order_edges(self.schedule, self.jobs)
+        """Edges (p, q) between jobs of all kinds but a strict order's: q starts after p."""
+        return chain(self.inputs(), order_edges(self.schedule, self.jobs))
 
     def lists(self) -> list[list[int]]:
-        """Jobs of each line in the order of n."""
-        found: list[list[int]] = [[] for _ in range(self.workers * self.lanes)]
-        for job in sorted(range(len(self.jobs)), key=self.rank.__getitem__):
-            found[self.line[job]].append(job)
-        return found
+        """The jobs of each line in the order of n."""
+        return by_line(self.line[: len(self.jobs)], self.rank, self.workers * self.lanes)
 
 
-def build_graph(
-    schedule: Schedule,
-    jobs: Grid | Listed,
-    workers: int | None,
-    duration: list[Any],
-    transfer: Callable[[int, int], Any] | None,
-) -> Graph:
-    """duration: of each job. transfer(p, q): how long the data of an edge between two workers takes; None: hidden."""
-    owner, worker, workers = places(schedule, jobs, workers)
+def build_graph(schedule: Schedule, jobs: Grid | Listed, W: int | None, prices: Prices) -> Graph:
+    """Raises ScheduleError where a worker, an owner or a lane is none, or a predecessor is not there."""
+    owner, worker, workers = places(schedule, jobs, W)
     lanes, line = lines(schedule, jobs, worker)
-    graph = Graph(schedule, jobs, workers, lanes, owner, worker, line, ranks(schedule, jobs), duration, [], [])
-    graph.successors.extend([] for _ in jobs)
-    graph.waiting.extend([0] * len(jobs))
-    add_inputs(graph, transfer)
-    add(graph, order_edges(schedule, jobs))
+    rank, duration = ranks(schedule, jobs), durations(jobs, owner, worker, prices)
+    after: Edges = order_edges(schedule, jobs)
     if schedule.policy == "strict":
-        add(graph, (pair for numbers in graph.lists() for pair in pairwise(numbers)))
-    return graph
+        after = chain(after, *map(pairwise, by_line(line, rank, workers * lanes)))
+    inputs: Edges = input_edges(schedule, jobs)
+    if prices.activation or prices.gradient:
+        inputs = delayed(inputs, jobs, worker, prices, line, duration)
+    successors, waiting = linked(chain(inputs, after), len(line))
+    return Graph(schedule, jobs, workers, lanes, owner, worker, rank, line, duration, successors, waiting)
 
 
 def numbered(schedule: Schedule, S: int, B: int) -> Grid | Listed:
@@ -80,29 +87,32 @@ def numbered(schedule: Schedule, S: int, B: int) -> Grid | Listed:
     return jobs
 
 
-def places(schedule: Schedule, jobs: Grid | Listed, workers: int | None) -> tuple[list[int], list[int], int]:
-    """Owner and worker of each job, and the number of workers, of which both are."""
+def places(schedule: Schedule, jobs: Grid | Listed, W: int | None) -> tuple[list[int], list[int], int]:
+    """Owner and worker of each job, and the number of workers, among which both are."""
     w = schedule.w
     try:
         found = [w(s, b, d) for s, b, d in jobs]
         owner, worker = [place[0] for place in found], [place[1] for place in found]
     except (TypeError, IndexError) as error:
-        raise ScheduleError(f"w(s, b, d) has to give (owner, worker), two ints: {error}") from error
-    nobody = next((number for number, of in enumerate(owner) if of is None), None)
-    if nobody is not None:
-        raise ScheduleError(f"job {jobs[nobody]}: the weights of stage {jobs[nobody][0]} are owned by nobody")
-    if workers is None:
-        workers = schedule.W or 1 + max(max(owner), max(worker))
-    if min(worker) < 0 or max(worker) >= workers:
-        number = next(number for number, at in enumerate(worker) if not 0 <= at < workers)
-        raise ScheduleError(f"job {jobs[number]} is on worker {worker[number]}, and there are W={workers} workers")
-    if min(owner) < 0 or max(owner) >= workers:
-        number = next(number for number, at in enumerate(owner) if not 0 <= at < workers)
+        raise ScheduleError(f"w(s, b, d) has to give (owner, worker): {error}") from error
+    workers = W or schedule.W or 1 + max((at for at in chain(owner, worker) if isinstance(at, Integral)), default=0)
+    for number in outside(worker, workers):
         raise ScheduleError(
-            f"job {jobs[number]}: the weights of stage {jobs[number][0]} are owned by nobody: "
-            f"their owner is worker {owner[number]}, and there are W={workers} workers"
+            f"job {jobs[number]} is on worker {worker[number]}, and there are W={workers} workers, 0 to {workers - 1}"
+        )
+    for number in outside(owner, workers):
+        raise ScheduleError(
+            f"job {jobs[number]}: the weights of stage {jobs[number][0]} are owned by nobody; w names worker "
+            f"{owner[number]} as their owner, and there are W={workers} workers, 0 to {workers - 1}"
         )
     return owner, worker, workers
+
+
+def outside(values: list[int], limit: int) -> Iterator[int]:
+    """Numbers of the jobs whose value is not an int in range(limit)."""
+    if all(issubclass(kind, Integral) for kind in set(map(type, values))) and 0 <= min(values) <= max(values) < limit:
+        return
+    yield from (i for i, value in enumerate(values) if not (isinstance(value, Integral) and 0 <= value < limit))
 
 
 def lines(schedule: Schedule, jobs: Grid | Listed, worker: list[int]) -> tuple[int, list[int]]:
@@ -111,6 +121,8 @@ def lines(schedule: Schedule, jobs: Grid | Listed, worker: list[int]) -> tuple[i
         return 1, list(worker)
     lane = [schedule.lane(s, b, d) for s, b, d in jobs]
     lanes = 1 + max(lane)
+    for number in outside(lane, lanes):
+        raise ScheduleError(f"job {jobs[number]} is on lane {lane[number]}: lanes count from 0")
     return lanes, [at * lanes + of for at, of in zip(worker, lane, strict=True)]
 
 
@@ -119,82 +131,59 @@ def ranks(schedule: Schedule, jobs: Grid | Listed) -> list[int]:
         return list(range(len(jobs)))
     n = schedule.n
     key = [n(s, b, d) for s, b, d in jobs]
+    try:
+        ordered = sorted(range(len(key)), key=key.__getitem__)
+    except TypeError as error:
+        raise ScheduleError(f"n(s, b, d) has to give values that sort: {error}") from error
     rank = [0] * len(key)
-    for place, number in enumerate(sorted(range(len(key)), key=key.__getitem__)):
+    for place, number in enumerate(ordered):
         rank[number] = place
     return rank
 
 
-def add(graph: Graph, edges: Iterable[tuple[int, int]]) -> None:
-    successors, waiting = graph.successors, graph.waiting
+def durations(jobs: Grid | Listed, owner: list[int], worker: list[int], prices: Prices) -> list[Any]:
+    """Of each job, with the fetch of its weights where that is not hidden."""
+    price, fetch = prices.job, prices.weights
+    duration = [price[d](s, b) for s, b, d in jobs]
+    if fetch is not None:
+        for number, (s, b, d) in enumerate(jobs):
+            if d != W and owner[number] != worker[number]:
+                duration[number] += fetch(s, b)
+    for number in (i for i, took in enumerate(duration) if not took >= 0):
+        raise ScheduleError(f"job {jobs[number]} takes {duration[number]}: a cost is a number from 0 on")
+    return duration
+
+
+def delayed(
+    edges: Edges, jobs: Grid | Listed, worker: list[int], prices: Prices, line: list[int], duration: list[Any]
+) -> Edges:
+    """The edges, those between two workers through a transfer, which is added to line and duration."""
+    through = []
+    for p, q in edges:
+        s, b, d = jobs[q]
+        price = prices.activation if d == F else prices.gradient
+        if worker[p] == worker[q] or price is None:
+            through.append((p, q))
+        else:
+            through += [(p, len(line)), (len(line), q)]
+            line.append(NOWHERE)
+            duration.append(price(s, b))
+    return through
+
+
+def by_line(line: list[int], rank: list[int], count: int) -> list[list[int]]:
+    """The jobs of each of `count` lines in the order of their ranks."""
+    found: list[list[int]] = [[] for _ in range(count)]
+    for number in sorted(range(len(line)), key=rank.__getitem__):
+        found[line[number]].append(number)
+    return found
+
+
+def linked(edges: Edges, nodes: int) -> tuple[list[list[int]], list[int]]:
+    """Of each node its successors, and how many predecessors it has."""
+    successors: list[list[int]] = [[] for _ in range(nodes)]
+    waiting = [0] * nodes
     for p, q in edges:
         successors[p].append(q)
         waiting[q] += 1
-
-
-def add_inputs(graph: Graph, transfer: Callable[[int, int], Any] | None) -> None:
-    if transfer is None:
-        add(graph, graph.inputs())
-        return
-    for p, q in list(graph.inputs()):
-        time = transfer(p, q) if graph.worker[p] != graph.worker[q] else 0
-        if not time:
-            add(graph, [(p, q)])
-            continue
-        node = len(graph.line)
-        graph.line.append(NOWHERE)
-        graph.duration.append(time)
-        graph.successors.append([])
-        graph.waiting.append(0)
-        add(graph, [(p, node), (node, q)])
-
-
-def input_edges(schedule: Schedule, jobs: Grid | Listed) -> Iterator[tuple[int, int]]:
-    if schedule.inputs is not None:
-        return named_edges("inputs", schedule.inputs, jobs)
-    if isinstance(jobs, Listed):
-        return named_edges("inputs", chain_inputs(jobs), jobs)
-    return chain_edges(jobs)
-
-
-def order_edges(schedule: Schedule, jobs: Grid | Listed) -> Iterator[tuple[int, int]]:
-    return iter(()) if schedule.pred is None else named_edges("pred", schedule.pred, jobs)
-
-
-def chain_edges(grid: Grid) -> Iterator[tuple[int, int]]:
-    """Back-propagation along a chain, on a grid."""
-    S = grid.S
-    rows = range(0, S * grid.B, S)
-    forward, backward, weight = (grid.base.get(d) for d in (F, B, W))
-    if forward is not None:
-        yield from ((q - 1, q) for row in rows for q in range(forward + row + 1, forward + row + S))
-    if backward is not None:
-        if forward is not None:
-            yield from ((forward + row + S - 1, backward + row + S - 1) for row in rows)
-        yield from ((q + 1, q) for row in rows for q in range(backward + row, backward + row + S - 1))
-    if weight is not None and backward is not None:
-        yield from zip(range(backward, backward + S * grid.B), range(weight, weight + S * grid.B), strict=True)
-
-
-def chain_inputs(jobs: Listed) -> Callable[[int, int, str], list[Job]]:
-    """The same, among listed jobs: the first of the possible sources that is there."""
-
-    def inputs(s: int, b: int, d: str) -> list[Job]:
-        sources: dict[str, list[Job]] = {F: [(s - 1, b, F)], B: [(s + 1, b, B), (s, b, F)], W: [(s, b, B)]}
-        return [job for job in sources.get(d, []) if job in jobs][:1]
-
-    return inputs
-
-
-def named_edges(
-    role: str, function: Callable[[int, int, str], Iterable[Job]], jobs: Grid | Listed
-) -> Iterator[tuple[int, int]]:
-    """The edges that a function over jobs names."""
-    number = jobs.number
-    for q, (s, b, d) in enumerate(jobs):
-        for job in function(s, b, d):
-            try:
-                p = number(job)
-            except KeyError:
-                raise ScheduleError(f"{role}{s, b, d} names {job}, and there is no such job") from None
-            yield p, q
+    return successors, waiting

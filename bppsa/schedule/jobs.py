@@ -16,7 +16,7 @@ class Grid:
 
     def __init__(self, S: int, B: int, directions: Sequence[str]) -> None:
         self.S, self.B, self.directions = S, B, tuple(directions)
-        self.base = {d: i * S * B for i, d in enumerate(self.directions)}
+        self.first = {d: i * S * B for i, d in enumerate(self.directions)}
 
     def __len__(self) -> int:
         return len(self.directions) * self.S * self.B
@@ -34,11 +34,11 @@ class Grid:
         s, b, d = job
         if not (0 <= s < self.S and 0 <= b < self.B):
             raise KeyError(job)
-        return self.base[d] + b * self.S + s
+        return self.first[d] + b * self.S + s
 
     def __contains__(self, job: Job) -> bool:
         s, b, d = job
-        return 0 <= s < self.S and 0 <= b < self.B and d in self.base
+        return 0 <= s < self.S and 0 <= b < self.B and d in self.first
 
 
 class Listed:
@@ -74,10 +74,10 @@ class PerJob(Mapping[Job, T]):
     """What is known of each job, by the job: `timeline.start[s, b, d]`."""
 
     def __init__(self, jobs: Grid | Listed, values: Sequence[T]) -> None:
-        self.jobs, self.values_by_number = jobs, values
+        self.jobs, self._values = jobs, values
 
     def __getitem__(self, job: Job) -> T:
-        return self.values_by_number[self.jobs.number(job)]
+        return self._values[self.jobs.number(job)]
 
     def __iter__(self) -> Iterator[Job]:
         return iter(self.jobs)

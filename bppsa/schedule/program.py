@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule.graph import input_edges
+from bppsa.schedule.edges import input_edges
 from bppsa.schedule.jobs import Listed
 from bppsa.schedule.spec import B, F, Schedule, W
 from bppsa.schedule.timeline import Timeline

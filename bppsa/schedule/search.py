@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import zoo
 from bppsa.schedule.compare import Row, of_backward, row, table
-from bppsa.schedule.simulator import Cost, simulate
+from bppsa.schedule.simulator import Cost, Number, simulate
 from bppsa.schedule.spec import Recipe, bound_to
 
 
@@ -56,7 +55,7 @@ def search(
     B: int,
     W: int,
     *,
-    memory: float | Fraction | None = None,
+    memory: Number | None = None,
     backward: Cost = 1,
     weight: Cost = 1,
     **costs: Any,
@@ -112,7 +111,7 @@ def behind(best: tuple[Any, ...], other: tuple[Any, ...]) -> str:
     return f"equal to {name}"
 
 
-def nothing_fits(S: int, B: int, W: int, memory: float | Fraction | None, lost: list[Candidate]) -> str:
+def nothing_fits(S: int, B: int, W: int, memory: Number | None, lost: list[Candidate]) -> str:
     rows = [candidate.row for candidate in lost if candidate.row]
     if not rows:
         return f"no schedule runs S={S} stages on W={W} workers: {'; '.join(f'{c.recipe}: {c.lost}' for c in lost)}"

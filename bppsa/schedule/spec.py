@@ -20,7 +20,7 @@ SPLIT = (F, B, W)
 
 Job = tuple[int, int, str]  # (s, b, d)
 Place = tuple[int, int]  # (owner of the stage's weights, worker that runs the job)
-Jobs = Callable[[int, int, str], Iterable[Job]]
+Jobs = Callable[[int, int, str], Iterable[Job] | None]  # None: no jobs
 
 # greedy: a worker that is free starts the ready job with the smallest n. pending: the one that has been ready for
 # longest, n between equals. strict: a worker runs its jobs in the order of n, and waits for each.

@@ -47,6 +47,9 @@ class Timeline:
         self.start, self.end = PerJob(self.jobs, self._start), PerJob(self.jobs, self._end)
         self.worker, self.owner = PerJob(self.jobs, graph.worker), PerJob(self.jobs, graph.owner)
 
+    def __repr__(self) -> str:
+        return f"Timeline(W={self.W}, makespan={self.makespan}, bubble={self.bubble:.1%})"
+
     # time
 
     @cached_property
@@ -58,12 +61,17 @@ class Timeline:
     def utilisation(self) -> float:
         """The share of the workers' time, in all of their lanes, in which they run a job."""
         capacity = self.lanes * self.W * self.makespan
-        return float(sum(map(sub, self._end, self._start)) / capacity) if capacity else 1.0
+        return float(sum(self.durations) / capacity) if capacity else 1.0
 
     @property
     def bubble(self) -> float:
         """The share in which they are idle: 1 - utilisation."""
         return 1 - self.utilisation
+
+    @cached_property
+    def durations(self) -> list[Any]:
+        """Of each job by its number: `timeline.jobs[number]`."""
+        return list(map(sub, self._end, self._start))
 
     @cached_property
     def jobs_of(self) -> list[list[Job]]:
@@ -76,7 +84,7 @@ class Timeline:
     @cached_property
     def lane(self) -> PerJob[int]:
         """Which of its worker's lanes ran the job."""
-        return PerJob(self.jobs, [line % self.lanes for line in self.graph.line])
+        return PerJob(self.jobs, [line % self.lanes for line in self.graph.line[: len(self.jobs)]])
 
     bound = bound  # methods: timeline.bound(), timeline.text(), ...
     text, svg, chrome_trace = draw.text, draw.svg, draw.chrome_trace
@@ -89,63 +97,60 @@ class Timeline:
         micro-batch by default). An activation lives from the start of its F to the end of its B, of its W where the
         backward is split, on the worker that ran F. At equal times frees come before allocations."""
         level, peak = [0] * self.W, [0] * self.W
-        for _, worker, change, _ in self._changes():
-            level[worker] += change
-            if level[worker] > peak[worker]:
-                peak[worker] = level[worker]
+        size, worker = self._sizes, self.graph.worker
+        for _, forward, sign in self._lives():
+            at = worker[forward]
+            level[at] += sign * size[forward]
+            if level[at] > peak[at]:
+                peak[at] = level[at]
         return peak
 
     @cached_property
     def memory(self) -> list[list[tuple[Any, Any]]]:
         """Of each worker, (time, activations it holds from then on), at each time at which one begins or ends."""
         curves: list[list[tuple[Any, Any]]] = [[] for _ in range(self.W)]
-        for now, worker, change, _ in self._changes():
-            curve = curves[worker]
-            level = curve[-1][1] + change if curve else change
+        for now, forward, sign in self._lives():
+            curve = curves[self.graph.worker[forward]]
+            level = (curve[-1][1] if curve else 0) + sign * self._sizes[forward]
             if curve and curve[-1][0] == now:
                 curve.pop()
             curve.append((now, level))
         return curves
 
-    def _changes(self) -> Iterator[tuple[Any, int, Any, int]]:
-        """(time, worker, size, forward job) where an activation begins, -size where it ends; in order of time, at equal
-        times ends first."""
-        start, end, finished, worker = self._start, self._end, self.finished, self.graph.worker
-        ends, size, directions = self._ends_activation_of, self._sizes, self._directions
-        last, done = len(finished), 0
+    def _lives(self) -> Iterator[tuple[Any, int, int]]:
+        """(time, forward job, 1) where its activations begin, -1 where they end; in order of time, ends first."""
+        start, end, finished = self._start, self._end, self.finished
+        ends, directions = self._ends_activations_of, self._directions
+        done = 0
         for number in self.order:
             if directions[number] != F:
                 continue
             now = start[number]
-            while done < last and end[finished[done]] <= now:
-                of = ends[finished[done]]
-                if of >= 0:
-                    yield end[finished[done]], worker[of], -size[of], of
+            while done < len(finished) and end[finished[done]] <= now:
+                if ends[finished[done]] is not None:
+                    yield end[finished[done]], ends[finished[done]], -1
                 done += 1
-            yield now, worker[number], size[number], number
+            yield now, number, 1
         for number in finished[done:]:
-            of = ends[number]
-            if of >= 0:
-                yield end[number], worker[of], -size[of], of
+            if ends[number] is not None:
+                yield end[number], ends[number], -1
 
     @cached_property
     def _sizes(self) -> list[Any]:
-        """Of each job's activations: 0 where it leaves none."""
+        """Of each forward job's activations."""
         size = self.activation_size
         return [size(s, b) if d == F else 0 for s, b, d in self.jobs]
 
     @cached_property
-    def _ends_activation_of(self) -> list[int]:
-        """Of each job: the forward job whose activations nobody needs after it, or -1."""
-        jobs, last = self.jobs, W if W in self.jobs.directions else B
+    def _ends_activations_of(self) -> list[Any]:
+        """Of each job: the forward job whose activations nobody needs after it, or None."""
+        jobs = self.jobs
         if isinstance(jobs, Grid):
-            size = jobs.S * jobs.B
-            return [of for d in jobs.directions for of in (range(size) if d == last else [-1] * size)]
-        found = [-1] * len(jobs)
-        for number, (s, b, d) in enumerate(jobs):
-            if d == W or (d == B and (s, b, W) not in jobs):
-                found[number] = jobs.number((s, b, F)) if (s, b, F) in jobs else -1
-        return found
+            size, last = jobs.S * jobs.B, W if W in jobs.directions else B
+            forwards = range(jobs.first[F], jobs.first[F] + size) if F in jobs.first else [None] * size
+            return [of for d in jobs.directions for of in (forwards if d == last else [None] * size)]
+        last_of = {(s, b): d for d in (B, W) for s, b, of in jobs if of == d}
+        return [jobs.number((s, b, F)) if last_of.get((s, b)) == d and (s, b, F) in jobs else None for s, b, d in jobs]
 
     # weights and traffic
 
@@ -180,10 +185,11 @@ class Timeline:
         newest: Counter[tuple[int, int]] = Counter()  # (worker, stage) -> how many backwards have ended
         kept: dict[tuple[int, int], Counter[int]] = {}  # -> version -> micro-batches that still need it
         read: dict[int, int] = {}  # forward job -> the version that it read
-        for _, worker, change, forward in self._changes():
+        for _, forward, sign in self._lives():
+            worker = self.graph.worker[forward]
             place = (worker, self._stages[forward])
             users = kept.setdefault(place, Counter())
-            if change > 0:
+            if sign > 0:
                 read[forward] = newest[place]
                 users[newest[place]] += 1
             else:

@@ -13,7 +13,7 @@ import bppsa
 from bppsa.report import Decision
 from tests.chain.zoo import ZOO, Maker
 
-STRATEGIES = ("sequential", "chunked(length=2)", "hybrid", "hybrid(up_levels=1)", "blelloch")
+STRATEGIES = ("hybrid(up_levels=0)", "chunked(length=2)", "hybrid", "hybrid(up_levels=1)", "blelloch")
 
 
 def gradients(model: nn.Module, x: Tensor) -> tuple[Tensor, list[Tensor | None]]:

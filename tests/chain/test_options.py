@@ -82,8 +82,10 @@ def test_explain_shows_stages_levels_and_why() -> None:
 
 def test_auto_leaves_a_model_as_it_is() -> None:
     model = mlp(nn.Tanh).double()
-    fast = bppsa.compile(model)
-    assert type(fast) is type(model)
+    for strategy in ("auto", "sequential"):  # one stage after the other is what PyTorch does
+        assert type(bppsa.compile(model, strategy=strategy)) is type(model)
+    (decision,) = bppsa.explain(model, X, strategy="sequential").decisions
+    assert (decision.strategy, decision.numbers["stages"]) == ("pytorch", 7)
     assert not any(may_gain(device) for device in MACHINES)
 
 

@@ -1,4 +1,5 @@
-"""Within this folder kernels are interpreted, so that no test waits for a compiler; test_native.py has them built."""
+"""Within this folder kernels are interpreted, so that no test waits for a compiler; test_native.py has them built.
+And a call of a few steps is fused like a long one; tests/plan has the choice."""
 
 from __future__ import annotations
 
@@ -6,11 +7,13 @@ from collections import OrderedDict
 
 import pytest
 
-from bppsa import _scan
-from tests.scan.support import interpreted
+from bppsa import _scan, _scan_call, _scan_plans
+from tests.scan.support import fused, interpreted
 
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_scan, "compile_recurrence", interpreted)
-    monkeypatch.setattr(_scan, "_plans", OrderedDict())
+    for module in (_scan_call, _scan_plans):
+        monkeypatch.setattr(module, "compile_recurrence", interpreted)
+    monkeypatch.setattr(_scan, "choose_scan", fused)
+    monkeypatch.setattr(_scan_plans, "_plans", OrderedDict())

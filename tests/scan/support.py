@@ -12,12 +12,15 @@ from torch.utils import _pytree as pytree
 
 import bppsa
 from bppsa._calls import collecting
+from bppsa._predict import choose_scan
 from bppsa.chain import Recurrence
 from bppsa.codegen import interpret, program
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.reduction import reduction
 from bppsa.fxpasses import jacobian
 from bppsa.fxpasses.structure import structure_of
+from bppsa.plan.choose import Choice
+from bppsa.plan.strategy import Strategy
 from bppsa.report import Decision
 from bppsa.runtime.reduce import Reduction
 from bppsa.runtime.reference import loop
@@ -25,6 +28,11 @@ from bppsa.runtime.sweep import Sweep
 from tests.scan.zoo import Example
 
 Scan = Callable[..., tuple[Any, Any]]
+
+
+def fused(recurrence: Recurrence, dtype: torch.dtype, asked: Strategy, *how: Any) -> Choice:
+    """What is chosen, save that auto is the one sweep also where the loop is predicted to be faster."""
+    return choose_scan(recurrence, dtype, Strategy("sequential") if asked.name == "auto" else asked, *how)
 
 
 def interpreters(kernels: Sequence[Kernel]) -> list[Callable[..., None]]:
@@ -62,6 +70,8 @@ def results(scan: Scan, example: Example, *, reverse: bool = False) -> tuple[lis
     outputs = leaves(scan(example.cell, example.carry, example.xs, reverse=reverse))
     wanted = [t for t in (*leaves(example.carry, example.xs), *example.parameters) if t.requires_grad]
     read = [o for o in outputs if o.requires_grad]
+    if not read:
+        return outputs, [None] * len(wanted)
     return outputs, list(torch.autograd.grad(weighted(read), wanted, allow_unused=True))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from bppsa.schedule import (
     Job,
     Recipe,
+    Schedule,
     Timeline,
     blelloch,
     breadth_first,
@@ -38,17 +40,42 @@ durations = st.integers(1, 4)
 
 
 @st.composite
+def scattered(draw: st.DrawFn, S: int = 1) -> Recipe:
+    """Any owner, worker, lane and order for each job, forward and backward apart; some micro-batches wait for the one
+    before."""
+    seed, workers, lanes = draw(st.integers(0, 999)), draw(sizes), draw(st.integers(1, 2))
+    directions = draw(st.sampled_from([("F", "B"), ("F", "B", "W")]))
+    policy = draw(st.sampled_from(["greedy", "pending"]))
+
+    def any_of(count: int, *what: Any) -> int:
+        return random.Random(repr((seed, what))).randrange(count)
+
+    def build(S: int, B: int, W: int | None = None) -> Schedule:
+        return Schedule(
+            w=lambda *job: (any_of(workers, "owner", *job), any_of(workers, "worker", *job)),
+            n=lambda *job: any_of(5, "n", *job),
+            pred=lambda s, b, d: [(s, b - 1, d)] if b and any_of(3, "pred", s, b, d) == 0 else (),
+            lane=lambda *job: any_of(lanes, "lane", *job),
+            policy=policy,
+            directions=directions,
+            W=workers,
+        )
+
+    return Recipe(f"scattered({seed}, {workers}, {lanes})", build)
+
+
+@st.composite
 def chains(draw: st.DrawFn, S: int = 1) -> Recipe:
-    """An entry that exists for every S, all of whose jobs are F, B and W along a chain."""
+    """A schedule that exists for every S, all of whose jobs are F, B and W along a chain."""
     grouped = st.builds(lambda entry, G, R: entry(G, R), st.sampled_from(GROUPED), sizes, st.none() | sizes)
     paper = st.builds(lambda G, R: fslpp(G, R, owner="paper"), sizes, sizes)
     plain = st.sampled_from([entry() for entry in PLAIN])
-    return draw(st.one_of(plain, grouped, paper, st.builds(wavelet_dp, st.integers(1, 3))))
+    return draw(st.one_of(plain, grouped, paper, st.builds(wavelet_dp, st.integers(1, 3)), scattered()))
 
 
 @st.composite
 def recipes(draw: st.DrawFn, S: int) -> Recipe:
-    """An entry that exists for S stages."""
+    """A schedule that exists for S stages."""
     V = st.sampled_from([V for V in range(1, S + 1) if S % V == 0])
     cut = st.builds(blelloch, st.just(S), st.sampled_from(["chain", "blelloch", "doubling"]))
     return draw(st.one_of(chains(), st.builds(interleaved, V), cut))

@@ -7,13 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule import Timeline, gpipe, one_f_one_b, simulate
+from bppsa.schedule import Recipe, Timeline, blelloch, gpipe, one_f_one_b, simulate, v_schedule, zero_bubble
 from bppsa.schedule.program import Action, peak_activations, program, replay
 from tests.schedule.factories import sizes, timelines
 
 
-@given(timeline=timelines().filter(lambda timeline: timeline.lanes == 1))
+def sequential(timeline: Timeline) -> bool:
+    """Whether the lists say in which order activations begin and end."""
+    worker = timeline.worker
+    return timeline.lanes == 1 and all(worker[s, b, "F"] == worker[s, b, d] for s, b, d in worker)
+
+
+@given(timeline=timelines().filter(sequential))
 def test_memory_is_that_of_a_replay(timeline: Timeline) -> None:
+    assert peak_activations(program(timeline), timeline.graph.schedule) == timeline.peak_activations
+
+
+@pytest.mark.parametrize("recipe", [zero_bubble(), v_schedule(), one_f_one_b(), blelloch(4, "doubling")], ids=repr)
+def test_memory_is_that_of_a_replay_where_the_backward_is_split_or_a_scan(recipe: Recipe) -> None:
+    timeline = simulate(recipe, S=4, B=6)
     assert peak_activations(program(timeline), timeline.graph.schedule) == timeline.peak_activations
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from bppsa.errors import BppsaError, ScheduleError
-from bppsa.schedule import Schedule, fslpp, gpipe, lpp, simulate
+from bppsa.schedule import Schedule, blelloch, fslpp, gpipe, interleaved, lpp, simulate, wavelet_dp
 
 
 def on_its_stage(s: int, b: int, d: str) -> tuple[int, int]:
@@ -21,14 +22,20 @@ def simulated(schedule: Any, **changes: Any) -> None:
 def test_a_worker_out_of_range() -> None:
     with pytest.raises(ScheduleError, match=r"job \(2, 0, 'F'\) is on worker 2, and there are W=2 workers"):
         simulated(gpipe(), W=2)
-    with pytest.raises(ScheduleError, match="is on worker -1"):
-        simulated(Schedule(lambda s, b, d: (0, -1)))
+    for nowhere in (-1, 1.5, None, "gpu:0"):
+        with pytest.raises(ScheduleError, match=f"is on worker {nowhere}"):
+            simulated(Schedule(lambda s, b, d, at=nowhere: (0, at)))  # type: ignore[misc]
+
+
+def test_a_lane_below_zero() -> None:
+    with pytest.raises(ScheduleError, match=r"job \(0, 1, 'F'\) is on lane -1"):
+        simulated(Schedule(on_its_stage, lane=lambda s, b, d: -b))
 
 
 def test_weights_that_nobody_owns() -> None:
     with pytest.raises(ScheduleError, match=r"job \(1, 0, 'F'\): the weights of stage 1 are owned by nobody"):
         simulated(Schedule(lambda s, b, d: (None if s == 1 else 0, 0)))  # type: ignore[arg-type, return-value]
-    with pytest.raises(ScheduleError, match="owned by nobody: their owner is worker 5, and there are W=3 workers"):
+    with pytest.raises(ScheduleError, match="by nobody; w names worker 5 as their owner, and there are W=3 workers"):
         simulated(Schedule(lambda s, b, d: (5, s), W=3))
 
 
@@ -58,14 +65,17 @@ def test_a_strict_order_that_waits_for_itself() -> None:
 
     with pytest.raises(ScheduleError, match="deadlock") as caught:
         simulate(Schedule(on_its_stage, n, policy="strict"), S=2, B=2)
-    assert "worker 0 at (0, 0, 'B'), which waits for (1, 0, 'B') of worker 1" in str(caught.value)
-    assert "worker 1 at (1, 1, 'F'), which waits for (0, 1, 'F') of worker 0" in str(caught.value)
+    assert "(0, 0, 'B') of worker 0 waits for (1, 0, 'B') of worker 1, " in str(caught.value)
+    assert "(1, 1, 'F') of worker 1 waits for (0, 1, 'F') of worker 0; " in str(caught.value)
     simulate(Schedule(on_its_stage, n), S=2, B=2)  # greedy, it runs
 
 
 def test_a_predecessor_that_is_not_there() -> None:
     with pytest.raises(ScheduleError, match=r"pred\(0, 0, 'F'\) names \(0, -1, 'F'\), and there is no such job"):
         simulated(Schedule(on_its_stage, pred=lambda s, b, d: [(s, b - 1, d)]))
+    with pytest.raises(ScheduleError, match=r"names \(0, 'F'\), and there is no such job"):
+        simulated(Schedule(on_its_stage, pred=lambda s, b, d: [(0, "F")]))  # type: ignore[list-item]
+    simulated(Schedule(on_its_stage, pred=lambda s, b, d: None))  # none
 
 
 @pytest.mark.parametrize("recipe", [lpp(G=3), lpp(G=2, R=3), fslpp(G=3), lpp(G=5)], ids=repr)
@@ -81,11 +91,32 @@ def test_groups_that_do_not_fill_the_workers(recipe: Any) -> None:
         ({"B": 0}, "B=0"),
         ({"forward": [1, 2]}, "2 numbers for S=3 stages"),
         ({"backward": -1}, r"\(0, 0, 'B'\) takes -1"),
+        ({"backward": [1, 1, math.nan]}, r"\(2, 0, 'B'\) takes nan"),
     ],
 )
 def test_numbers_that_make_no_sense(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(ScheduleError, match=words):
         simulated(gpipe(), **changes)
+
+
+@pytest.mark.parametrize(
+    ("entry", "parameters", "words"),
+    [
+        (lpp, {"G": 0}, "lpp has G=0"),
+        (fslpp, {"G": 2, "R": -1}, "fslpp has R=-1"),
+        (interleaved, {"V": 0}, "interleaved has V=0"),
+        (wavelet_dp, {"waves": 0}, "wavelet_dp has waves=0"),
+        (blelloch, {"K": 0}, "blelloch has K=0"),
+    ],
+)
+def test_parameters_that_count_nothing(entry: Any, parameters: dict[str, int], words: str) -> None:
+    with pytest.raises(ScheduleError, match=words):
+        entry(**parameters)
+
+
+def test_values_of_n_that_do_not_sort() -> None:
+    with pytest.raises(ScheduleError, match=r"n\(s, b, d\) has to give values that sort: '<' not supported"):
+        simulated(Schedule(on_its_stage, lambda s, b, d: (d, b) if s else b))
 
 
 def test_words_that_are_not_known() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import doctest
 from fractions import Fraction
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 
+import bppsa.schedule
 from bppsa.schedule import Schedule, Timeline, ddp, gpipe, lpp, simulate
 from tests.schedule.factories import chain_inputs, chains, recursion, timelines
 
@@ -32,7 +34,7 @@ def test_no_job_starts_before_what_it_waits_for(timeline: Timeline) -> None:
             assert all(timeline.end[source] <= timeline.start[job] for source in schedule.pred(*job))
 
 
-@given(timeline=timelines())
+@given(timeline=timelines(of=chains))
 def test_makespan_is_no_less_than_the_work_and_the_critical_path(timeline: Timeline) -> None:
     took = {job: timeline.end[job] - timeline.start[job] for job in timeline.start}
     for jobs in timeline.jobs_of:
@@ -93,6 +95,24 @@ def test_a_fetch_of_weights_holds_the_worker() -> None:
     owned, foreign = Schedule(lambda s, b, d: (0, 0), W=2), Schedule(lambda s, b, d: (1, 0), W=2)
     assert simulate(owned, S=2, B=1, weight_time=10).makespan == 4
     assert simulate(foreign, S=2, B=1, weight_time=10).makespan == 44
+
+
+def test_the_example_of_the_package() -> None:
+    assert doctest.testmod(bppsa.schedule) == (0, 2)
+
+
+@pytest.mark.parametrize(("policy", "second"), [("greedy", (1, 0, "F")), ("pending", (0, 1, "F"))])
+def test_what_has_been_ready_for_longest(policy: str, second: tuple[int, int, str]) -> None:
+    """At time 1 the worker has the choice of the second stage, ready now, and the second micro-batch, ready since 0."""
+    deep_first = Schedule(lambda s, b, d: (0, 0), lambda s, b, d: (-s, b), policy=policy, directions=("F",))
+    assert simulate(deep_first, S=2, B=2).jobs_of[0][1] == second
+
+
+def test_the_number_of_workers() -> None:
+    """What is asked for, else what the schedule says, else as many as w names."""
+    said = Schedule(lambda s, b, d: (s, s), W=4)
+    assert [simulate(said, S=2, B=1, W=W).W for W in (None, 3)] == [4, 3]
+    assert simulate(Schedule(lambda s, b, d: (s, 0)), S=2, B=1).W == 2
 
 
 def test_a_schedule_of_ones_own() -> None:

@@ -73,8 +73,23 @@ def test_reductions_fill_the_bubble_of_the_forward() -> None:
     """The first chunks reduce while the last still runs forward."""
     timeline = simulate(blelloch(4), S=4, B=4)
     assert timeline.end[1, 0, "R"] < timeline.end[3, 3, "F"]
-    for jobs in timeline.jobs_of:
-        assert all(timeline.end[a] <= timeline.start[b] for a, b in pairwise(jobs))
+    (first, *_, last) = timeline.jobs_of
+    assert [d for _, _, d in first] == ["F"] * 4 + ["B"] * 4
+    assert [d for _, _, d in last][:3] == ["F", "F", "F"]
+
+
+@given(K=st.integers(2, 8), B=st.integers(1, 4), middle=middles)
+def test_a_worker_prefers_what_others_wait_for(K: int, B: int, middle: str) -> None:
+    """The scan, then forwards, summaries, sweeps: whatever of a worker's jobs was ready when it chose another."""
+    timeline = simulate(blelloch(K, middle), S=K, B=B)
+    jobs = list(timeline.jobs)
+    ready = dict.fromkeys(jobs, 0)
+    for p, q in timeline.graph.inputs():
+        ready[jobs[q]] = max(ready[jobs[q]], timeline.end[jobs[p]])
+    for of in timeline.jobs_of:
+        for chosen, later in pairwise(of):
+            if ready[later] <= timeline.start[chosen]:
+                assert "FRB".find(chosen[2]) <= "FRB".find(later[2])
 
 
 def test_fewer_workers_than_chunks() -> None:
@@ -88,5 +103,3 @@ def test_refusals() -> None:
         simulate(blelloch(4), S=3, B=1)
     with pytest.raises(ScheduleError, match="chain, blelloch, doubling"):
         blelloch(4, middle="ladner-fischer")
-    with pytest.raises(ScheduleError, match="K=0"):
-        blelloch(0)

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import (
+    Recipe,
     Schedule,
     Timeline,
     breadth_first,
     ddp,
+    depth_first,
     fsdp,
     fslpp,
     gpipe,
@@ -132,17 +134,31 @@ def test_interleaved(V: int, W: int, rounds: int, forward: int, backward: int) -
     assert timeline.peak_activations == [min(warm_up + 1, V * B) for warm_up in warm_ups]
 
 
-def test_interleaved_is_torch_s() -> None:
-    """Makespan and first peak of torch 2.13's Interleaved1F1B, 4 ranks, 8 micro-batches, with B and W one step each."""
-    placed = interleaved(2).build(8, 8)
-    assert placed.n is not None
-    n = placed.n
+@pytest.mark.parametrize(
+    ("recipe", "S", "makespan", "peak"),
+    [
+        (gpipe(), 4, 30, 8),  # ScheduleGPipe
+        (breadth_first(G=1, R=4), 8, 54, 16),  # ScheduleLoopedBFS
+        (interleaved(2), 8, 54, 11),  # ScheduleInterleaved1F1B
+    ],
+    ids=repr,
+)
+def test_the_lists_of_torch(recipe: Recipe, S: int, makespan: int, peak: int) -> None:
+    """Its lists for 4 ranks and 8 micro-batches, imported from torch 2.13, took this long, F, B and W one step each,
+    and held as many activations to the end of W. Here each W follows its B at once, as it does in a whole backward."""
+    placed = recipe.build(S, 8)
 
-    def split(s: int, b: int, d: str) -> tuple[int, bool]:
-        return n(s, b, "F" if d == "F" else "B"), d == "W"
+    def n(s: int, b: int, d: str) -> Any:
+        return placed.n and placed.n(s, b, "F" if d == "F" else "B"), d == "W"
 
-    timeline = simulate(Schedule(placed.w, split, policy="strict", directions=("F", "B", "W")), S=8, B=8)
-    assert (timeline.makespan, max(timeline.peak_activations)) == (54, 11)
+    timeline = simulate(Schedule(placed.w, n, policy="strict", directions=("F", "B", "W")), S=S, B=8)
+    assert (timeline.W, timeline.makespan, max(timeline.peak_activations)) == (4, makespan, peak)
+
+
+def test_zbv_is_torch_s() -> None:
+    """ScheduleZBVZeroBubble's makespan and peak, for the same numbers."""
+    timeline = simulate(v_schedule(), S=8, B=8)
+    assert (timeline.W, timeline.makespan, max(timeline.peak_activations)) == (4, 51, 8)
 
 
 def test_interleaved_needs_as_many_stages_as_it_places() -> None:
@@ -197,6 +213,12 @@ def test_the_latency_law_of_lpp(R: int, loops: int, G: int, m: int, forward: int
         law = S + m - 1 if m <= R else m * loops + R - 1
         assert timeline.makespan == law * (forward + backward)
         assert max(timeline.peak_activations) <= loops * m
+
+
+def test_depth_first_takes_what_has_waited_longest() -> None:
+    """One worker, which has the second micro-batch before it from the start, and the second stage later."""
+    (jobs,) = simulate(depth_first(G=1, R=1), S=2, B=2).jobs_of
+    assert jobs[:4] == [(0, 0, "F"), (0, 1, "F"), (1, 0, "F"), (1, 1, "F")]
 
 
 @given(S=sizes, G=sizes, R=sizes)

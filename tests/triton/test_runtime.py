@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import bppsa
-from bppsa import _recurrent, _scan, _sweeps, strategies
+from bppsa import _recurrent, _scan_call, _scan_plans, _sweeps, strategies
 from bppsa.codegen.gpu import native
 from bppsa.codegen.gpu.native import TritonKernel
 from bppsa.plan.strategy import Strategy
@@ -43,10 +43,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels that ran."""
     if DEVICE == "cpu":
         on_gpu = functools.partial(_sweeps.compile_recurrence.__wrapped__, device="cuda")
-        for module in (_recurrent, _scan):
+        for module in (_recurrent, _scan_call):
             monkeypatch.setattr(module, "compile_recurrence", lambda r, dtype, inline, device: on_gpu(r, dtype, False))
-        monkeypatch.setattr(_scan, "compile_recurrence", lambda r, dtype, inline, *device: on_gpu(r, dtype, False))
-        monkeypatch.setattr(_scan, "_plans", OrderedDict())
+        monkeypatch.setattr(
+            _scan_plans, "compile_recurrence", lambda r, dtype, inline, *device: on_gpu(r, dtype, False)
+        )
+        monkeypatch.setattr(_scan_plans, "_plans", OrderedDict())
         _recurrent.sweeps_of.cache_clear()
     ran: list[str] = []
     call = TritonKernel.__call__

@@ -15,7 +15,7 @@ from bppsa.codegen.gpu.native import PRECISION, module, options
 from bppsa.codegen.gpu.native_scan import level_block, scan_of
 from bppsa.codegen.gpu.native_sparse import MOST_SAMPLES, NUMBERS, WARPS
 from bppsa.codegen.gpu.print_triton import STRIDES, printed
-from bppsa.codegen.ir import STRUCTURAL, Access, Buffer, Kernel, Kind
+from bppsa.codegen.ir import Buffer, Kernel, Kind
 
 WARP = 32  # threads
 ALIGNED = 16  # bytes or elements: what Triton tells the compiler of an argument at a call, if it is so
@@ -32,23 +32,6 @@ class Usage:
     stack: int
     shared: int
     warps: int
-
-
-def traffic(kernel: Kernel, real: str) -> tuple[int, int]:
-    """(bytes, flops) of one row and step: what it loads and stores of memory that holds every step, and what it
-    multiplies, adds and evaluates. A value that two groups load counts once: it stays in registers."""
-    kinds = {b.name: b.kind for b in kernel.buffers}
-    touched: set[tuple[str, bool, int]] = set()
-    flops = 0
-    for group in kernel.groups:
-        accesses = [node.payload for node in group.nodes() if isinstance(node.payload, Access)]
-        for access in (*accesses, *(store.target for store in group.stores)):
-            if kinds[access.buffer] in (Kind.STREAM, Kind.STATE):
-                width = 1 if access.broadcast else group.width
-                touched |= {(access.buffer, access.after, access.column + j) for j in range(width)}
-        flops += group.width * sum(node.op not in STRUCTURAL for node in group.nodes())
-        flops += group.width * sum(2 * kernel.buffer(dot.weight).depth for dot in group.dots)
-    return len(touched) * {"float": 4, "double": 8}[real], flops
 
 
 def usage(kernel: Kernel, real: str, capability: int, precision: str = PRECISION) -> Usage:

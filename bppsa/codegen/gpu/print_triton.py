@@ -97,7 +97,7 @@ class Carried:
 @functools.lru_cache(maxsize=256)
 def printed(kernel: Kernel, real: str) -> Printed:
     """`real` is "float" or "double"."""
-    warps = max(1, _widest(kernel) // COLUMNS_A_WARP)
+    warps = warps_of(kernel)
     loads = _Sweep(kernel, hold=True, early=True).loads
     hold = loads.held * BYTES[real] <= HELD_BYTES
     early = loads.columns_fetched * ROWS * BYTES[real] <= EARLY_BYTES * warps * THREADS_A_WARP
@@ -113,9 +113,10 @@ def stores_over(group: Group, name: str, after: bool, piece: Piece) -> bool:
     )
 
 
-def _widest(kernel: Kernel) -> int:
-    """Columns of the widest tile."""
-    return max(padded(width) for spans in tiles(kernel) for _, width in spans)
+def warps_of(kernel: Kernel) -> int:
+    """Of a program; its widest tile says how many it keeps busy."""
+    widest = max(padded(width) for spans in tiles(kernel) for _, width in spans)
+    return max(1, widest // COLUMNS_A_WARP)
 
 
 class _Sweep:

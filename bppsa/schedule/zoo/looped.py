@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule.spec import Recipe, Schedule
-from bppsa.schedule.zoo.orders import backward_first, call, forward_first
+from bppsa.schedule.zoo.shared import backward_first, call, forward_first
 
 
 def lpp(G: int, R: int | None = None) -> Recipe:
@@ -18,7 +18,7 @@ def lpp(G: int, R: int | None = None) -> Recipe:
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
         h, workers = groups(S, W, G, R)
-        return Schedule(lambda s, b, d: (h(s, b), h(s, b)), forward_first, W=workers)
+        return Schedule(w=lambda s, b, d: (h(s, b), h(s, b)), n=forward_first, W=workers)
 
     return Recipe(call("lpp", G=G, R=R), build)
 
@@ -29,14 +29,15 @@ def fslpp(G: int, R: int | None = None, owner: str = "spread") -> Recipe:
     owner="paper": h(s, s), which uses lcm(G, R) workers only. owner="spread": h(s, s // R + s mod R), the same for
     s < R, which gives every worker at most ceil(S / W) stages.
     """
-    owners = {"spread": lambda s, R: s // R + s % R, "paper": lambda s, R: s}
-    if owner not in owners:
-        raise ScheduleError(f"owner={owner!r} is none of {', '.join(owners)}")
+    if owner not in ("spread", "paper"):
+        raise ScheduleError(f"owner={owner!r} is none of spread, paper")
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
         h, workers = groups(S, W, G, R)
-        column = owners[owner]
-        return Schedule(lambda s, b, d: (h(s, column(s, workers // G)), h(s, b)), forward_first, W=workers)
+        in_group = workers // G
+        if owner == "paper":
+            return Schedule(w=lambda s, b, d: (h(s, s), h(s, b)), n=forward_first, W=workers)
+        return Schedule(w=lambda s, b, d: (h(s, s // in_group + s % in_group), h(s, b)), n=forward_first, W=workers)
 
     return Recipe(call("fslpp", G=G, R=R, owner=None if owner == "spread" else owner), build)
 
@@ -51,7 +52,7 @@ def depth_first(G: int = 1, R: int | None = None) -> Recipe:
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
         h, workers = groups(S, W, G, R)
-        return Schedule(lambda s, b, d: (h(s, b), h(s, b)), backward_first, policy="pending", W=workers)
+        return Schedule(w=lambda s, b, d: (h(s, b), h(s, b)), n=backward_first, policy="pending", W=workers)
 
     return Recipe(call("depth_first", G=G, R=R), build)
 
@@ -60,7 +61,7 @@ def groups(S: int, W: int | None, G: int, R: int | None) -> tuple[Callable[[int,
     """h(s, b) = R (b mod G) + (s mod R), the worker of (s, b) where G groups have R workers each; and W = G*R."""
     if R is None:
         R = max(1, S // G) if W is None else W // G
-    if G < 1 or R < 1 or W not in (None, G * R):
+    if R < 1 or W not in (None, G * R):
         raise ScheduleError(f"W={W} workers are not G={G} groups of R={R}: W = G*R has to hold")
 
     def h(s: int, b: int) -> int:

@@ -7,40 +7,48 @@ from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule.spec import SPLIT, Job, Place, Recipe, Schedule
-from bppsa.schedule.zoo.orders import backward_first, call, forward_first, in_flight
-
-
-def own_stage(s: int, b: int, d: str) -> Place:
-    return s, s
+from bppsa.schedule.zoo.shared import backward_first, call, forward_first, in_flight
 
 
 def naive() -> Recipe:
     """Model parallelism without a pipeline: one stage a worker, one micro-batch at a time. Makespan B S (f + b)."""
 
-    def one_at_a_time(s: int, b: int, d: str) -> Sequence[Job]:
-        return [(0, b - 1, "B")] if (s, d) == (0, "F") and b > 0 else ()
+    def build(S: int, B: int, W: int | None = None) -> Schedule:
+        def one_at_a_time(s: int, b: int, d: str) -> Sequence[Job]:
+            return [(0, b - 1, "B")] if (s, d) == (0, "F") and b > 0 else ()
 
-    return Recipe("naive", lambda S, B, W=None: Schedule(own_stage, forward_first, one_at_a_time))
+        return Schedule(w=lambda s, b, d: (s, s), n=forward_first, pred=one_at_a_time)
+
+    return Recipe("naive", build)
 
 
 def gpipe() -> Recipe:
     """Pipeline (U; Huang et al. 2019): one stage a worker, all forwards first."""
-    return Recipe("gpipe", lambda S, B, W=None: Schedule(own_stage, forward_first))
+
+    def build(S: int, B: int, W: int | None = None) -> Schedule:
+        return Schedule(w=lambda s, b, d: (s, s), n=forward_first)
+
+    return Recipe("gpipe", build)
 
 
 def one_f_one_b() -> Recipe:
     """GPipe's placement and makespan with less memory (PipeDream-flush): backwards go first, and stage s has at most
     S - s micro-batches in flight."""
-    return Recipe("one_f_one_b", lambda S, B, W=None: Schedule(own_stage, backward_first, in_flight(lambda s: S - s)))
+
+    def build(S: int, B: int, W: int | None = None) -> Schedule:
+        return Schedule(w=lambda s, b, d: (s, s), n=backward_first, pred=in_flight(lambda s: S - s))
+
+    return Recipe("one_f_one_b", build)
 
 
 def pipedream() -> Recipe:
     """1F1B without a flush (Narayanan et al. 2019): every backward updates its stage at once, so stage s keeps up to
     S - s versions of its weights. That is not SGD: for the simulator only."""
-    return Recipe(
-        "pipedream",
-        lambda S, B, W=None: Schedule(own_stage, backward_first, in_flight(lambda s: S - s), flush=False),
-    )
+
+    def build(S: int, B: int, W: int | None = None) -> Schedule:
+        return Schedule(w=lambda s, b, d: (s, s), n=backward_first, pred=in_flight(lambda s: S - s), flush=False)
+
+    return Recipe("pipedream", build)
 
 
 def zero_bubble() -> Recipe:
@@ -51,7 +59,7 @@ def zero_bubble() -> Recipe:
         def n(s: int, b: int, d: str) -> Any:
             return {"B": (b, 0), "W": (b + s, 1), "F": (b - (S - s), 2)}[d]
 
-        return Schedule(own_stage, n, policy="strict", directions=SPLIT)
+        return Schedule(w=lambda s, b, d: (s, s), n=n, policy="strict", directions=SPLIT)
 
     return Recipe("zero_bubble", build)
 
@@ -77,7 +85,7 @@ def v_schedule() -> Recipe:
             return (kinds.index(True), b, s)
 
         limit = in_flight(lambda s: max(1, S - s - (s < R)), freed_by="W")
-        return Schedule(w, n, limit, directions=SPLIT)
+        return Schedule(w=w, n=n, pred=limit, directions=SPLIT)
 
     return Recipe("v_schedule", build)
 
@@ -100,6 +108,6 @@ def interleaved(V: int = 2) -> Recipe:
             warm_up = min(2 * (R - s % R - 1) + (V - 1) * R, total)
             return max(i, 2 * i - warm_up) if d == "F" else min(warm_up + 2 * i + 1, total + i)
 
-        return Schedule(lambda s, b, d: (s % R, s % R), n, policy="strict", W=R)
+        return Schedule(w=lambda s, b, d: (s % R, s % R), n=n, policy="strict", W=R)
 
     return Recipe(call("interleaved", V=V), build)

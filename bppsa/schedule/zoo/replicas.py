@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bppsa.schedule.spec import Job, Place, Recipe, Schedule
-from bppsa.schedule.zoo.orders import backward_first, call
+from bppsa.schedule.spec import Job, Recipe, Schedule
+from bppsa.schedule.zoo.shared import backward_first, call
 
 
 def ddp() -> Recipe:
@@ -13,7 +13,7 @@ def ddp() -> Recipe:
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
         workers = W or B
-        return Schedule(lambda s, b, d: (b % workers, b % workers), backward_first, W=workers)
+        return Schedule(w=lambda s, b, d: (b % workers, b % workers), n=backward_first, W=workers)
 
     return Recipe("ddp", build)
 
@@ -23,7 +23,7 @@ def fsdp() -> Recipe:
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
         workers = W or B
-        return Schedule(lambda s, b, d: (s % workers, b % workers), backward_first, W=workers)
+        return Schedule(w=lambda s, b, d: (s % workers, b % workers), n=backward_first, W=workers)
 
     return Recipe("fsdp", build)
 
@@ -45,9 +45,9 @@ def wavelet_dp(waves: int = 2) -> Recipe:
             return [(S - 1 - s, b - workers, d)] if first and b >= workers else ()
 
         return Schedule(
-            lambda s, b, d: (b % workers, b % workers),
-            backward_first,
-            after_the_wave_before,
+            w=lambda s, b, d: (b % workers, b % workers),
+            n=backward_first,
+            pred=after_the_wave_before,
             lane=lambda s, b, d: b // workers % 2,
             W=workers,
         )
@@ -64,10 +64,6 @@ def wavelet_mp() -> Recipe:
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
         workers = W or S
-
-        def w(s: int, b: int, d: str) -> Place:
-            return (s + b) % workers, (s + b) % workers
-
-        return Schedule(w, backward_first, W=workers)
+        return Schedule(w=lambda s, b, d: ((s + b) % workers, (s + b) % workers), n=backward_first, W=workers)
 
     return Recipe("wavelet_mp", build)

@@ -13,7 +13,7 @@ from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule.spec import Job, Recipe, Schedule
-from bppsa.schedule.zoo.orders import call
+from bppsa.schedule.zoo.shared import call
 
 Step = tuple[int, str]  # (place, direction); place p is chunk K - 1 - p: the scan begins at the end of time
 
@@ -76,13 +76,12 @@ def blelloch(K: int, middle: str = "chain") -> Recipe:
     """The time axis of a recurrence cut into K chunks, one a worker, or K / W of them where W is given.
 
     middle: "chain", "blelloch" or "doubling", how the summaries are scanned. Micro-batches pipeline through the forward
-    as in gpipe. Every worker owns the weights, which all chunks share. S has to be K, a stage a chunk, or 1: the layer
-    that is cut. Directions: F, R, E or U<l> and D or H<l>, and B; `simulate(costs={"R": ..., "U": ...})` prices them.
+    as in gpipe. Every worker owns the weights, which all chunks share (metrics count a copy a chunk). S has to be K, a
+    stage a chunk, or 1: the layer that is cut. Directions: F, R, E or U<l> and D or H<l>, and B;
+    `simulate(costs={"R": ..., "U": ...})` prices them.
     """
     if middle not in MIDDLES:
         raise ScheduleError(f"middle={middle!r} is none of {', '.join(MIDDLES)}")
-    if K < 1:
-        raise ScheduleError(f"K={K}: a time axis has at least one chunk")
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
         if S not in (1, K):
@@ -113,8 +112,8 @@ def blelloch(K: int, middle: str = "chain") -> Recipe:
             return ("FRB".find(d), b)
 
         return Schedule(
-            lambda k, b, d: (k * workers // K, k * workers // K),
-            n,
+            w=lambda k, b, d: (k * workers // K, k * workers // K),
+            n=n,
             jobs=[job(step, b) for b in range(B) for step in steps()],
             inputs=inputs,
             W=workers,

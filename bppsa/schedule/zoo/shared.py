@@ -1,10 +1,11 @@
-"""What several entries of the zoo share: orders n, and the limit of micro-batches in flight."""
+"""What several entries of the zoo share: orders n, a limit of micro-batches in flight, names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bppsa.errors import ScheduleError
 from bppsa.schedule.spec import Job
 
 
@@ -29,5 +30,8 @@ def in_flight(limit: Callable[[int], int], freed_by: str = "B") -> Callable[[int
 
 
 def call(name: str, **parameters: int | str | None) -> str:
-    """`lpp(G=4)`: what is None was left out."""
+    """`lpp(G=4)`: what is None was left out. Raises ScheduleError for a number that counts nothing."""
+    for key, value in parameters.items():
+        if isinstance(value, int) and value < 1:
+            raise ScheduleError(f"{name} has {key}={value}, and needs at least 1")
     return f"{name}({', '.join(f'{key}={value}' for key, value in parameters.items() if value is not None)})"

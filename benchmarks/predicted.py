@@ -1,0 +1,147 @@
+"""Recurrences on an H200 that is not there: what each kernel launches, moves and computes, and the predicted times.
+
+    python benchmarks/predicted.py           compiles the kernels ahead of time (sm_90), prints, keeps the results
+    python benchmarks/predicted.py --quick   counts and predicts, compiles nothing
+
+Every time is a prediction, from the record in bppsa/plan/machines.py: no GPU has run any of this. Results are kept in
+benchmarks/results/h200-predicted.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+import machine
+import store
+from bppsa._machine import machine_of
+from bppsa._recurrent import Spec
+from bppsa._sweeps import compile_recurrence, reduction_of
+from bppsa.codegen.gpu.aot import boundaries_usage, usage
+from bppsa.codegen.traffic import traffic
+from bppsa.plan import work
+from bppsa.plan.choose import Call
+from bppsa.plan.strategy import Strategy, divide
+from bppsa.plan.work import PYTORCH, Phase, Size
+from comparison import Row
+from problems import KINDS
+from tables import number
+from timing import significant
+
+FILE = Path(__file__).parent / "results" / "h200-predicted.json"
+STEPS, ROWS, WIDTH = (1000, 10_000, 30_000), 16, 20
+CAPABILITY = 90
+NEWTON = {"RNN": 4, "GRU": 6, "LSTM": 6}  # iterations, as DEER and ParaRNN report them
+WAYS = (PYTORCH, "sequential", "chunked", "blelloch", "hybrid")
+
+
+def spec_of(kind: str) -> Spec:
+    return Spec.of(KINDS[kind](WIDTH, WIDTH))
+
+
+def kernels(kind: str, *, compiled: bool) -> Iterator[Row]:
+    """What each reads, writes and computes of a row and step, a reduction of a column of it; and what it uses."""
+    recurrence = spec_of(kind).recurrence
+    program = compile_recurrence(recurrence, torch.float32, False, "cuda").program
+    reduction = reduction_of(recurrence, torch.float32, False, "cuda")
+    for kernel in (program.forward, program.backward, reduction.kernel):
+        moved, flops = traffic(kernel, "float")
+        used: dict[str, Any] = asdict(usage(kernel, "float", CAPABILITY)) if compiled else {}
+        yield {"kind": kind, "kernel": kernel.name, "bytes": moved, "flops": flops} | used
+    if compiled:
+        used = asdict(boundaries_usage(reduction.size, reduction.structure.width == 1, "float", CAPABILITY))
+        yield {"kind": kind, "kernel": "boundaries"} | used
+
+
+def call_of(kind: str, T: int) -> Call:
+    counts = spec_of(kind).counts(torch.float32, ROWS, "cuda")
+    return Call(counts, Size(T, ROWS), True, machine_of("cuda"))
+
+
+def phases(kind: str, T: int) -> Iterator[Row]:
+    """Of a backward in chunks: launches, and each phase's bytes, flops and microseconds."""
+    call = call_of(kind, T)
+    for name, what in work.backward(Strategy("chunked"), call.layers[0], call.size):
+        us = call.machine.parts(name, what)
+        row = {"kind": kind, "T": T, "phase": name, **rounded(asdict(what))}
+        yield row | {"predicted_us": rounded(us), "predicted_total_us": significant(sum(us.values()), 3)}
+
+
+def times(kind: str, T: int) -> Iterator[Row]:
+    """Milliseconds of the device, host left aside, of forward and backward by each strategy."""
+    call = call_of(kind, T)
+    counts = call.layers[0]
+    newton = work.newton(counts, call.size, NEWTON[kind])
+    for way in (*WAYS, f"newton({NEWTON[kind]}) + chunked"):
+        strategy = PYTORCH if way == PYTORCH else Strategy(way.rpartition(" ")[2])
+        forward = newton if way.startswith("newton") else work.forward(strategy, counts, call.size, True)
+        passes = {"forward": forward, "backward": work.backward(strategy, counts, call.size)}
+        row = {"kind": kind, "T": T, "B": ROWS, "H": WIDTH, "way": way, "chunk": chunk_of(strategy, T)}
+        yield row | {f"predicted_{name}_ms": device_ms(call, found) for name, found in passes.items()}
+
+
+def chunk_of(strategy: Strategy | str, T: int) -> int | None:
+    return None if isinstance(strategy, str) else divide(strategy, T).length
+
+
+def device_ms(call: Call, found: list[Phase]) -> float:
+    return significant(sum(sum(call.machine.parts(*phase).values()) for phase in found) / 1e3, 3)
+
+
+def rounded(values: dict[str, float]) -> dict[str, float]:
+    return {name: value if isinstance(value, int) else significant(value, 3) for name, value in values.items()}
+
+
+def show(results: dict[str, Any], console: Console) -> None:
+    console.print(f"PREDICTION, not measured: {results['machine']['name']}, B={ROWS}, H={WIDTH}, float32")
+    columns = ("kernel", "bytes", "flops", "registers", "stack", "shared", "warps")
+    table = Table("", *columns, title="of a row and step (of a reduction: a column)")
+    for row in results["kernels"]:
+        table.add_row(row["kind"], *(str(row.get(column, "")) for column in columns))
+    console.print(table)
+    table = Table(
+        "", "T", "phase", "launches", "MB", "Mflop", "predicted us", title="a backward in chunks (prediction)"
+    )
+    for row in results["phases"]:
+        sizes = number(row["bytes"] / 1e6), number(row["flops"] / 1e6), number(row["predicted_total_us"])
+        table.add_row(row["kind"], str(row["T"]), row["phase"], str(row["launches"]), *sizes)
+    console.print(table)
+    table = Table("", "T", "way", "chunk", "forward ms", "backward ms", "cuDNN's backward", "cuDNN's step")
+    table.title = "predicted times of the device (prediction)"
+    for row in results["times"]:
+        forward, backward = row["predicted_forward_ms"], row["predicted_backward_ms"]
+        if row["way"] == PYTORCH:
+            theirs = forward, backward
+        gains = f"{theirs[1] / backward:.1f}x", f"{sum(theirs) / (forward + backward):.1f}x"
+        table.add_row(
+            row["kind"], str(row["T"]), row["way"], str(row["chunk"] or ""), number(forward), number(backward), *gains
+        )
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Predicted times on an H200.")
+    parser.add_argument("--quick", action="store_true", help="compile nothing, keep nothing without --results")
+    parser.add_argument("--results", type=Path, help=f"file (default: {FILE.name})")
+    arguments = parser.parse_args()
+    results = {
+        "machine": machine_of("cuda").as_json(),
+        "on": machine.software(),
+        "kernels": [row for kind in KINDS for row in kernels(kind, compiled=not arguments.quick)],
+        "phases": [row for kind in KINDS for T in STEPS for row in phases(kind, T)],
+        "times": [row for kind in KINDS for T in STEPS for row in times(kind, T)],
+    }
+    show(results, Console(width=140))
+    if kept := arguments.results or (None if arguments.quick else FILE):
+        store.save(kept, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""What a kernel moves and computes, counted on the kernel itself."""
+
+from __future__ import annotations
+
+from bppsa.codegen.ir import STRUCTURAL, Access, Kernel, Kind
+
+
+def traffic(kernel: Kernel, real: str) -> tuple[int, int]:
+    """(bytes, flops) of one row and step: what it loads and stores of memory that holds every step, and what it
+    multiplies, adds and evaluates. A value that two groups load counts once: it stays in registers."""
+    kinds = {b.name: b.kind for b in kernel.buffers}
+    touched: set[tuple[str, bool, int]] = set()
+    flops = 0
+    for group in kernel.groups:
+        accesses = [node.payload for node in group.nodes() if isinstance(node.payload, Access)]
+        for access in (*accesses, *(store.target for store in group.stores)):
+            if kinds[access.buffer] in (Kind.STREAM, Kind.STATE):
+                width = 1 if access.broadcast else group.width
+                touched |= {(access.buffer, access.after, access.column + j) for j in range(width)}
+        flops += group.width * sum(node.op not in STRUCTURAL for node in group.nodes())
+        flops += group.width * sum(2 * kernel.buffer(dot.weight).depth for dot in group.dots)
+    return len(touched) * {"float": 4, "double": 8}[real], flops

@@ -1,0 +1,142 @@
+"""What a call of a recurrence comes to by each strategy: phases, and the work of each, counted from its kernels.
+
+The phases are those of `runtime/backward.py`: forward, then reduce, scan and the backward sweep; what stands around the
+sweeps as products over all steps at once is "products". A Newton forward is the same three phases once an iteration.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from bppsa.plan.cost import Phase, Work
+from bppsa.plan.levels import complexity
+from bppsa.plan.strategy import Strategy, divide
+
+PYTORCH = "pytorch"
+LOOP = "loop"  # the peer of a cell that Python steps through
+
+
+@dataclass(frozen=True)
+class Each:
+    """Of one row and step."""
+
+    flops: float
+    bytes: float
+
+
+@dataclass(frozen=True)
+class Products:
+    """Matrix products over all rows and steps: how many, and of one row and step."""
+
+    count: int
+    each: Each
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Of one layer and direction; bytes in its dtype, flops in multiples of float32's.
+
+    peer: the kind whose rates PyTorch has ("RNN", "GRU", "LSTM", "loop"); ops: that it launches in a step.
+    weights: bytes. blocks, width: the dense blocks of one step's J^T. tile: rows of a program, warps: of it.
+    """
+
+    peer: str
+    ops: int
+    inference: Each
+    forward: Each
+    backward: Each
+    before: Products
+    after: Products
+    weights: int
+    blocks: int
+    width: int
+    word: int  # bytes of a number
+    tile: int = 1
+    warps: int = 1
+
+    def pieces(self, rows: int, chunks: int = 1) -> int:
+        return math.ceil(rows / self.tile) * self.warps * chunks
+
+
+@dataclass(frozen=True)
+class Size:
+    """T and B."""
+
+    steps: int
+    rows: int
+
+    @property
+    def points(self) -> int:
+        return self.steps * self.rows
+
+
+def phases(strategy: Strategy | str, counts: Counts, size: Size, training: bool) -> list[Phase]:
+    """Of a forward, and in `training` a backward, by a strategy or by PyTorch."""
+    return forward(strategy, counts, size, training) + (backward(strategy, counts, size) if training else [])
+
+
+def forward(strategy: Strategy | str, counts: Counts, size: Size, training: bool) -> list[Phase]:
+    name, each = ("forward", counts.forward) if training else ("inference", counts.inference)
+    if strategy == PYTORCH:
+        return [by_pytorch(name, counts, size, each, counts.before)]
+    return [*products(counts.before, counts, size), (name, sweep(each, counts, size))]
+
+
+def backward(strategy: Strategy | str, counts: Counts, size: Size) -> list[Phase]:
+    if isinstance(strategy, str):
+        return [by_pytorch("backward", counts, size, counts.backward, counts.after)]
+    division = divide(strategy, size.steps)
+    chunked = [] if division.count == 1 else to_boundaries(strategy, counts, size)
+    sweeps = sweep(counts.backward, counts, size, min(division.length, size.steps), division.count)
+    return [*chunked, ("backward", sweeps), *products(counts.after, counts, size)]
+
+
+def newton(counts: Counts, size: Size, iterations: int, strategy: Strategy | None = None) -> list[Phase]:
+    """Of a forward by so many Newton iterations: in each the states of all steps are linearised, reduced, scanned and
+    swept, chunk beside chunk. A step of the linearised recurrence is taken to cost what a step of the backward does."""
+    strategy = Strategy("chunked") if strategy is None else strategy
+    division = divide(strategy, size.steps)
+    sweeps = sweep(counts.forward, counts, size, min(division.length, size.steps), division.count)
+    once = [*to_boundaries(strategy, counts, size), ("forward", sweeps)]
+    return [*products(counts.before, counts, size), *((name, work.times(iterations)) for name, work in once)]
+
+
+def sweep(each: Each, counts: Counts, size: Size, length: int | None = None, chunks: int = 1) -> Work:
+    """Over all steps, or over chunks of `length` steps side by side."""
+    steps = size.steps if length is None else length
+    moved = each.bytes * size.points + counts.weights
+    return Work(1, steps, each.flops * size.points, moved, counts.pieces(size.rows, chunks))
+
+
+def to_boundaries(strategy: Strategy, counts: Counts, size: Size) -> list[Phase]:
+    """What leads to the cotangent that enters each chunk: its reduction to a pair, which is the backward's step on the
+    columns of a matrix, that share what is read; and the scan over the pairs."""
+    division = divide(strategy, size.steps)
+    columns = counts.width + 2
+    flops, moved = counts.backward.flops * columns, counts.backward.bytes
+    pieces = counts.pieces(size.rows * columns, division.count)
+    length = min(division.length, size.steps)
+    reduce = Work(1, length, flops * size.points, moved * size.points + counts.weights, pieces)
+    tree = complexity(division.scan)
+    matrices = size.rows * counts.blocks
+    launches = len(division.scan.up) + 1 + len(division.scan.down)
+    held = division.count * matrices * counts.width * columns * counts.word
+    scan = Work(launches, tree.steps, tree.flops(counts.width) * matrices, held, size.rows)
+    return [("reduce", reduce), ("scan", scan)]
+
+
+def products(of: Products, counts: Counts, size: Size) -> list[Phase]:
+    if not of.count:
+        return []
+    moved = of.each.bytes * size.points + counts.weights
+    width = counts.pieces(size.points)
+    return [("products", Work(of.count, 0, of.each.flops * size.points, moved, width))]
+
+
+def by_pytorch(name: str, counts: Counts, size: Size, each: Each, around: Products) -> Phase:
+    """The same flops and bytes, at PyTorch's rates; a loop in Python launches every op of every step."""
+    launches = counts.ops * size.steps if counts.peer == LOOP else 1
+    flops, moved = each.flops + around.each.flops, each.bytes + around.each.bytes
+    work = Work(launches, size.steps, flops * size.points, moved * size.points + counts.weights, None)
+    return f"{counts.peer} {name}", work

@@ -1,0 +1,81 @@
+"""The least predicted, where it is sure enough."""
+
+from __future__ import annotations
+
+import pytest
+
+from bppsa.plan.choose import Call, choose
+from bppsa.plan.cost import Machine, Rates
+from bppsa.plan.strategy import AUTO, Strategy
+from bppsa.plan.work import Size
+from tests.plan.records import counts, machine
+
+SLOW, FAST = Rates(1e5, 1e3, 1e3, 1e3), Rates(1, 0.001, 0.001, 0.001)
+SLOW_PYTORCH = {"GRU_forward": SLOW, "GRU_backward": SLOW, "GRU_inference": SLOW}
+FAST_SCAN = {"reduce": FAST, "scan": FAST}
+
+
+def call(of: Machine, steps: int = 1000, *, training: bool = True, peer: str = "GRU", layers: int = 1) -> Call:
+    return Call([counts(peer)] * layers, Size(steps, 4), training, of)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_auto_takes_the_faster_one(training: bool) -> None:
+    ours = choose(AUTO, call(machine(**SLOW_PYTORCH), training=training), {"T": 1000})
+    assert ours.strategy == "sequential"
+    assert ours.numbers["predicted ms"] < ours.numbers["PyTorch's"]  # type: ignore[operator]
+    assert ours.numbers["T"] == 1000
+    theirs = choose(AUTO, call(machine(forward=SLOW, inference=SLOW), training=training), {})
+    assert theirs.strategy == "pytorch"
+
+
+def test_a_gain_has_to_be_sure() -> None:
+    twice = {name: Rates(20, 2, 2, 2) for name in ("GRU_forward", "GRU_backward")}
+    assert choose(AUTO, call(machine(margin=1.3, **twice)), {}).strategy == "sequential"
+    left = choose(AUTO, call(machine(margin=3.0, **twice)), {})
+    assert (left.strategy, "too little to be sure of" in left.reason) == ("pytorch", True)
+    assert choose(AUTO, call(machine(margin=1.3, **twice), steps=5), {}).strategy == "pytorch"
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_the_fewest_steps_are_pytorchs_whatever_is_predicted(steps: int) -> None:
+    assert choose(AUTO, call(machine(**SLOW_PYTORCH), steps), {}).strategy == "pytorch"
+    assert choose(Strategy("sequential"), call(machine(**SLOW_PYTORCH), steps), {}).strategy == "sequential"
+
+
+def test_scans_are_for_devices_whose_kernels_combine_pairs() -> None:
+    rates = SLOW_PYTORCH | FAST_SCAN
+    assert choose(AUTO, call(machine("cuda", 1000, **rates)), {}).strategy == "chunked"
+    assert choose(AUTO, call(machine("cpu", **rates)), {}).strategy == "sequential"
+    assert choose(AUTO, call(machine("cuda", 1000, **rates), training=False), {}).strategy == "sequential"
+    slow_scan = SLOW_PYTORCH | {"reduce": SLOW}
+    assert choose(AUTO, call(machine("cuda", 1000, **slow_scan)), {}).strategy == "sequential"
+
+
+def test_a_loop_in_python_has_to_be_the_sure_one() -> None:
+    assert choose(AUTO, call(machine(), 1000, peer="loop"), {}).strategy == "sequential"
+    short = machine(loop_forward=FAST, loop_backward=FAST)
+    assert choose(AUTO, call(short, 1, peer="loop"), {}).strategy == "pytorch"
+    a_little = machine(loop_forward=Rates(5.5, 1, 1, 1), loop_backward=Rates(5.5, 1, 1, 1))
+    assert 1 / 1.25 < gain(a_little) < 1
+    assert choose(AUTO, call(a_little, 1, peer="loop"), {}).strategy == "sequential"
+
+
+def gain(of: Machine) -> float:
+    made = call(of, 1, peer="loop")
+    return made.ms("pytorch") / made.ms(Strategy("sequential"))
+
+
+def test_layers_add_up() -> None:
+    one, two = (call(machine(), layers=n) for n in (1, 2))
+    assert two.all_ms() == pytest.approx({name: 2 * ms for name, ms in one.all_ms().items()})
+
+
+def test_what_is_asked_for_runs_and_is_predicted_when_explained() -> None:
+    asked = choose(Strategy("blelloch"), call(machine()), {}, explained=True)
+    assert (asked.strategy, asked.reason) == ("blelloch", "as asked")
+    assert set(asked.predicted) == {"pytorch", "sequential", "chunked", "blelloch", "hybrid"}
+    assert asked.told == (asked.predicted, "a machine: made up")
+    silent = choose(Strategy("blelloch"), call(machine()), {})
+    assert silent.told == ({}, "")
+    assert set(call(machine(), training=False).all_ms()) == {"pytorch", "sequential"}

@@ -1,0 +1,54 @@
+"""From work to microseconds."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from bppsa.plan.cost import Machine, Rates, Work
+from bppsa.plan.machines import SHIPPED
+from tests.plan.records import machine
+
+WORK = Work(launches=2, steps=5, flops=3e6, bytes=4e3, width=4)
+
+
+def test_a_call_is_the_sum_of_its_parts() -> None:
+    rates = Rates(launch=10, step=1, flops=100, bytes=1000)
+    made = machine(forward=rates)
+    assert made.us([("forward", WORK)]) == 2 * 10 + 5 * 1 + 3 * 100 + 4 * 1000
+    assert made.us([("forward", WORK)] * 2) == 2 * made.us([("forward", WORK)])
+    assert made.us([]) == 0
+
+
+@pytest.mark.parametrize(("width", "rounds", "idle"), [(8, 1, 1), (32, 4, 1), (2, 1, 4)])
+def test_pieces_share_slots(width: int, rounds: int, idle: int) -> None:
+    """More than there are wait for another round; fewer leave processors idle, which flops feel and bytes do not."""
+    work = Work(2, 5, 3e6, 4e3, width)
+    parts = machine(slots=8).parts("forward", work)
+    assert parts == {"launch": 20, "step": 5 * rounds, "flops": 3 * idle, "bytes": 4}
+
+
+def test_what_fills_a_processor_neither_waits_nor_idles() -> None:
+    work = Work(2, 5, 3e6, 4e3, None)
+    assert machine(slots=8).parts("forward", work) == machine().parts("forward", work)
+
+
+def test_a_gpu_works_while_its_host_goes_on() -> None:
+    busy = machine(forward=Rates(1, 1, 1, 1, host=1000))
+    assert busy.us([("forward", WORK)]) == 1000
+    assert busy.us([("forward", WORK.times(1000))]) == 1000 * machine(forward=Rates(1, 1, 1, 1)).us([("forward", WORK)])
+
+
+@pytest.mark.parametrize("device", SHIPPED)
+def test_a_record_survives_json(device: str) -> None:
+    shipped = SHIPPED[device]
+    assert Machine.of_json(json.loads(json.dumps(shipped.as_json()))) == shipped
+    with pytest.raises(KeyError):
+        Machine.of_json({"name": "half a record"})
+
+
+def test_what_was_not_measured_says_so() -> None:
+    assert SHIPPED["cuda"].source == "prediction"
+    assert "prediction" in str(SHIPPED["cuda"])
+    assert SHIPPED["cuda"].margin > SHIPPED["cpu"].margin

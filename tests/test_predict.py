@@ -1,0 +1,181 @@
+"""What the planner is given of modules and cells, whose record it predicts with, and what `bppsa.measure` finds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import bppsa
+from bppsa import _machine, _measure, cells
+from bppsa._predict import choose_scan, counts_of
+from bppsa._recurrent import Spec, decide
+from bppsa._sweeps import module_recurrence
+from bppsa.codegen.build import available
+from bppsa.errors import MachineError
+from bppsa.plan.machines import SHIPPED
+from bppsa.plan.strategy import AUTO, Strategy
+
+needs_compiler = pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")
+GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+MODULES = {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}
+
+
+@pytest.fixture(autouse=True)
+def no_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """None of this machine's, and none left for others; kernels stay where they are."""
+    kept: dict[str, bytes] = {}
+    monkeypatch.setattr(_machine.cache, "read", kept.get)
+    monkeypatch.setattr(_machine.cache, "write", kept.__setitem__)
+    monkeypatch.delenv(_machine.VARIABLE, raising=False)
+    monkeypatch.setattr(_machine, "_measured", {})
+    forget()
+    yield
+    forget()
+
+
+def forget() -> None:
+    for cached in (_machine.machine_of, decide, choose_scan):
+        cached.cache_clear()
+
+
+# ---- counts
+
+
+@pytest.mark.parametrize("kind", GATES)
+@pytest.mark.parametrize("rows", [1, 16])
+def test_products_of_a_module_are_all_counted_once(kind: str, rows: int) -> None:
+    """With few rows x @ W_ih stands before the sweep, with many within it."""
+    inputs, hidden, gates = 30, 20, GATES[kind]
+    (counts,) = Spec.of(MODULES[kind](inputs, hidden)).counts(torch.float32, rows, "cpu")
+    assert counts.before.count == (rows == 1)
+    forward = counts.forward.flops + counts.before.each.flops
+    assert forward == pytest.approx(2 * gates * hidden * (inputs + hidden), rel=0.2), "and pointwise work"
+    backward = counts.backward.flops + counts.after.each.flops
+    assert backward == pytest.approx(2 * 2 * gates * hidden * (inputs + hidden), rel=0.2)
+    assert counts.after.count == 3, "gradients of x, W_ih and W_hh"
+    assert counts.weights == 4 * gates * hidden * (inputs + hidden)
+    assert counts.width == hidden * (2 if kind == "LSTM" else 1)
+
+
+def test_layers_and_directions_are_counted_each() -> None:
+    spec = Spec.of(nn.GRU(5, 7, num_layers=2, bidirectional=True))
+    first, second, third, fourth = spec.counts(torch.float32, 4, "cpu")
+    assert (first, third) == (second, fourth)
+    assert third.weights > first.weights, "the second layer reads both directions of the first"
+
+
+def test_float64_counts_twice() -> None:
+    single, double = (Spec.of(nn.GRU(5, 7)).counts(dtype, 4, "cpu")[0] for dtype in (torch.float32, torch.float64))
+    assert double.forward.flops == 2 * single.forward.flops
+    assert double.forward.bytes == 2 * single.forward.bytes
+    assert double.weights == 2 * single.weights
+
+
+def test_programs_of_a_gpu_take_tiles_of_rows() -> None:
+    recurrence = module_recurrence("GRU", 5, 20, 0, True)
+    counts = counts_of(recurrence, torch.float32, False, "cuda", "GRU")
+    assert counts.tile == 16
+    assert counts.pieces(17) == 2 * counts.warps
+
+
+# ---- choices
+
+
+def test_the_fewest_steps_of_a_module_are_not_even_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Spec, "counts", lambda *_: pytest.fail("counted"))
+    spec = Spec.of(nn.LSTM(3, 41))
+    assert decide("", AUTO, spec, 1, 2, torch.float32, True, "cpu").strategy == "pytorch"
+
+
+def test_a_gpu_without_a_measured_record_stays_with_cudnn_unless_the_gain_is_large() -> None:
+    found = decide("", AUTO, Spec.of(nn.GRU(20, 20)), 100, 16, torch.float32, True, "cuda", True)
+    assert found.strategy == "pytorch"
+    assert found.machine == "H200: prediction"
+    assert set(found.predicted) == {"pytorch", "sequential", "chunked", "blelloch", "hybrid"}
+
+
+def test_a_long_diagonal_scan_on_a_gpu_runs_in_chunks() -> None:
+    cell = cells.MinGRU(8, 8)
+    found = _measure.recurrence_of(cell, cell.initial(2), torch.randn(4, 2, 8))
+    long, short = (
+        choose_scan(found, torch.float32, AUTO, steps, 2, True, "cuda", False).strategy for steps in (10_000, 4)
+    )
+    assert (long, short) == ("chunked", "sequential")
+    assert choose_scan(found, torch.float32, AUTO, 10_000, 2, True, "cpu", False).strategy == "sequential"
+    assert choose_scan(found, torch.float32, AUTO, 1, 2, True, "cpu", False).strategy == "pytorch"
+
+
+def test_a_scan_of_one_step_is_the_loop_and_says_so() -> None:
+    cell = cells.MinGRU(8, 8)
+    carry, x = cell.initial(2), torch.randn(1, 2, 8)
+    report = bppsa.explain(lambda: bppsa.scan(cell, carry, x))
+    (decision,) = report.decisions
+    assert decision.strategy == "pytorch"
+    assert decision.predicted["pytorch"] < decision.predicted["sequential"]
+    assert str(report).splitlines()[1].startswith("    predicted ms: pytorch ")
+    (y,) = bppsa.scan(cell, carry, x)[1]
+    torch.testing.assert_close(y, cell(carry, x[0])[1])
+
+
+# ---- records
+
+
+def test_the_shipped_record_is_the_default() -> None:
+    assert _machine.machine_of("cpu") is SHIPPED["cpu"]
+    assert _machine.machine_of("cuda") is SHIPPED["cuda"]
+
+
+def test_a_file_overrides_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mine = replace(SHIPPED["cpu"], name="mine")
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(mine.as_json()))
+    monkeypatch.setenv(_machine.VARIABLE, str(path))
+    assert _machine.machine_of("cpu") == mine
+    assert _machine.machine_of("cuda") is SHIPPED["cuda"], "a record is one device's"
+
+
+@pytest.mark.parametrize("content", [None, "", "[]", '{"name": "x"}', '{"name": 1, "rates": {"forward": {}}}'])
+def test_a_file_that_is_no_record_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: str | None
+) -> None:
+    path = tmp_path / "broken.json"
+    if content is not None:
+        path.write_text(content)
+    monkeypatch.setenv(_machine.VARIABLE, str(path))
+    with pytest.raises(MachineError, match=r"BPPSA_MACHINE=.*broken\.json is no record"):
+        _machine.machine_of("cpu")
+
+
+# ---- measuring
+
+
+def test_only_what_is_there_can_be_measured() -> None:
+    with pytest.raises(MachineError, match="no device 'tpu' to measure"):
+        bppsa.measure("tpu")
+
+
+@needs_compiler
+def test_what_was_measured_is_kept_and_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    small: dict[str, Any] = {"SHAPES": ((3, 2, 4),), "SCANNED": ((12, 1, 4),), "LOOPED": ((2, 1, 4),), "REPEATS": 1}
+    for name, value in small.items():
+        monkeypatch.setattr(_measure, name, value)
+    monkeypatch.setattr(_measure, "MODULES", {"GRU": nn.GRU})
+    before = decide("", Strategy("sequential"), Spec.of(nn.GRU(4, 4)), 9, 2, torch.float32, True, "cpu", True)
+    measured = bppsa.measure()
+    assert measured.source == "measured"
+    assert measured.rates["GRU forward"] != SHIPPED["cpu"].rates["GRU forward"]
+    assert measured.rates["LSTM forward"] == SHIPPED["cpu"].rates["LSTM forward"], "no call told of it"
+    assert _machine.machine_of("cpu") == measured
+    monkeypatch.setattr(_machine, "_measured", {})  # as in a later process
+    forget()
+    assert _machine.machine_of("cpu") == measured
+    after = decide("", Strategy("sequential"), Spec.of(nn.GRU(4, 4)), 9, 2, torch.float32, True, "cpu", True)
+    assert before.predicted != after.predicted
+    assert after.machine == str(measured)
