@@ -66,7 +66,9 @@ def is_layer(module: nn.Module) -> bool:
 
 
 def suits(module: nn.Module) -> bool:
-    """Whether `module` has a forward of its own, and is called as modules are."""
+    """Whether `module` has something to train, a forward of its own, and is called as modules are."""
+    if next(module.parameters(), None) is None:
+        return False
     own = [name for name in ("forward", *_REPLACED) if name in module.__dict__]
     usual = all(getattr(type(module), name) is getattr(nn.Module, name) for name in _REPLACED)
     return not own and usual and type(module).forward is not nn.Module.forward
