@@ -1,4 +1,4 @@
-"""bppsa beside scipy and torch.sparse on transposed Jacobians, interleaved in one process: medians and ratios.
+"""bppsa beside scipy, torch.sparse and autograd on transposed Jacobians, in one process: medians and ratios.
 
     python benchmarks/sparse.py                       everything, some two minutes; nothing else should run
     python benchmarks/sparse.py --only products       some parts; the others stay as they were in the file
@@ -18,6 +18,7 @@ from rich.console import Console
 
 import machine
 import sparse_chain
+import sparse_jacobians
 import sparse_products
 import store
 from comparison import Options
@@ -31,6 +32,8 @@ PARTS = {
     "auto": Part(sparse_chain.overhead_cases, sparse_chain.overhead),
     "strategies": Part(sparse_chain.strategy_cases, sparse_chain.strategies),
     "vectors": Part(sparse_products.vector_cases, sparse_products.vectors),
+    "values": Part(sparse_jacobians.value_cases, sparse_jacobians.values),
+    "jacobian": Part(sparse_jacobians.jacobian_cases, sparse_jacobians.jacobians),
 }
 
 

@@ -16,6 +16,7 @@ from bppsa._modules import chained
 from bppsa._modules.classes import Recurrent, rewrite
 from bppsa.errors import ArgumentError, StrategyError
 from bppsa.plan.chain_choice import may_gain
+from bppsa.plan.forward import Forward, forward_of
 from bppsa.plan.strategy import Strategy, strategy_of
 from bppsa.report import Decision, Report
 
@@ -31,6 +32,7 @@ def compile(
     model: nn.Module,
     *,
     strategy: str | Strategy = "auto",
+    forward: str | Forward = "sequential",
     fallback: str = "eager",
     strict: bool = False,
     memory: int | None = None,
@@ -43,25 +45,28 @@ def compile(
     Inductor (`fallback="inductor"`). `.report` of the result tells what its last call did and, before the first, what
     waits for it.
 
+    forward: "sequential", "newton" (`bppsa.strategies.newton`: all steps at once, by Newton's iteration) or "auto",
+    which is Newton's where it is predicted to pay and has not failed before.
     strict: where a strategy is asked for, a feed-forward stage without a rule is a ChainError (a RuntimeError) in the
-    call, where it would otherwise be differentiated by autograd and split the scan. memory: bytes that a scan over
-    stages may take for transposed Jacobians, by default a quarter of the machine's; beyond, its up-sweep stops earlier.
+    call, where it would otherwise be differentiated by autograd and split the scan.
+    memory: bytes that a scan over stages may take for transposed Jacobians, by default a quarter of the machine's;
+    beyond, its up-sweep stops earlier.
 
-    Raises StrategyError (a ValueError) for an unknown strategy or fallback.
+    Raises StrategyError (a ValueError) for an unknown strategy, forward or fallback.
     """
-    chosen = check(strategy, fallback)
+    chosen, ahead = check(strategy, fallback), forward_of(forward)
     if not isinstance(model, nn.Module):
         raise StrategyError(
             f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan"
         )
-    fast, by_path = rewrite(model, chosen)
+    fast, by_path = rewrite(model, chosen, ahead)
     options = Options(chosen, strict, memory)
     found = (*by_path.values(), *(chains(fast, options) if fallback == "eager" else []))
     if fallback == "inductor":  # what is decided while a graph is traced holds for all calls
         reason = "one op of the graph, where the call can be traced"
         runs = "sequential" if chosen.name == "auto" else str(chosen)
         found = tuple(replace(d, strategy=runs, reason=reason) if d.strategy == "waiting" else d for d in found)
-    fast.__dict__["_bppsa_asked"] = chosen
+    fast.__dict__["_bppsa_asked"] = chosen, ahead
     fast.__dict__["_bppsa_left"] = tuple(decision for decision in found if decision.strategy != "waiting")
     fast.__dict__["report"] = Report(found, NOT_YET if fallback == "eager" else "")
     if not isinstance(fast, Recurrent):  # which keeps its own
@@ -70,7 +75,7 @@ def compile(
     if fallback == "inductor":
         from bppsa._backend import backend  # Dynamo takes a second to import
 
-        fast.compile(backend=backend, options={"fallback": fallback, "strategy": str(chosen)})
+        fast.compile(backend=backend, options={"fallback": fallback, "strategy": str(chosen), "forward": str(ahead)})
     return fast
 
 
@@ -90,7 +95,7 @@ def chains(model: nn.Module, options: Options) -> list[Decision]:
 def begin_report(module: nn.Module, args: Any) -> None:
     taken = list(module.__dict__.get("_bppsa_left", ()))
     module.__dict__["report"] = Report(taken)
-    _calls.push(taken, module.__dict__.get("_bppsa_asked"))
+    _calls.push(taken, *module.__dict__.get("_bppsa_asked", (None, None)))
 
 
 def end_report(module: nn.Module, args: Any, output: Any) -> None:
@@ -98,7 +103,11 @@ def end_report(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def explain(
-    model: nn.Module | Callable[..., Any], *inputs: Any, strategy: str | Strategy = "auto", fallback: str = "eager"
+    model: nn.Module | Callable[..., Any],
+    *inputs: Any,
+    strategy: str | Strategy = "auto",
+    forward: str | Forward = "sequential",
+    fallback: str = "eager",
 ) -> Report:
     """Run `model(*inputs)` once as `compile(model, ...)` would and tell what was found, chosen and left alone, and why.
 
@@ -107,16 +116,16 @@ def explain(
 
     Raises ArgumentError (a TypeError) where `inputs` are not what the model takes.
     """
-    chosen = check(strategy, fallback)
+    chosen, ahead = check(strategy, fallback), forward_of(forward)
     check_inputs(model, inputs)
     if not isinstance(model, nn.Module):
-        with _calls.collecting(chosen, explained=True) as taken, torch.random.fork_rng():
+        with _calls.collecting(chosen, ahead, explained=True) as taken, torch.random.fork_rng():
             model(*inputs)
         return Report(taken, "" if taken else NO_SCAN)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with _calls.collecting(explained=True), torch.random.fork_rng():
-            fast = compile(model, strategy=strategy)
+            fast = compile(model, strategy=strategy, forward=forward)
             result = fast(*inputs)
     finally:
         with torch.no_grad():
@@ -135,12 +144,13 @@ def scan(
     *,
     reverse: bool = False,
     strategy: str | Strategy | None = None,
+    forward: str | Forward | None = None,
 ) -> tuple[Any, Any]:
     if torch.compiler.is_compiling():
         from bppsa import _backend
 
-        return _backend.scan(cell, carry, xs, reverse, strategy)
-    return _scan.scan(cell, carry, xs, reverse=reverse, strategy=strategy)
+        return _backend.scan(cell, carry, xs, reverse, strategy, forward)
+    return _scan.scan(cell, carry, xs, reverse=reverse, strategy=strategy, forward=forward)
 
 
 scan.__doc__ = _scan.scan.__doc__

@@ -164,7 +164,10 @@ class Diagonal(TransposedJacobian):
         return Pattern.identity(self.shape[0])
 
     def entries(self) -> Tensor:
-        values = self.values()
+        if self.mask is not None and not isinstance(self.d, Tensor) and self.d == 1:
+            values = self.mask.flatten(1).view(torch.uint8).to(self.reference.dtype)  # bool itself is ten times slower
+        else:
+            values = self.values()
         return values[0] if len(values) == 1 else values
 
     def mv(self, g: Tensor) -> Tensor:

@@ -4,6 +4,7 @@
 namespace {
 
 constexpr int64_t SAMPLES = 64 / sizeof(real);
+constexpr int64_t STREAMED_BYTES = 16 << 20;  // of a result: more is not in the cache when it is read
 using Lane = Vec<SAMPLES>;
 
 struct Csr {
@@ -42,6 +43,14 @@ struct Plan {
   const int32_t* slots;   // of each product in its row of C; null: columns are looked up
   int64_t n, m;
 };
+
+// Past the caches, where what is written is not read soon: the line that it replaces need not be fetched first.
+INLINE void stream(real* at, Lane v) {
+#if WIDE
+  if (((uintptr_t)at & 63) == 0) return _mm512_stream_si512((__m512i*)at, (__m512i)v);
+#endif
+  store(at, v);
+}
 
 // f(begin, end, thread) on each thread, for rows with about as much work each; ends: the work up to each row.
 template <class F>
@@ -88,10 +97,16 @@ struct Tiles {
   int64_t k, count;
   std::vector<int64_t> bounds;  // [count + 1, k]: where the entries of each tile begin in each row of B
   std::vector<int32_t> place;   // of each column in the row of C; used where there are no slots
+  std::vector<real> sums;       // of a row of C, before they are written
+  bool streams;
 
   // width: columns of a tile; k: rows of B.
   Tiles(const Plan& plan, int64_t k, int64_t width)
-      : plan(plan), k(k), count(ceil_div(plan.m, width)), bounds((count + 1) * k), place(plan.slots ? 0 : plan.m) {
+      : plan(plan), k(k), count(ceil_div(plan.m, width)), bounds((count + 1) * k), place(plan.slots ? 0 : plan.m),
+        streams(plan.c.rows[plan.n] * (int64_t)sizeof(Lane) > STREAMED_BYTES) {
+    int64_t widest = 0;
+    for (int64_t i = 0; i < plan.n; ++i) widest = std::max(widest, plan.c.rows[i + 1] - plan.c.rows[i]);
+    sums.resize((widest + 1) * SAMPLES);
     for (int64_t row = 0; row < k; ++row) {
       const int32_t *from = plan.b.columns + plan.b.rows[row], *end = plan.b.columns + plan.b.rows[row + 1];
       for (int64_t t = 0; t < count; ++t) {
@@ -106,7 +121,8 @@ struct Tiles {
   INLINE void row(int64_t i, Values<A> a, Values<B> b, real* c, int64_t pitch) {
     using C = std::conditional_t<std::is_same_v<A, real>, B, A>;
     const int64_t first = plan.c.rows[i], entries = plan.c.rows[i + 1] - first;
-    clear<C>(c, pitch, entries);
+    real* to = (real*)(((uintptr_t)sums.data() + 63) & ~(uintptr_t)63);
+    clear<C>(to, SAMPLES, entries);
     for (int64_t j = 0; plan.slots == nullptr && j < entries; ++j) place[plan.c.columns[first + j]] = j;
     for (int64_t t = 0; t < count; ++t) {
       const int32_t* slot = plan.slots + plan.starts[i];
@@ -115,16 +131,40 @@ struct Tiles {
         const int64_t begin = bounds[t * k + from], end = bounds[(t + 1) * k + from];
         const A left = a[e];
         for (int64_t p = begin; p < end; ++p) {
-          real* at = c + (plan.slots ? slot[p - start] : place[plan.b.columns[p]]) * pitch;
+          real* at = to + (plan.slots ? slot[p - start] : place[plan.b.columns[p]]) * SAMPLES;
           put(at, get<C>(at) + left * b[p]);
         }
         slot += plan.b.rows[from + 1] - start;
       }
     }
+    if (streams) {
+      for (int64_t j = 0; j < entries; ++j) stream(c + j * pitch, load<Lane>(to + j * SAMPLES));
+    } else {
+      for (int64_t j = 0; j < entries; ++j) store(c + j * pitch, load<Lane>(to + j * SAMPLES));
+    }
   }
 };
 
 // Row i of J^T times g: terms are added in several sums, or each addition would wait for the one before.
+#if WIDE
+INLINE real dot(const Csr& j, int64_t i, const real* values, const real* g) {
+  Lane total{};
+  for (int64_t e = j.rows[i], end = j.rows[i + 1]; e < end; e += SAMPLES) {
+    const uint32_t inside = end - e >= SAMPLES ? (1u << SAMPLES) - 1 : (1u << (end - e)) - 1;
+    const Lane zero{};
+    if constexpr (SINGLE) {
+      const __m512i column = _mm512_maskz_loadu_epi32(inside, j.columns + e);
+      const __m512 from = _mm512_mask_i32gather_ps((__m512)zero, inside, column, g, 4);
+      total += (Lane)_mm512_maskz_loadu_ps(inside, values + e) * (Lane)from;
+    } else {
+      const __m256i column = _mm256_maskz_loadu_epi32(inside, j.columns + e);
+      const __m512d from = _mm512_mask_i32gather_pd((__m512d)zero, inside, column, g, 8);
+      total += (Lane)_mm512_maskz_loadu_pd(inside, values + e) * (Lane)from;
+    }
+  }
+  return sum(total);
+}
+#else
 INLINE real dot(const Csr& j, int64_t i, const real* values, const real* g) {
   const int32_t* column = j.columns;
   int64_t e = j.rows[i];
@@ -137,6 +177,7 @@ INLINE real dot(const Csr& j, int64_t i, const real* values, const real* g) {
   for (; e < end; ++e) s0 += values[e] * g[column[e]];
   return (s0 + s1) + (s2 + s3);
 }
+#endif
 
 // Row i of J^T times T vectors of lanes of g.
 template <int T, class V>
@@ -210,6 +251,7 @@ extern "C" void bppsa_multiply_lanes(const Plan* plan, const real* a, int64_t a_
       const Values<Lane> left{a + s, a_pitch}, right{b + s, b_pitch};
       const auto run = [&](auto l, auto r) {
         for (int64_t i = begin; i < end; ++i) tiles.row(i, l, r, c + s + plan->c.rows[i] * c_pitch, c_pitch);
+        if (tiles.streams) std::atomic_thread_fence(std::memory_order_seq_cst);
       };
       if (a_pitch == 0) run(Values<real>{a, 1}, right);
       else if (b_pitch == 0) run(left, Values<real>{b, 1});

@@ -18,8 +18,10 @@ aten = ops.aten
 Grid = Callable[[], Pattern]  # of one channel
 
 
-def selected(x: Tensor, out: tuple[Tensor, Tensor], grid: Grid) -> tuple[tuple[Implicit], tuple[None]]:
-    """x [B, C, *grid]; out: the maxima and their places in the grid, [B, C, *windows] both."""
+def selected(
+    x: Tensor, out: tuple[Tensor, Tensor], grid: Grid, backward: Callable[[Tensor], Tensor]
+) -> tuple[tuple[Implicit], tuple[None]]:
+    """x [B, C, *grid]; out: the maxima and their places in the grid, [B, C, *windows] both. backward: PyTorch's own."""
     y, place = out
     planes, places = x.shape[1], x.shape[2:].numel()
 
@@ -33,14 +35,13 @@ def selected(x: Tensor, out: tuple[Tensor, Tensor], grid: Grid) -> tuple[tuple[I
 
     def values() -> Tensor:
         pattern = grid()
-        index = place.flatten(2)
-        if int(pattern.indptr.diff().max()) <= 1:  # no place is in two windows: an entry is known by its place
-            number = index if pattern.nnz == places else pattern.indptr.to(index.device)[index]
-            ones = y.new_zeros(len(y) * planes, pattern.nnz)
-            ones.scatter_(1, number.flatten(0, 1), 1.0)
+        held = pattern.indptr.diff().to(place.device)
+        if int(held.max()) <= 1:  # no place is in two windows: its value is what a one in each window sends back
+            ones = backward(torch.ones_like(y)).reshape(len(y), planes, places)
+            ones = ones if pattern.nnz == places else ones[:, :, held == 1]
         else:
-            columns, rows = pattern.indices.to(index.device), pattern.rows.to(index.device)
-            ones = (index.index_select(2, columns) == rows).to(y.dtype)
+            columns, rows = pattern.indices.to(place.device), pattern.rows.to(place.device)
+            ones = (place.flatten(2).index_select(2, columns) == rows).to(y.dtype)
         return ones.reshape(-1) if len(y) == 1 else ones.reshape(len(y), -1)
 
     return (Implicit(x, y, vjp, links, values=values),), (None,)
@@ -64,14 +65,20 @@ def max_pool(
 ) -> tuple[tuple[Implicit], tuple[None]]:
     k, p, d = (each(n, (0,) * (x.dim() - 2)) for n in (kernel, padding, dilation))
     windows = Windows(k, each(stride, k) if stride else k, p, d)
-    return selected(x, out, lambda: sliding(windows, x.shape[2:], out[0].shape[2:]))
+    op = aten.max_pool2d_with_indices_backward if x.dim() == 4 else aten.max_pool3d_with_indices_backward
+
+    def backward(g: Tensor) -> Tensor:
+        return op(g, x, k, windows.stride, p, d, ceil_mode, out[1])
+
+    return selected(x, out, lambda: sliding(windows, x.shape[2:], out[0].shape[2:]), backward)
 
 
 @rule(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def adaptive_max_pool(
     x: Tensor, size: Sequence[int], *, out: tuple[Tensor, Tensor]
 ) -> tuple[tuple[Implicit], tuple[None]]:
-    return selected(x, out, lambda: adapted(x.shape[2:], out[0].shape[2:]))
+    op = aten.adaptive_max_pool2d_backward if x.dim() == 4 else aten.adaptive_max_pool3d_backward
+    return selected(x, out, lambda: adapted(x.shape[2:], out[0].shape[2:]), lambda g: op(g, x, out[1]))
 
 
 @functools.lru_cache(maxsize=64)
