@@ -33,9 +33,9 @@ class Usage:
     warps: int
 
 
-def usage(kernel: Kernel, real: str, capability: int, precision: str = PRECISION) -> Usage:
-    """Of `kernel` on a GPU of compute capability `capability`, such as 90."""
-    text = printed(kernel, real)
+def usage(kernel: Kernel, real: str, capability: int, precision: str = PRECISION, columns: int = 1) -> Usage:
+    """Of `kernel` on a GPU of compute capability `capability`, such as 90. columns: RUNNING rows a sample."""
+    text = printed(kernel, real, columns)
     signature, aligned = arguments(kernel, real)
     signature |= {"lengths": "constexpr", **scalars(), "PRECISION": "constexpr"}
     constants = {"lengths": None, "PRECISION": precision if real == "float" else "ieee"}
