@@ -13,6 +13,7 @@ from torch import nn
 from bppsa import _calls, _scan
 from bppsa._modules.classes import Recurrent, rewrite
 from bppsa.errors import ArgumentError, StrategyError
+from bppsa.plan.forward import Forward, forward_of
 from bppsa.plan.strategy import Strategy, strategy_of
 from bppsa.report import Report
 
@@ -24,27 +25,35 @@ NO_SCAN = (
 )
 
 
-def compile(model: nn.Module, *, strategy: str | Strategy = "auto", fallback: str = "eager") -> nn.Module:
+def compile(
+    model: nn.Module,
+    *,
+    strategy: str | Strategy = "auto",
+    forward: str | Forward = "sequential",
+    fallback: str = "eager",
+) -> nn.Module:
     """A model that computes what `model` computes, its recurrences by generated kernels.
 
     It shares the Parameters and buffers of `model`, has the same classes and `state_dict` keys, and leaves `model` as
     it was. What is not rewritten runs as it is (`fallback="eager"`) or goes to Inductor (`fallback="inductor"`).
     `.report` of the result tells what its last call did and, before the first, what waits for it.
+    `forward`: "sequential", "newton" (`bppsa.strategies.newton`: all steps at once, by Newton's iteration) or "auto",
+    which is Newton's where it is predicted to pay and has not failed before.
 
-    Raises StrategyError (a ValueError) for an unknown strategy or fallback.
+    Raises StrategyError (a ValueError) for an unknown strategy, forward or fallback.
     """
-    chosen = check(strategy, fallback)
+    chosen, ahead = check(strategy, fallback), forward_of(forward)
     if not isinstance(model, nn.Module):
         raise StrategyError(
             f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan"
         )
-    fast, by_path = rewrite(model, chosen)
+    fast, by_path = rewrite(model, chosen, ahead)
     found = tuple(by_path.values())
     if fallback == "inductor":  # what is decided while a graph is traced holds for all calls
         reason = "one op of the graph, where the call can be traced"
         runs = "sequential" if chosen.name == "auto" else str(chosen)
         found = tuple(replace(d, strategy=runs, reason=reason) if d.strategy == "waiting" else d for d in found)
-    fast.__dict__["_bppsa_asked"] = chosen
+    fast.__dict__["_bppsa_asked"] = chosen, ahead
     fast.__dict__["_bppsa_left"] = tuple(decision for decision in found if decision.strategy != "waiting")
     fast.__dict__["report"] = Report(found, NOT_YET if fallback == "eager" else "")
     if not isinstance(fast, Recurrent):  # which keeps its own
@@ -53,14 +62,14 @@ def compile(model: nn.Module, *, strategy: str | Strategy = "auto", fallback: st
     if fallback == "inductor":
         from bppsa._backend import backend  # Dynamo takes a second to import
 
-        fast.compile(backend=backend, options={"fallback": fallback, "strategy": str(chosen)})
+        fast.compile(backend=backend, options={"fallback": fallback, "strategy": str(chosen), "forward": str(ahead)})
     return fast
 
 
 def begin_report(module: nn.Module, args: Any) -> None:
     taken = list(module.__dict__.get("_bppsa_left", ()))
     module.__dict__["report"] = Report(taken)
-    _calls.push(taken, module.__dict__.get("_bppsa_asked"))
+    _calls.push(taken, *module.__dict__.get("_bppsa_asked", (None, None)))
 
 
 def end_report(module: nn.Module, args: Any, output: Any) -> None:
@@ -68,7 +77,11 @@ def end_report(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def explain(
-    model: nn.Module | Callable[..., Any], *inputs: Any, strategy: str | Strategy = "auto", fallback: str = "eager"
+    model: nn.Module | Callable[..., Any],
+    *inputs: Any,
+    strategy: str | Strategy = "auto",
+    forward: str | Forward = "sequential",
+    fallback: str = "eager",
 ) -> Report:
     """Run `model(*inputs)` once as `compile(model, ...)` would and tell what was found, chosen and left alone, and why.
 
@@ -77,13 +90,13 @@ def explain(
 
     Raises ArgumentError (a TypeError) where `inputs` are not what the model takes.
     """
-    chosen = check(strategy, fallback)
+    chosen, ahead = check(strategy, fallback), forward_of(forward)
     check_inputs(model, inputs)
     if not isinstance(model, nn.Module):
-        with _calls.collecting(chosen, explained=True) as taken, torch.random.fork_rng():
+        with _calls.collecting(chosen, ahead, explained=True) as taken, torch.random.fork_rng():
             model(*inputs)
         return Report(taken, "" if taken else NO_SCAN)
-    fast = compile(model, strategy=strategy)
+    fast = compile(model, strategy=strategy, forward=forward)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with _calls.collecting(explained=True), torch.random.fork_rng():
@@ -104,12 +117,13 @@ def scan(
     *,
     reverse: bool = False,
     strategy: str | Strategy | None = None,
+    forward: str | Forward | None = None,
 ) -> tuple[Any, Any]:
     if torch.compiler.is_compiling():
         from bppsa import _backend
 
-        return _backend.scan(cell, carry, xs, reverse, strategy)
-    return _scan.scan(cell, carry, xs, reverse=reverse, strategy=strategy)
+        return _backend.scan(cell, carry, xs, reverse, strategy, forward)
+    return _scan.scan(cell, carry, xs, reverse=reverse, strategy=strategy, forward=forward)
 
 
 scan.__doc__ = _scan.scan.__doc__

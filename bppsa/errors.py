@@ -50,6 +50,14 @@ class GradientError(BppsaError, RuntimeError):
     """With BPPSA_CHECK=1: a gradient that is not PyTorch's; the text names it, and by how much it differs."""
 
 
+class RuleError(BppsaError, NotImplementedError):
+    """A transposed Jacobian that no rule gives; the text names the module and its op."""
+
+
+class BudgetError(BppsaError, MemoryError):
+    """A pattern larger than the memory budget; the text names the module, its op, the shape and the non-zeros."""
+
+
 # Ours for what PyTorch raises over sizes, dtypes and dimensions.
 OURS: dict[type[Exception], type[BppsaError]] = {
     RuntimeError: InputError,
@@ -65,9 +73,11 @@ class Reason:
     what: str
     op: str = ""
     mend: str = ""
+    path: str = ""  # of the module
 
     def __str__(self) -> str:
-        return "; ".join(part for part in (f"{self.op}: {self.what}" if self.op else self.what, self.mend) if part)
+        what = ": ".join(part for part in (self.path, self.op, self.what) if part)
+        return f"{what}; {self.mend}" if self.mend else what
 
 
 class Unsupported(BppsaError):

@@ -9,7 +9,7 @@ second's worth of Python; a rewritten model must start in milliseconds.)
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -50,14 +50,22 @@ class Recording:
     result: Any
 
 
-def record(fn: Callable[..., Any], args: Sequence[Any], *, gradients: bool = True) -> Recording:
+def record(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    gradients: bool = True,
+    decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE,
+    where: Callable[[], str] = str,
+) -> Recording:
     """Record `fn(*args)`; `args` is a pytree whose tensors stand for inputs (only their shape and dtype are read).
-    gradients: whether the recording must also tell what autograd would do.
+    gradients: whether the recording must also tell what autograd would do. decompose: what to record instead of an op.
+    where: names the module that runs, for each node's `meta["path"]`.
 
     Raises `Unsupported` where the function reads the value of a tensor, changes an input in place, or has a gradient
     that is not that of its ops.
     """
-    recorder = Recorder()
+    recorder = Recorder(decompose, where)
     nodes: list[fx.Node] = []
 
     def stand_in(tensor: Tensor) -> Tensor:
@@ -135,8 +143,9 @@ class NoEscape(TorchFunctionMode):
 class Recorder(TorchDispatchMode):
     """Sees every op that the dispatcher does, runs it on stand-ins and writes it down as a node."""
 
-    def __init__(self) -> None:
+    def __init__(self, decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE, where: Callable[[], str] = str) -> None:
         super().__init__()
+        self.decompose, self.where = decompose, where
         self.graph = fx.Graph()
         self.nodes: dict[tuple, fx.Node] = {}
         self.alive: list[Tensor] = []  # a geometry is an address: it must not be given away again
@@ -190,9 +199,9 @@ class Recorder(TorchDispatchMode):
             raise Unsupported(Reason("draws random numbers", op=str(func), mend="draw them outside, pass them in xs"))
         if func._schema.is_mutable:
             return self.change_in_place(func, args, kwargs)
-        if func in DECOMPOSE:
+        if func in self.decompose:
             with self:
-                return DECOMPOSE[func](*args, **kwargs)
+                return self.decompose[func](*args, **kwargs)
         with self:
             parts = func.decompose(*args, **kwargs)  # of an op that is nothing but a composition of others
         if parts is not NotImplemented:
@@ -203,6 +212,7 @@ class Recorder(TorchDispatchMode):
             options = {**options, "device": "cpu"}
         out = func(*stand_ins, **options)
         node = self.graph.call_function(func, args, kwargs)
+        node.meta["path"] = self.where()
         if isinstance(out, Tensor):
             return self.define_output(node, out)
         if not isinstance(out, (tuple, list)):

@@ -195,7 +195,7 @@ class Environment:
         """Whether it may change while the process runs. Of libraries we take for granted that they do not: a walk
         through one of them would find no end."""
         package = (module or "").partition(".")[0]
-        return package == self.home or not is_library(package)
+        return (package == self.home and package != "torch") or not is_library(package)
 
     def visit_spaces(self) -> None:
         """All that is found by a name that some function looks up, until nothing new turns up."""
