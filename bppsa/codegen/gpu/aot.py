@@ -48,9 +48,11 @@ def boundaries_usage(width: int, diagonal: bool, real: str, capability: int) -> 
     """Of the scan over chunks of a recurrence whose carries are `width` wide together."""
     kernel, block, warps = scan_of(width, diagonal)
     signature = dict.fromkeys(("running", "g", "entering"), POINTER[real])
-    signature |= dict.fromkeys(("chunks", "rows", "direction", "pitch"), "i32") | {"N": "constexpr", "P": "constexpr"}
+    signature |= dict.fromkeys(("chunks", "rows", "direction", "pitch"), "i32")
+    signature |= dict.fromkeys(("N", "P", "TRANSPOSED"), "constexpr")
     aligned = {"running", "g", "entering"}
-    return compiled(kernel, signature, {"N": width, "P": block}, aligned, capability, warps, {"num_warps": warps})
+    constants = {"N": width, "P": block, "TRANSPOSED": False}
+    return compiled(kernel, signature, constants, aligned, capability, warps, {"num_warps": warps})
 
 
 def level_usage(name: str, width: int, real: str, capability: int) -> Usage:

@@ -31,13 +31,6 @@ class Block:
         return rows * -(-columns // self.rows) if self.shared else -(-rows * columns // self.rows)
 
 
-def block_of(columns: int) -> Block:
-    """Of a kernel that runs on so many columns a sample. Few would leave most of a tile empty; two tiles read weights
-    and streams once where that pads no further."""
-    tiles = -(-columns // ROWS)
-    return Block(ROWS * (2 - tiles % 2), True) if columns >= ROWS else Block(ROWS, False)
-
-
 def padded(width: int) -> int:
     """Columns of a tile that holds `width`: Triton's shapes are powers of two."""
     return 1 if width == 1 else max(LEAST, 1 << (width - 1).bit_length())
@@ -50,7 +43,7 @@ def blocks(width: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Tile:
-    """A variable of shape [rows, padded(width)]; what stands beyond its width is undefined. rows: of a program, or 1."""
+    """A variable of shape [rows, padded(width)]; what stands beyond its width is undefined. rows: all, or 1."""
 
     name: str
     width: int

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen import cache
-from bppsa.codegen.gpu.columns import block_of
 from bppsa.codegen.gpu.print_triton import Printed, printed
 from bppsa.codegen.ir import Kernel, Kind
 from bppsa.errors import BuildError
@@ -89,7 +88,8 @@ class TritonKernel:
         if len(tensors) != len(arguments):
             raise ValueError(f"kernel {self.kernel.name} takes {len(arguments)} tensors, not {len(tensors)}")
         chunk = steps if chunk is None else chunk
-        programs = block_of(columns).programs(rows, columns) * -(-steps // max(chunk, 1))
+        text = self.text(columns)
+        programs = text.block.programs(rows, columns) * -(-steps // max(chunk, 1))
         partial: list[tuple[Tensor, Tensor]] = []
         given: list[Tensor | int] = []
         for b, tensor in zip(arguments, tensors, strict=True):
@@ -101,7 +101,6 @@ class TritonKernel:
             lengths = None if active is None else row_lengths(active, rows).to(tensors[0].device)
             ascending = self.kernel.along != reverse
             scalars = (steps, rows * columns, columns, chunk, 1 if ascending else -1, int(reverse))
-            text = self.text(columns)
             how = options(text.warps) | {"PRECISION": self.precision}
             launch(self.kernel.name, module(text.source).sweep, programs, [*given, lengths, *scalars], how)
         for total, parts in partial:

@@ -32,7 +32,8 @@ def masked(conditions: Sequence[str]) -> str:
 
 
 class Loads:
-    """block: the rows of a program. hold: keep weights during the loop, else read each where it is used. early: see `loop`."""
+    """block: the rows of a program. hold: keep weights during the loop, else read each where it is used. early: see
+    `loop`."""
 
     def __init__(self, kernel: Kernel, block: Block, hold: bool, early: bool) -> None:
         self.kernel, self.block, self.hold, self.early = kernel, block, hold, early

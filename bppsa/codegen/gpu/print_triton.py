@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bppsa.codegen.gpu.columns import Block, Columns, Piece, Tile, block_of, blocks, padded
+from bppsa.codegen.gpu.columns import ROWS, Block, Columns, Piece, Tile, blocks, padded
 from bppsa.codegen.gpu.print_load import Loads, span
 from bppsa.codegen.gpu.print_tile import Step
 from bppsa.codegen.gpu.tiling import tiles
@@ -23,6 +23,10 @@ from bppsa.codegen.ir import Buffer, Group, Kernel, Kind, Reduce
 BYTES = {"float": 4, "double": 8}
 TYPES = {"float": "tl.float32", "double": "tl.float64"}
 COLUMNS_A_WARP = 8  # as many as one tensor core instruction gives
+# Each warp splits all rows of a product for 3xTF32, so half as many repeat half of that: where rows share a sample and
+# the weights' elements are so few, a thread has registers for twice the columns.
+HELD_HALVED = 3 * 32 * 32
+WIDEST_SHARED = 32  # columns of a tile where rows share what they can, counted in instructions (`make aot`)
 THREADS_A_WARP = 32
 HELD_BYTES = 64 << 10  # of weights kept in a program's shared memory, which holds them twice when split for 3xTF32
 # Of streams that a thread reads a whole step ahead. A step with products of MOST columns takes as long as memory does,
@@ -93,10 +97,11 @@ LOOP = """\
 
 @dataclass(frozen=True)
 class Printed:
-    """source: a Python module with the function `sweep`. warps: for how many it is meant."""
+    """source: a Python module with the function `sweep`. warps: for how many it is meant; block: a program's rows."""
 
     source: str
     warps: int
+    block: Block
 
 
 @dataclass(frozen=True)
@@ -113,11 +118,13 @@ class Carried:
 @functools.lru_cache(maxsize=256)
 def printed(kernel: Kernel, real: str, columns: int = 1) -> Printed:
     """`real` is "float" or "double". columns: RUNNING rows a sample."""
-    warps, block = warps_of(kernel), block_of(columns)
+    block = block_of(kernel, columns)
     loads = _Sweep(kernel, block, hold=True, early=True).loads
+    halved = block.shared and loads.held <= HELD_HALVED
+    warps = max(1, warps_of(kernel) // 2) if halved else warps_of(kernel)
     hold = loads.held * BYTES[real] <= HELD_BYTES
     early = loads.columns_fetched * block.samples * BYTES[real] <= EARLY_BYTES * warps * THREADS_A_WARP
-    return Printed(_Sweep(kernel, block, hold=hold, early=early).text(real), warps)
+    return Printed(_Sweep(kernel, block, hold=hold, early=early).text(real), warps, block)
 
 
 def stores_over(group: Group, name: str, after: bool, piece: Piece) -> bool:
@@ -129,10 +136,19 @@ def stores_over(group: Group, name: str, after: bool, piece: Piece) -> bool:
     )
 
 
+def widest(kernel: Kernel) -> int:
+    """Columns of its widest tile."""
+    return max(padded(width) for spans in tiles(kernel) for _, width in spans)
+
+
+def block_of(kernel: Kernel, columns: int) -> Block:
+    """Few columns would leave most of a shared tile empty; beside wide products there is little to save."""
+    return Block(ROWS, columns >= ROWS and widest(kernel) <= WIDEST_SHARED)
+
+
 def warps_of(kernel: Kernel) -> int:
     """Of a program; its widest tile says how many it keeps busy."""
-    widest = max(padded(width) for spans in tiles(kernel) for _, width in spans)
-    return max(1, widest // COLUMNS_A_WARP)
+    return max(1, widest(kernel) // COLUMNS_A_WARP)
 
 
 class _Sweep:
