@@ -12,6 +12,7 @@ from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import spec
+from bppsa.schedule.answers import no_cost
 from bppsa.schedule.graph import NOWHERE, Graph, Prices, build_graph, numbered
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.timeline import Timeline
@@ -68,14 +69,14 @@ def simulate(
 
 
 def per_stage(name: str, cost: Cost, S: int) -> Callable[[int, int], Number]:
-    """A cost in any of its forms as a function of (s, b)."""
+    """A cost in any of its forms as a function of (s, b). Raises ScheduleError where it is none of them."""
     if callable(cost):
         return cost
-    if not isinstance(cost, Iterable):
-        return lambda s, b: cost
-    by_stage = list(cost)
+    by_stage: list[Any] = list(cost) if isinstance(cost, Iterable) and not isinstance(cost, str) else [cost] * S
     if len(by_stage) != S:
         raise ScheduleError(f"{name} has {len(by_stage)} numbers for S={S} stages")
+    for s in no_cost(by_stage):
+        raise ScheduleError(f"{name} of stage {s} is {by_stage[s]!r}, and has to be a finite number from 0 on")
     return lambda s, b: by_stage[s]
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, Build, F, Job, Recipe, Schedule, W
+from bppsa.schedule.timeline import Timeline
 
 ACTION = re.compile(r"(\d+)(F|I|W|B)(\d+)")
 # What torch adds to a schedule where it lowers it; the simulator finds these out itself.
@@ -44,8 +46,8 @@ def from_torch(source: Any) -> Schedule:
     """The schedule of a CSV (its text, or the path of a file) or of a schedule object of torch, in a strict order.
 
     S, B and W are those of the source: `simulate` takes the same. A whole backward of a schedule that also has split
-    ones becomes a B and the W right after it. Raises ScheduleError for a cell that is no action, or a job that two
-    ranks run.
+    ones becomes a B and the W right after it. Raises ScheduleError for a cell that is no action, a job that two ranks
+    run, or one that none runs: on the last rank of torch 2.13's Schedule1F1B, `pipeline_order` counts from 1.
     """
     place: dict[Job, int] = {}
     order: dict[Job, int] = {}
@@ -57,8 +59,7 @@ def from_torch(source: Any) -> Schedule:
                 if job in place:
                     raise ScheduleError(f"job {job} is on rank {place[job]} and on rank {rank}")
                 place[job], order[job] = rank, 2 * at + (job[2] == W)
-    if not place:
-        raise ScheduleError("the torch schedule has no job")
+    complete(place)
     return Schedule(
         lambda s, b, d: (place[s, b, d], place[s, b, d]),
         lambda s, b, d: order[s, b, d],
@@ -69,6 +70,20 @@ def from_torch(source: Any) -> Schedule:
     )
 
 
+def complete(place: Mapping[Job, int]) -> None:
+    """Raises ScheduleError where a stage, a micro-batch or a direction that is there lacks a job."""
+    if not place:
+        raise ScheduleError("the torch schedule has no job")
+    stages, batches, directions = (dict.fromkeys(of) for of in zip(*place, strict=True))
+    grid = product(range(1 + max(stages)), range(1 + max(batches)), directions)
+    missing = next((job for job in grid if job not in place), None)
+    if missing is not None:
+        raise ScheduleError(
+            f"no rank of the torch schedule runs job {missing}, of S={1 + max(stages)} stages and "
+            f"B={1 + max(batches)} micro-batches; where it is torch's Schedule1F1B, take one_f_one_b()"
+        )
+
+
 def rows_of(source: Any) -> list[Iterable[str]]:
     """The cells of each rank as text."""
     actions = getattr(source, "pipeline_order", None) or getattr(source, "pipeline_order_with_comms", None)
@@ -76,6 +91,8 @@ def rows_of(source: Any) -> list[Iterable[str]]:
         return [[str(action) for action in actions[rank] if action is not None] for rank in sorted(actions)]
     if isinstance(source, Path) or (isinstance(source, str) and "\n" not in source and Path(source).is_file()):
         source = Path(source).read_text(encoding="utf-8")
+    elif isinstance(source, str) and source.endswith(".csv"):
+        raise ScheduleError(f"there is no file {source!r}")
     if not isinstance(source, str):
         raise ScheduleError(f"{type(source).__name__} is no CSV and has no pipeline_order")
     return list(csv.reader(io.StringIO(source)))
@@ -105,12 +122,15 @@ def to_torch(
 ) -> TorchSchedule:
     """The schedule as torch runs it: one CSV for every group of ranks, over a mesh of groups and ranks.
 
-    Torch keeps a stage on one rank of a group, so the groups have to run alike, each on its own micro-batches. Greedy
-    schedules are resolved by simulating them; `costs` are those of `simulate`. Raises ScheduleError where torch cannot
-    express the schedule, or would run it with wrong gradients: a split backward with replicated weights skips
-    DistributedDataParallel's hooks there, so that gradients are silently not reduced.
+    Torch keeps a stage on one rank of a group, so the groups have to run alike, each on its own micro-batches, and
+    shards weights over the ranks that run them, or not at all. Greedy schedules are resolved by simulating them;
+    `costs` are those of `simulate`. Raises ScheduleError where torch cannot express the schedule, or would run it with
+    wrong gradients: a split backward with replicated weights skips DistributedDataParallel's hooks there, so that
+    gradients are silently not reduced.
     """
     timeline = simulate(schedule, S=S, B=B, W=W, **costs)
+    if not timeline.graph.schedule.flush:
+        raise ScheduleError("torch ends every step in a flush, and the schedule has none; with one it is one_f_one_b()")
     jobs = timeline.jobs_of
     unknown = {d for row in jobs for _, _, d in row} - {"F", "B", "W"}
     if unknown or timeline.lanes > 1:
@@ -140,6 +160,7 @@ def to_torch(
             "use a schedule that does not split it, or one that shards the weights"
         )
     stages_on_one_rank(programs[0])
+    owners_run_their_stage(timeline)
     lines = (",".join(f"{s}{TORCH[d] if split else d}{b}" for s, b, d in row) for row in programs[0])
     return TorchSchedule("\n".join(lines) + "\n", count, len(programs[0]), sharded)
 
@@ -152,3 +173,13 @@ def stages_on_one_rank(program: list[list[Job]]) -> None:
                 raise ScheduleError(
                     f"torch keeps a stage on one rank, but stage {s} is on ranks {rank_of[s]} and {rank}"
                 )
+
+
+def owners_run_their_stage(timeline: Timeline) -> None:
+    run = {(worker, job[0]) for job, worker in timeline.worker.items()}
+    for job, owner in timeline.owner.items():
+        if (owner, job[0]) not in run:
+            raise ScheduleError(
+                f"torch shards the weights of a stage over the ranks that run it, but job {job} has those of worker "
+                f"{owner}, which does not run stage {job[0]}"
+            )
