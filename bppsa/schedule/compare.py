@@ -16,7 +16,7 @@ from bppsa.schedule.timeline import Timeline
 @dataclass(frozen=True)
 class Row:
     """Of one schedule. Memory and receives are those of the worker that has most of them; memory is of activations and
-    weights, see `Timeline.peak_memory`."""
+    weights, see `Timeline.peak_memory`; `receives` is of all three kinds together."""
 
     schedule: str
     workers: int
@@ -28,6 +28,7 @@ class Row:
     activation_receives: int
     gradient_receives: int
     weight_receives: int
+    receives: int
 
 
 @dataclass(frozen=True)
@@ -58,30 +59,53 @@ def compare(
     Where one of the schedules splits the backward, the B jobs of the others take backward + weight, so that all do the
     same work. Raises ScheduleError where none of the schedules can run.
     """
-    rows, refused, bounds = [], [], []
-    for schedule in schedules:
-        try:
-            bounds.append((name_of(schedule), bound_to(schedule, S, B, W)))
-        except ScheduleError as error:
-            refused.append((name_of(schedule), str(error)))
-    split = any(WEIGHT in bound.directions for _, bound in bounds)
-    for name, bound in bounds:
-        cost = {"backward": of_backward(bound, backward, weight, S, split), "weight": weight, **costs}
-        try:
-            rows.append(row(name, simulate(bound, S=S, B=B, W=W, **cost)))
-        except ScheduleError as error:
-            refused.append((name, str(error)))
+    recipes = [as_recipe(schedule) for schedule in schedules]
+    split = any(splits(recipe, S, B, W) for recipe in recipes)
+    numbers = {"S": S, "B": B, "W": W, "backward": backward, "weight": weight, **costs}
+    found = [(recipe.name, row_or_reason(recipe, split=split, **numbers)) for recipe in recipes]
+    rows = tuple(of for _, of in found if isinstance(of, Row))
+    refused = tuple((name, why) for name, why in found if isinstance(why, str))
     if not rows:
-        raise ScheduleError(f"no schedule can run: {'; '.join(f'{name}: {why}' for name, why in refused)}")
-    comparison = Comparison(tuple(rows), tuple(refused), split)
+        raise ScheduleError(f"no schedule can run: {reasons(refused)}")
+    comparison = Comparison(rows, refused, split)
     print(comparison)
     return comparison
 
 
-def name_of(schedule: Schedule | Recipe | Build) -> str:
+def as_recipe(schedule: Schedule | Recipe | Build) -> Recipe:
+    """With a name: a function's own, or "Schedule" for one that is bound."""
     if isinstance(schedule, Recipe):
-        return schedule.name
-    return str(getattr(schedule, "__name__", type(schedule).__name__))
+        return schedule
+    if isinstance(schedule, Schedule):
+        return Recipe("Schedule", lambda S, B, W=None: schedule)
+    return Recipe(getattr(schedule, "__name__", repr(schedule)), schedule)
+
+
+def splits(recipe: Recipe, S: int, B: int, W: int | None) -> bool:
+    try:
+        return WEIGHT in bound_to(recipe, S, B, W).directions
+    except ScheduleError:
+        return False  # it does not exist for these numbers, which its row will say
+
+
+def row_or_reason(
+    recipe: Recipe, *, S: int, B: int, W: int | None, split: bool, backward: Cost, weight: Cost, **costs: Any
+) -> Row | str:
+    """What a schedule takes, or why it cannot run. split: the whole of a backward is backward + weight."""
+    try:
+        bound = bound_to(recipe, S, B, W)
+        whole = of_backward(bound, backward, weight, S, split)
+        return row(recipe.name, simulate(bound, S=S, B=B, W=W, backward=whole, weight=weight, **costs))
+    except ScheduleError as error:
+        return str(error)
+
+
+def reasons(refused: Sequence[tuple[str, str]]) -> str:
+    """Why each of them cannot run, or why all cannot where that is one thing."""
+    same = {why for _, why in refused}
+    if len(same) == 1 < len(refused):
+        return same.pop()
+    return "; ".join(f"{name}: {why}" for name, why in refused) or "there is none"
 
 
 def of_backward(bound: Schedule, backward: Cost, weight: Cost, S: int, split: bool) -> Cost:
@@ -93,6 +117,11 @@ def of_backward(bound: Schedule, backward: Cost, weight: Cost, S: int, split: bo
 
 
 def row(name: str, timeline: Timeline) -> Row:
+    activations, gradients, weights = received = (
+        timeline.activation_receives,
+        timeline.gradient_receives,
+        timeline.weight_receives,
+    )
     return Row(
         name,
         timeline.W,
@@ -101,9 +130,10 @@ def row(name: str, timeline: Timeline) -> Row:
         max(timeline.peak_memory),
         max(timeline.peak_activations),
         max(timeline.weight_storage),
-        max(timeline.activation_receives),
-        max(timeline.gradient_receives),
-        max(timeline.weight_receives),
+        max(activations),
+        max(gradients),
+        max(weights),
+        max(map(sum, zip(*received, strict=True))),
     )
 
 

@@ -99,14 +99,19 @@ class Recipe:
         return self.name
 
 
+def check_counts(**counts: int | None) -> None:
+    """Raises ScheduleError where S, B or W counts nothing."""
+    for name, value in counts.items():
+        if value is not None and not (isinstance(value, Integral) and value >= 1):
+            raise ScheduleError(f"{name}={value!r}: a schedule has at least one stage, one micro-batch and one worker")
+
+
 def bound_to(schedule: Schedule | Recipe | Build, S: int, B: int, W: int | None = None) -> Schedule:
     """The schedule itself, or what a recipe, or a function of (S, B, W), builds for these numbers.
 
     Raises ScheduleError where S, B or W counts nothing, where there is no schedule for them, or it is none at all.
     """
-    for name, value in (("S", S), ("B", B), ("W", W)):
-        if value is not None and not (isinstance(value, Integral) and value >= 1):
-            raise ScheduleError(f"{name}={value!r}: a schedule has at least one stage, one micro-batch and one worker")
+    check_counts(S=S, B=B, W=W)
     if isinstance(schedule, Schedule):
         return schedule
     build = schedule.build if isinstance(schedule, Recipe) else schedule
