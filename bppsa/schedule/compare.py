@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
@@ -140,15 +140,13 @@ def row(name: str, timeline: Timeline) -> Row:
 def table(rows: Sequence[Any]) -> str:
     """Dataclasses as lines of text, numbers to the right."""
     heads = [field.name.replace("_", " ") for field in fields(rows[0])]
-    cells = [heads, *([shown(value) for value in astuple(row)] for row in rows)]
-    widths = [max(map(len, of)) for of in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if at == 0 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in cells
-    )
+    return "\n".join(in_columns([heads, *([shown(value) for value in astuple(row)] for row in rows)]))
+
+
+def in_columns(lines: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.rjust) -> list[str]:
+    """Lines of cells as lines of text, their first cells to the left."""
+    first, *widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join([head.ljust(first), *map(justify, cells, widths)]).rstrip() for head, *cells in lines]
 
 
 def shown(value: Any) -> str:

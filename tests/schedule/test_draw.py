@@ -43,7 +43,7 @@ def read_text(drawn: str) -> set[tuple[int, str, int, int]]:
     return jobs
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(timelines())
 def test_text_parses_back(timeline: Timeline) -> None:
     shown = {
@@ -53,7 +53,6 @@ def test_text_parses_back(timeline: Timeline) -> None:
     assert read_text(timeline.text(unit=1, batches=True)) == shown
 
 
-@settings(deadline=None, max_examples=25)
 @given(timelines())
 def test_svg_and_trace_parse_back(timeline: Timeline) -> None:
     with TemporaryDirectory() as folder:
