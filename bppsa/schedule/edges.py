@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from bppsa.errors import ScheduleError
@@ -27,9 +27,11 @@ def named(role: str, function: Jobs, jobs: Grid | Listed) -> Iterator[tuple[int,
     """Edges from the jobs that a function of a job names. Raises ScheduleError where one is not there."""
     number = jobs.number
     for q, (said, (s, b, d)) in enumerate(zip(answers(role, function, jobs), jobs, strict=True)):
-        if not isinstance(said, Iterable | None):
-            raise ScheduleError(f"{role}{s, b, d} is {said!r}, and has to be a list of jobs (s, b, d)")
-        for job in said or ():
+        try:
+            named_jobs = iter(said or ())
+        except TypeError:
+            raise ScheduleError(f"{role}{s, b, d} is {said!r}, and has to be a list of jobs (s, b, d)") from None
+        for job in named_jobs:
             try:
                 p = number(job)
             except (KeyError, ValueError, TypeError):

@@ -21,6 +21,8 @@ from bppsa.schedule.timeline import Timeline
 Number = float | Fraction
 Cost = Number | Sequence[Number] | Callable[[int, int], Number]
 
+MOST_TOLD = 16  # of jobs that wait for each other, in an error
+
 
 def simulate(
     schedule: Schedule | Recipe | Build,
@@ -153,11 +155,16 @@ def refuse(graph: Graph, done: Iterable[int]) -> None:
     def name(number: int) -> str:
         return f"{graph.jobs[number]} of worker {graph.worker[number]}"
 
+    def waits(pairs: Iterable[tuple[int, int]]) -> str:
+        told = [f"{name(q)} waits for {name(p)}" for q, p in pairs]
+        more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
+        return ", ".join(told[:MOST_TOLD] + more)
+
     try:
         TopologicalSorter(before).prepare()
     except CycleError as error:
-        cycle = ", ".join(f"{name(q)} waits for {name(p)}" for q, p in pairwise(reversed(error.args[1])))
+        cycle = waits((q, p) for q, p in pairwise(reversed(error.args[1])))
         raise ScheduleError(f"jobs wait in a cycle: {cycle}; look at pred and inputs") from None
     heads = [next((number for number in numbers if number in before), None) for numbers in graph.lists()]
-    stuck = ", ".join(f"{name(head)} waits for {name(before[head][0])}" for head in heads if head is not None)
+    stuck = waits((head, before[head][0]) for head in heads if head is not None)
     raise ScheduleError(f"the strict order is a deadlock, {len(before)} jobs never start: {stuck}; look at n")

@@ -73,8 +73,8 @@ class Schedule:
         unknown = [d for d in self.directions if d not in SPLIT]
         if unknown:
             raise ScheduleError(
-                f"directions {self.directions}: what a job {unknown[0]!r} reads has to be given, as `inputs`; "
-                f"F, B and W are known"
+                f"directions {self.directions}: what a job {unknown[0]!r} reads is not known as that of F, B "
+                f"and W is; give `inputs`"
             )
         if W in self.directions and B not in self.directions:
             raise ScheduleError(f"directions {self.directions}: W is the rest of a backward, and needs B")

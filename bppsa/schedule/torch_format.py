@@ -16,6 +16,7 @@ from typing import Any
 from bppsa.errors import ScheduleError
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, Build, F, Job, Recipe, Schedule, W
+from bppsa.schedule.spec import W as WEIGHT
 from bppsa.schedule.timeline import Timeline
 
 ACTION = re.compile(r"(\d+)(F|I|W|B)(\d+)")
@@ -123,46 +124,57 @@ def to_torch(
     """The schedule as torch runs it: one CSV for every group of ranks, over a mesh of groups and ranks.
 
     Torch keeps a stage on one rank of a group, so the groups have to run alike, each on its own micro-batches, and
-    shards weights over the ranks that run them, or not at all. Greedy schedules are resolved by simulating them;
+    shards all stages' weights over the ranks that run them, or none. Greedy schedules are resolved by simulating them;
     `costs` are those of `simulate`. Raises ScheduleError where torch cannot express the schedule, or would run it with
     wrong gradients: a split backward with replicated weights skips DistributedDataParallel's hooks there, so that
     gradients are silently not reduced.
     """
     timeline = simulate(schedule, S=S, B=B, W=W, **costs)
+    refuse_what_torch_lacks(timeline)
+    groups = groups_of(timeline.jobs_of, B)
+    program = one_program(timeline.jobs_of, groups)
+    stages_on_one_rank(program)
+    split, sharded = any(d == WEIGHT for row in program for _, _, d in row), is_sharded(timeline)
+    if split and len(groups) > 1 and not sharded:
+        raise ScheduleError(
+            "torch does not reduce the gradients of a split backward between replicas (pytorch issue 144530); "
+            "use a schedule that does not split it, or one that shards the weights"
+        )
+    lines = (",".join(f"{s}{TORCH[d] if split else d}{b}" for s, b, d in row) for row in program)
+    return TorchSchedule("\n".join(lines) + "\n", len(groups), len(program), sharded)
+
+
+def refuse_what_torch_lacks(timeline: Timeline) -> None:
+    unknown = [d for d in timeline.jobs.directions if d not in SPLIT]
+    if unknown:
+        raise ScheduleError(f"torch knows no jobs of direction {unknown[0]}")
+    if timeline.lanes > 1:
+        raise ScheduleError("torch knows no lanes")
     if not timeline.graph.schedule.flush:
         raise ScheduleError("torch ends every step in a flush, and the schedule has none; with one it is one_f_one_b()")
-    jobs = timeline.jobs_of
-    unknown = {d for row in jobs for _, _, d in row} - {"F", "B", "W"}
-    if unknown or timeline.lanes > 1:
-        raise ScheduleError(f"torch knows no {'lanes' if timeline.lanes > 1 else f'jobs of direction {min(unknown)}'}")
+
+
+def groups_of(jobs: list[list[Job]], B: int) -> list[list[int]]:
+    """The workers of each group; group g has the micro-batches b with b mod groups = g."""
     batches = [frozenset(b for _, b, _ in row) for row in jobs]
     groups = sorted(set(filter(None, batches)), key=min)
-    count = len(groups)
-    members = [[w for w, of in enumerate(batches) if of == group] for group in groups]
-    if sum(map(len, groups)) != B or any(
-        group != {b for b in range(B) if b % count == g} for g, group in enumerate(groups)
-    ):
+    if groups != [frozenset(range(g, B, len(groups))) for g in range(len(groups))]:
         raise ScheduleError(
-            f"torch runs groups of ranks that share no micro-batch, {count} of them found: group g has to take the "
-            f"micro-batches b with b mod {count} = g, all of their stages"
+            f"torch runs groups of ranks that share no micro-batch, {len(groups)} of them found: group g has to take "
+            f"the micro-batches b with b mod {len(groups)} = g, all of their stages"
         )
-    programs = [[[(s, b // count, d) for s, b, d in jobs[w]] for w in group] for group in members]
+    return [[worker for worker, of in enumerate(batches) if of == group] for group in groups]
+
+
+def one_program(jobs: list[list[Job]], groups: list[list[int]]) -> list[list[Job]]:
+    """Of each rank of a group its list, micro-batches counted within the group."""
+    programs = [[[(s, b // len(groups), d) for s, b, d in jobs[worker]] for worker in group] for group in groups]
     for g, program in enumerate(programs):
         if program != programs[0]:
             raise ScheduleError(
                 f"torch runs the same program in every group, but that of group {g} differs from group 0's"
             )
-    split = any(d == "W" for row in jobs for _, _, d in row)
-    sharded = any(timeline.owner[job] != timeline.worker[job] for job in timeline.jobs)
-    if split and count > 1 and not sharded:
-        raise ScheduleError(
-            "torch does not reduce the gradients of a split backward between replicas (pytorch issue 144530); "
-            "use a schedule that does not split it, or one that shards the weights"
-        )
-    stages_on_one_rank(programs[0])
-    owners_run_their_stage(timeline)
-    lines = (",".join(f"{s}{TORCH[d] if split else d}{b}" for s, b, d in row) for row in programs[0])
-    return TorchSchedule("\n".join(lines) + "\n", count, len(programs[0]), sharded)
+    return programs[0]
 
 
 def stages_on_one_rank(program: list[list[Job]]) -> None:
@@ -175,11 +187,19 @@ def stages_on_one_rank(program: list[list[Job]]) -> None:
                 )
 
 
-def owners_run_their_stage(timeline: Timeline) -> None:
-    run = {(worker, job[0]) for job, worker in timeline.worker.items()}
-    for job, owner in timeline.owner.items():
-        if (owner, job[0]) not in run:
+def is_sharded(timeline: Timeline) -> bool:
+    """Whether a stage has one owner among the workers that run it, and not each of these its own weights."""
+    owners: dict[int, set[int]] = {}
+    workers: dict[int, set[int]] = {}
+    for job, worker in timeline.worker.items():
+        owners.setdefault(job[0], set()).add(timeline.owner[job])
+        workers.setdefault(job[0], set()).add(worker)
+    if all(timeline.owner[job] == worker for job, worker in timeline.worker.items()):
+        return False
+    for s, of in owners.items():
+        if len(of) > 1 or not of <= workers[s]:
             raise ScheduleError(
-                f"torch shards the weights of a stage over the ranks that run it, but job {job} has those of worker "
-                f"{owner}, which does not run stage {job[0]}"
+                f"torch shards the weights of each stage over the ranks that run it, or leaves each rank its own; "
+                f"those of stage {s}, which runs on workers {sorted(workers[s])}, are owned by {sorted(of)}"
             )
+    return True

@@ -99,6 +99,12 @@ def test_a_strict_order_that_waits_for_itself() -> None:
     simulate(Schedule(on_its_stage, n), S=2, B=2)  # greedy, it runs
 
 
+def test_many_workers_that_wait_are_not_all_told() -> None:
+    with pytest.raises(ScheduleError, match=r"of worker 15 waits for .*, and 84 more; look at n") as caught:
+        simulate(Schedule(on_its_stage, lambda s, b, d: (d == "F", b), policy="strict"), S=100, B=1)
+    assert "of worker 17" not in str(caught.value)
+
+
 def test_a_predecessor_that_is_not_there() -> None:
     with pytest.raises(ScheduleError, match=r"pred\(0, 0, 'F'\) names \(0, -1, 'F'\), and there is no such job"):
         simulated(Schedule(on_its_stage, pred=lambda s, b, d: [(s, b - 1, d)]))
@@ -196,7 +202,7 @@ def test_jobs_that_are_none(jobs: Any, words: str) -> None:
     [
         ((), "each once"),
         (("F", "F"), "each once"),
-        (("F", "Q"), "what a job 'Q' reads has to be given, as `inputs`"),
+        (("F", "Q"), "what a job 'Q' reads is not known .* give `inputs`"),
         (("F", "W"), "W is the rest of a backward, and needs B"),
     ],
 )

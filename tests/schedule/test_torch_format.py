@@ -106,13 +106,18 @@ def split_ddp(S: int, B: int, W: int | None = None) -> Schedule:
     return Schedule(lambda s, b, d: (b % 2, b % 2), directions=("F", "B", "W"))
 
 
+def half_sharded(S: int, B: int, W: int | None = None) -> Schedule:
+    """Replicas of stage 0, one owner of the others."""
+    return Schedule(lambda s, b, d: (b % 2 if s == 0 else 0, b % 2), directions=("F", "B", "W"))
+
+
 @pytest.mark.parametrize(
     ("schedule", "B", "W", "words"),
     [
         (split_ddp, 4, None, "split backward.*144530"),
         (wavelet_mp(), 3, None, "stage 0 is on ranks 0 and 1"),
         (wavelet_dp(), 4, None, "torch knows no lanes"),
-        (blelloch(3), 1, None, "torch knows no jobs of direction E"),
+        (blelloch(3), 1, None, "torch knows no jobs of direction R"),
         (pipedream(), 4, None, "torch ends every step in a flush"),
         (ddp(), 3, 2, "that of group 1 differs from group 0's"),
         (Schedule(lambda s, b, d: (0, int(d == "B"))), 2, None, "stage . is on ranks 0 and 1"),
@@ -121,9 +126,10 @@ def split_ddp(S: int, B: int, W: int | None = None) -> Schedule:
             Schedule(lambda s, b, d: (0, s)),
             4,
             None,
-            r"job \(1, 0, 'F'\) has those of worker 0, which does not run stage 1",
+            r"stage 1, which runs on workers \[1\], are owned by \[0\]",
         ),
-        (fsdp(), 2, 3, r"job \(2, 0, 'F'\) has those of worker 2, which does not run stage 2"),
+        (fsdp(), 2, 3, r"stage 2, which runs on workers \[0, 1\], are owned by \[2\]"),
+        (half_sharded, 2, None, r"stage 0, which runs on workers \[0, 1\], are owned by \[0, 1\]"),
     ],
 )
 def test_what_torch_would_get_wrong_is_refused(schedule: Any, B: int, W: int | None, words: str) -> None:
