@@ -10,32 +10,30 @@ python -m bppsa.schedule search gpipe my_schedule.py:name -S 8 -B 16 -W 8
 from __future__ import annotations
 
 import argparse
-import ast
-import inspect
-import runpy
 import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule import zoo
 from bppsa.schedule.compare import compare
+from bppsa.schedule.names import PARAMETERS, ZOO, loaded, made_by, named
 from bppsa.schedule.search import search
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import Build, Recipe, Schedule
 from bppsa.schedule.timeline import Timeline
 
-signature = partial(inspect.signature, eval_str=True)
-ZOO: dict[str, Callable[..., Recipe]] = {
-    name: entry
-    for name, entry in vars(zoo).items()
-    if inspect.isfunction(entry) and signature(entry).return_annotation is Recipe
-}
-PARAMETERS = {p.name: p for entry in ZOO.values() for p in signature(entry).parameters.values()}
-COSTS = ("forward", "backward", "weight", "activation_time", "gradient_time", "weight_time")
+COSTS = (
+    "forward",
+    "backward",
+    "weight",
+    "activation_time",
+    "gradient_time",
+    "weight_time",
+    "activation_sizes",
+    "weight_sizes",
+)
 METRICS = (
     "peak_memory",
     "peak_activations",
@@ -69,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
         kind = str if isinstance(parameter.default, str) else int
         made.add_argument(f"--{name}", type=kind, help="of the schedules that have it")
     for cost in COSTS:
-        made.add_argument(f"--{cost.replace('_', '-')}", type=Fraction, metavar="TIME", help="such as 1, 2/3 or 0.5")
+        made.add_argument(f"--{cost.replace('_', '-')}", type=Fraction, metavar="NUMBER", help="such as 1, 2/3 or 0.5")
     made.add_argument("--memory", type=Fraction, help="search: what a worker can hold of activations and weights")
     made.add_argument("--svg", type=Path, metavar="FILE", help="write the diagram")
     made.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
@@ -133,45 +131,6 @@ def asked(given: argparse.Namespace) -> Recipe | Schedule | Build:
         raise ScheduleError(f"name one schedule of {', '.join(ZOO)}, or --file FILE:NAME; --help tells more")
     parameters = {name: getattr(given, name) for name in PARAMETERS if getattr(given, name) is not None}
     return made_by(given.words[0], **parameters) if parameters else named(given.words[0])
-
-
-def named(text: str) -> Recipe | Schedule | Build:
-    """What "gpipe", "lpp(G=2, R=4)" or "my_schedule.py:name" stands for."""
-    if ".py:" in text:
-        return loaded(text)
-    try:
-        call = ast.parse(text, mode="eval").body
-        name, args, keywords = (call.func, call.args, call.keywords) if isinstance(call, ast.Call) else (call, [], [])
-        places = [ast.literal_eval(arg) for arg in args]
-        parameters = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
-    except (SyntaxError, ValueError):
-        raise ScheduleError(f"{text!r} is no schedule; write it as gpipe or 'lpp(G=2, R=4)'") from None
-    return made_by(ast.unparse(name), *places, **parameters)
-
-
-def made_by(name: str, *places: Any, **parameters: Any) -> Recipe:
-    if name not in ZOO:
-        raise ScheduleError(f"{name!r} is none of {', '.join(ZOO)}; one of your own is FILE:NAME")
-    takes = signature(ZOO[name])
-    try:
-        takes.bind(*places, **parameters)
-    except TypeError as error:
-        raise ScheduleError(f"{name} takes {takes.replace(return_annotation=takes.empty)}: {error}") from None
-    return ZOO[name](*places, **parameters)
-
-
-def loaded(place: str) -> Recipe | Schedule | Build:
-    """The schedule, or the function of (S, B, W) that builds one, by this name in this file."""
-    path, colon, name = place.rpartition(":")
-    if not (colon and name):
-        raise ScheduleError(f"{place!r} names no schedule of the file; write FILE:NAME, such as my_schedule.py:mine")
-    if not Path(path).is_file():
-        raise ScheduleError(f"{place!r}: there is no file {path!r}; write FILE:NAME, such as my_schedule.py:mine")
-    found = runpy.run_path(path)
-    if name not in found:
-        raise ScheduleError(f"{path} has no {name!r}")
-    schedule: Recipe | Schedule | Build = found[name]
-    return schedule
 
 
 def summary(timeline: Timeline) -> str:
