@@ -94,7 +94,8 @@ def numbered(schedule: Schedule, S: int, B: int) -> Grid | Listed:
     if len(jobs.numbers) < len(jobs):
         twice = next(job for at, job in enumerate(listed) if jobs.numbers[job] != at)
         raise ScheduleError(f"the schedule lists a job twice: {twice}")
-    if jobs.B != B or S not in (1, jobs.S):  # S = 1: the one layer that a scan over time cuts into chunks
+    cut = S == 1 and schedule.inputs is not None  # one layer, and its stages are what a scan over time makes of it
+    if jobs.B != B or not (jobs.S == S or cut):
         raise ScheduleError(f"the schedule lists jobs of S={jobs.S} and B={jobs.B}, and not of S={S} and B={B}")
     return jobs
 

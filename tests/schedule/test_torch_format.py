@@ -41,6 +41,12 @@ def test_a_csv_is_a_strict_schedule(tmp_path: Path) -> None:
         assert timeline.W == 2
 
 
+@pytest.mark.parametrize(("S", "B"), [(1, 2), (3, 2), (2, 1), (2, 3)])
+def test_a_csv_is_for_its_own_numbers(S: int, B: int) -> None:
+    with pytest.raises(ScheduleError, match=f"jobs of S=2 and B=2, and not of S={S} and B={B}"):
+        simulate(from_torch(GPIPE), S=S, B=B)
+
+
 def test_what_torch_adds_is_found_out_by_the_simulator() -> None:
     lowered = "0UNSHARD,0F0,0SEND_F0,0RECV_B0,0B0,0REDUCE_GRAD,0RESHARD\n1RECV_F0,1F0,1B0,1SEND_B0,\n"
     assert list(from_torch(lowered).jobs or ()) == [(0, 0, "F"), (0, 0, "B"), (1, 0, "F"), (1, 0, "B")]
