@@ -12,14 +12,10 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 import fresh
 import grid
@@ -28,19 +24,11 @@ import overhead
 import readme
 import speed
 import store
-from comparison import Options, Row
+from comparison import Options
+from parts import Part, measure_part, names_of, show
 from store import Results
-from tables import terminal
 
 HERE = Path(__file__).parent
-WIDTH = 165  # of the widest table
-
-
-@dataclass(frozen=True)
-class Part:
-    cases: Callable[[Options], list[Any]]
-    measure: Callable[[Any, Options], list[Row]]
-    runs: int = 1  # how often the whole part is measured
 
 
 PARTS = {
@@ -73,7 +61,7 @@ def main() -> None:
         torch.set_num_threads(arguments.threads)
         options = Options(arguments.threads, arguments.repeats, arguments.quick)
         for part in arguments.only:
-            results[part] = measure(part, options, console)
+            results[part] = measure_part(part, PARTS[part], options, console)
             if kept:
                 store.save(kept, results)
     if kept:
@@ -82,46 +70,11 @@ def main() -> None:
         readme.write(arguments.readme, results)
 
 
-def measure(part: str, options: Options, console: Console) -> list[dict[str, Any]]:
-    """The runs of a part: what each ran on, and its rows."""
-    cases, runs = PARTS[part].cases(options), []
-    several = PARTS[part].runs > 1
-    for number in range(PARTS[part].runs):
-        on = {**machine.software(), "threads": options.threads, "repeats": options.repeats}
-        rows: list[Row] = []
-        with progress_bar(console) as progress:
-            bar = progress.add_task(f"{part} {number + 1}" if several else part, total=len(cases), case="")
-            for case in cases:
-                progress.update(bar, case=str(case))
-                rows += PARTS[part].measure(case, options)
-                progress.advance(bar)
-            progress.update(bar, case="")
-        show(part, rows, console)
-        runs.append({"on": on, "rows": rows})
-    return runs
-
-
-def show(part: str, rows: list[Row], console: Console) -> None:
-    """Whole also where the terminal is narrow, or is none."""
-    Console(file=console.file, width=max(WIDTH, console.width)).print(terminal(part, rows))
-
-
-def progress_bar(console: Console) -> Progress:
-    name, case = TextColumn("{task.description:14}"), TextColumn("{task.fields[case]}")
-    return Progress(
-        name, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), case, console=console
-    )
-
-
 def parse() -> argparse.Namespace:
-    def names(text: str) -> list[str]:
-        unknown = set(text.split(",")) - set(PARTS)
-        if unknown:
-            raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: the parts are {', '.join(PARTS)}")
-        return text.split(",")
-
     parser = argparse.ArgumentParser(description="bppsa beside PyTorch on recurrent models.")
-    parser.add_argument("--only", type=names, default=list(PARTS), help=f"parts, with commas: {', '.join(PARTS)}")
+    parser.add_argument(
+        "--only", type=names_of(PARTS), default=list(PARTS), help=f"parts, with commas: {', '.join(PARTS)}"
+    )
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--repeats", type=int, help="interleaved samples of each side (default: 15, with --quick 3)")
     parser.add_argument(

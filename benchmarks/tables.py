@@ -23,6 +23,10 @@ def times(value: float | None) -> str:
     return "-" if value is None else f"{number(value)}x"
 
 
+def millions(count: int) -> str:
+    return number(count / 1e6)
+
+
 def quartiles(spread: Row) -> str:
     return f"{number(spread['low'])}-{number(spread['high'])}"
 
@@ -39,11 +43,15 @@ def ratio(key: str) -> Callable[[Row], str]:
     return lambda row: times(row[key]["median"])
 
 
-def goal(row: Row) -> str:
+def goal_of(key: str, goal: str) -> Callable[[Row], str]:
     """Green where it is reached."""
-    if row.get("goal") is None:
-        return ""
-    return f"[{'green' if row['ratio']['median'] >= row['goal'] else 'red'}]{times(row['goal'])}"
+
+    def cell(row: Row) -> str:
+        if row.get(goal) is None:
+            return ""
+        return f"[{'green' if row[key]['median'] >= row[goal] else 'red'}]{times(row[goal])}"
+
+    return cell
 
 
 def at_most(key: str, limit: str) -> Callable[[Row], str]:
@@ -58,8 +66,24 @@ KIND: tuple[Column, ...] = (("", value("kind")), ("T, B, H", sizes))
 MS: tuple[Column, ...] = (("PyTorch ms", value("peer_ms")), ("bppsa ms", value("ours_ms")))
 RATIO: tuple[Column, ...] = (("ratio", ratio("ratio")), ("quartiles", lambda row: quartiles(row["ratio"])))
 PHASES: tuple[Column, ...] = (("forward", ratio("forward")), ("backward", ratio("backward")))
-GOAL: tuple[Column, ...] = (("goal", goal),)
+GOAL: tuple[Column, ...] = (("goal", goal_of("ratio", "goal")),)
+NET: tuple[Column, ...] = (("", value("net")), ("B", value("B")))
 STRATEGY: tuple[Column, ...] = (("ran", value("strategy")),)
+SPARSE: tuple[Column, ...] = (
+    ("", value("product")),
+    ("pruned", lambda row: f"{row['pruned']:.0%}"),
+    ("nnz, M", lambda row: ", ".join(map(millions, row["nnz"]))),
+    ("scipy ms", value("scipy_ms")),
+    ("torch ms", value("torch_ms")),
+    ("ours ms", value("ours_ms")),
+    RATIO[0],
+    *GOAL,
+    ("16 ms", value("lanes_ms")),
+    ("a sample", ratio("lanes_ratio")),
+    ("B shared", ratio("lanes_shared_ratio")),
+    ("goal", goal_of("lanes_shared_ratio", "lanes_goal")),
+    ("difference", value("difference")),
+)
 
 COLUMNS: dict[str, tuple[Column, ...]] = {
     "steps": (
@@ -110,6 +134,51 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("difference", value("difference")),
         ("", lambda row: escape((row.get("error") or row.get("reason", ""))[:60])),
     ),
+    "products": (
+        *SPARSE[:3],
+        ("density", value("density")),
+        ("products, M", lambda row: millions(row["products"])),
+        ("plan ms", value("symbolic_ms")),
+        *SPARSE[3:],
+    ),
+    "scalings": SPARSE,
+    "vectors": tuple(("J shared", cell) if name == "B shared" else (name, cell) for name, cell in SPARSE),
+    "auto": (*NET, *MS, *RATIO, *GOAL),
+    "strategies": (
+        *NET,
+        ("stages", value("stages")),
+        ("", value("strategy")),
+        *MS,
+        RATIO[0],
+        ("levels", value("levels")),
+        ("MFLOP", value("MFLOP")),
+        ("MiB", value("MiB")),
+    ),
+    "values": (
+        ("", value("operator")),
+        ("N x M", lambda row: " x ".join(map(str, row["shape"]))),
+        ("nnz, M", lambda row: millions(row["nnz"])),
+        ("us", value("ours_us")),
+        ("written us", value("written_us")),
+        ("over written", value("over_written")),
+        ("most", lambda row: times(row.get("limit"))),
+        ("columns ms", value("peer_ms")),
+        ("ratio", ratio("ratio")),
+        ("goal", lambda row: times(row.get("goal"))),
+    ),
+    "jacobian": (
+        ("", value("network")),
+        ("N = M", value("N")),
+        ("nnz, M", lambda row: millions(row["nnz"])),
+        ("colours", value("colours")),
+        ("plan ms", value("plan_ms")),
+        ("jacrev ms", value("peer_ms")),
+        *MS[1:],
+        ("plan(x) ms", value("call_ms")),
+        ("ratio", ratio("ratio")),
+        ("goal", lambda row: times(row["goal"])),
+        ("difference", value("difference")),
+    ),
     "choice": (
         *KIND,
         ("", lambda row: "training" if row["training"] else "no_grad"),
@@ -136,6 +205,13 @@ TITLES = {
     "never_slower": "Where PyTorch is faster: median ratio below 0.97 by more than the interquartile range",
     "first_call": "The first call of a cell in a new process, forward and backward",
     "gpu": "A training step on a CUDA device, by its clock; ratio: cuDNN's over ours; launches: of the backward",
+    "products": "Products of transposed Jacobians, one sample and 16 as lanes; ratios to the faster peer",
+    "scalings": "J^T of a convolution times that of the ReLU after it",
+    "vectors": "J^T times a vector, and times one a sample",
+    "auto": "Feed-forward nets, forward and backward: auto, which leaves them to PyTorch",
+    "strategies": "The backward of feed-forward nets by an explicit strategy",
+    "values": "Values of J^T; columns: one at a time by autograd; written: a copy of as many numbers",
+    "jacobian": "bppsa.jacobian of three convolutions with tanh between them, beside torch.func.jacrev",
     "choice": "What auto chose, where it was furthest from the best",
     "memory": "Peak memory of a process above its imports, after 5 training steps",
 }

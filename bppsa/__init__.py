@@ -14,16 +14,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from bppsa import cells, errors, schedule, strategies
     from bppsa._api import compile, explain, scan
+    from bppsa._jacobian import jacobian, jacobian_plan, transposed_jacobian
     from bppsa._measure import measure
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "cells", "compile", "errors", "explain", "measure", "scan", "schedule", "strategies"]
+__all__ = [
+    "__version__",
+    "cells",
+    "compile",
+    "errors",
+    "explain",
+    "jacobian",
+    "jacobian_plan",
+    "measure",
+    "scan",
+    "schedule",
+    "strategies",
+    "transposed_jacobian",
+]
 
 _MODULES = frozenset({"cells", "errors", "schedule", "strategies"})
 _HOMES = {
-    "compile": "bppsa._api",
-    "explain": "bppsa._api",
-    "scan": "bppsa._api",
+    **dict.fromkeys(("compile", "explain", "scan"), "bppsa._api"),
+    **dict.fromkeys(("jacobian", "jacobian_plan", "transposed_jacobian"), "bppsa._jacobian"),
     "measure": "bppsa._measure",
 }
 

@@ -11,10 +11,14 @@ import torch
 from torch import nn
 
 from bppsa import _calls, _scan
+from bppsa._chain_plans import Options
+from bppsa._modules import chained
 from bppsa._modules.classes import Recurrent, rewrite
 from bppsa.errors import ArgumentError, StrategyError
+from bppsa.plan.chain_choice import may_gain
+from bppsa.plan.forward import Forward, forward_of
 from bppsa.plan.strategy import Strategy, strategy_of
-from bppsa.report import Report
+from bppsa.report import Decision, Report
 
 FALLBACKS = ("eager", "inductor")
 NOT_YET = "the model has not run yet: what is found so far, to be decided in a call (scans are found when they run)"
@@ -24,27 +28,45 @@ NO_SCAN = (
 )
 
 
-def compile(model: nn.Module, *, strategy: str | Strategy = "auto", fallback: str = "eager") -> nn.Module:
+def compile(
+    model: nn.Module,
+    *,
+    strategy: str | Strategy = "auto",
+    forward: str | Forward = "sequential",
+    fallback: str = "eager",
+    strict: bool = False,
+    memory: int | None = None,
+) -> nn.Module:
     """A model that computes what `model` computes, its recurrences by generated kernels.
 
-    It shares the Parameters and buffers of `model`, has the same classes and `state_dict` keys, and leaves `model` as
-    it was. What is not rewritten runs as it is (`fallback="eager"`) or goes to Inductor (`fallback="inductor"`).
-    `.report` of the result tells what its last call did and, before the first, what waits for it.
+    The backward of its feed-forward parts is PyTorch's, unless a strategy asks for a scan over the stages' transposed
+    Jacobians (BPPSA section 3). The result shares the Parameters and buffers of `model`, has the same classes and
+    `state_dict` keys, and leaves `model` as it was. What is not rewritten runs as it is (`fallback="eager"`) or goes to
+    Inductor (`fallback="inductor"`). `.report` of the result tells what its last call did and, before the first, what
+    waits for it.
 
-    Raises StrategyError (a ValueError) for an unknown strategy or fallback.
+    forward: "sequential", "newton" (`bppsa.strategies.newton`: all steps at once, by Newton's iteration) or "auto",
+    which is Newton's where it is predicted to pay and has not failed before.
+    strict: where a strategy is asked for, a feed-forward stage without a rule is a ChainError (a RuntimeError) in the
+    call, where it would otherwise be differentiated by autograd and split the scan.
+    memory: bytes that a scan over stages may take for transposed Jacobians, by default a quarter of the machine's;
+    beyond, its up-sweep stops earlier.
+
+    Raises StrategyError (a ValueError) for an unknown strategy, forward or fallback.
     """
-    chosen = check(strategy, fallback)
+    chosen, ahead = check(strategy, fallback), forward_of(forward)
     if not isinstance(model, nn.Module):
         raise StrategyError(
             f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan"
         )
-    fast, by_path = rewrite(model, chosen)
-    found = tuple(by_path.values())
+    fast, by_path = rewrite(model, chosen, ahead)
+    options = Options(chosen, strict, memory)
+    found = (*by_path.values(), *(chains(fast, options) if fallback == "eager" else []))
     if fallback == "inductor":  # what is decided while a graph is traced holds for all calls
         reason = "one op of the graph, where the call can be traced"
         runs = "sequential" if chosen.name == "auto" else str(chosen)
         found = tuple(replace(d, strategy=runs, reason=reason) if d.strategy == "waiting" else d for d in found)
-    fast.__dict__["_bppsa_asked"] = chosen
+    fast.__dict__["_bppsa_asked"] = chosen, ahead
     fast.__dict__["_bppsa_left"] = tuple(decision for decision in found if decision.strategy != "waiting")
     fast.__dict__["report"] = Report(found, NOT_YET if fallback == "eager" else "")
     if not isinstance(fast, Recurrent):  # which keeps its own
@@ -53,14 +75,27 @@ def compile(model: nn.Module, *, strategy: str | Strategy = "auto", fallback: st
     if fallback == "inductor":
         from bppsa._backend import backend  # Dynamo takes a second to import
 
-        fast.compile(backend=backend, options={"fallback": fallback, "strategy": str(chosen)})
+        fast.compile(backend=backend, options={"fallback": fallback, "strategy": str(chosen), "forward": str(ahead)})
     return fast
+
+
+def chains(model: nn.Module, options: Options) -> list[Decision]:
+    """Have the feed-forward modules of a clone follow a strategy. One stage after the other is what PyTorch does
+    anyway, and so does "auto" unless a scan may be faster where they are; then only an explanation looks at them."""
+    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    asked = options.strategy.name not in ("auto", "sequential")
+    if not (asked or (options.strategy.name == "auto" and may_gain(device)) or _calls.explaining()):
+        return []
+    found = list(chained.candidates(model))
+    for path, module in found:
+        chained.adopt(module, path, options)
+    return [Decision(path, "chain", "waiting", "decided in its first call") for path, _ in found]
 
 
 def begin_report(module: nn.Module, args: Any) -> None:
     taken = list(module.__dict__.get("_bppsa_left", ()))
     module.__dict__["report"] = Report(taken)
-    _calls.push(taken, module.__dict__.get("_bppsa_asked"))
+    _calls.push(taken, *module.__dict__.get("_bppsa_asked", (None, None)))
 
 
 def end_report(module: nn.Module, args: Any, output: Any) -> None:
@@ -68,7 +103,11 @@ def end_report(module: nn.Module, args: Any, output: Any) -> None:
 
 
 def explain(
-    model: nn.Module | Callable[..., Any], *inputs: Any, strategy: str | Strategy = "auto", fallback: str = "eager"
+    model: nn.Module | Callable[..., Any],
+    *inputs: Any,
+    strategy: str | Strategy = "auto",
+    forward: str | Forward = "sequential",
+    fallback: str = "eager",
 ) -> Report:
     """Run `model(*inputs)` once as `compile(model, ...)` would and tell what was found, chosen and left alone, and why.
 
@@ -77,16 +116,16 @@ def explain(
 
     Raises ArgumentError (a TypeError) where `inputs` are not what the model takes.
     """
-    chosen = check(strategy, fallback)
+    chosen, ahead = check(strategy, fallback), forward_of(forward)
     check_inputs(model, inputs)
     if not isinstance(model, nn.Module):
-        with _calls.collecting(chosen, explained=True) as taken, torch.random.fork_rng():
+        with _calls.collecting(chosen, ahead, explained=True) as taken, torch.random.fork_rng():
             model(*inputs)
         return Report(taken, "" if taken else NO_SCAN)
-    fast = compile(model, strategy=strategy)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with _calls.collecting(explained=True), torch.random.fork_rng():
+            fast = compile(model, strategy=strategy, forward=forward)
             result = fast(*inputs)
     finally:
         with torch.no_grad():
@@ -94,7 +133,8 @@ def explain(
                 buffer.copy_(value)
     decisions = fast.__dict__["report"].decisions
     like_a_cell = len(inputs) == 2 and isinstance(result, tuple) and len(result) == 2
-    return Report(decisions, NO_SCAN if like_a_cell and not decisions else "")
+    found = [decision for decision in decisions if (decision.kind, decision.strategy) != ("chain", "pytorch")]
+    return Report(decisions, NO_SCAN if like_a_cell and not found else "")
 
 
 def scan(
@@ -104,12 +144,13 @@ def scan(
     *,
     reverse: bool = False,
     strategy: str | Strategy | None = None,
+    forward: str | Forward | None = None,
 ) -> tuple[Any, Any]:
     if torch.compiler.is_compiling():
         from bppsa import _backend
 
-        return _backend.scan(cell, carry, xs, reverse, strategy)
-    return _scan.scan(cell, carry, xs, reverse=reverse, strategy=strategy)
+        return _backend.scan(cell, carry, xs, reverse, strategy, forward)
+    return _scan.scan(cell, carry, xs, reverse=reverse, strategy=strategy, forward=forward)
 
 
 scan.__doc__ = _scan.scan.__doc__

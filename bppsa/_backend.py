@@ -32,10 +32,11 @@ from bppsa import _ops as _ops  # defines torch.ops.bppsa
 from bppsa import _scan
 from bppsa._scan_node import inline_scan
 from bppsa.errors import StrategyError
+from bppsa.plan.forward import forward_of
 from bppsa.plan.strategy import strategy_of
 
 # The default of each option.
-OPTIONS: Mapping[str, str] = {"fallback": "inductor", "strategy": "auto"}
+OPTIONS: Mapping[str, str] = {"fallback": "inductor", "strategy": "auto", "forward": "sequential"}
 FALLBACKS = ("inductor", "eager")
 KINDS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
 DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
@@ -54,7 +55,7 @@ def backend(
     """What Dynamo calls with each graph. `fallback`: who compiles all that is not a recurrence."""
     chosen = _checked({**(options or {}), **others})
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan):
-        inline_scan(graph, node, chosen["strategy"])
+        inline_scan(graph, node, chosen["strategy"], chosen["forward"])
     graph.graph.lint()
     graph.recompile()
     kept = graph.graph.find_nodes(op="call_function", target=torch.ops.higher_order.scan)
@@ -70,9 +71,10 @@ def _checked(options: Mapping[str, Any]) -> dict[str, str]:
     if chosen["fallback"] not in FALLBACKS:
         raise OptionError(f"backend 'bppsa' has no fallback {chosen['fallback']!r}; it has {', '.join(FALLBACKS)}")
     try:
-        return chosen | {"strategy": str(strategy_of(chosen["strategy"]))}
+        texts = {"strategy": str(strategy_of(chosen["strategy"])), "forward": str(forward_of(chosen["forward"]))}
     except StrategyError as error:
         raise OptionError(f"backend 'bppsa': {error}") from error
+    return chosen | texts
 
 
 # All that follows runs while Dynamo traces. `tx` is the translator of the frame at hand.
@@ -84,10 +86,11 @@ def compiles(tx: Any) -> bool:
     return getattr(compiler, "compiler_fn", compiler) is backend  # torch.compile puts our options around it
 
 
-def _strategy(tx: Any) -> str:
-    """That of the options the backend will be called with."""
+def _chosen(tx: Any) -> tuple[str, str]:
+    """Strategy and forward of the options the backend will be called with."""
     given = getattr(innermost_backend(tx.output.compiler_fn), "kwargs", {})
-    return _checked(given.get("options") or {})["strategy"]
+    options = _checked(given.get("options") or {})
+    return options["strategy"], options["forward"]
 
 
 def _left_to_pytorch(tensor: Tensor) -> bool:
@@ -132,13 +135,13 @@ def _admit_recurrence(kind: str) -> None:
         packed = args[2].python_type() is not bool  # torch.gru(data, batch_sizes, hx, weights, ...)
         if packed or not compiles(tx) or _left_to_pytorch(x.as_proxy().node.meta["example_value"]):
             return None
-        constants = [VariableTracker.build(tx, value) for value in (kind, _strategy(tx))]
+        constants = [VariableTracker.build(tx, value) for value in (kind, *_chosen(tx))]
         return _follow(tx, _recurrence, *constants, x, *args)
 
     _admit(getattr(torch, kind), handle)
 
 
-def _recurrence(kind: str, strategy: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
+def _recurrence(kind: str, strategy: str, forward: str, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
     """torch.gru(x, hx, weights, ...) as ops for the graph. x: [T, B, I] ([B, T, I] if batch_first); gives y and the
     final state or states."""
     hx, weights, _, layers, dropout, training, bidirectional, batch_first = args
@@ -151,21 +154,23 @@ def _recurrence(kind: str, strategy: str, x: Tensor, *args: Any) -> tuple[Tensor
         ones = x.new_ones((*x.shape[:-1], width))
         masks = [nn.functional.dropout(ones, dropout) for _ in range(layers - 1)]
     save = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *states, *weights))
-    how = kind, layers, bidirectional, strategy, _ops.VERSION, save
+    how = kind, layers, bidirectional, strategy, forward, _ops.VERSION, save
     outputs = torch.ops.bppsa.recurrence(x, states, weights, masks, *how)
     y = outputs[0].transpose(0, 1) if batch_first else outputs[0]
     return (y, *outputs[1 : 1 + len(states)])
 
 
 @torch._dynamo.allow_in_graph
-def scan(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool, strategy: Any) -> tuple[Any, Any]:
+def scan(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool, strategy: Any, forward: Any) -> tuple[Any, Any]:
     """What `bppsa.scan` calls while Dynamo traces: a node comes in its place, or the trace breaks off and runs this."""
-    return _scan_outside(cell, carry, xs, reverse, strategy)
+    return _scan_outside(cell, carry, xs, reverse, strategy, forward)
 
 
 @torch._dynamo.disable(reason="bppsa.scan calls kernels; with backend='bppsa' a cell that can be captured is a node")
-def _scan_outside(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool, strategy: Any) -> tuple[Any, Any]:
-    return _scan.scan(cell, carry, xs, reverse=reverse, strategy=strategy)
+def _scan_outside(
+    cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool, strategy: Any, forward: Any
+) -> tuple[Any, Any]:
+    return _scan.scan(cell, carry, xs, reverse=reverse, strategy=strategy, forward=forward)
 
 
 def _scan_inside(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -> tuple[Any, Any]:
@@ -180,8 +185,9 @@ def _scan_inside(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool) -
 
 def _admit_scan() -> None:
     def handle(self: Any, tx: Any, *args: VariableTracker) -> VariableTracker:
-        *given, strategy = args  # a node has the strategy of the backend's options: one of its own stays outside
-        if compiles(tx) and not _transformed() and strategy.is_constant_none():
+        *given, strategy, forward = args  # a node has those of the backend's options: one of its own stays outside
+        own = not (strategy.is_constant_none() and forward.is_constant_none())
+        if compiles(tx) and not _transformed() and not own:
             with contextlib.suppress(UncapturedHigherOrderOpError, TorchRuntimeError):  # no node can hold this cell
                 return _follow(tx, _scan_inside, *given)
         return _follow(tx, _scan_outside, *args)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from bppsa.plan.forward import Forward
 from bppsa.plan.strategy import Strategy
 from bppsa.report import Decision
 
@@ -19,10 +20,12 @@ def note(decision: Decision) -> None:
 
 
 @contextmanager
-def collecting(strategy: Strategy | None = None, *, explained: bool = False) -> Iterator[list[Decision]]:
+def collecting(
+    strategy: Strategy | None = None, forward: Forward | None = None, *, explained: bool = False
+) -> Iterator[list[Decision]]:
     """All decisions noted in this thread within the block. explained: with what only `explain` needs to know."""
     taken: list[Decision] = []
-    push(taken, strategy)
+    push(taken, strategy, forward)
     before, _thread.explaining = explaining(), explained
     try:
         yield taken
@@ -40,18 +43,23 @@ def strategy_of_model() -> Strategy | None:
     return getattr(_thread, "strategy", None)
 
 
-def push(taken: list[Decision], strategy: Strategy | None) -> None:
-    """Note decisions in `taken` until `pop`, and have scans follow `strategy`."""
-    before = getattr(_thread, "taken", None), strategy_of_model()
+def forward_of_model() -> Forward | None:
+    return getattr(_thread, "forward", None)
+
+
+def push(taken: list[Decision], strategy: Strategy | None, forward: Forward | None) -> None:
+    """Note decisions in `taken` until `pop`, and have scans follow `strategy` and `forward`."""
+    before = getattr(_thread, "taken", None), strategy_of_model(), forward_of_model()
     _thread.outer = [*getattr(_thread, "outer", []), before]
     _thread.taken, _thread.strategy = taken, strategy or strategy_of_model()
+    _thread.forward = forward or forward_of_model()
 
 
 def pop() -> None:
     """Go back to the list before; what an inner call has decided, the outer one has too."""
     if not getattr(_thread, "outer", None):
         return
-    *_thread.outer, (before, _thread.strategy) = _thread.outer
+    *_thread.outer, (before, _thread.strategy, _thread.forward) = _thread.outer
     if before is not None:
         before.extend(_thread.taken)
     _thread.taken = before

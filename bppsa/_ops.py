@@ -14,11 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bppsa._forward import solver_of, warn_of
 from bppsa._recurrent import Spec, stack
 from bppsa._scan_call import ScanCall
+from bppsa.plan.forward import forward_of
 from bppsa.plan.strategy import strategy_of
 from bppsa.runtime.autograd import Call
 from bppsa.runtime.extent import Extent, Given
+from bppsa.runtime.newton import Memory
 
 # Key of a cell -> its plan; the backend fills it while it compiles. Nothing leaves it: compiled graphs know their cells
 # by key alone and may run at any time, and Dynamo bounds how many graphs there are.
@@ -26,15 +29,15 @@ SCANS: dict[str, Any] = {}
 # Inductor keeps compiled graphs on disk, with the shapes of what our forward saves in them: the version, a checksum of
 # our sources, is an argument, so that a graph of another version is not taken for one of ours.
 VERSION = zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parent.rglob("*.py"))))
-MODULE = "str kind, int layers, bool bidirectional, str strategy, int version"
-CELL = "str cell, bool reverse, str strategy"
+MODULE = "str kind, int layers, bool bidirectional, str strategy, str forward, int version"
+CELL = "str cell, bool reverse, str strategy, str forward"
 
 
 def module_call(
     x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], masks: Sequence[Tensor], *flags: Any
 ) -> Call:
     """The call that `bppsa::recurrence` stands for; the module's sizes are read off its weights."""
-    kind, layers, bidirectional, strategy, _ = flags
+    kind, layers, bidirectional, strategy, forward, _ = flags
     count = len(weights) // (layers * (1 + bidirectional))
     # int: widths are fixed for a graph, also where Dynamo takes every size for a variable (dynamic=True)
     inputs, out, hidden = (int(t.shape[-1]) for t in (x, states[0], states[-1]))
@@ -42,15 +45,22 @@ def module_call(
     spec = Spec(kind.upper(), inputs, hidden, projection, layers, count > 3, bidirectional)
     # One program for every batch size: what a graph holds must not depend on a size that changes.
     return stack(
-        spec, working(x.dtype), Extent(x.shape[0], x.shape[1]), bool(masks), strategy_of(strategy), inline=True
+        spec,
+        working(x.dtype),
+        Extent(x.shape[0], x.shape[1]),
+        bool(masks),
+        strategy_of(strategy),
+        solver_of(forward_of(forward), Memory()),
+        inline=True,
     )
 
 
 def cell_call(sources: Sequence[Tensor], carries: Sequence[Tensor], params: Sequence[Tensor], *flags: Any) -> Call:
     """The call that `bppsa::scan` stands for: one of a cell that the backend has planned."""
-    cell, reverse, strategy = flags
+    cell, reverse, strategy, forward = flags
     extent = Extent(sources[0].shape[0], sources[0].shape[1], reverse)
-    return ScanCall(SCANS[cell], extent, len(sources), len(carries), strategy_of(strategy), inline=True)
+    solver = solver_of(forward_of(forward), Memory())
+    return ScanCall(SCANS[cell], extent, len(sources), len(carries), strategy_of(strategy), True, solver)
 
 
 def working(dtype: torch.dtype) -> torch.dtype:
@@ -77,7 +87,9 @@ def define(name: str, groups: Sequence[str], flags: str, call_of: Any) -> None:
     def forward(*args: Any) -> list[Tensor]:
         tensors, save = flat(args[:many]), args[-1]
         dtype = tensors[0].dtype
-        result = call_of(*args[:-1]).forward(converted(tensors, working(dtype)), save=save)
+        call = call_of(*args[:-1])
+        result = call.forward(converted(tensors, working(dtype)), save=save)
+        warn_of(call.solver)
         outputs = [output.to(dtype) if output.dtype != dtype else output.clone() for output in result.outputs]
         return [*outputs, *result.exposed, *result.saved]
 

@@ -12,17 +12,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bppsa._calls import explaining, note
+from bppsa._forward import beside, solver_of, told
 from bppsa._machine import machine_of
 from bppsa._predict import counts_of
 from bppsa._sweeps import compile_recurrence, module_recurrence, with_structure
 from bppsa.chain import Recurrence
 from bppsa.errors import BuildError
 from bppsa.plan.choose import Call, Numbers, choose, is_too_short, multiply_inline, too_short
+from bppsa.plan.forward import choose_forward
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.plan.work import Counts, Size
 from bppsa.report import Decision, Report, warn_once
 from bppsa.runtime import autograd
 from bppsa.runtime.extent import Extent, Given
+from bppsa.runtime.newton import Solver
 from bppsa.runtime.stack import Stack
 from bppsa.runtime.sweep import Sweep
 
@@ -31,27 +34,31 @@ FEW = 32  # steps; PyTorch is never the faster one by its start beyond
 
 
 def run(
-    module: nn.RNNBase, x: Tensor, batch_sizes: Tensor | None, states: States | None, weights: Sequence[Tensor]
+    module: Any, x: Tensor, batch_sizes: Tensor | None, states: States | None, weights: Sequence[Tensor]
 ) -> tuple[Tensor, States] | Any:
-    """x: [T, B, I], or the data of a packed sequence, [sum of batch_sizes, I]; states: [L * D, B, n] each, or None for
-    zeros. Returns y and the final states in the same form; NotImplemented where PyTorch is to run the call."""
+    """module: a rewritten one; x: [T, B, I], or the data of a packed sequence, [sum of batch_sizes, I]; states: [L * D,
+    B, n] each, or None for zeros. Returns y and the final states in the same form; NotImplemented where PyTorch is to
+    run the call."""
     steps, rows = x.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
-    spec, how = Spec.of(module), (x.dtype, torch.is_grad_enabled(), x.device.type, explaining())
-    decision = decide(module._bppsa_path, module._bppsa_strategy, spec, steps, rows, *how)
+    spec, training, device = Spec.of(module), torch.is_grad_enabled(), x.device.type
+    asked, memory = module._bppsa_forward, module._bppsa_memory
+    forward, why = choose_forward(asked, (steps, rows, sum(spec.widths)), device, memory.failures)
+    strategy, solver = beside(forward, module._bppsa_strategy, device), solver_of(forward, memory)
+    decision = decide(module._bppsa_path, strategy, spec, steps, rows, x.dtype, training, device, explaining())
     decision = with_structure(decision, spec.recurrence)
     if decision.strategy == "pytorch":
-        noted(module, decision)
+        noted(module, told(decision, asked, why, None))
         return NotImplemented
     undrawn = torch.get_rng_state() if module.training and module.dropout > 0 else None
     try:
-        result = by_sweeps(module, x, batch_sizes, states, weights, strategy_of(decision.strategy))
+        result = by_sweeps(module, x, batch_sizes, states, weights, strategy_of(decision.strategy), solver)
     except BuildError as error:
         if undrawn is not None:
             torch.set_rng_state(undrawn)  # PyTorch draws the masks again
         warn_once(f"bppsa leaves recurrences to PyTorch: {error}")
         noted(module, replace(decision, strategy="pytorch", reason=str(error).splitlines()[0]))
         return NotImplemented
-    noted(module, decision)
+    noted(module, told(decision, asked, why, solver))
     return result
 
 
@@ -62,6 +69,8 @@ def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
         return False
     steps = input.size(int(module.batch_first))
     if steps > FEW or module.__dict__["_bppsa_strategy"].name != "auto" or explaining():
+        return False
+    if module.__dict__["_bppsa_forward"].name == "newton":
         return False
     rows, device = input.size(int(not module.batch_first)), "cuda" if input.is_cuda else "cpu"
     key = (steps, rows, input.dtype, torch.is_grad_enabled(), device)
@@ -90,6 +99,7 @@ def by_sweeps(
     states: States | None,
     weights: Sequence[Tensor],
     strategy: Strategy,
+    solver: Solver | None,
 ) -> tuple[Tensor, States]:
     """What `run` does once it is decided: in a dtype that has kernels, packed sequences padded, and back again."""
     spec = Spec.of(module)
@@ -106,7 +116,7 @@ def by_sweeps(
     tensors = [x if lengths is None else source, *(states or [None] * spec.states), *weights, *masks]
     tensors = [t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors]
     y, *finals = autograd.apply(
-        stack(spec, dtype, extent, bool(masks), strategy, inline=inline, training=module.training), tensors
+        stack(spec, dtype, extent, bool(masks), strategy, solver, inline=inline, training=module.training), tensors
     )
     if lengths is not None:
         y = torch._VF._pack_padded_sequence(y, lengths, False)[0]
@@ -191,6 +201,11 @@ class Spec:
         return 2 if self.mode == "LSTM" else 1
 
     @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the states."""
+        return (self.out, self.hidden)[: self.states]
+
+    @property
     def directions(self) -> int:
         return 1 + self.bidirectional
 
@@ -216,14 +231,14 @@ def stack(
     extent: Extent,
     masked: bool,
     strategy: Strategy,
+    solver: Solver | None = None,
     *,
     inline: bool,
     training: bool = True,
 ) -> Stack:
     pytorch = partial(by_pytorch, spec, training, extent)
-    return Stack(
-        sweeps_of(spec, dtype, inline, extent.device.type), spec.states, spec.weights, masked, extent, strategy, pytorch
-    )
+    sweeps = sweeps_of(spec, dtype, inline, extent.device.type)
+    return Stack(sweeps, spec.states, spec.weights, masked, extent, strategy, pytorch, solver)
 
 
 @lru_cache(maxsize=1024)
@@ -239,10 +254,9 @@ def by_pytorch(spec: Spec, training: bool, extent: Extent, tensors: Given) -> St
     x, given, rest = tensors[0], tensors[1 : 1 + spec.states], tensors[1 + spec.states :]
     count = spec.weights * directions
     masks = rest[count * spec.layers :]
-    sizes = (spec.out, spec.hidden)[: spec.states]
     states = [
         x.new_zeros(spec.layers * directions, extent.rows, width) if s is None else s
-        for s, width in zip(given, sizes, strict=True)
+        for s, width in zip(given, spec.widths, strict=True)
     ]
     finals: list[Sequence[Tensor]] = []
     for layer in range(spec.layers):

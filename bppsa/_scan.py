@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from bppsa._calls import explaining, note, strategy_of_model
+from bppsa._calls import explaining, forward_of_model, note, strategy_of_model
+from bppsa._forward import beside, solver_of, told
 from bppsa._predict import choose_scan
 from bppsa._scan_checks import Cell, check_inputs, checked, name_of
 from bppsa._scan_plans import find
 from bppsa._sweeps import with_structure
-from bppsa.errors import BuildError, Reason
+from bppsa.errors import BuildError, Reason, Unsupported
+from bppsa.fxpasses.models import recording_model
+from bppsa.plan.forward import SEQUENTIAL, Forward, choose_forward, forward_of
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.plan.work import PYTORCH
 from bppsa.report import Decision, warn_once
@@ -20,7 +23,13 @@ from bppsa.runtime import reference
 
 
 def scan(
-    cell: Cell, carry: Any, xs: Any, *, reverse: bool = False, strategy: str | Strategy | None = None
+    cell: Cell,
+    carry: Any,
+    xs: Any,
+    *,
+    reverse: bool = False,
+    strategy: str | Strategy | None = None,
+    forward: str | Forward | None = None,
 ) -> tuple[Any, Any]:
     """Run `carry, y_t = cell(carry, x_t)` over the steps of `xs` and return the last carry and all ys.
 
@@ -28,6 +37,7 @@ def scan(
     cell must return one of the same structure, shapes and dtypes. xs: a pytree of [T, B, ...], T >= 1; ys: a pytree of
     [T, ...], in the order of xs also when `reverse` runs the steps from the last to the first. strategy: of the
     backward, a name or one of `bppsa.strategies`; None is that of the compiled model this is called in, or "auto".
+    forward: "sequential", "newton" (`bppsa.strategies.newton`) or "auto"; None is that of the model, or "sequential".
 
     A cell of pointwise ops, products with parameters, slices and concatenations of features and row sums (layer norm)
     on [B, n] values runs as one generated kernel each way; any other, and a call so short that the loop is predicted to
@@ -37,6 +47,8 @@ def scan(
     InputError (a RuntimeError) where xs do not agree in T. What PyTorch's ops raise within the cell keeps its type, and
     says what the cell was given.
     """
+    if recording_model():
+        raise Unsupported(Reason("a bppsa.scan is a chain of its own", mend="it follows the strategy by itself"))
     carry_leaves, carry_spec = pytree.tree_flatten(carry)
     x_leaves, x_spec = pytree.tree_flatten(xs)
     check_inputs(carry_leaves, x_leaves)
@@ -44,23 +56,29 @@ def scan(
     steps, rows = x_leaves[0].shape[0], carry_leaves[0].shape[0] if carry_leaves and carry_leaves[0].dim() else 0
     numbers = {"T": steps, "B": rows, "H": sum(leaf.shape[-1] for leaf in carry_leaves if leaf.dim() > 1)}
     asked = strategy_of((strategy_of_model() or AUTO) if strategy is None else strategy)
+    ahead = forward_of((forward_of_model() or SEQUENTIAL) if forward is None else forward)
     if isinstance(found, Reason):
         if asked.name != "auto":
             warn_once(f"bppsa.scan runs {name_of(cell)} op by op, without the strategy {asked}: {found}")
         note(Decision(name_of(cell), "scan", "pytorch", str(found), numbers))
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
     plan, environment = found
-    how = steps, rows, torch.is_grad_enabled(), x_leaves[0].device.type, explaining()
-    choice = choose_scan(plan.recurrence, plan.dtype, asked, *how)
+    size, device = (steps, rows, sum(plan.recurrence.carries)), x_leaves[0].device.type
+    chosen, why = choose_forward(ahead, size, device, plan.memory.failures)
+    asked, solver = beside(chosen, asked, device), solver_of(chosen, plan.memory)
+    training = torch.is_grad_enabled()
+    choice = choose_scan(plan.recurrence, plan.dtype, asked, steps, rows, training, device, explaining())
     decision = Decision(name_of(cell), "scan", choice.strategy, choice.reason, numbers | choice.numbers, *choice.told)
+    decision = with_structure(decision, plan.recurrence)
     if choice.strategy == PYTORCH:
-        note(with_structure(decision, plan.recurrence))
+        note(told(decision, ahead, why, None))
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
     try:
-        nexts, ys = plan.run(carry_leaves, x_leaves, plan.captured(environment), reverse, strategy_of(choice.strategy))
+        how = strategy_of(choice.strategy), solver
+        nexts, ys = plan.run(carry_leaves, x_leaves, plan.captured(environment), reverse, *how)
     except BuildError as error:
         warn_once(f"bppsa.scan runs cells op by op: {error}")
         note(Decision(name_of(cell), "scan", "pytorch", str(error).splitlines()[0], numbers))
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
-    note(with_structure(decision, plan.recurrence))
+    note(told(decision, ahead, why, solver))
     return pytree.tree_unflatten(nexts, carry_spec), pytree.tree_unflatten(ys, plan.y_spec)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,7 @@ from bppsa.runtime import autograd, reference
 from bppsa.runtime.autograd import Result
 from bppsa.runtime.backward import Asked, backward, prepare
 from bppsa.runtime.extent import Extent, Given, Shape
+from bppsa.runtime.newton import Memory, Solver
 from bppsa.runtime.sweep import Needs, Sweep
 
 
@@ -34,6 +35,7 @@ class Plan:
     y_spec: Any
     y_shapes: tuple[torch.Size, ...]  # of one step
     carry_shapes: tuple[torch.Size, ...]
+    memory: Memory = field(default_factory=Memory, compare=False)
 
     def captured(self, environment: Environment) -> list[Tensor]:
         return [environment.tensors[at] if isinstance(at, int) else at for at in self.places]
@@ -45,6 +47,7 @@ class Plan:
         captured: Sequence[Tensor],
         reverse: bool,
         strategy: Strategy,
+        solver: Solver | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         steps, rows = xs[0].shape[0], carry[0].shape[0]
         sources, params = xs, captured
@@ -54,7 +57,7 @@ class Plan:
         rows_of = [self.rows(s, (steps, rows, -1)) if i in self.used else None for i, s in enumerate(sources)]
         extent = Extent(steps, rows, reverse, device=xs[0].device)
         inline = multiply_inline(rows, extent.device.type)
-        call = ScanCall(self, extent, len(rows_of), len(carry), strategy, inline)
+        call = ScanCall(self, extent, len(rows_of), len(carry), strategy, inline, solver)
         masks = (p.to(self.dtype) if p.dtype is torch.bool else p for p in params)
         results = autograd.apply(call, [*rows_of, *(self.rows(c, (rows, -1)) for c in carry), *masks])
         outputs, finals = results[: len(results) - len(carry)], results[len(results) - len(carry) :]
@@ -90,6 +93,7 @@ class ScanCall:
     carries: int
     strategy: Strategy  # of the backward
     inline: bool
+    solver: Solver | None = None  # of the forward; None: step by step
 
     @cached_property
     def shown(self) -> frozenset[int]:
@@ -116,7 +120,8 @@ class ScanCall:
         sources, carries, params = self.parts(tensors)
         if save:
             prepare(self.sweep, self.strategy, self.extent.steps)
-        passed = self.sweep.forward(sources, carries, params, self.extent, save=save)
+        forward = self.sweep.forward if self.solver is None else self.solver.of(self.sweep, self.extent.reverse)
+        passed = forward(sources, carries, params, self.extent, save=save)
         seen: set[int] = set()
         outputs = []
         for output in passed.outputs:  # one carry may be several ys, but they are tensors of their own

@@ -22,7 +22,7 @@ from bppsa.fxpasses.capture import record
 aten = torch.ops.aten
 
 
-def inline_scan(graph: fx.GraphModule, node: fx.Node, strategy: str) -> None:
+def inline_scan(graph: fx.GraphModule, node: fx.Node, strategy: str, forward: str) -> None:
     """Replace scan(cell, carry, xs, extra) -> [*carry, *ys]; a cell that cannot be fused stays torch's.
 
     The cell is a graph (*carry, *x_t, *extra) -> [*carry, *y_t]; xs and ys are [T, B, ...].
@@ -37,7 +37,7 @@ def inline_scan(graph: fx.GraphModule, node: fx.Node, strategy: str) -> None:
         return
     save = any(value.requires_grad for value in node.meta["example_value"])
     with graph.graph.inserting_before(node):
-        results = Inline(graph.graph, plan, groups).emit(key, strategy, save)
+        results = Inline(graph.graph, plan, groups).emit(key, strategy, forward, save)
     for user in list(node.users):
         assert user.target is operator.getitem
         user.replace_all_uses_with(results[user.args[1]])
@@ -82,7 +82,7 @@ class Inline:
         self.carry, self.xs, self.extra = groups
         self.steps, self.rows = (self.call(aten.sym_size.int, self.xs[0], dim) for dim in (0, 1))
 
-    def emit(self, key: str, strategy: str, save: bool) -> list[fx.Node]:
+    def emit(self, key: str, strategy: str, forward: str, save: bool) -> list[fx.Node]:
         plan = self.plan
         params = [*self.extra, *map(self.constant, plan.places)]
         stacked = [self.call(torch.flatten, x, 0, 1) for x in self.xs]
@@ -95,7 +95,7 @@ class Inline:
             self.reshape(c, self.rows, width) for c, width in zip(self.carry, plan.recurrence.carries, strict=True)
         ]
         rows = [self.call(torch.Tensor.to, self.reshape(s, self.steps, self.rows, -1), dtype) for s in sources]
-        op = self.call(torch.ops.bppsa.scan, rows, carries, list(params), key, False, strategy, save)
+        op = self.call(torch.ops.bppsa.scan, rows, carries, list(params), key, False, strategy, forward, save)
         count, many = len(plan.recurrence.outputs), len(self.carry)
         outputs = [self.call(operator.getitem, op, i) for i in range(count)]
         finals = [self.call(operator.getitem, op, count + i) for i in range(many)]

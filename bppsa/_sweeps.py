@@ -22,6 +22,7 @@ from bppsa.codegen.native import REAL, NativeKernel
 from bppsa.fxpasses import cells, jacobian
 from bppsa.fxpasses import structure as patterns
 from bppsa.fxpasses.capture import record
+from bppsa.fxpasses.diagonal import with_diagonals
 from bppsa.fxpasses.recurrence import split
 from bppsa.report import Decision
 from bppsa.runtime.multiply import Faster
@@ -56,17 +57,24 @@ def triton_kernels(real: str, kernels: Sequence[Kernel]) -> list[TritonKernel]:
 
 
 @functools.lru_cache(maxsize=256)
-def reduction_of(recurrence: Recurrence, dtype: torch.dtype, inline: bool, device: str) -> Reduction:
-    """For scans over chunks of the recurrence's steps; on a CPU in float64, where it costs twice and not 64 times."""
-    structure = structure_of(recurrence)
+def reduction_of(
+    recurrence: Recurrence, dtype: torch.dtype, inline: bool, device: str, *, diagonal: bool = False
+) -> Reduction:
+    """For scans over chunks of the recurrence's steps; on a CPU in float64, where it costs twice and not 64 times.
+    diagonal: of `with_diagonals`."""
+    taken, weights = with_diagonals(recurrence) if diagonal else (recurrence, ())
+    structure = structure_of(taken)
     with _lowering, _disable_current_modes():
         transposed = jacobian.transpose(recurrence)
-        kernel = reduction.reduction(recurrence, transposed, inline=inline, diagonal=structure.width == 1)
+        simplified = jacobian.transpose(taken) if diagonal else None
+        kernel = reduction.reduction(
+            recurrence, transposed, inline=inline, diagonal=structure.width == 1, simplified=simplified
+        )
     if device == "cuda":
         exact = TritonKernel(kernel, REAL[dtype], PRECISION)  # a product of many Jacobians needs all its digits
-        return Reduction(structure, kernel, recurrence.carries, dtype, exact)
+        return Reduction(structure, kernel, recurrence.carries, dtype, exact, weights)
     wide = torch.float64
-    return Reduction(structure, kernel, recurrence.carries, wide, NativeKernel(kernel, REAL[wide]))
+    return Reduction(structure, kernel, recurrence.carries, wide, NativeKernel(kernel, REAL[wide]), weights)
 
 
 @functools.lru_cache(maxsize=1024)

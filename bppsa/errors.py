@@ -34,6 +34,11 @@ class StrategyError(BppsaError, ValueError):
     """An unknown strategy or fallback; the text lists the known ones."""
 
 
+class ChainError(BppsaError, RuntimeError):
+    """With strict=True: a stage of a feed-forward model that has no rule, or a scan over more memory than allowed; the
+    text names module, op, shape and the mend."""
+
+
 class MachineError(BppsaError, ValueError):
     """BPPSA_MACHINE names a file that holds no record of a machine, or a device cannot be measured."""
 
@@ -48,6 +53,14 @@ class BuildError(BppsaError, RuntimeError):
 
 class GradientError(BppsaError, RuntimeError):
     """With BPPSA_CHECK=1: a gradient that is not PyTorch's; the text names it, and by how much it differs."""
+
+
+class RuleError(BppsaError, NotImplementedError):
+    """A transposed Jacobian that no rule gives; the text names the module and its op."""
+
+
+class BudgetError(BppsaError, MemoryError):
+    """A pattern larger than the memory budget; the text names the module, its op, the shape and the non-zeros."""
 
 
 # Ours for what PyTorch raises over sizes, dtypes and dimensions.
@@ -65,9 +78,11 @@ class Reason:
     what: str
     op: str = ""
     mend: str = ""
+    path: str = ""  # of the module
 
     def __str__(self) -> str:
-        return "; ".join(part for part in (f"{self.op}: {self.what}" if self.op else self.what, self.mend) if part)
+        what = ": ".join(part for part in (self.path, self.op, self.what) if part)
+        return f"{what}; {self.mend}" if self.mend else what
 
 
 class Unsupported(BppsaError):

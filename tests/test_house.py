@@ -47,7 +47,7 @@ FOR_ALL = {"errors", "report"}
 LIBRARIES: dict[str, set[str]] = {
     "errors": set(),
     "report": set(),
-    "schedule": {"networkx"},
+    "schedule": set(),
     "sparsity": {"torch"},
     "cells": {"torch"},
     "chain": {"torch"},

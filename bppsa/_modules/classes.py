@@ -14,8 +14,10 @@ from bppsa import _recurrent
 from bppsa._modules import calls, diagnosis
 from bppsa._modules.clone import clone
 from bppsa.errors import OURS, Reason
+from bppsa.plan.forward import SEQUENTIAL, Forward
 from bppsa.plan.strategy import AUTO, Strategy
 from bppsa.report import Decision
+from bppsa.runtime.newton import Memory
 
 
 class Recurrent(nn.RNNBase):
@@ -23,6 +25,8 @@ class Recurrent(nn.RNNBase):
 
     _bppsa_path: str = ""
     _bppsa_strategy: Strategy = AUTO
+    _bppsa_forward: Forward = SEQUENTIAL
+    _bppsa_memory: Memory  # of Newton's iteration
     _bppsa_short: dict[Any, Any]  # what was decided for calls of few steps
     _bppsa_origin: type[nn.RNNBase]  # in each class that `rewritten` made: the class that the user sees
 
@@ -84,7 +88,9 @@ _REPLACED = (
 )
 
 
-def rewrite(model: nn.Module, strategy: Strategy = AUTO) -> tuple[nn.Module, dict[str, Decision]]:
+def rewrite(
+    model: nn.Module, strategy: Strategy = AUTO, forward: Forward = SEQUENTIAL
+) -> tuple[nn.Module, dict[str, Decision]]:
     """A clone of `model`, its recurrent modules rewritten; by path of each of them: that it waits for a call, or why it
     was left alone."""
     copy, modules = clone(model)
@@ -93,7 +99,7 @@ def rewrite(model: nn.Module, strategy: Strategy = AUTO) -> tuple[nn.Module, dic
         if isinstance(module, _KINDS):
             reason = why_not(module)
             if reason is None:
-                adopt(module, path, strategy)
+                adopt(module, path, strategy, forward)
             decided = ("waiting", "decided in its first call") if reason is None else ("pytorch", str(reason))
             found[path] = Decision(path, module.mode.lower(), *decided)
     return copy, found
@@ -109,7 +115,7 @@ def why_not(module: nn.Module) -> Reason | None:
     return None
 
 
-def adopt(module: nn.Module, path: str, strategy: Strategy = AUTO) -> None:
+def adopt(module: nn.Module, path: str, strategy: Strategy = AUTO, forward: Forward = SEQUENTIAL) -> None:
     """Give `module`, which must belong to a clone, its rewritten class; `why_not` has said None."""
     cls: type = type(module)
     if parametrize.is_parametrized(module):
@@ -119,6 +125,7 @@ def adopt(module: nn.Module, path: str, strategy: Strategy = AUTO) -> None:
     else:
         module.__class__ = rewritten(cls)
     module.__dict__.update(_bppsa_path=path, _bppsa_strategy=strategy, _bppsa_short={})
+    module.__dict__.update(_bppsa_forward=forward, _bppsa_memory=Memory())
 
 
 @functools.cache

@@ -85,7 +85,13 @@ def row_of(node: fx.Node) -> Row:
     """The row of a placeholder: parameters are [], [n] or [1, n], values of a step [B] or [B, n]."""
     value, role = node.meta["val"], node.meta["role"]
     has_columns = value.dim() == 2 or (value.dim() == 1 and role.kind == "param")
-    return leaf(Access(f"{role.kind}{role.index}"), value.shape[-1] if has_columns else 1)
+    return leaf(Access(name_of(node)), value.shape[-1] if has_columns else 1)
+
+
+def name_of(node: fx.Node) -> str:
+    """The buffer that a placeholder stands for."""
+    role = node.meta["role"]
+    return f"{role.kind}{role.index}"
 
 
 def stores(buffer: str, row: Row, *, after: bool = False) -> list[Root]:

@@ -14,11 +14,11 @@ from functools import reduce
 
 from torch import fx
 
-from bppsa.chain import Recurrence, Transposed, output_of
+from bppsa.chain import Recurrence, Transposed, output_of, placeholders
 from bppsa.codegen.inplace import reuse_streams
 from bppsa.codegen.ir import Access, Buffer, Expr, Kernel, Kind, Op, Reduce, const, load
 from bppsa.codegen.lower import Lowering, Root
-from bppsa.codegen.program import Backward, Forward, assemble, projections
+from bppsa.codegen.program import Backward, Forward, assemble, name_of, projections, row_of
 from bppsa.codegen.row import Row, Segment
 from bppsa.codegen.verify import verify
 
@@ -27,20 +27,31 @@ from bppsa.codegen.verify import verify
 ENTERING, EXPONENTS = "entering", "exponents"
 
 
-def reduction(recurrence: Recurrence, transposed: Transposed, *, inline: bool, diagonal: bool) -> Kernel:
-    """Reads what `program.build`'s backward reads, and writes nothing but its RUNNING buffers."""
+def reduction(
+    recurrence: Recurrence,
+    transposed: Transposed,
+    *,
+    inline: bool,
+    diagonal: bool,
+    simplified: Transposed | None = None,
+) -> Kernel:
+    """Reads what `program.build`'s backward reads, and writes nothing but its RUNNING buffers.
+
+    simplified: of the recurrence `with_diagonals`, to be reduced in its place; "diagonal{i}", VECTORs, are its rows.
+    """
     forward = Forward(recurrence, inline)
     backward = Backward(forward, transposed)
-    kernel = Reduction(backward, diagonal).kernel()
+    kernel = Reduction(backward, diagonal, transposed if simplified is None else simplified).kernel()
     kernels = reuse_streams(forward.kernel(backward.saved), backward.kernel(), projections(recurrence), kernel)
     return verify(kernels[-1])
 
 
 class Reduction:
-    def __init__(self, backward: Backward, diagonal: bool) -> None:
+    def __init__(self, backward: Backward, diagonal: bool, transposed: Transposed) -> None:
         self.backward, self.diagonal = backward, diagonal
         self.widths = backward.recurrence.carries
-        graph, carries = only_carries(backward.transposed)
+        graph, carries = only_carries(transposed)
+        self.diagonals = [Buffer(name_of(n), Kind.VECTOR, row_of(n).width) for n in placeholders(graph, "diagonal")]
         self.lowering = Lowering(self.leaf)
         self.lowering.lower(graph)
         self.rows = [
@@ -49,6 +60,8 @@ class Reduction:
         ]
 
     def leaf(self, node: fx.Node) -> Row:
+        if node.meta["role"].kind == "diagonal":
+            return row_of(node)
         row = self.backward.leaf(node)
         if node.meta["role"].kind != "g_output":
             return row
@@ -57,7 +70,7 @@ class Reduction:
 
     def kernel(self) -> Kernel:
         exponents = Buffer(EXPONENTS, Kind.RUNNING, sum(self.widths) if self.diagonal else 1)
-        extra = (Buffer(ENTERING, Kind.RUNNING, 1), exponents)
+        extra = (Buffer(ENTERING, Kind.RUNNING, 1), exponents, *self.diagonals)
         roots = [*self.lowering.roots, *(self.number_by_number() if self.diagonal else self.column_by_column())]
         return assemble("reduction", self.lowering, roots, self.backward.recurrence, along=False, extra=extra)
 

@@ -122,7 +122,8 @@ def reduce(sweep: Sweep, reduction: Reduction, running: Tensor, asked: Asked, **
     given |= {f"g_output{k}": sweep.zeros(extent, k) if g is None else g for k, g in enumerate(asked.g_outputs)}
     given = {name: tensor.to(dtype) for name, tensor in given.items()} | reduction.buffers(running)
     sources = [t if t is None else t.to(dtype) for t in asked.sources]
-    tensors = sweep.named(reduction.kernel, given, sources, [p.to(dtype) for p in asked.params], extent)
+    params = [p.to(dtype) for p in asked.params]
+    tensors = sweep.named(reduction.kernel, given | reduction.vectors(params), sources, params, extent)
     reduction.run(
         list(tensors.values()),
         steps=extent.steps,

@@ -68,7 +68,7 @@ class Chunks:
         return chunks.transpose(0, 1).flatten(0, 1)[: self.extent.steps]
 
     def sorted(self, rows: Tensor, dim: int) -> Tensor:
-        return rows.contiguous() if self.order is None else rows.index_select(dim, self.order)
+        return rows.contiguous() if self.order is None else rows.index_select(dim, self.order.to(rows.device))
 
     def unsorted(self, rows: Tensor, dim: int) -> Tensor:
-        return rows if self.back is None else rows.index_select(dim, self.back)
+        return rows if self.back is None else rows.index_select(dim, self.back.to(rows.device))

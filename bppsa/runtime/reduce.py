@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bppsa.chain import Structure
+from bppsa.chain import Structure, Weight
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.reduction import ENTERING, EXPONENTS
+from bppsa.runtime.after import logical
 from bppsa.runtime.pairs import REAL, Pair, Rows, scaled
 
 BELOW_ALL = -(1 << 16)  # the exponent of a zero beside others
@@ -34,6 +35,7 @@ class Reduction:
     widths: Sequence[int]  # of the carries
     dtype: torch.dtype
     run: Callable[..., None]
+    diagonals: Sequence[Weight] = ()  # what "diagonal{i}" are the diagonals of
     firsts: dict[torch.device, Tensor] = field(default_factory=dict, compare=False)
 
     @property
@@ -66,6 +68,12 @@ class Reduction:
         pitch, exponents = running.shape[-1], self.size + 1
         names = (*(f"g_carry{i}" for i in range(len(self.widths))), ENTERING, EXPONENTS)
         return dict(zip(names, running.split([*self.widths, 1, pitch - exponents], -1), strict=True))
+
+    def vectors(self, params: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The diagonals, [r K] each, of the squares [K, K] that stand side by side in a weight."""
+        weights = [logical(params, weight) for weight in self.diagonals]
+        squares = [weight.unflatten(1, (-1, weight.shape[0])) for weight in weights]
+        return {f"diagonal{i}": s.diagonal(dim1=0, dim2=2).flatten().contiguous() for i, s in enumerate(squares)}
 
     def pair(self, running: Tensor) -> Pair:
         """[rows, count, ...], of what stands there after the first step."""

@@ -13,6 +13,7 @@ from bppsa.plan.strategy import Strategy
 from bppsa.runtime.autograd import Result
 from bppsa.runtime.backward import Asked, backward, prepare
 from bppsa.runtime.extent import Extent, Given, Shape
+from bppsa.runtime.newton import Solver
 from bppsa.runtime.sweep import Needs, Passed, Sweep
 
 
@@ -32,6 +33,7 @@ class Stack:
     extent: Extent
     strategy: Strategy  # of the backward
     pytorch: Callable[[Given], tuple[Tensor, ...]]  # the same call by PyTorch's own ops
+    solver: Solver | None = None  # of the forward; None: step by step
 
     def again(self, tensors: Given) -> tuple[Tensor, ...]:
         return self.pytorch(tensors)
@@ -80,7 +82,8 @@ class Stack:
             for direction, sweep in enumerate(sweeps):
                 carries = given.carries(layer, direction)
                 extent = self.run(direction)
-                passes.append(sweep.forward([x], carries, given.weights(layer, direction), extent, save=save))
+                forward = sweep.forward if self.solver is None else self.solver.of(sweep, (layer, direction))
+                passes.append(forward([x], carries, given.weights(layer, direction), extent, save=save))
             outputs = [passed.outputs[0] for passed in passes[-self.directions :]]
             x = outputs[0] if self.directions == 1 else torch.cat(outputs, -1)
             if layer < len(given.masks):

@@ -51,15 +51,15 @@ class Gradients:
 
 class Sweep:
     """`build` makes kernels callable: `codegen.interpret.run` bound to each, or their machine code. `reduction`: asked
-    for by scans only. `multiply` computes the products that remain after a backward sweep.
-    `boundaries`: `codegen.gpu.native_scan`'s, where kernels run in chunks."""
+    for by scans only; `diagonal=True` gives that of a simplified J^T. `multiply` computes the products that remain
+    after a backward sweep. `boundaries`: `codegen.gpu.native_scan`'s, where kernels run in chunks."""
 
     def __init__(
         self,
         program: Program,
         dtype: torch.dtype,
         build: Callable[[Sequence[Kernel]], Sequence[Runner]],
-        reduction: Callable[[], Reduction],
+        reduction: Callable[..., Reduction],
         multiply: Multiply = by_torch,
         boundaries: Callable[..., Tensor | None] | None = None,
     ) -> None:

@@ -4,6 +4,8 @@ What belongs here is plain torch that needs no graph: walking a graph with the r
 """
 
 from bppsa.sparsity.algebra import add, compose
+from bppsa.sparsity.convolution import Convolution
+from bppsa.sparsity.network import Link, Network
 from bppsa.sparsity.operators import (
     AcrossRows,
     Dense,
@@ -16,15 +18,20 @@ from bppsa.sparsity.operators import (
 )
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.rules import lookup, rule
+from bppsa.sparsity.sparse import Sparse
 
 __all__ = [
     "AcrossRows",
+    "Convolution",
     "Dense",
     "Diagonal",
     "Identity",
     "Implicit",
+    "Link",
+    "Network",
     "Outer",
     "Pattern",
+    "Sparse",
     "TransposedJacobian",
     "add",
     "compose",

@@ -1,4 +1,5 @@
-"""Products and sums of transposed Jacobians: one table each over pairs of classes. A pair that is not listed densifies.
+"""Products and sums of transposed Jacobians: one table each over pairs of classes. Others are written out first, as
+sparse or, where every entry can be non-zero, as dense.
 
 For a chain x -> y -> z the transposed Jacobians compose in the order of the data: J^T(z/x) = J^T(y/x) @ J^T(z/y).
 """
@@ -6,13 +7,16 @@ For a chain x -> y -> z the transposed Jacobians compose in the order of the dat
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported
+from bppsa.sparsity import pairs
 from bppsa.sparsity.operators import Dense, Diagonal, Identity, TransposedJacobian
+from bppsa.sparsity.sparse import Sparse
 
 Pair = Callable[[Any, Any], TransposedJacobian]
 
@@ -26,7 +30,8 @@ def compose(a: TransposedJacobian, b: TransposedJacobian) -> TransposedJacobian:
                 f"and {tuple(b.in_size)} x {tuple(b.out_size)}"
             )
         )
-    return PRODUCT.get((type(a), type(b)), dense_product)(a, b)
+    a, b = in_table(a), in_table(b)
+    return PRODUCT[type(a), type(b)](a, b)
 
 
 def add(a: TransposedJacobian, b: TransposedJacobian) -> TransposedJacobian:
@@ -38,7 +43,12 @@ def add(a: TransposedJacobian, b: TransposedJacobian) -> TransposedJacobian:
                 f"and {tuple(b.in_size)} x {tuple(b.out_size)}"
             )
         )
-    return SUM.get((type(a), type(b)), dense_sum)(a, b)
+    a, b = in_table(a), in_table(b)
+    return SUM[type(a), type(b)](a, b)
+
+
+def in_table(a: TransposedJacobian) -> TransposedJacobian:
+    return a if isinstance(a, (Identity, Diagonal, Dense, Sparse)) else pairs.written_out(a)
 
 
 def dense_product(a: TransposedJacobian, b: TransposedJacobian) -> Dense:
@@ -98,7 +108,7 @@ def as_diagonal(a: Identity | Diagonal) -> Diagonal:
 
 def diagonal_sum(a: Identity | Diagonal, b: Identity | Diagonal) -> TransposedJacobian:
     if any(isinstance(op, Identity) and not is_plain(op) for op in (a, b)):
-        return dense_sum(a, b)
+        return pairs.total(Sparse.of(a), Sparse.of(b))
     a, b = as_diagonal(a), as_diagonal(b)
     if a.mask is None and b.mask is None:
         return Diagonal(a.d + b.d, like=a.reference)
@@ -113,12 +123,12 @@ def diagonal_plus_dense(a: Identity | Diagonal, b: Dense) -> TransposedJacobian:
     return Dense(torch.diagonal_scatter(w, diagonal, 0, -2, -1), (b.in_size, b.out_size))
 
 
-def keep_right(a: Identity, b: TransposedJacobian) -> TransposedJacobian:
-    return b if is_plain(a) else dense_product(a, b)
+def keep_right(a: Identity, b: Diagonal) -> TransposedJacobian:
+    return b if is_plain(a) else replace(Sparse.of(b), sizes=(a.in_size, b.out_size))
 
 
-def keep_left(a: TransposedJacobian, b: Identity) -> TransposedJacobian:
-    return a if is_plain(b) else dense_product(a, b)
+def keep_left(a: Diagonal, b: Identity) -> TransposedJacobian:
+    return a if is_plain(b) else replace(Sparse.of(a), sizes=(a.in_size, b.out_size))
 
 
 PRODUCT: dict[tuple[type, type], Pair] = {
@@ -130,6 +140,14 @@ PRODUCT: dict[tuple[type, type], Pair] = {
     (Diagonal, Diagonal): diagonal_product,
     (Diagonal, Dense): scale_rows,
     (Dense, Diagonal): scale_columns,
+    (Dense, Dense): dense_product,
+    (Identity, Sparse): pairs.renamed_in,
+    (Sparse, Identity): pairs.renamed_out,
+    (Diagonal, Sparse): pairs.scale_rows,
+    (Sparse, Diagonal): pairs.scale_columns,
+    (Sparse, Sparse): pairs.product,
+    (Sparse, Dense): pairs.times_dense,
+    (Dense, Sparse): dense_product,
 }
 
 SUM: dict[tuple[type, type], Pair] = {
@@ -141,4 +159,12 @@ SUM: dict[tuple[type, type], Pair] = {
     (Diagonal, Dense): diagonal_plus_dense,
     (Dense, Identity): lambda a, b: diagonal_plus_dense(b, a),
     (Dense, Diagonal): lambda a, b: diagonal_plus_dense(b, a),
+    (Dense, Dense): dense_sum,
+    (Sparse, Sparse): pairs.total,
+    (Identity, Sparse): lambda a, b: pairs.total(Sparse.of(a), b),
+    (Diagonal, Sparse): lambda a, b: pairs.total(Sparse.of(a), b),
+    (Sparse, Identity): lambda a, b: pairs.total(a, Sparse.of(b)),
+    (Sparse, Diagonal): lambda a, b: pairs.total(a, Sparse.of(b)),
+    (Sparse, Dense): pairs.plus_dense,
+    (Dense, Sparse): lambda a, b: pairs.plus_dense(b, a),
 }

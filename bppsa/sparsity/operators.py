@@ -16,7 +16,8 @@ from typing import ClassVar, NoReturn
 import torch
 from torch import Size, Tensor
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import InputError, Reason, Unsupported
+from bppsa.sparsity.colour import coloured
 from bppsa.sparsity.pattern import Pattern
 
 
@@ -45,16 +46,49 @@ class TransposedJacobian(ABC):
 
     @property
     @abstractmethod
+    def held(self) -> int:
+        """How many matrices are held: 1 where all rows of the batch share one (a batch of one does), else B."""
+
+    @property
+    @abstractmethod
     def pattern(self) -> Pattern:
         """The possible non-zeros, built on demand."""
 
-    @abstractmethod
-    def mv(self, g: Tensor) -> Tensor:
-        """J^T g for every row: g [B, *m] to [B, *n]."""
+    @property
+    def nnz(self) -> int:
+        """E, the number of possible non-zeros."""
+        return self.pattern.nnz
 
     @abstractmethod
+    def entries(self) -> Tensor:
+        """The values in the order of the pattern: [E] where all rows share them, else [B, E]."""
+
+    @abstractmethod
+    def mv(self, g: Tensor) -> Tensor:
+        """J^T g for every row: g [B, *m] to [B, *n]; for any number of rows where one J^T is held."""
+
+    def mm(self, g: Tensor) -> Tensor:
+        """J^T G: G [M, K], the same for every row, or [B, M, K]; to [B, N, K], or [N, K] where rows share G and J^T.
+
+        Raises InputError (a RuntimeError) for another shape.
+        """
+        n, m = self.shape
+        if g.dim() not in (2, 3) or g.shape[-2] != m or (g.dim() == 3 and self.held not in (1, len(g))):
+            raise InputError(f"J^T is {n} x {m}: mm takes [{m}, K] or [B, {m}, K], not {list(g.shape)}")
+        columns = g.transpose(-1, -2)
+        if self.held == 1:  # columns are rows of a larger batch
+            product = self.mv(columns.reshape(-1, *self.out_size)).reshape(*columns.shape[:-1], n)
+            return product.transpose(-1, -2)
+        columns = columns.expand(self.held, -1, -1).reshape(self.held, -1, *self.out_size)
+        return torch.vmap(self.mv, 1, 1)(columns).reshape(self.held, -1, n).transpose(1, 2)
+
     def dense(self) -> Tensor:
-        """[N, M] where all rows of the batch share it, else [B, N, M]. An oracle for small sizes."""
+        """[N, M] where all rows of the batch share it, else [B, N, M]. For small sizes."""
+        return self.pattern.spread(self.entries())
+
+    def to_sparse_csr(self) -> Tensor:
+        """As torch's CSR tensor, of the shape of `dense`: every entry of the pattern is stored, also where it is 0."""
+        return self.pattern.csr(self.entries())
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,11 +108,18 @@ class Identity(TransposedJacobian):
         return self.out.shape[1:]
 
     @property
+    def held(self) -> int:
+        return 1
+
+    @property
     def pattern(self) -> Pattern:
         return Pattern.identity(self.shape[0])
 
+    def entries(self) -> Tensor:
+        return torch.ones(self.shape[0], dtype=self.x.dtype, device=self.x.device)
+
     def mv(self, g: Tensor) -> Tensor:
-        return g if self.in_size == self.out_size else g.reshape(self.x.shape)
+        return g if self.in_size == self.out_size else g.reshape(g.shape[0], *self.in_size)
 
     def dense(self) -> Tensor:
         return torch.eye(self.shape[0], dtype=self.x.dtype, device=self.x.device)
@@ -114,8 +155,20 @@ class Diagonal(TransposedJacobian):
         return self.in_size
 
     @property
+    def held(self) -> int:
+        held = [len(part) for part in (self.d, self.mask) if isinstance(part, Tensor)]
+        return max(held, default=1)
+
+    @property
     def pattern(self) -> Pattern:
         return Pattern.identity(self.shape[0])
+
+    def entries(self) -> Tensor:
+        if self.mask is not None and not isinstance(self.d, Tensor) and self.d == 1:
+            values = self.mask.flatten(1).view(torch.uint8).to(self.reference.dtype)  # bool itself is ten times slower
+        else:
+            values = self.values()
+        return values[0] if len(values) == 1 else values
 
     def mv(self, g: Tensor) -> Tensor:
         if isinstance(self.d, Tensor) or self.d != 1:
@@ -128,8 +181,7 @@ class Diagonal(TransposedJacobian):
         return self.mv(ones).flatten(1)
 
     def dense(self) -> Tensor:
-        values = self.values()
-        return torch.diag_embed(values[0] if len(values) == 1 else values)
+        return torch.diag_embed(self.entries())
 
 
 def select(mask: Tensor, x: Tensor, d: Tensor | float = 1.0) -> Diagonal:
@@ -157,16 +209,28 @@ class Dense(TransposedJacobian):
         return self.sizes[1] if self.sizes else self.w.shape[-1:]
 
     @property
+    def held(self) -> int:
+        return 1 if self.w.dim() == 2 else len(self.w)
+
+    @property
     def pattern(self) -> Pattern:
         return Pattern.dense(*self.shape)
 
+    @property
+    def nnz(self) -> int:
+        return self.shape[0] * self.shape[1]
+
+    def entries(self) -> Tensor:
+        return self.dense().flatten(-2)
+
     def mv(self, g: Tensor) -> Tensor:
         flat = g if g.dim() == 2 else g.reshape(g.shape[0], self.shape[1])
-        product = flat.mm(self.w.t()) if self.w.dim() == 2 else self.w.bmm(flat.unsqueeze(2)).squeeze(2)
+        w = self.dense()
+        product = flat.mm(w.t()) if w.dim() == 2 else w.bmm(flat.unsqueeze(2)).squeeze(2)
         return product if len(self.in_size) == 1 else product.reshape(g.shape[0], *self.in_size)
 
     def dense(self) -> Tensor:
-        return self.w
+        return self.w[0] if self.w.dim() == 3 and len(self.w) == 1 else self.w
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +241,8 @@ class Implicit(TransposedJacobian):
         x, out: the op's input [B, *n] and output [B, *m]; read for shape, dtype and device only.
         vjp: g [B, *m] to J^T g [B, *n].
         links: gives the pattern.
+        shared: whether all rows have the same values. `vjp` takes any number of rows then.
+        values: gives the entries; without it they are read off products with J^T.
     """
 
     x: Tensor
@@ -184,6 +250,8 @@ class Implicit(TransposedJacobian):
     vjp: Callable[[Tensor], Tensor]
     links: Callable[[], Pattern]
     structure: str = "sparse"
+    shared: bool = False
+    values: Callable[[], Tensor] | None = None
 
     @property
     def in_size(self) -> Size:
@@ -197,14 +265,17 @@ class Implicit(TransposedJacobian):
     def pattern(self) -> Pattern:
         return self.links()
 
+    @property
+    def held(self) -> int:
+        return 1 if self.shared else self.x.shape[0]
+
+    def entries(self) -> Tensor:
+        if self.values is not None:
+            return self.values()
+        return coloured(self.vjp, self.pattern, self.out_size, self.held, self.x)
+
     def mv(self, g: Tensor) -> Tensor:
         return self.vjp(g)
-
-    def dense(self) -> Tensor:
-        rows, (n, m) = self.x.shape[0], self.shape
-        basis = torch.eye(m, dtype=self.x.dtype, device=self.x.device).view(m, 1, *self.out_size)
-        columns = [self.vjp(e.expand(rows, *self.out_size)).reshape(rows, n) for e in basis]
-        return torch.stack(columns, 2) if columns else self.x.new_zeros(rows, n, m)
 
 
 class RowMixing(TransposedJacobian):
@@ -224,7 +295,14 @@ class RowMixing(TransposedJacobian):
         self.refuse()
 
     @property
+    def held(self) -> int:
+        self.refuse()
+
+    @property
     def pattern(self) -> Pattern:
+        self.refuse()
+
+    def entries(self) -> Tensor:
         self.refuse()
 
     def dense(self) -> Tensor:

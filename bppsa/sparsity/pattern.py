@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import warnings
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -61,6 +64,24 @@ class Pattern:
         columns = torch.arange(count * m).view(count, 1, m).expand(count, n, m).reshape(-1)
         return cls(torch.arange(count * n + 1) * m, columns, (count * n, count * m))
 
+    @classmethod
+    def kron(cls, a: Pattern, b: Pattern) -> tuple[Pattern, Tensor]:
+        """The Kronecker product, and the place of each pair of entries in it, int64 [E of a, E of b]."""
+        counts, entries = (tuple(p.indptr.diff() for p in (a, b)), tuple(torch.arange(p.nnz) for p in (a, b)))
+        row_a, row_b = a.rows, b.rows
+        within = entries[0] - a.indptr[row_a], entries[1] - b.indptr[row_b]
+        before = (a.indptr[:-1] * b.nnz)[:, None] + counts[0][:, None] * b.indptr[:-1]  # entries before a row
+        place = (before[row_a][:, row_b]).add_(within[0][:, None] * counts[1][row_b]).add_(within[1])
+        columns = torch.empty(a.nnz * b.nnz, dtype=torch.int64)
+        columns[place] = a.indices[:, None] * b.shape[1] + b.indices
+        indptr = torch.cat([before.flatten(), torch.tensor([a.nnz * b.nnz])])
+        return cls(indptr, columns, (a.shape[0] * b.shape[0], a.shape[1] * b.shape[1])), place
+
+    def keep(self, kept: Tensor) -> Pattern:
+        """Only the entries at which `kept`, bool [E], is True."""
+        count = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])
+        return Pattern(count[self.indptr], self.indices[kept], self.shape)
+
     @property
     def nnz(self) -> int:
         return len(self.indices)
@@ -69,6 +90,33 @@ class Pattern:
     def rows(self) -> Tensor:
         """The row of each entry, int64 [E]."""
         return torch.repeat_interleave(torch.arange(self.shape[0]), self.indptr.diff())
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Of all that the pattern is: equal patterns have equal digests."""
+        content = hashlib.blake2b(repr(self.shape).encode(), digest_size=16)
+        for part in (self.indptr, self.indices):
+            content.update(part.contiguous().numpy().data)
+        return content.digest()
+
+    @cached_property
+    def columns(self) -> Tensor:
+        """`indices` as int32 [E]: half as much for a kernel to read."""
+        return self.indices.to(torch.int32)
+
+    def csr(self, values: Tensor) -> Tensor:
+        """A torch CSR tensor [N, M] of values [E], or [B, N, M] of values [B, E]."""
+        batch = values.shape[:-1]
+        indptr, indices = (part.to(values.device).expand(*batch, -1) for part in (self.indptr, self.indices))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta")
+            return torch.sparse_csr_tensor(indptr, indices, values, (*batch, *self.shape), check_invariants=False)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """The dense matrix [N, M] of values [E], or [B, N, M] of values [B, E]; for small sizes."""
+        dense = values.new_zeros(*values.shape[:-1], *self.shape)
+        dense[..., self.rows.to(values.device), self.indices.to(values.device)] = values
+        return dense
 
     def mask(self) -> Tensor:
         """The same as a bool [N, M]; for small sizes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 import bppsa
+from bppsa.errors import StrategyError
+from bppsa.runtime.newton import Solver
 from tests.backend.support import B, H, I, T, Within, compiled, leaves, random, recurrences, results, same
 
 MODULES: dict[str, Callable[[], nn.RNNBase]] = {
@@ -124,7 +127,7 @@ def test_without_gradients_nothing_is_saved(mode: Callable[[], Any], graphs: lis
         same(leaves(fast(x)), leaves(model(x)))
     same(leaves(fast(x)), leaves(model(x)))
     without, with_gradients = recurrences(graphs)
-    assert (without.args[9], with_gradients.args[9]) == (False, True)
+    assert (without.args[-1], with_gradients.args[-1]) == (False, True)
 
 
 @pytest.mark.parametrize("make", [nn.GRU, nn.LSTM])
@@ -240,3 +243,21 @@ def test_an_unknown_strategy_is_an_error() -> None:
     fast = torch.compile(nn.GRU(I, H), backend="bppsa", options={"strategy": "fastest"})
     with pytest.raises(ValueError, match=r"auto, sequential, chunked"):
         fast(random(T, B, I, dtype=torch.float32))
+
+
+def test_a_parallel_forward() -> None:
+    model = Within(nn.GRU(I, H)).double()
+    options = {"fallback": "eager", "forward": "newton(length=2)", "strategy": "chunked"}
+    fast = torch.compile(model, backend="bppsa", fullgraph=True, options=options)
+    for steps in (T, 9):
+        inputs = [random(steps, B, I)]
+        with mock.patch.object(Solver, "run", autospec=True, side_effect=Solver.run) as run:
+            got = results(fast, inputs, [*model.parameters()])
+        assert run.call_count == 1
+        same(got, results(model, inputs, [*model.parameters()]))
+
+
+def test_an_unknown_forward() -> None:
+    fast = torch.compile(Within(nn.GRU(I, H)), backend="bppsa", options={"forward": "newtons"})
+    with pytest.raises(StrategyError, match="unknown forward"):
+        fast(random(T, B, I).float())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -136,7 +137,7 @@ def packed(lengths: Sequence[int], *, reverse: bool = False) -> Extent:
 
 
 def interpreted(built: Program) -> Sweep:
-    return Sweep(built, torch.float64, interpreters, lambda: reduction_of(built.recurrence, False))
+    return Sweep(built, torch.float64, interpreters, functools.partial(reduction_of, built.recurrence, False))
 
 
 def kernels(built: Program) -> tuple[Kernel, ...]:

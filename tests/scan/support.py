@@ -18,6 +18,7 @@ from bppsa.codegen import interpret, program
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.reduction import reduction
 from bppsa.fxpasses import jacobian
+from bppsa.fxpasses.diagonal import with_diagonals
 from bppsa.fxpasses.structure import structure_of
 from bppsa.plan.choose import Choice
 from bppsa.plan.strategy import Strategy
@@ -45,15 +46,16 @@ def interpreted(
 ) -> Sweep:
     """What `compile_recurrence` gives, run by the language's definition in place of machine code."""
     built = program.build(recurrence, jacobian.transpose(recurrence), inline=inline)
-    return Sweep(built, dtype, interpreters, lambda: reduction_of(recurrence, inline))
+    return Sweep(built, dtype, interpreters, functools.partial(reduction_of, recurrence, inline))
 
 
-def reduction_of(recurrence: Recurrence, inline: bool) -> Reduction:
-    structure = structure_of(recurrence)
-    transposed = jacobian.transpose(recurrence)
-    kernel = reduction(recurrence, transposed, inline=inline, diagonal=structure.width == 1)
+def reduction_of(recurrence: Recurrence, inline: bool, *, diagonal: bool = False) -> Reduction:
+    taken, weights = with_diagonals(recurrence) if diagonal else (recurrence, ())
+    structure = structure_of(taken)
+    transposed, simplified = jacobian.transpose(recurrence), jacobian.transpose(taken)
+    kernel = reduction(recurrence, transposed, inline=inline, diagonal=structure.width == 1, simplified=simplified)
     run = functools.partial(interpret.run, kernel)
-    return Reduction(structure, kernel, recurrence.carries, torch.float64, run)
+    return Reduction(structure, kernel, recurrence.carries, torch.float64, run, weights)
 
 
 def leaves(*trees: Any) -> list[Tensor]:

@@ -62,7 +62,20 @@ def masks(r):
     return r.mask(B, 5), r.mask(B, 5)
 
 
-SAMPLES = [
+def conv(
+    x, weight, stride=(1,), padding=(0,), dilation=(1,), transposed=False, output_padding=(0,), groups=1, bias=True
+) -> Sample:
+    """x and weight are shapes; the rest as ATen takes it."""
+    outs = weight[1] * groups if transposed else weight[0]
+    rest = [*map(list, (stride, padding, dilation)), transposed, list(output_padding), groups]
+
+    def make(r):
+        return r(B, *x), r(*weight), r(outs) if bias else None, *rest
+
+    return Sample(aten.convolution.default, make, (SPARSE, ACROSS, *((ACROSS,) if bias else ())))
+
+
+ROW_SAMPLES = [
     *map(pointwise, ("neg", "abs", "exp", "expm1", "sin", "cos", "tanh", "sigmoid", "silu", "gelu")),
     *map(pointwise, ("relu", "hardtanh", "hardswish", "elu", "leaky_relu", "softplus")),
     *(pointwise(name, lambda r: (r.positive(B, 5),)) for name in ("log", "log1p", "sqrt", "rsqrt", "reciprocal")),
@@ -185,4 +198,22 @@ SAMPLES = [
     Sample(aten._softmax.default, lambda r: (r(B, 2, 5), 1, False), SPARSE),
     Sample(aten._softmax.default, lambda r: (r(B, 5), 0, False), ACROSS),
     Sample(aten._log_softmax.default, lambda r: (r(B, 5), 1, False), DENSE),
+    Sample(aten.max.dim, lambda r: (r(B, 3, 2), 1), (SPARSE, None)),
+    Sample(aten.min.dim, lambda r: (r(B, 3, 2), -1, True), (SPARSE, None)),
+    Sample(aten.max.dim, lambda r: (r(B, 3), 0), (ACROSS, None)),
+    Sample(aten.logsumexp.default, lambda r: (r(B, 3, 2), [1], True), SPARSE),
+    Sample(aten.linalg_vector_norm.default, lambda r: (r(B, 3, 2), 2, [1]), SPARSE),
+    Sample(aten.glu.default, lambda r: (r(B, 4, 2), 1), SPARSE),
+    Sample(aten.glu.default, lambda r: (r(4, 3), 0), ACROSS),
+    # convolutions
+    conv((2, 5, 4), (3, 2, 3, 3), padding=(1,)),
+    conv((2, 5, 4), (3, 2, 2, 3), stride=(2, 1), padding=(0, 1), dilation=(2, 1), bias=False),
+    conv((4, 5, 5), (6, 2, 3, 3), stride=(2,), padding=(1,), groups=2),
+    conv((3, 4, 4), (3, 1, 3, 3), padding=(1, 1), groups=3),
+    conv((3, 2, 2), (4, 3, 1, 1), stride=(2,)),
+    conv((2, 8), (3, 2, 3), stride=(3,), padding=(2,)),
+    conv((1, 3, 3, 4), (2, 1, 2, 3, 2), stride=(1, 1, 2), padding=(0, 1, 0), bias=False),
+    conv((2, 3, 3), (2, 3, 3, 2), stride=(2,), padding=(1, 0), transposed=True, output_padding=(1, 0)),
+    conv((4, 3, 3), (4, 2, 2, 3), dilation=(2, 1), transposed=True, output_padding=(1, 0), groups=2),
+    conv((2, 5), (2, 1, 3), stride=(2,), padding=(1,), transposed=True),
 ]

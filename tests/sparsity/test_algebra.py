@@ -8,7 +8,19 @@ from torch import Size
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bppsa.errors import Unsupported
-from bppsa.sparsity import AcrossRows, Dense, Diagonal, Identity, Implicit, Outer, Pattern, add, compose, select
+from bppsa.sparsity import (
+    AcrossRows,
+    Dense,
+    Diagonal,
+    Identity,
+    Implicit,
+    Outer,
+    Pattern,
+    Sparse,
+    add,
+    compose,
+    select,
+)
 from tests.sparsity.samples import B as ROWS
 from tests.sparsity.samples import Random
 
@@ -19,6 +31,11 @@ def window(r, n, m):
     links = lambda: Pattern.from_mask(torch.eye(n, m, dtype=torch.bool))  # noqa: E731
     pad = torch.eye(m, n, dtype=torch.float64)
     return Implicit(x, out, lambda g: g @ pad, links)
+
+
+def sparse(r, n, m, *batch):
+    pattern = Pattern.from_mask(r.mask(n, m))
+    return Sparse(r(*batch, pattern.nnz), pattern)
 
 
 SQUARE = {
@@ -33,6 +50,8 @@ OPERATORS = {
     "shared dense": lambda r, n, m: Dense(r(n, m)),
     "dense": lambda r, n, m: Dense(r(ROWS, n, m)),
     "window": window,
+    "shared sparse": sparse,
+    "sparse": lambda r, n, m: sparse(r, n, m, ROWS),
 }
 
 
@@ -72,7 +91,7 @@ def check(op):
     assert op.pattern.covers((matrix != 0).any(0))
 
 
-@settings(max_examples=200)
+@settings(max_examples=300)
 @given(operators())
 def test_mv_and_pattern_agree_with_dense(op):
     check(op)
@@ -92,13 +111,13 @@ def check_sum(a, b):
     check(total)
 
 
-@settings(max_examples=200)
+@settings(max_examples=400)
 @given(chains())
 def test_product_is_the_dense_product(pair):
     check_product(*pair)
 
 
-@settings(max_examples=200)
+@settings(max_examples=400)
 @given(branches())
 def test_sum_is_the_dense_sum(pair):
     check_sum(*pair)
@@ -125,6 +144,25 @@ def test_a_reshape_is_an_identity_that_changes_sizes():
     check_product(there, Dense(r(6, 4), (sizes[1], Size((4,)))))
     check_sum(there, there)
     check_sum(there, Dense(r(6, 6), sizes))
+
+
+def test_sparse_factors_stay_sparse():
+    r = Random(0)
+    pattern = Pattern.from_mask(torch.eye(6, 4, dtype=torch.bool))
+    a, x, out = Sparse(r(pattern.nnz), pattern), r(ROWS, 6), r(ROWS, 2, 3)
+    columns, rows = Diagonal(r(ROWS, 4)), select(r(ROWS, 2, 3) > 0, r(ROWS, 2, 3))
+    chain = compose(compose(rows, compose(Identity(out, x), a)), columns)
+    assert chain.structure == "sparse"
+    assert chain.pattern is pattern  # scaled and renamed, never multiplied
+    assert (chain.in_size, chain.out_size) == (Size((2, 3)), Size((4,)))
+    assert compose(Identity(out, x), Diagonal(x)).structure == "sparse"
+    assert add(a, a).pattern is pattern
+
+
+def test_a_full_product_is_dense():
+    r = Random(0)
+    column, row = Pattern.dense(4, 1), Pattern.dense(1, 3)
+    assert compose(Sparse(r(4), column), Sparse(r(ROWS, 3), row)).structure == "dense"
 
 
 def test_diagonal_plus_dense_builds_no_diagonal_matrix():

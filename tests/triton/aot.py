@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from bppsa.codegen.gpu.aot import Usage, boundaries_usage, level_usage, usage
+from bppsa.codegen.gpu.aot import Usage, boundaries_usage, level_usage, sums_usage, usage
 from bppsa.codegen.gpu.native_scan import WIDEST_LEVEL
 from bppsa.codegen.traffic import traffic
 from tests.codegen.programs import kernels
@@ -82,6 +82,10 @@ def main() -> None:
             table.add_row(job.model, str(job.width), name, work, *map(shown, used))
             if any(u.stack for u in used) and job.model in DEFAULT and job.width in WIDTHS:
                 spilled.append(f"{job.model} {job.width} {name}")
+    for matrix in (False, True):
+        sums = [sums_usage(chosen.real, c, matrix=matrix) for c in CAPABILITIES]
+        table.add_row("sparse", "", "matrix times vectors" if matrix else "product", "", *map(shown, sums))
+        spilled += ["sparse"] * any(u.stack for u in sums)
     console = Console(width=140)
     console.print("bytes and flops of a row (of a reduction: a column) and step")
     console.print("registers of a thread x threads; bytes a thread spills; shared memory of a program")

@@ -79,6 +79,18 @@ def test_modules(make: Any, strategy: Strategy, launched: list[str]) -> None:
     assert launched.count("reduction") == (0 if strategy.name == "sequential" else 4)
 
 
+@pytest.mark.parametrize("jacobian", ["full", "diagonal"])
+@pytest.mark.parametrize("make", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_parallel_forward(make: Any, jacobian: str, launched: list[str]) -> None:
+    torch.manual_seed(0)
+    model = make(I, H, bidirectional=True).double().to(DEVICE)
+    x = torch.randn(T, B, I, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    fast = bppsa.compile(model, strategy="sequential", forward=strategies.newton(2, jacobian=jacobian))
+    same(gradients(fast, x, [x, *model.parameters()]), gradients(model, x, [x, *model.parameters()]))
+    assert fast.report.decisions[0].numbers["fallbacks"] == 0
+    assert launched.count("forward") == launched.count("reduction") + 2
+
+
 def test_packed(launched: list[str]) -> None:
     torch.manual_seed(0)
     model = nn.LSTM(I, H).double().to(DEVICE)

@@ -13,6 +13,7 @@ from typing import Any
 
 from bppsa.codegen.gpu.native import PRECISION, module, options
 from bppsa.codegen.gpu.native_scan import level_block, scan_of
+from bppsa.codegen.gpu.native_sparse import MOST_SAMPLES, NUMBERS, WARPS
 from bppsa.codegen.gpu.print_triton import STRIDES, printed
 from bppsa.codegen.ir import Buffer, Kernel, Kind
 
@@ -68,6 +69,21 @@ def level_usage(name: str, width: int, real: str, capability: int) -> Usage:
     aligned = {"running", "g", *places}
     function = getattr(scan_kernels, name)
     return compiled(function, signature, constants, aligned, capability, warps, {"num_warps": warps})
+
+
+def sums_usage(real: str, capability: int, *, matrix: bool) -> Usage:
+    """Of a sparse product's numeric phase, or where `matrix` of a sparse matrix times vectors, for a whole batch."""
+    from bppsa.codegen.gpu import sparse_kernels
+
+    signature = dict.fromkeys(("a", "b", "out"), POINTER[real]) | {"offsets": "*i64", "left": "*i32", "right": "*i32"}
+    signature |= dict.fromkeys(("count", "samples"), "i32")
+    signature |= {f"{name}_{step}": "i32" for name in ("a", "b", "out") for step in ("sample", "entry")}
+    constants: dict[str, Any] = {"P": NUMBERS, "S": MOST_SAMPLES}
+    constants |= {"left": None} if matrix else {}
+    signature |= dict.fromkeys(constants, "constexpr")
+    aligned = {"a", "b", "out", "offsets", "right"} | (set() if matrix else {"left"})
+    function = sparse_kernels.sums_of_pairs
+    return compiled(function, signature, constants, aligned, capability, WARPS, {"num_warps": WARPS})
 
 
 def compiled(

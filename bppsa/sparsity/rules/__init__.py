@@ -5,7 +5,22 @@ numbers. To add an op, write its rule (or its row in a family's table) and a row
 What does not belong here: patterns of single ops (a rule's operator states its own) and anything about kernels.
 """
 
-from bppsa.sparsity.rules import linear, pointwise, reduce, shape
+from bppsa.sparsity.rules import conv, functions, linear, norm, pointwise, pool, rearrange, reduce, resize, shape
 from bppsa.sparsity.rules.registry import RULES, Rule, lookup, rule
 
-__all__ = ["RULES", "Rule", "linear", "lookup", "pointwise", "reduce", "rule", "shape"]
+__all__ = [
+    "RULES",
+    "Rule",
+    "conv",
+    "functions",
+    "linear",
+    "lookup",
+    "norm",
+    "pointwise",
+    "pool",
+    "rearrange",
+    "reduce",
+    "resize",
+    "rule",
+    "shape",
+]

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Size, Tensor
 
+from bppsa.errors import Reason, Unsupported
 from bppsa.sparsity.operators import AcrossRows, Implicit
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
@@ -29,11 +30,21 @@ def spread(g: Tensor, dims: Sequence[int], keepdim: bool, shape: Size) -> Tensor
     """The adjoint of a sum over `dims` (ascending): g repeated to `shape`."""
     for d in dims if not keepdim else ():
         g = g.unsqueeze(d)
-    return g.expand(shape)
+    return g.expand(-1, *shape[1:]) if 0 not in dims else g.expand(shape)
 
 
-def reduction(x: Tensor, out: Tensor, dims: Sequence[int], keepdim: bool, d: Callable[[Tensor], Tensor]) -> Reduced:
-    """out sums f(x) over `dims`; d turns the cotangent, already spread to x's shape, into that of x."""
+def reduction(
+    x: Tensor,
+    out: Tensor,
+    dims: Sequence[int],
+    keepdim: bool,
+    d: Callable[[Tensor], Tensor],
+    shared: bool = False,
+) -> Reduced:
+    """out sums f(x) over `dims`; d turns the cotangent, already spread to x's shape, into that of x.
+
+    shared: whether d is the same for all rows.
+    """
 
     def vjp(g: Tensor) -> Tensor:
         return d(spread(g, dims, keepdim, x.shape))
@@ -42,7 +53,7 @@ def reduction(x: Tensor, out: Tensor, dims: Sequence[int], keepdim: bool, d: Cal
         columns = spread(numbers(out.shape[1:]), dims, keepdim, Size((1, *x.shape[1:])))
         return Pattern.one_per_row(columns.flatten(), out.shape[1:].numel())
 
-    return AcrossRows(vjp) if 0 in dims else Implicit(x, out, vjp, links)
+    return AcrossRows(vjp) if 0 in dims else Implicit(x, out, vjp, links, shared=shared)
 
 
 def size_of(x: Tensor, dims: Sequence[int]) -> int:
@@ -51,13 +62,13 @@ def size_of(x: Tensor, dims: Sequence[int]) -> int:
 
 @rule(aten.sum.default, aten.sum.dim_IntList)
 def sum_(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: object = None, out: Tensor) -> tuple[Reduced]:
-    return (reduction(x, out, normal(dim, x), keepdim, lambda g: g),)
+    return (reduction(x, out, normal(dim, x), keepdim, lambda g: g, shared=True),)
 
 
 @rule(aten.mean.default, aten.mean.dim)
 def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: object = None, out: Tensor) -> tuple[Reduced]:
     dims = normal(dim, x)
-    return (reduction(x, out, dims, keepdim, lambda g: g * (1 / size_of(x, dims))),)
+    return (reduction(x, out, dims, keepdim, lambda g: g * (1 / size_of(x, dims)), shared=True),)
 
 
 @rule(aten.amax.default, aten.amin.default)
@@ -67,6 +78,52 @@ def extremum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor)
     hit = x == spread(out, dims, keepdim, x.shape)
     share = hit.to(x.dtype).sum(dims, keepdim=True)
     return (reduction(x, out, dims, keepdim, lambda g: torch.where(hit, g / share, 0.0)),)
+
+
+@rule(aten.max.dim, aten.min.dim)
+def extremum_place(
+    x: Tensor, dim: int, keepdim: bool = False, *, out: tuple[Tensor, Tensor]
+) -> tuple[tuple[Reduced], tuple[None]]:
+    """The cotangent goes to the one place that PyTorch names in its second output."""
+    dims = normal([dim], x)
+    places = torch.arange(x.shape[dim], device=x.device).view([-1 if d in dims else 1 for d in range(x.dim())])
+    hit = places == spread(out[1], dims, keepdim, x.shape)
+    return (reduction(x, out[0], dims, keepdim, lambda g: torch.where(hit, g, 0.0)),), (None,)
+
+
+@rule(aten.logsumexp.default)
+def logsumexp(x: Tensor, dim: Dims, keepdim: bool = False, *, out: Tensor) -> tuple[Reduced]:
+    dims = normal(dim, x)
+    share = torch.exp(x - spread(out, dims, keepdim, x.shape))
+    return (reduction(x, out, dims, keepdim, lambda g: g * share),)
+
+
+@rule(aten.linalg_vector_norm.default)
+def vector_norm(
+    x: Tensor, order: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: object = None, out: Tensor
+) -> tuple[Reduced]:
+    if order != 2:
+        raise Unsupported(Reason(f"no rule for order {order}", op="aten.linalg_vector_norm", mend="kept as a VJP"))
+    dims = normal(dim, x)
+    length = spread(out, dims, keepdim, x.shape)
+    return (reduction(x, out, dims, keepdim, lambda g: torch.where(length == 0, 0.0, g * (x / length))),)
+
+
+@rule(aten.glu.default)
+def glu(x: Tensor, dim: int = -1, *, out: Tensor) -> tuple[Implicit | AcrossRows]:
+    """The first half of `dim` times the sigmoid of the second."""
+    a, b = x.chunk(2, dim)
+    gate = torch.sigmoid(b)
+    slope = a * gate * (1 - gate)
+
+    def vjp(g: Tensor) -> Tensor:
+        return torch.cat([g * gate, g * slope], dim)
+
+    def links() -> Pattern:
+        columns = numbers(out.shape[1:])
+        return Pattern.one_per_row(torch.cat([columns, columns], dim).flatten(), columns.numel())
+
+    return (Implicit(x, out, vjp, links) if dim % x.dim() else AcrossRows(vjp),)
 
 
 def deviation(x: Tensor, dims: list[int], correction: float | None) -> Tensor:
@@ -117,8 +174,9 @@ def normalised(x: Tensor, out: Tensor, dim: int, vjp: Callable[[Tensor], Tensor]
         return AcrossRows(vjp)
 
     def links() -> Pattern:
-        line = numbers(x.shape[1:]).select(dim, 0).unsqueeze(dim).expand(1, *x.shape[1:]).flatten()
-        return Pattern.from_mask(line[:, None] == line)
+        lines = numbers(x.shape[1:]).movedim(dim, -1).flatten(0, -2)  # [lines, length]
+        rows, columns = torch.broadcast_tensors(lines[:, :, None], lines[:, None, :])
+        return Pattern.from_entries(rows.flatten(), columns.flatten(), (lines.numel(), lines.numel()))
 
     blocks = "block-diagonal" if dim == x.dim() - 1 else "sparse"
     return Implicit(x, out, vjp, links, "dense" if x.dim() == 2 else blocks)

@@ -26,14 +26,20 @@ def numbers(row: Sequence[int]) -> Tensor:
 
 def gathered(x: Tensor, out: Tensor, take: Callable[[Tensor], Tensor], vjp: Callable[[Tensor], Tensor]) -> Implicit:
     """Each element of out is one of x: `take` is the op itself, for any batch."""
-    n = x.shape[1:].numel()
-    return Implicit(x, out, vjp, lambda: Pattern.one_per_column(take(numbers(x.shape[1:])).flatten(), n))
+
+    def links() -> Pattern:
+        return Pattern.one_per_column(take(numbers(x.shape[1:])).flatten(), x.shape[1:].numel())
+
+    return Implicit(x, out, vjp, links, shared=True)
 
 
 def scattered(x: Tensor, out: Tensor, vjp: Callable[[Tensor], Tensor]) -> Implicit:
     """Each element of x goes to one of out, so the VJP itself takes the number of each element's column."""
-    m = out.shape[1:].numel()
-    return Implicit(x, out, vjp, lambda: Pattern.one_per_row(vjp(numbers(out.shape[1:])).flatten(), m))
+
+    def links() -> Pattern:
+        return Pattern.one_per_row(vjp(numbers(out.shape[1:])).flatten(), out.shape[1:].numel())
+
+    return Implicit(x, out, vjp, links, shared=True)
 
 
 # Copies and reshapes -------------------------------------------------------------------------------------------------

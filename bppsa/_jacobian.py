@@ -1,0 +1,164 @@
+"""Transposed Jacobians of layers and networks, and Jacobians in CSR: capture -> rules -> operator -> values."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bppsa._jacobian_plan import Coloured, JacobianPlan, by_rows
+from bppsa.errors import InputError, Reason, RuleError, Unsupported
+from bppsa.fxpasses.capture import Recording, record
+from bppsa.fxpasses.environment import Environment, known_environment, owner
+from bppsa.fxpasses.located import located
+from bppsa.fxpasses.network import evaluate, network
+from bppsa.report import Decision, Report
+from bppsa.runtime.sparse import Kernels
+from bppsa.sparsity import TransposedJacobian
+from bppsa.sparsity.colour import Colouring
+from bppsa.sparsity.engine import install
+
+install(Kernels())
+
+Model = Callable[[Tensor], Tensor]
+Masks = Mapping[str, Tensor]
+BUDGET = 1 << 30
+
+
+def transposed_jacobian(
+    model: Model, x: Tensor, *, masks: Masks | None = None, budget: int = BUDGET
+) -> TransposedJacobian:
+    """J^T of a layer or a network at x [B, *n]: an operator N x M for each row of the batch (BPPSA section 3).
+
+    The model maps each row of x by itself, to [B, *m]; N and M are the numbers of elements of a row of either. The
+    operator has `shape`, `nnz`, `pattern` (CSR: `indptr`, `indices`), `mv`, `mm`, `entries`, `dense`, `to_sparse_csr`.
+    What all rows share is [N, M], also of a batch of one; what is a row's own is [B, N, M].
+
+    Args:
+        masks: of pruned weights, bool and True where a weight is kept, by the parameter's name. Those of
+            `torch.nn.utils.prune` are found without.
+        budget: bytes that patterns may take.
+
+    Raises RuleError (a NotImplementedError) where an op has no rule or mixes the rows, InputError (a RuntimeError) for
+    masks that do not fit, BudgetError (a MemoryError) when a pattern is asked for that the budget does not hold.
+    """
+    try:
+        return Captured.of(model, x, masks, budget).at(x)
+    except Unsupported as unsupported:
+        raise RuleError(f"no transposed Jacobian: {unsupported}") from unsupported
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A recording, and the model's own tensors in it."""
+
+    recording: Recording
+    tensors: tuple[Tensor, ...]
+    masks: Mapping[fx.Node, Tensor]
+    budget: int
+
+    @classmethod
+    def of(cls, model: Model, x: Tensor, masks: Masks | None, budget: int) -> Captured:
+        """Raises Unsupported where the model cannot be recorded."""
+        kept = masks_of(model, masks or {})
+        with located(model) as where:
+            recording = record(lambda x: model(x.clone()), (x,), decompose={}, where=where)
+        if not isinstance(recording.result, fx.Node):
+            raise Unsupported(Reason("returns more than a tensor", mend="wrap it in a function that picks one"))
+        by_node = {node: kept[id(tensor)] for tensor, node in recording.captured if id(tensor) in kept}
+        return cls(recording, tuple(tensor for tensor, _ in recording.captured), by_node, budget)
+
+    def at(self, x: Tensor) -> TransposedJacobian:
+        return network(self.recording, evaluate(self.recording, self.tensors, x, self.masks), self.budget)
+
+
+def masks_of(model: Model, given: Masks) -> dict[int, Tensor]:
+    """The masks by the identity of what they mask: those given, and those that torch.nn.utils.prune keeps."""
+    parameters = dict(model.named_parameters(remove_duplicate=False)) if isinstance(model, nn.Module) else {}
+    found = {id(mask): mask != 0 for mask in prune_masks(model).values()}
+    for name, mask in given.items():
+        if name not in parameters:
+            known = ", ".join(parameters) or "none"
+            raise InputError(f"masks[{name!r}]: the model has no such parameter; it has {known}")
+        weight = parameters[name]
+        if mask.dtype != torch.bool or mask.shape != weight.shape:
+            raise InputError(
+                f"masks[{name!r}] is {mask.dtype} {list(mask.shape)}; it must be torch.bool of the shape of {name}, "
+                f"{list(weight.shape)}, True where a weight is kept"
+            )
+        found[id(weight)] = mask
+    return found
+
+
+def prune_masks(model: Model) -> dict[str, Tensor]:
+    """The buffers in which torch.nn.utils.prune keeps masks: `<name>_mask` beside a parameter `<name>_orig`."""
+    if not isinstance(model, nn.Module):
+        return {}
+    buffers = dict(model.named_buffers())
+    pruned = [name.removesuffix("_orig") for name, _ in model.named_parameters() if name.endswith("_orig")]
+    return {name: buffers[f"{name}_mask"] for name in pruned if f"{name}_mask" in buffers}
+
+
+def jacobian(model: Model, x: Tensor, *, masks: Masks | None = None, budget: int = BUDGET) -> Tensor:
+    """J of the model at x, detached, as a torch CSR tensor: [M, N] where x is [1, *n], and [B, M, N] for a batch.
+
+    Every entry that can be non-zero is stored. The plan of the call is kept: another call with the same model and
+    shapes pays for values only. `jacobian_plan` gives it, and tells of arguments and errors.
+    """
+    return known_plan(model, x, masks, budget)(x)
+
+
+def jacobian_plan(model: Model, x: Tensor, *, masks: Masks | None = None, budget: int = BUDGET) -> JacobianPlan:
+    """How to compute J of the model at inputs like x [B, *n]: `plan(x2)` does, and `plan.report` tells how and why.
+
+    The rows of J are coloured by the network's pattern, so that few vector products hold them all; a model with an op
+    that has no rule, or none for a row, gives one row of J at a time by PyTorch's autograd.
+
+    Args, as those of `transposed_jacobian`:
+        masks: of pruned weights, by the parameter's name.
+        budget: bytes that patterns may take.
+
+    Raises InputError (a RuntimeError) for masks that do not fit, and BudgetError (a MemoryError) where patterns, or
+    J itself, are larger than the budget.
+    """
+    try:
+        captured = Captured.of(model, x, masks, budget)
+        found = captured.at(x)
+    except Unsupported as unsupported:
+        return plan(by_rows(model, budget), x, "rows", f"one row of J at a time: {unsupported}", {})
+    colouring = Colouring.of(found.pattern)
+    numbers = dict(zip(("N", "M"), found.shape, strict=True)) | {"nnz": found.pattern.nnz, "colours": colouring.count}
+    return plan(Coloured.of(captured.at, colouring, x), x, "coloured", "rows of J that share no column as one", numbers)
+
+
+def plan(
+    run: Callable[[Tensor], Tensor], x: Tensor, strategy: str, reason: str, numbers: Mapping[str, int]
+) -> JacobianPlan:
+    report = Report((Decision("", "jacobian", strategy, reason, numbers),))
+    return JacobianPlan(run, x.shape, x.dtype, x.device, report)
+
+
+_plans: weakref.WeakKeyDictionary[Any, dict[Any, tuple[JacobianPlan, Environment]]] = weakref.WeakKeyDictionary()
+KEPT = 16  # plans of one model
+
+
+def known_plan(model: Model, x: Tensor, masks: Masks | None, budget: int) -> JacobianPlan:
+    """The plan of an earlier call with the same model, as long as nothing but the values of its tensors has changed."""
+    environment = known_environment(model)
+    kept = [*(masks or {}).values(), *prune_masks(model).values()]
+    versions = [(id(tensor), tensor._version) for tensor in kept]
+    tensors = [id(tensor) for tensor in environment.tensors]
+    key = (environment.key, *versions, *tensors, *(masks or {}), x.shape, x.dtype, x.device, budget)
+    known = _plans.setdefault(owner(model), {})
+    if key not in known:
+        made = jacobian_plan(model, x, masks=masks, budget=budget)
+        if isinstance(made.run, Coloured):  # another holds the model, and costs nothing to make
+            known[key] = made, environment
+        for oldest in list(known)[:-KEPT]:
+            del known[oldest]
+        return made
+    return known[key][0]

@@ -1,0 +1,147 @@
+"""A recorded network as transposed Jacobians: what the rules say of each op, at given values."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.capture import Recording
+from bppsa.sparsity import Identity, Link, Network, TransposedJacobian, lookup
+from bppsa.sparsity.masks import pruned
+from bppsa.sparsity.operators import RowMixing
+
+aten = torch.ops.aten
+Masks = Mapping[fx.Node, Tensor]
+
+# op -> the mask of its result from those of its arguments; a weight reaches its product by no other ops
+MASKS: dict[Any, Callable[..., Tensor]] = {
+    aten.t.default: lambda mask: mask.t(),
+    aten.detach.default: lambda mask: mask,
+    aten.mul.Tensor: torch.logical_and,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Values:
+    """What the nodes of a recording hold in one call: tensors, and the masks of pruned weights."""
+
+    of: Mapping[fx.Node, Any]
+    masks: Masks
+
+
+def evaluate(recording: Recording, captured: Sequence[Tensor], x: Tensor, masks: Masks) -> Values:
+    """All values for this input, without autograd. captured: the tensors of `recording.captured`, as they are now."""
+    values: dict[fx.Node, Any] = {recording.arguments[0]: x.detach()}
+    values |= {node: tensor.detach() for tensor, (_, node) in zip(captured, recording.captured, strict=True)}
+    known = dict(masks)
+    with torch.no_grad():
+        for node in recording.graph.nodes:
+            if node.op == "call_function":
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+                values[node] = node.target(*args, **kwargs)
+                if node.target in MASKS and any(argument in known for argument in node.all_input_nodes):
+                    given = [known.get(a, torch.ones_like(values[a], dtype=torch.bool)) for a in node.all_input_nodes]
+                    known[node] = MASKS[node.target](*given)
+    return Values(values, known)
+
+
+def network(recording: Recording, values: Values, budget: int) -> TransposedJacobian:
+    """J^T of the recorded function: the operator of its only op that does something, or a Network of all of them.
+
+    Raises Unsupported where an op has no rule, or mixes the rows of the batch.
+    """
+    start, end = recording.arguments[0], recording.result
+    x, out = values.of[start], values.of[end]
+    if start is end:
+        return Identity(x, x)
+    found = between(start, end)
+    links = leading(list(linked(found, values)), len(found) - 1)
+    return single(links) or Network(x, out, links, budget)
+
+
+def between(start: fx.Node, end: fx.Node) -> list[fx.Node]:
+    """The nodes that a gradient passes on its way from `end` back to `start`, in the order of the graph."""
+    forward: set[fx.Node] = {start}
+    for node in start.graph.nodes:
+        if node.target is not aten.detach.default and any(arg in forward for arg in node.all_input_nodes):
+            forward.add(node)
+    if end not in forward:
+        return [start]
+    backward = {end}
+    for node in reversed(start.graph.nodes):
+        if node in backward:
+            backward.update(node.all_input_nodes)
+    return [node for node in start.graph.nodes if node in forward & backward]
+
+
+def leading(links: Sequence[Link], end: int) -> list[Link]:
+    """Those from which a gradient at value `end` comes: not each op on the way has one."""
+    reached, found = {end}, []
+    for link in reversed(links):
+        if link.target in reached:
+            reached.add(link.source)
+            found.append(link)
+    return found[::-1]
+
+
+def linked(found: Sequence[fx.Node], values: Values) -> Iterator[Link]:
+    """The J^T of each of these ops but the first, the input; those of an op of several outputs stand at the outputs."""
+    several = {node.args[0] for node in found if node.target is operator.getitem}
+    number = {node: i for i, node in enumerate(found)}
+    for node in found:
+        if node is found[0] or node in several:
+            continue
+        op, which = (node.args[0], node.args[1]) if node.target is operator.getitem else (node, None)
+        for argument, factors in operators(op, which, values, number.keys() - several):
+            path = op.meta.get("path", "")
+            yield Link(number[argument], number[node], factors, path, str(op.target))
+
+
+def operators(
+    node: fx.Node, which: int | None, values: Values, active: set[fx.Node]
+) -> Iterator[tuple[fx.Node, tuple[TransposedJacobian, ...]]]:
+    """For each active argument of an op, the factors of its J^T; which: the output meant, of several."""
+    rule, path = lookup(node.target), node.meta.get("path", "")
+    if isinstance(rule, Reason):
+        raise Unsupported(replace(rule, path=path))
+    out = values.of[node]
+    spread = torch.Tag.pointwise in node.target.tags
+
+    def operand(argument: fx.Node) -> Any:
+        value = values.of[argument]
+        return value.expand(out.shape) if spread and isinstance(value, Tensor) else value
+
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), operand)
+    found = rule(*args, out=out, **kwargs)
+    arguments = [leaf for leaf in tree_leaves(node.args) if isinstance(leaf, fx.Node)]
+    masks = [values.masks[argument] for argument in arguments if argument in values.masks]
+    for argument, own in zip(arguments, found if which is None else found[which], strict=True):
+        if own is None or argument not in active:
+            continue
+        before = values.of[argument]
+        factors = (*broadcast(before, out), own) if before.shape != operand(argument).shape else (own,)
+        if any(isinstance(factor, RowMixing) for factor in factors):
+            raise Unsupported(Reason("mixes the rows of the batch", str(node.target), "kept as a VJP", path))
+        yield argument, tuple(pruned(factor, masks[0]) if masks else factor for factor in factors)
+
+
+def broadcast(x: Tensor, out: Tensor) -> Sequence[TransposedJacobian]:
+    rule = lookup(aten.expand.default)
+    assert not isinstance(rule, Reason)
+    return rule(x, list(out.shape), out=x.expand(out.shape))
+
+
+def single(links: Sequence[Link]) -> TransposedJacobian | None:
+    """The only operator of a chain in which all others change nothing; None where there is none such."""
+    if not links or len({link.source for link in links}) < len(links) or len({x.target for x in links}) < len(links):
+        return None
+    factors = [factor for link in links for factor in link.factors]
+    acting = [f for f in factors if not (isinstance(f, Identity) and f.in_size == f.out_size)]
+    return (acting or factors)[0] if len(acting) < 2 else None

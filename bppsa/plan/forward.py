@@ -1,0 +1,123 @@
+"""How a forward may be run: one step after the other, or by Newton's iteration over chunks of steps."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from bppsa.errors import StrategyError
+from bppsa.plan.strategy import Division, Strategy, divide
+
+NAMES = ("sequential", "newton", "auto")
+JACOBIANS = ("full", "diagonal")
+MOST_ITERATIONS = 16  # a forward that converges takes two to six; what takes more rarely gets there
+TEXT = re.compile(r"(?P<name>\w+)(\((?P<options>[^()]*)\))?")
+READERS: Mapping[str, Callable[[str], Any]] = {
+    "length": int,
+    "iterations": int,
+    "tolerance": float,
+    "jacobian": str,
+    "warm_start": lambda text: {"True": True, "False": False}[text],
+}
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Made by `bppsa.strategies.newton`, or by name."""
+
+    name: str
+    length: int | None = None  # steps a chunk; None for the default of T
+    iterations: int = MOST_ITERATIONS  # at most so many
+    tolerance: float | None = None  # of the residual; None for that of rounding
+    jacobian: str = "full"
+    warm_start: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises StrategyError for a value that an option cannot have."""
+        if self.name not in NAMES:
+            raise StrategyError(f"unknown forward {self.name!r}; known: {', '.join(NAMES)}, bppsa.strategies.newton()")
+        for option, value in (("length", self.length), ("iterations", self.iterations)):
+            if value is not None and (type(value) is not int or value < 1):
+                raise StrategyError(f"{option}={value!r}; it has to be an int of at least 1")
+        if self.tolerance is not None and not (0 < self.tolerance < math.inf):
+            raise StrategyError(f"tolerance={self.tolerance!r}; it has to be a float above 0, or None for rounding's")
+        if self.jacobian not in JACOBIANS:
+            raise StrategyError(f"jacobian={self.jacobian!r}; it has to be one of {', '.join(JACOBIANS)}")
+        if type(self.warm_start) is not bool:
+            raise StrategyError(f"warm_start={self.warm_start!r}; it has to be a bool")
+
+    def __str__(self) -> str:
+        given = [(f.name, getattr(self, f.name)) for f in fields(self) if getattr(self, f.name) != f.default]
+        options = ", ".join(f"{name}={value}" for name, value in given if name != "name")
+        return f"{self.name}({options})" if options else self.name
+
+
+SEQUENTIAL = Forward("sequential")
+
+
+def forward_of(value: str | Forward) -> Forward:
+    """By name, or by the text of one with options. Raises StrategyError, which lists the known names."""
+    return value if isinstance(value, Forward) else parsed(value if isinstance(value, str) else repr(value))
+
+
+@functools.lru_cache(maxsize=64)
+def parsed(value: str) -> Forward:
+    found = TEXT.fullmatch(value)
+    if found is None or (found["options"] and found["name"] != "newton"):
+        raise StrategyError(f"unknown forward {value!r}; known: {', '.join(NAMES)}, bppsa.strategies.newton()")
+    options = {}
+    for part in filter(None, (found["options"] or "").split(",")):
+        name, _, text = part.strip().partition("=")
+        try:
+            options[name] = READERS[name](text)
+        except (KeyError, ValueError) as error:
+            raise StrategyError(f"forward {value!r} has {part.strip()!r}; known: {', '.join(READERS)}") from error
+    return Forward(found["name"], **options)
+
+
+def division(forward: Forward, steps: int) -> Division:
+    """The chunks that Newton's iteration sweeps side by side, and the linear scan over them."""
+    return divide(Strategy("chunked", length=forward.length), steps)
+
+
+# What a step, a launch and a wait for the device cost on a GPU, microseconds: predictions from rooflines, not measured.
+STEP_US, LAUNCH_US = 0.5, 5.0
+EXPECTED_ITERATIONS = 4
+LAUNCHES = 12  # an iteration's
+SCAN_STEP, COLUMN_STEP = 0.5, 2.0  # of a chunk's map, and of a step of all columns, in steps
+AT_ONCE = 132 * 4  # programs
+ROWS_A_PROGRAM = 16
+MARGIN = 1.2  # times faster that it has to be predicted
+
+
+def choose_forward(asked: Forward, size: tuple[int, int, int], device: str, failures: int) -> tuple[Forward, str]:
+    """Which forward runs a call, and why. size: T, B, H; failures: how often Newton's did not converge there."""
+    if asked.name == "sequential":
+        return asked, "as asked"
+    if division(asked, size[0]).count == 1:
+        return SEQUENTIAL, f"{size[0]} steps are a single chunk"
+    if asked.name == "newton":
+        return asked, "as asked"
+    if device != "cuda":
+        return SEQUENTIAL, "a CPU has too few cores for the work of a parallel one"
+    if failures:
+        return SEQUENTIAL, "Newton's iteration did not converge there before"
+    gain = predicted_gain(size)
+    if gain < MARGIN:
+        return SEQUENTIAL, f"Newton's iteration predicted {gain:.2f} times as fast"
+    return Forward("newton"), f"predicted {gain:.1f} times as fast"
+
+
+def predicted_gain(size: tuple[int, int, int]) -> float:
+    """On a GPU, by what an iteration has to wait for: a chunk's steps twice, the chunks' maps, and its launches."""
+    steps, rows, hidden = size
+    chunks = division(Forward("newton"), steps)
+    programs = chunks.count * rows * hidden / ROWS_A_PROGRAM
+    waves = max(1.0, programs / AT_ONCE)
+    one = chunks.length * (1 + COLUMN_STEP * waves) + SCAN_STEP * chunks.count
+    ours = (EXPECTED_ITERATIONS + 1) * (one * STEP_US + LAUNCHES * LAUNCH_US)
+    return steps * STEP_US / ours

@@ -1,0 +1,127 @@
+"""The engine of sparse operators: our kernels for plain tensors, else ATen ops."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from bppsa.codegen.gpu.native_sparse import TritonSparse
+from bppsa.codegen.native import REAL
+from bppsa.codegen.sparse import NativeSparse, NativeSymbolic
+from bppsa.errors import BuildError
+from bppsa.runtime.pool import Pool
+from bppsa.sparsity.engine import ATEN
+from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.product import ProductPlan
+
+T = TypeVar("T")
+
+# Products are large, and faulting in fresh pages takes as long as computing them: what a step let go serves the next.
+_pool = Pool(largest_idle=2 << 30)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.reset_lock)
+
+
+class Kernels:
+    """An `Engine`. Where nothing can be built it is ATen, after one warning."""
+
+    def symbolic(self, a: Pattern, b: Pattern) -> ProductPlan:
+        native = built(native_symbolic)
+        return ATEN.symbolic(a, b) if native is None else native(a, b)
+
+    def multiply(self, plan: ProductPlan, a: Tensor, b: Tensor) -> Tensor:
+        return first_built(lambda kernels: kernels.multiply(plan, a, b), on_cpu(a, b), on_gpu(a, b))
+
+    def mv(self, pattern: Pattern, values: Tensor, g: Tensor) -> Tensor:
+        return first_built(lambda kernels: kernels.mv(pattern, values, g), on_cpu(values, g), on_gpu(values, g))
+
+    def mm(self, pattern: Pattern, values: Tensor, w: Tensor) -> Tensor:
+        shared = values.dim() == 1 and w.dim() == 2
+        return first_built(lambda kernels: kernels.mm(pattern, values, w), on_cpu(values, w) if shared else None)
+
+    def scale(self, pattern: Pattern, values: Tensor, d: Tensor, *, rows: bool, select: bool = False) -> Tensor:
+        return first_built(
+            lambda kernels: kernels.scale(pattern, values, d, rows=rows, select=select), on_cpu(values, d)
+        )
+
+
+Found: TypeAlias = "NativeSparse | TritonSparse | None"
+
+
+def first_built(call: Callable[[Any], Tensor], *kernels: Found) -> Tensor:
+    """By those kernels that there are and that compile, else by ATen ops."""
+    for found in kernels:
+        if found is not None and (result := built(functools.partial(call, found))) is not None:
+            return result
+    return call(ATEN)
+
+
+def on_cpu(*operands: Tensor) -> NativeSparse | None:
+    """None where an operand is not plain memory of one type, or where autograd, a transform of torch.func, a tracer or
+    a mode watches what is done to it."""
+    if not suit("cpu", operands):
+        return None
+    return built(functools.partial(native_sparse, operands[0].dtype))
+
+
+def on_gpu(*operands: Tensor) -> TritonSparse | None:
+    """The same for a CUDA device."""
+    return triton_sparse() if suit("cuda", operands) and importlib.util.find_spec("triton") else None
+
+
+def suit(device: str, operands: Sequence[Tensor]) -> bool:
+    dtype = operands[0].dtype
+    if dtype not in REAL or any(not is_plain(t) or t.dtype is not dtype or t.device.type != device for t in operands):
+        return False
+    return not (is_watched() or (torch.is_grad_enabled() and any(t.requires_grad for t in operands)))
+
+
+def is_plain(t: Tensor) -> bool:
+    return type(t) is Tensor and t.layout is torch.strided and not t.is_neg()
+
+
+def is_watched() -> bool:
+    return (
+        torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._get_tracing_state() is not None
+        or torch.compiler.is_compiling()
+    )
+
+
+@functools.cache
+def native_sparse(dtype: torch.dtype) -> NativeSparse:
+    return NativeSparse(REAL[dtype], _pool.take)
+
+
+@functools.cache
+def triton_sparse() -> TritonSparse:
+    return TritonSparse()
+
+
+@functools.cache
+def native_symbolic() -> NativeSymbolic:
+    return NativeSymbolic()
+
+
+_warned: set[str] = set()
+
+
+def built(make: Callable[[], T]) -> T | None:
+    try:
+        return make()
+    except BuildError as error:
+        text = f"sparse products run on ATen ops: {error}"
+        if text not in _warned:
+            _warned.add(text)
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        return None

@@ -1,0 +1,68 @@
+"""Who does the arithmetic of sparse operators: ATen ops, or the kernels that `runtime/sparse.py` brings.
+
+This room may not import kernels, which are made from what is here; so a driver that has some installs them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from bppsa.sparsity import product
+from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.product import ProductPlan
+
+
+class Engine(Protocol):
+    def symbolic(self, a: Pattern, b: Pattern) -> ProductPlan:
+        """The plan of A B."""
+
+    def multiply(self, plan: ProductPlan, a: Tensor, b: Tensor) -> Tensor:
+        """The values of C: [E] where the batch shares those of A and B, else [B, E]."""
+
+    def scale(self, pattern: Pattern, values: Tensor, d: Tensor, *, rows: bool, select: bool = False) -> Tensor:
+        """Values [E] or [B, E] times that number of d, [n] or [B, n], which belongs to the row of each, or its column.
+        select: where d is zero so is the result, whatever the value is."""
+
+    def mv(self, pattern: Pattern, values: Tensor, g: Tensor) -> Tensor:
+        """J^T g for every row of the batch: values [E] or [B, E], g [B, M] to [B, N]."""
+
+    def mm(self, pattern: Pattern, values: Tensor, w: Tensor) -> Tensor:
+        """J^T w: values [E] or [B, E], w [M, P] or [B, M, P], to [N, P] or [B, N, P]."""
+
+
+class Aten:
+    """On any device, differentiable, and recorded by tracers as what it is."""
+
+    def symbolic(self, a: Pattern, b: Pattern) -> ProductPlan:
+        return product.symbolic(a, b)
+
+    def multiply(self, plan: ProductPlan, a: Tensor, b: Tensor) -> Tensor:
+        return product.multiply(plan, a, b)
+
+    def scale(self, pattern: Pattern, values: Tensor, d: Tensor, *, rows: bool, select: bool = False) -> Tensor:
+        factors = d[..., (pattern.rows if rows else pattern.indices).to(d.device)]
+        return torch.where(factors != 0, values * factors, 0.0) if select else values * factors
+
+    def mv(self, pattern: Pattern, values: Tensor, g: Tensor) -> Tensor:
+        rows, columns = pattern.rows.to(g.device), pattern.indices.to(g.device)
+        terms = g.index_select(1, columns) * values
+        return terms.new_zeros(len(terms), pattern.shape[0]).index_add(1, rows, terms)
+
+    def mm(self, pattern: Pattern, values: Tensor, w: Tensor) -> Tensor:
+        return pattern.spread(values) @ w
+
+
+ATEN = Aten()
+_installed: list[Engine] = [ATEN]
+
+
+def engine() -> Engine:
+    return _installed[-1]
+
+
+def install(new: Engine) -> None:
+    """For the whole process."""
+    _installed[:] = [new]

@@ -1,0 +1,92 @@
+"""Max pools: one of a window's elements passes, the one PyTorch took; which, is data, and the windows are shapes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Size, Tensor, ops
+
+from bppsa.sparsity.operators import Implicit
+from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.rules.conv import each
+from bppsa.sparsity.rules.registry import rule
+from bppsa.sparsity.windows import Windows
+
+aten = ops.aten
+Grid = Callable[[], Pattern]  # of one channel
+
+
+def selected(
+    x: Tensor, out: tuple[Tensor, Tensor], grid: Grid, backward: Callable[[Tensor], Tensor]
+) -> tuple[tuple[Implicit], tuple[None]]:
+    """x [B, C, *grid]; out: the maxima and their places in the grid, [B, C, *windows] both. backward: PyTorch's own."""
+    y, place = out
+    planes, places = x.shape[1], x.shape[2:].numel()
+
+    def vjp(g: Tensor) -> Tensor:
+        zeros = g.new_zeros(g.shape[0], planes, places)
+        index = place.flatten(2).expand(g.shape[0], -1, -1)
+        return zeros.scatter_add(2, index, g.flatten(2)).view(-1, *x.shape[1:])
+
+    def links() -> Pattern:
+        return Pattern.kron(Pattern.identity(planes), grid())[0]
+
+    def values() -> Tensor:
+        pattern = grid()
+        held = pattern.indptr.diff().to(place.device)
+        if int(held.max()) <= 1:  # no place is in two windows: its value is what a one in each window sends back
+            ones = backward(torch.ones_like(y)).reshape(len(y), planes, places)
+            ones = ones if pattern.nnz == places else ones[:, :, held == 1]
+        else:
+            columns, rows = pattern.indices.to(place.device), pattern.rows.to(place.device)
+            ones = (place.flatten(2).index_select(2, columns) == rows).to(y.dtype)
+        return ones.reshape(-1) if len(y) == 1 else ones.reshape(len(y), -1)
+
+    return (Implicit(x, y, vjp, links, values=values),), (None,)
+
+
+@functools.lru_cache(maxsize=64)
+def sliding(windows: Windows, size: Size, count: Size) -> Pattern:
+    return windows.grid(size, count)[0]
+
+
+@rule(aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default)
+def max_pool(
+    x: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+    *,
+    out: tuple[Tensor, Tensor],
+) -> tuple[tuple[Implicit], tuple[None]]:
+    k, p, d = (each(n, (0,) * (x.dim() - 2)) for n in (kernel, padding, dilation))
+    windows = Windows(k, each(stride, k) if stride else k, p, d)
+    op = aten.max_pool2d_with_indices_backward if x.dim() == 4 else aten.max_pool3d_with_indices_backward
+
+    def backward(g: Tensor) -> Tensor:
+        return op(g, x, k, windows.stride, p, d, ceil_mode, out[1])
+
+    return selected(x, out, lambda: sliding(windows, x.shape[2:], out[0].shape[2:]), backward)
+
+
+@rule(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
+def adaptive_max_pool(
+    x: Tensor, size: Sequence[int], *, out: tuple[Tensor, Tensor]
+) -> tuple[tuple[Implicit], tuple[None]]:
+    op = aten.adaptive_max_pool2d_backward if x.dim() == 4 else aten.adaptive_max_pool3d_backward
+    return selected(x, out, lambda: adapted(x.shape[2:], out[0].shape[2:]), lambda g: op(g, x, out[1]))
+
+
+@functools.lru_cache(maxsize=64)
+def adapted(size: Size, count: Size) -> Pattern:
+    """Window o of n along a dimension of length l holds places floor(o l / n) up to ceil((o + 1) l / n)."""
+    pattern = Pattern.identity(1)
+    for length, n in zip(size, count, strict=True):
+        place, window = torch.arange(length)[:, None], torch.arange(n)
+        inside = (place >= window * length // n) & (place < -(-(window + 1) * length // n))
+        pattern = Pattern.kron(pattern, Pattern.from_mask(inside))[0]
+    return pattern

@@ -1,0 +1,161 @@
+"""The forward by Newton's iteration against one sweep over all steps: cells of all kinds, lengths, directions, packed
+batches; what does not converge; how exact float32 gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from bppsa import strategies
+from bppsa._sweeps import compile_recurrence, module_recurrence
+from bppsa.plan.forward import Forward
+from bppsa.runtime.extent import Extent
+from bppsa.runtime.newton import Memory, Solver
+from bppsa.runtime.sweep import Passed, Sweep
+from tests.codegen.programs import Operands, build, interpreted, operands, packed
+from tests.scan.support import close
+from tests.scan.zoo import CASES, Example, make
+
+MODES = ("RNN_TANH", "RNN_RELU", "GRU", "LSTM")
+
+
+def both(
+    sweep: Sweep, given: Operands, extent: Extent, forward: Forward, memory: Memory | None = None
+) -> tuple[Passed, Passed, Solver]:
+    solver = Solver(forward, Memory() if memory is None else memory)
+    call = given.sources, given.carries, given.params, extent
+    return solver.of(sweep, None)(*call, save=True), sweep.forward(*call, save=True), solver
+
+
+def agree(found: Passed, expected: Passed, tolerance: float = 1e-10) -> None:
+    assert list(found.private) == list(expected.private)
+    for name in ("outputs", "finals", "states"):
+        for ours, theirs in zip(getattr(found, name), getattr(expected, name), strict=True):
+            close(ours, theirs, tolerance)
+    for name, theirs in expected.private.items():
+        close(found.private[name], theirs, tolerance)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_every_cell(case: Callable[[], Example], length: int, reverse: bool) -> None:
+    """Three to seven chunks are exact after as many iterations, whatever the cell is."""
+    sweep, extent = interpreted(build(make(case))), Extent(7, 3, reverse)
+    given = operands(sweep.recurrence, extent)
+    found, expected, solver = both(sweep, given, extent, strategies.newton(length))
+    agree(found, expected)
+    assert [outcome.failure for outcome in solver.outcomes] == [""]
+    assert solver.outcomes[0].iterations <= -(-7 // length)
+
+
+@given(
+    mode=st.sampled_from(MODES),
+    steps=st.integers(1, 40),
+    rows=st.integers(1, 3),
+    hidden=st.integers(1, 5),
+    reverse=st.booleans(),
+    length=st.none() | st.integers(1, 45),
+)
+def test_modules_of_any_size(mode: str, steps: int, rows: int, hidden: int, reverse: bool, length: int | None) -> None:
+    sweep = compile_recurrence(module_recurrence(mode, 2, hidden, 0, True), torch.float64, False)
+    extent = Extent(steps, rows, reverse)
+    agree(*both(sweep, operands(sweep.recurrence, extent), extent, strategies.newton(length))[:2])
+
+
+@given(lengths=st.lists(st.integers(1, 12), min_size=1, max_size=4), reverse=st.booleans(), length=st.integers(1, 13))
+def test_packed_rows_end_where_they_end(lengths: list[int], reverse: bool, length: int) -> None:
+    sweep = compile_recurrence(module_recurrence("LSTM", 2, 3, 0, True), torch.float64, False)
+    extent = packed(sorted(lengths, reverse=True), reverse=reverse)
+    found, expected, solver = both(sweep, operands(sweep.recurrence, extent), extent, strategies.newton(length))
+    agree(found, expected)
+    assert not solver.memory.failures
+
+
+def module_of(mode: str, hidden: int, radius: float | None, steps: int, rows: int = 2) -> tuple[Operands, Extent]:
+    """PyTorch's initial weights; an RNN's recurrent one orthogonal, times `radius`."""
+    torch.manual_seed(0)
+    name = mode.removesuffix("_TANH").removesuffix("_RELU")
+    module = getattr(nn, name)(4, hidden)
+    if radius is not None:
+        nn.init.orthogonal_(module.weight_hh_l0, radius)
+    params = [p.detach().double() for p in module.parameters()]
+    states = [torch.zeros(rows, hidden, dtype=torch.float64)] * (2 if mode == "LSTM" else 1)
+    return Operands([torch.randn(steps, rows, 4).double()], states, params, [], []), Extent(steps, rows)
+
+
+def in_float32(given: Operands) -> Operands:
+    groups = given.sources, given.carries, given.params
+    return Operands(*([t.float() for t in group] for group in groups), [], [])
+
+
+def error(found: Tensor, expected: Tensor) -> float:
+    return float((found.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("steps", [200, 3000])
+@pytest.mark.parametrize(
+    ("mode", "radius"),
+    [("RNN_TANH", None), ("RNN_TANH", 1.0), ("RNN_TANH", 1.2), ("RNN_RELU", 0.95), ("GRU", None), ("LSTM", None)],
+)
+def test_float32_is_as_exact_as_one_sweep(mode: str, radius: float | None, steps: int) -> None:
+    given, extent = module_of(mode, 16, radius, steps)
+    recurrence = module_recurrence(mode, 4, 16, 0, True)
+    exact, sweep = (compile_recurrence(recurrence, dtype, True) for dtype in (torch.float64, torch.float32))
+    expected = exact.forward(given.sources, given.carries, given.params, extent, save=True).outputs[0]
+    found, sequential, solver = both(sweep, in_float32(given), extent, strategies.newton())
+    assert not solver.memory.failures
+    assert error(found.outputs[0], expected) <= 2 * error(sequential.outputs[0], expected)
+
+
+@pytest.mark.parametrize(("mode", "radius"), [("RNN_RELU", 1.5), ("RNN_TANH", 2.5)])
+def test_what_does_not_converge_runs_step_by_step(mode: str, radius: float) -> None:
+    given, extent = module_of(mode, 16, radius, 600)
+    sweep = compile_recurrence(module_recurrence(mode, 4, 16, 0, True), torch.float32, True)
+    found, sequential, solver = both(sweep, in_float32(given), extent, strategies.newton(8, iterations=3))
+    assert solver.memory.failures == 1
+    assert solver.outcomes[0].failure
+    assert torch.equal(found.outputs[0].nan_to_num(), sequential.outputs[0].nan_to_num())
+
+
+@pytest.mark.parametrize("length", [1, 3])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+def test_every_cell_by_diagonals(case: Callable[[], Example], length: int) -> None:
+    """The fixed point is the same, whatever the Jacobian: a chunk more is exact with every iteration."""
+    sweep, extent = interpreted(build(make(case))), Extent(7, 3)
+    forward = strategies.newton(length, jacobian="diagonal")
+    found, expected, solver = both(sweep, operands(sweep.recurrence, extent), extent, forward)
+    agree(found, expected)
+    assert not solver.memory.failures
+
+
+@pytest.mark.parametrize(("mode", "width"), [("RNN_TANH", 1), ("GRU", 1), ("LSTM", 2)])
+def test_what_a_diagonal_jacobian_is(mode: str, width: int) -> None:
+    """Exact where the recurrent weight is made of diagonal squares; one column a unit's number, whatever H is."""
+    given, extent = module_of(mode, 8, None, 30)
+    squares = given.params[1].unflatten(0, (-1, 8))
+    squares.copy_(squares * torch.eye(8))
+    sweep = compile_recurrence(module_recurrence(mode, 4, 8, 0, True), torch.float64, True)
+    assert sweep.reduction(diagonal=True).structure.width == width
+    taken = [both(sweep, given, extent, strategies.newton(5, jacobian=j))[2].outcomes[0] for j in ("full", "diagonal")]
+    assert taken[0].iterations == taken[1].iterations
+    assert not taken[1].failure
+
+
+def test_a_warm_start_needs_fewer_iterations() -> None:
+    given, extent = module_of("RNN_TANH", 16, 1.2, 400)
+    sweep = compile_recurrence(module_recurrence("RNN_TANH", 4, 16, 0, True), torch.float64, True)
+    memory, forward = Memory(), strategies.newton(8, warm_start=True)
+    first = both(sweep, given, extent, forward, memory)[2].outcomes[0]
+    given.params[1].mul_(1 + 1e-6)  # as a step of training does
+    found, expected, solver = both(sweep, given, extent, forward, memory)
+    assert 0 < solver.outcomes[0].iterations < first.iterations
+    agree(found, expected)
+    other = Extent(300, 2)
+    given.sources[0] = given.sources[0][:300]
+    agree(*both(sweep, given, other, forward, memory)[:2])

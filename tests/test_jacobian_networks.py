@@ -1,0 +1,196 @@
+"""bppsa.jacobian and bppsa.transposed_jacobian of networks, against PyTorch's autograd; their plans and refusals."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import prune
+
+import bppsa
+from bppsa.errors import BudgetError, InputError, RuleError
+from tests.sparsity.samples import Random
+
+r = Random(0)
+IMAGE = (3, 2, 6, 6)
+
+
+def local(channels=2, hidden=3):
+    convolutions = [nn.Conv2d(a, b, 3, padding=1) for a, b in ((channels, hidden), (hidden, hidden), (hidden, 1))]
+    return nn.Sequential(convolutions[0], nn.Tanh(), convolutions[1], nn.ReLU(inplace=True), convolutions[2])
+
+
+class SqueezeExcite(nn.Module):
+    """A residual block with a gate: branches, a broadcast, a normalisation of blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.gate, self.norm = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 1), nn.GroupNorm(1, 2)
+
+    def forward(self, x):
+        y = torch.relu(self.body(x))
+        return self.norm(x + y * torch.sigmoid(self.gate(y.mean((2, 3), keepdim=True))))
+
+
+def classifier():
+    convolution = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+    return nn.Sequential(convolution, nn.Flatten(), nn.Linear(12, 4), nn.LayerNorm(4), nn.Softmax(1)).eval()
+
+
+NETWORKS = {
+    "local": (local, IMAGE),
+    "squeeze-excite": (SqueezeExcite, IMAGE),
+    "classifier": (classifier, IMAGE),
+    "mlp": (lambda: nn.Sequential(nn.Linear(5, 4), nn.GELU(), nn.Dropout(), nn.Linear(4, 2)).eval(), (3, 5)),
+    "upsample": (lambda: nn.Sequential(nn.Upsample(scale_factor=2), nn.ReflectionPad2d(1), nn.AvgPool2d(3)), IMAGE),
+    "pixel shuffle": (lambda: nn.Sequential(nn.Conv2d(2, 4, 1), nn.PixelShuffle(2), nn.SiLU()), IMAGE),
+    "normalised": (lambda: nn.Sequential(nn.Linear(5, 4), nn.RMSNorm(4), nn.LogSoftmax(1)), (3, 5)),
+}
+WITHOUT_A_RULE = {
+    "cumsum": (lambda: lambda x: x.cumsum(1), (3, 4)),
+    "across rows": (lambda: lambda x: x * x.mean(0), (3, 4)),
+    "training": (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), (3, 4)),
+}
+
+
+def reference(model, x):
+    """[B, M, N]: of each row of the output with respect to its own row of x."""
+    rows = [
+        torch.autograd.functional.jacobian(lambda row, b=b: model(torch.cat([x[:b], row[None], x[b + 1 :]]))[b], x[b])
+        for b in range(len(x))
+    ]
+    return torch.stack(rows).reshape(len(x), -1, x[0].numel())
+
+
+def close(got, expected):
+    torch.testing.assert_close(got.expand(expected.shape), expected, rtol=1e-10, atol=1e-10)
+
+
+def made(factory):
+    torch.manual_seed(0)
+    model = factory()
+    return model.double() if isinstance(model, nn.Module) else model
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_of_a_network(name):
+    factory, shape = NETWORKS[name]
+    model, seen = made(factory), False
+    for seed in range(4):
+        x = Random(seed)(*shape)
+        expected, jt = reference(model, x), bppsa.transposed_jacobian(model, x)
+        close(bppsa.jacobian(model, x).to_dense(), expected)
+        close(bppsa.jacobian(model, x[:1]).to_dense(), expected[0])
+        close(jt.dense(), expected.mT)
+        g = Random(seed)(3, *jt.out_size)
+        close(jt.mv(g).flatten(1), torch.einsum("bmn,bm->bn", expected, g.flatten(1)))
+        seen = seen | (expected != 0).any(0).T
+    assert jt.shape == expected.mT.shape[1:]
+    assert torch.equal(jt.pattern.mask(), seen), "the pattern is not that of the values"
+
+
+@pytest.mark.parametrize("name", WITHOUT_A_RULE)
+def test_without_a_rule(name):
+    factory, shape = WITHOUT_A_RULE[name]
+    model, x = made(factory), r(*shape)
+    buffers = [buffer.clone() for buffer in model.buffers()] if isinstance(model, nn.Module) else []
+    plan = bppsa.jacobian_plan(model, x)
+    assert plan.report.decisions[0].strategy == "rows"
+    close(plan(x).to_dense(), reference(made(factory), x))
+    close(bppsa.jacobian(model, x).to_dense(), plan(x).to_dense())
+    if buffers:
+        assert all(map(torch.equal, buffers, model.buffers()))
+    with pytest.raises(RuleError):
+        bppsa.transposed_jacobian(model, x)
+
+
+def test_a_missing_rule_names_module_and_op():
+    class Sums(nn.Module):
+        def forward(self, x):
+            return x.cumsum(1)
+
+    model = nn.Sequential(nn.Linear(4, 4), Sums())
+    with pytest.raises(RuleError, match=r"1: aten.cumsum.default: no rule for its transposed Jacobian; kept as a VJP"):
+        bppsa.transposed_jacobian(model, torch.zeros(2, 4))
+
+
+def test_what_no_gradient_reaches_is_zero():
+    jt = bppsa.transposed_jacobian(lambda x: torch.zeros_like(x), r(2, 3))
+    assert jt.nnz == 0
+    assert not jt.mv(r(2, 3)).any()
+    assert not bppsa.jacobian(lambda x: (x + 1).detach(), r(2, 3)).to_dense().any()
+
+
+def test_jacobian_is_csr_and_detached():
+    model, x = made(local), r(1, 2, 6, 6).requires_grad_()
+    found = bppsa.jacobian(model, x)
+    assert found.layout == torch.sparse_csr
+    assert not found.requires_grad
+    assert found.shape == (36, 72)
+    assert bppsa.jacobian(model, r(2, 2, 6, 6)).shape == (2, 36, 72)
+    columns = [row.col_indices().tolist() for row in (found,)]
+    assert len(columns[0]) == bppsa.transposed_jacobian(model, x).nnz
+
+
+def test_a_plan_follows_the_weights_and_a_call_the_modules():
+    model, x = made(local), r(1, 2, 6, 6)
+    plan = bppsa.jacobian_plan(model, x)
+    close(bppsa.jacobian(model, x).to_dense(), plan(x).to_dense())
+    with torch.no_grad():
+        model[0].weight.mul_(2)
+    close(plan(x).to_dense(), reference(model, x)[0])
+    close(bppsa.jacobian(model, x).to_dense(), reference(model, x)[0])
+    model[0].weight = nn.Parameter(r(3, 2, 3, 3))
+    model[1] = nn.Sigmoid()
+    close(bppsa.jacobian(model, x).to_dense(), reference(model, x)[0])
+
+
+def test_a_plan_names_what_it_is_for():
+    plan = bppsa.jacobian_plan(made(local), r(1, 2, 6, 6))
+    with pytest.raises(InputError, match=r"this plan is for x \[1, 2, 6, 6\] torch.float64 on cpu, not \[1, 2, 7, 6\]"):
+        plan(r(1, 2, 7, 6))
+
+
+@pytest.mark.parametrize("layer", [lambda: nn.Conv2d(2, 3, 3), lambda: nn.ConvTranspose2d(2, 3, 3)])
+def test_a_mask_takes_entries_away(layer):
+    model, x = made(layer), r(2, 2, 5, 5)
+    mask = r.mask(*model.weight.shape)
+    with torch.no_grad():
+        model.weight.mul_(mask)
+    full, jt = bppsa.transposed_jacobian(model, x), bppsa.transposed_jacobian(model, x, masks={"weight": mask})
+    assert torch.equal(jt.pattern.mask(), full.dense() != 0)
+    close(jt.dense(), full.dense())
+    close(bppsa.jacobian(model, x, masks={"weight": mask}).to_dense(), reference(model, x))
+
+
+def test_masks_of_prune_are_found():
+    model, x = made(lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))), r(2, 6)
+    for layer in (model[0], model[2]):
+        prune.random_unstructured(layer, "weight", 0.7)
+    expected = reference(model, x)
+    jt = bppsa.transposed_jacobian(model, x)
+    reachable = (model[0].weight_mask.T @ model[2].weight_mask.T) > 0
+    assert torch.equal(jt.pattern.mask(), reachable)
+    close(bppsa.jacobian(model, x).to_dense(), expected)
+
+
+@pytest.mark.parametrize(
+    ("masks", "text"),
+    [
+        ({"weight": torch.ones(2, 2, dtype=torch.bool)}, r"bool \[2, 2\]; it must be .* \[3, 2, 3, 3\]"),
+        ({"weight": torch.ones(3, 2, 3, 3)}, "torch.float32"),
+        ({"wieght": torch.ones(1)}, r"no such parameter; it has weight, bias"),
+    ],
+)
+def test_masks_that_do_not_fit(masks, text):
+    with pytest.raises(InputError, match=text):
+        bppsa.transposed_jacobian(nn.Conv2d(2, 3, 3), torch.zeros(1, 2, 5, 5), masks=masks)
+
+
+def test_the_budget_names_module_op_shape_and_non_zeros():
+    model = nn.Sequential(nn.Conv2d(2, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1))
+    text = r"0: aten.convolution.default: J\^T is 512 x 2048 with 33856 non-zeros, .*; raise budget"
+    with pytest.raises(BudgetError, match=text):
+        bppsa.jacobian(model, torch.zeros(1, 2, 16, 16), budget=1 << 20)
+    with pytest.raises(BudgetError, match=r"J is 100 x 100 with 10000 non-zeros"):
+        bppsa.jacobian(lambda x: x.cumsum(1), torch.zeros(1, 100), budget=1 << 10)
+    jt = bppsa.transposed_jacobian(model, torch.zeros(1, 2, 16, 16), budget=1 << 20)
+    assert jt.mv(torch.ones(1, 8, 16, 16)).shape == (1, 2, 16, 16)
