@@ -47,4 +47,4 @@ class Figure:
     title: str
     measure: Callable[[Options], Record]
     draw: Callable[[Record], Picture]
-    simulated: bool = False  # and so the same on every machine
+    simulated: bool = False  # or counted, and so the same on every machine
