@@ -6,12 +6,14 @@ Counted on the patterns, for one sample: an entry counts where weights are kept,
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from bppsa.plan.levels import hybrid
-from bppsa.plan.products import ChainCost, Step, chain_cost, dearest, total
+from bppsa.plan.products import ChainCost, Step, Steps, chain_cost, dearest, total
 from figures import drawing
 from figures.figure import FULL, QUICK, SCALED, Figure, Options, Record
 from figures.paper import PRUNED, UP_LEVELS, beside
@@ -19,14 +21,24 @@ from figures.sparse.networks import IMAGE, chain, pruned, vgg11
 
 NARROWER = {QUICK: 16, SCALED: 1, FULL: 1}
 DENSE, SPARSE, SCAN = "back-propagation, dense", "back-propagation, sparse", "scan"
+PHASES = {"up": "up-sweep", "middle": "linear middle", "down": "down-sweep"}
+MARKERS = {"mv": "o", "mm": "s"}  # a matrix times a vector, times a matrix
+WIDTH = 0.27
+BELOW: dict[str, Any] = {
+    "fontsize": 6,
+    "loc": "upper center",
+    "bbox_to_anchor": (0.5, -0.18),
+    "frameon": False,
+}
 COLOURS = {DENSE: "tab:green", SPARSE: "tab:purple", SCAN: "tab:blue"}
 
 
 def measure(options: Options) -> Record:
     torch.manual_seed(0)
-    x, model = torch.randn(1, *IMAGE), vgg11(NARROWER[options.size])
+    narrower = NARROWER[options.size]
+    x, model = torch.randn(1, *IMAGE), vgg11(narrower)
     # the cotangent of the image is nobody's operand: back-propagation does without its step too
-    dense = [Step((*jt.shape, 1), 2 * jt.nnz) for jt in chain(model, x)[1:]]
+    dense = tuple(Step((*jt.shape, 1), 2 * jt.nnz) for jt in chain(model, x)[1:])
     patterns = [jt.pattern for jt in chain(pruned(model, PRUNED), x)]
     costs = [chain_cost(hybrid(len(patterns), levels), patterns) for levels in range(UP_LEVELS + 1)]
     steps = {
@@ -34,17 +46,12 @@ def measure(options: Options) -> Record:
         SPARSE: list(points(costs[0])),
         SCAN: list(points(costs[-1])),
     }
+    size = "" if narrower == 1 else f", channels divided by {narrower}"
     return {
-        "data": f"counted; {PRUNED:.0%} of each convolution's weights pruned, the smallest of random ones; "
-        f"{narrow(options)}the patterns of guaranteed zeros",
+        "data": f"counted; {PRUNED:.0%} of each convolution's weights pruned at random{size}",
         "beside": besides(dense, costs),
         "steps": steps,
     }
-
-
-def narrow(options: Options) -> str:
-    factor = NARROWER[options.size]
-    return f"channels divided by {factor}; " if factor > 1 else ""
 
 
 def points(cost: ChainCost) -> Iterator[Record]:
@@ -61,7 +68,7 @@ def point(phase: str, step: Step, critical: bool = True) -> Record:
     return {"phase": phase, "kind": kind, "critical": critical, "dense": step.dense, "flops": step.flops}
 
 
-def besides(dense: Sequence[Step], costs: Sequence[ChainCost]) -> list[Record]:
+def besides(dense: Steps, costs: Sequence[ChainCost]) -> list[Record]:
     plain = costs[0]
     lines = [
         beside(f"dearest step: {DENSE}", "", mflop(dearest(dense))),
@@ -86,38 +93,45 @@ def mflop(flops: int) -> str:
 
 def draw(record: Record) -> Picture:
     picture, (by_step, by_phase) = drawing.panels(1, 2)
-    for way, found in record["steps"].items():
-        for kind, marker in (("mv", "o"), ("mm", "s")):
-            for critical in (True, False):
-                chosen = [p for p in found if (p["kind"], p["critical"]) == (kind, critical)]
-                if not chosen:
-                    continue
-                name = ", ".join([way, kind, "critical"][: 2 + critical]) if way == SCAN else way
-                x, y = [p["dense"] for p in chosen], [p["flops"] for p in chosen]
-                face = COLOURS[way] if critical and way == SCAN else "none"
-                by_step.scatter(x, y, 22, marker=marker, facecolors=face, edgecolors=COLOURS[way], label=name)
-    by_step.set(
+    scatter(by_step, record["steps"])
+    for number, (way, found) in enumerate(record["steps"].items()):
+        sums = [sum(p["flops"] for p in found if p["phase"] == phase and p["critical"]) for phase in PHASES]
+        places = [at + WIDTH * (number - 1) for at in range(len(PHASES))]
+        by_phase.bar(places, sums, WIDTH, color=COLOURS[way], label=way)
+    by_phase.set(
+        yscale="log",
+        xticks=range(len(PHASES)),
+        xticklabels=list(PHASES.values()),
+        ylabel="FLOP, a sample",
+        title="the critical path",
+    )
+    by_phase.legend(**BELOW, ncol=2)
+    return picture
+
+
+def scatter(axes: Axes, steps: dict[str, list[Record]]) -> None:
+    for way, found in steps.items():
+        kinds = dict.fromkeys((p["kind"], p["critical"]) for p in found)
+        for kind, critical in kinds:
+            chosen = [p for p in found if (p["kind"], p["critical"]) == (kind, critical)]
+            filled = way == SCAN and critical
+            axes.scatter(
+                [p["dense"] for p in chosen],
+                [p["flops"] for p in chosen],
+                s=22,
+                marker=MARKERS[kind],
+                facecolors=COLOURS[way] if filled else "none",
+                edgecolors=COLOURS[way],
+                label=f"{way}, {kind}{', critical' if filled else ''}",
+            )
+    axes.set(
         xscale="log",
         yscale="log",
         xlabel="multiplications of the step, if no zero were known",
         ylabel="FLOP of the step, a sample",
         title="each step",
     )
-    by_step.legend(fontsize=6)
-    phases = ("up", "middle", "down")
-    for number, (way, found) in enumerate(record["steps"].items()):
-        sums = [sum(p["flops"] for p in found if p["phase"] == phase and p["critical"]) for phase in phases]
-        places = [at + 0.27 * (number - 1) for at in range(len(phases))]
-        by_phase.bar(places, sums, 0.27, color=COLOURS[way], label=way)
-    by_phase.set(
-        yscale="log",
-        xticks=range(len(phases)),
-        xticklabels=["up-sweep", "linear middle", "down-sweep"],
-        ylabel="FLOP, a sample",
-        title="the critical path: what has to wait for each other",
-    )
-    by_phase.legend(fontsize=6)
-    return picture
+    axes.legend(**BELOW, ncol=2)
 
 
 FIGURE = Figure(
