@@ -20,11 +20,13 @@ class Decision:
     numbers: Mapping[str, float | int | str] = field(default_factory=dict)  # T, B, H, predicted milliseconds, ...
     predicted: Mapping[str, float] = field(default_factory=dict)  # milliseconds by strategy, where they were asked for
     machine: str = ""  # whose rates predicted, and where they are from
+    details: tuple[str, ...] = ()  # a line each: the parts of what it is
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.numbers.items())
         what = "; ".join(part for part in (self.kind, numbers) if part)
-        return f"{self.path or '<model>'} ({what}): {self.strategy}: {self.reason}{self.predictions}"
+        line = f"{self.path or '<model>'} ({what}): {self.strategy}: {self.reason}{self.predictions}"
+        return "\n    ".join((line, *self.details))
 
     @property
     def predictions(self) -> str:
