@@ -30,6 +30,7 @@ class Options:
     device: torch.device
     ways: tuple[str, ...]  # names in ways.WAYS: the baseline, what is trained beside it, what else is timed
     irmas: Path | None = None  # the folder IRMAS-TrainingData
+    cifar10: Path | None = None  # the folder cifar-10-batches-bin
 
     @property
     def pair(self) -> tuple[str, str]:

@@ -97,6 +97,19 @@ TABLE_1 = {
 }
 CONV_CSR_MB, CONV_DENSE_MB = 6.5, 768  # section 3.3, of the convolution
 
+
+@dataclass(frozen=True)
+class Training:
+    """Of LeNet-5 on CIFAR-10 (section 3.5); iterations: the length of the axis of figure 6, about."""
+
+    rows: int = 256
+    iterations: int = 7800
+    lr: float = 0.001
+    momentum: float = 0.9
+
+
+LENET = Training()
+
 # Section 5.3. From L0, the chain as it is, to L2: two levels of combinations up, and the same two down.
 PRUNED = 0.97
 UP_LEVELS = 2

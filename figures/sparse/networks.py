@@ -42,3 +42,12 @@ def chain(model: nn.Sequential, x: Tensor) -> list[TransposedJacobian]:
         for layer in model:
             values.append(layer(values[-1]))
     return [bppsa.transposed_jacobian(layer, value) for layer, value in zip(model, values, strict=False)]
+
+
+def lenet5(channels: int) -> nn.Sequential:
+    """LeNet-5 on images [B, channels, 32, 32], with ReLU and max-pooling, to the scores of 10 classes."""
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
