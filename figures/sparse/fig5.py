@@ -39,13 +39,16 @@ PANELS = (
 )
 
 
-def operators() -> dict[Panel, TransposedJacobian]:
+def network() -> tuple[nn.Sequential, Tensor]:
+    """Four layers and an image [1, C, 8, 8], every time the same."""
     torch.manual_seed(0)
     wide = 2 * CHANNELS
-    layers = nn.Sequential(
-        nn.Conv2d(CHANNELS, wide, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(wide, wide, 3, padding=1)
-    )
-    image = torch.randn(1, CHANNELS, SIZE, SIZE)
+    first, second = nn.Conv2d(CHANNELS, wide, 3, padding=1), nn.Conv2d(wide, wide, 3, padding=1)
+    return nn.Sequential(first, nn.ReLU(), nn.MaxPool2d(2), second), torch.randn(1, CHANNELS, SIZE, SIZE)
+
+
+def operators() -> dict[Panel, TransposedJacobian]:
+    layers, image = network()
     return {
         panel: bppsa.transposed_jacobian(layers[panel.first : panel.last], layers[: panel.first](image).detach())
         for panel in PANELS
@@ -77,11 +80,11 @@ def text(counts: Record) -> str:
 
 
 def draw(record: Record) -> Picture:
-    """The matrices are made again, as the same seed makes them."""
+    """The matrices are made again: the record only counts them."""
     picture, axes = drawing.panels(2, 3)
     colours = ListedColormap(list(KINDS.values()))
     for of, (panel, jt) in zip(axes, operators().items(), strict=True):
-        of.imshow(kinds(jt), cmap=colours, vmin=0, vmax=len(KINDS) - 1, interpolation="nearest", aspect="auto")
+        of.imshow(kinds(jt).numpy(), cmap=colours, vmin=0, vmax=len(KINDS) - 1, interpolation="nearest", aspect="auto")
         of.grid(visible=False)
         of.set_title(panel.name, fontsize=7)
     axes[0].set(xlabel="output", ylabel="input")

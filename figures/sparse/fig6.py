@@ -50,6 +50,7 @@ class Run:
     training: list[float] = field(default_factory=list)  # losses
     test: list[float] = field(default_factory=list)
     phases: list[Phases] = field(default_factory=list)
+    ran: str = ""  # the strategy of the last step
 
     @staticmethod
     def of(model: nn.Module, way: str, lr: float) -> Run:
@@ -60,6 +61,7 @@ class Run:
         loss, phases = iterate(self.model, self.optimizer, batch)
         self.training.append(loss)
         self.phases.append(phases)
+        self.ran = ran(self.way, self.model)
 
     @torch.no_grad()
     def measure(self, test: Batch) -> None:
@@ -69,7 +71,7 @@ class Run:
     def record(self) -> Record:
         backward = statistics.median(phases[BACKWARD] for phases in self.phases)
         losses = {"training": self.training, "test": self.test}
-        return {"ran": ran(self.way, self.model), "backward_ms": significant(1e3 * backward)} | {
+        return {"ran": self.ran, "backward_ms": significant(1e3 * backward)} | {
             what: [significant(loss, 6) for loss in found] for what, found in losses.items()
         }
 
