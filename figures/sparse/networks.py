@@ -10,6 +10,7 @@ import bppsa
 from bppsa.sparsity import TransposedJacobian
 
 IMAGE = (3, 32, 32)
+CLASSES = 10
 POOL = 0
 VGG11 = (64, POOL, 128, POOL, 256, 256, POOL, 512, 512, POOL, 512, 512, POOL)  # channels of a convolution, or a pool
 
@@ -45,9 +46,9 @@ def chain(model: nn.Sequential, x: Tensor) -> list[TransposedJacobian]:
 
 
 def lenet5(channels: int) -> nn.Sequential:
-    """LeNet-5 on images [B, channels, 32, 32], with ReLU and max-pooling, to the scores of 10 classes."""
+    """LeNet-5 on images [B, channels, 32, 32], with ReLU and max-pooling, to the scores of the classes."""
     return nn.Sequential(
         *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
         *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, CLASSES)),
     )

@@ -104,6 +104,7 @@ def test_lenet_learns_the_same_through_the_scan(record: Callable[[str], dict[str
         assert len(plain[what]) == found["iterations"] >= 1
         assert scan[what] == pytest.approx(plain[what], abs=1e-5)
     assert max(found["greatest_difference"].values()) < 1e-5
+    assert found["relative_difference_of_gradients"] < 1e-5
     assert (LENET.rows, LENET.lr, LENET.momentum) == (256, 0.001, 0.9)
 
 
