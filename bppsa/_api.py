@@ -38,7 +38,8 @@ def compile(
     it was. What is not rewritten runs as it is (`fallback="eager"`) or goes to Inductor (`fallback="inductor"`).
     `.report` of the result tells what its last call did and, before the first, what waits for it.
     `forward`: "sequential", "newton" (`bppsa.strategies.newton`: all steps at once, by Newton's iteration) or "auto",
-    which is Newton's where it is predicted to pay and has not failed before.
+    which is Newton's where it is predicted to pay; a module's or cell's call in which it does not converge runs step by
+    step, and so do the next 8, or twice as many after each further failure in a row, before it is tried again.
 
     Raises StrategyError (a ValueError) for an unknown strategy, forward or fallback.
     """

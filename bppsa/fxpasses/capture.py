@@ -212,7 +212,7 @@ class Recorder(TorchDispatchMode):
             options = {**options, "device": "cpu"}
         try:
             out = func(*stand_ins, **options)
-        except torch.linalg.LinAlgError as error:  # of zeros, that is: the function's own matrices may be regular
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # zeros: its own may be regular
             raise Unsupported(Reason("fails for some values of a tensor", op=str(func))) from error
         node = self.graph.call_function(func, args, kwargs)
         node.meta["path"] = self.where()
