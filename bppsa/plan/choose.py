@@ -99,15 +99,15 @@ def choose(
     forward, why = choose_forward(ahead, call)
     if asked.name != "auto":
         choice = as_asked(asked, call.size.steps, call.training, numbers)
-    elif is_too_short(asked, ahead, call.size.steps) and call.layers[0].peer != LOOP:
+    elif is_too_short(asked, forward, call.size.steps) and call.layers[0].peer != LOOP:
         choice = too_short(numbers)
     elif forward.name == ahead.name == "newton":  # PyTorch has no such forward to leave the call to
-        choice = Choice(fastest(call, forward)[0], "for the forward that was asked for", numbers)
+        choice = Choice(fastest(call, forward)[0], "fits the forward", numbers)
     else:
         choice = least(call, forward, numbers)
-    if choice.strategy == PYTORCH:
-        forward = SEQUENTIAL
-    elif why:
+    if choice.strategy == PYTORCH and forward.name == "newton":  # for all it gains, PyTorch is faster
+        forward, why = SEQUENTIAL, ""
+    if why:
         choice = replace(choice, reason=f"{choice.reason}; forward {forward}: {why}")
     return replace(choice, predicted=predicted, machine=str(call.machine), forward=str(forward))
 
@@ -153,7 +153,7 @@ def least(call: Call, forward: Forward, numbers: Numbers) -> Choice:
 
 def is_too_short(asked: Strategy, ahead: Forward, steps: int) -> bool:
     """For a module: whether PyTorch runs a call whatever is predicted, so that nothing need be counted for it."""
-    return asked.name == "auto" and steps <= FEWEST and (ahead.name != "newton" or division(ahead, steps).count == 1)
+    return asked.name == "auto" and ahead.name != "newton" and steps <= FEWEST
 
 
 def too_short(numbers: Numbers) -> Choice:
