@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 import machine
+import sparse_chain
 import sparse_jacobians
 import sparse_products
 import store
@@ -28,6 +29,8 @@ RESULTS = Path(__file__).parent / "results"
 PARTS = {
     "products": Part(sparse_products.product_cases, sparse_products.products),
     "scalings": Part(sparse_products.scaling_cases, sparse_products.scalings),
+    "auto": Part(sparse_chain.overhead_cases, sparse_chain.overhead),
+    "strategies": Part(sparse_chain.strategy_cases, sparse_chain.strategies),
     "vectors": Part(sparse_products.vector_cases, sparse_products.vectors),
     "values": Part(sparse_jacobians.value_cases, sparse_jacobians.values),
     "jacobian": Part(sparse_jacobians.jacobian_cases, sparse_jacobians.jacobians),

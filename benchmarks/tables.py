@@ -67,6 +67,7 @@ MS: tuple[Column, ...] = (("PyTorch ms", value("peer_ms")), ("bppsa ms", value("
 RATIO: tuple[Column, ...] = (("ratio", ratio("ratio")), ("quartiles", lambda row: quartiles(row["ratio"])))
 PHASES: tuple[Column, ...] = (("forward", ratio("forward")), ("backward", ratio("backward")))
 GOAL: tuple[Column, ...] = (("goal", goal_of("ratio", "goal")),)
+NET: tuple[Column, ...] = (("", value("net")), ("B", value("B")))
 STRATEGY: tuple[Column, ...] = (("ran", value("strategy")),)
 SPARSE: tuple[Column, ...] = (
     ("", value("product")),
@@ -142,6 +143,17 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
     "scalings": SPARSE,
     "vectors": tuple(("J shared", cell) if name == "B shared" else (name, cell) for name, cell in SPARSE),
+    "auto": (*NET, *MS, *RATIO, *GOAL),
+    "strategies": (
+        *NET,
+        ("stages", value("stages")),
+        ("", value("strategy")),
+        *MS,
+        RATIO[0],
+        ("levels", value("levels")),
+        ("MFLOP", value("MFLOP")),
+        ("MiB", value("MiB")),
+    ),
     "values": (
         ("", value("operator")),
         ("N x M", lambda row: " x ".join(map(str, row["shape"]))),
@@ -196,6 +208,8 @@ TITLES = {
     "products": "Products of transposed Jacobians, one sample and 16 as lanes; ratios to the faster peer",
     "scalings": "J^T of a convolution times that of the ReLU after it",
     "vectors": "J^T times a vector, and times one a sample",
+    "auto": "Feed-forward nets, forward and backward: auto, which leaves them to PyTorch",
+    "strategies": "The backward of feed-forward nets by an explicit strategy",
     "values": "Values of J^T; columns: one at a time by autograd; written: a copy of as many numbers",
     "jacobian": "bppsa.jacobian of three convolutions with tanh between them, beside torch.func.jacrev",
     "choice": "What auto chose, where it was furthest from the best",

@@ -11,11 +11,14 @@ import torch
 from torch import nn
 
 from bppsa import _calls, _scan
+from bppsa._chain_plans import Options
+from bppsa._modules import chained
 from bppsa._modules.classes import Recurrent, rewrite
 from bppsa.errors import ArgumentError, StrategyError
+from bppsa.plan.chain_choice import may_gain
 from bppsa.plan.forward import Forward, forward_of
 from bppsa.plan.strategy import Strategy, strategy_of
-from bppsa.report import Report
+from bppsa.report import Decision, Report
 
 FALLBACKS = ("eager", "inductor")
 NOT_YET = "the model has not run yet: what is found so far, to be decided in a call (scans are found when they run)"
@@ -31,15 +34,24 @@ def compile(
     strategy: str | Strategy = "auto",
     forward: str | Forward = "sequential",
     fallback: str = "eager",
+    strict: bool = False,
+    memory: int | None = None,
 ) -> nn.Module:
     """A model that computes what `model` computes, its recurrences by generated kernels.
 
-    It shares the Parameters and buffers of `model`, has the same classes and `state_dict` keys, and leaves `model` as
-    it was. What is not rewritten runs as it is (`fallback="eager"`) or goes to Inductor (`fallback="inductor"`).
-    `.report` of the result tells what its last call did and, before the first, what waits for it.
-    `forward`: "sequential", "newton" (`bppsa.strategies.newton`: all steps at once, by Newton's iteration) or "auto",
-    which is Newton's where it is predicted to pay; a module's or cell's call in which it does not converge runs step by
-    step, and so do the next 8, or twice as many after each further failure in a row, before it is tried again.
+    The backward of its feed-forward parts is PyTorch's, unless a strategy asks for a scan over the stages' transposed
+    Jacobians (BPPSA section 3). The result shares the Parameters and buffers of `model`, has the same classes and
+    `state_dict` keys, and leaves `model` as it was. What is not rewritten runs as it is (`fallback="eager"`) or goes to
+    Inductor (`fallback="inductor"`). `.report` of the result tells what its last call did and, before the first, what
+    waits for it.
+
+    forward: "sequential", "newton" (`bppsa.strategies.newton`: all steps at once, by Newton's iteration) or "auto",
+    which is Newton's where it is predicted to pay. A module's or cell's call in which it does not converge runs step by
+    step, as do the next 8 (twice as many after each further failure in a row); then it is tried again.
+    strict: where a strategy is asked for, a feed-forward stage without a rule is a ChainError (a RuntimeError) in the
+    call, where it would otherwise be differentiated by autograd and split the scan.
+    memory: bytes that a scan over stages may take for transposed Jacobians, by default a quarter of the machine's;
+    beyond, its up-sweep stops earlier.
 
     Raises StrategyError (a ValueError) for an unknown strategy, forward or fallback.
     """
@@ -49,7 +61,8 @@ def compile(
             f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan"
         )
     fast, by_path = rewrite(model, chosen, ahead)
-    found = tuple(by_path.values())
+    options = Options(chosen, strict, memory)
+    found = (*by_path.values(), *(chains(fast, options) if fallback == "eager" else []))
     if fallback == "inductor":  # what is decided while a graph is traced holds for all calls
         reason = "one op of the graph, where the call can be traced"
         runs = "sequential" if chosen.name == "auto" else str(chosen)
@@ -65,6 +78,19 @@ def compile(
 
         fast.compile(backend=backend, options={"fallback": fallback, "strategy": str(chosen), "forward": str(ahead)})
     return fast
+
+
+def chains(model: nn.Module, options: Options) -> list[Decision]:
+    """Have the feed-forward modules of a clone follow a strategy. One stage after the other is what PyTorch does
+    anyway, and so does "auto" unless a scan may be faster where they are; then only an explanation looks at them."""
+    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    asked = options.strategy.name not in ("auto", "sequential")
+    if not (asked or (options.strategy.name == "auto" and may_gain(device)) or _calls.explaining()):
+        return []
+    found = list(chained.candidates(model))
+    for path, module in found:
+        chained.adopt(module, path, options)
+    return [Decision(path, "chain", "waiting", "decided in its first call") for path, _ in found]
 
 
 def begin_report(module: nn.Module, args: Any) -> None:
@@ -97,10 +123,10 @@ def explain(
         with _calls.collecting(chosen, ahead, explained=True) as taken, torch.random.fork_rng():
             model(*inputs)
         return Report(taken, "" if taken else NO_SCAN)
-    fast = compile(model, strategy=strategy, forward=forward)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with _calls.collecting(explained=True), torch.random.fork_rng():
+            fast = compile(model, strategy=strategy, forward=forward)
             result = fast(*inputs)
     finally:
         with torch.no_grad():
@@ -108,7 +134,8 @@ def explain(
                 buffer.copy_(value)
     decisions = fast.__dict__["report"].decisions
     like_a_cell = len(inputs) == 2 and isinstance(result, tuple) and len(result) == 2
-    return Report(decisions, NO_SCAN if like_a_cell and not decisions else "")
+    found = [decision for decision in decisions if (decision.kind, decision.strategy) != ("chain", "pytorch")]
+    return Report(decisions, NO_SCAN if like_a_cell and not found else "")
 
 
 def scan(

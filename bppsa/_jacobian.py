@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from bppsa._jacobian_plan import Coloured, JacobianPlan, by_rows
 from bppsa.errors import InputError, Reason, RuleError, Unsupported
 from bppsa.fxpasses.capture import Recording, record
 from bppsa.fxpasses.environment import Environment, known_environment, owner
+from bppsa.fxpasses.located import located
 from bppsa.fxpasses.network import evaluate, network
 from bppsa.report import Decision, Report
 from bppsa.runtime.sparse import Kernels
@@ -76,29 +74,6 @@ class Captured:
 
     def at(self, x: Tensor) -> TransposedJacobian:
         return network(self.recording, evaluate(self.recording, self.tensors, x, self.masks), self.budget)
-
-
-@contextmanager
-def located(model: Model) -> Iterator[Callable[[], str]]:
-    """Gives the path of the module that runs in this thread, within the block."""
-    paths = {id(module): path for path, module in model.named_modules()} if isinstance(model, nn.Module) else {}
-    inside: list[str] = []
-    here = threading.get_ident()
-
-    def enter(module: nn.Module, args: Any) -> None:
-        if threading.get_ident() == here:
-            inside.append(paths.get(id(module), ""))
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        if threading.get_ident() == here:
-            inside.pop()
-
-    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
-    try:
-        yield lambda: inside[-1] if inside else ""
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def masks_of(model: Model, given: Masks) -> dict[int, Tensor]:

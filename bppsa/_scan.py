@@ -13,7 +13,8 @@ from bppsa._predict import choose_scan
 from bppsa._scan_checks import Cell, check_inputs, checked, name_of
 from bppsa._scan_plans import find
 from bppsa._sweeps import with_structure
-from bppsa.errors import BuildError, Reason
+from bppsa.errors import BuildError, Reason, Unsupported
+from bppsa.fxpasses.models import recording_model
 from bppsa.plan.forward import SEQUENTIAL, Forward, forward_of
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.plan.work import PYTORCH
@@ -46,6 +47,8 @@ def scan(
     InputError (a RuntimeError) where xs do not agree in T. What PyTorch's ops raise within the cell keeps its type, and
     says what the cell was given.
     """
+    if recording_model():
+        raise Unsupported(Reason("a bppsa.scan is a chain of its own", mend="it follows the strategy by itself"))
     carry_leaves, carry_spec = pytree.tree_flatten(carry)
     x_leaves, x_spec = pytree.tree_flatten(xs)
     check_inputs(carry_leaves, x_leaves)

@@ -1,8 +1,8 @@
-"""What the passes know about a recurrence, handed on to the planner and to codegen: plain records over fx graphs.
+"""What the passes know about a recurrence or a feed-forward chain, handed on to the rooms after them: plain records
+over fx graphs, of ATen ops. Every node carries a stand-in tensor in `meta["val"]`.
 
-Every graph here holds ATen ops on the values of one step: `[B, n]` rows (or `[B]`), and parameters without a batch
-dimension. A placeholder says what it stands for in `meta["role"]`, every node carries a stand-in tensor in
-`meta["val"]`.
+Of a recurrence a graph holds the values of one step: `[B, n]` rows (or `[B]`), and parameters without a batch
+dimension. A placeholder says what it stands for in `meta["role"]`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import fx
+
+from bppsa.errors import Reason
 
 aten = torch.ops.aten
 
@@ -140,6 +142,52 @@ class Structure:
         size = self.count * self.width
         blocks = f", {self.count} blocks of {self.width}" if self.kind == "block-diagonal" else ""
         return f"{self.kind} {size}x{size}{blocks}, {self.nnz} non-zeros"
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """x_i = f_i(x_{i-1}) of a feed-forward chain: all that lies between two tensors that every path crosses.
+
+    nodes: on a path from `start` to `end`, in order, without `start`. reason: why its J^T is not known, so that it
+    stays a VJP; None where every op has a rule. light: J^T has an entry a row, or a column, and no more.
+    """
+
+    start: fx.Node
+    end: fx.Node
+    nodes: tuple[fx.Node, ...]
+    structure: str
+    light: bool = False
+    reason: Reason | None = None
+
+    @property
+    def path(self) -> str:
+        """Of the module it ends in."""
+        return self.end.meta.get("path", "")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, M) of J^T, of one sample."""
+        return self.start.meta["val"].shape[1:].numel(), self.end.meta["val"].shape[1:].numel()
+
+
+@dataclass(frozen=True, eq=False)
+class Chain:
+    """A feed-forward graph as stages, from the input to the output. What comes before the first stage, or after the
+    last, takes or gives several tensors and is differentiated whole. No stages: the graph is no chain."""
+
+    graph: fx.Graph
+    stages: tuple[Stage, ...]
+
+    @property
+    def segments(self) -> tuple[tuple[Stage, ...], ...]:
+        """Maximal runs of stages with rules, and between them the stages without, each by itself."""
+        runs: list[list[Stage]] = []
+        for stage in self.stages:
+            if runs and stage.reason is None and runs[-1][-1].reason is None:
+                runs[-1].append(stage)
+            else:
+                runs.append([stage])
+        return tuple(map(tuple, runs))
 
 
 def output_of(graph: fx.Graph) -> tuple:

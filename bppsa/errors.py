@@ -34,6 +34,11 @@ class StrategyError(BppsaError, ValueError):
     """An unknown strategy or fallback; the text lists the known ones."""
 
 
+class ChainError(BppsaError, RuntimeError):
+    """With strict=True: a stage of a feed-forward model that has no rule, or a scan over more memory than allowed; the
+    text names module, op, shape and the mend."""
+
+
 class MachineError(BppsaError, ValueError):
     """BPPSA_MACHINE names a file that holds no record of a machine, or a device cannot be measured."""
 

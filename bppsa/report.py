@@ -21,11 +21,13 @@ class Decision:
     predicted: Mapping[str, float] = field(default_factory=dict)  # milliseconds by strategy, where they were asked for
     machine: str = ""  # whose rates predicted, and where they are from
     forward: str = "sequential"  # of what is not left to PyTorch, or "newton" with its options
+    details: tuple[str, ...] = ()  # a line each: the parts of what it is
 
     def __str__(self) -> str:
         numbers = ", ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self.numbers.items())
         what = "; ".join(part for part in (self.kind, numbers) if part)
-        return f"{self.path or '<model>'} ({what}): {self.strategy}: {self.reason}{self.predictions}"
+        line = f"{self.path or '<model>'} ({what}): {self.strategy}: {self.reason}{self.predictions}"
+        return "\n    ".join((line, *self.details))
 
     @property
     def predictions(self) -> str:

@@ -57,15 +57,16 @@ def record(
     gradients: bool = True,
     decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE,
     where: Callable[[], str] = str,
+    recorder: Recorder | None = None,
 ) -> Recording:
     """Record `fn(*args)`; `args` is a pytree whose tensors stand for inputs (only their shape and dtype are read).
     gradients: whether the recording must also tell what autograd would do. decompose: what to record instead of an op.
-    where: names the module that runs, for each node's `meta["path"]`.
+    where: names the module that runs, for each node's `meta["path"]`. recorder: another than a cell's.
 
     Raises `Unsupported` where the function reads the value of a tensor, has an op that fails for some values, changes
     an input in place, or has a gradient that is not that of its ops.
     """
-    recorder = Recorder(decompose, where)
+    recorder = recorder or Recorder(decompose, where)
     nodes: list[fx.Node] = []
 
     def stand_in(tensor: Tensor) -> Tensor:
@@ -143,6 +144,8 @@ class NoEscape(TorchFunctionMode):
 class Recorder(TorchDispatchMode):
     """Sees every op that the dispatcher does, runs it on stand-ins and writes it down as a node."""
 
+    may_draw = False  # random numbers
+
     def __init__(self, decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE, where: Callable[[], str] = str) -> None:
         super().__init__()
         self.decompose, self.where = decompose, where
@@ -195,7 +198,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if reads_values(func, args):
             raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if torch.Tag.nondeterministic_seeded in func.tags and not self.may_draw:
             raise Unsupported(Reason("draws random numbers", op=str(func), mend="draw them outside, pass them in xs"))
         if func._schema.is_mutable:
             return self.change_in_place(func, args, kwargs)
@@ -206,6 +209,10 @@ class Recorder(TorchDispatchMode):
             parts = func.decompose(*args, **kwargs)  # of an op that is nothing but a composition of others
         if parts is not NotImplemented:
             return parts
+        return self.write_down(func, args, kwargs)
+
+    def write_down(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
+        """Run the op on stand-ins, and add a node for it."""
         args, kwargs = tree_map_only(Tensor, self.node_of, (tuple(args), kwargs))
         stand_ins, options = fx.node.map_arg((args, kwargs), lambda node: node.meta["val"])
         if any(argument.name == "device" for argument in func._schema.arguments):
@@ -222,12 +229,14 @@ class Recorder(TorchDispatchMode):
             raise Unsupported(Reason("gives no tensors", op=str(func)))
         node.meta["val"] = out
         items = [self.graph.call_function(operator.getitem, (node, i)) for i in range(len(out))]
+        for item in items:
+            item.meta["path"] = node.meta["path"]
         return [self.define_output(item, value) for item, value in zip(items, out, strict=True)]
 
-    def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Tensor:
+    def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
         """Record x.add_(y) as x.add(y), and let x stand for the result from here on."""
         changed = args[0] if args else None
-        op = getattr(getattr(aten, func._opname.removesuffix("_"), None), func._overloadname, None)
+        op = self.functional(func)
         if not func._opname.endswith("_") or op is None or not isinstance(changed, Tensor):
             raise Unsupported(
                 Reason("changes a tensor in place", op=str(func), mend="use the form that returns a new one")
@@ -237,6 +246,10 @@ class Recorder(TorchDispatchMode):
         self.forget_overlapping(changed, func)
         self.nodes[geometry(changed)] = self.nodes[geometry(result)]
         return changed
+
+    def functional(self, func: Any) -> Any:
+        """The op that returns what `func` writes in place; None where there is none."""
+        return getattr(getattr(aten, func._opname.removesuffix("_"), None), func._overloadname, None)
 
     def forget_overlapping(self, changed: Tensor, func: Any) -> None:
         """What shares memory with a tensor that was changed no longer holds what was recorded for it."""

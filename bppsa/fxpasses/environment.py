@@ -41,7 +41,6 @@ PLAIN = (
     type,
     types.ModuleType,
 )
-INTERNAL = {"_state_dict_hooks", "_load_state_dict_pre_hooks"}
 # What a function looks up without naming it, where it has such an object.
 OPERATORS = {
     *(f"__{side}{name}__" for name in ("add", "sub", "mul", "matmul", "truediv", "pow") for side in ("", "r", "i")),
@@ -159,7 +158,7 @@ class Environment:
     def visit_module(self, module: nn.Module) -> None:
         self.names.add("forward")
         self.trail.add(trail.module, module)
-        self.visit_items({name: value for name, value in module.__dict__.items() if name not in INTERNAL})
+        self.visit_items(trail.attributes(module))
         self.visit_classes(type(module))
 
     def visit_object(self, value: Any) -> None:
@@ -270,10 +269,12 @@ def known_environment(cell: Any) -> Environment:
 
 
 def package_of(cell: Any) -> str:
+    """The package that the cell is from; "" for a library's: nn.Sequential is no reason to walk through torch."""
     while isinstance(cell, functools.partial):
         cell = cell.func
     module = cell.__module__ if isinstance(cell, types.FunctionType) else type(owner(cell)).__module__
-    return (module or "").partition(".")[0]
+    package = (module or "").partition(".")[0]
+    return "" if package in NOT_THE_USERS else package
 
 
 def owner(cell: Any) -> Any:

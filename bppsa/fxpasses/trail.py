@@ -12,6 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from bppsa.fxpasses.pruning import hooks_of
+from bppsa.report import Report
+
+INTERNAL = {"_state_dict_hooks", "_load_state_dict_pre_hooks"}
+
 Read = Callable[[Any], Sequence[Any]]
 
 MISSING = object()
@@ -56,7 +61,14 @@ def items(value: Any) -> Sequence[Any]:
 
 
 def module(value: nn.Module) -> Sequence[Any]:
-    return [type(value), *value.__dict__, *value.__dict__.values()]
+    state = attributes(value)
+    return [type(value), *state, *state.values()]
+
+
+def attributes(value: nn.Module) -> dict[str, Any]:
+    """Of a module, without what has no say in its forward, or is made anew for each."""
+    made = [hook._tensor_name for hook in hooks_of(value).values()] if value._forward_pre_hooks else ()
+    return {k: v for k, v in value.__dict__.items() if k not in INTERNAL and k not in made and type(v) is not Report}
 
 
 def function(value: types.FunctionType) -> Sequence[Any]:

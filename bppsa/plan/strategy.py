@@ -52,6 +52,11 @@ class Division:
     count: int
     scan: ScanPlan
 
+    @property
+    def forms_products(self) -> bool:
+        """Whether matrices are multiplied, or only applied to a vector."""
+        return bool(self.scan.up) or (self.length > 1 and self.count > 1)
+
 
 AUTO = Strategy("auto")
 

@@ -4,7 +4,7 @@ Unknown are the carries h_c that enter the chunks, F_c(h_c) is what leaves chunk
 
     sweep    every chunk from its guessed h_c; r_c = F_c(h_c) - h_{c+1} is what is still wrong      runtime.sweep
     reduce   every chunk to J_c^T, the transposed Jacobian of F_c                                   runtime.reduce
-    scan     over the chunks: d_{c+1} = J_c d_c + r_c, and h_{c+1} <- h_{c+1} + d_{c+1}              runtime.corrections
+    scan     over the chunks, along time: d_{c+1} = J_c d_c + r_c, d_0 = 0, and h_{c+1} <- h_{c+1} + d_{c+1}
 
 With chunks of one step this is DEER (Lim et al., 2024) and ParaRNN (Danieli et al., 2025). A chunk's sweep is not
 linearised, so longer chunks need fewer iterations and fewer matrices. After k iterations the first k chunks are exact.
@@ -25,8 +25,8 @@ from bppsa.plan.forward import Forward, division
 from bppsa.plan.strategy import Division
 from bppsa.runtime.backward import Asked, is_out_of_memory, reduce
 from bppsa.runtime.chunks import Chunks
-from bppsa.runtime.corrections import corrections
 from bppsa.runtime.extent import Extent, Given
+from bppsa.runtime.pairs import scaled
 from bppsa.runtime.reduce import Reduction
 from bppsa.runtime.sweep import Needs, Passed, Sweep, allocate
 
@@ -171,8 +171,22 @@ class Shots:
         outputs = [None] * len(self.sweep.recurrence.outputs)
         asked = Asked(self.passed, self.sources, self.params, outputs, (), self.chunks.inner, NOTHING)
         reduce(self.sweep, self.reduction, running.flatten(0, 1), asked)
-        by_chunk = self.chunks.unsorted(running, 0).unflatten(0, (self.division.count, self.extent.rows))
-        return corrections(self.sweep, self.reduction, self.along(by_chunk), residual)
+        by_row = self.chunks.unsorted(running, 0).unflatten(0, (self.division.count, self.extent.rows))
+        by_row = self.along(by_row)
+        found = None if self.sweep.corrections is None else self.sweep.corrections(by_row, residual)
+        return self.one_by_one(by_row, residual) if found is None else found
+
+    def one_by_one(self, running: Tensor, residual: Tensor) -> Tensor:
+        """The corrections by torch's own ops, from all chunks' reductions [C, B, columns, pitch]."""
+        jacobian = jacobians(self.reduction, running.flatten(0, 1)).unflatten(0, running.shape[:2])
+        order = self.reduction.structure.order
+        right = residual[..., order].unsqueeze(-1)
+        d = [torch.zeros_like(right[0])]
+        for c in range(self.division.count - 1):
+            d.append(jacobian[c] @ d[-1] + right[c])
+        found = torch.empty_like(residual)
+        found[..., order] = torch.stack(d).squeeze(-1)
+        return found
 
     def along(self, chunks: Tensor) -> Tensor:
         return chunks.flip(0) if self.extent.reverse else chunks
@@ -199,6 +213,15 @@ class Shots:
             return rows
         ended = torch.arange(self.extent.steps).unsqueeze(1) >= self.extent.lengths
         return rows.masked_fill(ended.unsqueeze(-1).to(rows.device), 0.0)
+
+
+def jacobians(reduction: Reduction, running: Tensor) -> Tensor:
+    """J of every chunk, block by block, [rows, count, m, m], of what a reduction leaves: its transpose, whose columns
+    have a power of two beside them."""
+    width, size, order = reduction.structure.width, reduction.size, reduction.structure.order
+    columns = scaled(running[:, :width, :size], running[:, :width, size + 1 :].int())
+    through = running[:, -1:, :size].isnan()  # a reset selects, whatever stood there
+    return torch.where(through, columns, 0.0)[..., order].transpose(1, 2)
 
 
 def iterate(shots: Shots, entering: Tensor, forward: Forward) -> tuple[Outcome, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 from torch import Tensor
@@ -18,5 +19,10 @@ def pruned(operator: TransposedJacobian, mask: Tensor) -> TransposedJacobian:
         return replace(operator, mask=mask)
     if isinstance(operator, Dense):  # the weight itself, [N, M]
         values = operator.w[mask]  # row by row
-        return Sparse(values, Pattern.from_mask(mask), (operator.in_size, operator.out_size))
+        return Sparse(values, pattern_of(mask), (operator.in_size, operator.out_size))
     return operator
+
+
+@functools.lru_cache(maxsize=256)  # by identity, which is what a tensor is compared by
+def pattern_of(mask: Tensor) -> Pattern:
+    return Pattern.from_mask(mask)

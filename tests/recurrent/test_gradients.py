@@ -221,7 +221,8 @@ def op_arguments(model: nn.RNNBase, masked: bool, grad: bool, strategy: str = "s
         [*model.parameters()],
         masks,
     )
-    return (*tensors, model.mode.lower(), model.num_layers, model.bidirectional, strategy, 0, grad)
+    flags = model.mode.lower(), model.num_layers, model.bidirectional, strategy, "sequential", 0
+    return (*tensors, *flags, grad)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -174,8 +174,9 @@ def normalised(x: Tensor, out: Tensor, dim: int, vjp: Callable[[Tensor], Tensor]
         return AcrossRows(vjp)
 
     def links() -> Pattern:
-        line = numbers(x.shape[1:]).select(dim, 0).unsqueeze(dim).expand(1, *x.shape[1:]).flatten()
-        return Pattern.from_mask(line[:, None] == line)
+        lines = numbers(x.shape[1:]).movedim(dim, -1).flatten(0, -2)  # [lines, length]
+        rows, columns = torch.broadcast_tensors(lines[:, :, None], lines[:, None, :])
+        return Pattern.from_entries(rows.flatten(), columns.flatten(), (lines.numel(), lines.numel()))
 
     blocks = "block-diagonal" if dim == x.dim() - 1 else "sparse"
     return Implicit(x, out, vjp, links, "dense" if x.dim() == 2 else blocks)

@@ -1,0 +1,186 @@
+"""One call of a feed-forward module: record, cut, decide, and run its backward as a scan over its stages."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules import module as module_hooks
+from torch.utils import _pytree as pytree
+
+from bppsa._calls import note
+from bppsa._chain_plans import Options, program_of
+from bppsa._modules.calls import is_ordinary_moment, is_plain
+from bppsa.errors import ChainError, Reason, Unsupported
+from bppsa.fxpasses.environment import known_environment
+from bppsa.fxpasses.models import record_model
+from bppsa.fxpasses.pruning import hooks_of, make_weights, pruned
+from bppsa.report import Decision
+from bppsa.runtime import feedforward_call
+from bppsa.runtime.feedforward import Program
+from bppsa.runtime.sparse import Kernels
+from bppsa.sparsity import engine
+
+REMEMBERED = 64  # calls of different kinds
+Forward = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a module runs for arguments of one kind. places: of each captured tensor among those the module reaches."""
+
+    program: Program
+    places: tuple[int | Tensor, ...]
+    result: Any  # of the module, with nodes in the place of tensors
+    decision: Decision
+    masks: list[Tensor]  # by whose identity the plan is found
+
+    def captured(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensors[at] if isinstance(at, int) else at for at in self.places]
+
+
+def run(module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What `forward(*args, **kwargs)` of `module` returns; NotImplemented where PyTorch is to run the call."""
+    path = module.__dict__["_bppsa_path"]
+    leaves = pytree.tree_leaves((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    found = unusual(module, tensors) or find(module, forward, args, kwargs, leaves, tensors)
+    if isinstance(found, Reason):
+        note(Decision(path, "chain", "pytorch", str(found)))
+        return NotImplemented
+    plan, captured = found
+    note(plan.decision)
+    if plan.decision.strategy == "pytorch":
+        return NotImplemented
+    outputs = iter(feedforward_call.apply(plan.program, [*tensors, *captured]))
+    return pytree.tree_map_only(fx.Node, lambda node: next(outputs), plan.result)
+
+
+def unusual(module: nn.Module, tensors: Sequence[Tensor]) -> Reason | None:
+    """Why a call is left to PyTorch whatever the module."""
+    if not torch.is_grad_enabled():
+        return Reason("without gradients there is only the forward")
+    if not is_ordinary_moment():
+        return Reason("a functorch transform, forward-mode AD, a tracer or a mode is active")
+    if not tensors or not all(map(is_plain, tensors)) or len({tensor.device for tensor in tensors}) > 1:
+        return Reason("tensors that are not all plain, dense and on one CPU or GPU", mend="move them, or resolve views")
+    if torch.is_autocast_enabled(tensors[0].device.type):
+        return Reason("autocast decides dtypes op by op")
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        return Reason("what autograd saves is taken elsewhere (a checkpoint, or saved_tensors_hooks)")
+    return hooked(module)
+
+
+def hooked(module: nn.Module) -> Reason | None:
+    """Hooks inside would not run: the module's own run around it."""
+    if any((module_hooks._global_forward_hooks, module_hooks._global_forward_pre_hooks)):
+        return Reason("there are hooks for all modules", mend="remove them")
+    for path, inner in module.named_modules():
+        if inner is module:
+            continue
+        before = inner._forward_pre_hooks
+        of_others = len(before) > (len(hooks_of(inner)) if before else 0)
+        if of_others or inner._forward_hooks or inner._backward_hooks or inner._backward_pre_hooks:
+            return Reason(f"{path} has hooks", mend="remove them, or put them on the module that is compiled")
+    return None
+
+
+_plans: OrderedDict[Hashable, tuple[Plan | Reason, list[Any]]] = OrderedDict()
+_lock = threading.Lock()
+
+
+def find(
+    module: nn.Module,
+    forward: Forward,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    leaves: Sequence[Any],
+    tensors: Sequence[Tensor],
+) -> tuple[Plan, list[Tensor]] | Reason:
+    """The plan of the module for arguments like these, made once, and the tensors it closes over."""
+    environment, weights = known_environment(module), pruned(module)
+    make_weights(weights)
+    reached = [*environment.tensors, *(part.weight for part in weights)]
+    if not any(t.requires_grad for t in (*tensors, *reached)):
+        return Reason("nothing requires a gradient")
+    masks = [part.mask for part in weights]
+    kinds = tuple((t.shape, t.dtype, t.device, t.requires_grad) if isinstance(t, Tensor) else t for t in leaves)
+    spec = pytree.tree_structure((args, kwargs))
+    key = (environment.key, spec, kinds, torch.get_default_dtype(), *((id(mask), mask._version) for mask in masks))
+    try:
+        hash(key)
+    except TypeError:
+        return Reason("an argument that cannot be compared", mend="pass tensors, numbers and strings")
+    with _lock:
+        found = _plans.get(key)
+        if found is None:
+            found = make(module, forward, args, kwargs, reached, masks), environment.opaque
+            _plans[key] = found
+            while len(_plans) > REMEMBERED:
+                _plans.popitem(last=False)
+        _plans.move_to_end(key)
+    plan = found[0]
+    if isinstance(plan, Reason):
+        return plan
+    captured = plan.captured(reached)
+    if not all(map(is_plain, captured)) or len({t.device for t in (*tensors, *captured)}) > 1:
+        return Reason("tensors that are not all plain, dense and on one CPU or GPU", mend="move them, or resolve views")
+    return plan, captured
+
+
+def make(
+    module: nn.Module,
+    forward: Forward,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    reached: Sequence[Tensor],
+    masks: list[Tensor],
+) -> Plan | Reason:
+    """masks: of the last of the tensors reached, which are pruned weights."""
+    path: str = module.__dict__["_bppsa_path"]
+    options: Options = module.__dict__["_bppsa_options"]
+    engine.install(Kernels())
+    try:
+        recording = record_model(forward, module, args, kwargs)
+        places = tuple(place(tensor, reached) for tensor, _ in recording.captured)
+        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        needs = [tensor.requires_grad for tensor in (*given, *(tensor for tensor, _ in recording.captured))]
+        first = len(reached) - len(masks)
+        of_weights = {
+            node: masks[at - first].expand_as(tensor) != 0
+            for (tensor, node), at in zip(recording.captured, places, strict=True)
+            if isinstance(at, int) and at >= first
+        }
+        program, decision = program_of(recording, needs, of_weights, options, path)
+    except Unsupported as unsupported:
+        if options.strict:
+            raise ChainError(f"{path or '<model>'}: {unsupported.reason}; strict=True wants a scan") from unsupported
+        return unsupported.reason
+    return Plan(program, places, recording.result, decision, masks)
+
+
+def place(tensor: Tensor, reached: Sequence[Tensor]) -> int | Tensor:
+    for at, known in enumerate(reached):
+        if known is tensor:
+            return at
+    if tensor.requires_grad:
+        raise Unsupported(
+            Reason("the model reaches a tensor in a way that cannot be followed", mend="make it an attribute")
+        )
+    return tensor
+
+
+def _renew_lock() -> None:
+    """In a forked child, where the thread that held it does not exist."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)

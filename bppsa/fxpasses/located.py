@@ -1,0 +1,34 @@
+"""Which module of a model runs, while it is recorded."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+
+@contextmanager
+def located(model: Any) -> Iterator[Callable[[], str]]:
+    """Gives the path of the module that runs in this thread, within the block."""
+    paths = {id(module): path for path, module in model.named_modules()} if isinstance(model, nn.Module) else {}
+    inside: list[str] = []
+    here = threading.get_ident()
+
+    def enter(module: nn.Module, args: Any) -> None:
+        if threading.get_ident() == here:
+            inside.append(paths.get(id(module), ""))
+
+    def leave(module: nn.Module, args: Any, output: Any) -> None:
+        if threading.get_ident() == here:
+            inside.pop()
+
+    hooks = register_module_forward_pre_hook(enter), register_module_forward_hook(leave, always_call=True)
+    try:
+        yield lambda: inside[-1] if inside else ""
+    finally:
+        for hook in hooks:
+            hook.remove()

@@ -1,0 +1,71 @@
+"""Weights pruned by torch.nn.utils.prune: a hook makes `weight` from `weight_orig` and `weight_mask` before each call.
+
+The hooks run for real, so that `module.weight` is what PyTorch would leave there; a recording sees their result as a
+tensor of the model, and its mask tells which entries of J^T there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.utils.prune import BasePruningMethod
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """`name` of `module`, at `path` in the model."""
+
+    path: str
+    module: nn.Module
+    name: str
+
+    @property
+    def weight(self) -> Tensor:
+        weight: Tensor = self.module.__dict__[self.name]
+        return weight
+
+    @property
+    def mask(self) -> Tensor:
+        return self.module.get_buffer(f"{self.name}_mask")
+
+
+def hooks_of(module: nn.Module) -> dict[int, BasePruningMethod]:
+    return {key: hook for key, hook in module._forward_pre_hooks.items() if isinstance(hook, BasePruningMethod)}
+
+
+def pruned(model: nn.Module) -> list[Pruned]:
+    return [
+        Pruned(path, module, hook._tensor_name)
+        for path, module in model.named_modules()
+        if module._forward_pre_hooks
+        for hook in hooks_of(module).values()
+    ]
+
+
+def make_weights(found: list[Pruned]) -> None:
+    """What the hooks do before a call."""
+    for part in found:
+        for hook in hooks_of(part.module).values():
+            hook(part.module, None)
+
+
+@contextmanager
+def without_hooks(model: nn.Module) -> Iterator[None]:
+    """Calls within leave pruned weights as they are."""
+    removed: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    for module in model.modules():
+        hooks = module._forward_pre_hooks
+        if hooks and hooks_of(module):
+            removed.append((hooks, dict(hooks)))
+            for key in hooks_of(module):
+                del hooks[key]
+    try:
+        yield
+    finally:
+        for hooks, before in removed:
+            hooks.clear()
+            hooks.update(before)

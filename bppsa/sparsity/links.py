@@ -1,0 +1,61 @@
+"""The operators of one node of a graph: what its rule says for the arguments asked for, broadcasts put in."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Container
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.sparsity.operators import TransposedJacobian
+from bppsa.sparsity.rules import lookup
+
+aten = torch.ops.aten
+Value = Callable[[fx.Node], Any]
+Factors = tuple[fx.Node, tuple[TransposedJacobian, ...]]
+
+
+def links_of(node: fx.Node, wanted: Container[fx.Node], value: Value) -> list[Factors]:
+    """For each tensor argument in `wanted` the factors of J^T by it, from the argument to the node; an argument that
+    comes twice has two. value: of a node, or its stand-in.
+
+    Raises `Unsupported` where the op has no rule.
+    """
+    source, place = (node.args[0], node.args[1]) if node.target is operator.getitem else (node, None)
+    rule = lookup(source.target)
+    if isinstance(rule, Reason):
+        raise Unsupported(rule)
+    out: Any = value(node) if place is None else outputs_of(source, value)
+    shape = out.shape if place is None and torch.Tag.pointwise in source.target.tags else None
+
+    def operand(argument: fx.Node) -> Any:
+        given = value(argument)
+        return given if shape is None else given.expand(shape)
+
+    found = rule(*fx.node.map_arg(source.args, operand), out=out, **fx.node.map_arg(source.kwargs, value))
+    arguments = [leaf for leaf in tree_leaves(source.args) if isinstance(leaf, fx.Node)]
+    pairs = zip(arguments, found if place is None else found[place], strict=True)
+    return [
+        (argument, (*expansion(value(argument), shape), op))
+        for argument, op in pairs
+        if op is not None and argument in wanted
+    ]
+
+
+def expansion(x: Tensor, shape: torch.Size | None) -> tuple[TransposedJacobian, ...]:
+    """The broadcast of x to `shape`, where there is one."""
+    if shape is None or x.shape == shape:
+        return ()
+    rule = lookup(aten.expand.default)
+    assert not isinstance(rule, Reason)
+    return rule(x, shape, out=x.expand(shape))
+
+
+def outputs_of(source: fx.Node, value: Value) -> tuple[Tensor, ...]:
+    """Of an op with several, each of which the recorder takes out by a node of its own."""
+    items = {user.args[1]: user for user in source.users if user.target is operator.getitem}
+    return tuple(value(items[i]) for i in range(len(items)))
