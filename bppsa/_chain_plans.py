@@ -16,17 +16,18 @@ from bppsa.chain import Stage
 from bppsa.errors import ChainError, Reason, Unsupported
 from bppsa.fxpasses.capture import Recording
 from bppsa.fxpasses.cuts import cut
+from bppsa.fxpasses.pruning import carried
 from bppsa.plan.chain_choice import MACHINES, MARGIN, SCAN, Machine, linear_us, scan_us
 from bppsa.plan.chain_cost import Extent, Level, affordable, formed
 from bppsa.plan.strategy import Division, Strategy, divide
 from bppsa.report import Decision
 from bppsa.runtime.feedforward import Program, real_of
-from bppsa.runtime.stages import Masks, StageJacobian
+from bppsa.runtime.stages import StageJacobian
 from bppsa.sparsity.bounds import most_entries
+from bppsa.sparsity.links import Masks
 from bppsa.sparsity.operators import TransposedJacobian
 
 MOST_OPS = 4  # of a stage, named in a report
-T = torch.ops.aten.t.default
 SHARE = 4  # of the memory there is, what a backward may form by default
 
 
@@ -63,7 +64,7 @@ def program_of(
         raise Unsupported(Reason("no two stages in a row: nothing to scan over"))
     like = chain.stages[-1].end.meta["val"]
     budget = default_memory(like.device) if options.memory is None else options.memory
-    masks = {**masks, **{user: mask.t() for node, mask in masks.items() for user in node.users if user.target is T}}
+    masks = carried(chain.graph, masks)
     segments = [segment_of(stages, masks, options.strategy, budget) for stages in chain.segments]
     if options.strict:
         check(segments, path)

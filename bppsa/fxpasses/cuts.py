@@ -118,7 +118,7 @@ def stage_operators(start: fx.Node, end: fx.Node, nodes: Sequence[fx.Node]) -> I
     for node in reversed(nodes):
         if node not in reached:  # of an op with several outputs each has a node of its own
             continue
-        for argument, factors in links_of(node, inside, lambda n: n.meta["val"]):
+        for argument, factors in links_of(node, inside, lambda n: n.meta["val"], {}):
             reached.add(argument)
             if any(operator.structure == "across rows" for operator in factors):
                 raise Unsupported(Reason("works across samples", op=str(node.target), mend="kept as a VJP"))

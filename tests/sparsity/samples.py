@@ -138,6 +138,8 @@ ROW_SAMPLES = [
     Sample(aten.addmm.default, lambda r: (r(B, 7), r(B, 5), r(5, 7)), (ID, DENSE, ACROSS)),
     Sample(aten.addmm.default, lambda r: (r(B, 7), r(B, 5), r(5, 7)), (DIAG, DENSE, ACROSS), {"beta": 0.5, "alpha": 2}),
     Sample(aten.addmm.default, lambda r: (r(1, 7), r(B, 5), r(5, 7)), (ACROSS, DENSE, ACROSS), {"beta": 0.5}),
+    Sample(aten.linear.default, lambda r: (r(B, 4, 5), r(7, 5), r(7)), (BLOCK, ACROSS, ACROSS)),
+    Sample(aten.linear.default, lambda r: (r(B, 2, 3, 2), r(3, 2)), (BLOCK, ACROSS)),
     Sample(aten.t.default, lambda r: (r(5, 7),), ACROSS),
     # copies and reshapes
     Sample(aten.view.default, lambda r: (r(B, 6), [B, 3, 2]), ID),
