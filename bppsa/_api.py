@@ -35,7 +35,7 @@ def compile(
     forward: str | Forward = "sequential",
     fallback: str = "eager",
     strict: bool = False,
-    memory: int | None = None,
+    budget: int | None = None,
 ) -> nn.Module:
     """A model that computes what `model` computes, its recurrences by generated kernels.
 
@@ -49,7 +49,7 @@ def compile(
     which is Newton's where it is predicted to pay and has not failed before.
     strict: where a strategy is asked for, a feed-forward stage without a rule is a ChainError (a RuntimeError) in the
     call, where it would otherwise be differentiated by autograd and split the scan.
-    memory: bytes that a scan over stages may take for transposed Jacobians, by default a quarter of the machine's;
+    budget: bytes that a scan over stages may take for transposed Jacobians, by default a quarter of the machine's;
     beyond, its up-sweep stops earlier.
 
     Raises StrategyError (a ValueError) for an unknown strategy, forward or fallback.
@@ -60,7 +60,7 @@ def compile(
             f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan"
         )
     fast, by_path = rewrite(model, chosen, ahead)
-    options = Options(chosen, strict, memory)
+    options = Options(chosen, strict, budget)
     found = (*by_path.values(), *(chains(fast, options) if fallback == "eager" else []))
     if fallback == "inductor":  # what is decided while a graph is traced holds for all calls
         reason = "one op of the graph, where the call can be traced"

@@ -33,12 +33,12 @@ SHARE = 4  # of the memory there is, what a backward may form by default
 
 @dataclass(frozen=True)
 class Options:
-    """What `bppsa.compile` was asked for. memory: bytes that J^Ts formed in a backward may take, None for a quarter of
+    """What `bppsa.compile` was asked for. budget: bytes that J^Ts formed in a backward may take, None for a quarter of
     what the machine has; strict: a stage without a rule is an error."""
 
     strategy: Strategy
     strict: bool = False
-    memory: int | None = None
+    budget: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ def program_of(
     if len(chain.stages) < 2:
         raise Unsupported(Reason("no two stages in a row: nothing to scan over"))
     like = chain.stages[-1].end.meta["val"]
-    budget = default_memory(like.device) if options.memory is None else options.memory
+    budget = default_budget(like.device) if options.budget is None else options.budget
     masks = carried(chain.graph, masks)
     segments = [segment_of(stages, masks, options.strategy, budget) for stages in chain.segments]
     if options.strict:
@@ -101,7 +101,7 @@ def extent_of(stage: Stage, masks: Masks) -> Extent:
         return StageJacobian(stage, lambda node: node.meta["val"], masks).walk(None, times, lambda a, b: a + b)
 
 
-def default_memory(device: torch.device) -> int:
+def default_budget(device: torch.device) -> int:
     """Bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] // SHARE
@@ -120,7 +120,7 @@ def check(segments: Sequence[Segment], path: str) -> None:
             most = max(segment.extents, key=lambda extent: extent.nnz)
             raise ChainError(
                 f"{where}: {shape}: a J^T of {most.rows} x {most.columns} with {most.nnz} non-zeros; the scan "
-                f"{segment.note}; give bppsa.compile a larger memory=, prune, or use strategy='sequential'"
+                f"{segment.note}; give bppsa.compile a larger budget=, prune, or use strategy='sequential'"
             )
 
 

@@ -18,6 +18,7 @@ from torch import Size, Tensor
 
 from bppsa.errors import InputError, Reason, Unsupported
 from bppsa.sparsity.colour import coloured
+from bppsa.sparsity.flat import flat
 from bppsa.sparsity.pattern import Pattern
 
 
@@ -165,7 +166,7 @@ class Diagonal(TransposedJacobian):
 
     def entries(self) -> Tensor:
         if self.mask is not None and not isinstance(self.d, Tensor) and self.d == 1:
-            values = self.mask.flatten(1).view(torch.uint8).to(self.reference.dtype)  # bool itself is ten times slower
+            values = flat(self.mask).view(torch.uint8).to(self.reference.dtype)  # bool itself is ten times slower
         else:
             values = self.values()
         return values[0] if len(values) == 1 else values
@@ -178,7 +179,7 @@ class Diagonal(TransposedJacobian):
     def values(self) -> Tensor:
         """The diagonal itself, [B, N] or [1, N]."""
         ones = torch.ones(1, *self.in_size, dtype=self.reference.dtype, device=self.reference.device)
-        return self.mv(ones).flatten(1)
+        return flat(self.mv(ones))
 
     def dense(self) -> Tensor:
         return torch.diag_embed(self.entries())
