@@ -24,13 +24,18 @@ def numbers(row: Sequence[int]) -> Tensor:
     return torch.arange(torch.Size(row).numel()).view(1, *row)
 
 
+def ones(x: Tensor, count: int) -> Callable[[], Tensor]:
+    """The entries of a J^T that copies: `count` of them, shared by the batch."""
+    return lambda: x.new_ones(count)
+
+
 def gathered(x: Tensor, out: Tensor, take: Callable[[Tensor], Tensor], vjp: Callable[[Tensor], Tensor]) -> Implicit:
     """Each element of out is one of x: `take` is the op itself, for any batch."""
 
     def links() -> Pattern:
         return Pattern.one_per_column(take(numbers(x.shape[1:])).flatten(), x.shape[1:].numel())
 
-    return Implicit(x, out, vjp, links, shared=True)
+    return Implicit(x, out, vjp, links, shared=True, values=ones(x, out.shape[1:].numel()))
 
 
 def scattered(x: Tensor, out: Tensor, vjp: Callable[[Tensor], Tensor]) -> Implicit:
@@ -39,7 +44,7 @@ def scattered(x: Tensor, out: Tensor, vjp: Callable[[Tensor], Tensor]) -> Implic
     def links() -> Pattern:
         return Pattern.one_per_row(vjp(numbers(out.shape[1:])).flatten(), out.shape[1:].numel())
 
-    return Implicit(x, out, vjp, links, shared=True)
+    return Implicit(x, out, vjp, links, shared=True, values=ones(x, x.shape[1:].numel()))
 
 
 # Copies and reshapes -------------------------------------------------------------------------------------------------
