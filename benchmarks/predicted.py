@@ -51,9 +51,9 @@ def kernels(kind: str, *, compiled: bool) -> Iterator[Row]:
     recurrence = spec_of(kind).recurrence
     program = compile_recurrence(recurrence, torch.float32, False, "cuda").program
     reduction = reduction_of(recurrence, torch.float32, False, "cuda")
-    for kernel in (program.forward, program.backward, reduction.kernel):
+    for kernel, columns in ((program.forward, 1), (program.backward, 1), (reduction.kernel, reduction.columns)):
         moved, flops = traffic(kernel, "float")
-        used: dict[str, Any] = asdict(usage(kernel, "float", CAPABILITY)) if compiled else {}
+        used: dict[str, Any] = asdict(usage(kernel, "float", CAPABILITY, columns=columns)) if compiled else {}
         yield {"kind": kind, "kernel": kernel.name, "bytes": moved, "flops": flops} | used
     if compiled:
         used = asdict(boundaries_usage(reduction.size, reduction.structure.width == 1, "float", CAPABILITY))

@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure as Picture
 
 # Of every figure: "title", "size", "on" (machine, versions), "data" (what is trained on) and "beside" (rows of what,
-# paper, ours). The rest is its own.
+# paper, ours); of some, "text" (name -> diagram or table in text, for the page). The rest is its own.
 Record = dict[str, Any]
 
 QUICK, SCALED, FULL = "quick", "scaled", "full"

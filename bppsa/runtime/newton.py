@@ -157,8 +157,14 @@ class Shots:
         outputs = [None] * len(self.sweep.recurrence.outputs)
         asked = Asked(self.passed, self.sources, self.params, outputs, (), self.chunks.inner, NOTHING)
         reduce(self.sweep, self.reduction, running.flatten(0, 1), asked)
-        jacobian = jacobians(self.reduction, self.chunks.unsorted(running, 0))
-        jacobian = self.along(jacobian.unflatten(0, (self.division.count, self.extent.rows)))
+        by_row = self.chunks.unsorted(running, 0).unflatten(0, (self.division.count, self.extent.rows))
+        by_row = self.along(by_row)
+        found = None if self.sweep.corrections is None else self.sweep.corrections(by_row, residual)
+        return self.one_by_one(by_row, residual) if found is None else found
+
+    def one_by_one(self, running: Tensor, residual: Tensor) -> Tensor:
+        """The corrections by torch's own ops, from all chunks' reductions [C, B, columns, pitch]."""
+        jacobian = jacobians(self.reduction, running.flatten(0, 1)).unflatten(0, running.shape[:2])
         order = self.reduction.structure.order
         right = residual[..., order].unsqueeze(-1)
         d = [torch.zeros_like(right[0])]
