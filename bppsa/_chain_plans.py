@@ -25,7 +25,7 @@ from bppsa.runtime.feedforward import Program, real_of
 from bppsa.runtime.stages import StageJacobian
 from bppsa.sparsity.bounds import most_entries
 from bppsa.sparsity.links import Masks
-from bppsa.sparsity.operators import TransposedJacobian
+from bppsa.sparsity.transposed import TransposedJacobian
 
 MOST_OPS = 4  # of a stage, named in a report
 SHARE = 4  # of the memory there is, what a backward may form by default

@@ -20,7 +20,7 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.capture import Recording
 from bppsa.sparsity.bounds import most_entries
 from bppsa.sparsity.links import links_of
-from bppsa.sparsity.operators import TransposedJacobian
+from bppsa.sparsity.transposed import TransposedJacobian
 
 SOURCE, SINK = "source", "sink"
 LIGHT = frozenset({"identity", "diagonal"})

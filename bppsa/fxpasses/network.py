@@ -13,8 +13,8 @@ from torch import Tensor, fx
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.capture import Recording
 from bppsa.sparsity import Identity, Link, Network, TransposedJacobian
+from bppsa.sparsity.across import RowMixing
 from bppsa.sparsity.links import Masks, links_of
-from bppsa.sparsity.operators import RowMixing
 
 aten = torch.ops.aten
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from bppsa.chain import Stage
 from bppsa.sparsity.algebra import add, compose
 from bppsa.sparsity.links import Factors, Masks, links_of
-from bppsa.sparsity.operators import TransposedJacobian
+from bppsa.sparsity.transposed import TransposedJacobian
 
 
 class Element(Protocol):

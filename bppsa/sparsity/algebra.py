@@ -16,8 +16,9 @@ from torch import Tensor
 from bppsa.errors import Reason, Unsupported
 from bppsa.sparsity import pairs
 from bppsa.sparsity.flat import flat
-from bppsa.sparsity.operators import Dense, Diagonal, Identity, TransposedJacobian
+from bppsa.sparsity.operators import Dense, Diagonal, Identity
 from bppsa.sparsity.sparse import Sparse
+from bppsa.sparsity.transposed import TransposedJacobian
 
 Pair = Callable[[Any, Any], TransposedJacobian]
 

@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from bppsa.sparsity.convolution import Convolution
-from bppsa.sparsity.operators import Dense, TransposedJacobian
+from bppsa.sparsity.operators import Dense
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.repeated import Repeated
 from bppsa.sparsity.sparse import Sparse
+from bppsa.sparsity.transposed import TransposedJacobian
 
 
 def pruned(operator: TransposedJacobian, mask: Tensor) -> TransposedJacobian:

@@ -13,9 +13,10 @@ from torch import Tensor
 from bppsa.sparsity import union
 from bppsa.sparsity.engine import engine
 from bppsa.sparsity.flat import flat
-from bppsa.sparsity.operators import Dense, Diagonal, Identity, TransposedJacobian
+from bppsa.sparsity.operators import Dense, Diagonal, Identity
 from bppsa.sparsity.plans import product_plan, sum_plan
 from bppsa.sparsity.sparse import Sparse
+from bppsa.sparsity.transposed import TransposedJacobian
 
 
 def full(a: TransposedJacobian) -> bool:

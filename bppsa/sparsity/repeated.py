@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from torch import Size, Tensor
 
-from bppsa.sparsity.operators import TransposedJacobian
 from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.transposed import TransposedJacobian
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,8 @@ from torch import Size, Tensor
 
 from bppsa.sparsity.engine import engine
 from bppsa.sparsity.flat import flat
-from bppsa.sparsity.operators import TransposedJacobian
 from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.transposed import TransposedJacobian
 
 
 @dataclass(frozen=True, eq=False)

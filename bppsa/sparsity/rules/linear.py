@@ -5,9 +5,11 @@ from __future__ import annotations
 
 from torch import Tensor, ops
 
-from bppsa.sparsity.operators import AcrossRows, Dense, Diagonal, Identity, Outer, TransposedJacobian
+from bppsa.sparsity.across import AcrossRows, Outer
+from bppsa.sparsity.operators import Dense, Diagonal, Identity
 from bppsa.sparsity.repeated import Repeated
 from bppsa.sparsity.rules.registry import rule
+from bppsa.sparsity.transposed import TransposedJacobian
 
 aten = ops.aten
 

@@ -10,7 +10,9 @@ import torch
 from torch import Size, Tensor, ops
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.sparsity.operators import AcrossRows, Diagonal, Implicit
+from bppsa.sparsity.across import AcrossRows
+from bppsa.sparsity.implicit import Implicit
+from bppsa.sparsity.operators import Diagonal
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
 

@@ -11,8 +11,9 @@ import torch
 from torch import Size, Tensor
 
 from bppsa.errors import Reason, Unsupported
+from bppsa.sparsity.across import AcrossRows
 from bppsa.sparsity.flat import flat
-from bppsa.sparsity.operators import AcrossRows, Implicit
+from bppsa.sparsity.implicit import Implicit
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
 from bppsa.sparsity.rules.shape import numbers

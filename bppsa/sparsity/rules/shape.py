@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bppsa.sparsity.operators import AcrossRows, Identity, Implicit
+from bppsa.sparsity.across import AcrossRows
+from bppsa.sparsity.implicit import Implicit
+from bppsa.sparsity.operators import Identity
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
 
