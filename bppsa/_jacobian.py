@@ -13,8 +13,8 @@ from torch import Tensor, fx, nn
 from bppsa._jacobian_plan import Coloured, JacobianPlan, by_rows
 from bppsa.errors import InputError, Reason, RuleError, Unsupported
 from bppsa.fxpasses.capture import Recording, record
+from bppsa.fxpasses.composites import with_composites
 from bppsa.fxpasses.environment import Environment, known_environment, owner
-from bppsa.fxpasses.linears import with_linears
 from bppsa.fxpasses.located import located
 from bppsa.fxpasses.network import evaluate, network
 from bppsa.fxpasses.pruning import carried
@@ -68,7 +68,7 @@ class Captured:
         """Raises Unsupported where the model cannot be recorded."""
         kept = masks_of(model, masks or {})
         with located(model) as where:
-            recording = with_linears(record(lambda x: model(x.clone()), (x,), decompose={}, where=where))
+            recording = with_composites(record(lambda x: model(x.clone()), (x,), decompose={}, where=where))
         if not isinstance(recording.result, fx.Node):
             raise Unsupported(Reason("returns more than a tensor", mend="wrap it in a function that picks one"))
         by_node = {node: kept[id(tensor)] for tensor, node in recording.captured if id(tensor) in kept}

@@ -46,6 +46,7 @@ NETWORKS = {
 }
 NETWORKS |= {
     "several places": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2, bias=False)), (3, 2, 4)),
+    "instances": (lambda: nn.Sequential(nn.Conv2d(2, 2, 3), nn.InstanceNorm2d(2, affine=True)), (3, 2, 4, 4)),
     "one number": (lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0), nn.Tanh()), (3, 4)),
 }
 WITHOUT_A_RULE = {

@@ -92,6 +92,11 @@ class Tokens(nn.Module):
         return x + self.down(torch.tanh(self.up(x)))
 
 
+def style() -> nn.Module:
+    a, b = nn.Conv2d(2, 3, 3, bias=False), nn.Conv2d(3, 2, 2, bias=False)  # a bias before a norm has no gradient
+    return nn.Sequential(a, nn.InstanceNorm2d(3, affine=True), nn.ReLU(), b, nn.InstanceNorm2d(2), nn.Flatten())
+
+
 class OneNumber(nn.Module):
     """A sample that is a single number on its way, [B]."""
 
@@ -112,5 +117,6 @@ ZOO: dict[str, Maker] = {
     "resnet": lambda: (resnet(), (2, 6, 6)),
     "mobilenet": lambda: (mobilenet(), (2, 6, 6)),
     "tokens": lambda: (nn.Sequential(Tokens(3, 4), nn.ReLU(), Tokens(3, 4), nn.Flatten(), nn.Linear(12, 2)), (3, 4)),
+    "style": lambda: (style(), (2, 5, 5)),
     "one number": lambda: (OneNumber(), (4,)),
 }

@@ -9,6 +9,7 @@ from torch import Tensor
 aten = torch.ops.aten
 ID, DIAG, DENSE, BLOCK, SPARSE, ACROSS = "identity", "diagonal", "dense", "block-diagonal", "sparse", "across rows"
 B = 3
+PLAIN = (None, None, True, 0.1, 1e-5, False)  # an instance norm without running statistics
 
 
 class Random:
@@ -141,6 +142,8 @@ ROW_SAMPLES = [
     Sample(aten.linear.default, lambda r: (r(B, 4, 5), r(7, 5), r(7)), (BLOCK, ACROSS, ACROSS)),
     Sample(aten.linear.default, lambda r: (r(B, 2, 3, 2), r(3, 2)), (BLOCK, ACROSS)),
     Sample(aten.t.default, lambda r: (r(5, 7),), ACROSS),
+    Sample(aten.instance_norm.default, lambda r: (r(B, 2, 3), r(2), r(2), *PLAIN), (BLOCK, ACROSS, ACROSS)),
+    Sample(aten.instance_norm.default, lambda r: (r(B, 2, 2, 2), None, None, *PLAIN), BLOCK),
     # copies and reshapes
     Sample(aten.view.default, lambda r: (r(B, 6), [B, 3, 2]), ID),
     Sample(aten.view.default, lambda r: (r(B, 2, 5), [2 * B, 5]), ACROSS),

@@ -150,3 +150,27 @@ def native_batch_norm(
     given = [i for i, argument in enumerate((x, w, b)) if argument is not None]
     statistics = [None for argument in (mean, variance) if argument is not None]
     return first_only([*(AcrossRows(backward(i)) for i in given), *statistics], len(out))
+
+
+@rule(aten.instance_norm.default)
+def instance_norm(
+    x: Tensor,
+    w: Tensor | None,
+    b: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+    *,
+    out: Tensor,
+) -> tuple[Any, ...]:
+    """Every channel of a sample by itself."""
+    if not use_input_stats or mean is not None or variance is not None:
+        raise Unsupported(Reason("keeps running statistics", op="aten.instance_norm", mend="kept as a VJP"))
+    shape, runs = a_channel(x), x.flatten(2)
+    rstd = torch.rsqrt(runs.var(2, correction=0) + eps)
+    hat, scale = normalised(x, x.shape[1], runs.mean(2), rstd)
+    operator = blocks(x, out, hat, scale, None if w is None else w.reshape(shape))
+    return (operator, *of_parameters(hat.reshape(x.shape), w, b, shape))
