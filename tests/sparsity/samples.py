@@ -143,6 +143,11 @@ ROW_SAMPLES = [
     Sample(aten.linear.default, lambda r: (r(B, 2, 3, 2), r(3, 2)), (BLOCK, ACROSS)),
     Sample(aten.t.default, lambda r: (r(5, 7),), ACROSS),
     Sample(aten.instance_norm.default, lambda r: (r(B, 2, 3), r(2), r(2), *PLAIN), (BLOCK, ACROSS, ACROSS)),
+    Sample(
+        aten._native_batch_norm_legit.no_stats,
+        lambda r: (r(B, 2, 3), r(2), r(2), True, 0.1, 1e-5),
+        (*(ACROSS,) * 3, *(None,) * 6),
+    ),
     Sample(aten.instance_norm.default, lambda r: (r(B, 2, 2, 2), None, None, *PLAIN), BLOCK),
     # copies and reshapes
     Sample(aten.view.default, lambda r: (r(B, 6), [B, 3, 2]), ID),

@@ -166,11 +166,25 @@ def instance_norm(
     *,
     out: Tensor,
 ) -> tuple[Any, ...]:
-    """Every channel of a sample by itself."""
     if not use_input_stats or mean is not None or variance is not None:
         raise Unsupported(Reason("keeps running statistics", op="aten.instance_norm", mend="kept as a VJP"))
+    return tuple(of_instances(x, w, b, eps, out))
+
+
+@rule(aten._native_batch_norm_legit.no_stats)
+def batch_norm_of_one(
+    x: Tensor, w: Tensor | None, b: Tensor | None, training: bool, momentum: float, eps: float, *, out: Sequence[Tensor]
+) -> tuple[tuple[Any, ...], ...]:
+    """What an instance norm of a batch of one is."""
+    if len(x) > 1:
+        return native_batch_norm(x, w, b, None, None, True, momentum, eps, out=out)
+    return first_only(of_instances(x, w, b, eps, out[0]), len(out))
+
+
+def of_instances(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, out: Tensor) -> list[Implicit | AcrossRows]:
+    """Every channel of a sample by itself."""
     shape, runs = a_channel(x), x.flatten(2)
     rstd = torch.rsqrt(runs.var(2, correction=0) + eps)
     hat, scale = normalised(x, x.shape[1], runs.mean(2), rstd)
     operator = blocks(x, out, hat, scale, None if w is None else w.reshape(shape))
-    return (operator, *of_parameters(hat.reshape(x.shape), w, b, shape))
+    return [operator, *of_parameters(hat.reshape(x.shape), w, b, shape)]
