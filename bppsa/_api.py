@@ -51,7 +51,8 @@ def compile(
     waits for it.
 
     forward: "sequential", "newton" (`bppsa.strategies.newton`: all steps at once, by Newton's iteration) or "auto",
-    which is Newton's where it is predicted to pay and has not failed before.
+    which is Newton's where it is predicted to pay. A module's or cell's call in which it does not converge runs step by
+    step, as do the next 8 (twice as many after each further failure in a row); then it is tried again.
     strict: where a strategy is asked for, a feed-forward stage without a rule is a ChainError (a RuntimeError) in the
     call, where it would otherwise be differentiated by autograd and split the scan.
     budget: bytes that a scan over stages may take for transposed Jacobians, by default a quarter of the machine's;

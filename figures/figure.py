@@ -30,6 +30,7 @@ class Options:
     device: torch.device
     ways: tuple[str, ...]  # names in ways.WAYS: the baseline, what is trained beside it, what else is timed
     irmas: Path | None = None  # the folder IRMAS-TrainingData
+    cifar10: Path | None = None  # the folder cifar-10-batches-bin
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -47,4 +48,4 @@ class Figure:
     title: str
     measure: Callable[[Options], Record]
     draw: Callable[[Record], Picture]
-    simulated: bool = False  # and so the same on every machine
+    simulated: bool = False  # or counted, and so the same on every machine
