@@ -38,7 +38,7 @@ def compile(
     forward: str | Forward = "sequential",
     fallback: str = "eager",
     strict: bool = False,
-    memory: int | None = None,
+    budget: int | None = None,
     masks: Mapping[str, Tensor] | None = None,
     sparse: str = "masks",
 ) -> nn.Module:
@@ -55,7 +55,7 @@ def compile(
     step, as do the next 8 (twice as many after each further failure in a row); then it is tried again.
     strict: where a strategy is asked for, a feed-forward stage without a rule is a ChainError (a RuntimeError) in the
     call, where it would otherwise be differentiated by autograd and split the scan.
-    memory: bytes that a scan over stages may take for transposed Jacobians, by default a quarter of the machine's;
+    budget: bytes that a scan over stages may take for transposed Jacobians, by default a quarter of the machine's;
     beyond, its up-sweep stops earlier.
 
     nn.Conv2d and nn.Linear are pruned by torch.nn.utils.prune, by a parametrization that multiplies with a mask, or by
@@ -78,7 +78,7 @@ def compile(
     scans = chosen.name not in ("auto", "sequential")
     if scans and given:
         raise StrategyError(f"masks= and sparse= go with strategy 'auto' or 'sequential', not with {chosen}")
-    options = Options(chosen, strict, memory)
+    options = Options(chosen, strict, budget)
     if fallback == "eager":  # Inductor is given the layers as they are
         pruned = {} if scans else adopt_pruned(fast, given)
         by_path |= pruned or {decision.path: decision for decision in chains(fast, options)}

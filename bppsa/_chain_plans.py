@@ -16,28 +16,29 @@ from bppsa.chain import Stage
 from bppsa.errors import ChainError, Reason, Unsupported
 from bppsa.fxpasses.capture import Recording
 from bppsa.fxpasses.cuts import cut
+from bppsa.fxpasses.pruning import carried
 from bppsa.plan.chain_choice import MACHINES, MARGIN, SCAN, Machine, linear_us, scan_us
 from bppsa.plan.chain_cost import Extent, Level, affordable, formed
 from bppsa.plan.strategy import Division, Strategy, divide
 from bppsa.report import Decision
 from bppsa.runtime.feedforward import Program, real_of
-from bppsa.runtime.stages import Masks, StageJacobian
+from bppsa.runtime.stages import StageJacobian
 from bppsa.sparsity.bounds import most_entries
-from bppsa.sparsity.operators import TransposedJacobian
+from bppsa.sparsity.links import Masks
+from bppsa.sparsity.transposed import TransposedJacobian
 
 MOST_OPS = 4  # of a stage, named in a report
-T = torch.ops.aten.t.default
 SHARE = 4  # of the memory there is, what a backward may form by default
 
 
 @dataclass(frozen=True)
 class Options:
-    """What `bppsa.compile` was asked for. memory: bytes that J^Ts formed in a backward may take, None for a quarter of
+    """What `bppsa.compile` was asked for. budget: bytes that J^Ts formed in a backward may take, None for a quarter of
     what the machine has; strict: a stage without a rule is an error."""
 
     strategy: Strategy
     strict: bool = False
-    memory: int | None = None
+    budget: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +63,8 @@ def program_of(
     if len(chain.stages) < 2:
         raise Unsupported(Reason("no two stages in a row: nothing to scan over"))
     like = chain.stages[-1].end.meta["val"]
-    budget = default_memory(like.device) if options.memory is None else options.memory
-    masks = {**masks, **{user: mask.t() for node, mask in masks.items() for user in node.users if user.target is T}}
+    budget = default_budget(like.device) if options.budget is None else options.budget
+    masks = carried(chain.graph, masks)
     segments = [segment_of(stages, masks, options.strategy, budget) for stages in chain.segments]
     if options.strict:
         check(segments, path)
@@ -100,7 +101,7 @@ def extent_of(stage: Stage, masks: Masks) -> Extent:
         return StageJacobian(stage, lambda node: node.meta["val"], masks).walk(None, times, lambda a, b: a + b)
 
 
-def default_memory(device: torch.device) -> int:
+def default_budget(device: torch.device) -> int:
     """Bytes."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0] // SHARE
@@ -119,7 +120,7 @@ def check(segments: Sequence[Segment], path: str) -> None:
             most = max(segment.extents, key=lambda extent: extent.nnz)
             raise ChainError(
                 f"{where}: {shape}: a J^T of {most.rows} x {most.columns} with {most.nnz} non-zeros; the scan "
-                f"{segment.note}; give bppsa.compile a larger memory=, prune, or use strategy='sequential'"
+                f"{segment.note}; give bppsa.compile a larger budget=, prune, or use strategy='sequential'"
             )
 
 

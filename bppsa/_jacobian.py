@@ -13,9 +13,11 @@ from torch import Tensor, fx, nn
 from bppsa._jacobian_plan import Coloured, JacobianPlan, by_rows
 from bppsa.errors import InputError, Reason, RuleError, Unsupported
 from bppsa.fxpasses.capture import Recording, record
+from bppsa.fxpasses.composites import with_composites
 from bppsa.fxpasses.environment import Environment, known_environment, owner
 from bppsa.fxpasses.located import located
 from bppsa.fxpasses.network import evaluate, network
+from bppsa.fxpasses.pruning import carried
 from bppsa.report import Decision, Report
 from bppsa.runtime.sparse import Kernels
 from bppsa.sparsity import TransposedJacobian
@@ -66,11 +68,13 @@ class Captured:
         """Raises Unsupported where the model cannot be recorded."""
         kept = masks_of(model, masks or {})
         with located(model) as where:
-            recording = record(lambda x: model(x.clone()), (x,), decompose={}, where=where)
+            recording = with_composites(record(lambda x: model(x.clone()), (x,), decompose={}, where=where))
         if not isinstance(recording.result, fx.Node):
             raise Unsupported(Reason("returns more than a tensor", mend="wrap it in a function that picks one"))
         by_node = {node: kept[id(tensor)] for tensor, node in recording.captured if id(tensor) in kept}
-        return cls(recording, tuple(tensor for tensor, _ in recording.captured), by_node, budget)
+        return cls(
+            recording, tuple(tensor for tensor, _ in recording.captured), carried(recording.graph, by_node), budget
+        )
 
     def at(self, x: Tensor) -> TransposedJacobian:
         return network(self.recording, evaluate(self.recording, self.tensors, x, self.masks), self.budget)
@@ -90,7 +94,7 @@ def masks_of(model: Model, given: Masks) -> dict[int, Tensor]:
                 f"masks[{name!r}] is {mask.dtype} {list(mask.shape)}; it must be torch.bool of the shape of {name}, "
                 f"{list(weight.shape)}, True where a weight is kept"
             )
-        found[id(weight)] = mask
+        found[id(weight)] = mask.clone()  # patterns are kept by it
     return found
 
 

@@ -13,6 +13,7 @@ from bppsa.errors import BudgetError, InputError, Reason
 from bppsa.report import Report
 from bppsa.sparsity import Network, Pattern, TransposedJacobian
 from bppsa.sparsity.colour import Colouring
+from bppsa.sparsity.flat import flat
 from bppsa.sparsity.windows import transposed
 
 SLICE = 1 << 19  # numbers of a product's widest value: seeds are taken together as long as it stays in the cache
@@ -76,9 +77,9 @@ def product(jt: TransposedJacobian, seeds: Tensor, rows: int) -> Tensor:
     """J^T times seeds [C, M]: [C, N] where there is one row, else [B, C, N]."""
     seeds = seeds.view(-1, *jt.out_size)
     if jt.held == 1:
-        products = jt.mv(seeds).flatten(1)
+        products = flat(jt.mv(seeds))
         return products if rows == 1 else products.expand(rows, *products.shape)
-    return torch.vmap(lambda seed: jt.mv(seed.expand(rows, *jt.out_size)), out_dims=1)(seeds).flatten(2)
+    return flat(torch.vmap(lambda seed: jt.mv(seed.expand(rows, *jt.out_size)), out_dims=1)(seeds), 2)
 
 
 def by_rows(model: Callable[[Tensor], Tensor], budget: int) -> Callable[[Tensor], Tensor]:
@@ -94,7 +95,7 @@ def by_rows(model: Callable[[Tensor], Tensor], budget: int) -> Callable[[Tensor]
         if (needed := len(x) * m * n * (x.itemsize + 8)) > budget:
             what = f"J is {m} x {n} with {m * n} non-zeros, for {len(x)} rows {needed >> 20} MB against {budget >> 20}"
             raise BudgetError(str(Reason(what, mend="raise budget, or take fewer or smaller inputs")))
-        rows = [gradient(element, x)[b] for b, row in enumerate(y.flatten(1)) for element in row]
+        rows = [gradient(element, x)[b] for b, row in enumerate(flat(y)) for element in row]
         values = torch.stack(rows).view(len(x), m * n)
         return Pattern.dense(m, n).csr(values[0] if len(x) == 1 else values)
 

@@ -44,7 +44,13 @@ NETWORKS = {
     "pixel shuffle": (lambda: nn.Sequential(nn.Conv2d(2, 4, 1), nn.PixelShuffle(2), nn.SiLU()), IMAGE),
     "normalised": (lambda: nn.Sequential(nn.Linear(5, 4), nn.RMSNorm(4), nn.LogSoftmax(1)), (3, 5)),
 }
+NETWORKS |= {
+    "several places": (lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2, bias=False)), (3, 2, 4)),
+    "instances": (lambda: nn.Sequential(nn.Conv2d(2, 2, 3), nn.InstanceNorm2d(2, affine=True)), (3, 2, 4, 4)),
+    "one number": (lambda: nn.Sequential(nn.Linear(4, 1), nn.Flatten(0), nn.Tanh()), (3, 4)),
+}
 WITHOUT_A_RULE = {
+    "one number": (lambda: lambda x: x.prod(1), (3, 4)),
     "cumsum": (lambda: lambda x: x.cumsum(1), (3, 4)),
     "across rows": (lambda: lambda x: x * x.mean(0), (3, 4)),
     "training": (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), (3, 4)),
@@ -78,10 +84,12 @@ def test_of_a_network(name):
         x = Random(seed)(*shape)
         expected, jt = reference(model, x), bppsa.transposed_jacobian(model, x)
         close(bppsa.jacobian(model, x).to_dense(), expected)
-        close(bppsa.jacobian(model, x[:1]).to_dense(), expected[0])
+        alone = bppsa.jacobian_plan(model, x[:1])
+        assert alone.report.decisions[0].strategy != "rows"
+        close(alone(x[:1]).to_dense(), expected[0])
         close(jt.dense(), expected.mT)
         g = Random(seed)(3, *jt.out_size)
-        close(jt.mv(g).flatten(1), torch.einsum("bmn,bm->bn", expected, g.flatten(1)))
+        close(jt.mv(g).flatten(1), torch.einsum("bmn,bm->bn", expected, g.reshape(3, -1)))
         seen = seen | (expected != 0).any(0).T
     assert jt.shape == expected.mT.shape[1:]
     assert torch.equal(jt.pattern.mask(), seen), "the pattern is not that of the values"
@@ -159,6 +167,17 @@ def test_a_mask_takes_entries_away(layer):
     assert torch.equal(jt.pattern.mask(), full.dense() != 0)
     close(jt.dense(), full.dense())
     close(bppsa.jacobian(model, x, masks={"weight": mask}).to_dense(), reference(model, x))
+
+
+def test_a_mask_of_several_places_and_one_that_changes():
+    model, x = made(lambda: nn.Linear(3, 3, bias=False)), r(2, 4, 3)
+    mask = torch.tensor([[True, False, False], [True, True, False], [False, True, False]])
+    for kept in (mask, mask.logical_not_()):
+        with torch.no_grad():
+            model.weight.copy_(r(3, 3) * kept)
+        jt = bppsa.transposed_jacobian(model, x, masks={"weight": kept})
+        assert jt.nnz == 4 * kept.sum()
+        close(jt.dense().mT, reference(model, x)[0])
 
 
 def test_masks_of_prune_are_found():

@@ -138,7 +138,8 @@ class NativeSparse:
         return out
 
     def mm(self, pattern: Pattern, values: Tensor, w: Tensor, *, threads: int | None = None) -> Tensor:
-        """J^T w: values [E], w [M, P] with contiguous rows, to [N, P]."""
+        """J^T w: values [E], w [M, P], to [N, P]."""
+        values, w = values.contiguous(), w if w.stride(1) == 1 else w.contiguous()
         (n, k), p = pattern.shape, w.shape[1]
         threads = threads or threads_for(pattern.nnz * p // LANES[self.real])
         out, workspace = self.allocate(n * p, w.dtype).view(n, p), self._workspace(k, threads, w.dtype)

@@ -241,6 +241,9 @@ class Recorder(TorchDispatchMode):
             raise Unsupported(
                 Reason("changes a tensor in place", op=str(func), mend="use the form that returns a new one")
             )
+        if changed.requires_grad and self.gradients and not torch.is_grad_enabled():
+            what = "changes a tensor in place and keeps its gradient, under no_grad"
+            raise Unsupported(Reason(what, op=str(func), mend="use the form that returns a new one"))
         with self:
             result = op(*args, **kwargs)
         self.forget_overlapping(changed, func)

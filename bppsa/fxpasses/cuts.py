@@ -20,7 +20,7 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.capture import Recording
 from bppsa.sparsity.bounds import most_entries
 from bppsa.sparsity.links import links_of
-from bppsa.sparsity.operators import TransposedJacobian
+from bppsa.sparsity.transposed import TransposedJacobian
 
 SOURCE, SINK = "source", "sink"
 LIGHT = frozenset({"identity", "diagonal"})
@@ -118,7 +118,7 @@ def stage_operators(start: fx.Node, end: fx.Node, nodes: Sequence[fx.Node]) -> I
     for node in reversed(nodes):
         if node not in reached:  # of an op with several outputs each has a node of its own
             continue
-        for argument, factors in links_of(node, inside, lambda n: n.meta["val"]):
+        for argument, factors in links_of(node, inside, lambda n: n.meta["val"], {}):
             reached.add(argument)
             if any(operator.structure == "across rows" for operator in factors):
                 raise Unsupported(Reason("works across samples", op=str(node.target), mend="kept as a VJP"))

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.capture import Recorder, Recording, geometry, record, zeros_like
+from bppsa.fxpasses.composites import with_composites
 from bppsa.fxpasses.located import located
 from bppsa.fxpasses.pruning import without_hooks
 
@@ -47,7 +48,7 @@ def record_model(
             changed = restore(before)
     if changed:
         raise Unsupported(Reason("its forward changes an attribute", op=changed, mend="keep state in buffers"))
-    return recording
+    return with_composites(recording)
 
 
 def recording_model() -> bool:

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.capture import Recording
-from bppsa.sparsity import Identity, Link, Network, TransposedJacobian, lookup
-from bppsa.sparsity.masks import pruned
-from bppsa.sparsity.operators import RowMixing
+from bppsa.sparsity import Identity, Link, Network, TransposedJacobian
+from bppsa.sparsity.across import RowMixing
+from bppsa.sparsity.links import Masks, links_of
 
 aten = torch.ops.aten
-Masks = Mapping[fx.Node, Tensor]
-
-# op -> the mask of its result from those of its arguments; a weight reaches its product by no other ops
-MASKS: dict[Any, Callable[..., Tensor]] = {
-    aten.t.default: lambda mask: mask.t(),
-    aten.detach.default: lambda mask: mask,
-    aten.mul.Tensor: torch.logical_and,
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,16 +31,12 @@ def evaluate(recording: Recording, captured: Sequence[Tensor], x: Tensor, masks:
     """All values for this input, without autograd. captured: the tensors of `recording.captured`, as they are now."""
     values: dict[fx.Node, Any] = {recording.arguments[0]: x.detach()}
     values |= {node: tensor.detach() for tensor, (_, node) in zip(captured, recording.captured, strict=True)}
-    known = dict(masks)
     with torch.no_grad():
         for node in recording.graph.nodes:
             if node.op == "call_function":
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)
-                if node.target in MASKS and any(argument in known for argument in node.all_input_nodes):
-                    given = [known.get(a, torch.ones_like(values[a], dtype=torch.bool)) for a in node.all_input_nodes]
-                    known[node] = MASKS[node.target](*given)
-    return Values(values, known)
+    return Values(values, masks)
 
 
 def network(recording: Recording, values: Values, budget: int) -> TransposedJacobian:
@@ -98,44 +85,16 @@ def linked(found: Sequence[fx.Node], values: Values) -> Iterator[Link]:
     for node in found:
         if node is found[0] or node in several:
             continue
-        op, which = (node.args[0], node.args[1]) if node.target is operator.getitem else (node, None)
-        for argument, factors in operators(op, which, values, number.keys() - several):
-            path = op.meta.get("path", "")
+        op = node.args[0] if node.target is operator.getitem else node
+        path = op.meta.get("path", "")
+        try:
+            factored = links_of(node, number.keys() - several, values.of.__getitem__, values.masks)
+        except Unsupported as unsupported:
+            raise Unsupported(replace(unsupported.reason, path=path)) from unsupported
+        for argument, factors in factored:
+            if any(isinstance(factor, RowMixing) for factor in factors):
+                raise Unsupported(Reason("mixes the rows of the batch", str(op.target), "kept as a VJP", path))
             yield Link(number[argument], number[node], factors, path, str(op.target))
-
-
-def operators(
-    node: fx.Node, which: int | None, values: Values, active: set[fx.Node]
-) -> Iterator[tuple[fx.Node, tuple[TransposedJacobian, ...]]]:
-    """For each active argument of an op, the factors of its J^T; which: the output meant, of several."""
-    rule, path = lookup(node.target), node.meta.get("path", "")
-    if isinstance(rule, Reason):
-        raise Unsupported(replace(rule, path=path))
-    out = values.of[node]
-    spread = torch.Tag.pointwise in node.target.tags
-
-    def operand(argument: fx.Node) -> Any:
-        value = values.of[argument]
-        return value.expand(out.shape) if spread and isinstance(value, Tensor) else value
-
-    args, kwargs = fx.node.map_arg((node.args, node.kwargs), operand)
-    found = rule(*args, out=out, **kwargs)
-    arguments = [leaf for leaf in tree_leaves(node.args) if isinstance(leaf, fx.Node)]
-    masks = [values.masks[argument] for argument in arguments if argument in values.masks]
-    for argument, own in zip(arguments, found if which is None else found[which], strict=True):
-        if own is None or argument not in active:
-            continue
-        before = values.of[argument]
-        factors = (*broadcast(before, out), own) if before.shape != operand(argument).shape else (own,)
-        if any(isinstance(factor, RowMixing) for factor in factors):
-            raise Unsupported(Reason("mixes the rows of the batch", str(node.target), "kept as a VJP", path))
-        yield argument, tuple(pruned(factor, masks[0]) if masks else factor for factor in factors)
-
-
-def broadcast(x: Tensor, out: Tensor) -> Sequence[TransposedJacobian]:
-    rule = lookup(aten.expand.default)
-    assert not isinstance(rule, Reason)
-    return rule(x, list(out.shape), out=x.expand(out.shape))
 
 
 def single(links: Sequence[Link]) -> TransposedJacobian | None:

@@ -6,13 +6,25 @@ tensor of the model, and its mask tells which entries of J^T there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor, fx, nn
 from torch.nn.utils.prune import BasePruningMethod
+
+from bppsa.sparsity.links import Masks
+
+aten = torch.ops.aten
+
+# op -> the mask of its result from those of its arguments; a weight reaches its product by no other ops
+MASKS: dict[Any, Callable[..., Tensor]] = {
+    aten.t.default: lambda mask: mask.t(),
+    aten.detach.default: lambda mask: mask,
+    aten.mul.Tensor: torch.logical_and,
+}
 
 
 @dataclass(frozen=True)
@@ -69,3 +81,16 @@ def without_hooks(model: nn.Module) -> Iterator[None]:
         for hooks, before in removed:
             hooks.clear()
             hooks.update(before)
+
+
+def carried(graph: fx.Graph, masks: Masks) -> Masks:
+    """The masks of these nodes, and of what the graph makes of them."""
+    known = dict(masks)
+
+    def of(node: fx.Node) -> Tensor:
+        return known[node] if node in known else torch.ones_like(node.meta["val"], dtype=torch.bool)
+
+    for node in graph.nodes:
+        if node.target in MASKS and any(argument in known for argument in node.all_input_nodes):
+            known[node] = MASKS[node.target](*map(of, node.all_input_nodes))
+    return known

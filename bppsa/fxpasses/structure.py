@@ -14,8 +14,9 @@ from torch.utils._pytree import tree_leaves
 from bppsa.chain import Recurrence, Structure
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.jacobian import differentiable
-from bppsa.sparsity.operators import Diagonal, Identity, TransposedJacobian
+from bppsa.sparsity.operators import Diagonal, Identity
 from bppsa.sparsity.rules import lookup
+from bppsa.sparsity.transposed import TransposedJacobian
 
 
 def structure_of(recurrence: Recurrence) -> Structure:

@@ -19,7 +19,8 @@ from bppsa.plan import levels
 from bppsa.plan.strategy import Division
 from bppsa.runtime.extent import Given
 from bppsa.runtime.operator_scan import cotangents
-from bppsa.runtime.stages import Masks, StageJacobian
+from bppsa.runtime.stages import StageJacobian
+from bppsa.sparsity.links import Masks
 
 
 @dataclass(frozen=True, eq=False)

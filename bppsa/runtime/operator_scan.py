@@ -11,7 +11,7 @@ from bppsa.plan.levels import Places, ScanPlan
 from bppsa.plan.strategy import Division
 from bppsa.runtime.stages import Element, Span
 from bppsa.sparsity.algebra import compose
-from bppsa.sparsity.operators import TransposedJacobian
+from bppsa.sparsity.transposed import TransposedJacobian
 
 
 def cotangents(division: Division, elements: Sequence[Element], g: Tensor) -> list[Tensor]:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, fx
 
 from bppsa.chain import Stage
 from bppsa.sparsity.algebra import add, compose
-from bppsa.sparsity.links import Factors, links_of
-from bppsa.sparsity.masks import pruned
-from bppsa.sparsity.operators import TransposedJacobian
-
-Masks = Mapping[fx.Node, Tensor]  # of weights, as `pruned` takes them
+from bppsa.sparsity.links import Factors, Masks, links_of
+from bppsa.sparsity.transposed import TransposedJacobian
 
 
 class Element(Protocol):
@@ -41,13 +38,7 @@ class StageJacobian:
     def links(self) -> list[tuple[fx.Node, list[Factors]]]:
         inside = {self.stage.start, *self.stage.nodes}
         single = [node for node in reversed(self.stage.nodes) if isinstance(node.meta["val"], Tensor)]
-        return [(node, self.without_pruned(node, links_of(node, inside, self.value))) for node in single]
-
-    def without_pruned(self, node: fx.Node, links: list[Factors]) -> list[Factors]:
-        masks = [self.masks[weight] for weight in node.all_input_nodes if weight in self.masks]
-        if not masks:
-            return links
-        return [(argument, tuple(pruned(factor, masks[0]) for factor in factors)) for argument, factors in links]
+        return [(node, links_of(node, inside, self.value, self.masks)) for node in single]
 
     def mv(self, g: Tensor) -> Tensor:
         return self.walk(g, lambda factor, g: factor.mv(g), lambda a, b: a + b)

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.sparsity import pairs
-from bppsa.sparsity.operators import Dense, Diagonal, Identity, TransposedJacobian
+from bppsa.sparsity.flat import flat
+from bppsa.sparsity.operators import Dense, Diagonal, Identity
 from bppsa.sparsity.sparse import Sparse
+from bppsa.sparsity.transposed import TransposedJacobian
 
 Pair = Callable[[Any, Any], TransposedJacobian]
 
@@ -81,8 +83,8 @@ def diagonal_product(a: Diagonal, b: Diagonal) -> Diagonal:
 
 def beside(d: Tensor, dim: int) -> Tensor:
     """d [B, *n] to [B, N] with a new `dim`, to meet the rows or columns of matrices; [1, *n] meets a shared one."""
-    flat = d.flatten(1)
-    return (flat[0] if len(flat) == 1 else flat).unsqueeze(dim)
+    rows = flat(d)
+    return (rows[0] if len(rows) == 1 else rows).unsqueeze(dim)
 
 
 def scaled(d: Diagonal, w: Tensor, dim: int) -> Tensor:
@@ -112,7 +114,7 @@ def diagonal_sum(a: Identity | Diagonal, b: Identity | Diagonal) -> TransposedJa
     a, b = as_diagonal(a), as_diagonal(b)
     if a.mask is None and b.mask is None:
         return Diagonal(a.d + b.d, like=a.reference)
-    return Diagonal((a.values() + b.values()).unflatten(1, a.in_size), like=a.reference)
+    return Diagonal((a.values() + b.values()).reshape(-1, *a.in_size), like=a.reference)
 
 
 def diagonal_plus_dense(a: Identity | Diagonal, b: Dense) -> TransposedJacobian:

@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from bppsa.sparsity.convolution import Convolution
-from bppsa.sparsity.operators import Dense, Diagonal, Identity, TransposedJacobian
+from bppsa.sparsity.operators import Dense, Diagonal, Identity
+from bppsa.sparsity.repeated import Repeated
 from bppsa.sparsity.sparse import Sparse
+from bppsa.sparsity.transposed import TransposedJacobian
 
 LARGEST = 2**22  # N + M, up to which the pattern of moves, pools and the like is built for its count
 
@@ -32,6 +34,6 @@ def of_convolution(op: Convolution) -> int:
 COUNTS: dict[type, Callable[[Any], int]] = {
     **dict.fromkeys((Identity, Diagonal), lambda op: op.shape[0]),
     Dense: lambda op: math.prod(op.shape),
-    Sparse: lambda op: op.static.nnz,
+    **dict.fromkeys((Sparse, Repeated), lambda op: op.nnz),
     Convolution: lambda op: of_convolution(op) if op.mask is None else op.nnz,
 }

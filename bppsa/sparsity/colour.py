@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Size, Tensor
 
+from bppsa.sparsity.flat import flat
 from bppsa.sparsity.pattern import Pattern
 
 
@@ -68,6 +69,6 @@ def coloured(mv: Callable[[Tensor], Tensor], pattern: Pattern, out_size: Size, r
     colouring = Colouring.of(pattern)
     seeds = colouring.seeds(like).view(colouring.count, *out_size)
     if rows == 1:
-        return colouring.read(mv(seeds).flatten(1))
+        return colouring.read(flat(mv(seeds)))
     products = torch.vmap(lambda seed: mv(seed.expand(rows, *out_size)), out_dims=1)(seeds)  # [B, C, *n]
-    return colouring.read(products.flatten(2))
+    return colouring.read(flat(products, 2))

@@ -10,9 +10,9 @@ from typing import ClassVar
 import torch
 from torch import Size, Tensor
 
-from bppsa.sparsity.operators import TransposedJacobian
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.templates import fill
+from bppsa.sparsity.transposed import TransposedJacobian
 from bppsa.sparsity.windows import ConvPlan, Windows, conv_plan
 
 aten = torch.ops.aten

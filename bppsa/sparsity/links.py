@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from typing import Any
 
 import torch
@@ -11,17 +11,19 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.sparsity.operators import TransposedJacobian
+from bppsa.sparsity.masks import pruned
 from bppsa.sparsity.rules import lookup
+from bppsa.sparsity.transposed import TransposedJacobian
 
 aten = torch.ops.aten
 Value = Callable[[fx.Node], Any]
+Masks = Mapping[fx.Node, Tensor]  # of pruned weights, bool and True where one is kept
 Factors = tuple[fx.Node, tuple[TransposedJacobian, ...]]
 
 
-def links_of(node: fx.Node, wanted: Container[fx.Node], value: Value) -> list[Factors]:
+def links_of(node: fx.Node, wanted: Container[fx.Node], value: Value, masks: Masks) -> list[Factors]:
     """For each tensor argument in `wanted` the factors of J^T by it, from the argument to the node; an argument that
-    comes twice has two. value: of a node, or its stand-in.
+    comes twice has two. value: of a node, or its stand-in; masks: of the nodes that are pruned weights.
 
     Raises `Unsupported` where the op has no rule.
     """
@@ -39,8 +41,9 @@ def links_of(node: fx.Node, wanted: Container[fx.Node], value: Value) -> list[Fa
     found = rule(*fx.node.map_arg(source.args, operand), out=out, **fx.node.map_arg(source.kwargs, value))
     arguments = [leaf for leaf in tree_leaves(source.args) if isinstance(leaf, fx.Node)]
     pairs = zip(arguments, found if place is None else found[place], strict=True)
+    mask = next((masks[argument] for argument in arguments if argument in masks), None)
     return [
-        (argument, (*expansion(value(argument), shape), op))
+        (argument, (*expansion(value(argument), shape), op if mask is None else pruned(op, mask)))
         for argument, op in pairs
         if op is not None and argument in wanted
     ]

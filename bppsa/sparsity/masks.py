@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from bppsa.sparsity.convolution import Convolution
-from bppsa.sparsity.operators import Dense, TransposedJacobian
+from bppsa.sparsity.operators import Dense
 from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.repeated import Repeated
 from bppsa.sparsity.sparse import Sparse
+from bppsa.sparsity.transposed import TransposedJacobian
 
 
 def pruned(operator: TransposedJacobian, mask: Tensor) -> TransposedJacobian:
@@ -20,9 +22,25 @@ def pruned(operator: TransposedJacobian, mask: Tensor) -> TransposedJacobian:
     if isinstance(operator, Dense):  # the weight itself, [N, M]
         values = operator.w[mask]  # row by row
         return Sparse(values, pattern_of(mask), (operator.in_size, operator.out_size))
+    if isinstance(operator, Repeated):  # of a weight [M, K]
+        return replace(operator, block=pruned(operator.block, transposed(mask)))
     return operator
 
 
-@functools.lru_cache(maxsize=256)  # by identity, which is what a tensor is compared by
+# By identity, as long as the mask lives; whoever holds one keeps it as it is.
+_patterns: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+_transposed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+
 def pattern_of(mask: Tensor) -> Pattern:
-    return Pattern.from_mask(mask)
+    found: Pattern | None = _patterns.get(mask)
+    if found is None:
+        found = _patterns[mask] = Pattern.from_mask(mask)
+    return found
+
+
+def transposed(mask: Tensor) -> Tensor:
+    found: Tensor | None = _transposed.get(mask)
+    if found is None:
+        found = _transposed[mask] = mask.t().contiguous()
+    return found

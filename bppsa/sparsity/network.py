@@ -12,8 +12,8 @@ from torch import Size, Tensor
 from bppsa.errors import BudgetError, Reason
 from bppsa.sparsity import reach
 from bppsa.sparsity.colour import coloured
-from bppsa.sparsity.operators import TransposedJacobian
 from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.transposed import TransposedJacobian
 
 BYTES_AN_ENTRY = 40  # while the pattern of an op is made
 

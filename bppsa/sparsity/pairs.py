@@ -12,9 +12,11 @@ from torch import Tensor
 
 from bppsa.sparsity import union
 from bppsa.sparsity.engine import engine
-from bppsa.sparsity.operators import Dense, Diagonal, Identity, TransposedJacobian
+from bppsa.sparsity.flat import flat
+from bppsa.sparsity.operators import Dense, Diagonal, Identity
 from bppsa.sparsity.plans import product_plan, sum_plan
 from bppsa.sparsity.sparse import Sparse
+from bppsa.sparsity.transposed import TransposedJacobian
 
 
 def full(a: TransposedJacobian) -> bool:
@@ -58,8 +60,8 @@ def plus_dense(a: Sparse, b: Dense) -> Dense:
     at = (a.pattern.rows * a.shape[1] + a.pattern.indices).to(b.w.device)
     values, w = a.entries(), b.dense()
     dtype, lead = torch.promote_types(values.dtype, w.dtype), torch.broadcast_shapes(values.shape[:-1], w.shape[:-2])
-    flat = w.to(dtype).flatten(-2).expand(*lead, -1)
-    w = flat.index_add(-1, at, values.to(dtype).expand(*lead, -1))
+    w = w.to(dtype).flatten(-2).expand(*lead, -1)
+    w = w.index_add(-1, at, values.to(dtype).expand(*lead, -1))
     return Dense(w.unflatten(-1, a.shape), (a.in_size, a.out_size))
 
 
@@ -85,5 +87,5 @@ def scaled(d: Diagonal, a: Sparse, *, rows: bool) -> Tensor:
 
 def shared(d: Tensor) -> Tensor:
     """d [B, *n] as [B, N], or as [N] where the batch shares it."""
-    flat = d.flatten(1)
-    return flat[0] if len(flat) == 1 else flat
+    rows = flat(d)
+    return rows[0] if len(rows) == 1 else rows

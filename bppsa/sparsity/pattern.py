@@ -65,6 +65,15 @@ class Pattern:
         return cls(torch.arange(count * n + 1) * m, columns, (count * n, count * m))
 
     @classmethod
+    def repeated(cls, count: int, block: Pattern) -> Pattern:
+        """`count` times `block` along the diagonal."""
+        n, m = block.shape
+        which = torch.arange(count)[:, None]
+        ends = (which * block.nnz + block.indptr[1:]).flatten()
+        columns = (which * m + block.indices).flatten()
+        return cls(torch.cat([ends.new_zeros(1), ends]), columns, (count * n, count * m))
+
+    @classmethod
     def kron(cls, a: Pattern, b: Pattern) -> tuple[Pattern, Tensor]:
         """The Kronecker product, and the place of each pair of entries in it, int64 [E of a, E of b]."""
         counts, entries = (tuple(p.indptr.diff() for p in (a, b)), tuple(torch.arange(p.nnz) for p in (a, b)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bppsa.sparsity.operators import Implicit
+from bppsa.sparsity.implicit import Implicit
 from bppsa.sparsity.pattern import Pattern
 
 # (dimension d of the grid, input with every other dimension 1) -> the op along d alone

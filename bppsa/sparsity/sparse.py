@@ -8,8 +8,9 @@ from typing import ClassVar
 from torch import Size, Tensor
 
 from bppsa.sparsity.engine import engine
-from bppsa.sparsity.operators import TransposedJacobian
+from bppsa.sparsity.flat import flat
 from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.transposed import TransposedJacobian
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,4 +55,4 @@ class Sparse(TransposedJacobian):
         return self.values[0] if self.values.dim() == 2 and self.held == 1 else self.values
 
     def mv(self, g: Tensor) -> Tensor:
-        return engine().mv(self.pattern, self.entries(), g.flatten(1)).unflatten(1, self.in_size)
+        return engine().mv(self.pattern, self.entries(), flat(g)).reshape(len(g), *self.in_size)

@@ -1,4 +1,4 @@
-"""strict and memory; what explain shows; auto."""
+"""strict and budget; what explain shows; auto."""
 
 from __future__ import annotations
 
@@ -51,18 +51,18 @@ def test_strict_wants_a_chain() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["blelloch", "hybrid(up_levels=2)", "chunked(length=2)"])
-def test_memory_stops_the_up_sweep(strategy: str) -> None:
+def test_a_budget_stops_the_up_sweep(strategy: str) -> None:
     model, x = mlp(nn.Tanh, 8).double(), X.clone().requires_grad_()
     expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
-    for memory in (0, 4_000, 10**9):
-        fast = bppsa.compile(model, strategy=strategy, memory=memory)
+    for budget in (0, 4_000, 10**9):
+        fast = bppsa.compile(model, strategy=strategy, budget=budget)
         for ours, theirs in zip(torch.autograd.grad(fast(x).sum(), list(fast.parameters())), expected, strict=True):
             assert (ours - theirs).norm() <= 1e-12 * theirs.norm()
         (decision,) = fast.report.decisions
         stopped = [line for line in decision.details if " of 0 B" in line or " of 3.91 KiB" in line]
-        assert len(stopped) == (memory < 10**9)
-    with pytest.raises(ChainError, match=r"non-zeros; the scan needs .* larger memory="):
-        bppsa.compile(model, strategy=strategy, memory=0, strict=True)(x)
+        assert len(stopped) == (budget < 10**9)
+    with pytest.raises(ChainError, match=r"non-zeros; the scan needs .* larger budget="):
+        bppsa.compile(model, strategy=strategy, budget=0, strict=True)(x)
 
 
 def test_explain_shows_stages_levels_and_why() -> None:

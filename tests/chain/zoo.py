@@ -79,6 +79,36 @@ def mobilenet() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 3, 3, 2, 1), *blocks, nn.Flatten(), nn.Linear(3 * 9, 4))
 
 
+class Tokens(nn.Module):
+    """A mixer's layout: layers over the last dimension of [B, T, K], and over the one before it."""
+
+    def __init__(self, tokens: int, width: int) -> None:
+        super().__init__()
+        self.norm, self.over = nn.LayerNorm(width), nn.Linear(tokens, tokens, bias=False)
+        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.over(self.norm(x).transpose(1, 2)).transpose(1, 2)
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+def style() -> nn.Module:
+    a, b = nn.Conv2d(2, 3, 3, bias=False), nn.Conv2d(3, 2, 2, bias=False)  # a bias before a norm has no gradient
+    return nn.Sequential(a, nn.InstanceNorm2d(3, affine=True), nn.ReLU(), b, nn.InstanceNorm2d(2), nn.Flatten())
+
+
+class OneNumber(nn.Module):
+    """A sample that is a single number on its way, [B]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.Linear(4, 3), nn.Linear(2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.tanh(self.before(x)).sum(1)
+        return self.after(torch.stack([y * y + y, y.sin()], 1))
+
+
 ZOO: dict[str, Maker] = {
     "mlp tanh": lambda: (mlp(nn.Tanh), (5,)),
     "mlp relu": lambda: (mlp(lambda: nn.ReLU(inplace=True)), (5,)),
@@ -86,4 +116,7 @@ ZOO: dict[str, Maker] = {
     "lenet": lambda: (lenet(), (1, 20, 20)),
     "resnet": lambda: (resnet(), (2, 6, 6)),
     "mobilenet": lambda: (mobilenet(), (2, 6, 6)),
+    "tokens": lambda: (nn.Sequential(Tokens(3, 4), nn.ReLU(), Tokens(3, 4), nn.Flatten(), nn.Linear(12, 2)), (3, 4)),
+    "style": lambda: (style(), (2, 5, 5)),
+    "one number": lambda: (OneNumber(), (4,)),
 }

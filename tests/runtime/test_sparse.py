@@ -43,8 +43,8 @@ def test_the_algebra_runs_on_kernels(batch):
     close(chain.dense(), left.dense() @ relu.dense() @ right.dense() @ scale.dense())
     g = r(rows, 25)
     close(chain.mv(g), (chain.dense() @ g[:, :, None])[:, :, 0])
-    w = Dense(r(25, 7))
-    close(compose(right, w).dense(), right.dense() @ w.w)
+    for w in (Dense(r(25, 7)), Dense(r(7, 25).t())):  # a layer's weight is a transposed one
+        close(compose(right, w).dense(), right.dense() @ w.w)
 
 
 def close(got, expected):

@@ -9,6 +9,7 @@ from torch import Tensor
 aten = torch.ops.aten
 ID, DIAG, DENSE, BLOCK, SPARSE, ACROSS = "identity", "diagonal", "dense", "block-diagonal", "sparse", "across rows"
 B = 3
+PLAIN = (None, None, True, 0.1, 1e-5, False)  # an instance norm without running statistics
 
 
 class Random:
@@ -138,7 +139,16 @@ ROW_SAMPLES = [
     Sample(aten.addmm.default, lambda r: (r(B, 7), r(B, 5), r(5, 7)), (ID, DENSE, ACROSS)),
     Sample(aten.addmm.default, lambda r: (r(B, 7), r(B, 5), r(5, 7)), (DIAG, DENSE, ACROSS), {"beta": 0.5, "alpha": 2}),
     Sample(aten.addmm.default, lambda r: (r(1, 7), r(B, 5), r(5, 7)), (ACROSS, DENSE, ACROSS), {"beta": 0.5}),
+    Sample(aten.linear.default, lambda r: (r(B, 4, 5), r(7, 5), r(7)), (BLOCK, ACROSS, ACROSS)),
+    Sample(aten.linear.default, lambda r: (r(B, 2, 3, 2), r(3, 2)), (BLOCK, ACROSS)),
     Sample(aten.t.default, lambda r: (r(5, 7),), ACROSS),
+    Sample(aten.instance_norm.default, lambda r: (r(B, 2, 3), r(2), r(2), *PLAIN), (BLOCK, ACROSS, ACROSS)),
+    Sample(
+        aten._native_batch_norm_legit.no_stats,
+        lambda r: (r(B, 2, 3), r(2), r(2), True, 0.1, 1e-5),
+        (*(ACROSS,) * 3, *(None,) * 6),
+    ),
+    Sample(aten.instance_norm.default, lambda r: (r(B, 2, 2, 2), None, None, *PLAIN), BLOCK),
     # copies and reshapes
     Sample(aten.view.default, lambda r: (r(B, 6), [B, 3, 2]), ID),
     Sample(aten.view.default, lambda r: (r(B, 2, 5), [2 * B, 5]), ACROSS),

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, ops
 
+from bppsa.sparsity.across import AcrossRows
 from bppsa.sparsity.convolution import Convolution
-from bppsa.sparsity.operators import AcrossRows
 from bppsa.sparsity.rules.registry import rule
 from bppsa.sparsity.windows import Windows
 

@@ -12,7 +12,8 @@ from torch import Tensor, ops
 from torch._ops import OpOverload
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bppsa.sparsity.operators import AcrossRows, Diagonal, select
+from bppsa.sparsity.across import AcrossRows
+from bppsa.sparsity.operators import Diagonal, select
 from bppsa.sparsity.rules.pointwise import Operators
 from bppsa.sparsity.rules.registry import rule
 

@@ -1,11 +1,15 @@
-"""Matrix products of rows with a weight: x [B, K] @ w [K, M]. J^T is the weight itself, held once for the batch."""
+"""Matrix products with a weight: x [B, K] @ w [K, M]. J^T is the weight itself, held once for the batch; of several
+places in a sample each has it."""
 
 from __future__ import annotations
 
 from torch import Tensor, ops
 
-from bppsa.sparsity.operators import AcrossRows, Dense, Diagonal, Identity, Outer, TransposedJacobian
+from bppsa.sparsity.across import AcrossRows, Outer
+from bppsa.sparsity.operators import Dense, Diagonal, Identity
+from bppsa.sparsity.repeated import Repeated
 from bppsa.sparsity.rules.registry import rule
+from bppsa.sparsity.transposed import TransposedJacobian
 
 aten = ops.aten
 
@@ -28,6 +32,21 @@ def added(bias: Tensor, beta: float, out: Tensor) -> TransposedJacobian | Across
     if bias.shape != out.shape:
         return AcrossRows(lambda g: (g if beta == 1 else g * beta).sum_to_size(bias.shape))
     return Identity(bias, out) if beta == 1 else Diagonal(beta, like=bias)
+
+
+@rule(aten.linear.default)
+def linear(
+    x: Tensor, w: Tensor, bias: Tensor | None = None, *, out: Tensor
+) -> tuple[Repeated, AcrossRows] | tuple[Repeated, AcrossRows, AcrossRows]:
+    """x [B, *t, K] @ w^T, w [M, K]."""
+
+    def of_weight(g: Tensor) -> Tensor:
+        return g.flatten(0, -2).t().mm(x.flatten(0, -2))
+
+    of_input, of_weights = Repeated(Dense(w.t()), x.shape[1:-1]), AcrossRows(of_weight)
+    if bias is None:
+        return of_input, of_weights
+    return of_input, of_weights, AcrossRows(lambda g: g.flatten(0, -2).sum(0))
 
 
 @rule(aten.t.default)

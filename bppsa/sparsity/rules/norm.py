@@ -10,7 +10,9 @@ import torch
 from torch import Size, Tensor, ops
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.sparsity.operators import AcrossRows, Diagonal, Implicit
+from bppsa.sparsity.across import AcrossRows
+from bppsa.sparsity.implicit import Implicit
+from bppsa.sparsity.operators import Diagonal
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
 
@@ -148,3 +150,41 @@ def native_batch_norm(
     given = [i for i, argument in enumerate((x, w, b)) if argument is not None]
     statistics = [None for argument in (mean, variance) if argument is not None]
     return first_only([*(AcrossRows(backward(i)) for i in given), *statistics], len(out))
+
+
+@rule(aten.instance_norm.default)
+def instance_norm(
+    x: Tensor,
+    w: Tensor | None,
+    b: Tensor | None,
+    mean: Tensor | None,
+    variance: Tensor | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+    *,
+    out: Tensor,
+) -> tuple[Any, ...]:
+    if not use_input_stats or mean is not None or variance is not None:
+        raise Unsupported(Reason("keeps running statistics", op="aten.instance_norm", mend="kept as a VJP"))
+    return tuple(of_instances(x, w, b, eps, out))
+
+
+@rule(aten._native_batch_norm_legit.no_stats)
+def batch_norm_of_one(
+    x: Tensor, w: Tensor | None, b: Tensor | None, training: bool, momentum: float, eps: float, *, out: Sequence[Tensor]
+) -> tuple[tuple[Any, ...], ...]:
+    """What an instance norm of a batch of one is."""
+    if len(x) > 1:
+        return native_batch_norm(x, w, b, None, None, True, momentum, eps, out=out)
+    return first_only(of_instances(x, w, b, eps, out[0]), len(out))
+
+
+def of_instances(x: Tensor, w: Tensor | None, b: Tensor | None, eps: float, out: Tensor) -> list[Implicit | AcrossRows]:
+    """Every channel of a sample by itself."""
+    shape, runs = a_channel(x), x.flatten(2)
+    rstd = torch.rsqrt(runs.var(2, correction=0) + eps)
+    hat, scale = normalised(x, x.shape[1], runs.mean(2), rstd)
+    operator = blocks(x, out, hat, scale, None if w is None else w.reshape(shape))
+    return [operator, *of_parameters(hat.reshape(x.shape), w, b, shape)]

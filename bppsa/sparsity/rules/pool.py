@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Size, Tensor, ops
 
-from bppsa.sparsity.operators import Implicit
+from bppsa.sparsity.implicit import Implicit
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.rules.conv import each
 from bppsa.sparsity.rules.registry import rule

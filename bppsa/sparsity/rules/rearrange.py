@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, ops
 
-from bppsa.sparsity.operators import AcrossRows, Implicit
+from bppsa.sparsity.across import AcrossRows
+from bppsa.sparsity.implicit import Implicit
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
 from bppsa.sparsity.rules.shape import Moved, numbers

@@ -11,7 +11,9 @@ import torch
 from torch import Size, Tensor
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.sparsity.operators import AcrossRows, Implicit
+from bppsa.sparsity.across import AcrossRows
+from bppsa.sparsity.flat import flat
+from bppsa.sparsity.implicit import Implicit
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
 from bppsa.sparsity.rules.shape import numbers
@@ -53,7 +55,12 @@ def reduction(
         columns = spread(numbers(out.shape[1:]), dims, keepdim, Size((1, *x.shape[1:])))
         return Pattern.one_per_row(columns.flatten(), out.shape[1:].numel())
 
-    return AcrossRows(vjp) if 0 in dims else Implicit(x, out, vjp, links, shared=shared)
+    def values() -> Tensor:
+        """One entry a row: what each element gets of a cotangent of ones."""
+        derivative = flat(d(x.new_ones(x.shape) if not shared else x.new_ones(1, *x.shape[1:])))
+        return derivative[0] if len(derivative) == 1 else derivative
+
+    return AcrossRows(vjp) if 0 in dims else Implicit(x, out, vjp, links, shared=shared, values=values)
 
 
 def size_of(x: Tensor, dims: Sequence[int]) -> int:
@@ -167,8 +174,13 @@ def var_mean(
 # Softmax -------------------------------------------------------------------------------------------------------------
 
 
-def normalised(x: Tensor, out: Tensor, dim: int, vjp: Callable[[Tensor], Tensor]) -> Reduced:
-    """Every element of x along `dim` acts on every element of out along it."""
+def normalised(x: Tensor, dim: int, out: Tensor, left: Tensor, right: Tensor | None) -> Reduced:
+    """Along `dim` J^T is diag(right) - left right^T, right None for ones: every element acts on every other."""
+
+    def vjp(g: Tensor) -> Tensor:
+        weighted = g if right is None else g * right
+        return weighted - left * weighted.sum(dim, keepdim=True)
+
     dim %= x.dim()
     if dim == 0:
         return AcrossRows(vjp)
@@ -178,22 +190,23 @@ def normalised(x: Tensor, out: Tensor, dim: int, vjp: Callable[[Tensor], Tensor]
         rows, columns = torch.broadcast_tensors(lines[:, :, None], lines[:, None, :])
         return Pattern.from_entries(rows.flatten(), columns.flatten(), (lines.numel(), lines.numel()))
 
+    def values() -> Tensor:
+        """Entry (i, j) of a line stands in the row of i, and the j ascend."""
+        eye = torch.eye(x.shape[dim], dtype=out.dtype, device=out.device)
+        own = eye.view([-1 if d == dim else 1 for d in range(x.dim())] + [x.shape[dim]])
+        entries = own - left.unsqueeze(-1)
+        entries = entries if right is None else entries * right.movedim(dim, -1).unsqueeze(dim)
+        return entries.reshape(-1) if len(x) == 1 else entries.flatten(1)
+
     blocks = "block-diagonal" if dim == x.dim() - 1 else "sparse"
-    return Implicit(x, out, vjp, links, "dense" if x.dim() == 2 else blocks)
+    return Implicit(x, out, vjp, links, "dense" if x.dim() == 2 else blocks, values=values)
 
 
 @rule(aten._softmax.default)
 def softmax(x: Tensor, dim: int, half_to_float: bool, *, out: Tensor) -> tuple[Reduced]:
-    def vjp(g: Tensor) -> Tensor:
-        weighted = g * out
-        return weighted - out * weighted.sum(dim, keepdim=True)
-
-    return (normalised(x, out, dim, vjp),)
+    return (normalised(x, dim, out, out, out),)
 
 
 @rule(aten._log_softmax.default)
 def log_softmax(x: Tensor, dim: int, half_to_float: bool, *, out: Tensor) -> tuple[Reduced]:
-    def vjp(g: Tensor) -> Tensor:
-        return g - torch.exp(out) * g.sum(dim, keepdim=True)
-
-    return (normalised(x, out, dim, vjp),)
+    return (normalised(x, dim, out, torch.exp(out), None),)

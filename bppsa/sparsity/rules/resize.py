@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, ops
 
-from bppsa.sparsity.operators import Implicit
+from bppsa.sparsity.implicit import Implicit
 from bppsa.sparsity.rules.conv import each
 from bppsa.sparsity.rules.rearrange import like
 from bppsa.sparsity.rules.registry import rule

@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bppsa.sparsity.operators import AcrossRows, Identity, Implicit
+from bppsa.sparsity.across import AcrossRows
+from bppsa.sparsity.implicit import Implicit
+from bppsa.sparsity.operators import Identity
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
 
@@ -24,13 +26,18 @@ def numbers(row: Sequence[int]) -> Tensor:
     return torch.arange(torch.Size(row).numel()).view(1, *row)
 
 
+def ones(x: Tensor, count: int) -> Callable[[], Tensor]:
+    """The entries of a J^T that copies: `count` of them, shared by the batch."""
+    return lambda: x.new_ones(count)
+
+
 def gathered(x: Tensor, out: Tensor, take: Callable[[Tensor], Tensor], vjp: Callable[[Tensor], Tensor]) -> Implicit:
     """Each element of out is one of x: `take` is the op itself, for any batch."""
 
     def links() -> Pattern:
         return Pattern.one_per_column(take(numbers(x.shape[1:])).flatten(), x.shape[1:].numel())
 
-    return Implicit(x, out, vjp, links, shared=True)
+    return Implicit(x, out, vjp, links, shared=True, values=ones(x, out.shape[1:].numel()))
 
 
 def scattered(x: Tensor, out: Tensor, vjp: Callable[[Tensor], Tensor]) -> Implicit:
@@ -39,7 +46,7 @@ def scattered(x: Tensor, out: Tensor, vjp: Callable[[Tensor], Tensor]) -> Implic
     def links() -> Pattern:
         return Pattern.one_per_row(vjp(numbers(out.shape[1:])).flatten(), out.shape[1:].numel())
 
-    return Implicit(x, out, vjp, links, shared=True)
+    return Implicit(x, out, vjp, links, shared=True, values=ones(x, x.shape[1:].numel()))
 
 
 # Copies and reshapes -------------------------------------------------------------------------------------------------

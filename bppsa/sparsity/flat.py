@@ -1,0 +1,10 @@
+"""Samples as the vectors that J^T is about."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def flat(x: Tensor, dim: int = 1) -> Tensor:
+    """x [B, *n] as [B, N], also where a sample is a single number, [B]; dim: where the sample's dimensions begin."""
+    return x.flatten(dim) if x.dim() > dim else x.unsqueeze(dim)
