@@ -30,7 +30,7 @@ LEAST_NS = 30_000  # of a call's work for each thread
 @functools.cache
 def source(real: str) -> str:
     """`real` is "float" or "double"."""
-    parts = map(skeleton, ("vec.h", "arena.h", "sparse.h", "sparse_panels.h"))
+    parts = map(skeleton, ("vec.h", "arena.h", "sparse.h", "sparse_panels.h", "sparse_values.h"))
     return "\n".join([f"using real = {real};", *parts])
 
 
@@ -108,6 +108,7 @@ class NativeSparse:
             "scale": (POINTER, INT64, *operand * 3, *size, INT, INT),
             "multiply_panels": (POINTER, INT64, *[POINTER] * 4, INT),
             "mm": (POINTER, *[INT64] * 3, POINTER, *operand * 2, POINTER, INT),
+            "chosen": (POINTER, INT64, INT64, POINTER, POINTER, *size),
         }
         for name in ("multiply", "mv", "scale"):
             signatures[f"{name}_lanes"] = signatures[name]
@@ -163,6 +164,15 @@ class NativeSparse:
         words, end = csr(pattern), (samples_of(out), threads, rows, select)
         self._call[name](words.buffer_info()[0], pattern.shape[0], *steps(values, d, out), *end)
         return out
+
+    def chosen(self, grid: Pattern, place: Tensor, dtype: torch.dtype, *, threads: int | None = None) -> Tensor:
+        """place [B, C, *windows], int64, to [B, C * E]: 1 at each window's entry of the place that it took, else 0."""
+        (places, windows), rows = grid.shape, len(place)
+        planes, words = rows * place.shape[1], csr(grid)
+        place, out = place.contiguous(), self.allocate(planes * grid.nnz, dtype)
+        threads = threads or threads_for(planes * windows)
+        self._call["chosen"](words.buffer_info()[0], places, windows, place.data_ptr(), out.data_ptr(), planes, threads)
+        return out.view(rows, -1)
 
     def unpacks(self, plan: ProductPlan, a: Tensor) -> bool:
         """Whether B is better multiplied as a dense matrix. A zero of it must not meet an Inf or NaN of A."""
