@@ -29,7 +29,7 @@ from bppsa.codegen.traffic import traffic
 from bppsa.plan import work
 from bppsa.plan.choose import Call
 from bppsa.plan.strategy import Strategy, divide
-from bppsa.plan.work import PYTORCH, Phase, Size
+from bppsa.plan.work import ITERATIONS, PYTORCH, Phase, Size
 from comparison import Row
 from problems import KINDS
 from tables import number
@@ -38,8 +38,8 @@ from timing import significant
 FILE = Path(__file__).parent / "results" / "h200-predicted.json"
 STEPS, ROWS, WIDTH = (1000, 10_000, 30_000), 16, 20
 CAPABILITY = 90
-NEWTON = {"RNN": 4, "GRU": 6, "LSTM": 6}  # iterations, as DEER and ParaRNN report them
-WAYS = (PYTORCH, "sequential", "chunked", "blelloch", "hybrid")
+NEWTON = f"newton({ITERATIONS}) + chunked"
+WAYS = (PYTORCH, "sequential", "chunked", "blelloch", "hybrid", NEWTON)
 
 
 def spec_of(kind: str) -> Spec:
@@ -51,9 +51,9 @@ def kernels(kind: str, *, compiled: bool) -> Iterator[Row]:
     recurrence = spec_of(kind).recurrence
     program = compile_recurrence(recurrence, torch.float32, False, "cuda").program
     reduction = reduction_of(recurrence, torch.float32, False, "cuda")
-    for kernel in (program.forward, program.backward, reduction.kernel):
+    for kernel, columns in ((program.forward, 1), (program.backward, 1), (reduction.kernel, reduction.columns)):
         moved, flops = traffic(kernel, "float")
-        used: dict[str, Any] = asdict(usage(kernel, "float", CAPABILITY)) if compiled else {}
+        used: dict[str, Any] = asdict(usage(kernel, "float", CAPABILITY, columns=columns)) if compiled else {}
         yield {"kind": kind, "kernel": kernel.name, "bytes": moved, "flops": flops} | used
     if compiled:
         used = asdict(boundaries_usage(reduction.size, reduction.structure.width == 1, "float", CAPABILITY))
@@ -78,11 +78,13 @@ def times(kind: str, T: int) -> Iterator[Row]:
     """Milliseconds of the device, host left aside, of forward and backward by each strategy."""
     call = call_of(kind, T)
     counts = call.layers[0]
-    newton = work.newton(counts, call.size, NEWTON[kind])
-    for way in (*WAYS, f"newton({NEWTON[kind]}) + chunked"):
+    for way in WAYS:
         strategy = PYTORCH if way == PYTORCH else Strategy(way.rpartition(" ")[2])
-        forward = newton if way.startswith("newton") else work.forward(strategy, counts, call.size, True)
-        passes = {"forward": forward, "backward": work.backward(strategy, counts, call.size)}
+        shots = divide(strategy, T) if way == NEWTON else None
+        passes = {
+            "forward": work.forward(strategy, counts, call.size, True, shots),
+            "backward": work.backward(strategy, counts, call.size),
+        }
         row = {"kind": kind, "T": T, "B": ROWS, "H": WIDTH, "way": way, "chunk": chunk_of(strategy, T)}
         yield row | {f"predicted_{name}_ms": device_ms(call, found) for name, found in passes.items()}
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bppsa import _calls, _scan
 from bppsa._chain_plans import Options
 from bppsa._modules import chained
 from bppsa._modules.classes import Recurrent, rewrite
+from bppsa._pruned.classes import adopt_pruned
+from bppsa._pruned.masks import given_masks
 from bppsa.errors import ArgumentError, StrategyError
 from bppsa.plan.chain_choice import may_gain
 from bppsa.plan.forward import Forward, forward_of
@@ -21,6 +23,7 @@ from bppsa.plan.strategy import Strategy, strategy_of
 from bppsa.report import Decision, Report
 
 FALLBACKS = ("eager", "inductor")
+SPARSE = ("masks", "auto")
 NOT_YET = "the model has not run yet: what is found so far, to be decided in a call (scans are found when they run)"
 NO_SCAN = (
     "nothing to rewrite: no nn.RNN, nn.GRU or nn.LSTM of a compiled model and no bppsa.scan ran; "
@@ -36,8 +39,10 @@ def compile(
     fallback: str = "eager",
     strict: bool = False,
     memory: int | None = None,
+    masks: Mapping[str, Tensor] | None = None,
+    sparse: str = "masks",
 ) -> nn.Module:
-    """A model that computes what `model` computes, its recurrences by generated kernels.
+    """A model that computes what `model` computes, its recurrences and its pruned layers by generated kernels.
 
     The backward of its feed-forward parts is PyTorch's, unless a strategy asks for a scan over the stages' transposed
     Jacobians (BPPSA section 3). The result shares the Parameters and buffers of `model`, has the same classes and
@@ -46,22 +51,38 @@ def compile(
     waits for it.
 
     forward: "sequential", "newton" (`bppsa.strategies.newton`: all steps at once, by Newton's iteration) or "auto",
-    which is Newton's where it is predicted to pay and has not failed before.
+    which is Newton's where it is predicted to pay. A module's or cell's call in which it does not converge runs step by
+    step, as do the next 8 (twice as many after each further failure in a row); then it is tried again.
     strict: where a strategy is asked for, a feed-forward stage without a rule is a ChainError (a RuntimeError) in the
     call, where it would otherwise be differentiated by autograd and split the scan.
     memory: bytes that a scan over stages may take for transposed Jacobians, by default a quarter of the machine's;
     beyond, its up-sweep stops earlier.
 
-    Raises StrategyError (a ValueError) for an unknown strategy, forward or fallback.
+    nn.Conv2d and nn.Linear are pruned by torch.nn.utils.prune, by a parametrization that multiplies with a mask, or by
+    `masks`: the name of a weight, such as "features.0.weight", -> bool tensor of its shape, True where it is kept.
+    With `sparse="auto"` the zeros that any other weight has now are taken for its mask, and stay zero. Inductor, and a
+    scan over stages, are given pruned layers as they are.
+
+    Raises StrategyError (a ValueError) for an unknown strategy, forward, fallback or `sparse`; for a mask that does not
+    fit its weight ArgumentError (a TypeError), InputError (a RuntimeError) or InputValueError (a ValueError).
     """
     chosen, ahead = check(strategy, fallback), forward_of(forward)
+    if sparse not in SPARSE:
+        raise StrategyError(f"unknown sparse={sparse!r}; known: {', '.join(SPARSE)}")
     if not isinstance(model, nn.Module):
         raise StrategyError(
             f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan"
         )
+    given = given_masks(model, masks, sparse)
     fast, by_path = rewrite(model, chosen, ahead)
+    scans = chosen.name not in ("auto", "sequential")
+    if scans and given:
+        raise StrategyError(f"masks= and sparse= go with strategy 'auto' or 'sequential', not with {chosen}")
     options = Options(chosen, strict, memory)
-    found = (*by_path.values(), *(chains(fast, options) if fallback == "eager" else []))
+    if fallback == "eager":  # Inductor is given the layers as they are
+        pruned = {} if scans else adopt_pruned(fast, given)
+        by_path |= pruned or {decision.path: decision for decision in chains(fast, options)}
+    found = tuple(by_path.values())
     if fallback == "inductor":  # what is decided while a graph is traced holds for all calls
         reason = "one op of the graph, where the call can be traced"
         runs = "sequential" if chosen.name == "auto" else str(chosen)

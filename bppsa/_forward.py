@@ -1,40 +1,41 @@
-"""Which forward runs a call, and what is told of it: the counterpart of the strategy, which is the backward's."""
+"""Newton's forward in a call: whether "auto" may try it, and what is told of it afterwards."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from bppsa.plan.forward import Forward
-from bppsa.plan.strategy import Strategy
+from bppsa.plan.forward import SEQUENTIAL, Forward, forward_of
 from bppsa.report import Decision, warn_once
 from bppsa.runtime.newton import Memory, Solver
 
-# The strategy beside a parallel forward where none was asked for: PyTorch has no such forward to leave the call to.
-BESIDE = {"cpu": Strategy("sequential"), "cuda": Strategy("chunked")}
+
+def open_forward(asked: Forward, memory: Memory) -> Forward:
+    """One sweep in the place of "auto" for some calls after Newton's iteration has failed."""
+    return SEQUENTIAL if asked.name == "auto" and memory.rests() else asked
 
 
-def solver_of(forward: Forward, memory: Memory) -> Solver | None:
-    return Solver(forward, memory) if forward.name == "newton" else None
+def solver_of(forward: str | Forward, memory: Memory) -> Solver | None:
+    chosen = forward_of(forward)
+    return Solver(chosen, memory) if chosen.name == "newton" else None
 
 
-def beside(forward: Forward, strategy: Strategy, device: str) -> Strategy:
-    return BESIDE[device] if forward.name == "newton" and strategy.name == "auto" else strategy
-
-
-def told(decision: Decision, asked: Forward, why: str, solver: Solver | None) -> Decision:
-    """With which forward ran and, of Newton's, how often it iterated, how exact it got, how often it failed."""
-    if asked.name == "sequential":
-        return decision
+def told(decision: Decision, memory: Memory, solver: Solver | None, *, rested: bool) -> Decision:
+    """Of Newton's iteration: how often it iterated, how exact it got, how often it failed; or that "auto" rested.
+    Called once when a call is over."""
     if solver is None:
+        if not rested or decision.strategy == "pytorch":
+            return decision
+        why = f"Newton's iteration did not converge, and is tried again after {memory.resting} more calls"
         return replace(decision, reason=f"{decision.reason}; forward sequential: {why}")
     outcomes = solver.outcomes
     failed = [outcome for outcome in outcomes if outcome.failure]
+    memory.note(failed=bool(failed))
     numbers = {
         "iterations": max(outcome.iterations for outcome in outcomes),
         "residual": max(outcome.residual for outcome in outcomes),
         "fallbacks": len(failed),
     }
-    reason = f"{decision.reason}; forward {solver.forward}: {why}"
+    reason = decision.reason
     if failed:
         reason += f", but {len(failed)} of {len(outcomes)} passes ran step by step: {failed[0].failure}"
     return replace(decision, reason=reason, numbers={**decision.numbers, **numbers})

@@ -17,7 +17,6 @@ from torch import Tensor
 from bppsa._forward import solver_of, warn_of
 from bppsa._recurrent import Spec, stack
 from bppsa._scan_call import ScanCall
-from bppsa.plan.forward import forward_of
 from bppsa.plan.strategy import strategy_of
 from bppsa.runtime.autograd import Call
 from bppsa.runtime.extent import Extent, Given
@@ -50,7 +49,7 @@ def module_call(
         Extent(x.shape[0], x.shape[1]),
         bool(masks),
         strategy_of(strategy),
-        solver_of(forward_of(forward), Memory()),
+        solver_of(forward, Memory()),
         inline=True,
     )
 
@@ -59,7 +58,7 @@ def cell_call(sources: Sequence[Tensor], carries: Sequence[Tensor], params: Sequ
     """The call that `bppsa::scan` stands for: one of a cell that the backend has planned."""
     cell, reverse, strategy, forward = flags
     extent = Extent(sources[0].shape[0], sources[0].shape[1], reverse)
-    solver = solver_of(forward_of(forward), Memory())
+    solver = solver_of(forward, Memory())
     return ScanCall(SCANS[cell], extent, len(sources), len(carries), strategy_of(strategy), True, solver)
 
 

@@ -18,6 +18,7 @@ from bppsa.codegen.native import REAL
 from bppsa.codegen.program import Program
 from bppsa.codegen.traffic import traffic
 from bppsa.plan.choose import Call, Choice, choose, multiply_inline
+from bppsa.plan.forward import Forward
 from bppsa.plan.strategy import Strategy
 from bppsa.plan.work import LOOP, Counts, Each, Products, Size
 
@@ -68,15 +69,18 @@ def choose_scan(
     rows: int,
     training: bool,
     device: str,
+    ahead: Forward,
     explained: bool,
 ) -> Choice:
-    """For a cell of the user's own. Only a scan depends on how J^T looks, which takes a while to find out."""
+    """For a cell of the user's own; ahead: the forward that is asked for. Only a scan and Newton's iteration depend on
+    how J^T looks, which takes a while to find out."""
     blocks = None
-    if training and (device == "cuda" or explained):
+    if explained or (device == "cuda" and (training or ahead.name != "sequential")):
         structure = structure_of(recurrence)
         blocks = structure.count, structure.width
     counts = counts_of(recurrence, dtype, multiply_inline(rows, device), device, LOOP, blocks)
-    return choose(asked, Call([counts], Size(steps, rows), training, machine_of(device)), {}, explained=explained)
+    call = Call([counts], Size(steps, rows), training, machine_of(device))
+    return choose(asked, call, {}, ahead=ahead, explained=explained)
 
 
 def counted(moved: int, flops: int, word: int) -> Each:

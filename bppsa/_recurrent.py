@@ -12,14 +12,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bppsa._calls import explaining, note
-from bppsa._forward import beside, solver_of, told
+from bppsa._forward import open_forward, solver_of, told
 from bppsa._machine import machine_of
 from bppsa._predict import counts_of
 from bppsa._sweeps import compile_recurrence, module_recurrence, with_structure
 from bppsa.chain import Recurrence
 from bppsa.errors import BuildError
 from bppsa.plan.choose import Call, Numbers, choose, is_too_short, multiply_inline, too_short
-from bppsa.plan.forward import choose_forward
+from bppsa.plan.forward import SEQUENTIAL, Forward
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.plan.work import Counts, Size
 from bppsa.report import Decision, Report, warn_once
@@ -42,13 +42,13 @@ def run(
     steps, rows = x.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
     spec, training, device = Spec.of(module), torch.is_grad_enabled(), x.device.type
     asked, memory = module._bppsa_forward, module._bppsa_memory
-    forward, why = choose_forward(asked, (steps, rows, sum(spec.widths)), device, memory.failures)
-    strategy, solver = beside(forward, module._bppsa_strategy, device), solver_of(forward, memory)
-    decision = decide(module._bppsa_path, strategy, spec, steps, rows, x.dtype, training, device, explaining())
-    decision = with_structure(decision, spec.recurrence)
+    ahead = open_forward(asked, memory)
+    how = module._bppsa_strategy, spec, steps, rows, x.dtype, training, device, ahead, explaining()
+    decision = with_structure(decide(module._bppsa_path, *how), spec.recurrence)
     if decision.strategy == "pytorch":
-        noted(module, told(decision, asked, why, None))
+        noted(module, decision)
         return NotImplemented
+    solver = solver_of(decision.forward, memory)
     undrawn = torch.get_rng_state() if module.training and module.dropout > 0 else None
     try:
         result = by_sweeps(module, x, batch_sizes, states, weights, strategy_of(decision.strategy), solver)
@@ -56,9 +56,9 @@ def run(
         if undrawn is not None:
             torch.set_rng_state(undrawn)  # PyTorch draws the masks again
         warn_once(f"bppsa leaves recurrences to PyTorch: {error}")
-        noted(module, replace(decision, strategy="pytorch", reason=str(error).splitlines()[0]))
+        noted(module, replace(decision, strategy="pytorch", forward="sequential", reason=str(error).splitlines()[0]))
         return NotImplemented
-    noted(module, told(decision, asked, why, solver))
+    noted(module, told(decision, memory, solver, rested=ahead is not asked))
     return result
 
 
@@ -68,16 +68,16 @@ def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
     if type(input) is not Tensor or input.dim() != 3:
         return False
     steps = input.size(int(module.batch_first))
-    if steps > FEW or module.__dict__["_bppsa_strategy"].name != "auto" or explaining():
-        return False
-    if module.__dict__["_bppsa_forward"].name == "newton":
+    ahead: Forward = module.__dict__["_bppsa_forward"]
+    asked = module.__dict__["_bppsa_strategy"].name != "auto" or ahead.name == "newton"
+    if steps > FEW or asked or explaining():
         return False
     rows, device = input.size(int(not module.batch_first)), "cuda" if input.is_cuda else "cpu"
     key = (steps, rows, input.dtype, torch.is_grad_enabled(), device)
     short: dict[Any, Decision] = module.__dict__["_bppsa_short"]
     known = short.get(key)
     if known is None:
-        known = decide(module._bppsa_path, AUTO, Spec.of(module), *key)
+        known = decide(module._bppsa_path, AUTO, Spec.of(module), *key, ahead)
         short[key] = known
     if known.strategy != "pytorch":
         return False
@@ -135,14 +135,16 @@ def decide(
     dtype: torch.dtype,
     training: bool,
     device: str,
+    ahead: Forward = SEQUENTIAL,
     explained: bool = False,
 ) -> Decision:
+    """ahead: the forward that is asked for."""
     numbers: Numbers = {"T": steps, "B": rows, "H": spec.hidden}
-    if is_too_short(strategy, steps) and not explained:
+    if is_too_short(strategy, ahead, steps) and not explained:
         choice = too_short(numbers)
     else:
         call = Call(spec.counts(dtype, rows, device), Size(steps, rows), training, machine_of(device))
-        choice = choose(strategy, call, numbers, explained=explained)
+        choice = choose(strategy, call, numbers, ahead=ahead, explained=explained)
     return Decision(path, spec.mode.lower(), choice.strategy, choice.reason, choice.numbers, *choice.told)
 
 

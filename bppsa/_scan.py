@@ -8,14 +8,14 @@ import torch
 from torch.utils import _pytree as pytree
 
 from bppsa._calls import explaining, forward_of_model, note, strategy_of_model
-from bppsa._forward import beside, solver_of, told
+from bppsa._forward import open_forward, solver_of, told
 from bppsa._predict import choose_scan
 from bppsa._scan_checks import Cell, check_inputs, checked, name_of
 from bppsa._scan_plans import find
 from bppsa._sweeps import with_structure
 from bppsa.errors import BuildError, Reason, Unsupported
 from bppsa.fxpasses.models import recording_model
-from bppsa.plan.forward import SEQUENTIAL, Forward, choose_forward, forward_of
+from bppsa.plan.forward import SEQUENTIAL, Forward, forward_of
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.plan.work import PYTORCH
 from bppsa.report import Decision, warn_once
@@ -56,23 +56,24 @@ def scan(
     steps, rows = x_leaves[0].shape[0], carry_leaves[0].shape[0] if carry_leaves and carry_leaves[0].dim() else 0
     numbers = {"T": steps, "B": rows, "H": sum(leaf.shape[-1] for leaf in carry_leaves if leaf.dim() > 1)}
     asked = strategy_of((strategy_of_model() or AUTO) if strategy is None else strategy)
-    ahead = forward_of((forward_of_model() or SEQUENTIAL) if forward is None else forward)
+    forward = forward_of((forward_of_model() or SEQUENTIAL) if forward is None else forward)
     if isinstance(found, Reason):
-        if asked.name != "auto":
-            warn_once(f"bppsa.scan runs {name_of(cell)} op by op, without the strategy {asked}: {found}")
+        missed = [f"the strategy {asked}"] * (asked.name != "auto") + [f"forward {forward}"] * (
+            forward.name == "newton"
+        )
+        if missed:
+            warn_once(f"bppsa.scan runs {name_of(cell)} op by op, without {' and '.join(missed)}: {found}")
         note(Decision(name_of(cell), "scan", "pytorch", str(found), numbers))
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
     plan, environment = found
-    size, device = (steps, rows, sum(plan.recurrence.carries)), x_leaves[0].device.type
-    chosen, why = choose_forward(ahead, size, device, plan.memory.failures)
-    asked, solver = beside(chosen, asked, device), solver_of(chosen, plan.memory)
-    training = torch.is_grad_enabled()
-    choice = choose_scan(plan.recurrence, plan.dtype, asked, steps, rows, training, device, explaining())
+    ahead, device, training = open_forward(forward, plan.memory), x_leaves[0].device.type, torch.is_grad_enabled()
+    choice = choose_scan(plan.recurrence, plan.dtype, asked, steps, rows, training, device, ahead, explaining())
     decision = Decision(name_of(cell), "scan", choice.strategy, choice.reason, numbers | choice.numbers, *choice.told)
     decision = with_structure(decision, plan.recurrence)
     if choice.strategy == PYTORCH:
-        note(told(decision, ahead, why, None))
+        note(decision)
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
+    solver = solver_of(choice.forward, plan.memory)
     try:
         how = strategy_of(choice.strategy), solver
         nexts, ys = plan.run(carry_leaves, x_leaves, plan.captured(environment), reverse, *how)
@@ -80,5 +81,5 @@ def scan(
         warn_once(f"bppsa.scan runs cells op by op: {error}")
         note(Decision(name_of(cell), "scan", "pytorch", str(error).splitlines()[0], numbers))
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
-    note(told(decision, ahead, why, solver))
+    note(told(decision, plan.memory, solver, rested=ahead is not forward))
     return pytree.tree_unflatten(nexts, carry_spec), pytree.tree_unflatten(ys, plan.y_spec)

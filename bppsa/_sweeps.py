@@ -16,7 +16,7 @@ from bppsa.chain import Recurrence, Structure
 from bppsa.codegen import build as compiler
 from bppsa.codegen import print_cpp, products, program, reduction
 from bppsa.codegen.gpu.native import PRECISION, TritonKernel
-from bppsa.codegen.gpu.native_scan import boundaries
+from bppsa.codegen.gpu.native_scan import boundaries, corrections
 from bppsa.codegen.ir import Kernel
 from bppsa.codegen.native import REAL, NativeKernel
 from bppsa.fxpasses import cells, jacobian
@@ -40,7 +40,8 @@ def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool,
         lowered = program.build(recurrence, jacobian.transpose(recurrence), inline=inline)
     make = functools.partial(reduction_of, recurrence, dtype, inline, device)
     if device == "cuda":
-        return Sweep(lowered, dtype, functools.partial(triton_kernels, REAL[dtype]), make, boundaries=boundaries)
+        kernels = functools.partial(triton_kernels, REAL[dtype])
+        return Sweep(lowered, dtype, kernels, make, boundaries=boundaries, corrections=corrections)
     real = REAL[dtype]
 
     def build(kernels: Sequence[Kernel]) -> list[NativeKernel]:

@@ -20,6 +20,7 @@ class Decision:
     numbers: Mapping[str, float | int | str] = field(default_factory=dict)  # T, B, H, predicted milliseconds, ...
     predicted: Mapping[str, float] = field(default_factory=dict)  # milliseconds by strategy, where they were asked for
     machine: str = ""  # whose rates predicted, and where they are from
+    forward: str = "sequential"  # of what is not left to PyTorch, or "newton" with its options
     details: tuple[str, ...] = ()  # a line each: the parts of what it is
 
     def __str__(self) -> str:

@@ -24,13 +24,18 @@ import store
 from figures import drawing, fig7, fig8, fig9, fig13, page
 from figures.figure import FULL, QUICK, SCALED, Figure, Options, Record
 from figures.schedules import diagrams, groups, time_chunks, wavelet, zero_bubble
+from figures.sparse import fig5, fig6, fig10, table1
 from figures.ways import USUAL, WAYS
 
 # One row a figure. Its file measures it, gives the paper's numbers beside, and draws it.
 FIGURES: dict[str, Figure] = {
+    "table1": table1.FIGURE,
+    "fig5": fig5.FIGURE,
+    "fig6": fig6.FIGURE,
     "fig7": fig7.FIGURE,
     "fig8": fig8.FIGURE,
     "fig9": fig9.FIGURE,
+    "fig10": fig10.FIGURE,
     "fig13": fig13.FIGURE,
     "schedules": diagrams.FIGURE,
     "groups": groups.FIGURE,
@@ -95,6 +100,7 @@ def options_of(arguments: argparse.Namespace) -> Options:
         torch.device(arguments.device),
         arguments.ways or USUAL[torch.device(arguments.device).type],
         arguments.irmas,
+        arguments.cifar10,
     )
 
 
@@ -106,7 +112,7 @@ def parse() -> argparse.Namespace:
         return names
 
     usual_device = "cuda" if torch.cuda.is_available() else "cpu"
-    irmas = os.environ.get("BPPSA_IRMAS")
+    irmas, cifar10 = os.environ.get("BPPSA_IRMAS"), os.environ.get("BPPSA_CIFAR10")
     parser = argparse.ArgumentParser(prog="python -m figures", description="The figures of the BPPSA paper, again.")
     parser.add_argument("names", nargs="*", metavar="figure", help=f"of {', '.join(FIGURES)} (default: all)")
     size = parser.add_mutually_exclusive_group()
@@ -119,6 +125,9 @@ def parse() -> argparse.Namespace:
         "--ways", type=ways, help=f"of {', '.join(WAYS)}, with commas: the baseline, what is trained, ..."
     )
     parser.add_argument("--irmas", type=Path, default=irmas and Path(irmas), help="IRMAS-TrainingData (or BPPSA_IRMAS)")
+    parser.add_argument(
+        "--cifar10", type=Path, default=cifar10 and Path(cifar10), help="cifar-10-batches-bin (or BPPSA_CIFAR10)"
+    )
     parser.add_argument("--output", type=Path, default=OUTPUT, help="folder (default: figures/out)")
     parser.add_argument("--draw", action="store_true", help="measure nothing, draw again what is kept")
     arguments = parser.parse_args()

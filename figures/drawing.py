@@ -99,7 +99,8 @@ def caption(record: Record) -> str:
     on = record["on"]
     changed = " with changes" if on["dirty"] else ""
     if record["simulated"]:
-        return f"simulated; revision {on['revision']}{changed}, {on['date'][:10]}"
+        how = record.get("data", "simulated")
+        return f"{how}; revision {on['revision']}{changed}, {on['date'][:10]}"
     return (
         f"{on['device']}, {on['threads']} threads; baseline: {on['baseline']}; torch {on['torch']}; revision "
         f"{on['revision']}{changed}, {on['date'][:10]}; {record['data']}; sizes: {record['size']}"

@@ -15,7 +15,7 @@ import torch
 from matplotlib.figure import Figure as Picture
 
 # Of every figure: "title", "size", "on" (machine, versions), "data" (what is trained on) and "beside" (rows of what,
-# paper, ours). The rest is its own.
+# paper, ours); of some, "text" (name -> diagram or table in text, for the page). The rest is its own.
 Record = dict[str, Any]
 
 QUICK, SCALED, FULL = "quick", "scaled", "full"
@@ -30,6 +30,7 @@ class Options:
     device: torch.device
     ways: tuple[str, ...]  # names in ways.WAYS: the baseline, what is trained beside it, what else is timed
     irmas: Path | None = None  # the folder IRMAS-TrainingData
+    cifar10: Path | None = None  # the folder cifar-10-batches-bin
 
     @property
     def pair(self) -> tuple[str, str]:
@@ -47,4 +48,4 @@ class Figure:
     title: str
     measure: Callable[[Options], Record]
     draw: Callable[[Record], Picture]
-    simulated: bool = False  # and so the same on every machine
+    simulated: bool = False  # or counted, and so the same on every machine

@@ -1,4 +1,4 @@
-"""A page over a folder of figures: each picture with the paper's numbers beside ours."""
+"""A page over a folder of figures: each picture with the paper's numbers beside ours, and what is told in text."""
 
 from __future__ import annotations
 
@@ -20,4 +20,6 @@ def section(folder: Path, name: str) -> Iterator[str]:
     yield from (f"## {record['title']}", "", f"![{record['title']}]({name}.png)", "")
     yield from ("| | the paper | here |", "| --- | --- | --- |")
     yield from (f"| {row['what']} | {row['paper']} | {row['ours']} |" for row in record["beside"])
+    for name, drawn in record.get("text", {}).items():
+        yield from ("", f"{name}:", "", "```text", *drawn.splitlines(), "```")
     yield from ("", f"{caption(record)}.", "")

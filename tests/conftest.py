@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Before torch is imported anywhere: parallel test workers share the cores, and so do the processes they start.
 _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -15,8 +15,11 @@ os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _wo
 if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# The first example of a test may build a kernel, so no deadline; the same examples in every run, so a failure repeats.
-settings.register_profile("bppsa", deadline=None, derandomize=True, max_examples=25)
+# The first example of a test may build a kernel, and other processes load the machine, so no limit of time; the same
+# examples in every run, so a failure repeats.
+settings.register_profile(
+    "bppsa", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("bppsa")
 
 

@@ -97,7 +97,7 @@ def test_explain_says_what_is_where_and_why(x: Tensor) -> None:
     gru, scan = report.decisions
     assert (gru.path, gru.kind, gru.strategy, gru.reason) == ("encoder.gru", "gru", "sequential", "as asked")
     assert {"T": T, "B": B, "H": H}.items() <= gru.numbers.items()
-    assert set(gru.predicted) == {"pytorch", "sequential", "chunked", "blelloch", "hybrid"}
+    assert set(gru.predicted) == {"pytorch", "sequential", "chunked", "blelloch", "hybrid", "newton + sequential"}
     assert all(ms > 0 for ms in gru.predicted.values())
     assert gru.machine
     assert (scan.kind, scan.strategy) == ("scan", "pytorch")

@@ -19,8 +19,10 @@ from bppsa._recurrent import Spec, decide
 from bppsa._sweeps import module_recurrence
 from bppsa.codegen.build import available
 from bppsa.errors import MachineError
+from bppsa.plan.forward import SEQUENTIAL, Forward
 from bppsa.plan.machines import SHIPPED
 from bppsa.plan.strategy import AUTO, Strategy
+from bppsa.report import Decision
 
 needs_compiler = pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -95,21 +97,49 @@ def test_the_fewest_steps_of_a_module_are_not_even_counted(monkeypatch: pytest.M
 
 
 def test_a_gpu_without_a_measured_record_stays_with_cudnn_unless_the_gain_is_large() -> None:
-    found = decide("", AUTO, Spec.of(nn.GRU(20, 20)), 100, 16, torch.float32, True, "cuda", True)
+    found = decide("", AUTO, Spec.of(nn.GRU(20, 20)), 100, 16, torch.float32, True, "cuda", SEQUENTIAL, True)
     assert found.strategy == "pytorch"
     assert found.machine == "H200: prediction"
-    assert set(found.predicted) == {"pytorch", "sequential", "chunked", "blelloch", "hybrid"}
+    assert set(found.predicted) == {"pytorch", "sequential", "chunked", "blelloch", "hybrid", "newton + chunked"}
+
+
+def test_the_forward_is_chosen_by_the_same_record() -> None:
+    """Of a GPU: Newton's where it is long enough to pay, and only there."""
+
+    def found(steps: int, name: str, kind: type[nn.RNNBase] = nn.GRU) -> Decision:
+        spec = Spec.of(kind(20, 20))
+        return decide("", Strategy("chunked"), spec, steps, 16, torch.float32, True, "cuda", Forward(name))
+
+    long, short, none = found(30_000, "auto"), found(100, "auto"), found(30_000, "sequential")
+    assert (long.forward, short.forward, none.forward) == ("newton", "sequential", "sequential")
+    assert "forward newton: Newton's iteration predicted" in long.reason
+    assert "forward sequential: Newton's iteration predicted" in short.reason
+    assert "forward" not in none.reason
+    assert found(100, "newton").forward == "newton"
+
+
+def test_the_forward_of_a_cell_knows_how_its_jacobian_looks() -> None:
+    """A diagonal one costs little; without gradients too."""
+    cell = cells.MinGRU(64, 64)
+    diagonal = _measure.recurrence_of(cell, cell.initial(2), torch.randn(4, 2, 64))
+    dense = module_recurrence("GRU", 64, 64, 0, True)
+    taken = [
+        choose_scan(each, torch.float32, AUTO, 30_000, 16, False, "cuda", Forward("auto"), False).forward
+        for each in (diagonal, dense)
+    ]
+    assert taken == ["newton", "sequential"]
 
 
 def test_a_long_diagonal_scan_on_a_gpu_runs_in_chunks() -> None:
     cell = cells.MinGRU(8, 8)
     found = _measure.recurrence_of(cell, cell.initial(2), torch.randn(4, 2, 8))
     long, short = (
-        choose_scan(found, torch.float32, AUTO, steps, 2, True, "cuda", False).strategy for steps in (10_000, 4)
+        choose_scan(found, torch.float32, AUTO, steps, 2, True, "cuda", SEQUENTIAL, False).strategy
+        for steps in (10_000, 4)
     )
     assert (long, short) == ("chunked", "sequential")
-    assert choose_scan(found, torch.float32, AUTO, 10_000, 2, True, "cpu", False).strategy == "sequential"
-    assert choose_scan(found, torch.float32, AUTO, 1, 2, True, "cpu", False).strategy == "pytorch"
+    assert choose_scan(found, torch.float32, AUTO, 10_000, 2, True, "cpu", SEQUENTIAL, False).strategy == "sequential"
+    assert choose_scan(found, torch.float32, AUTO, 1, 2, True, "cpu", SEQUENTIAL, False).strategy == "pytorch"
 
 
 def test_a_scan_of_one_step_is_the_loop_and_says_so() -> None:
@@ -167,7 +197,9 @@ def test_what_was_measured_is_kept_and_decides(monkeypatch: pytest.MonkeyPatch) 
     for name, value in small.items():
         monkeypatch.setattr(_measure, name, value)
     monkeypatch.setattr(_measure, "MODULES", {"GRU": nn.GRU})
-    before = decide("", Strategy("sequential"), Spec.of(nn.GRU(4, 4)), 9, 2, torch.float32, True, "cpu", True)
+    before = decide(
+        "", Strategy("sequential"), Spec.of(nn.GRU(4, 4)), 9, 2, torch.float32, True, "cpu", SEQUENTIAL, True
+    )
     measured = bppsa.measure()
     assert measured.source == "measured"
     assert measured.rates["GRU forward"] != SHIPPED["cpu"].rates["GRU forward"]
@@ -176,6 +208,8 @@ def test_what_was_measured_is_kept_and_decides(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(_machine, "_measured", {})  # as in a later process
     forget()
     assert _machine.machine_of("cpu") == measured
-    after = decide("", Strategy("sequential"), Spec.of(nn.GRU(4, 4)), 9, 2, torch.float32, True, "cpu", True)
+    after = decide(
+        "", Strategy("sequential"), Spec.of(nn.GRU(4, 4)), 9, 2, torch.float32, True, "cpu", SEQUENTIAL, True
+    )
     assert before.predicted != after.predicted
     assert after.machine == str(measured)

@@ -196,10 +196,10 @@ def _key(*parts: str) -> str:
 @functools.cache
 def _machine() -> tuple[str, ...]:
     """What the result depends on besides the compiler: a home directory may be shared by many machines."""
-    return platform.system(), platform.machine(), _cpu_features(), _c_library()
+    return platform.system(), platform.machine(), cpu_features(), _c_library()
 
 
-def _cpu_features() -> str:
+def cpu_features() -> str:
     """The kernel's list of the first core's instruction sets; "" where there is none to read."""
     try:
         with open("/proc/cpuinfo", "rb", buffering=0) as file:

@@ -63,8 +63,8 @@ def record(
     gradients: whether the recording must also tell what autograd would do. decompose: what to record instead of an op.
     where: names the module that runs, for each node's `meta["path"]`. recorder: another than a cell's.
 
-    Raises `Unsupported` where the function reads the value of a tensor, changes an input in place, or has a gradient
-    that is not that of its ops.
+    Raises `Unsupported` where the function reads the value of a tensor, has an op that fails for some values, changes
+    an input in place, or has a gradient that is not that of its ops.
     """
     recorder = recorder or Recorder(decompose, where)
     nodes: list[fx.Node] = []
@@ -217,7 +217,10 @@ class Recorder(TorchDispatchMode):
         stand_ins, options = fx.node.map_arg((args, kwargs), lambda node: node.meta["val"])
         if any(argument.name == "device" for argument in func._schema.arguments):
             options = {**options, "device": "cpu"}
-        out = func(*stand_ins, **options)
+        try:
+            out = func(*stand_ins, **options)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]  # zeros: its own may be regular
+            raise Unsupported(Reason("fails for some values of a tensor", op=str(func))) from error
         node = self.graph.call_function(func, args, kwargs)
         node.meta["path"] = self.where()
         if isinstance(out, Tensor):

@@ -1,22 +1,26 @@
-"""Which strategy runs a recurrence, and why: the one predicted to take least, where that is sure enough."""
+"""Which strategy and which forward run a recurrence, and why: what is predicted to take least, where that is sure
+enough."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from bppsa.plan import work
 from bppsa.plan.cost import Machine
+from bppsa.plan.forward import SEQUENTIAL, Forward, division
 from bppsa.plan.levels import complexity
-from bppsa.plan.strategy import NAMES, Strategy, divide
-from bppsa.plan.work import LOOP, PYTORCH, Counts, Size, phases
+from bppsa.plan.strategy import NAMES, Division, Strategy, divide
+from bppsa.plan.work import LOOP, PYTORCH, Counts, Size
 
 Numbers = dict[str, float | int | str]
 INLINE_ROWS = 8
 FEWEST = 2  # steps; a call of no more is over before a prediction is worth anything
-SURE = 1.25  # times as fast as one sweep a scan has to be predicted
+SURE = 1.25  # times as fast as one sweep a scan, or a forward by Newton's iteration, has to be predicted
 
 # What auto chooses from. A CPU combines pairs by torch's ops, some 0.3 ms a step of the scan: no sweep takes as long.
 OPEN = {"cpu": ("sequential",), "cuda": ("sequential", "chunked")}
+NEWTON = Forward("newton")
 
 
 def multiply_inline(rows: int, device: str) -> bool:
@@ -29,18 +33,19 @@ def multiply_inline(rows: int, device: str) -> bool:
 
 @dataclass(frozen=True)
 class Choice:
-    """A strategy for one call, why, and the numbers that decided."""
+    """A strategy and a forward for one call, why, and the numbers that decided."""
 
     strategy: str  # the text of one that runs, or "pytorch" to leave the call as it was
     reason: str
     numbers: Numbers
     predicted: Mapping[str, float] = field(default_factory=dict)  # milliseconds by strategy, where they were asked for
     machine: str = ""  # whose rates
+    forward: str = str(SEQUENTIAL)  # the text of one
 
     @property
-    def told(self) -> tuple[Mapping[str, float], str]:
-        """What a Decision shows of the predictions."""
-        return self.predicted, self.machine if self.predicted else ""
+    def told(self) -> tuple[Mapping[str, float], str, str]:
+        """What a Decision shows besides: the predictions, whose they are, and the forward."""
+        return self.predicted, self.machine if self.predicted else "", self.forward
 
 
 @dataclass(frozen=True)
@@ -60,37 +65,83 @@ class Call:
             return 1 / SURE
         return self.machine.margin + (7 / max(self.size.steps, 1)) ** 2
 
-    def ms(self, strategy: Strategy | str) -> float:
+    def ms(self, strategy: Strategy | str, forward: Forward = SEQUENTIAL) -> float:
         """Predicted; of PyTorch by "pytorch"."""
-        works = (phases(strategy, counts, self.size, self.training) for counts in self.layers)
+        works = (work.phases(strategy, counts, self.size, self.training, self.shots(forward)) for counts in self.layers)
         return sum(map(self.machine.us, works)) / 1e3
 
+    def forward_ms(self, forward: Forward) -> float:
+        """Of ours, without a backward."""
+        one, shots = Strategy("sequential"), self.shots(forward)
+        works = (work.forward(one, counts, self.size, self.training, shots) for counts in self.layers)
+        return sum(map(self.machine.us, works)) / 1e3
+
+    def shots(self, forward: Forward) -> Division | None:
+        return division(forward, self.size.steps) if forward.name == "newton" else None
+
     def all_ms(self) -> dict[str, float]:
-        """Of PyTorch, and of each strategy as it is by default. Without gradients all are the one sweep forward."""
+        """Of PyTorch, of each strategy as it is by default, and of Newton's forward where it has chunks, beside the
+        strategy that suits it. Without gradients all are the one sweep forward."""
         names = [name for name in NAMES if name != "auto"] if self.training else ["sequential"]
-        return {PYTORCH: self.ms(PYTORCH)} | {name: self.ms(Strategy(name)) for name in names}
+        found = {PYTORCH: self.ms(PYTORCH)} | {name: self.ms(Strategy(name)) for name in names}
+        if division(NEWTON, self.size.steps).count > 1:
+            beside = OPEN[self.machine.device][-1]
+            found[f"newton + {beside}" if self.training else "newton"] = self.ms(Strategy(beside), NEWTON)
+        return found
 
 
-def choose(asked: Strategy, call: Call, numbers: Numbers, *, explained: bool = False) -> Choice:
-    """numbers: what a report shows of the call's sizes. explained: with predictions for what was not in question."""
+def choose(
+    asked: Strategy, call: Call, numbers: Numbers, *, ahead: Forward = SEQUENTIAL, explained: bool = False
+) -> Choice:
+    """numbers: what a report shows of the call's sizes. ahead: the forward that is asked for. explained: with
+    predictions for what was not in question."""
     predicted = call.all_ms() if explained else {}
+    forward, why = choose_forward(ahead, call)
     if asked.name != "auto":
         choice = as_asked(asked, call.size.steps, call.training, numbers)
-    elif is_too_short(asked, call.size.steps) and call.layers[0].peer != LOOP:
+    elif is_too_short(asked, forward, call.size.steps) and call.layers[0].peer != LOOP:
         choice = too_short(numbers)
+    elif forward.name == ahead.name == "newton":  # PyTorch has no such forward to leave the call to
+        choice = Choice(fastest(call, forward)[0], "fits the forward", numbers)
     else:
-        choice = least(call, numbers)
-    return Choice(choice.strategy, choice.reason, choice.numbers, predicted, str(call.machine))
+        choice = least(call, forward, numbers)
+    if choice.strategy == PYTORCH and forward.name == "newton":  # for all it gains, PyTorch is faster
+        forward, why = SEQUENTIAL, ""
+    if why:
+        choice = replace(choice, reason=f"{choice.reason}; forward {forward}: {why}")
+    return replace(choice, predicted=predicted, machine=str(call.machine), forward=str(forward))
 
 
-def least(call: Call, numbers: Numbers) -> Choice:
-    """Of those open on the device."""
-    theirs, (name, *others) = call.ms(PYTORCH), OPEN[call.machine.device]
-    ours = call.ms(Strategy(name))
+def choose_forward(asked: Forward, call: Call) -> tuple[Forward, str]:
+    """Which forward runs a call that PyTorch does not, and why; "" where nobody asked."""
+    steps = call.size.steps
+    if asked.name == "sequential":
+        return asked, ""
+    if division(asked, steps).count == 1:
+        return SEQUENTIAL, f"{steps} steps are a single chunk"
+    if asked.name == "newton":
+        return asked, "as asked"
+    if call.machine.device == "cpu":
+        return SEQUENTIAL, "a CPU has too few cores for the work of a parallel one"
+    gain = call.forward_ms(SEQUENTIAL) / call.forward_ms(NEWTON)
+    chosen = NEWTON if gain >= SURE else SEQUENTIAL
+    return chosen, f"Newton's iteration predicted {gain:.2g} times as fast as one sweep"
+
+
+def fastest(call: Call, forward: Forward) -> tuple[str, float]:
+    """Of the strategies open on the device: its name, and the milliseconds with this forward."""
+    name, *others = OPEN[call.machine.device]
+    ours = call.ms(Strategy(name), forward)
     for other in others if call.training else ():
-        ms = call.ms(Strategy(other))
+        ms = call.ms(Strategy(other), forward)
         if ms * SURE < ours:
             name, ours = other, ms
+    return name, ours
+
+
+def least(call: Call, forward: Forward, numbers: Numbers) -> Choice:
+    """The fastest of ours, or PyTorch."""
+    theirs, (name, ours) = call.ms(PYTORCH), fastest(call, forward)
     gain, what = theirs / ours, "forward and backward" if call.training else "forward"
     numbers = numbers | {"predicted ms": round(ours, 3), "PyTorch's": round(theirs, 3)}
     if gain < call.margin:
@@ -100,9 +151,9 @@ def least(call: Call, numbers: Numbers) -> Choice:
     return Choice(name, f"{what} predicted {gain:.1f} times as fast as PyTorch's", numbers)
 
 
-def is_too_short(asked: Strategy, steps: int) -> bool:
+def is_too_short(asked: Strategy, ahead: Forward, steps: int) -> bool:
     """For a module: whether PyTorch runs a call whatever is predicted, so that nothing need be counted for it."""
-    return asked.name == "auto" and steps <= FEWEST
+    return asked.name == "auto" and ahead.name != "newton" and steps <= FEWEST
 
 
 def too_short(numbers: Numbers) -> Choice:

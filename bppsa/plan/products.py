@@ -7,6 +7,7 @@ here: they scale a neighbour, so a caller absorbs them first.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -19,22 +20,47 @@ Multiply = Callable[[Pattern, Pattern], Pattern]
 
 
 @dataclass(frozen=True)
+class Step:
+    """One combination, for one sample: a matrix [N, K] times one [K, M], or times a vector, with M = 1.
+
+    flops: multiplications and additions, 2 a product of two entries that can be non-zero.
+    """
+
+    shape: tuple[int, int, int]  # (N, K, M)
+    flops: int
+
+    @property
+    def dense(self) -> int:
+        """Multiplications where no entry is known to be zero."""
+        return math.prod(self.shape)
+
+
+Steps = tuple[Step, ...]
+
+
+@dataclass(frozen=True)
 class LevelCost:
-    """One level, for one sample.
+    """One level of the up-sweep, for one sample.
 
     Args:
         segments: how many J^T are left after it.
         nnz: of these together.
         density: of the densest of them.
-        flops: multiplications and additions of the level, 2 a product; of a matrix and a vector 2 nnz.
-        critical: those of its dearest combination, which one worker has to do.
+        steps: its combinations.
     """
 
     segments: int
     nnz: int
     density: float
-    flops: int
-    critical: int
+    steps: Steps
+
+    @property
+    def flops(self) -> int:
+        return total(self.steps)
+
+    @property
+    def critical(self) -> int:
+        return dearest(self.steps)
 
     def bytes(self, itemsize: int, samples: int = 1) -> int:
         """Of the values of all J^T that are left."""
@@ -44,18 +70,38 @@ class LevelCost:
 @dataclass(frozen=True)
 class ChainCost:
     """linear: flops of the linear sweep down to the chain's input. up: the chain as it is, then after each level of the
-    up-sweep. middle, down: flops of the plan's linear middle, and of each level of the down-sweep; the cotangent of the
+    up-sweep. middle, down: steps of the plan's linear middle, and of each level of the down-sweep; the cotangent of the
     chain's input is not among the results of a scan (equation 4)."""
 
     linear: int
     up: tuple[LevelCost, ...]
-    middle: int
-    down: tuple[int, ...]
+    middle: Steps
+    down: tuple[Steps, ...]
+
+    @property
+    def steps(self) -> Steps:
+        """All of the plan, in its order."""
+        phases = (*(level.steps for level in self.up), self.middle, *self.down)
+        return tuple(step for steps in phases for step in steps)
 
     @property
     def flops(self) -> int:
         """Of all of the plan."""
-        return sum(level.flops for level in self.up) + self.middle + sum(self.down)
+        return total(self.steps)
+
+    @property
+    def critical(self) -> int:
+        """Of what has to follow each other, with a worker for each step: the dearest step of each level, and the whole
+        middle."""
+        return sum(level.critical for level in self.up) + total(self.middle) + sum(map(dearest, self.down))
+
+
+def total(steps: Steps) -> int:
+    return sum(step.flops for step in steps)
+
+
+def dearest(steps: Steps) -> int:
+    return max((step.flops for step in steps), default=0)
 
 
 def chain_cost(plan: ScanPlan, patterns: Sequence[Pattern], multiply: Multiply | None = None) -> ChainCost:
@@ -69,27 +115,34 @@ def chain_cost(plan: ScanPlan, patterns: Sequence[Pattern], multiply: Multiply |
     multiply = multiply or (lambda a, b: product_plan(a, b).c)
     held: list[Pattern | None] = [None, *reversed(patterns)]  # a[0] is a vector, and what it reaches becomes one
     alive = set(range(1, plan.n + 1))
-    up = [level(held, alive, [])]
+    up = [level(held, alive, ())]
     for pairs in plan.up:
-        flops = []
+        steps = []
         for left, right in pairs:
             first, then = held[right], held[left]
             assert first is not None
-            flops.append(2 * (first.nnz if then is None else int(counts(first, then)[-1])))
+            steps.append(product(first, then))
             held[right] = None if then is None else multiply(first, then)
             alive -= {left} if then is not None else {right}
-        up.append(level(held, alive, flops))
-    middle = sum(2 * nnz(held[place]) for place in plan.middle[1:-1])
-    down = tuple(sum(2 * nnz(held[left]) for left, _ in pairs) for pairs in plan.down)
+        up.append(level(held, alive, tuple(steps)))
+    middle = applied(held, plan.middle[1:-1])
+    down = tuple(applied(held, [left for left, _ in pairs]) for pairs in plan.down)
     return ChainCost(2 * sum(p.nnz for p in patterns), tuple(up), middle, down)
 
 
-def nnz(pattern: Pattern | None) -> int:
-    """Of a place that holds a vector none: what is there only moves."""
-    return 0 if pattern is None else pattern.nnz
+def product(a: Pattern, b: Pattern | None) -> Step:
+    """b: None for a vector."""
+    if b is None:
+        return Step((*a.shape, 1), 2 * a.nnz)
+    return Step((*a.shape, b.shape[1]), 2 * int(counts(a, b)[-1]))
 
 
-def level(held: Sequence[Pattern | None], alive: set[int], flops: Sequence[int]) -> LevelCost:
+def applied(held: Sequence[Pattern | None], places: Sequence[int]) -> Steps:
+    """What is at these places, times a vector; a place that holds a vector itself has it moved, which is no step."""
+    return tuple(product(pattern, None) for place in places if (pattern := held[place]) is not None)
+
+
+def level(held: Sequence[Pattern | None], alive: set[int], steps: Steps) -> LevelCost:
     left = [p for place in alive if (p := held[place]) is not None]
     density = max((p.nnz / max(p.shape[0] * p.shape[1], 1) for p in left), default=0.0)
-    return LevelCost(len(left), sum(p.nnz for p in left), density, sum(flops), max(flops, default=0))
+    return LevelCost(len(left), sum(p.nnz for p in left), density, steps)

@@ -1,7 +1,8 @@
 """What a call of a recurrence comes to by each strategy: phases, and the work of each, counted from its kernels.
 
 The phases are those of `runtime/backward.py`: forward, then reduce, scan and the backward sweep; what stands around the
-sweeps as products over all steps at once is "products". A Newton forward is the same three phases once an iteration.
+sweeps as products over all steps at once is "products". A Newton forward (`runtime/newton.py`) sweeps and reduces
+chunks too; what an iteration does besides is "correct".
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from dataclasses import dataclass
 
 from bppsa.plan.cost import Phase, Work
 from bppsa.plan.levels import complexity
-from bppsa.plan.strategy import Strategy, divide
+from bppsa.plan.strategy import Division, Strategy, divide
 
 PYTORCH = "pytorch"
 LOOP = "loop"  # the peer of a cell that Python steps through
+ITERATIONS = 4  # of Newton's that a forward is taken to need; what converges takes two to six
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,20 @@ class Size:
         return self.steps * self.rows
 
 
-def phases(strategy: Strategy | str, counts: Counts, size: Size, training: bool) -> list[Phase]:
+def phases(
+    strategy: Strategy | str, counts: Counts, size: Size, training: bool, shots: Division | None = None
+) -> list[Phase]:
     """Of a forward, and in `training` a backward, by a strategy or by PyTorch."""
-    return forward(strategy, counts, size, training) + (backward(strategy, counts, size) if training else [])
+    ahead = forward(strategy, counts, size, training, shots)
+    return ahead + (backward(strategy, counts, size) if training else [])
 
 
-def forward(strategy: Strategy | str, counts: Counts, size: Size, training: bool) -> list[Phase]:
+def forward(
+    strategy: Strategy | str, counts: Counts, size: Size, training: bool, shots: Division | None = None
+) -> list[Phase]:
+    """shots: the chunks of Newton's iteration; None for one sweep."""
+    if shots is not None:
+        return newton(counts, size, shots)
     name, each = ("forward", counts.forward) if training else ("inference", counts.inference)
     if strategy == PYTORCH:
         return [by_pytorch(name, counts, size, each, counts.before)]
@@ -92,14 +102,19 @@ def backward(strategy: Strategy | str, counts: Counts, size: Size) -> list[Phase
     return [*chunked, ("backward", sweeps), *products(counts.after, counts, size)]
 
 
-def newton(counts: Counts, size: Size, iterations: int, strategy: Strategy | None = None) -> list[Phase]:
-    """Of a forward by so many Newton iterations: in each the states of all steps are linearised, reduced, scanned and
-    swept, chunk beside chunk. A step of the linearised recurrence is taken to cost what a step of the backward does."""
-    strategy = Strategy("chunked") if strategy is None else strategy
-    division = divide(strategy, size.steps)
-    sweeps = sweep(counts.forward, counts, size, min(division.length, size.steps), division.count)
-    once = [*to_boundaries(strategy, counts, size), ("forward", sweeps)]
-    return [*products(counts.before, counts, size), *((name, work.times(iterations)) for name, work in once)]
+def newton(counts: Counts, size: Size, shots: Division, iterations: int = ITERATIONS) -> list[Phase]:
+    """Of a forward by so many Newton iterations: a sweep of all chunks side by side before the first and in each, which
+    begins with the products; and in each the chunks' reductions and, along them, the corrections."""
+    swept = sweep(counts.forward, counts, size, min(shots.length, size.steps), shots.count)
+    matrices = shots.count * size.rows * counts.blocks * counts.width**2
+    correct = Work(1, shots.count, 2 * matrices, matrices * counts.word, size.rows)
+    sweeps = [*products(counts.before, counts, size), ("forward", swept)]
+    between = [("reduce", reduction(shots, counts, size)), ("correct", correct)]
+    return [
+        (name, work.times(count))
+        for count, parts in ((iterations + 1, sweeps), (iterations, between))
+        for name, work in parts
+    ]
 
 
 def sweep(each: Each, counts: Counts, size: Size, length: int | None = None, chunks: int = 1) -> Work:
@@ -110,20 +125,27 @@ def sweep(each: Each, counts: Counts, size: Size, length: int | None = None, chu
 
 
 def to_boundaries(strategy: Strategy, counts: Counts, size: Size) -> list[Phase]:
-    """What leads to the cotangent that enters each chunk: its reduction to a pair, which is the backward's step on the
-    columns of a matrix, that share what is read; and the scan over the pairs."""
+    """What leads to the cotangent that enters each chunk: its reduction to a pair, and the scan over the pairs."""
     division = divide(strategy, size.steps)
-    columns = counts.width + 2
-    flops, moved = counts.backward.flops * columns, counts.backward.bytes
-    pieces = counts.pieces(size.rows * columns, division.count)
-    length = min(division.length, size.steps)
-    reduce = Work(1, length, flops * size.points, moved * size.points + counts.weights, pieces)
     tree = complexity(division.scan)
     matrices = size.rows * counts.blocks
     launches = len(division.scan.up) + 1 + len(division.scan.down)
-    held = division.count * matrices * counts.width * columns * counts.word
+    held = division.count * matrices * counts.width * columns_of(counts) * counts.word
     scan = Work(launches, tree.steps, tree.flops(counts.width) * matrices, held, size.rows)
-    return [("reduce", reduce), ("scan", scan)]
+    return [("reduce", reduction(division, counts, size)), ("scan", scan)]
+
+
+def reduction(division: Division, counts: Counts, size: Size) -> Work:
+    """Of every chunk to a pair: the backward's step on the columns of a matrix, that share what is read."""
+    columns = columns_of(counts)
+    flops, moved = counts.backward.flops * columns * size.points, counts.backward.bytes * size.points
+    pieces = counts.pieces(size.rows * columns, division.count)
+    return Work(1, min(division.length, size.steps), flops, moved + counts.weights, pieces)
+
+
+def columns_of(counts: Counts) -> int:
+    """A basis of the blocks, what enters, and NaN."""
+    return counts.width + 2
 
 
 def products(of: Products, counts: Counts, size: Size) -> list[Phase]:

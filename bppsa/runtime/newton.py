@@ -35,20 +35,35 @@ NOTHING = Needs((), ())
 # rounding is of that size, so that the error is that of one sweep over all steps.
 CONVERGED, AT_FLOOR = 4, 64
 PATIENCE = 4  # iterations that need not make progress
+REST, LONGEST_REST = 8, 1024  # calls after a failure: where weights change, what failed may converge later
 
 
 @dataclass
 class Memory:
-    """What the last calls of a module or a cell left: what entered their chunks, and how often they did not converge.
+    """What the last calls of a module or a cell left: what entered their chunks, how many of them in a row did not
+    converge, and for how many more "auto" does not try again: twice as many after each.
 
     Copies and pickles of it are empty: it belongs to one object in one process.
     """
 
     entering: dict[Hashable, Tensor] = field(default_factory=dict)
     failures: int = 0
+    resting: int = 0
 
     def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
         return Memory, ()
+
+    def note(self, *, failed: bool) -> None:
+        """A call by Newton's iteration is over."""
+        self.failures = self.failures + 1 if failed else 0
+        self.resting = min(REST * 2 ** (self.failures - 1), LONGEST_REST) if failed else 0
+
+    def rests(self) -> bool:
+        """Asked once a call that could try."""
+        if not self.resting:
+            return False
+        self.resting -= 1
+        return True
 
 
 @dataclass(frozen=True)
@@ -98,7 +113,6 @@ class Solver:
             if not is_out_of_memory(error):
                 raise
             outcome = Outcome(0, math.nan, "not enough memory")
-        self.memory.failures += 1
         self.outcomes.append(outcome)
         return sweep.forward(sources, carries, params, extent, save=save)
 
@@ -157,8 +171,14 @@ class Shots:
         outputs = [None] * len(self.sweep.recurrence.outputs)
         asked = Asked(self.passed, self.sources, self.params, outputs, (), self.chunks.inner, NOTHING)
         reduce(self.sweep, self.reduction, running.flatten(0, 1), asked)
-        jacobian = jacobians(self.reduction, self.chunks.unsorted(running, 0))
-        jacobian = self.along(jacobian.unflatten(0, (self.division.count, self.extent.rows)))
+        by_row = self.chunks.unsorted(running, 0).unflatten(0, (self.division.count, self.extent.rows))
+        by_row = self.along(by_row)
+        found = None if self.sweep.corrections is None else self.sweep.corrections(by_row, residual)
+        return self.one_by_one(by_row, residual) if found is None else found
+
+    def one_by_one(self, running: Tensor, residual: Tensor) -> Tensor:
+        """The corrections by torch's own ops, from all chunks' reductions [C, B, columns, pitch]."""
+        jacobian = jacobians(self.reduction, running.flatten(0, 1)).unflatten(0, running.shape[:2])
         order = self.reduction.structure.order
         right = residual[..., order].unsqueeze(-1)
         d = [torch.zeros_like(right[0])]

@@ -52,7 +52,7 @@ class Gradients:
 class Sweep:
     """`build` makes kernels callable: `codegen.interpret.run` bound to each, or their machine code. `reduction`: asked
     for by scans only; `diagonal=True` gives that of a simplified J^T. `multiply` computes the products that remain
-    after a backward sweep. `boundaries`: `codegen.gpu.native_scan`'s, where kernels run in chunks."""
+    after a backward sweep. `boundaries`, `corrections`: `codegen.gpu.native_scan`'s, where kernels run in chunks."""
 
     def __init__(
         self,
@@ -62,9 +62,11 @@ class Sweep:
         reduction: Callable[..., Reduction],
         multiply: Multiply = by_torch,
         boundaries: Callable[..., Tensor | None] | None = None,
+        corrections: Callable[[Tensor, Tensor], Tensor | None] | None = None,
     ) -> None:
         self.program, self.recurrence, self.dtype = program, program.recurrence, dtype
-        self.build, self.reduction, self.boundaries = build, reduction, boundaries
+        self.build, self.reduction = build, reduction
+        self.boundaries, self.corrections = boundaries, corrections
         self.runners: dict[str, Runner] = {}
         streams = list(enumerate(self.recurrence.streams))
         read = {b.name for b in program.backward.arguments}

@@ -4,14 +4,12 @@ python -m bppsa.schedule lpp --G 2 --R 4 -S 8 -B 8
 python -m bppsa.schedule --file my_schedule.py:name -S 8 -B 8
 python -m bppsa.schedule compare gpipe "lpp(G=2)" my_schedule.py:name -S 8 -B 8
 python -m bppsa.schedule search -S 8 -B 16 -W 8 --memory 12
+python -m bppsa.schedule search gpipe my_schedule.py:name -S 8 -B 16 -W 8
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
-import inspect
-import runpy
 import sys
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -19,20 +17,23 @@ from pathlib import Path
 from typing import Any
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule import zoo
 from bppsa.schedule.compare import compare
+from bppsa.schedule.names import PARAMETERS, ZOO, loaded, made_by, named
 from bppsa.schedule.search import search
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import Build, Recipe, Schedule
 from bppsa.schedule.timeline import Timeline
 
-ZOO: dict[str, Callable[..., Recipe]] = {
-    name: entry
-    for name, entry in vars(zoo).items()
-    if inspect.isfunction(entry) and inspect.signature(entry).return_annotation == "Recipe"
-}
-PARAMETERS = {p.name: p for entry in ZOO.values() for p in inspect.signature(entry).parameters.values()}
-COSTS = ("forward", "backward", "weight", "activation_time", "gradient_time", "weight_time")
+COSTS = (
+    "forward",
+    "backward",
+    "weight",
+    "activation_time",
+    "gradient_time",
+    "weight_time",
+    "activation_sizes",
+    "weight_sizes",
+)
 METRICS = (
     "peak_memory",
     "peak_activations",
@@ -46,7 +47,9 @@ METRICS = (
 def main(arguments: Sequence[str] | None = None) -> None:
     given = parser().parse_args(arguments)
     try:
-        COMMANDS.get("".join(given.words[:1]), draw)(given)
+        command = COMMANDS.get("".join(given.words[:1]), draw)
+        refuse_unused(given, command)
+        command(given)
     except ScheduleError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
@@ -64,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
         kind = str if isinstance(parameter.default, str) else int
         made.add_argument(f"--{name}", type=kind, help="of the schedules that have it")
     for cost in COSTS:
-        made.add_argument(f"--{cost.replace('_', '-')}", type=Fraction, metavar="TIME", help="such as 1, 2/3 or 0.5")
+        made.add_argument(f"--{cost.replace('_', '-')}", type=Fraction, metavar="NUMBER", help="such as 1, 2/3 or 0.5")
     made.add_argument("--memory", type=Fraction, help="search: what a worker can hold of activations and weights")
     made.add_argument("--svg", type=Path, metavar="FILE", help="write the diagram")
     made.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
@@ -87,10 +90,27 @@ def print_comparison(given: argparse.Namespace) -> None:
 
 
 def print_search(given: argparse.Namespace) -> None:
-    print(search(**numbers(given) | {"W": given.W or given.S}, memory=whole(given.memory)))
+    among = [named(word) for word in given.words[1:]] or None
+    print(search(**numbers(given) | {"W": given.W or given.S}, memory=whole(given.memory), schedules=among))
 
 
 COMMANDS = {"compare": print_comparison, "search": print_search}
+# What only some commands read.
+READ: dict[Callable[[argparse.Namespace], None], set[str]] = {
+    draw: {"file", "svg", "trace", "batches", *PARAMETERS},
+    print_comparison: set(),
+    print_search: {"memory"},
+}
+
+
+def refuse_unused(given: argparse.Namespace, command: Callable[[argparse.Namespace], None]) -> None:
+    unused = [name for name in sorted(set().union(*READ.values()) - READ[command]) if getattr(given, name)]
+    if unused:
+        raise ScheduleError(
+            f"--{unused[0]} says nothing here; a schedule's parameters go with its name, as in 'lpp(G=2, R=4)'"
+            if unused[0] in PARAMETERS
+            else f"--{unused[0]} says nothing here; --help tells what does"
+        )
 
 
 def numbers(given: argparse.Namespace) -> dict[str, Any]:
@@ -105,48 +125,12 @@ def whole(number: Fraction | None) -> Fraction | int | None:
 
 def asked(given: argparse.Namespace) -> Recipe | Schedule | Build:
     """The one schedule that was asked for: `--file`, or a name with its parameters."""
-    if given.file:
+    if given.file and not given.words:
         return loaded(given.file)
-    if len(given.words) != 1:
+    if given.file or len(given.words) != 1:
         raise ScheduleError(f"name one schedule of {', '.join(ZOO)}, or --file FILE:NAME; --help tells more")
     parameters = {name: getattr(given, name) for name in PARAMETERS if getattr(given, name) is not None}
-    return made_by(given.words[0], parameters) if parameters else named(given.words[0])
-
-
-def named(text: str) -> Recipe | Schedule | Build:
-    """What "gpipe", "lpp(G=2, R=4)" or "my_schedule.py:name" stands for."""
-    if ".py:" in text:
-        return loaded(text)
-    try:
-        call = ast.parse(text, mode="eval").body
-        name, keywords = (call.func, call.keywords) if isinstance(call, ast.Call) else (call, [])
-        parameters = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in keywords}
-    except (SyntaxError, ValueError):
-        raise ScheduleError(f"{text!r} is no schedule; write it as gpipe or 'lpp(G=2, R=4)'") from None
-    return made_by(ast.unparse(name), parameters)
-
-
-def made_by(name: str, parameters: dict[str, Any]) -> Recipe:
-    if name not in ZOO:
-        raise ScheduleError(f"{name!r} is none of {', '.join(ZOO)}; one of your own is FILE:NAME")
-    signature = inspect.signature(ZOO[name])
-    try:
-        signature.bind(**parameters)
-    except TypeError as error:
-        raise ScheduleError(f"{name} takes {signature.replace(return_annotation=signature.empty)}: {error}") from None
-    return ZOO[name](**parameters)
-
-
-def loaded(place: str) -> Recipe | Schedule | Build:
-    """The schedule, or the function of (S, B, W) that builds one, by this name in this file."""
-    path, _, name = place.rpartition(":")
-    if not Path(path).is_file():
-        raise ScheduleError(f"{place!r}: there is no file {path!r}; write FILE:NAME, such as my_schedule.py:mine")
-    found = runpy.run_path(path)
-    if name not in found:
-        raise ScheduleError(f"{path} has no {name!r}")
-    schedule: Recipe | Schedule | Build = found[name]
-    return schedule
+    return made_by(given.words[0], **parameters) if parameters else named(given.words[0])
 
 
 def summary(timeline: Timeline) -> str:

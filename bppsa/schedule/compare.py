@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from typing import Any
 
@@ -16,7 +16,7 @@ from bppsa.schedule.timeline import Timeline
 @dataclass(frozen=True)
 class Row:
     """Of one schedule. Memory and receives are those of the worker that has most of them; memory is of activations and
-    weights, see `Timeline.peak_memory`."""
+    weights, see `Timeline.peak_memory`; `receives` is of all three kinds together."""
 
     schedule: str
     workers: int
@@ -28,6 +28,7 @@ class Row:
     activation_receives: int
     gradient_receives: int
     weight_receives: int
+    receives: int
 
 
 @dataclass(frozen=True)
@@ -58,30 +59,53 @@ def compare(
     Where one of the schedules splits the backward, the B jobs of the others take backward + weight, so that all do the
     same work. Raises ScheduleError where none of the schedules can run.
     """
-    rows, refused, bounds = [], [], []
-    for schedule in schedules:
-        try:
-            bounds.append((name_of(schedule), bound_to(schedule, S, B, W)))
-        except ScheduleError as error:
-            refused.append((name_of(schedule), str(error)))
-    split = any(WEIGHT in bound.directions for _, bound in bounds)
-    for name, bound in bounds:
-        cost = {"backward": of_backward(bound, backward, weight, S, split), "weight": weight, **costs}
-        try:
-            rows.append(row(name, simulate(bound, S=S, B=B, W=W, **cost)))
-        except ScheduleError as error:
-            refused.append((name, str(error)))
+    recipes = [as_recipe(schedule) for schedule in schedules]
+    split = any(splits(recipe, S, B, W) for recipe in recipes)
+    numbers = {"S": S, "B": B, "W": W, "backward": backward, "weight": weight, **costs}
+    found = [(recipe.name, row_or_reason(recipe, split=split, **numbers)) for recipe in recipes]
+    rows = tuple(of for _, of in found if isinstance(of, Row))
+    refused = tuple((name, why) for name, why in found if isinstance(why, str))
     if not rows:
-        raise ScheduleError(f"no schedule can run: {'; '.join(f'{name}: {why}' for name, why in refused)}")
-    comparison = Comparison(tuple(rows), tuple(refused), split)
+        raise ScheduleError(f"no schedule can run: {reasons(refused)}")
+    comparison = Comparison(rows, refused, split)
     print(comparison)
     return comparison
 
 
-def name_of(schedule: Schedule | Recipe | Build) -> str:
+def as_recipe(schedule: Schedule | Recipe | Build) -> Recipe:
+    """With a name: a function's own, or "Schedule" for one that is bound."""
     if isinstance(schedule, Recipe):
-        return schedule.name
-    return str(getattr(schedule, "__name__", type(schedule).__name__))
+        return schedule
+    if isinstance(schedule, Schedule):
+        return Recipe("Schedule", lambda S, B, W=None: schedule)
+    return Recipe(getattr(schedule, "__name__", repr(schedule)), schedule)
+
+
+def splits(recipe: Recipe, S: int, B: int, W: int | None) -> bool:
+    try:
+        return WEIGHT in bound_to(recipe, S, B, W).directions
+    except ScheduleError:
+        return False  # it does not exist for these numbers, which its row will say
+
+
+def row_or_reason(
+    recipe: Recipe, *, S: int, B: int, W: int | None, split: bool, backward: Cost, weight: Cost, **costs: Any
+) -> Row | str:
+    """What a schedule takes, or why it cannot run. split: the whole of a backward is backward + weight."""
+    try:
+        bound = bound_to(recipe, S, B, W)
+        whole = of_backward(bound, backward, weight, S, split)
+        return row(recipe.name, simulate(bound, S=S, B=B, W=W, backward=whole, weight=weight, **costs))
+    except ScheduleError as error:
+        return str(error)
+
+
+def reasons(refused: Sequence[tuple[str, str]]) -> str:
+    """Why each of them cannot run, or why all cannot where that is one thing."""
+    same = {why for _, why in refused}
+    if len(same) == 1 < len(refused):
+        return same.pop()
+    return "; ".join(f"{name}: {why}" for name, why in refused) or "there is none"
 
 
 def of_backward(bound: Schedule, backward: Cost, weight: Cost, S: int, split: bool) -> Cost:
@@ -93,6 +117,11 @@ def of_backward(bound: Schedule, backward: Cost, weight: Cost, S: int, split: bo
 
 
 def row(name: str, timeline: Timeline) -> Row:
+    activations, gradients, weights = received = (
+        timeline.activation_receives,
+        timeline.gradient_receives,
+        timeline.weight_receives,
+    )
     return Row(
         name,
         timeline.W,
@@ -101,24 +130,23 @@ def row(name: str, timeline: Timeline) -> Row:
         max(timeline.peak_memory),
         max(timeline.peak_activations),
         max(timeline.weight_storage),
-        max(timeline.activation_receives),
-        max(timeline.gradient_receives),
-        max(timeline.weight_receives),
+        max(activations),
+        max(gradients),
+        max(weights),
+        max(map(sum, zip(*received, strict=True))),
     )
 
 
 def table(rows: Sequence[Any]) -> str:
     """Dataclasses as lines of text, numbers to the right."""
     heads = [field.name.replace("_", " ") for field in fields(rows[0])]
-    cells = [heads, *([shown(value) for value in astuple(row)] for row in rows)]
-    widths = [max(map(len, of)) for of in zip(*cells, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if at == 0 else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in cells
-    )
+    return "\n".join(in_columns([heads, *([shown(value) for value in astuple(row)] for row in rows)]))
+
+
+def in_columns(lines: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.rjust) -> list[str]:
+    """Lines of cells as lines of text, their first cells to the left."""
+    first, *widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return ["  ".join([head.ljust(first), *map(justify, cells, widths)]).rstrip() for head, *cells in lines]
 
 
 def shown(value: Any) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 from bppsa.errors import ScheduleError
+from bppsa.schedule.answers import answers
 from bppsa.schedule.jobs import Grid, Listed
 from bppsa.schedule.spec import B, F, Job, Jobs, Schedule, W
 
@@ -25,12 +26,19 @@ def order_edges(schedule: Schedule, jobs: Grid | Listed) -> Iterator[tuple[int, 
 def named(role: str, function: Jobs, jobs: Grid | Listed) -> Iterator[tuple[int, int]]:
     """Edges from the jobs that a function of a job names. Raises ScheduleError where one is not there."""
     number = jobs.number
-    for q, (s, b, d) in enumerate(jobs):
-        for job in function(s, b, d) or ():
+    for q, (said, (s, b, d)) in enumerate(zip(answers(role, function, jobs), jobs, strict=True)):
+        try:
+            named_jobs = iter(said or ())
+        except TypeError:
+            raise ScheduleError(f"{role}{s, b, d} is {said!r}, and has to be a list of jobs (s, b, d)") from None
+        for job in named_jobs:
             try:
                 p = number(job)
             except (KeyError, ValueError, TypeError):
-                raise ScheduleError(f"{role}{s, b, d} names {job}, and there is no such job") from None
+                raise ScheduleError(
+                    f"{role}{s, b, d} names {job!r}, and there is no such job; it has to be a list of jobs (s, b, d) "
+                    f"with s < {jobs.S}, b < {jobs.B} and d of {', '.join(jobs.directions)}"
+                ) from None
             yield p, q
 
 

@@ -6,13 +6,15 @@ is edges between neighbours of a worker's list. So the loop knows no policy but 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from numbers import Integral
 from typing import Any
 
 from bppsa.errors import ScheduleError
+from bppsa.schedule.answers import answers, no_cost, outside
 from bppsa.schedule.edges import input_edges, order_edges
 from bppsa.schedule.jobs import Grid, Listed
 from bppsa.schedule.spec import F, Schedule, W
@@ -79,62 +81,74 @@ def build_graph(schedule: Schedule, jobs: Grid | Listed, W: int | None, prices: 
 
 
 def numbered(schedule: Schedule, S: int, B: int) -> Grid | Listed:
+    """Raises ScheduleError where the schedule lists what is no job, a job twice, or those of another S or B."""
     if schedule.jobs is None:
         return Grid(S, B, schedule.directions)
-    jobs = Listed(schedule.jobs)
+    listed = list(schedule.jobs)
+    if not listed:
+        raise ScheduleError("the schedule lists no job")
+    for job in listed:
+        if not is_job(job):
+            raise ScheduleError(f"the schedule lists {job!r}, which is no job (s, b, d)")
+    jobs = Listed(listed)
     if len(jobs.numbers) < len(jobs):
-        raise ScheduleError("the schedule lists a job twice")
+        twice = next(job for at, job in enumerate(listed) if jobs.numbers[job] != at)
+        raise ScheduleError(f"the schedule lists a job twice: {twice}")
+    cut = S == 1 and schedule.inputs is not None  # one layer, and its stages are what a scan over time makes of it
+    if jobs.B != B or not (jobs.S == S or cut):
+        raise ScheduleError(f"the schedule lists jobs of S={jobs.S} and B={jobs.B}, and not of S={S} and B={B}")
     return jobs
+
+
+def is_job(job: Any) -> bool:
+    if not (isinstance(job, tuple) and len(job) == 3 and isinstance(job[2], str) and job[2]):
+        return False
+    return all(isinstance(number, Integral) and int(number) >= 0 for number in job[:2])
 
 
 def places(schedule: Schedule, jobs: Grid | Listed, W: int | None) -> tuple[list[int], list[int], int]:
     """Owner and worker of each job, and the number of workers, among which both are."""
-    w = schedule.w
+    found = list(answers("w", schedule.w, jobs))
     try:
-        found = [w(s, b, d) for s, b, d in jobs]
-        owner, worker = [place[0] for place in found], [place[1] for place in found]
-    except (TypeError, IndexError) as error:
-        raise ScheduleError(f"w(s, b, d) has to give (owner, worker): {error}") from error
+        owner, worker = [owner for owner, _ in found], [worker for _, worker in found]
+    except (TypeError, ValueError):
+        number = next(i for i, place in enumerate(found) if not (isinstance(place, Sized) and len(place) == 2))
+        raise ScheduleError(f"w{jobs[number]} is {found[number]!r}, and has to be (owner, worker)") from None
     workers = W or schedule.W or 1 + max((at for at in chain(owner, worker) if isinstance(at, Integral)), default=0)
+    among = f"and there are W={workers} workers, the ints 0 to {workers - 1}"
     for number in outside(worker, workers):
-        raise ScheduleError(
-            f"job {jobs[number]} is on worker {worker[number]}, and there are W={workers} workers, 0 to {workers - 1}"
-        )
+        raise ScheduleError(f"job {jobs[number]} is on worker {worker[number]!r}, {among}; look at w and W")
     for number in outside(owner, workers):
         raise ScheduleError(
             f"job {jobs[number]}: the weights of stage {jobs[number][0]} are owned by nobody; w names worker "
-            f"{owner[number]} as their owner, and there are W={workers} workers, 0 to {workers - 1}"
+            f"{owner[number]!r} as their owner, {among}"
         )
     return owner, worker, workers
-
-
-def outside(values: list[int], limit: int) -> Iterator[int]:
-    """Numbers of the jobs whose value is not an int in range(limit)."""
-    if all(issubclass(kind, Integral) for kind in set(map(type, values))) and 0 <= min(values) <= max(values) < limit:
-        return
-    yield from (i for i, value in enumerate(values) if not (isinstance(value, Integral) and 0 <= value < limit))
 
 
 def lines(schedule: Schedule, jobs: Grid | Listed, worker: list[int]) -> tuple[int, list[int]]:
     """How many lanes a worker has, and the line of each job."""
     if schedule.lane is None:
         return 1, list(worker)
-    lane = [schedule.lane(s, b, d) for s, b, d in jobs]
+    lane = list(answers("lane", schedule.lane, jobs))
+    for number in outside(lane, math.inf):
+        raise ScheduleError(f"job {jobs[number]} is on lane {lane[number]!r}: lanes are ints from 0 on")
     lanes = 1 + max(lane)
-    for number in outside(lane, lanes):
-        raise ScheduleError(f"job {jobs[number]} is on lane {lane[number]}: lanes count from 0")
     return lanes, [at * lanes + of for at, of in zip(worker, lane, strict=True)]
 
 
 def ranks(schedule: Schedule, jobs: Grid | Listed) -> list[int]:
     if schedule.n is None:
         return list(range(len(jobs)))
-    n = schedule.n
-    key = [n(s, b, d) for s, b, d in jobs]
+    key = list(answers("n", schedule.n, jobs))
     try:
         ordered = sorted(range(len(key)), key=key.__getitem__)
     except TypeError as error:
-        raise ScheduleError(f"n(s, b, d) has to give values that sort: {error}") from error
+        number = next((i for i in range(1, len(key)) if type(key[i]) is not type(key[0])), len(key) - 1)
+        raise ScheduleError(
+            f"n(s, b, d) has to give values that sort: {error}; "
+            f"n{jobs[0]} is {key[0]!r}, n{jobs[number]} is {key[number]!r}"
+        ) from error
     rank = [0] * len(key)
     for place, number in enumerate(ordered):
         rank[number] = place
@@ -144,13 +158,13 @@ def ranks(schedule: Schedule, jobs: Grid | Listed) -> list[int]:
 def durations(jobs: Grid | Listed, owner: list[int], worker: list[int], prices: Prices) -> list[Any]:
     """Of each job, with the fetch of its weights where that is not hidden."""
     price, fetch = prices.job, prices.weights
-    duration = [price[d](s, b) for s, b, d in jobs]
+    duration = list(answers("the cost", lambda s, b, d: price[d](s, b), jobs, takes="(s, b)"))
+    for number in no_cost(duration):
+        raise ScheduleError(f"job {jobs[number]} takes {duration[number]!r}: a cost is a finite number from 0 on")
     if fetch is not None:
         for number, (s, b, d) in enumerate(jobs):
             if d != W and owner[number] != worker[number]:
                 duration[number] += fetch(s, b)
-    for number in (i for i, took in enumerate(duration) if not took >= 0):
-        raise ScheduleError(f"job {jobs[number]} takes {duration[number]}: a cost is a number from 0 on")
     return duration
 
 
@@ -168,6 +182,8 @@ def delayed(
             through += [(p, len(line)), (len(line), q)]
             line.append(NOWHERE)
             duration.append(price(s, b))
+    for number in no_cost(duration[len(jobs) :]):
+        raise ScheduleError(f"a transfer takes {duration[len(jobs) + number]!r}: a cost is a finite number from 0 on")
     return through
 
 

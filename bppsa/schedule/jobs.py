@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from operator import index
 from typing import TypeVar
 
 from bppsa.schedule.spec import Job
@@ -30,11 +31,11 @@ class Grid:
         return s, b, self.directions[d]
 
     def number(self, job: Job) -> int:
-        """Raises KeyError where there is no such job."""
+        """Raises KeyError, ValueError or TypeError where there is no such job."""
         s, b, d = job
-        if not (0 <= s < self.S and 0 <= b < self.B):
+        if not (0 <= s < self.S and 0 <= b < self.B and d in self.first):
             raise KeyError(job)
-        return self.first[d] + b * self.S + s
+        return self.first[d] + index(b * self.S + s)
 
     def __contains__(self, job: Job) -> bool:
         s, b, d = job
@@ -46,7 +47,8 @@ class Listed:
 
     def __init__(self, jobs: Sequence[Job]) -> None:
         self.jobs = list(jobs)
-        self.S = 1 + max((s for s, _, _ in self.jobs), default=0)
+        self.S = 1 + max(s for s, _, _ in self.jobs)
+        self.B = 1 + max(b for _, b, _ in self.jobs)
         self.directions = tuple(dict.fromkeys(d for _, _, d in self.jobs))
 
     @cached_property
@@ -63,7 +65,7 @@ class Listed:
         return self.jobs[number]
 
     def number(self, job: Job) -> int:
-        """Raises KeyError where there is no such job."""
+        """Raises KeyError or TypeError where there is no such job."""
         return self.numbers[job]
 
     def __contains__(self, job: Job) -> bool:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import zoo
-from bppsa.schedule.compare import Row, of_backward, row, table
-from bppsa.schedule.simulator import Cost, Number, simulate
-from bppsa.schedule.spec import Recipe, bound_to
+from bppsa.schedule.compare import Row, as_recipe, reasons, row_or_reason, table
+from bppsa.schedule.simulator import Cost, Number
+from bppsa.schedule.spec import Build, Recipe, Schedule, check_counts
 
 
 def candidates(S: int, W: int) -> Iterator[Recipe]:
@@ -56,6 +56,7 @@ def search(
     W: int,
     *,
     memory: Number | None = None,
+    schedules: Iterable[Schedule | Recipe | Build] | None = None,
     backward: Cost = 1,
     weight: Cost = 1,
     **costs: Any,
@@ -63,23 +64,23 @@ def search(
     """The best schedule of the zoo for W workers that hold `memory` each, and why the others lost.
 
     memory: what a worker may hold of activations and weights, in the units of `activation_sizes` and `weight_sizes`:
-    the activations' peak, the weights that it owns and the greatest stage that it fetches. Other keywords are those of
-    `simulate`. Every schedule does the same work: a backward that is not split takes backward + weight.
-    Ranked by makespan, then memory, then what the busiest worker receives, then name.
+    the activations' peak, the weights that it owns and the greatest stage that it fetches. schedules: what to choose
+    from; default: `candidates` of the zoo. Other keywords are those of `simulate`. Every schedule does the same work:
+    a backward that is not split takes backward + weight. Ranked by makespan, then memory, then what the busiest worker
+    receives, then name.
 
     Raises ScheduleError where nothing fits; its text says how much memory would do.
     """
+    check_counts(S=S, B=B, W=W)
+    recipes = candidates(S, W) if schedules is None else map(as_recipe, schedules)
+    numbers = {"S": S, "B": B, "W": W, "backward": backward, "weight": weight, **costs}
     fit: list[tuple[Any, Candidate]] = []
     lost: list[Candidate] = []
-    for recipe in candidates(S, W):
-        try:
-            bound = bound_to(recipe, S, B, W)
-            cost = {"backward": of_backward(bound, backward, weight, S, True), "weight": weight, **costs}
-            found = row(recipe.name, simulate(bound, S=S, B=B, W=W, **cost))
-        except ScheduleError as error:
-            lost.append(Candidate(recipe, None, str(error)))
-            continue
-        if memory is not None and found.memory > memory:
+    for recipe in recipes:
+        found = row_or_reason(recipe, split=True, **numbers)
+        if isinstance(found, str):
+            lost.append(Candidate(recipe, None, found))
+        elif memory is not None and found.memory > memory:
             lost.append(Candidate(recipe, found, f"holds {found.memory} of memory {memory}"))
         else:
             fit.append((key(found), Candidate(recipe, found, "")))
@@ -95,8 +96,7 @@ def search(
 
 
 def key(row: Row) -> tuple[Any, Any, int, str]:
-    receives = row.activation_receives + row.gradient_receives + row.weight_receives
-    return row.makespan, row.memory, receives, row.schedule
+    return row.makespan, row.memory, row.receives, row.schedule
 
 
 def behind(best: tuple[Any, ...], other: tuple[Any, ...]) -> str:
@@ -114,7 +114,7 @@ def behind(best: tuple[Any, ...], other: tuple[Any, ...]) -> str:
 def nothing_fits(S: int, B: int, W: int, memory: Number | None, lost: list[Candidate]) -> str:
     rows = [candidate.row for candidate in lost if candidate.row]
     if not rows:
-        return f"no schedule runs S={S} stages on W={W} workers: {'; '.join(f'{c.recipe}: {c.lost}' for c in lost)}"
+        return f"no schedule runs S={S} stages on W={W} workers: {reasons([(c.recipe.name, c.lost) for c in lost])}"
     least = min(rows, key=lambda row: (row.memory, row.makespan, row.schedule))
     return (
         f"no schedule of S={S} stages, B={B} micro-batches and W={W} workers fits in memory {memory}: "

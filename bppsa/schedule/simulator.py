@@ -12,6 +12,7 @@ from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import spec
+from bppsa.schedule.answers import no_cost
 from bppsa.schedule.graph import NOWHERE, Graph, Prices, build_graph, numbered
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.timeline import Timeline
@@ -19,6 +20,8 @@ from bppsa.schedule.timeline import Timeline
 # A number for all stages, one number a stage, or a function of (s, b). Integers and fractions keep times exact.
 Number = float | Fraction
 Cost = Number | Sequence[Number] | Callable[[int, int], Number]
+
+MOST_TOLD = 16  # of jobs that wait for each other, in an error
 
 
 def simulate(
@@ -68,14 +71,14 @@ def simulate(
 
 
 def per_stage(name: str, cost: Cost, S: int) -> Callable[[int, int], Number]:
-    """A cost in any of its forms as a function of (s, b)."""
+    """A cost in any of its forms as a function of (s, b). Raises ScheduleError where it is none of them."""
     if callable(cost):
         return cost
-    if not isinstance(cost, Iterable):
-        return lambda s, b: cost
-    by_stage = list(cost)
+    by_stage: list[Any] = list(cost) if isinstance(cost, Iterable) and not isinstance(cost, str) else [cost] * S
     if len(by_stage) != S:
         raise ScheduleError(f"{name} has {len(by_stage)} numbers for S={S} stages")
+    for s in no_cost(by_stage):
+        raise ScheduleError(f"{name} of stage {s} is {by_stage[s]!r}, and has to be a finite number from 0 on")
     return lambda s, b: by_stage[s]
 
 
@@ -152,11 +155,16 @@ def refuse(graph: Graph, done: Iterable[int]) -> None:
     def name(number: int) -> str:
         return f"{graph.jobs[number]} of worker {graph.worker[number]}"
 
+    def waits(pairs: Iterable[tuple[int, int]]) -> str:
+        told = [f"{name(q)} waits for {name(p)}" for q, p in pairs]
+        more = [f"and {len(told) - MOST_TOLD} more"] if len(told) > MOST_TOLD else []
+        return ", ".join(told[:MOST_TOLD] + more)
+
     try:
         TopologicalSorter(before).prepare()
     except CycleError as error:
-        cycle = ", ".join(f"{name(q)} waits for {name(p)}" for q, p in pairwise(reversed(error.args[1])))
+        cycle = waits((q, p) for q, p in pairwise(reversed(error.args[1])))
         raise ScheduleError(f"jobs wait in a cycle: {cycle}; look at pred and inputs") from None
     heads = [next((number for number in numbers if number in before), None) for numbers in graph.lists()]
-    stuck = ", ".join(f"{name(head)} waits for {name(before[head][0])}" for head in heads if head is not None)
+    stuck = waits((head, before[head][0]) for head in heads if head is not None)
     raise ScheduleError(f"the strict order is a deadlock, {len(before)} jobs never start: {stuck}; look at n")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from inspect import signature
+from numbers import Integral
 from typing import Any, Protocol
 
 from bppsa.errors import ScheduleError
@@ -36,7 +38,7 @@ class Schedule:
     pred(s, b, d) -> jobs that have to end before this one starts; no data goes along these edges.
     jobs: in the place of the grid range(S) x range(B) x directions.
     policy: "greedy", "pending" or "strict", see POLICIES.
-    directions: ("F", "B"), or ("F", "B", "W") where the backward is split.
+    directions: ("F", "B"), or ("F", "B", "W") where the backward is split; others need `inputs`.
     inputs(s, b, d) -> jobs whose results this one reads. Default: those of a chain, (s-1, b, F) for F, (s+1, b, B)
     for B, or (s, b, F) in the last stage, and (s, b, B) for W.
     lane(s, b, d) -> which of the worker's lanes runs the job. A worker runs one job a lane at a time; its lanes
@@ -44,6 +46,8 @@ class Schedule:
     W: the number of workers; default: as many as w names.
     flush: False where every backward updates its stage at once, as PipeDream does: a stage's weights then have
     versions, and a micro-batch's backward reads the version that its forward read.
+
+    Raises ScheduleError where the policy or the directions are none.
     """
 
     w: Callable[[int, int, str], Place]
@@ -60,6 +64,20 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ScheduleError(f"policy {self.policy!r} is none of {', '.join(POLICIES)}")
+        if not self.directions or len(set(self.directions)) < len(self.directions):
+            raise ScheduleError(f"directions {self.directions} have to be one or more, each once")
+        if self.jobs is None and self.inputs is None:
+            self._directions_are_known()
+
+    def _directions_are_known(self) -> None:
+        unknown = [d for d in self.directions if d not in SPLIT]
+        if unknown:
+            raise ScheduleError(
+                f"directions {self.directions}: what a job {unknown[0]!r} reads is not known as that of F, B "
+                f"and W is; give `inputs`"
+            )
+        if W in self.directions and B not in self.directions:
+            raise ScheduleError(f"directions {self.directions}: W is the rest of a backward, and needs B")
 
 
 class Build(Protocol):
@@ -81,12 +99,32 @@ class Recipe:
         return self.name
 
 
+def check_counts(**counts: int | None) -> None:
+    """Raises ScheduleError where S, B or W counts nothing."""
+    for name, value in counts.items():
+        if value is not None and not (isinstance(value, Integral) and value >= 1):
+            raise ScheduleError(f"{name}={value!r}: a schedule has at least one stage, one micro-batch and one worker")
+
+
 def bound_to(schedule: Schedule | Recipe | Build, S: int, B: int, W: int | None = None) -> Schedule:
-    """The schedule itself, or what a recipe, or a function of (S, B, W), builds for these numbers."""
-    for name, value in (("S", S), ("B", B), ("W", W)):
-        if value is not None and value < 1:
-            raise ScheduleError(f"{name}={value}: a schedule has at least one stage, one micro-batch and one worker")
+    """The schedule itself, or what a recipe, or a function of (S, B, W), builds for these numbers.
+
+    Raises ScheduleError where S, B or W counts nothing, where there is no schedule for them, or it is none at all.
+    """
+    check_counts(S=S, B=B, W=W)
     if isinstance(schedule, Schedule):
         return schedule
     build = schedule.build if isinstance(schedule, Recipe) else schedule
-    return build(S, B, W)
+    if not callable(build):
+        raise ScheduleError(f"{build!r} is no schedule; give one, such as gpipe(), or a function of (S, B, W)")
+    name = getattr(build, "__name__", repr(build))
+    try:
+        signature(build).bind(S, B, W)
+    except TypeError as error:
+        raise ScheduleError(
+            f"{name} is no function of (S, B, W): {error}; an entry of the zoo is called first, as gpipe() is"
+        ) from None
+    found = build(S, B, W)
+    if not isinstance(found, Schedule):
+        raise ScheduleError(f"{name} gives {found!r} for S={S}, B={B}, W={W}, and not a Schedule")
+    return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from bppsa.schedule.compare import in_columns
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import Recipe
 from bppsa.schedule.timeline import Timeline
@@ -80,8 +81,7 @@ class Table1:
     def __str__(self) -> str:
         schemes = dict.fromkeys(scheme for scheme, _ in self.cells)
         rows = [["", *COLUMNS], *([scheme, *(str(self.cells[scheme, c]) for c in COLUMNS)] for scheme in schemes)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines = in_columns(rows, str.ljust)
         where: dict[str, list[str]] = {}
         for (scheme, column), cell in self.cells.items():
             where.setdefault(f"{column}: {cell.reason}" if cell.reason else "", []).append(scheme)

@@ -8,13 +8,16 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, Build, F, Job, Recipe, Schedule, W
+from bppsa.schedule.spec import W as WEIGHT
+from bppsa.schedule.timeline import Timeline
 
 ACTION = re.compile(r"(\d+)(F|I|W|B)(\d+)")
 # What torch adds to a schedule where it lowers it; the simulator finds these out itself.
@@ -44,8 +47,8 @@ def from_torch(source: Any) -> Schedule:
     """The schedule of a CSV (its text, or the path of a file) or of a schedule object of torch, in a strict order.
 
     S, B and W are those of the source: `simulate` takes the same. A whole backward of a schedule that also has split
-    ones becomes a B and the W right after it. Raises ScheduleError for a cell that is no action, or a job that two
-    ranks run.
+    ones becomes a B and the W right after it. Raises ScheduleError for a cell that is no action, a job that two ranks
+    run, or one that none runs: on the last rank of torch 2.13's Schedule1F1B, `pipeline_order` counts from 1.
     """
     place: dict[Job, int] = {}
     order: dict[Job, int] = {}
@@ -57,8 +60,7 @@ def from_torch(source: Any) -> Schedule:
                 if job in place:
                     raise ScheduleError(f"job {job} is on rank {place[job]} and on rank {rank}")
                 place[job], order[job] = rank, 2 * at + (job[2] == W)
-    if not place:
-        raise ScheduleError("the torch schedule has no job")
+    complete(place)
     return Schedule(
         lambda s, b, d: (place[s, b, d], place[s, b, d]),
         lambda s, b, d: order[s, b, d],
@@ -69,6 +71,20 @@ def from_torch(source: Any) -> Schedule:
     )
 
 
+def complete(place: Mapping[Job, int]) -> None:
+    """Raises ScheduleError where a stage, a micro-batch or a direction that is there lacks a job."""
+    if not place:
+        raise ScheduleError("the torch schedule has no job")
+    stages, batches, directions = (dict.fromkeys(of) for of in zip(*place, strict=True))
+    grid = product(range(1 + max(stages)), range(1 + max(batches)), directions)
+    missing = next((job for job in grid if job not in place), None)
+    if missing is not None:
+        raise ScheduleError(
+            f"no rank of the torch schedule runs job {missing}, of S={1 + max(stages)} stages and "
+            f"B={1 + max(batches)} micro-batches; where it is torch's Schedule1F1B, take one_f_one_b()"
+        )
+
+
 def rows_of(source: Any) -> list[Iterable[str]]:
     """The cells of each rank as text."""
     actions = getattr(source, "pipeline_order", None) or getattr(source, "pipeline_order_with_comms", None)
@@ -76,6 +92,8 @@ def rows_of(source: Any) -> list[Iterable[str]]:
         return [[str(action) for action in actions[rank] if action is not None] for rank in sorted(actions)]
     if isinstance(source, Path) or (isinstance(source, str) and "\n" not in source and Path(source).is_file()):
         source = Path(source).read_text(encoding="utf-8")
+    elif isinstance(source, str) and source.endswith(".csv"):
+        raise ScheduleError(f"there is no file {source!r}")
     if not isinstance(source, str):
         raise ScheduleError(f"{type(source).__name__} is no CSV and has no pipeline_order")
     return list(csv.reader(io.StringIO(source)))
@@ -105,43 +123,58 @@ def to_torch(
 ) -> TorchSchedule:
     """The schedule as torch runs it: one CSV for every group of ranks, over a mesh of groups and ranks.
 
-    Torch keeps a stage on one rank of a group, so the groups have to run alike, each on its own micro-batches. Greedy
-    schedules are resolved by simulating them; `costs` are those of `simulate`. Raises ScheduleError where torch cannot
-    express the schedule, or would run it with wrong gradients: a split backward with replicated weights skips
-    DistributedDataParallel's hooks there, so that gradients are silently not reduced.
+    Torch keeps a stage on one rank of a group, so the groups have to run alike, each on its own micro-batches, and
+    shards all stages' weights over the ranks that run them, or none. Greedy schedules are resolved by simulating them;
+    `costs` are those of `simulate`. Raises ScheduleError where torch cannot express the schedule, or would run it with
+    wrong gradients: a split backward with replicated weights skips DistributedDataParallel's hooks there, so that
+    gradients are silently not reduced.
     """
     timeline = simulate(schedule, S=S, B=B, W=W, **costs)
-    jobs = timeline.jobs_of
-    unknown = {d for row in jobs for _, _, d in row} - {"F", "B", "W"}
-    if unknown or timeline.lanes > 1:
-        raise ScheduleError(f"torch knows no {'lanes' if timeline.lanes > 1 else f'jobs of direction {min(unknown)}'}")
+    refuse_what_torch_lacks(timeline)
+    groups = groups_of(timeline.jobs_of, B)
+    program = one_program(timeline.jobs_of, groups)
+    stages_on_one_rank(program)
+    split, sharded = any(d == WEIGHT for row in program for _, _, d in row), is_sharded(timeline)
+    if split and len(groups) > 1 and not sharded:
+        raise ScheduleError(
+            "torch does not reduce the gradients of a split backward between replicas (pytorch issue 144530); "
+            "use a schedule that does not split it, or one that shards the weights"
+        )
+    lines = (",".join(f"{s}{TORCH[d] if split else d}{b}" for s, b, d in row) for row in program)
+    return TorchSchedule("\n".join(lines) + "\n", len(groups), len(program), sharded)
+
+
+def refuse_what_torch_lacks(timeline: Timeline) -> None:
+    unknown = [d for d in timeline.jobs.directions if d not in SPLIT]
+    if unknown:
+        raise ScheduleError(f"torch knows no jobs of direction {unknown[0]}")
+    if timeline.lanes > 1:
+        raise ScheduleError("torch knows no lanes")
+    if not timeline.graph.schedule.flush:
+        raise ScheduleError("torch ends every step in a flush, and the schedule has none; with one it is one_f_one_b()")
+
+
+def groups_of(jobs: list[list[Job]], B: int) -> list[list[int]]:
+    """The workers of each group; group g has the micro-batches b with b mod groups = g."""
     batches = [frozenset(b for _, b, _ in row) for row in jobs]
     groups = sorted(set(filter(None, batches)), key=min)
-    count = len(groups)
-    members = [[w for w, of in enumerate(batches) if of == group] for group in groups]
-    if sum(map(len, groups)) != B or any(
-        group != {b for b in range(B) if b % count == g} for g, group in enumerate(groups)
-    ):
+    if groups != [frozenset(range(g, B, len(groups))) for g in range(len(groups))]:
         raise ScheduleError(
-            f"torch runs groups of ranks that share no micro-batch, {count} of them found: group g has to take the "
-            f"micro-batches b with b mod {count} = g, all of their stages"
+            f"torch runs groups of ranks that share no micro-batch, {len(groups)} of them found: group g has to take "
+            f"the micro-batches b with b mod {len(groups)} = g, all of their stages"
         )
-    programs = [[[(s, b // count, d) for s, b, d in jobs[w]] for w in group] for group in members]
+    return [[worker for worker, of in enumerate(batches) if of == group] for group in groups]
+
+
+def one_program(jobs: list[list[Job]], groups: list[list[int]]) -> list[list[Job]]:
+    """Of each rank of a group its list, micro-batches counted within the group."""
+    programs = [[[(s, b // len(groups), d) for s, b, d in jobs[worker]] for worker in group] for group in groups]
     for g, program in enumerate(programs):
         if program != programs[0]:
             raise ScheduleError(
                 f"torch runs the same program in every group, but that of group {g} differs from group 0's"
             )
-    split = any(d == "W" for row in jobs for _, _, d in row)
-    sharded = any(timeline.owner[job] != timeline.worker[job] for job in timeline.jobs)
-    if split and count > 1 and not sharded:
-        raise ScheduleError(
-            "torch does not reduce the gradients of a split backward between replicas (pytorch issue 144530); "
-            "use a schedule that does not split it, or one that shards the weights"
-        )
-    stages_on_one_rank(programs[0])
-    lines = (",".join(f"{s}{TORCH[d] if split else d}{b}" for s, b, d in row) for row in programs[0])
-    return TorchSchedule("\n".join(lines) + "\n", count, len(programs[0]), sharded)
+    return programs[0]
 
 
 def stages_on_one_rank(program: list[list[Job]]) -> None:
@@ -152,3 +185,21 @@ def stages_on_one_rank(program: list[list[Job]]) -> None:
                 raise ScheduleError(
                     f"torch keeps a stage on one rank, but stage {s} is on ranks {rank_of[s]} and {rank}"
                 )
+
+
+def is_sharded(timeline: Timeline) -> bool:
+    """Whether a stage has one owner among the workers that run it, and not each of these its own weights."""
+    owners: dict[int, set[int]] = {}
+    workers: dict[int, set[int]] = {}
+    for job, worker in timeline.worker.items():
+        owners.setdefault(job[0], set()).add(timeline.owner[job])
+        workers.setdefault(job[0], set()).add(worker)
+    if all(timeline.owner[job] == worker for job, worker in timeline.worker.items()):
+        return False
+    for s, of in owners.items():
+        if len(of) > 1 or not of <= workers[s]:
+            raise ScheduleError(
+                f"torch shards the weights of each stage over the ranks that run it, or leaves each rank its own; "
+                f"those of stage {s}, which runs on workers {sorted(workers[s])}, are owned by {sorted(of)}"
+            )
+    return True

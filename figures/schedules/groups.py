@@ -80,7 +80,7 @@ def measure(options: Options) -> Record:
             for name, of in found.items()
         },
         "frontier": points,
-        "table1": str(table1(8, 8, 2, 4)),
+        "text": {"Table 1, S = B = 8, G = 2, R = 4": str(table1(8, 8, 2, 4))},
         "beside": [
             beside(
                 "rho of two stages that change places, B = 64, M = 1",

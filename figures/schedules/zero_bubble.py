@@ -58,8 +58,8 @@ def draw(record: Record) -> Picture:
     last = axes[-1]
     for scheme, bubble in record["bubble"].items():
         last.plot(record["workers"], bubble, "o-", label=scheme, markersize=3)
-    last.set(title="idle share, B = 2W", xlabel="workers", ylim=(0, None))
-    last.legend()
+    last.set(title="idle share, B = 2W", xlabel="workers", ylim=(0, 0.45))
+    last.legend(ncols=3)
     return picture
 
 

@@ -38,7 +38,8 @@ def record(kept: Path) -> Callable[[str], dict[str, Any]]:
     return lambda name: json.loads((kept / f"{name}.json").read_text())
 
 
-NAMES = ["fig7", "fig8", "fig9", "fig13", "schedules", "groups", "wavelet", "zero_bubble", "time_chunks"]
+MEASURED = ["table1", "fig5", "fig6", "fig7", "fig8", "fig9", "fig10", "fig13"]
+NAMES = [*MEASURED, "schedules", "groups", "wavelet", "zero_bubble", "time_chunks"]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -105,7 +106,10 @@ def test_draws_again_what_is_kept(kept: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [(["fig77"], "fig77: the figures are fig7"), (["--ways", "PyTorch,fastest"], "two or more of PyTorch, auto")],
+    [
+        (["fig77"], "fig77: the figures are table1"),
+        (["--ways", "PyTorch,fastest"], "two or more of PyTorch, auto"),
+    ],
 )
 def test_says_what_there_is(arguments: list[str], said: str) -> None:
     done = figures(*arguments)

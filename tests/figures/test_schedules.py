@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from matplotlib import pyplot
 
+from figures import page
+from figures.__main__ import measured
 from figures.figure import QUICK, Options
 from figures.schedules import diagrams, groups, time_chunks, wavelet, zero_bubble
 
@@ -27,6 +30,18 @@ def test_draws(module: Any, tmp_path: Path) -> None:
     pyplot.close(picture)
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert module.FIGURE.simulated
+
+
+def test_the_page_has_the_diagrams_and_table_1(tmp_path: Path) -> None:
+    for name, module in (("schedules", diagrams), ("groups", groups)):
+        (tmp_path / f"{name}.json").write_text(json.dumps(measured(module.FIGURE, OPTIONS)))
+    page.write(tmp_path, ["schedules", "groups"])
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    at = lines.index("LPP, G=2:")
+    assert lines[at + 2] == "```text"
+    assert lines[at + 4].startswith("w0 f0 f0")
+    at = lines.index("paper / simulated")
+    assert [line.split()[0] for line in lines[at + 2 : at + 7]] == ["DDP", "FSDP", "PP", "LPP", "FSLPP"]
 
 
 def test_the_diagram_of_ddp_is_the_papers() -> None:

@@ -17,7 +17,14 @@ def counts(peer: str = "GRU", **changes: int) -> Counts:
 
 
 PHASES = ("inference", "forward", "backward")
-NAMES = (*PHASES, "products", "reduce", "scan", *(f"{peer} {phase}" for peer in ("GRU", "loop") for phase in PHASES))
+NAMES = (
+    *PHASES,
+    "products",
+    "reduce",
+    "scan",
+    "correct",
+    *(f"{peer} {phase}" for peer in ("GRU", "loop") for phase in PHASES),
+)
 
 
 def machine(device: str = "cpu", slots: int | None = None, margin: float = 1.0, **special: Rates) -> Machine:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from bppsa import strategies
 from bppsa.plan.choose import Call, choose
 from bppsa.plan.cost import Machine, Rates
+from bppsa.plan.forward import Forward
 from bppsa.plan.strategy import AUTO, Strategy
 from bppsa.plan.work import Size
 from tests.plan.records import counts, machine
 
 SLOW, FAST = Rates(1e5, 1e3, 1e3, 1e3), Rates(1, 0.001, 0.001, 0.001)
 SLOW_PYTORCH = {"GRU_forward": SLOW, "GRU_backward": SLOW, "GRU_inference": SLOW}
+AHEAD = Forward("auto")
 FAST_SCAN = {"reduce": FAST, "scan": FAST}
 
 
@@ -74,8 +79,49 @@ def test_layers_add_up() -> None:
 def test_what_is_asked_for_runs_and_is_predicted_when_explained() -> None:
     asked = choose(Strategy("blelloch"), call(machine()), {}, explained=True)
     assert (asked.strategy, asked.reason) == ("blelloch", "as asked")
-    assert set(asked.predicted) == {"pytorch", "sequential", "chunked", "blelloch", "hybrid"}
-    assert asked.told == (asked.predicted, "a machine: made up")
+    assert set(asked.predicted) == {"pytorch", "sequential", "chunked", "blelloch", "hybrid", "newton + sequential"}
+    assert asked.told == (asked.predicted, "a machine: made up", "sequential")
     silent = choose(Strategy("blelloch"), call(machine()), {})
-    assert silent.told == ({}, "")
-    assert set(call(machine(), training=False).all_ms()) == {"pytorch", "sequential"}
+    assert silent.told == ({}, "", "sequential")
+    assert set(call(machine(), training=False).all_ms()) == {"pytorch", "sequential", "newton"}
+    assert set(call(machine(), 3, training=False).all_ms()) == {"pytorch", "sequential"}, "a single chunk"
+
+
+# ---- the forward
+
+GPU = machine("cuda", 100_000, forward=Rates(1, 10, 0, 0), inference=Rates(1, 10, 0, 0), reduce=FAST, correct=FAST)
+SLOW_NEWTON = machine("cuda", 100_000, forward=Rates(1, 10, 0, 0), correct=SLOW)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_auto_takes_newton_where_it_is_predicted_to_pay(training: bool) -> None:
+    one = Strategy("sequential")
+    found = choose(one, call(GPU, training=training), {}, ahead=AHEAD)
+    assert found.forward == "newton"
+    assert "as asked; forward newton: Newton's iteration predicted" in found.reason
+    for of, steps, why in ((SLOW_NEWTON, 1000, "predicted 0"), (GPU, 4, "single chunk"), (machine(), 1000, "a CPU")):
+        left = choose(one, call(of, steps, training=training), {}, ahead=AHEAD)
+        assert (left.forward, why in left.reason) == ("sequential", True)
+
+
+def test_what_nobody_asked_for_is_not_told() -> None:
+    found = choose(Strategy("sequential"), call(GPU), {})
+    assert (found.forward, found.reason) == ("sequential", "as asked")
+
+
+def test_a_forward_that_was_asked_for_is_not_left_to_pytorch() -> None:
+    fast_peer = machine("cuda", 1000, scan=SLOW, GRU_forward=FAST, GRU_backward=FAST)
+    assert choose(AUTO, call(fast_peer), {}, ahead=AHEAD).strategy == "pytorch"
+    asked = choose(AUTO, call(fast_peer), {}, ahead=strategies.newton(7))
+    assert (asked.strategy, asked.forward) == ("sequential", "newton(length=7)")
+    assert choose(AUTO, call(machine("cuda", 1000, **FAST_SCAN)), {}, ahead=strategies.newton()).strategy == "chunked"
+    assert choose(AUTO, call(fast_peer, 2), {}, ahead=strategies.newton()).strategy == "pytorch", "one chunk"
+    assert choose(AUTO, call(fast_peer, 2), {}, ahead=strategies.newton(1)).forward == "newton(length=1)"
+
+
+def test_pytorch_has_to_beat_both_together() -> None:
+    """A forward by Newton's iteration may be what makes ours the faster one."""
+    between = GPU, {name: Rates(1, 5, 0, 0) for name in ("GRU forward", "GRU backward")}
+    made = replace(between[0], rates={**between[0].rates, **between[1], "backward": FAST, "scan": FAST})
+    assert choose(AUTO, call(made), {}).strategy == "pytorch"
+    assert choose(AUTO, call(made), {}, ahead=AHEAD).forward == "newton"

@@ -6,10 +6,8 @@ import pytest
 
 from bppsa import strategies
 from bppsa.errors import StrategyError
-from bppsa.plan.forward import SEQUENTIAL, Forward, choose_forward, division, forward_of
+from bppsa.plan.forward import SEQUENTIAL, Forward, division, forward_of
 from bppsa.plan.strategy import chunk_length
-
-LONG, SHORT = (30_000, 16, 20), (30, 16, 20)
 
 
 @pytest.mark.parametrize(
@@ -49,15 +47,6 @@ def test_a_forward_is_no_strategy() -> None:
 
     with pytest.raises(StrategyError, match="unknown strategy"):
         strategy_of(strategies.newton())  # type: ignore[arg-type]
-
-
-def test_auto() -> None:
-    auto = Forward("auto")
-    assert choose_forward(auto, LONG, "cpu", 0)[0] == SEQUENTIAL
-    assert choose_forward(auto, LONG, "cuda", 0)[0] == strategies.newton()
-    assert choose_forward(auto, LONG, "cuda", 1)[0] == SEQUENTIAL
-    assert choose_forward(auto, SHORT, "cuda", 0)[0] == SEQUENTIAL
-    assert choose_forward(strategies.newton(3), SHORT, "cpu", 2) == (strategies.newton(3), "as asked")
 
 
 def test_chunks() -> None:

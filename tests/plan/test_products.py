@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Size
 
 from bppsa.plan.levels import ScanPlan, hybrid, linear
-from bppsa.plan.products import chain_cost
+from bppsa.plan.products import Step, chain_cost, total
 from bppsa.sparsity import Pattern, product
 from bppsa.sparsity.windows import Windows, conv_plan
 from tests.sparsity.patterns import random_pattern
@@ -40,9 +40,13 @@ def test_counts_what_the_plan_does(sizes, up_levels, seed):
         ends = [masks[place] for place in hybrid(len(chain), d + 1).middle if masks[place] is not None]
         assert (level.segments, level.nnz) == (len(ends), sum(int(mask.sum()) for mask in ends))
         assert level.density == max((mask.double().mean().item() for mask in ends), default=0)
-    assert cost.middle == sum(map(applied, plan.middle[1:-1]))
-    assert cost.down == tuple(sum(applied(left) for left, _ in pairs) for pairs in plan.down)
-    assert cost.flops == sum(level.flops for level in cost.up) + cost.middle + sum(cost.down)
+    middle = sum(map(applied, plan.middle[1:-1]))
+    down = [[applied(left) for left, _ in pairs] for pairs in plan.down]
+    assert total(cost.middle) == middle
+    assert [total(steps) for steps in cost.down] == [sum(flops) for flops in down]
+    ups = cost.up[1:]
+    assert cost.flops == sum(level.flops for level in ups) + middle + sum(map(sum, down))
+    assert cost.critical == sum(level.critical for level in ups) + middle + sum(map(max, down))
 
 
 def test_back_propagation_is_the_linear_plan():
@@ -50,6 +54,8 @@ def test_back_propagation_is_the_linear_plan():
     cost = chain_cost(linear(3), chain)
     assert cost.linear == 2 * (12 + 4 + 8)
     assert cost.flops == 2 * (4 + 8)  # the cotangent of the input is nobody's operand
+    assert cost.flops == cost.critical
+    assert cost.steps == (Step((4, 2, 1), 16), Step((4, 4, 1), 8))
     assert (cost.up[0].segments, cost.up[0].nnz, cost.up[0].density) == (3, 24, 1.0)
     assert cost.up[0].bytes(4, samples=16) == 24 * 4 * 16
 

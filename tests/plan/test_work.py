@@ -66,9 +66,15 @@ def test_pytorch_is_counted_at_rates_of_its_own() -> None:
     assert looped.launches == 5 * 100, "every op of every step"
 
 
-def test_newton_is_a_scan_an_iteration() -> None:
-    once, thrice = (dict(newton(counts(), SIZE, k)) for k in (1, 3))
-    assert list(once) == ["products", "reduce", "scan", "forward"]
-    assert once["products"] == thrice["products"]
-    assert thrice["reduce"] == once["reduce"].times(3)
-    assert once["forward"].steps == divide(Strategy("chunked"), 100).length
+def test_newton_sweeps_once_more_than_it_corrects() -> None:
+    shots = divide(Strategy("chunked"), 100)
+    none, thrice = (dict(newton(counts(), SIZE, shots, k)) for k in (0, 3))
+    assert list(thrice) == ["products", "forward", "reduce", "correct"]
+    assert thrice["forward"] == none["forward"].times(4)
+    assert thrice["products"] == none["products"].times(4)
+    assert none["forward"].steps == shots.length
+    assert none["correct"].steps == 0
+    assert thrice["correct"].steps == 3 * shots.count
+    assert thrice["reduce"] == dict(backward(Strategy("chunked"), counts(), SIZE))["reduce"].times(3)
+    ours = phases(Strategy("chunked"), counts(), SIZE, True, shots)
+    assert ours == newton(counts(), SIZE, shots) + backward(Strategy("chunked"), counts(), SIZE)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import pickle
 import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +17,11 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import bppsa
-from bppsa import strategies
+from bppsa import _recurrent, strategies
+from bppsa.plan.cost import Rates
+from bppsa.plan.machines import SHIPPED
 from bppsa.report import Decision
+from bppsa.runtime.newton import REST
 from tests.recurrent.support import KINDS, B, H, I, leaves, random, results, same, states
 
 STEPS = 24
@@ -124,6 +129,33 @@ def test_auto_stays_sequential_on_a_cpu() -> None:
     assert "forward sequential: a CPU" in decision(fast).reason
     assert "fallbacks" not in decision(fast).numbers
     assert "newton" in str(bppsa.explain(nn.GRU(I, H), x, forward="newton"))
+
+
+@pytest.fixture
+def newton_pays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A record of a device on which a step of a sweep is all that takes time."""
+    rates = dict.fromkeys(SHIPPED["cuda"].rates, Rates(0, 0, 0, 0)) | {"forward": Rates(0, 1, 0, 0)}
+    monkeypatch.setattr(_recurrent, "machine_of", lambda _: replace(SHIPPED["cuda"], rates=rates, slots=None))
+    _recurrent.decide.cache_clear()
+    yield
+    _recurrent.decide.cache_clear()
+
+
+@pytest.mark.usefixtures("newton_pays")
+def test_auto_rests_after_a_failure_and_tries_again() -> None:
+    fast = bppsa.compile(exploding(), strategy="sequential", forward="auto")
+    hard, easy = (random(steps, B, I, dtype=torch.float32) for steps in (600, 40))
+    fast(hard)
+    assert decision(fast).numbers["fallbacks"] == 1
+    for left in reversed(range(REST)):
+        fast(easy)
+        assert f"did not converge, and is tried again after {left} more calls" in decision(fast).reason
+        assert "fallbacks" not in decision(fast).numbers
+    fast(easy)
+    assert decision(fast).numbers["fallbacks"] == 0
+    fast(hard)
+    fast(easy)
+    assert f"after {REST - 1} more calls" in decision(fast).reason, "what converged meanwhile is no failure in a row"
 
 
 def test_the_default_says_nothing_of_forwards() -> None:

@@ -74,7 +74,7 @@ def test_packed_rows_end_where_they_end(lengths: list[int], reverse: bool, lengt
     extent = packed(sorted(lengths, reverse=True), reverse=reverse)
     found, expected, solver = both(sweep, operands(sweep.recurrence, extent), extent, strategies.newton(length))
     agree(found, expected)
-    assert not solver.memory.failures
+    assert not any(outcome.failure for outcome in solver.outcomes)
 
 
 def module_of(mode: str, hidden: int, radius: float | None, steps: int, rows: int = 2) -> tuple[Operands, Extent]:
@@ -109,7 +109,7 @@ def test_float32_is_as_exact_as_one_sweep(mode: str, radius: float | None, steps
     exact, sweep = (compile_recurrence(recurrence, dtype, True) for dtype in (torch.float64, torch.float32))
     expected = exact.forward(given.sources, given.carries, given.params, extent, save=True).outputs[0]
     found, sequential, solver = both(sweep, in_float32(given), extent, strategies.newton())
-    assert not solver.memory.failures
+    assert not any(outcome.failure for outcome in solver.outcomes)
     assert error(found.outputs[0], expected) <= 2 * error(sequential.outputs[0], expected)
 
 
@@ -118,8 +118,7 @@ def test_what_does_not_converge_runs_step_by_step(mode: str, radius: float) -> N
     given, extent = module_of(mode, 16, radius, 600)
     sweep = compile_recurrence(module_recurrence(mode, 4, 16, 0, True), torch.float32, True)
     found, sequential, solver = both(sweep, in_float32(given), extent, strategies.newton(8, iterations=3))
-    assert solver.memory.failures == 1
-    assert solver.outcomes[0].failure
+    assert [bool(outcome.failure) for outcome in solver.outcomes] == [True]
     assert torch.equal(found.outputs[0].nan_to_num(), sequential.outputs[0].nan_to_num())
 
 
@@ -131,7 +130,7 @@ def test_every_cell_by_diagonals(case: Callable[[], Example], length: int) -> No
     forward = strategies.newton(length, jacobian="diagonal")
     found, expected, solver = both(sweep, operands(sweep.recurrence, extent), extent, forward)
     agree(found, expected)
-    assert not solver.memory.failures
+    assert not any(outcome.failure for outcome in solver.outcomes)
 
 
 @pytest.mark.parametrize(("mode", "width"), [("RNN_TANH", 1), ("GRU", 1), ("LSTM", 2)])
@@ -159,3 +158,19 @@ def test_a_warm_start_needs_fewer_iterations() -> None:
     other = Extent(300, 2)
     given.sources[0] = given.sources[0][:300]
     agree(*both(sweep, given, other, forward, memory)[:2])
+
+
+def test_what_failed_is_tried_again_after_ever_longer_rests() -> None:
+    memory = Memory()
+    assert not memory.rests()
+    waits = []
+    for _ in range(10):
+        memory.note(failed=True)
+        waits.append(0)
+        while memory.rests():
+            waits[-1] += 1
+    assert waits == [8, 16, 32, 64, 128, 256, 512, 1024, 1024, 1024]
+    memory.note(failed=False)
+    assert not memory.rests()
+    memory.note(failed=True)
+    assert memory.resting == waits[0]

@@ -12,6 +12,7 @@ from torch import nn
 import bppsa
 from bppsa import strategies
 from bppsa._calls import collecting
+from bppsa.report import warn_once
 from bppsa.runtime.reference import loop
 from tests.scan.support import results, same
 from tests.scan.zoo import CASES, B, Example, H, I, example, make, random
@@ -59,7 +60,8 @@ def test_within_a_compiled_model() -> None:
 
 def test_what_cannot_be_fused_says_so() -> None:
     unfused = example(lambda h, x: (torch.tanh(h.cumsum(1)) + x,) * 2, random(B, H), random(4, B, H))
-    with collecting() as taken:
+    warn_once.cache_clear()
+    with collecting() as taken, pytest.warns(RuntimeWarning, match=r"without forward newton\(length=2\): aten.cumsum"):
         got = results(newton, unfused)
     same(got[0], results(loop, unfused)[0])
     assert taken[-1].strategy == "pytorch"

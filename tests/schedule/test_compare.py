@@ -15,6 +15,8 @@ def test_a_row_is_what_the_timeline_says(capsys: pytest.CaptureFixture[str]) -> 
         assert row.bubble == timeline.bubble
         assert row.activations == max(timeline.peak_activations)
         assert row.weight_receives == max(timeline.weight_receives)
+        received = (timeline.activation_receives, timeline.gradient_receives, timeline.weight_receives)
+        assert row.receives == max(map(sum, zip(*received, strict=True)))
     assert found.rows[2].memory == 4 + 3 + 3  # activations, its own stage, the one it fetched
     lines = str(found).splitlines()
     assert len(lines) == 4
@@ -34,8 +36,18 @@ def test_what_cannot_run_is_said_and_the_rest_is_compared() -> None:
     found = compare([lpp(G=3), ddp()], S=4, B=4, W=4)
     assert [row.schedule for row in found.rows] == ["ddp"]
     assert "W = G*R" in str(found)
-    with pytest.raises(ScheduleError, match=r"lpp\(G=3\).*W = G\*R"):
+    with pytest.raises(ScheduleError, match=r"can run: lpp\(G=3\): .*W = G\*R"):
         compare([lpp(G=3)], S=4, B=4, W=4)
+    with pytest.raises(ScheduleError, match=r"can run: the cost of F has 1 numbers for S=4 stages$"):
+        compare([gpipe(), ddp(), fsdp()], S=4, B=4, forward=[1])
+    with pytest.raises(ScheduleError, match="there is none"):
+        compare([], S=4, B=4)
+
+
+def test_the_first_stage_and_the_last_receive_half() -> None:
+    """One the gradients, the other the activations: no worker of two receives both."""
+    (row,) = compare([gpipe()], S=2, B=3).rows
+    assert (row.activation_receives, row.gradient_receives, row.receives) == (3, 3, 3)
 
 
 def test_schedules_of_ones_own_have_a_name() -> None:

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 from hypothesis import given, settings
 
 from bppsa.schedule import Timeline, ddp, gpipe, one_f_one_b, simulate, zero_bubble
-from bppsa.schedule.draw import SIGNS, label
+from bppsa.schedule.draw import MARGIN, SIGNS, WIDTH, label
 from tests.schedule.factories import timelines
 
 DDP = """\
@@ -43,7 +43,7 @@ def read_text(drawn: str) -> set[tuple[int, str, int, int]]:
     return jobs
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(timelines())
 def test_text_parses_back(timeline: Timeline) -> None:
     shown = {
@@ -53,7 +53,6 @@ def test_text_parses_back(timeline: Timeline) -> None:
     assert read_text(timeline.text(unit=1, batches=True)) == shown
 
 
-@settings(deadline=None, max_examples=25)
 @given(timelines())
 def test_svg_and_trace_parse_back(timeline: Timeline) -> None:
     with TemporaryDirectory() as folder:
@@ -68,6 +67,9 @@ def test_svg_and_trace_parse_back(timeline: Timeline) -> None:
         s, b, d = bar.attrib["data-job"].split()
         numbers = (bar.attrib[f"data-{name}"] for name in ("worker", "start", "end"))
         drawn[int(s), int(b), d] = tuple(map(int, numbers))
+        left, width = ((float(bar.attrib[of]) - at) / (WIDTH - MARGIN) for of, at in (("x", MARGIN), ("width", 0)))
+        _, start, end = drawn[int(s), int(b), d]
+        assert abs(left * timeline.makespan - start) + abs(width * timeline.makespan - (end - start)) < 0.01
     assert drawn == exact
     traced = {}
     for event in events:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bppsa.schedule import __main__ as command
-from bppsa.schedule import lpp, simulate
+from bppsa.schedule import blelloch, fslpp, lpp, simulate, wavelet_dp
 
 MINE = """
 from bppsa.schedule import Schedule
@@ -32,7 +32,8 @@ def test_draws(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert f"makespan {timeline.makespan}" in out
     assert svg.stat().st_size > 1000
     assert trace.stat().st_size > 1000
-    assert out == printed(capsys, "lpp(G=2, R=4)", "-S", 8, "-B", 8)
+    for same in ("lpp(G=2, R=4)", "lpp(2, 4)", "lpp(2, R=4)"):
+        assert out == printed(capsys, same, "-S", 8, "-B", 8)
 
 
 def test_costs_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,6 +51,14 @@ def test_a_schedule_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Pa
 def test_compares_and_searches(capsys: pytest.CaptureFixture[str]) -> None:
     assert "lpp(G=2)" in printed(capsys, "compare", "gpipe", "lpp(G=2)", "-S", 4, "-B", 4)
     assert "fsdp: the best" in printed(capsys, "search", "-S", 8, "-B", 16, "-W", 8, "--memory", 12)
+    few = printed(capsys, "search", "gpipe", "lpp(G=2)", "-S", 4, "-B", 8)
+    assert "lpp(G=2): the best" in few
+    assert "fsdp" not in few
+
+
+def test_a_name_that_is_printed_can_be_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    for recipe in (lpp(2, 3), fslpp(2, owner="paper"), blelloch(8, "doubling"), wavelet_dp()):
+        assert f"\n{recipe.name} " in printed(capsys, "compare", recipe.name, "-S", 8, "-B", 8)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +71,16 @@ def test_compares_and_searches(capsys: pytest.CaptureFixture[str]) -> None:
         (["lpp"], "lpp takes .*missing"),
         (["lpp(2"], "is no schedule"),
         (["lpp(G=3)", "-W", "4"], r"W = G\*R"),
+        (["lpp(2, 4, 3)"], "lpp takes .*too many positional arguments"),
+        (["lpp(x)"], r"'lpp\(x\)' is no schedule; write it as"),
+        (["lpp(G='2')"], "lpp has G='2', and needs at least 1"),
+        (["lpp"], r"lpp takes \(G: int, R: int \| None = None\): missing"),
         (["--file", "missing.py:x"], "there is no file 'missing.py'"),
+        (["--file", "missing.py"], "names no schedule of the file; write FILE:NAME"),
+        (["gpipe", "--file", "missing.py:x"], "name one schedule of .*, or --file"),
+        (["gpipe", "--memory", "3"], "--memory says nothing here"),
+        (["compare", "lpp(G=2)", "--G", "2"], r"--G says nothing here; .* as in 'lpp\(G=2, R=4\)'"),
+        (["search", "--batches"], "--batches says nothing here"),
         (["compare", "-S", "2"], "no schedule"),
         (["search", "--memory", "0"], "fits in memory 0"),
     ],

@@ -252,7 +252,7 @@ def test_names() -> None:
         "gpipe",
         "lpp(G=4)",
         "fslpp(G=2, R=3)",
-        "fslpp(G=2, owner=paper)",
+        "fslpp(G=2, owner='paper')",
     ]
 
 

@@ -53,7 +53,9 @@ def run(job: Job) -> tuple[str, str, list[Usage]]:
         return name, "", [] if wide else [level_usage(name, reduction.size, job.real, c) for c in CAPABILITIES]
     kernel = (*kernels(program), reduction.kernel)[job.kernel]
     size, flops = traffic(kernel, job.real)
-    return kernel.name, f"{size} B, {flops}", [usage(kernel, job.real, c, job.precision) for c in CAPABILITIES]
+    columns = reduction.columns if kernel is reduction.kernel else 1
+    used = [usage(kernel, job.real, c, job.precision, columns) for c in CAPABILITIES]
+    return kernel.name, f"{size} B, {flops}", used
 
 
 def shown(used: Usage) -> str:

@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import bppsa
 from bppsa import _recurrent, _scan_call, _scan_plans, _sweeps, strategies
-from bppsa.codegen.gpu import native
+from bppsa.codegen.gpu import native, native_scan
 from bppsa.codegen.gpu.native import TritonKernel
 from bppsa.plan.strategy import Strategy
 from bppsa.report import warn_once
@@ -81,7 +81,10 @@ def test_modules(make: Any, strategy: Strategy, launched: list[str]) -> None:
 
 @pytest.mark.parametrize("jacobian", ["full", "diagonal"])
 @pytest.mark.parametrize("make", [nn.RNN, nn.GRU, nn.LSTM])
-def test_a_parallel_forward(make: Any, jacobian: str, launched: list[str]) -> None:
+def test_a_parallel_forward(make: Any, jacobian: str, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its corrections are one launch, save where the Jacobian has blocks that are neither numbers nor all of it."""
+    scans: list[int] = []
+    monkeypatch.setattr(native_scan, "linearly", recording(native_scan.linearly, scans))
     torch.manual_seed(0)
     model = make(I, H, bidirectional=True).double().to(DEVICE)
     x = torch.randn(T, B, I, dtype=torch.float64, device=DEVICE, requires_grad=True)
@@ -89,6 +92,16 @@ def test_a_parallel_forward(make: Any, jacobian: str, launched: list[str]) -> No
     same(gradients(fast, x, [x, *model.parameters()]), gradients(model, x, [x, *model.parameters()]))
     assert fast.report.decisions[0].numbers["fallbacks"] == 0
     assert launched.count("forward") == launched.count("reduction") + 2
+    assert len(scans) == (0 if make is nn.LSTM and jacobian == "diagonal" else launched.count("reduction"))
+
+
+def recording(scan: Any, chunks: list[int]) -> Any:
+    def call(running: torch.Tensor, *args: Any, **options: Any) -> torch.Tensor:
+        chunks.append(len(running))
+        found: torch.Tensor = scan(running, *args, **options)
+        return found
+
+    return call
 
 
 def test_packed(launched: list[str]) -> None:

@@ -8,9 +8,11 @@ import torch
 from bppsa import strategies
 from bppsa._sweeps import compile_recurrence
 from bppsa.codegen.gpu import native_scan
-from bppsa.plan.strategy import Strategy
+from bppsa.plan.levels import linear
+from bppsa.plan.strategy import Division, Strategy
 from bppsa.runtime.backward import Asked, backward
 from bppsa.runtime.extent import Extent
+from bppsa.runtime.newton import Shots
 from bppsa.runtime.sweep import Gradients, Needs, Sweep
 from tests.codegen.programs import Operands, operands, packed
 from tests.scan.support import interpreted, same
@@ -56,6 +58,13 @@ def test_in_chunks(model: str, extent: Extent) -> None:
     check(model, 3, extent, strategies.chunked(2), torch.float64, 1e-10)
 
 
+@pytest.mark.parametrize("extent", EXTENTS, ids=["", "reverse", "packed", "packed-reverse"])
+@pytest.mark.parametrize("model", ["RNN", "GRU", "LSTM", "ResetGRU"])
+def test_columns_that_share_a_sample(model: str, extent: Extent) -> None:
+    """A program of the reduction takes 16 of them, and of the last few fewer."""
+    check(model, 15, extent, strategies.chunked(2), torch.float64, 1e-10)
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=str)
 @pytest.mark.parametrize("extent", EXTENTS, ids=["", "reverse", "packed", "packed-reverse"])
 @pytest.mark.parametrize("model", ["GRU", "ResetGRU", "MinGRU"])
@@ -88,3 +97,23 @@ def test_the_weak_side_of_a_product_survives(strategy: Strategy) -> None:
     assert gradient is not None
     expected = torch.tensor([2.0, 0.5], dtype=torch.float64) ** (steps - 1)
     assert ((gradient[0].diagonal().cpu().double() / expected - 1).abs() <= 1e-5).all()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ["RNN", "GRU", "LSTM", "ResetGRU", "IndRNN"])
+def test_newtons_corrections(name: str, reverse: bool) -> None:
+    """In one launch what torch's ops compute chunk by chunk."""
+    recurrence, extent = MODELS[name](3), Extent(7, 2, reverse, device=DEVICE)
+    sweep = compile_recurrence(recurrence, torch.float64, False, "cuda")
+    given = on_device(operands(recurrence, extent), torch.float64)
+    division = Division(2, 4, linear(4))
+    shots = Shots(sweep, sweep.reduction(), division, given.sources, given.carries, given.params, extent)
+    shots.run(torch.randn_like(shots.start()))
+    residual = torch.randn_like(shots.start())
+    found = shots.corrections(residual)
+    sweep.corrections, kernel = None, sweep.corrections
+    try:
+        expected = shots.corrections(residual)
+    finally:
+        sweep.corrections = kernel
+    same([found], [expected], 1e-12)

@@ -34,9 +34,9 @@ class Usage:
     warps: int
 
 
-def usage(kernel: Kernel, real: str, capability: int, precision: str = PRECISION) -> Usage:
-    """Of `kernel` on a GPU of compute capability `capability`, such as 90."""
-    text = printed(kernel, real)
+def usage(kernel: Kernel, real: str, capability: int, precision: str = PRECISION, columns: int = 1) -> Usage:
+    """Of `kernel` on a GPU of compute capability `capability`, such as 90. columns: RUNNING rows a sample."""
+    text = printed(kernel, real, columns)
     signature, aligned = arguments(kernel, real)
     signature |= {"lengths": "constexpr", **scalars(), "PRECISION": "constexpr"}
     constants = {"lengths": None, "PRECISION": precision if real == "float" else "ieee"}
@@ -48,9 +48,11 @@ def boundaries_usage(width: int, diagonal: bool, real: str, capability: int) -> 
     """Of the scan over chunks of a recurrence whose carries are `width` wide together."""
     kernel, block, warps = scan_of(width, diagonal)
     signature = dict.fromkeys(("running", "g", "entering"), POINTER[real])
-    signature |= dict.fromkeys(("chunks", "rows", "direction", "pitch"), "i32") | {"N": "constexpr", "P": "constexpr"}
+    signature |= dict.fromkeys(("chunks", "rows", "direction", "pitch"), "i32")
+    signature |= dict.fromkeys(("N", "P", "TRANSPOSED"), "constexpr")
     aligned = {"running", "g", "entering"}
-    return compiled(kernel, signature, {"N": width, "P": block}, aligned, capability, warps, {"num_warps": warps})
+    constants = {"N": width, "P": block, "TRANSPOSED": False}
+    return compiled(kernel, signature, constants, aligned, capability, warps, {"num_warps": warps})
 
 
 def level_usage(name: str, width: int, real: str, capability: int) -> Usage:

@@ -14,6 +14,23 @@ MOST = 64  # columns of a tile: wider values are several tiles, and a product of
 LEAST = 16  # the shortest inner dimension of `tl.dot` in all its versions
 
 
+@dataclass(frozen=True)
+class Block:
+    """The rows of a program. shared: they are columns of one sample, whose streams are read, and what follows from them
+    is computed, for all rows once, as tiles of one row."""
+
+    rows: int
+    shared: bool
+
+    @property
+    def samples(self) -> int:
+        return 1 if self.shared else self.rows
+
+    def programs(self, rows: int, columns: int) -> int:
+        """For a chunk of so many samples, of so many columns each."""
+        return rows * -(-columns // self.rows) if self.shared else -(-rows * columns // self.rows)
+
+
 def padded(width: int) -> int:
     """Columns of a tile that holds `width`: Triton's shapes are powers of two."""
     return 1 if width == 1 else max(LEAST, 1 << (width - 1).bit_length())
@@ -26,10 +43,11 @@ def blocks(width: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Tile:
-    """A variable of shape [ROWS, padded(width)]; what stands beyond its width is undefined."""
+    """A variable of shape [rows, padded(width)]; what stands beyond its width is undefined. rows: all, or 1."""
 
     name: str
     width: int
+    rows: int
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen import cache
-from bppsa.codegen.gpu.columns import ROWS
-from bppsa.codegen.gpu.print_triton import printed
+from bppsa.codegen.gpu.print_triton import Printed, printed
 from bppsa.codegen.ir import Kernel, Kind
 from bppsa.errors import BuildError
 
@@ -55,16 +54,19 @@ class TritonKernel:
     def __init__(self, kernel: Kernel, real: str, precision: str | None = None) -> None:
         if importlib.util.find_spec("triton") is None:
             raise BuildError("Triton is not there to compile kernels for a GPU; pip install triton")
-        text = printed(kernel, real)
         self.kernel, self.real = kernel, real
         self.asked = precision if real == "float" else "ieee"
-        self.function: Any = module(text.source).sweep
-        self.warps = text.warps
+        self.texts: dict[int, Printed] = {}  # by how many columns share a sample
 
     @property
     def precision(self) -> str:
         plain = torch.backends.cuda.matmul.fp32_precision == "tf32"
         return self.asked or ("tf32" if plain else PRECISION)
+
+    def text(self, columns: int) -> Printed:
+        if columns not in self.texts:
+            self.texts[columns] = printed(self.kernel, self.real, columns)
+        return self.texts[columns]
 
     def __call__(
         self,
@@ -86,8 +88,8 @@ class TritonKernel:
         if len(tensors) != len(arguments):
             raise ValueError(f"kernel {self.kernel.name} takes {len(arguments)} tensors, not {len(tensors)}")
         chunk = steps if chunk is None else chunk
-        carried = rows * columns
-        programs = -(-carried // ROWS) * -(-steps // max(chunk, 1))
+        text = self.text(columns)
+        programs = text.block.programs(rows, columns) * -(-steps // max(chunk, 1))
         partial: list[tuple[Tensor, Tensor]] = []
         given: list[Tensor | int] = []
         for b, tensor in zip(arguments, tensors, strict=True):
@@ -98,9 +100,9 @@ class TritonKernel:
         if programs:
             lengths = None if active is None else row_lengths(active, rows).to(tensors[0].device)
             ascending = self.kernel.along != reverse
-            scalars = (steps, carried, columns, chunk, 1 if ascending else -1, int(reverse))
-            how = options(self.warps) | {"PRECISION": self.precision}
-            launch(self.kernel.name, self.function, programs, [*given, lengths, *scalars], how)
+            scalars = (steps, rows * columns, columns, chunk, 1 if ascending else -1, int(reverse))
+            how = options(text.warps) | {"PRECISION": self.precision}
+            launch(self.kernel.name, module(text.source).sweep, programs, [*given, lengths, *scalars], how)
         for total, parts in partial:
             torch.sum(parts, 0, out=total)
 

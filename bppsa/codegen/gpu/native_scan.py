@@ -1,4 +1,5 @@
-"""Call the kernels of `scan_kernels.py` on tensors: what enters each chunk, from all chunks' reductions."""
+"""Call the kernels of `scan_kernels.py` on tensors: what enters each chunk, from all chunks' reductions; in a backward
+cotangents, in a Newton iteration of the forward the changes of the carries."""
 
 from __future__ import annotations
 
@@ -46,8 +47,20 @@ def boundaries(plan: ScanPlan, running: Tensor, g: Tensor, *, reverse: bool) -> 
     return by_levels(plan, running, g, reverse=reverse) if plan.down else linearly(running, g, reverse=reverse)
 
 
-def linearly(running: Tensor, g: Tensor, *, reverse: bool) -> Tensor:
-    """In one launch."""
+def corrections(running: Tensor, residual: Tensor) -> Tensor | None:
+    """The changes d [C, B, N] with d[c + 1] = J_c d[c] + residual[c], d[0] = 0 (DEER, Lim et al. 2024, section 3); None
+    where no kernel holds a J_c so wide. running: as `boundaries` takes it, of J_c^T, chunks in the recurrence's order;
+    it is written over. residual: [C, B, N]."""
+    _, rows, columns, _ = running.shape
+    width = residual.shape[2]
+    if columns != 3 and (columns != width + 2 or width > WIDEST):
+        return None
+    running[:, :, -2, :width] = residual  # v: no cotangent entered on the way
+    return linearly(running, residual.new_zeros(rows, width), reverse=True, transposed=True)
+
+
+def linearly(running: Tensor, g: Tensor, *, reverse: bool, transposed: bool = False) -> Tensor:
+    """In one launch. reverse: from the first chunk on; transposed: by the transposes of their M."""
     chunks, rows, columns, pitch = running.shape
     width = g.shape[1]
     entering = torch.empty(chunks, rows, width, dtype=g.dtype, device=g.device)
@@ -55,7 +68,7 @@ def linearly(running: Tensor, g: Tensor, *, reverse: bool) -> Tensor:
     kernel, block, warps = scan_of(width, diagonal)
     programs = -(-rows * width // block) if diagonal else rows
     given = (running, g.contiguous(), entering, chunks, rows, 1 if reverse else -1, pitch)
-    launch("boundaries", kernel, programs, [*given, width, block], {"num_warps": warps})
+    launch("boundaries", kernel, programs, [*given, width, block, transposed], {"num_warps": warps})
     return entering
 
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bppsa.codegen.gpu.columns import ROWS, Piece, Tile, padded
+from bppsa.codegen.gpu.columns import Block, Piece, Tile, padded
 from bppsa.codegen.ir import Kernel, Kind
 
 
@@ -32,10 +32,11 @@ def masked(conditions: Sequence[str]) -> str:
 
 
 class Loads:
-    """hold: keep weights during the loop, else read each where it is used. early: see `loop`."""
+    """block: the rows of a program. hold: keep weights during the loop, else read each where it is used. early: see
+    `loop`."""
 
-    def __init__(self, kernel: Kernel, hold: bool, early: bool) -> None:
-        self.kernel, self.hold, self.early = kernel, hold, early
+    def __init__(self, kernel: Kernel, block: Block, hold: bool, early: bool) -> None:
+        self.kernel, self.block, self.hold, self.early = kernel, block, hold, early
         self.head: list[str] = []
         self.fetched: dict[str, str] = {}  # variable -> the buffer whose columns it holds in every step
         self.columns_fetched = 0
@@ -85,7 +86,7 @@ class Loads:
             self.columns_fetched += padded(width)
             self.head.append(f"{name} = {self.row(*key, 'first', '(first < length)')}")
             self._again[name] = self.row(*key, "ahead", "coming")
-        return Tile(self._known[key], width)
+        return Tile(self._known[key], width, self.block.samples)
 
     def loop(self, lines: Sequence[str]) -> list[str]:
         """The step's `lines` with the loads for the next step: `early`, before all of it, else each after the last
@@ -105,7 +106,7 @@ class Loads:
         return f"tl.load({self.place(buffer, after, time)} + {column} + {c}{masked([mask, *span(c, 0, width, size)])})"
 
     def place(self, buffer: str, after: bool, time: str) -> str:
-        """[ROWS, 1]: the rows of step `time`. Offsets can pass 2^31."""
+        """[samples, 1]: the rows of step `time`. Offsets can pass 2^31."""
         side = {False: " + reverse", True: " + 1 - reverse"}[after] if self._kinds[buffer] is Kind.STATE else ""
         return f"{buffer}_rows + ({time}{side}).to(tl.int64) * {buffer}_t"
 
@@ -132,4 +133,4 @@ class Loads:
         return self._once(key, "w", text), ""
 
     def zeros(self, width: int) -> str:
-        return f"tl.zeros([{ROWS}, {padded(width)}], REAL)"
+        return f"tl.zeros([{self.block.rows}, {padded(width)}], REAL)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from bppsa.codegen.gpu.columns import ROWS, Columns, Piece, Tile, padded
+from bppsa.codegen.gpu.columns import Columns, Piece, Tile, padded
 from bppsa.codegen.gpu.print_load import Loads, Value, span
 from bppsa.codegen.gpu.tiling import Tiles
 from bppsa.codegen.ir import STRUCTURAL, Access, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store
@@ -76,7 +76,7 @@ class Step:
         }
         for store in group.stores:
             tiles = [
-                (start, Tile(self.full(found[store.value], width), width))
+                (start, self.tile(found[store.value], width))
                 for (start, width), found in zip(spans, values, strict=True)
             ]
             commit[store.reduce](store, tiles)
@@ -114,18 +114,20 @@ class Step:
     def load(self, access: Access, start: int, width: int) -> Value:
         if self.kinds[access.buffer] is Kind.VECTOR:
             return self.loads.vector(access.buffer, start, width)
-        return Value(self.joined(self.pieces(access, start, width)), (ROWS, padded(width)))
+        return self.joined(self.pieces(access, start, width))
 
-    def joined(self, pieces: Sequence[Piece]) -> str:
+    def joined(self, pieces: Sequence[Piece]) -> Value:
         """One tile of adjacent pieces."""
         if len(pieces) == 1 and pieces[0].whole:
-            return pieces[0].tile.name
+            return of_tile(pieces[0].tile)
         start = pieces[0].start
-        name = self.loads.zeros(pieces[-1].stop - start)
+        width = pieces[-1].stop - start
+        name = self.loads.zeros(width)
         for p in pieces:
             low, high = p.start - start, p.stop - start
-            name = self.emit(f"moved({name}, {p.tile.name}, {low}, {high}, {p.offset - low})")
-        return name
+            tile = self.of_all_rows(of_tile(p.tile))
+            name = self.emit(f"moved({name}, {tile}, {low}, {high}, {p.offset - low})")
+        return Value(name, (self.loads.block.rows, padded(width)))
 
     def dot(self, term: Dot, column: int, width: int) -> Value:
         depth = self.kernel.buffer(term.weight).depth
@@ -135,11 +137,12 @@ class Step:
                 term.weight, piece.start - term.source.column - piece.offset, piece, column, width
             )
             weight = weight or self.emit(text)
-            rows = self.clean(piece.tile, *piece.columns)
+            clean = self.clean(piece.tile, *piece.columns)
+            rows = self.of_all_rows(Value(clean, of_tile(piece.tile).shape))
             text = product(rows, padded(piece.tile.width), weight, padded(width), total)
             chained = rows in self._products and "tl.dot" in text
             total = self.emit(text, first=(total or self.loads.zeros(width)) if chained else None)
-        return Value(total, (ROWS, padded(width)))
+        return Value(total, (self.loads.block.rows, padded(width)))
 
     def clean(self, tile: Tile, low: int, high: int) -> str:
         """The tile with zeros outside columns [low, high), where what is no number would spoil a sum."""
@@ -152,9 +155,15 @@ class Step:
             self._clean[key] = self.emit(f"tl.where({' & '.join(conditions)}, {tile.name}, 0.0)")
         return self._clean[key]
 
-    def full(self, value: Value, width: int) -> str:
-        """Broadcast to a tile."""
-        shape = (ROWS, padded(width))
+    def tile(self, value: Value, width: int) -> Tile:
+        """Broadcast to one row a sample, or what has more stays as it is."""
+        rows = max(value.shape[0], self.loads.block.samples)
+        return Tile(self.full(value, (rows, padded(width))), width, rows)
+
+    def of_all_rows(self, value: Value) -> str:
+        return self.full(value, (self.loads.block.rows, value.shape[1]))
+
+    def full(self, value: Value, shape: tuple[int, int]) -> str:
         return value.name if value.shape == shape else self.emit(f"tl.broadcast_to({value.name}, {list(shape)})")
 
     def store(self, store: Store, tiles: Sequence[tuple[int, Tile]]) -> None:
@@ -163,7 +172,8 @@ class Step:
 
     def sum_row(self, store: Store, tiles: Sequence[tuple[int, Tile]]) -> None:
         parts = [f"tl.sum({self.clean(tile, 0, tile.width)}, 1, keep_dims=True)" for _, tile in tiles]
-        self.columns(store.target, written=True).write(store.target.column, Tile(self.emit(" + ".join(parts)), 1))
+        total = Tile(self.emit(" + ".join(parts)), 1, max(tile.rows for _, tile in tiles))
+        self.columns(store.target, written=True).write(store.target.column, total)
 
     def sum_columns(self, store: Store, tiles: Sequence[tuple[int, Tile]]) -> None:
         for start, tile in tiles:
@@ -176,8 +186,12 @@ class Step:
             self.lines.append(f"{name} += tl.where(live, {tile.name}, 0.0)")
 
 
+def of_tile(tile: Tile) -> Value:
+    return Value(tile.name, (tile.rows, padded(tile.width)))
+
+
 def product(rows: str, depth: int, weight: str, width: int, total: str) -> str:
-    """`total` + rows [ROWS, depth] times weight, by tensor cores unless one side is a single column."""
+    """`total` + rows [rows, depth] times weight, by tensor cores unless one side is a single column."""
     if depth > 1 and width > 1:
         return f"tl.dot({rows}, {weight}, {total or None}, input_precision=PRECISION, out_dtype=REAL)"
     single = f"{rows} * {weight}" if depth == 1 else f"tl.sum({rows} * {weight}, 1, keep_dims=True)"

@@ -2,8 +2,9 @@
 
 The chunks of a call run side by side. Chunk c covers `chunk` steps from c * chunk on. A RUNNING buffer has a part for
 each chunk, [chunks, B, n]: what stands before the chunk's first step, in the sweep's direction, and in the end what its
-last step left. So many `columns` of RUNNING rows share a sample: a row of everything else. A STATE that the sweep
-writes is read from memory where a chunk begins, then carried in registers. `native.py` calls the function.
+last step left. So many `columns` of RUNNING rows share a sample: a row of everything else. Where they are many, a
+program takes columns of one sample (`columns.Block`). A STATE that the sweep writes is read from memory where a chunk
+begins, then carried in registers. `native.py` calls the function.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bppsa.codegen.gpu.columns import ROWS, Columns, Piece, Tile, blocks, padded
+from bppsa.codegen.gpu.columns import ROWS, Block, Columns, Piece, Tile, blocks, padded
 from bppsa.codegen.gpu.print_load import Loads, span
 from bppsa.codegen.gpu.print_tile import Step
 from bppsa.codegen.gpu.tiling import tiles
@@ -22,6 +23,10 @@ from bppsa.codegen.ir import Buffer, Group, Kernel, Kind, Reduce
 BYTES = {"float": 4, "double": 8}
 TYPES = {"float": "tl.float32", "double": "tl.float64"}
 COLUMNS_A_WARP = 8  # as many as one tensor core instruction gives
+# Each warp splits all rows of a product for 3xTF32, so half as many repeat half of that: where rows share a sample and
+# the weights' elements are so few, a thread has registers for twice the columns.
+HELD_HALVED = 3 * 32 * 32
+WIDEST_SHARED = 32  # columns of a tile where rows share what they can, counted in instructions (`make aot`)
 THREADS_A_WARP = 32
 HELD_BYTES = 64 << 10  # of weights kept in a program's shared memory, which holds them twice when split for 3xTF32
 # Of streams that a thread reads a whole step ahead. A step with products of MOST columns takes as long as memory does,
@@ -49,23 +54,38 @@ from bppsa.codegen.gpu.functions import maximum, minimum, moved, sigmoid, times_
 @triton.jit
 def sweep({parameters}, lengths, steps, rows, columns, chunk, direction, reverse, PRECISION: tl.constexpr):
     REAL: tl.constexpr = {real}
-    in_block = tl.cdiv(rows, {ROWS})
-    part = tl.program_id(0) // in_block
-    row = (tl.program_id(0) % in_block).to(tl.int64) * {ROWS} + tl.arange(0, {ROWS})[:, None]
-    inside = row < rows
-    sample = row // columns
+{place}
     if lengths is None:
-        length = tl.where(inside, steps, 0)
+        length = tl.where(sampled, steps, 0)
     else:
-        length = tl.load(lengths + sample, mask=inside, other=0).to(tl.int32)
+        length = tl.load(lengths + sample, mask=sampled, other=0).to(tl.int32)
     start = part * chunk
     stop = tl.minimum(start + chunk, steps)
-    since = tl.full([{ROWS}, 1], 0, tl.int32) + start
+    since = tl.full([{block.samples}, 1], 0, tl.int32) + start
     until = tl.minimum(stop, length)
     first = tl.where(direction > 0, start, stop - 1)
     entry = tl.where(direction > 0, since, until - 1)
     enters = (entry >= since) & (entry < until)
 """
+# Which rows a program takes, [rows, 1], and of which samples, [samples, 1]. For `Block.shared`, or not.
+PLACE = {
+    False: """\
+    in_chunk = tl.cdiv(rows, {block.rows})
+    part = tl.program_id(0) // in_chunk
+    row = (tl.program_id(0) % in_chunk).to(tl.int64) * {block.rows} + tl.arange(0, {block.rows})[:, None]
+    inside = row < rows
+    sampled = inside
+    sample = row // columns""",
+    True: """\
+    in_sample = tl.cdiv(columns, {block.rows})
+    in_chunk = rows // columns * in_sample
+    part = tl.program_id(0) // in_chunk
+    column = tl.program_id(0) % in_sample * {block.rows} + tl.arange(0, {block.rows})[:, None]
+    inside = column < columns
+    sample = tl.full([1, 1], 0, tl.int64) + tl.program_id(0) % in_chunk // in_sample
+    sampled = sample >= 0
+    row = sample * columns + column""",
+}
 LOOP = """\
     for i in range(stop - start):
         t = first + i * direction
@@ -77,10 +97,11 @@ LOOP = """\
 
 @dataclass(frozen=True)
 class Printed:
-    """source: a Python module with the function `sweep`. warps: for how many it is meant."""
+    """source: a Python module with the function `sweep`. warps: for how many it is meant; block: a program's rows."""
 
     source: str
     warps: int
+    block: Block
 
 
 @dataclass(frozen=True)
@@ -95,13 +116,15 @@ class Carried:
 
 
 @functools.lru_cache(maxsize=256)
-def printed(kernel: Kernel, real: str) -> Printed:
-    """`real` is "float" or "double"."""
-    warps = warps_of(kernel)
-    loads = _Sweep(kernel, hold=True, early=True).loads
+def printed(kernel: Kernel, real: str, columns: int = 1) -> Printed:
+    """`real` is "float" or "double". columns: RUNNING rows a sample."""
+    block = block_of(kernel, columns)
+    loads = _Sweep(kernel, block, hold=True, early=True).loads
+    halved = block.shared and loads.held <= HELD_HALVED
+    warps = max(1, warps_of(kernel) // 2) if halved else warps_of(kernel)
     hold = loads.held * BYTES[real] <= HELD_BYTES
-    early = loads.columns_fetched * ROWS * BYTES[real] <= EARLY_BYTES * warps * THREADS_A_WARP
-    return Printed(_Sweep(kernel, hold=hold, early=early).text(real), warps)
+    early = loads.columns_fetched * block.samples * BYTES[real] <= EARLY_BYTES * warps * THREADS_A_WARP
+    return Printed(_Sweep(kernel, block, hold=hold, early=early).text(real), warps, block)
 
 
 def stores_over(group: Group, name: str, after: bool, piece: Piece) -> bool:
@@ -113,22 +136,31 @@ def stores_over(group: Group, name: str, after: bool, piece: Piece) -> bool:
     )
 
 
+def widest(kernel: Kernel) -> int:
+    """Columns of its widest tile."""
+    return max(padded(width) for spans in tiles(kernel) for _, width in spans)
+
+
+def block_of(kernel: Kernel, columns: int) -> Block:
+    """Few columns would leave most of a shared tile empty; beside wide products there is little to save."""
+    return Block(ROWS, columns >= ROWS and widest(kernel) <= WIDEST_SHARED)
+
+
 def warps_of(kernel: Kernel) -> int:
     """Of a program; its widest tile says how many it keeps busy."""
-    widest = max(padded(width) for spans in tiles(kernel) for _, width in spans)
-    return max(1, widest // COLUMNS_A_WARP)
+    return max(1, widest(kernel) // COLUMNS_A_WARP)
 
 
 class _Sweep:
-    def __init__(self, kernel: Kernel, *, hold: bool, early: bool) -> None:
-        self.kernel = kernel
-        self.loads = Loads(kernel, hold, early)
+    def __init__(self, kernel: Kernel, block: Block, *, hold: bool, early: bool) -> None:
+        self.kernel, self.block = kernel, block
+        self.loads = Loads(kernel, block, hold, early)
         self.step = Step(kernel, self.loads)
         self.buffers = {b.name: b for b in kernel.buffers}
         self.carried = list(self.parts())
         for c in self.carried:
             behind = self.step.rows.setdefault((c.buffer.name, not self.front(c.buffer)), Columns())
-            behind.write(c.column, Tile(c.name, c.width))
+            behind.write(c.column, Tile(c.name, c.width, block.rows))
         self.met = False  # whether the threads have met in this step
         self.done = {(c.buffer.name, not self.front(c.buffer), c.column, c.name) for c in self.carried}
         for i, (group, spans) in enumerate(zip(kernel.groups, tiles(kernel), strict=True)):
@@ -191,7 +223,7 @@ class _Sweep:
     def carry(self) -> None:
         """In a packed batch, rows that take no part in the step keep what they had."""
         stored = [c for c in self.carried if c.stored]
-        new = {c.name: self.step.joined(list(self.front_columns(c))) for c in stored}
+        new = {c.name: self.step.of_all_rows(self.step.joined(list(self.front_columns(c)))) for c in stored}
         if new:
             all_rows = [f"    {name} = {value}" for name, value in new.items()]
             live_rows = [f"    {name} = tl.where(live, {value}, {name})" for name, value in new.items()]
@@ -218,7 +250,13 @@ class _Sweep:
         before = [*rows, *self.loads.head, *starts, *sums]
         return "".join(
             [
-                HEAD.format(name=self.kernel.name, parameters=", ".join(parameters), real=TYPES[real], ROWS=ROWS),
+                HEAD.format(
+                    name=self.kernel.name,
+                    parameters=", ".join(parameters),
+                    real=TYPES[real],
+                    place=PLACE[self.block.shared].format(block=self.block),
+                    block=self.block,
+                ),
                 *(f"    {line}\n" for line in before),
                 LOOP,
                 *(f"        {line}\n" for line in self.loads.loop(self.step.lines)),

@@ -54,10 +54,23 @@ def applied(at: tl.tensor, now: tl.tensor, pitch: tl.tensor, N: tl.constexpr, P:
 
 
 @triton.jit
+def applied_transposed(at: tl.tensor, now: tl.tensor, pitch: tl.tensor, N: tl.constexpr, P: tl.constexpr) -> tl.tensor:
+    """M^T now + v; what no cotangent gets through, no tangent does."""
+    j, n = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
+    M = tl.load(at + j * pitch + n, mask=(j < N) & (n < N), other=0.0)
+    e = tl.load(at + j * pitch + N + 1, mask=j < N, other=0.0).to(tl.int32)
+    v = tl.load(at + N * pitch + j, mask=j < N, other=0.0)
+    through = tl.load(at + (N + 1) * pitch + n, mask=n < N, other=0.0)
+    total = tl.sum(tl.where(through != through, M * now, 0.0), 1, keep_dims=True)
+    return tl.reshape(scaled(total, e) + v, [1, P])
+
+
+@triton.jit
 def boundaries_of_columns(
-    running, g, entering, chunks, rows, direction, pitch, N: tl.constexpr, P: tl.constexpr
+    running, g, entering, chunks, rows, direction, pitch, N: tl.constexpr, P: tl.constexpr, TRANSPOSED: tl.constexpr
 ) -> None:
-    """One program for a row of the batch: g [B, N] enters the first chunk it comes to, what enters each is stored."""
+    """One program for a row of the batch: g [B, N] enters the first chunk it comes to, what enters each is stored.
+    TRANSPOSED: a chunk is g -> M^T g + v."""
     row = tl.program_id(0).to(tl.int64)
     n = tl.arange(0, P)[None, :]
     now = tl.load(g + row * N + n, mask=n < N, other=0.0)
@@ -65,7 +78,8 @@ def boundaries_of_columns(
     for i in range(chunks):
         part = (first + i * direction).to(tl.int64) * rows + row
         tl.store(entering + part * N + n, now, mask=n < N)
-        now = applied(running + part * (N + 2) * pitch, now, pitch, N, P)
+        at = running + part * (N + 2) * pitch
+        now = applied_transposed(at, now, pitch, N, P) if TRANSPOSED else applied(at, now, pitch, N, P)
 
 
 @triton.jit
@@ -157,9 +171,9 @@ def down_level(running, g, lefts, rights, reached, rows, pitch, N: tl.constexpr,
 
 @triton.jit
 def boundaries_of_numbers(
-    running, g, entering, chunks, rows, direction, pitch, N: tl.constexpr, P: tl.constexpr
+    running, g, entering, chunks, rows, direction, pitch, N: tl.constexpr, P: tl.constexpr, TRANSPOSED: tl.constexpr
 ) -> None:
-    """The same where M is diagonal: one program for P numbers of [B, N]."""
+    """The same where M is diagonal, its own transpose: one program for P numbers of [B, N]."""
     number = tl.program_id(0).to(tl.int64) * P + tl.arange(0, P)
     row, n = number // N, number % N
     inside = row < rows

@@ -39,7 +39,7 @@ def fslpp(G: int, R: int | None = None, owner: str = "spread") -> Recipe:
             return Schedule(w=lambda s, b, d: (h(s, s), h(s, b)), n=forward_first, W=workers)
         return Schedule(w=lambda s, b, d: (h(s, s // in_group + s % in_group), h(s, b)), n=forward_first, W=workers)
 
-    return Recipe(call("fslpp", G=G, R=R, owner=None if owner == "spread" else owner), build)
+    return Recipe(call("fslpp", {} if owner == "spread" else {"owner": owner}, G=G, R=R), build)
 
 
 def breadth_first(G: int = 1, R: int | None = None) -> Recipe:

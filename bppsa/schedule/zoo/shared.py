@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from bppsa.errors import ScheduleError
@@ -29,9 +30,10 @@ def in_flight(limit: Callable[[int], int], freed_by: str = "B") -> Callable[[int
     return pred
 
 
-def call(name: str, **parameters: int | str | None) -> str:
-    """`lpp(G=4)`: what is None was left out. Raises ScheduleError for a number that counts nothing."""
-    for key, value in parameters.items():
-        if isinstance(value, int) and value < 1:
-            raise ScheduleError(f"{name} has {key}={value}, and needs at least 1")
-    return f"{name}({', '.join(f'{key}={value}' for key, value in parameters.items() if value is not None)})"
+def call(name: str, words: Mapping[str, str] | None = None, **counts: int | None) -> str:
+    """`lpp(G=4)`: what is None was left out. Raises ScheduleError for what is no count."""
+    given = {key: value for key, value in counts.items() if value is not None}
+    for key, value in given.items():
+        if not (isinstance(value, Integral) and value >= 1):
+            raise ScheduleError(f"{name} has {key}={value!r}, and needs at least 1")
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in {**given, **(words or {})}.items())})"

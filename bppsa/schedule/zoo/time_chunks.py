@@ -119,4 +119,4 @@ def blelloch(K: int, middle: str = "chain") -> Recipe:
             W=workers,
         )
 
-    return Recipe(call("blelloch", K=K, middle=middle), build)
+    return Recipe(call("blelloch", {"middle": middle}, K=K), build)

@@ -1,0 +1,180 @@
+"""Training steps and inference of pruned networks: masked PyTorch in its better memory format, and bppsa, interleaved.
+
+    python benchmarks/pruned.py                             everything, some ten minutes; nothing else should run
+    python benchmarks/pruned.py --only vgg11,mobilenet      some networks
+    python benchmarks/pruned.py --quick                     narrow networks: only shows that all of it runs
+
+A step is forward, loss, backward and SGD. Rows are kept in benchmarks/results/ under "pruned", a file a machine; a run
+of some networks leaves the others as they were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+import bppsa
+import machine
+import store
+from networks import globally, mobilenet, prepared, resnet18, uniform, vgg11
+from timing import Step, interleave, milliseconds, ratio
+
+HERE = Path(__file__).parent
+FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
+NETWORKS: dict[str, Callable[..., nn.Module]] = {
+    "vgg11": vgg11,
+    "vgg11 with batch norm": partial(vgg11, norm=True),
+    "resnet18": resnet18,
+    "mobilenet": mobilenet,
+    "linear 1024x1024": lambda width=1024: nn.Sequential(nn.Linear(width, width, bias=False)),
+}
+SCHEMES = {"uniform": uniform, "global": globally}
+
+
+@dataclass(frozen=True)
+class Case:
+    network: str
+    scheme: str
+    pruned: float
+    B: int
+    goal: float | None = None
+    training: bool = True
+
+
+CASES = [
+    *(Case("vgg11", "uniform", p, 16, goal) for p, goal in ((0.9, 5.5), (0.97, 13), (0.99, 24))),
+    *(Case("vgg11", "uniform", p, 64, goal) for p, goal in ((0.9, 4.7), (0.97, 11), (0.99, 20))),
+    Case("vgg11", "global", 0.97, 16, 6),
+    *(Case("vgg11 with batch norm", "uniform", p, 16) for p in (0.9, 0.97, 0.99)),
+    Case("resnet18", "uniform", 0.95, 16, 5),
+    Case("mobilenet", "uniform", 0.95, 16),
+    *(Case("linear 1024x1024", "uniform", 0.97, b, 12) for b in (16, 64)),
+    Case("vgg11", "uniform", 0.97, 16, 13, training=False),
+    Case("vgg11", "uniform", 0.97, 1, training=False),
+    Case("vgg11", "uniform", 0.5, 16),
+]
+
+
+def measure(case: Case, repeats: int, width: int | None) -> dict[str, Any]:
+    make = partial(NETWORKS[case.network], width=width) if width else NETWORKS[case.network]
+    models = {
+        name: prepared(make, SCHEMES[case.scheme], case.pruned).to(memory_format=f) for name, f in FORMATS.items()
+    }
+    fast = bppsa.compile(prepared(make, SCHEMES[case.scheme], case.pruned))
+    batch = torch.randn(case.B, fast[0].in_features) if case.network[:6] == "linear" else torch.randn(case.B, 3, 32, 32)
+    make_step = training_step if case.training else inference
+    steps = {
+        name: make_step(m, batch.to(memory_format=FORMATS[name]) if batch.dim() == 4 else batch)
+        for name, m in models.items()
+    }
+    samples = interleave({**steps, "ours": make_step(fast, batch)}, repeats)
+    ours = samples.pop("ours")
+    better = min(samples, key=lambda name: milliseconds(samples[name]))
+    return {
+        **asdict(case),
+        "format": better,
+        "peer_ms": milliseconds(samples[better]),
+        "ours_ms": milliseconds(ours),
+        "ratio": asdict(ratio(samples[better], ours)),
+        "ran": sorted({decision.strategy for decision in fast.report.decisions}),
+    }
+
+
+def training_step(model: nn.Module, batch: torch.Tensor) -> Step:
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with torch.no_grad():
+        labels = torch.randint(0, model(batch).shape[1], batch.shape[:1])
+
+    def step() -> tuple[float, ...]:
+        optimizer.zero_grad()
+        start = time.perf_counter()
+        loss = F.cross_entropy(model(batch), labels)
+        middle = time.perf_counter()
+        loss.backward()
+        optimizer.step()
+        return middle - start, time.perf_counter() - middle
+
+    return step
+
+
+def inference(model: nn.Module, batch: torch.Tensor) -> Step:
+    model.eval()
+
+    def step() -> tuple[float]:
+        with torch.no_grad():
+            start = time.perf_counter()
+            model(batch)
+            return (time.perf_counter() - start,)
+
+    return step
+
+
+def table(rows: list[dict[str, Any]]) -> Table:
+    found = Table("network", "pruned", "B", "", "PyTorch ms", "format", "bppsa ms", "ratio", "quartiles", "goal", "ran")
+    for row in rows:
+        spread, goal = row["ratio"], row["goal"]
+        found.add_row(
+            *(row["network"], f"{row['pruned']:.0%} {row['scheme']}", str(row["B"])),
+            *(
+                "step" if row["training"] else "inference",
+                f"{row['peer_ms']:.3g}",
+                row["format"],
+                f"{row['ours_ms']:.3g}",
+            ),
+            *(f"{spread['median']:.3g}x", f"{spread['low']:.3g}-{spread['high']:.3g}"),
+            *(f"{goal:g}x" if goal else "", ", ".join(row["ran"])),
+        )
+    return found
+
+
+def networks(text: str) -> list[str]:
+    unknown = set(text.split(",")) - set(NETWORKS)
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{', '.join(sorted(unknown))}: the networks are {', '.join(NETWORKS)}")
+    return text.split(",")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="bppsa beside masked PyTorch on pruned networks.")
+    parser.add_argument(
+        "--only", type=networks, default=list(NETWORKS), help=f"networks, with commas: {', '.join(NETWORKS)}"
+    )
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--quick", action="store_true", help="narrow networks; keeps nothing unless --results is given")
+    parser.add_argument("--results", type=Path, help="folder (default: benchmarks/results)")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    machine.require_onednn()
+    cases = [case for case in CASES if case.network in options.only]
+    rows = []
+    for case in cases:
+        torch.manual_seed(0)
+        rows.append(measure(case, 2 if options.quick else options.repeats, 8 if options.quick else None))
+    Console(width=150).print(table(rows))
+    folder = options.results or (None if options.quick else HERE / "results")
+    if folder is not None:
+        hardware = machine.hardware()
+        path = folder / machine.file_name(hardware)
+        results = store.load(path)
+        results["machine"] = hardware
+        measured = {case.network for case in cases}
+        kept = [run for run in results.get("pruned", []) if not measured & {row["network"] for row in run["rows"]}]
+        on = {**machine.software(), "threads": options.threads, "repeats": options.repeats}
+        results["pruned"] = [*kept, {"on": on, "rows": rows}]
+        store.save(path, results)
+
+
+if __name__ == "__main__":
+    main()

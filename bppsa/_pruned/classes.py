@@ -1,0 +1,228 @@
+"""The class of a module whose layers are pruned: its forward runs the traced graph, regions on blocked images."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bppsa import _calls
+from bppsa._modules.calls import is_ordinary_moment, is_plain
+from bppsa._pruned.draft import KeptEntries
+from bppsa._pruned.masks import LAYERS, is_masked
+from bppsa._pruned.regions import Environment, Segment, grow, operands, run_node, run_region
+from bppsa._pruned.told import decide, told
+from bppsa._pruned.tracing import state, trace
+from bppsa.codegen import build
+from bppsa.codegen.blocked.native import LANES, prepare
+from bppsa.codegen.blocked.window import Window
+from bppsa.errors import BuildError, Reason, Unsupported
+from bppsa.plan.choose import Choice
+from bppsa.report import Decision, warn_once
+
+MOST_PLANS = 32  # for states and shapes; a model that needs more is left to PyTorch
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """How a graph runs for one state of its modules and one shape of its inputs."""
+
+    graph: list[fx.Node]
+    segments: list[Segment]
+    unread: list[list[fx.Node]]  # after each segment
+    decisions: tuple[Decision, ...]
+
+    @functools.cached_property
+    def has_regions(self) -> bool:
+        return any(segment.region is not None for segment in self.segments)
+
+
+@dataclass(eq=False)
+class Memo:
+    """What a module has found out about itself; a copy begins with none."""
+
+    plans: dict[Any, Plan | Reason] = field(default_factory=dict)
+    entries: dict[tuple[str, Window], KeptEntries] = field(default_factory=dict)
+
+
+class Pruned(nn.Module):
+    """Goes before the module's own class, and finds everything through `self`."""
+
+    _bppsa_path: str
+    _bppsa_masks: Mapping[str, Tensor]  # given ones, by name
+    _bppsa_memo: Memo | None
+    _bppsa_origin: type[nn.Module]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not is_usual(args, kwargs):
+            return super().forward(*args, **kwargs)
+        return self._bppsa_run(args)
+
+    @torch.compiler.disable
+    def _bppsa_run(self, args: tuple[Tensor, ...]) -> Any:
+        memo = self.__dict__.get("_bppsa_memo")
+        if memo is None:
+            memo = self.__dict__["_bppsa_memo"] = Memo()
+        training = torch.is_grad_enabled()
+        key = state(self), training, tuple((x.shape, x.dtype, x.requires_grad) for x in args), torch.get_num_threads()
+        plan = memo.plans.get(key)
+        if plan is None and len(memo.plans) >= MOST_PLANS:
+            plan = Reason(f"more than {MOST_PLANS} shapes of input, or states of its modules")
+        if plan is None:
+            return self._bppsa_first(key, memo, args)
+        self._bppsa_tell(plan)
+        if isinstance(plan, Reason) or not plan.has_regions:
+            return super().forward(*args)
+        return run(plan, self, args)
+
+    def _bppsa_tell(self, plan: Plan | Reason) -> None:
+        if isinstance(plan, Reason):
+            _calls.note(Decision(self._bppsa_path, "pruned", "pytorch", str(plan)))
+            return
+        for decision in plan.decisions:
+            _calls.note(decision)
+
+    def _bppsa_first(self, key: Any, memo: Memo, args: tuple[Tensor, ...]) -> Any:
+        """Make the plan while running it: what comes out of one part says what the next is given."""
+        try:
+            graph = list(trace(self).nodes)
+            result, memo.plans[key] = discover(graph, self, memo, args)
+        except Unsupported as error:
+            memo.plans[key] = error.reason
+        except BuildError as error:
+            warn_once(f"bppsa leaves {self._bppsa_path or 'the model'} to PyTorch: {error}")
+            memo.plans[key] = Reason(str(error))
+        else:
+            self._bppsa_tell(memo.plans[key])
+            return result
+        return self._bppsa_run(args)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        origin = type(self).__dict__.get("_bppsa_origin")
+        if origin is None:
+            return super().__reduce_ex__(protocol)
+        kept = {k: v for k, v in self.__dict__.items() if k != "_bppsa_memo"}
+        return _blank, (origin,), {**kept, "_bppsa_memo": None}
+
+
+def is_usual(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """A call with plain tensors, which nothing transforms or watches, and no autocast."""
+    return (
+        not kwargs
+        and bool(args)
+        and all(is_plain(x) and x.device.type == "cpu" and x.dtype in LANES for x in args)
+        and is_ordinary_moment()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+def begin(graph: list[fx.Node], args: tuple[Tensor, ...]) -> Environment:
+    names = [node for node in graph if node.op == "placeholder"]
+    if len(args) > len(names):
+        raise Unsupported(Reason("more arguments than its forward was traced with"))
+    known: Environment = dict(zip(names, args, strict=False))
+    for node in names[len(args) :]:
+        known[node] = node.args[0] if node.args else None
+    return known
+
+
+def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor, ...]) -> tuple[Any, Plan]:
+    known, segments, decisions = begin(graph, args), list[Segment](), list[Decision]()
+    training, dtype = torch.is_grad_enabled(), args[0].dtype
+    at = 0
+    while graph[at].op != "output":
+        node = graph[at]
+        if node.op == "placeholder":
+            at += 1
+            continue
+        segment = grow(graph, at, known, root, root._bppsa_masks, memo.entries)
+        choice = decide(segment, training, dtype)
+        tensors = operands(segment, known, root, root._bppsa_masks) if segment.layers else None
+        if segment.layers and tensors is None:
+            choice = Choice("pytorch", "its parameters are not all of its input's dtype, plain and on the CPU", {})
+        if choice.strategy == "blocked" and tensors is not None:
+            prepare([layer.window for layer in segment.layers], dtype)
+            run_region(segment, known, tensors)
+        else:
+            stop = max(segment.stop, at + 1)
+            segment = Segment(at, stop, layers=segment.layers, ended=segment.ended)
+            run_nodes(graph[at:stop], known, root)
+        decisions += told(segment, graph, choice, root)
+        segments.append(segment)
+        at = segment.stop
+    plan = Plan(graph, segments, last_read(graph, segments), tuple(decisions))
+    return fx.node.map_arg(graph[at].args[0], known.__getitem__), plan
+
+
+def run(plan: Plan, root: Pruned, args: tuple[Tensor, ...]) -> Any:
+    known = begin(plan.graph, args)
+    for segment, unread in zip(plan.segments, plan.unread, strict=True):
+        tensors = operands(segment, known, root, root._bppsa_masks) if segment.region is not None else None
+        if tensors is not None:
+            run_region(segment, known, tensors)
+        else:
+            run_nodes(plan.graph[segment.start : segment.stop], known, root)
+        for node in unread:
+            known.pop(node, None)
+    return fx.node.map_arg(plan.graph[-1].args[0], known.__getitem__)
+
+
+def run_nodes(nodes: list[fx.Node], known: Environment, root: nn.Module) -> None:
+    for node in nodes:
+        if node.op != "placeholder":
+            known[node] = run_node(node, known, root)
+
+
+def last_read(graph: list[fx.Node], segments: list[Segment]) -> list[list[fx.Node]]:
+    """For each segment the nodes that nobody reads after it: what they gave need not be held on to."""
+    place = {node: i for i, node in enumerate(graph)}
+    ends = {node: max((place[user] for user in node.users), default=place[node]) for node in graph}
+    return [[node for node, end in ends.items() if s.start <= end < s.stop] for s in segments]
+
+
+def adopt_pruned(root: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Decision]:
+    """Give the topmost modules of a clone that hold pruned layers the class that runs these; by path what they are."""
+    found: dict[str, Decision] = {}
+    if not any(is_pruned(path, m, masks) for path, m in root.named_modules()) or build.available() is not None:
+        return found
+    _adopt(root, "", masks, found)
+    return found
+
+
+def _adopt(module: nn.Module, path: str, masks: Mapping[str, Tensor], found: dict[str, Decision]) -> None:
+    prefix = f"{path}." if path else ""
+    own = {name.removeprefix(prefix): mask for name, mask in masks.items() if name.startswith(prefix)}
+    if isinstance(module, LAYERS) or not any(is_pruned(name, m, own) for name, m in module.named_modules()):
+        return
+    before: type = type(module)
+    module.__class__ = pruned_class(before)
+    module.__dict__.update(_bppsa_path=path, _bppsa_masks=own, _bppsa_memo=None)
+    try:
+        trace(module)
+        found[path] = Decision(path, "pruned", "waiting", "decided in its first call")
+    except Unsupported as error:
+        module.__class__ = before
+        for name in ("_bppsa_path", "_bppsa_masks", "_bppsa_memo"):
+            del module.__dict__[name]
+        found[path] = Decision(path, "pruned", "pytorch", str(error.reason))
+        for name, child in module.named_children():
+            _adopt(child, f"{prefix}{name}", masks, found)
+
+
+def is_pruned(path: str, module: nn.Module, masks: Mapping[str, Tensor]) -> bool:
+    return isinstance(module, LAYERS) and is_masked(module, masks.get(f"{path}.weight"))
+
+
+@functools.cache
+def pruned_class(cls: Any) -> type:
+    names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
+    return type(cls.__name__, (Pruned, cls), {**names, "_bppsa_origin": cls, "_bppsa_forward": cls.forward})
+
+
+def _blank(cls: type) -> Any:
+    """For pickle and copy: an object of the class made of `cls` that waits for its state."""
+    return object.__new__(pruned_class(cls))

@@ -1,0 +1,171 @@
+"""A region while it grows: values, steps, and the parameters that they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx, nn
+
+from bppsa._pruned.masks import kept, weight_of
+from bppsa.codegen.blocked.window import Window
+from bppsa.errors import Reason, Unsupported
+from bppsa.runtime.blocked.conv import Conv
+from bppsa.runtime.blocked.entries import Entries
+from bppsa.runtime.blocked.image import Shape
+from bppsa.runtime.blocked.norm import BatchNorm
+from bppsa.runtime.blocked.region import Node, Region
+from bppsa.runtime.blocked.step import Step
+from bppsa.runtime.blocked.sums import Flatten, Sum
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor [B, C] or [B, C, H, W] (`dims`) of the region, known by its number."""
+
+    number: int
+    shape: Shape
+    dims: int
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """Where a step's parameter is: `name` of the module at `path`."""
+
+    path: str
+    name: str
+
+    def of(self, root: nn.Module, given: Mapping[str, Tensor]) -> Tensor | None:
+        module = root.get_submodule(self.path)
+        if self.name == "weight" and isinstance(module, (nn.Conv2d, nn.Linear)):
+            return weight_of(module, given.get(f"{self.path}.weight")).parameter
+        return getattr(module, self.name)
+
+
+class KeptEntries:
+    """The entries of one layer for one geometry, made anew when its mask has become another one."""
+
+    def __init__(self, root: nn.Module, path: str, given: Tensor | None, window: Window, groups: int) -> None:
+        self.root, self.path, self.given, self.window, self.groups = root, path, given, window, groups
+        self._made: tuple[Tensor | None, int, torch.dtype, Entries] | None = None
+
+    def __call__(self) -> Entries:
+        weight = weight_of(self.root.get_submodule(self.path), self.given)  # type: ignore[arg-type]
+        mask, dtype = weight.mask, weight.parameter.dtype
+        version = 0 if mask is None else mask._version
+        if self._made is None or self._made[0] is not mask or self._made[1:3] != (version, dtype):
+            bits = torch.ones(weight.parameter.shape, dtype=torch.bool) if mask is None else kept(mask, self.path)
+            bits = bits if bits.dim() == 4 else bits[..., None, None]
+            self._made = mask, version, dtype, Entries(bits, self.window, self.groups, dtype)
+        return self._made[-1]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A convolution or linear layer of a region, as far as choice and report want to know it. pixels: of its output."""
+
+    path: str
+    kind: str
+    window: Window
+    inputs: int  # channels or features
+    outputs: int
+    groups: int
+    samples: int
+    entries: KeptEntries
+    first: bool  # reads an input of the region
+
+
+@dataclass
+class Draft:
+    """`root`: the traced module, which all paths are relative to. node: that which is being laid."""
+
+    root: nn.Module
+    given: Mapping[str, Tensor]
+    memo: dict[tuple[str, Window], KeptEntries]
+    nodes: list[Node] = field(default_factory=list)
+    inputs: dict[int, fx.Node] = field(default_factory=dict)
+    values: list[Value] = field(default_factory=list)
+    params: list[Parameter] = field(default_factory=list)
+    rectified: set[int] = field(default_factory=set)
+    shared: set[int] = field(default_factory=set)  # values that a name more than one reads
+    layers: list[Layer] = field(default_factory=list)
+    node: fx.Node | None = None
+
+    def new(self, shape: Shape, dims: int) -> Value:
+        self.values.append(Value(len(self.values), shape, dims))
+        return self.values[-1]
+
+    def enter(self, tensor: Tensor, node: fx.Node) -> Value:
+        """`tensor`: [B, C] or [B, C, H, W], computed outside."""
+        value = self.new(Shape(*tensor.shape), tensor.dim())
+        self.inputs[value.number] = node
+        return value
+
+    def add(
+        self, step: Step, inputs: Sequence[Value], params: Sequence[tuple[str, str]] = (), dims: int | None = None
+    ) -> Value:
+        out = self.new(step.shape(*(v.shape for v in inputs)), dims or inputs[0].dims)
+        places: list[int | None] = []
+        for path, name in params:
+            parameter = Parameter(path, name)
+            there = parameter.of(self.root, self.given) is not None
+            places.append(len(self.params) if there else None)
+            self.params += [parameter] if there else []
+        self.nodes.append(Node(step, tuple(v.number for v in inputs), out.number, tuple(places)))
+        if isinstance(step, Flatten) and inputs[0].number in self.rectified:
+            self.rectified.add(out.number)
+        return out
+
+    def layer(self, kind: str, path: str, window: Window, channels: int, groups: int, x: Value) -> Value:
+        given = self.given.get(f"{path}.weight")
+        key = path, window
+        entries = self.memo.get(key) or self.memo.setdefault(key, KeptEntries(self.root, path, given, window, groups))
+        entries()  # what is wrong with its mask is said here
+        first = x.number in self.inputs
+        self.layers.append(
+            Layer(path, kind, window, x.shape.channels, channels, groups, x.shape.samples, entries, first)
+        )
+        return self.add(Conv(window, channels, entries, relu=False), (x,), ((path, "weight"), (path, "bias")))
+
+    def mark(self) -> tuple[int, int, int]:
+        return len(self.nodes), len(self.params), len(self.layers)
+
+    def back_to(self, mark: tuple[int, int, int]) -> None:
+        """Forget what has been added since."""
+        nodes, params, layers = mark
+        del self.nodes[nodes:], self.params[params:], self.layers[layers:]
+
+    def is_own(self, x: object) -> bool:
+        """Made in this region, and read by nobody but the present node."""
+        source = self.node.args[0] if self.node and self.node.args else None
+        return (
+            isinstance(x, Value)
+            and isinstance(source, fx.Node)
+            and len(source.users) == 1
+            and x.number not in self.inputs
+            and x.number not in self.shared
+        )
+
+    def rectify(self, x: Value, inplace: bool) -> Value:
+        """ReLU: within the step that made x if nobody else reads x, else a step of its own."""
+        maker = next((n.step for n in self.nodes if n.output == x.number), None)
+        if self.is_own(x) and isinstance(maker, (Conv, BatchNorm, Sum)):
+            maker.relu = True
+            out = x
+        elif inplace and not self.is_own(x):
+            raise Unsupported(Reason("a change in place of what others read", mend="nn.ReLU(inplace=False)"))
+        else:
+            out = self.add(Sum(relu=True), (x,))
+        self.rectified.add(out.number)
+        return out
+
+    def region(self, outputs: Sequence[Value]) -> Region:
+        dims = {v.number: v.dims for v in self.values}
+        return Region(
+            tuple(self.nodes),
+            tuple(self.inputs),
+            tuple(dict.fromkeys(v.number for v in outputs)),
+            dims,
+            frozenset(self.rectified),
+        )

@@ -1,0 +1,116 @@
+"""Where a layer's weight and its mask are: torch.nn.utils.prune, a parametrization, `masks=`, or its own zeros.
+
+Whatever holds them is asked again in each call, so masks may change (iterative pruning, SET, RigL), and modules may
+move to another dtype.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
+
+from bppsa.errors import ArgumentError, InputError, InputValueError, Reason, Unsupported
+from bppsa.fxpasses.capture import record
+
+aten = torch.ops.aten
+Layer = nn.Conv2d | nn.Linear
+LAYERS = (nn.Conv2d, nn.Linear)
+_factors: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # by parametrization
+
+
+def given_masks(model: nn.Module, masks: Mapping[str, Tensor] | None, sparse: str) -> dict[str, Tensor]:
+    """The masks by name, checked, and with `sparse="auto"` those of all weights that have zeros.
+
+    Raises ArgumentError for a name that is no weight of an nn.Conv2d or nn.Linear, InputError for a mask of another
+    shape or dtype, and InputValueError where the weight is not zero outside of it.
+    """
+    found: dict[str, Tensor] = {}
+    layers = {f"{path}.weight" if path else "weight": m for path, m in model.named_modules() if isinstance(m, LAYERS)}
+    for name, mask in (masks or {}).items():
+        if name not in layers:
+            known = ", ".join(layers) or "none"
+            raise ArgumentError(f"masks: {name!r} is no weight of an nn.Conv2d or nn.Linear; there are: {known}")
+        weight = layers[name].weight
+        if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or mask.shape != weight.shape:
+            what = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
+            raise InputError(f"masks: {name} needs a bool tensor of shape {list(weight.shape)}, not {what}")
+        if not has_own_weight(layers[name]):
+            raise ArgumentError(f"masks: {name} has a mask or a parametrization of its own; use either")
+        if weight.detach()[~mask].any():
+            mend = f"set them to zero first: with torch.no_grad(): weight.mul_(mask) for {name}"
+            raise InputValueError(f"masks: {name} is not zero outside of its mask; {mend}")
+        found[name] = mask.cpu()
+    if sparse == "auto":
+        for name, layer in layers.items():
+            if name not in found and has_own_weight(layer) and not layer.weight.all():
+                found[name] = layer.weight.detach().cpu() != 0
+    return found
+
+
+def has_own_weight(layer: Layer) -> bool:
+    return isinstance(layer._parameters.get("weight"), nn.Parameter)
+
+
+@dataclass(frozen=True)
+class Weight:
+    """A Parameter and which of its elements count; mask None: all."""
+
+    parameter: nn.Parameter
+    mask: Tensor | None
+
+
+def weight_of(layer: Layer, given: Tensor | None) -> Weight:
+    """Raises Unsupported where the weight is anything but a Parameter times a mask."""
+    if has_own_weight(layer):
+        return Weight(layer._parameters["weight"], given)  # type: ignore[arg-type]
+    original, mask = layer._parameters.get("weight_orig"), layer._buffers.get("weight_mask")
+    if original is not None and mask is not None:
+        return Weight(original, mask)
+    if parametrize.is_parametrized(layer, "weight"):
+        steps: Any = layer.parametrizations["weight"]  # type: ignore[index]
+        if len(steps) == 1 and isinstance(steps.original, nn.Parameter):
+            return Weight(steps.original, mask_of(steps[0], steps.original))
+    raise Unsupported(Reason("its weight is not a Parameter times a mask", mend="use torch.nn.utils.prune"))
+
+
+def mask_of(parametrization: nn.Module, weight: Tensor) -> Tensor:
+    """The buffer that a parametrization multiplies the weight with, as it is now."""
+    name = _factors.get(parametrization)
+    if name is None:
+        name = _factors[parametrization] = factor(parametrization, weight)
+    return parametrization.get_buffer(name)
+
+
+def factor(parametrization: nn.Module, weight: Tensor) -> str:
+    """The name of that buffer; what the parametrization computes is recorded to find it."""
+    recording = record(parametrization, (weight.detach(),))
+    node, (argument,), captured = recording.result, recording.arguments, {n: t for t, n in recording.captured}
+    if node in argument.users and node.target is aten.mul.Tensor:
+        other = next((captured[n] for n in node.args if n in captured), None)
+        for name, buffer in parametrization.named_buffers():
+            if buffer is other and buffer.shape == weight.shape:
+                return name
+    raise Unsupported(Reason("its parametrization is not a product with a buffer", mend="use torch.nn.utils.prune"))
+
+
+def is_pruning(hook: object) -> bool:
+    """A forward pre-hook of torch.nn.utils.prune, which computes the weight that we read before its product."""
+    return isinstance(hook, prune.BasePruningMethod) and hook._tensor_name == "weight"
+
+
+def is_masked(layer: Layer, given: Tensor | None) -> bool:
+    return given is not None or "weight_mask" in layer._buffers or parametrize.is_parametrized(layer, "weight")
+
+
+def kept(mask: Tensor, path: str) -> Tensor:
+    """bool, True where a weight is kept. Raises Unsupported for a mask of other values than 0 and 1."""
+    bits = mask.detach() != 0
+    if mask.dtype is not torch.bool and not torch.equal(mask.detach(), bits.to(mask.dtype)):
+        raise Unsupported(Reason(f"the mask of {path}.weight has other values than 0 and 1", mend="use 0 and 1"))
+    return bits.cpu()

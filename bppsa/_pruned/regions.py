@@ -1,0 +1,151 @@
+"""Grow regions along a traced graph, and run the graph: its regions on blocked images, the rest as PyTorch does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.fx.node import map_arg
+
+from bppsa._modules.calls import is_plain
+from bppsa._pruned.draft import Draft, KeptEntries, Layer, Parameter, Value
+from bppsa._pruned.layers import lay
+from bppsa.codegen.blocked.native import LANES
+from bppsa.codegen.blocked.window import Window
+from bppsa.errors import Reason, Unsupported
+from bppsa.runtime.blocked.region import Region, run
+
+Environment = dict[fx.Node, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Nodes `start` to `stop` of a graph. region: None where PyTorch runs them."""
+
+    start: int
+    stop: int
+    region: Region | None = None
+    inputs: tuple[fx.Node, ...] = ()
+    outputs: tuple[tuple[fx.Node, ...], ...] = ()  # for each of the region's, the names it has outside
+    params: tuple[Parameter, ...] = ()
+    layers: tuple[Layer, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()  # of the inputs
+    constants: tuple[tuple[fx.Node, Any], ...] = ()  # what nodes of the region give that is no tensor, and its value
+    aliases: tuple[tuple[fx.Node, fx.Node], ...] = ()  # nodes that give an input of the region as it is, and that
+    ended: Reason | None = None  # why it goes no further
+
+
+def grow(
+    graph: list[fx.Node],
+    start: int,
+    known: Environment,
+    root: nn.Module,
+    given: Mapping[str, Tensor],
+    memo: dict[tuple[str, Window], KeptEntries],
+) -> Segment:
+    """The longest region that begins at node `start`; known: what the nodes before it gave. It may be empty."""
+    draft = Draft(root, given, memo)
+    found: Environment = {}
+    ended, stop = None, start
+
+    def value_of(node: fx.Node) -> Any:
+        if node not in found:
+            outer = known[node]
+            found[node] = draft.enter(outer, node) if is_image(outer) else outer
+        return found[node]
+
+    for node in graph[start:]:
+        before = draft.mark()
+        draft.node = node
+        try:
+            args, kwargs = map_arg((node.args, node.kwargs), value_of)
+            result = lay(draft, node, args, kwargs)
+        except Unsupported as reason:
+            draft.back_to(before)
+            ended = reason.reason
+            break
+        for argument in node.all_input_nodes:
+            if result is found[argument] and isinstance(result, Value) and len(argument.users) > 1:
+                draft.shared.add(result.number)
+        found[node] = result
+        stop += 1
+    return finish(draft, graph[start:stop], found, start, ended, known)
+
+
+def finish(
+    draft: Draft, inside: list[fx.Node], found: Environment, start: int, ended: Reason | None, known: Environment
+) -> Segment:
+    names: dict[int, list[fx.Node]] = {}
+    constants = []
+    for node in inside:
+        if any(user not in inside for user in node.users):
+            if isinstance(found[node], Value):
+                names.setdefault(found[node].number, []).append(node)
+            else:
+                constants.append((node, found[node]))
+    outputs = [draft.values[number] for number in names if number not in draft.inputs]
+    aliases = [(name, draft.inputs[v]) for v in names if v in draft.inputs for name in names[v]]
+    used = {v for node in draft.nodes for v in node.inputs}
+    draft.inputs = {v: node for v, node in draft.inputs.items() if v in used}
+    return Segment(
+        start,
+        start + len(inside),
+        draft.region(outputs),
+        tuple(draft.inputs.values()),
+        tuple(tuple(names[v.number]) for v in outputs),
+        tuple(draft.params),
+        tuple(draft.layers),
+        tuple(tuple(known[node].shape) for node in draft.inputs.values()),
+        tuple(constants),
+        tuple(aliases),
+        ended,
+    )
+
+
+def is_image(value: Any) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and is_plain(value)
+        and value.device.type == "cpu"
+        and value.dtype in LANES
+        and value.dim() in (2, 4)
+        and value.numel() > 0
+    )
+
+
+def operands(
+    segment: Segment, known: Environment, root: nn.Module, given: Mapping[str, Tensor]
+) -> list[Tensor | None] | None:
+    """The tensors that the region takes; None where they are not those that it was made for, or of several dtypes."""
+    inputs = [known[node] for node in segment.inputs]
+    if not all(map(is_image, inputs)) or segment.shapes != tuple(tuple(x.shape) for x in inputs):
+        return None
+    tensors = [*inputs, *(parameter.of(root, given) for parameter in segment.params)]
+    there = [t for t in tensors if t is not None]
+    same = all(t.dtype is inputs[0].dtype and t.device.type == "cpu" and is_plain(t) for t in there)
+    return tensors if same else None
+
+
+def run_region(segment: Segment, known: Environment, tensors: list[Tensor | None]) -> None:
+    assert segment.region is not None
+    for names, output in zip(segment.outputs, run(segment.region, tensors), strict=True):
+        known.update(dict.fromkeys(names, output))
+    known.update(segment.constants)
+    known.update((name, known[source]) for name, source in segment.aliases)
+
+
+def run_node(node: fx.Node, known: Environment, root: nn.Module) -> Any:
+    """As PyTorch runs it."""
+    args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+    if node.op == "call_module":
+        return root.get_submodule(str(node.target))(*args, **kwargs)
+    if node.op == "call_function":
+        return node.target(*args, **kwargs)
+    if node.op == "call_method":
+        return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+    value: Any = root
+    for name in str(node.target).split("."):  # get_attr
+        value = getattr(value, name)
+    return value

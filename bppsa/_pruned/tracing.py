@@ -1,0 +1,68 @@
+"""A module's forward as a graph of calls of its layers and of functions, by torch.fx.
+
+The graph holds as long as what Python decided on while tracing does: whether each module trains, and the plain numbers
+and flags that modules carry. `state` is all of that, and a graph belongs to one state.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch import fx, nn
+from torch.fx.proxy import TraceError
+
+from bppsa._pruned.masks import LAYERS
+from bppsa.errors import Reason, Unsupported
+
+PLAIN = (bool, int, float, str, type(None), tuple)
+MEND = "compile the part of the model that has no control flow of its own"
+
+
+class Tracer(fx.Tracer):
+    traced_func_name = "_bppsa_forward"
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, LAYERS) or super().is_leaf_module(m, module_qualified_name)
+
+    def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.is_leaf_module(m, "") and has_hooks(m):
+            raise Unsupported(Reason(f"hooks of {self.path_of_module(m)}, a module of several layers"))
+        return super().call_module(m, forward, args, kwargs)
+
+
+def trace(module: nn.Module) -> fx.Graph:
+    """`module`, whose class has its own forward as `_bppsa_forward`. Raises Unsupported where Python decides by values.
+
+    Arguments that have a default are taken to be left out.
+    """
+    signature = inspect.signature(type(module)._bppsa_forward)  # type: ignore[attr-defined]
+    parameters = list(signature.parameters.values())[1:]
+    if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
+        raise Unsupported(Reason("a forward with *args or **kwargs", mend=MEND))
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    try:  # what a proxy cannot do raises whatever the user's code, or PyTorch, raises over it
+        return Tracer().trace(module, concrete_args=defaults or None)
+    except Unsupported:
+        raise
+    except (TraceError, TypeError, ValueError, AttributeError, RuntimeError, KeyError, IndexError) as error:
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise Unsupported(Reason(f"its forward cannot be traced: {said}", mend=MEND)) from error
+
+
+def state(module: nn.Module) -> tuple[Any, ...]:
+    """What a trace depends on besides the inputs."""
+    found: list[Any] = []
+    for child in module.modules():
+        if child.__module__.startswith("torch.nn.modules."):
+            found.append(child.training)
+        else:
+            own = child.__dict__
+            found += [(k, v) for k, v in own.items() if type(v) in PLAIN and not k.startswith("_bppsa")]
+    return tuple(found)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )

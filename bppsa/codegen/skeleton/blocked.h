@@ -1,0 +1,52 @@
+// The blocked layout: a pixel is a cache line, which holds the L samples of a block side by side.
+namespace {
+
+constexpr int64_t L = 64 / sizeof(real);
+using V = Vec<L>;
+
+// A kept weight: the source pixel it reads, in reals from the source pixel of a tile, and its value of now.
+struct Entry {
+  integer offset;
+  real value;
+};
+
+struct Range {
+  int64_t begin, end;
+};
+
+INLINE Range share(int64_t n, int part, int parts) { return {n * part / parts, n * (part + 1) / parts}; }
+
+INLINE V rectified(V x) { return x <= V{} ? V{} : x; }  // a NaN stays one
+
+// A cotangent where `kept`, a rectified value, is not zero.
+INLINE V passed(V cotangent, V kept) { return kept <= V{} ? V{} : cotangent; }
+
+// The lanes of a and b in groups of 2 HALF lanes, each group folded to HALF sums: those of a first.
+template <int HALF>
+INLINE V folded(V a, V b) {
+  Int<V> low, high;
+  UNROLL for (int i = 0; i < L; ++i) low[i] = i / HALF * 2 * HALF + i % HALF, high[i] = low[i] + HALF;
+  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+}
+
+// Lane i: the sum of vector i of COUNT. A sum on its own would shuffle four times as often.
+template <int COUNT>
+INLINE V lane_sums(const V* vectors) {
+  if constexpr (COUNT == 1) return vectors[0];
+  else return folded<L / COUNT>(lane_sums<COUNT / 2>(vectors), lane_sums<COUNT / 2>(vectors + COUNT / 2));
+}
+
+// Runs f(part, parts) on so many threads.
+template <class F>
+void in_parallel(int threads, F f) {
+#if defined(_OPENMP)
+  if (threads > 1) {
+#pragma omp parallel num_threads(threads)
+    f(omp_get_thread_num(), omp_get_num_threads());
+    return;
+  }
+#endif
+  f(0, 1);
+}
+
+}  // namespace

@@ -1,0 +1,189 @@
+// Sparse convolution: the registers of one tile of pixels, and the loops over tiles, channels and blocks of samples.
+// What was printed for a geometry knows its tiles: their places, and which taps reach which of their pixels.
+namespace {
+
+// A sparse matrix: a row for each channel of the target, in it a run of entries for each tap.
+struct Rows {
+  const int32_t* at;  // where each run begins, [rows * taps + 1]
+  const Entry* entries;
+  int64_t rows, taps;
+
+  INLINE const int32_t* runs(int64_t row) const { return at + row * taps; }
+  // Whole rows with about a part-th of all entries.
+  int64_t first(int part, int parts) const {
+    const int64_t wanted = (int64_t)at[rows * taps] * part / parts;
+    int64_t low = 0, high = rows;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (at[middle * taps] < wanted) low = middle + 1;
+      else high = middle;
+    }
+    return part == parts ? rows : low;
+  }
+  Range share(int part, int parts) const { return {first(part, parts), first(part + 1, parts)}; }
+};
+
+// An image in the blocked layout: reals of one channel's plane, and between blocks.
+struct Image {
+  real* data;
+  int64_t plane, block;
+};
+
+// Where a tile begins in either image.
+struct Place {
+  int64_t source, target;
+};
+
+// Sums over entries for each pixel of a tile, in PLANES blocks. Few pixels have several chains: additions that depend
+// on each other would wait.
+template <int PLANES, int PIXELS>
+struct Sums {
+  static constexpr int CHAINS = PLANES * PIXELS >= 8 ? 1 : PLANES * PIXELS >= 4 ? 2 : 4;
+  V sums[CHAINS][PLANES][PIXELS];
+  const Entry* entries;
+  const real* source;
+  int64_t block;
+
+  INLINE void clear() {
+    UNROLL for (int c = 0; c < CHAINS; ++c)
+      UNROLL for (int p = 0; p < PLANES; ++p)
+        UNROLL for (int i = 0; i < PIXELS; ++i) sums[c][p][i] = V{};
+  }
+  // Entries `from` to `to` reach rows Y0 to Y1 and columns X0 to X1 of a tile WIDTH wide, whose neighbours' source
+  // pixels are ROW and STEP reals apart.
+  template <int WIDTH, int Y0, int Y1, int X0, int X1, int64_t ROW, int64_t STEP>
+  INLINE void span(int64_t from, int64_t to) {
+    const Entry *e = entries + from, *end = entries + to;
+    for (; end - e >= CHAINS; e += CHAINS)
+      UNROLL for (int c = 0; c < CHAINS; ++c) add<WIDTH, Y0, Y1, X0, X1, ROW, STEP>(c, e[c]);
+    if constexpr (CHAINS > 1)
+      for (; e < end; ++e) add<WIDTH, Y0, Y1, X0, X1, ROW, STEP>(0, *e);
+  }
+  INLINE V total(int p, int i) const {
+    V sum = sums[0][p][i];
+    UNROLL for (int c = 1; c < CHAINS; ++c) sum += sums[c][p][i];
+    return sum;
+  }
+
+ private:
+  template <int WIDTH, int Y0, int Y1, int X0, int X1, int64_t ROW, int64_t STEP>
+  INLINE void add(int c, const Entry& e) {
+    const V value = splat<V>(e.value);
+    const real* pixel = source + e.offset;
+    UNROLL for (int p = 0; p < PLANES; ++p)
+      UNROLL for (int y = Y0; y < Y1; ++y)
+        UNROLL for (int x = X0; x < X1; ++x)
+          sums[c][p][y * WIDTH + x] += value * load<V>(pixel + p * block + y * ROW + x * STEP);
+  }
+};
+
+// The output's gradient on a tile, multiplied with what each entry reads: one vector of sums an entry.
+template <int PLANES, int PIXELS>
+struct Products {
+  V gradient[PLANES][PIXELS];
+  const Entry* entries;
+  const real* source;
+  int64_t block;
+  V* sums;  // of the chunk's entries, which begin at `begin`
+  int64_t begin;
+
+  template <int WIDTH, int Y0, int Y1, int X0, int X1, int64_t ROW, int64_t STEP>
+  INLINE void span(int64_t from, int64_t to) {
+    for (int64_t n = from; n < to; ++n) {
+      const real* pixel = source + entries[n].offset;
+      V chains[2] = {sums[n - begin], V{}};
+      UNROLL for (int p = 0; p < PLANES; ++p)
+        UNROLL for (int y = Y0; y < Y1; ++y)
+          UNROLL for (int x = X0; x < X1; ++x)
+            chains[(p + y + x) & 1] += gradient[p][y * WIDTH + x] * load<V>(pixel + p * block + y * ROW + x * STEP);
+      sums[n - begin] = chains[0] + chains[1];
+    }
+  }
+};
+
+// Calls f(std::integral_constant<int, PLANES>, block) for all blocks, as many at once as MOST.
+template <int MOST, class F>
+INLINE void for_blocks(Range blocks, F f) {
+  int64_t b = blocks.begin;
+  for (; blocks.end - b >= MOST; b += MOST) f(std::integral_constant<int, MOST>(), b);
+  if constexpr (MOST > 2)
+    for (; blocks.end - b >= 2; b += 2) f(std::integral_constant<int, 2>(), b);
+  if constexpr (MOST > 1)
+    for (; b < blocks.end; ++b) f(std::integral_constant<int, 1>(), b);
+}
+
+// target = rows * source, through the epilogue. Threads share tiles and blocks, or, where there are few of these, rows.
+template <class S, class Epilogue>
+void sweep(const Rows& rows, const Image& source, const Image& target, int64_t blocks, int threads, Epilogue epilogue) {
+  const int64_t groups = ceil_div(blocks, S::PLANES), units = groups * S::TILES;
+  const bool by_rows = units < 4 * threads && units % threads != 0;
+  in_parallel(threads, [&](int part, int parts) {
+    const Range own = by_rows ? Range{0, units} : share(units, part, parts);
+    const Range channels = by_rows ? rows.share(part, parts) : Range{0, rows.rows};
+    for (int64_t unit = own.begin; unit < own.end; ++unit) {
+      const int64_t first = unit / S::TILES * S::PLANES;
+      for_blocks<S::PLANES>({first, std::min(first + S::PLANES, blocks)}, [&](auto planes, int64_t block) {
+        S::tile(unit % S::TILES, [&](auto kind, const Place& place) {
+          using Kind = decltype(kind);
+          Sums<planes, Kind::HEIGHT * Kind::WIDTH> sums;
+          sums.entries = rows.entries, sums.block = source.block;
+          sums.source = source.data + block * source.block + place.source;
+          for (int64_t row = channels.begin; row < channels.end; ++row) {
+            sums.clear();
+            Kind::spans(sums, rows.runs(row));
+            const int64_t base = block * target.block + row * target.plane + place.target;
+            UNROLL for (int p = 0; p < planes; ++p)
+              UNROLL for (int i = 0; i < Kind::HEIGHT * Kind::WIDTH; ++i) {
+                const int64_t at = base + p * target.block + Kind::at(i);
+                store(target.data + at, epilogue(sums.total(p, i), row, at));
+              }
+          }
+        });
+      });
+    }
+  });
+}
+
+constexpr int64_t CHUNK = 4096;  // entries whose sums stay in the cache while tiles pass by
+
+// gradient[place of an entry] = its product with the target's gradient, summed over pixels and samples; all else of the
+// gradient's rows is zero.
+template <class S>
+void products(const Rows& rows, const Image& source, const Image& target, int64_t blocks, int threads,
+              const int32_t* places, real* gradient, int64_t row_size, V* workspace) {
+  in_parallel(threads, [&](int part, int parts) {
+    const Range channels = rows.share(part, parts);
+    V* sums = workspace + rows.runs(channels.begin)[0] + part * L;
+    for (int64_t row = channels.begin, next; row < channels.end; row = next) {
+      const int64_t begin = rows.runs(row)[0];
+      for (next = row + 1; next < channels.end && rows.runs(next + 1)[0] - begin <= CHUNK;) ++next;
+      const int64_t end = rows.runs(next)[0];
+      std::fill(sums, sums + ceil_div(end - begin, L) * L, V{});
+      for_blocks<S::PLANES>({0, blocks}, [&](auto planes, int64_t block) {
+        for (int64_t t = 0; t < S::TILES; ++t) {
+          S::tile(t, [&](auto kind, const Place& place) {
+            using Kind = decltype(kind);
+            Products<planes, Kind::HEIGHT * Kind::WIDTH> all;
+            all.entries = rows.entries, all.block = source.block, all.sums = sums, all.begin = begin;
+            all.source = source.data + block * source.block + place.source;
+            for (int64_t r = row; r < next; ++r) {
+              if (rows.runs(r)[0] == rows.runs(r + 1)[0]) continue;
+              const real* from = target.data + block * target.block + r * target.plane + place.target;
+              UNROLL for (int p = 0; p < planes; ++p)
+                UNROLL for (int i = 0; i < Kind::HEIGHT * Kind::WIDTH; ++i)
+                  all.gradient[p][i] = load<V>(from + p * target.block + Kind::at(i));
+              Kind::spans(all, rows.runs(r));
+            }
+          });
+        }
+      });
+      std::memset(gradient + row * row_size, 0, (next - row) * row_size * sizeof(real));
+      for (int64_t n = begin; n < end; n += L) {
+        const V together = lane_sums<L>(sums + (n - begin));
+        for (int64_t i = 0; i < std::min(L, end - n); ++i) gradient[places[n + i]] = together[i];
+      }
+    }
+  });
+}
+
+}  // namespace

@@ -1,0 +1,277 @@
+// What stands between convolutions, on blocked images: layout, pooling, sums, batch normalization. A plane is one
+// channel of one block. Sizes are run-time numbers: memory, not arithmetic, takes the time here.
+namespace {
+
+// f(plane) for all of them, shared by the threads.
+template <class F>
+void for_planes(int64_t planes, int threads, F f) {
+  in_parallel(threads, [&](int part, int parts) {
+    const Range own = share(planes, part, parts);
+    for (int64_t plane = own.begin; plane < own.end; ++plane) f(plane);
+  });
+}
+
+// What a window of pooling looks at: kernel, stride, padding and dilation as in torch.
+struct Window {
+  int64_t height, width, rows, columns;                                     // of the image, of what comes out
+  int64_t kernel[2], stride[2], padding[2], dilation[2];
+  // Quarters of the image, as most networks pool: no window meets another, or the border.
+  bool quarters() const {
+    const auto is = [](const int64_t* pair, int64_t value) { return pair[0] == value && pair[1] == value; };
+    return is(kernel, 2) && is(stride, 2) && is(padding, 0) && is(dilation, 1);
+  }
+  // All pixels are in some quarter.
+  bool complete() const { return quarters() && height % 2 == 0 && width % 2 == 0; }
+  // f(pixel, place in the kernel) for the window's pixels inside the image
+  template <bool QUARTERS, class F>
+  INLINE void visit(int64_t row, int64_t column, F f) const {
+    if constexpr (QUARTERS) {
+      const int64_t pixel = 2 * (row * width + column);
+      f(pixel, 0), f(pixel + 1, 1), f(pixel + width, 2), f(pixel + width + 1, 3);
+      return;
+    }
+    for (int64_t i = 0; i < kernel[0]; ++i) {
+      const int64_t y = row * stride[0] - padding[0] + i * dilation[0];
+      if (y < 0 || y >= height) continue;
+      for (int64_t j = 0; j < kernel[1]; ++j) {
+        const int64_t x = column * stride[1] - padding[1] + j * dilation[1];
+        if (x >= 0 && x < width) f(y * width + x, i * kernel[1] + j);
+      }
+    }
+  }
+};
+
+// The lanes of a block that hold samples.
+INLINE Int<V> held(int64_t lanes) {
+  Int<V> mask;
+  for (int64_t i = 0; i < L; ++i) mask[i] = -(integer)(i < lanes);
+  return mask;
+}
+
+// All planes of one channel, block by block, with the lanes that hold samples.
+struct Channel {
+  int64_t channel, channels, blocks, pixels, lanes;
+  template <class F>
+  INLINE void visit(F f) const {
+    for (int64_t b = 0; b < blocks; ++b) {
+      const Int<V> mask = held(b + 1 < blocks ? L : lanes);
+      f((b * channels + channel) * pixels * L, mask);
+    }
+  }
+  // The sum of f(index) over pixels and samples; plane by plane in single precision, those in double.
+  template <class F>
+  INLINE double sum(F f) const {
+    double total = 0;
+    visit([&](int64_t at, Int<V> mask) {
+      V chains[2] = {};
+      for (int64_t i = 0; i < pixels; ++i) chains[i & 1] += f(at + i * L);
+      total += ::sum(mask ? chains[0] + chains[1] : V{});
+    });
+    return total;
+  }
+  double count() const { return (double)pixels * ((blocks - 1) * L + lanes); }
+};
+
+using Byte = unsigned char;
+typedef Byte Bytes __attribute__((vector_size(L)));
+
+}  // namespace
+
+// image: [samples, channels, pixels] -> blocked. Lanes without a sample repeat the last one, or are zero.
+extern "C" void bppsa_pack(const real* image, real* blocked, int64_t samples, int64_t channels, int64_t pixels,
+                           int repeat, int threads) {
+  for_planes(ceil_div(samples, L) * channels, threads, [&](int64_t plane) {
+    const int64_t first = plane / channels * L, channel = plane % channels;
+    for (int64_t i = 0; i < pixels; ++i) {
+      real* to = blocked + (plane * pixels + i) * L;
+      for (int64_t lane = 0; lane < L; ++lane) {
+        const int64_t sample = std::min(first + lane, samples - 1);
+        to[lane] = repeat || first + lane < samples ? image[(sample * channels + channel) * pixels + i] : 0;
+      }
+    }
+  });
+}
+
+extern "C" void bppsa_unpack(const real* blocked, real* image, int64_t samples, int64_t channels, int64_t pixels,
+                             int threads) {
+  for_planes(ceil_div(samples, L) * channels, threads, [&](int64_t plane) {
+    const int64_t first = plane / channels * L, channel = plane % channels;
+    for (int64_t lane = 0; lane < std::min(L, samples - first); ++lane) {
+      real* to = image + ((first + lane) * channels + channel) * pixels;
+      for (int64_t i = 0; i < pixels; ++i) to[i] = blocked[(plane * pixels + i) * L + lane];
+    }
+  });
+}
+
+// target = a + b, rectified or not; b may be null. count: of reals
+extern "C" void bppsa_add(const real* a, const real* b, real* target, int64_t count, int relu, int threads) {
+  for_planes(count / L, threads, [&](int64_t i) {
+    const V sum = b == nullptr ? load<V>(a + i * L) : load<V>(a + i * L) + load<V>(b + i * L);
+    store(target + i * L, relu ? rectified(sum) : sum);
+  });
+}
+
+// target = (a + b) where `kept` is not zero; b and kept may be null.
+extern "C" void bppsa_join(const real* a, const real* b, const real* kept, real* target, int64_t count, int threads) {
+  for_planes(count / L, threads, [&](int64_t i) {
+    V sum = load<V>(a + i * L);
+    if (b != nullptr) sum += load<V>(b + i * L);
+    store(target + i * L, kept == nullptr ? sum : passed(sum, load<V>(kept + i * L)));
+  });
+}
+
+namespace {
+
+template <bool QUARTERS>
+void max_pool(const Window& w, const real* source, real* target, Byte* places, int64_t planes, int threads) {
+  for_planes(planes, threads, [&](int64_t plane) {
+    const real* from = source + plane * w.height * w.width * L;
+    for (int64_t row = 0, at = plane * w.rows * w.columns * L; row < w.rows; ++row) {
+      for (int64_t column = 0; column < w.columns; ++column, at += L) {
+        V best = splat<V>(-std::numeric_limits<real>::infinity());
+        Int<V> place = {};
+        bool first = true;
+        w.visit<QUARTERS>(row, column, [&](int64_t pixel, int64_t k) {
+          const V x = load<V>(from + pixel * L);
+          const Int<V> better = first ? ~Int<V>{} : (x > best) | (x != x);
+          best = better ? x : best, place = better ? Int<V>{} + (integer)k : place;
+          first = false;
+        });
+        store(target + at, best);
+        if (places != nullptr) {
+          const Bytes bytes = __builtin_convertvector(place, Bytes);
+          __builtin_memcpy(places + at, &bytes, L);
+        }
+      }
+    }
+  });
+}
+
+template <bool QUARTERS>
+void max_pool_backward(const Window& w, const real* source, real* target, const Byte* places, const real* kept,
+                       int64_t planes, int threads) {
+  const bool complete = w.complete();
+  for_planes(planes, threads, [&](int64_t plane) {
+    real* to = target + plane * w.height * w.width * L;
+    if (!complete) std::memset(to, 0, w.height * w.width * L * sizeof(real));
+    for (int64_t row = 0, at = plane * w.rows * w.columns * L; row < w.rows; ++row) {
+      for (int64_t column = 0; column < w.columns; ++column, at += L) {
+        Bytes bytes;
+        __builtin_memcpy(&bytes, places + at, L);
+        const Int<V> place = __builtin_convertvector(bytes, Int<V>);
+        V g = load<V>(source + at);
+        if (kept != nullptr) g = passed(g, load<V>(kept + at));
+        w.visit<QUARTERS>(row, column, [&](int64_t pixel, int64_t k) {
+          const V part = place == (integer)k ? g : V{};
+          store(to + pixel * L, QUARTERS ? part : load<V>(to + pixel * L) + part);
+        });
+      }
+    }
+  });
+}
+
+}  // namespace
+
+// places: of each output pixel and sample, where in the window its maximum was found; null: nobody will ask.
+extern "C" void bppsa_max_pool(const real* source, real* target, Byte* places, const int64_t* window, int64_t planes,
+                               int threads) {
+  const Window& w = *(const Window*)window;
+  (w.quarters() ? max_pool<true> : max_pool<false>)(w, source, target, places, planes, threads);
+}
+
+// kept: null, or the forward's target where its source was rectified
+extern "C" void bppsa_max_pool_backward(const real* source, real* target, const Byte* places, const real* kept,
+                                        const int64_t* window, int64_t planes, int threads) {
+  const Window& w = *(const Window*)window;
+  (w.quarters() ? max_pool_backward<true> : max_pool_backward<false>)(w, source, target, places, kept, planes, threads);
+}
+
+// Means over windows: output row i is the mean over source rows [bounds[2 i], bounds[2 i + 1]), and so for columns,
+// whose bounds follow; shares: by which each row's and each column's sum is multiplied. transposed: its J^T instead.
+extern "C" void bppsa_mean_pool(const real* source, real* target, const int64_t* bounds, const real* shares,
+                                const int64_t* sizes, int64_t planes, int transposed, int threads) {
+  const int64_t height = sizes[0], width = sizes[1], rows = sizes[2], columns = sizes[3];
+  const int64_t* across = bounds + 2 * rows;
+  for_planes(planes, threads, [&](int64_t plane) {
+    const int64_t big = plane * height * width * L, small = plane * rows * columns * L;
+    if (transposed) std::memset(target + big, 0, height * width * L * sizeof(real));
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < columns; ++j) {
+        const real share = shares[i] * shares[rows + j];
+        const int64_t at = small + (i * columns + j) * L;
+        const V g = transposed ? load<V>(source + at) * share : V{};
+        V total = {};
+        for (int64_t y = bounds[2 * i]; y < bounds[2 * i + 1]; ++y) {
+          for (int64_t x = across[2 * j]; x < across[2 * j + 1]; ++x) {
+            const int64_t pixel = big + (y * width + x) * L;
+            if (transposed) store(target + pixel, load<V>(target + pixel) + g);
+            else total += load<V>(source + pixel);
+          }
+        }
+        if (!transposed) store(target + at, total * share);
+      }
+    }
+  });
+}
+
+// mean and biased variance of each channel
+extern "C" void bppsa_moments(const real* source, double* mean, double* variance, int64_t channels, int64_t blocks,
+                              int64_t pixels, int64_t lanes, int threads) {
+  for_planes(channels, threads, [&](int64_t c) {
+    const Channel channel{c, channels, blocks, pixels, lanes};
+    mean[c] = channel.sum([&](int64_t i) { return load<V>(source + i); }) / channel.count();
+    const V centre = splat<V>((real)mean[c]);
+    const double off = mean[c] - (double)(real)mean[c];
+    const double squares = channel.sum([&](int64_t i) {
+      const V x = load<V>(source + i) - centre;
+      return x * x;
+    });
+    variance[c] = squares / channel.count() - off * off;
+  });
+}
+
+// target = source * scale + shift by channel, rectified or not
+extern "C" void bppsa_scale(const real* source, real* target, const real* scale, const real* shift, int64_t channels,
+                            int64_t blocks, int64_t pixels, int relu, int threads) {
+  for_planes(blocks * channels, threads, [&](int64_t plane) {
+    const V a = splat<V>(scale[plane % channels]), b = splat<V>(shift[plane % channels]);
+    for (int64_t i = plane * pixels * L; i < (plane + 1) * pixels * L; i += L) {
+      const V y = load<V>(source + i) * a + b;
+      store(target + i, relu ? rectified(y) : y);
+    }
+  });
+}
+
+// By channel: the sums of g and of g (x - mean).
+extern "C" void bppsa_norm_sums(const real* g, const real* x, const double* mean, double* plain, double* weighted,
+                                int64_t channels, int64_t blocks, int64_t pixels, int64_t lanes, int threads) {
+  for_planes(channels, threads, [&](int64_t c) {
+    const Channel channel{c, channels, blocks, pixels, lanes};
+    const V centre = splat<V>((real)mean[c]);
+    plain[c] = channel.sum([&](int64_t i) { return load<V>(g + i); });
+    weighted[c] = channel.sum([&](int64_t i) { return load<V>(g + i) * (load<V>(x + i) - centre); });
+  });
+}
+
+// target = g * a + (x - mean) * b + c by channel, zero in lanes without a sample
+extern "C" void bppsa_norm_backward(const real* g, const real* x, const double* mean, real* target, const real* a,
+                                    const real* b, const real* c, int64_t channels, int64_t blocks, int64_t pixels,
+                                    int64_t lanes, int threads) {
+  for_planes(blocks * channels, threads, [&](int64_t plane) {
+    const int64_t k = plane % channels;
+    const Int<V> mask = held(plane / channels + 1 < blocks ? L : lanes);
+    const V centre = splat<V>((real)mean[k]);
+    for (int64_t i = plane * pixels * L; i < (plane + 1) * pixels * L; i += L) {
+      const V y = load<V>(g + i) * a[k] + (load<V>(x + i) - centre) * b[k] + c[k];
+      store(target + i, mask ? y : V{});
+    }
+  });
+}
+
+// By channel: the sum of g over pixels and samples, the gradient of a bias.
+extern "C" void bppsa_channel_sums(const real* g, real* sums, int64_t channels, int64_t blocks, int64_t pixels,
+                                   int threads) {
+  for_planes(channels, threads, [&](int64_t c) {
+    sums[c] = Channel{c, channels, blocks, pixels, L}.sum([&](int64_t i) { return load<V>(g + i); });
+  });
+}

@@ -1,0 +1,89 @@
+"""The kept entries of a weight, sorted as the sweeps read them: what depends on the mask and the geometry alone."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+import numpy
+import torch
+from torch import Tensor
+
+from bppsa.codegen.blocked.native import LANES
+from bppsa.codegen.blocked.window import Sweep, Window
+from bppsa.errors import Reason, Unsupported
+
+FIELDS = {
+    torch.float32: numpy.dtype([("offset", numpy.int32), ("value", numpy.float32)]),
+    torch.float64: numpy.dtype([("offset", numpy.int64), ("value", numpy.float64)]),
+}
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A row for each channel of a sweep's target, in it a run for each tap (skeleton/conv.h).
+
+    at: int32 [rows * taps + 1]. entries: the offset that each reads at, beside room for its value. places: int32 [E],
+    where in the weight each value is from.
+    """
+
+    at: Tensor
+    entries: Tensor
+    places: Tensor
+    rows: int
+
+    @property
+    def count(self) -> int:
+        return self.places.numel()
+
+
+class Entries:
+    """Both orders of one weight's kept entries.
+
+    Values are written into `forward` for each forward, under the lock, and from there into `backward` for a backward
+    of the same `generation`; order: int32 [E], where in `forward` each entry of `backward` is.
+    """
+
+    def __init__(self, mask: Tensor, window: Window, groups: int, dtype: torch.dtype) -> None:
+        """mask: bool [N, C / groups, kernel height, kernel width]; True where a weight is kept."""
+        out, inner, size = mask.shape[0] // groups, mask.shape[1], mask[0, 0].numel()
+        kept = mask.detach().contiguous().numpy().reshape(groups, out, inner, size)
+        steps = out * inner * size, inner * size, size
+        self.forward = rows_of(kept, steps, window.forward, window, dtype)
+        steps = steps[0], steps[2], steps[1]
+        self.backward = rows_of(kept.swapaxes(1, 2), steps, window.backward, window, dtype)
+        self.order = order_of(self.forward.places, self.backward.places)
+        self.lock = threading.Lock()
+        self.generation = 0
+
+
+def order_of(places: Tensor, wanted: Tensor) -> Tensor:
+    """int32: for each of `wanted`, where it is in `places`, which has the same numbers."""
+    by_place = torch.argsort(places)
+    order = torch.empty_like(by_place)
+    order[torch.argsort(wanted)] = by_place
+    return order.to(torch.int32)
+
+
+def rows_of(mask: numpy.ndarray, steps: tuple[int, int, int], sweep: Sweep, window: Window, dtype: torch.dtype) -> Rows:
+    """mask: [groups, rows of a group, columns of a group, elements of the kernel]; steps: in the weight, between its
+    groups, rows and columns."""
+    order = numpy.array([tap.row * window.kernel[1] + tap.column for tap in sweep.taps])
+    groups, rows, columns, _ = mask.shape
+    kept = numpy.ascontiguousarray(mask.swapaxes(2, 3)[:, :, order])  # [groups, rows, taps, columns]
+    run, column = numpy.divmod(numpy.flatnonzero(kept), columns)
+    row, tap = numpy.divmod(run, len(order))
+    group, row = numpy.divmod(row, rows)
+    pixels = numpy.array([tap.y * sweep.source[1] + tap.x for tap in sweep.taps], dtype=numpy.int64)
+    plane, fields = sweep.source[0] * sweep.source[1], FIELDS[dtype]
+    most = numpy.iinfo(numpy.int32).max
+    if max(groups * columns * plane * LANES[dtype], mask.size) > most:
+        raise Unsupported(Reason("a weight, or a block of images, of more than 2^31 numbers"))
+    entries = numpy.zeros(len(run), dtype=fields)
+    entries["offset"] = ((group * columns + column) * plane + pixels[tap]) * LANES[dtype]
+    at = numpy.zeros(groups * rows * len(order) + 1, dtype=numpy.int32)
+    at[1:] = numpy.cumsum(numpy.bincount(run, minlength=len(at) - 1))
+    places = group * steps[0] + row * steps[1] + column * steps[2] + order[tap]
+    arrays = at, entries.view(numpy.uint8), places.astype(numpy.int32)
+    begins, packed, where = (torch.from_numpy(array) for array in arrays)
+    return Rows(begins, packed, where, groups * rows)

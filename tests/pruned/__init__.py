@@ -1,0 +1,1 @@
+"""Pruned networks through bppsa.compile."""

@@ -1,0 +1,133 @@
+"""Small networks with every kind of layer that has a kernel, pruned; and PyTorch's gradients beside ours."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+import bppsa
+from bppsa.plan import sparse
+
+TOLERANCE = 1e-11
+
+
+@pytest.fixture(autouse=True)
+def always_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These networks are too small to gain."""
+    monkeypatch.setattr(sparse, "MARGIN", 0.0)
+
+
+class Block(nn.Module):
+    """A residual block as ResNet's, with a change in place of its own sum."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1, self.norm2 = nn.BatchNorm2d(outputs), nn.BatchNorm2d(outputs)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.relu = nn.ReLU(inplace=True)
+        self.skip: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.skip = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.relu(self.norm1(self.first(x)))
+        y = self.norm2(self.second(y))
+        y += self.skip(x)
+        return self.relu(y)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU())
+        self.pool = nn.MaxPool2d(3, 2, 1)
+        self.blocks = nn.Sequential(Block(8, 8, 1), Block(8, 12, 2))
+        self.head = nn.Linear(12, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.adaptive_avg_pool2d(self.blocks(self.pool(self.stem(x))), 1)
+        return self.head(x.view(x.size(0), -1))
+
+
+class Mobile(nn.Module):
+    """Depthwise and pointwise convolutions, and an activation that has no kernel in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.depthwise = nn.Conv2d(6, 6, 3, 2, 1, groups=6)
+        self.pointwise = nn.Conv2d(6, 8, 1)
+        self.grouped = nn.Conv2d(8, 4, 3, dilation=2, padding=2, groups=2)
+        self.head = nn.Linear(4 * 4 * 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.hardswish(self.pointwise(F.relu(self.depthwise(x))))
+        return self.head(torch.flatten(F.avg_pool2d(self.grouped(x), 3, 1, 1), 1))
+
+
+def lenet() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 4, 5), nn.MaxPool2d(2), nn.ReLU(), nn.Conv2d(4, 6, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Flatten(), nn.Linear(24, 10), nn.ReLU(), nn.Linear(10, 5)),
+    )
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(20, 30, bias=False), nn.BatchNorm1d(30), nn.ReLU(), nn.Linear(30, 30), nn.ReLU(), nn.Linear(30, 4)
+    )
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "lenet": (lenet, (1, 16, 16)),
+    "residual": (Residual, (3, 12, 12)),
+    "mobile": (Mobile, (6, 8, 8)),
+    "perceptron": (perceptron, (20,)),
+}
+
+
+def pruned(model: nn.Module, amount: float) -> nn.Module:
+    for layer in model.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            prune.l1_unstructured(layer, "weight", amount)
+    return model
+
+
+def twins(name: str, amount: float = 0.7, seed: int = 0) -> tuple[nn.Module, nn.Module, Callable[[int], Tensor]]:
+    """PyTorch's model, ours, and what makes a batch for them."""
+    torch.manual_seed(seed)
+    make, shape = NETWORKS[name]
+    model = make().double()
+    plain = copy.deepcopy(model)  # before pruning, after which PyTorch's modules cannot be copied
+    return pruned(plain, amount), bppsa.compile(pruned(model, amount)), lambda n: torch.randn(n, *shape).double()
+
+
+def error(expected: Tensor, got: Tensor) -> float:
+    return float(((expected - got).norm() / expected.norm().clamp_min(1e-30)).detach())
+
+
+def assert_same_step(plain: nn.Module, fast: nn.Module, x: Tensor) -> None:
+    """Output, gradients of the input and of all parameters, and buffers, after one forward and backward."""
+    results = []
+    for model in (plain, fast):
+        model.zero_grad()
+        given = x.clone().requires_grad_()
+        y = model(given)
+        torch.manual_seed(1)
+        y.backward(torch.randn_like(y))
+        gradients = {name: p.grad for name, p in model.named_parameters()}
+        results.append({"y": y, "x": given.grad, **gradients, **dict(model.named_buffers())})
+    expected, got = results
+    assert expected.keys() == got.keys()
+    for name, value in expected.items():
+        assert error(value.double(), got[name].double()) < TOLERANCE, name
+
+
+def kernels(model: nn.Module) -> list[str]:
+    return [decision.strategy for decision in model.report.decisions]

@@ -1,0 +1,151 @@
+"""Calls of every kind: what runs on blocked images, what is left to PyTorch, and what is said about it."""
+
+from __future__ import annotations
+
+import copy
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+
+import bppsa
+from bppsa.codegen import build
+from bppsa.errors import InputError, Reason
+from bppsa.plan import sparse
+from tests.pruned.support import NETWORKS, always_blocked, assert_same_step, error, kernels, lenet, pruned, twins  # noqa: F401
+
+
+class Deciding(nn.Module):
+    """Its forward looks at a value, but that of its part does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Sequential(nn.Linear(8, 8), nn.ReLU())
+        self.alone = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.part(x)
+        return self.alone(x) if x.sum() > 0 else self.alone(-x)
+
+
+def test_explain_names_every_layer() -> None:
+    torch.manual_seed(0)
+    report = str(bppsa.explain(pruned(NETWORKS["mobile"][0](), 0.75), torch.randn(16, 6, 8, 8)))
+    lines = report.splitlines()
+    assert [line.split(" ")[0] for line in lines] == ["depthwise", "pointwise", "grouped", "head"]
+    assert re.search(
+        r"pointwise \(conv2d; density=0\.25, B=16, kept=12\): sparse: in a region of 2 layers, forward", report
+    )
+    assert "converts its input" in lines[0]
+    assert "converted back" in lines[1]  # hardswish is PyTorch's
+
+
+def test_what_does_not_gain_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse, "MARGIN", 1.2)
+    plain, fast, batch = twins("lenet", amount=0.1)
+    assert_same_step(plain, fast, batch(4))
+    assert set(kernels(fast)) == {"pytorch"}
+    assert "predicted 0." in fast.report.decisions[0].reason
+
+
+def test_a_forward_that_decides_by_values_has_its_parts_rewritten() -> None:
+    torch.manual_seed(0)
+    plain = Deciding().double()
+    fast = copy.deepcopy(plain)
+    pruned(plain, 0.5), pruned(fast, 0.5)
+    fast = bppsa.compile(fast)
+    assert_same_step(plain, fast, torch.randn(5, 8).double())
+    said = {d.path: d for d in fast.report.decisions}
+    assert said[""].strategy == "pytorch"
+    assert "cannot be traced" in said[""].reason
+    assert said["part.0"].strategy == "sparse"
+
+
+def test_images_and_batches_of_other_sizes() -> None:
+    plain, fast, _ = twins("residual")
+    for samples, size in ((2, 12), (9, 12), (3, 17), (2, 12)):
+        assert_same_step(plain, fast, torch.randn(samples, 3, size, size + 1).double())
+        assert set(kernels(fast)) == {"sparse"}
+
+
+def test_pytorchs_own_error_for_what_does_not_fit() -> None:
+    _, fast, batch = twins("lenet")
+    with pytest.raises(RuntimeError, match="to have 1 channels, but got 3 channels"):
+        fast(torch.randn(2, 3, 16, 16).double())
+    with pytest.raises(RuntimeError, match="should be the same"):
+        fast(batch(2).float())
+    assert fast(batch(2)).shape == (2, 5)
+
+
+@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+def test_hooks_run(hook: str) -> None:
+    plain, fast, batch = twins("lenet")
+    called = []
+    for m in (plain, fast):
+        getattr(m[3], hook)(lambda *args: called.append(args[0]))
+    assert_same_step(plain, fast, batch(3))
+    assert called == [plain[3], fast[3]]
+
+
+def test_other_precisions_transforms_and_autocast_are_pytorchs() -> None:
+    _, fast, batch = twins("lenet")
+    x = batch(3)
+    expected = fast(x)
+    with torch.no_grad():
+        mapped = torch.vmap(lambda row: fast(row[None])[0])(x)
+    assert error(expected, mapped) < 1e-12
+    fast.bfloat16()
+    assert fast(x.bfloat16()).dtype is torch.bfloat16
+    with torch.autocast("cpu", torch.bfloat16):
+        assert fast.float()(x.float()).dtype is torch.bfloat16
+
+
+def test_gradients_of_gradients_say_what_to_do() -> None:
+    _, fast, batch = twins("lenet")
+    x = batch(2).requires_grad_()
+    with pytest.raises(InputError, match="use the model that was given to"):
+        torch.autograd.grad(fast(x).sum(), x, create_graph=True)
+
+
+def test_a_weight_changed_before_its_backward_is_noticed() -> None:
+    _, fast, batch = twins("lenet")
+    y = fast(batch(2))
+    with torch.no_grad():
+        fast[7].weight_orig.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_flags_of_the_users_own_are_looked_at_in_each_call() -> None:
+    class Switched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.twice = nn.Sequential(nn.Linear(6, 6), nn.ReLU()), False
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layers(self.layers(x)) if self.twice else self.layers(x)
+
+    torch.manual_seed(0)
+    fast, x = bppsa.compile(pruned(Switched(), 0.5)), torch.randn(4, 6)
+    once = fast(x)
+    fast.twice = True
+    assert error(fast.layers(fast.layers(x)), fast(x)) < 1e-6
+    assert error(once, fast(x)) > 0.01
+
+
+def test_without_a_compiler_nothing_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "available", lambda: Reason("no C++ compiler"))
+    fast = bppsa.compile(pruned(lenet(), 0.9))
+    assert type(fast) is nn.Sequential
+    assert fast(torch.randn(2, 1, 16, 16)).shape == (2, 5)
+
+
+def test_a_removed_mask_leaves_a_dense_layer() -> None:
+    plain, fast, batch = twins("perceptron")
+    for m in (plain, fast):
+        for layer in (m[0], m[3], m[5]):
+            prune.remove(layer, "weight")
+    assert_same_step(plain, fast, batch(4))
+    assert set(kernels(fast)) == {"blocked"}

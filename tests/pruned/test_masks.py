@@ -1,0 +1,151 @@
+"""Where masks come from, how they change, and what is said about those that do not fit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
+
+import bppsa
+from bppsa.errors import ArgumentError, InputError, InputValueError, StrategyError
+from tests.pruned.support import always_blocked, assert_same_step, error, kernels, lenet, twins  # noqa: F401
+
+
+class Mask(nn.Module):
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.mask
+
+
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return lenet().double()
+
+
+def masks_of(model: nn.Module, kept: float = 0.3) -> dict[str, Tensor]:
+    return {name: torch.rand_like(p) < kept for name, p in model.named_parameters() if p.dim() > 1}
+
+
+def test_parametrizations() -> None:
+    torch.manual_seed(0)
+    plain = model()
+    fast = copy.deepcopy(plain)
+    masks = masks_of(plain)
+    for m in (plain, fast):
+        for name, mask in masks.items():
+            layer = m.get_submodule(name.removesuffix(".weight"))
+            parametrize.register_parametrization(layer, "weight", Mask(mask.double()))
+    fast = bppsa.compile(fast)
+    assert_same_step(plain, fast, torch.randn(5, 1, 16, 16).double())
+    assert set(kernels(fast)) == {"sparse"}
+
+
+@pytest.mark.parametrize("sparse", ["masks", "auto"])
+def test_given_masks_and_zeros_stay_zero(sparse: str) -> None:
+    start = model()
+    masks = masks_of(start)
+    with torch.no_grad():
+        for name, mask in masks.items():
+            start.get_parameter(name).mul_(mask)
+    fast = bppsa.compile(start, masks=masks if sparse == "masks" else None, sparse=sparse)
+    optimizer = torch.optim.Adam(fast.parameters())
+    for _ in range(3):
+        optimizer.zero_grad()
+        fast(torch.randn(4, 1, 16, 16).double()).square().sum().backward()
+        optimizer.step()
+    assert set(kernels(fast)) == {"sparse"}
+    for name, mask in masks.items():
+        weight = fast.get_parameter(name)
+        assert not weight[~mask].any()
+        assert not weight.grad[~mask].any()
+        assert weight.grad[mask].any()
+
+
+def test_zeros_alone_are_no_mask() -> None:
+    start = model()
+    with torch.no_grad():
+        start[3].weight[0] = 0
+    fast = bppsa.compile(start)
+    fast(torch.randn(4, 1, 16, 16).double()).sum().backward()
+    assert type(fast) is nn.Sequential
+    assert start[3].weight.grad[0].any()
+
+
+def test_masks_may_change_between_steps() -> None:
+    """A mask changed in place, and another one in its place, as iterative pruning does."""
+    plain, fast, batch = twins("lenet", amount=0.5)
+    assert_same_step(plain, fast, batch(4))
+    for m in (plain, fast):
+        m[3].weight_mask[0] = 0
+    assert_same_step(plain, fast, batch(4))
+    for m in (plain, fast):
+        prune.l1_unstructured(m[7], "weight", 0.5)
+    assert_same_step(plain, fast, batch(4))
+    for m in (plain, fast):
+        prune.remove(m[7], "weight")
+    assert_same_step(plain, fast, batch(4))
+
+
+def test_all_pruned_and_nothing_pruned() -> None:
+    plain, fast, batch = twins("lenet", amount=0.5)
+    for m in (plain, fast):
+        m[3].weight_mask.zero_()
+        m[7].weight_mask.fill_(1)
+    assert_same_step(plain, fast, batch(4))
+
+
+def test_a_mask_that_is_no_mask_is_left_to_pytorch() -> None:
+    plain, fast, batch = twins("lenet", amount=0.5)
+    for m in (plain, fast):
+        m[3].weight_mask.mul_(0.5)
+    assert_same_step(plain, fast, batch(4))
+    left = {d.path: d for d in fast.report.decisions}["3"]
+    assert left.strategy == "pytorch"
+    assert "other values than 0 and 1" in left.reason
+
+
+WRONG = [
+    ("3.bias", torch.ones(6, dtype=torch.bool), ArgumentError, "no weight of an nn.Conv2d or nn.Linear"),
+    (
+        "3.weight",
+        torch.ones(2, 2, dtype=torch.bool),
+        InputError,
+        r"3\.weight needs a bool tensor of shape \[6, 4, 3, 3\]",
+    ),
+    ("3.weight", torch.ones(6, 4, 3, 3), InputError, "not torch.float32"),
+    ("3.weight", torch.zeros(6, 4, 3, 3, dtype=torch.bool), InputValueError, "not zero outside of its mask"),
+]
+
+
+@pytest.mark.parametrize(("name", "mask", "kind", "said"), WRONG)
+def test_a_mask_that_does_not_fit(name: str, mask: Tensor, kind: type[Exception], said: str) -> None:
+    with pytest.raises(kind, match=said):
+        bppsa.compile(model(), masks={name: mask})
+
+
+def test_an_unknown_way_to_find_masks() -> None:
+    with pytest.raises(StrategyError, match="known: masks, auto"):
+        bppsa.compile(model(), sparse="yes")
+
+
+def test_a_pruned_layer_with_a_mask_of_ones_elsewhere_is_dense_in_the_region() -> None:
+    torch.manual_seed(0)
+    plain = model()
+    fast = copy.deepcopy(plain)
+    for m in (plain, fast):
+        prune.random_unstructured(m[3], "weight", 0.9) if m is plain else None
+    prune.custom_from_mask(fast[3], "weight", plain[3].weight_mask)
+    fast = bppsa.compile(fast)
+    assert_same_step(plain, fast, torch.randn(3, 1, 16, 16).double())
+    assert {d.path: d.strategy for d in fast.report.decisions} == {
+        "0": "blocked",
+        "3": "sparse",
+        "7": "blocked",
+        "9": "blocked",
+    }
