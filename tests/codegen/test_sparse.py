@@ -93,6 +93,18 @@ def test_products(given, way, threads):
     close(got, ATEN.multiply(plan, left.double(), right.double()), left.dtype)
 
 
+@settings(max_examples=60)
+@given(operands(), st.booleans(), st.booleans(), threads)
+def test_products_in_many_tiles(given, slots, by_tiles, threads):
+    a, b, left, right = given
+    plan = product.symbolic(a, b)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "tile", lambda plan: 7)
+        patch.setattr(sparse, "by_tiles", lambda plan: by_tiles)
+        got = kernels(left.dtype).multiply(plan if slots else without_slots(plan), left, right, threads=threads)
+    close(got, ATEN.multiply(plan, left.double(), right.double()), left.dtype)
+
+
 def without_slots(plan: ProductPlan) -> ProductPlan:
     return ProductPlan(plan.a, plan.b, plan.c, plan.starts, None)
 
