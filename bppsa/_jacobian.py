@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
-from bppsa._jacobian_plan import Coloured, JacobianPlan, by_rows
+from bppsa._jacobian_plan import ByProducts, Coloured, JacobianPlan, by_rows, coloured_ns
 from bppsa.errors import InputError, Reason, RuleError, Unsupported
 from bppsa.fxpasses.capture import Recording, record
 from bppsa.fxpasses.composites import with_composites
@@ -20,9 +20,10 @@ from bppsa.fxpasses.network import evaluate, network
 from bppsa.fxpasses.pruning import carried
 from bppsa.report import Decision, Report
 from bppsa.runtime.sparse import Kernels
-from bppsa.sparsity import TransposedJacobian
+from bppsa.sparsity import Network, TransposedJacobian
 from bppsa.sparsity.colour import Colouring
 from bppsa.sparsity.engine import install
+from bppsa.sparsity.multiplied import Multiplied
 
 install(Kernels())
 
@@ -135,12 +136,21 @@ def jacobian_plan(model: Model, x: Tensor, *, masks: Masks | None = None, budget
     except Unsupported as unsupported:
         return plan(by_rows(model, budget), x, "rows", f"one row of J at a time: {unsupported}", {})
     colouring = Colouring.of(found.pattern)
-    numbers = dict(zip(("N", "M"), found.shape, strict=True)) | {"nnz": found.pattern.nnz, "colours": colouring.count}
-    return plan(Coloured.of(captured.at, colouring, x), x, "coloured", "rows of J that share no column as one", numbers)
+    (n, m), nnz = found.shape, found.pattern.nnz
+    numbers: dict[str, float] = {"N": n, "M": m, "nnz": nnz, "colours": colouring.count}
+    ns = coloured_ns(found, colouring.count)
+    multiplied = Multiplied.of(found, ns) if isinstance(found, Network) else None
+    if multiplied is None:
+        numbers |= {"predicted_ms": ns / 1e6}
+        reason = "rows of J that share no column as one; products of the ops' J^T cost more, or cannot be had"
+        return plan(Coloured.of(captured.at, colouring, x), x, "coloured", reason, numbers)
+    numbers |= {"products": multiplied.products, "predicted_ms": multiplied.ns / 1e6, "coloured_ms": ns / 1e6}
+    reason = "products of the ops' J^T, which cost less than vector products with all colours"
+    return plan(ByProducts.of(captured.at, multiplied, x), x, "products", reason, numbers)
 
 
 def plan(
-    run: Callable[[Tensor], Tensor], x: Tensor, strategy: str, reason: str, numbers: Mapping[str, int]
+    run: Callable[[Tensor], Tensor], x: Tensor, strategy: str, reason: str, numbers: Mapping[str, float]
 ) -> JacobianPlan:
     report = Report((Decision("", "jacobian", strategy, reason, numbers),))
     return JacobianPlan(run, x.shape, x.dtype, x.device, report)
@@ -160,7 +170,7 @@ def known_plan(model: Model, x: Tensor, masks: Masks | None, budget: int) -> Jac
     known = _plans.setdefault(owner(model), {})
     if key not in known:
         made = jacobian_plan(model, x, masks=masks, budget=budget)
-        if isinstance(made.run, Coloured):  # another holds the model, and costs nothing to make
+        if isinstance(made.run, (ByProducts, Coloured)):  # another holds the model, and costs nothing to make
             known[key] = made, environment
         for oldest in list(known)[:-KEPT]:
             del known[oldest]

@@ -1,11 +1,14 @@
 """bppsa.jacobian and bppsa.transposed_jacobian of networks, against PyTorch's autograd; their plans and refusals."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import prune
 
 import bppsa
+from bppsa import _jacobian
 from bppsa.errors import BudgetError, InputError, RuleError
 from tests.sparsity.samples import Random
 
@@ -93,6 +96,58 @@ def test_of_a_network(name):
         seen = seen | (expected != 0).any(0).T
     assert jt.shape == expected.mT.shape[1:]
     assert torch.equal(jt.pattern.mask(), seen), "the pattern is not that of the values"
+
+
+class Branches(nn.Module):
+    """Two ways from one value to the next, pools that overlap, and a mask for each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.left, self.right = (nn.Conv2d(a, 2, k, padding=k // 2) for a, k in ((2, 3), (2, 1), (2, 3)))
+
+    def forward(self, x):
+        y = torch.relu(self.first(x))
+        return nn.functional.max_pool2d(y + self.left(y) * torch.tanh(self.right(y)), 3, 2, 1)
+
+
+WRITTEN_OUT = {
+    "local": (local, IMAGE),
+    "shared by the batch": (lambda: nn.Sequential(nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 3)), IMAGE),
+    "branches": (Branches, IMAGE),
+    "mlp": NETWORKS["mlp"],
+    "flattened": (lambda: nn.Sequential(nn.Conv2d(2, 4, 1), nn.SiLU(), nn.Flatten(), nn.Linear(144, 3)), IMAGE),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN_OUT)
+def test_by_products(name, monkeypatch):
+    monkeypatch.setattr(_jacobian, "coloured_ns", lambda jt, colours: math.inf)
+    factory, shape = WRITTEN_OUT[name]
+    model = made(factory)
+    for rows in (1, 3):
+        plan = bppsa.jacobian_plan(model, r(rows, *shape[1:]))
+        assert plan.report.decisions[0].strategy == "products"
+        for _ in range(2):
+            x = r(rows, *shape[1:])
+            expected, found = reference(model, x), plan(x)
+            close(found.to_dense(), expected if rows > 1 else expected[0])
+        jt = bppsa.transposed_jacobian(model, x)
+        assert found.col_indices().shape[-1] == jt.nnz
+
+
+def test_what_is_predicted_to_cost_less_is_taken():
+    few_products = bppsa.jacobian_plan(made(local), r(1, 2, 12, 12)).report.decisions[0]
+    assert few_products.strategy == "products"
+    assert few_products.numbers["predicted_ms"] < few_products.numbers["coloured_ms"]
+    few_outputs = bppsa.jacobian_plan(nn.Sequential(nn.Linear(60, 50), nn.ReLU(), nn.Linear(50, 1)), torch.zeros(1, 60))
+    assert few_outputs.report.decisions[0].strategy == "coloured"
+
+
+def test_products_beyond_the_budget_are_not_formed():
+    model = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 1, 3, padding=1))
+    x = torch.zeros(1, 1, 12, 12)
+    assert bppsa.jacobian_plan(model, x).report.decisions[0].strategy == "products"
+    assert bppsa.jacobian_plan(model, x, budget=110_000).report.decisions[0].strategy == "coloured"
 
 
 @pytest.mark.parametrize("name", WITHOUT_A_RULE)

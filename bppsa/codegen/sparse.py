@@ -30,7 +30,7 @@ LEAST_NS = 30_000  # of a call's work for each thread
 @functools.cache
 def source(real: str) -> str:
     """`real` is "float" or "double"."""
-    parts = map(skeleton, ("vec.h", "arena.h", "sparse.h", "sparse_panels.h"))
+    parts = map(skeleton, ("vec.h", "arena.h", "sparse.h", "sparse_panels.h", "sparse_values.h"))
     return "\n".join([f"using real = {real};", *parts])
 
 
@@ -84,7 +84,7 @@ class NativeSymbolic:
         return ProductPlan(a, b, Pattern(indptr, indices, (n, m)), starts, slots)
 
 
-VECTOR, TILE_BYTES, LEAST_MET = 64, 16 << 10, 4
+VECTOR, TILE_BYTES, LEAST_MET, LEAST_DENSITY = 64, 16 << 10, 4, 0.5
 # Where this part of what an entry of A meets in B can be non-zero, B is unpacked and zeros are multiplied too, unless
 # its rows are so many that they do not fit the cache.
 LEAST_FILL = {"float": 0.07, "double": 0.14}
@@ -108,10 +108,11 @@ class NativeSparse:
             "scale": (POINTER, INT64, *operand * 3, *size, INT, INT),
             "multiply_panels": (POINTER, INT64, *[POINTER] * 4, INT),
             "mm": (POINTER, *[INT64] * 3, POINTER, *operand * 2, POINTER, INT),
+            "chosen": (POINTER, INT64, INT64, POINTER, POINTER, *size),
         }
         for name in ("multiply", "mv", "scale"):
             signatures[f"{name}_lanes"] = signatures[name]
-        signatures["multiply_lanes"] += (INT64, INT64)
+        signatures["multiply_lanes"] += (INT64, INT64, INT)
         self._call: dict[str, Any] = {name: getattr(library, f"bppsa_{name}") for name in signatures}
         for name, arguments in signatures.items():
             self._call[name].argtypes, self._call[name].restype = arguments, None
@@ -124,8 +125,9 @@ class NativeSparse:
         if a.dim() == b.dim() == 1 and self.unpacks(plan, a):
             return self._by_panels(plan, a, b, threads)
         name, (a, b), out = self._laid("multiply", [a, b], plan.c.nnz)
-        words = self._words(plan)
-        tiles = (plan.b.shape[0], tile(plan)) if name == "multiply_lanes" else ()
+        lanes = name == "multiply_lanes"
+        words = self._words(plan, lanes)
+        tiles = (plan.b.shape[0], tile(plan), by_tiles(plan)) if lanes else ()
         self._call[name](words.buffer_info()[0], *steps(a, b, out), samples_of(out), threads, *tiles)
         return out
 
@@ -165,6 +167,15 @@ class NativeSparse:
         self._call[name](words.buffer_info()[0], pattern.shape[0], *steps(values, d, out), *end)
         return out
 
+    def chosen(self, grid: Pattern, place: Tensor, dtype: torch.dtype, *, threads: int | None = None) -> Tensor:
+        """place [B, C, *windows], int64, to [B, C * E]: 1 at each window's entry of the place that it took, else 0."""
+        (places, windows), rows = grid.shape, len(place)
+        planes, words = rows * place.shape[1], csr(grid)
+        place, out = place.contiguous(), self.allocate(planes * grid.nnz, dtype)
+        threads = threads or threads_for(planes * windows)
+        self._call["chosen"](words.buffer_info()[0], places, windows, place.data_ptr(), out.data_ptr(), planes, threads)
+        return out.view(rows, -1)
+
     def unpacks(self, plan: ProductPlan, a: Tensor) -> bool:
         """Whether B is better multiplied as a dense matrix. A zero of it must not meet an Inf or NaN of A."""
         whole = plan.a.nnz * plan.c.shape[1]
@@ -174,7 +185,7 @@ class NativeSparse:
     def _by_panels(self, plan: ProductPlan, a: Tensor, b: Tensor, threads: int) -> Tensor:
         k = plan.b.shape[0]
         out, workspace = self.allocate(plan.c.nnz, a.dtype), self._workspace(k, threads, a.dtype)
-        words = self._words(plan, columns=True)
+        words = self._words(plan, columns=True, slots=False)
         at = [t.data_ptr() for t in (a.contiguous(), b.contiguous(), out, workspace)]
         self._call["multiply_panels"](words.buffer_info()[0], k, *at, threads)
         return out
@@ -193,11 +204,10 @@ class NativeSparse:
         padded = -(-samples // self.lanes) * self.lanes
         return f"{name}_lanes", operands, self.allocate(count * padded, dtype).view(count, padded).t()[:samples]
 
-    def _words(self, plan: ProductPlan, columns: bool = False) -> array[int]:
-        """struct Plan. The columns of B and C only where they are read."""
-        slots = None if columns else plan.slots
-        factors = [*csr(plan.a), *csr(plan.b), *csr(plan.c, slots is None)]
-        at = 0 if slots is None else slots.data_ptr()
+    def _words(self, plan: ProductPlan, columns: bool = False, slots: bool = True) -> array[int]:
+        """struct Plan. The columns of C only where they are read."""
+        at = 0 if plan.slots is None or not slots else plan.slots.data_ptr()
+        factors = [*csr(plan.a), *csr(plan.b), *csr(plan.c, columns or at == 0)]
         return array("q", [*factors, plan.starts.data_ptr(), at, plan.c.shape[0], plan.c.shape[1]])
 
 
@@ -208,6 +218,12 @@ def tile(plan: ProductPlan) -> int:
     tiles = max(1, plan.c.nnz * VECTOR // (max(n, 1) * TILE_BYTES))
     tiles = min(tiles, plan.products // (LEAST_MET * max(plan.a.nnz, 1)) or 1)
     return max(1, -(-m // tiles))
+
+
+def by_tiles(plan: ProductPlan) -> bool:
+    """Whether lanes go through all rows of a tile first: worth it where rows of C are full and so read much of B, and
+    where no slots are read, which lie row by row."""
+    return plan.slots is None and plan.density >= LEAST_DENSITY
 
 
 def csr(pattern: Pattern, columns: bool = True) -> array[int]:

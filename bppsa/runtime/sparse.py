@@ -52,6 +52,9 @@ class Kernels:
             lambda kernels: kernels.scale(pattern, values, d, rows=rows, select=select), on_cpu(values, d)
         )
 
+    def chosen(self, grid: Pattern, place: Tensor, dtype: torch.dtype) -> Tensor:
+        return first_built(lambda kernels: kernels.chosen(grid, place, dtype), on_cpu(place, real=dtype))
+
 
 Found: TypeAlias = "NativeSparse | TritonSparse | None"
 
@@ -64,22 +67,25 @@ def first_built(call: Callable[[Any], Tensor], *kernels: Found) -> Tensor:
     return call(ATEN)
 
 
-def on_cpu(*operands: Tensor) -> NativeSparse | None:
+def on_cpu(*operands: Tensor, real: torch.dtype | None = None) -> NativeSparse | None:
     """None where an operand is not plain memory of one type, or where autograd, a transform of torch.func, a tracer or
-    a mode watches what is done to it."""
-    if not suit("cpu", operands):
+    a mode watches what is done to it. real: of the result, where that is not the operands' type."""
+    real = real or operands[0].dtype
+    if real not in REAL or not suit("cpu", operands):
         return None
-    return built(functools.partial(native_sparse, operands[0].dtype))
+    return built(functools.partial(native_sparse, real))
 
 
 def on_gpu(*operands: Tensor) -> TritonSparse | None:
     """The same for a CUDA device."""
-    return triton_sparse() if suit("cuda", operands) and importlib.util.find_spec("triton") else None
+    if operands[0].dtype not in REAL or not suit("cuda", operands):
+        return None
+    return triton_sparse() if importlib.util.find_spec("triton") else None
 
 
 def suit(device: str, operands: Sequence[Tensor]) -> bool:
     dtype = operands[0].dtype
-    if dtype not in REAL or any(not is_plain(t) or t.dtype is not dtype or t.device.type != device for t in operands):
+    if any(not is_plain(t) or t.dtype is not dtype or t.device.type != device for t in operands):
         return False
     return not (is_watched() or (torch.is_grad_enabled() and any(t.requires_grad for t in operands)))
 

@@ -32,6 +32,10 @@ class Engine(Protocol):
     def mm(self, pattern: Pattern, values: Tensor, w: Tensor) -> Tensor:
         """J^T w: values [E] or [B, E], w [M, P] or [B, M, P], to [N, P] or [B, N, P]."""
 
+    def chosen(self, grid: Pattern, place: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the windows of a grid took: place [B, C, *windows], int64, to [B, C * E]. Entry (p, w) of the grid,
+        [P, W], is 1 where window w took place p, which must be one of its own, else 0."""
+
 
 class Aten:
     """On any device, differentiable, and recorded by tracers as what it is."""
@@ -53,6 +57,10 @@ class Aten:
 
     def mm(self, pattern: Pattern, values: Tensor, w: Tensor) -> Tensor:
         return pattern.spread(values) @ w
+
+    def chosen(self, grid: Pattern, place: Tensor, dtype: torch.dtype) -> Tensor:
+        rows, columns = grid.rows.to(place.device), grid.indices.to(place.device)
+        return (place.flatten(2).index_select(2, columns) == rows).to(dtype).flatten(1)
 
 
 ATEN = Aten()

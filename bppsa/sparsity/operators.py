@@ -87,9 +87,9 @@ class Diagonal(TransposedJacobian):
 
     def entries(self) -> Tensor:
         if self.mask is not None and not isinstance(self.d, Tensor) and self.d == 1:
-            values = flat(self.mask).view(torch.uint8).to(self.reference.dtype)  # bool itself is ten times slower
-        else:
-            values = self.values()
+            numbers = self.mask.view(torch.uint8).to(self.reference.dtype)  # bool itself is ten times slower
+            return numbers.reshape(-1) if len(numbers) == 1 else flat(numbers)
+        values = self.values()
         return values[0] if len(values) == 1 else values
 
     def mv(self, g: Tensor) -> Tensor:

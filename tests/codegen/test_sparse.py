@@ -93,6 +93,18 @@ def test_products(given, way, threads):
     close(got, ATEN.multiply(plan, left.double(), right.double()), left.dtype)
 
 
+@settings(max_examples=60)
+@given(operands(), st.booleans(), st.booleans(), threads)
+def test_products_in_many_tiles(given, slots, by_tiles, threads):
+    a, b, left, right = given
+    plan = product.symbolic(a, b)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sparse, "tile", lambda plan: 7)
+        patch.setattr(sparse, "by_tiles", lambda plan: by_tiles)
+        got = kernels(left.dtype).multiply(plan if slots else without_slots(plan), left, right, threads=threads)
+    close(got, ATEN.multiply(plan, left.double(), right.double()), left.dtype)
+
+
 def without_slots(plan: ProductPlan) -> ProductPlan:
     return ProductPlan(plan.a, plan.b, plan.c, plan.starts, None)
 
@@ -124,6 +136,35 @@ def test_rows_and_columns_are_scaled(given, rows, select, shared, threads):
     how = {"rows": rows, "select": select}
     got = kernels(values.dtype).scale(a, values, d, **how, threads=threads)
     close(got, ATEN.scale(a, values.double(), d.double(), **how), values.dtype)
+
+
+@given(sizes, st.integers(1, 40), st.sampled_from([None, 0.03, 0.3, 1.0]), dtypes, st.integers(0, 99), threads)
+def test_windows_choose_places(places, windows, fill, dtype, seed, threads):
+    """Rows of more columns than a vector has, and grids of places in one window each (fill None)."""
+    r = Random(seed)
+    places = max(places, windows)
+    grid = (
+        Pattern.one_per_row(torch.arange(places) % windows, windows)
+        if fill is None
+        else with_rows(r, places, windows, fill)
+    )
+    taken = torch.stack([pick(grid, (seed + i) % 7) for i in range(6)]).view(2, 3, windows)
+    expected = ATEN.chosen(grid, taken, dtype)
+    assert expected.sum() == taken.numel()
+    assert torch.equal(kernels(dtype).chosen(grid, taken, dtype, threads=threads), expected)
+
+
+def with_rows(r: Random, places: int, windows: int, fill: float) -> Pattern:
+    """Random, with a place at least in each window."""
+    mask = random_pattern(r, places, windows, fill).mask()
+    mask[torch.arange(windows), torch.arange(windows)] = True
+    return Pattern.from_mask(mask)
+
+
+def pick(grid: Pattern, which: int) -> Tensor:
+    """A place of each window."""
+    held = [column.nonzero()[:, 0] for column in grid.mask().t()]
+    return torch.stack([places[which % len(places)] for places in held])
 
 
 @pytest.mark.parametrize("dtype", sorted(REAL, key=str), ids=str)

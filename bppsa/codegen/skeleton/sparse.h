@@ -91,22 +91,21 @@ INLINE void by_columns(const Plan& plan, int64_t i, const real* a, const real* b
   }
 }
 
-// Rows of C in lanes, a tile of columns after the other, which stays in the cache closest by.
+// C in lanes by tiles of its columns. Those of a row are met in order.
 struct Tiles {
   const Plan& plan;
-  int64_t k, count;
+  int64_t k, width, count;
   std::vector<int64_t> bounds;  // [count + 1, k]: where the entries of each tile begin in each row of B
-  std::vector<int32_t> place;   // of each column in the row of C; used where there are no slots
-  std::vector<real> sums;       // of a row of C, before they are written
+  std::vector<int64_t> next;    // [n]: the first entry of each row of C that no tile had yet
+  std::vector<int32_t> place;   // of each column among those of a row's tile; used where there are no slots
+  std::vector<real> sums;       // of a row's tile, before they are written
   bool streams;
 
   // width: columns of a tile; k: rows of B.
   Tiles(const Plan& plan, int64_t k, int64_t width)
-      : plan(plan), k(k), count(ceil_div(plan.m, width)), bounds((count + 1) * k), place(plan.slots ? 0 : plan.m),
+      : plan(plan), k(k), width(width), count(ceil_div(plan.m, width)), bounds((count + 1) * k),
+        place(plan.slots ? 0 : plan.m), sums((width + 1) * SAMPLES),
         streams(plan.c.rows[plan.n] * (int64_t)sizeof(Lane) > STREAMED_BYTES) {
-    int64_t widest = 0;
-    for (int64_t i = 0; i < plan.n; ++i) widest = std::max(widest, plan.c.rows[i + 1] - plan.c.rows[i]);
-    sums.resize((widest + 1) * SAMPLES);
     for (int64_t row = 0; row < k; ++row) {
       const int32_t *from = plan.b.columns + plan.b.rows[row], *end = plan.b.columns + plan.b.rows[row + 1];
       for (int64_t t = 0; t < count; ++t) {
@@ -117,30 +116,35 @@ struct Tiles {
     }
   }
 
+  void restart() { next.assign(plan.c.rows, plan.c.rows + plan.n); }
+
+  // Row i of tile t. c: where the values of all entries begin.
   template <class A, class B>
-  INLINE void row(int64_t i, Values<A> a, Values<B> b, real* c, int64_t pitch) {
+  INLINE void row(int64_t t, int64_t i, Values<A> a, Values<B> b, real* c, int64_t pitch) {
     using C = std::conditional_t<std::is_same_v<A, real>, B, A>;
-    const int64_t first = plan.c.rows[i], entries = plan.c.rows[i + 1] - first;
+    const int32_t* columns = plan.c.columns;
+    const int64_t first = next[i];
+    const int64_t last = std::lower_bound(columns + first, columns + plan.c.rows[i + 1], (t + 1) * width) - columns;
+    next[i] = last;
     real* to = (real*)(((uintptr_t)sums.data() + 63) & ~(uintptr_t)63);
-    clear<C>(to, SAMPLES, entries);
-    for (int64_t j = 0; plan.slots == nullptr && j < entries; ++j) place[plan.c.columns[first + j]] = j;
-    for (int64_t t = 0; t < count; ++t) {
-      const int32_t* slot = plan.slots + plan.starts[i];
-      for (int64_t e = plan.a.rows[i]; e < plan.a.rows[i + 1]; ++e) {
-        const int64_t from = plan.a.columns[e], start = plan.b.rows[from];
-        const int64_t begin = bounds[t * k + from], end = bounds[(t + 1) * k + from];
-        const A left = a[e];
-        for (int64_t p = begin; p < end; ++p) {
-          real* at = to + (plan.slots ? slot[p - start] : place[plan.b.columns[p]]) * SAMPLES;
-          put(at, get<C>(at) + left * b[p]);
-        }
-        slot += plan.b.rows[from + 1] - start;
+    clear<C>(to, SAMPLES, last - first);
+    for (int64_t j = first; plan.slots == nullptr && j < last; ++j) place[columns[j]] = j - first;
+    const int64_t before = first - plan.c.rows[i];
+    const int32_t* slot = plan.slots + plan.starts[i];
+    for (int64_t e = plan.a.rows[i]; e < plan.a.rows[i + 1]; ++e) {
+      const int64_t from = plan.a.columns[e], start = plan.b.rows[from];
+      const int64_t begin = bounds[t * k + from], end = bounds[(t + 1) * k + from];
+      const A left = a[e];
+      for (int64_t p = begin; p < end; ++p) {
+        real* at = to + (plan.slots ? slot[p - start] - before : place[plan.b.columns[p]]) * SAMPLES;
+        put(at, get<C>(at) + left * b[p]);
       }
+      slot += plan.b.rows[from + 1] - start;
     }
     if (streams) {
-      for (int64_t j = 0; j < entries; ++j) stream(c + j * pitch, load<Lane>(to + j * SAMPLES));
+      for (int64_t j = first; j < last; ++j) stream(c + j * pitch, load<Lane>(to + (j - first) * SAMPLES));
     } else {
-      for (int64_t j = 0; j < entries; ++j) store(c + j * pitch, load<Lane>(to + j * SAMPLES));
+      for (int64_t j = first; j < last; ++j) store(c + j * pitch, load<Lane>(to + (j - first) * SAMPLES));
     }
   }
 };
@@ -243,14 +247,22 @@ extern "C" void bppsa_multiply(const Plan* plan, const real* a, int64_t a_step, 
 }
 
 // Blocks of SAMPLES lanes. A pitch of 0: the batch shares these values. k: rows of B. tile: columns of C at a time.
+// by_tiles: all rows of a tile, then of the next, so that what they take of B stays in the cache; else row by row.
 extern "C" void bppsa_multiply_lanes(const Plan* plan, const real* a, int64_t a_pitch, const real* b, int64_t b_pitch,
-                                     real* c, int64_t c_pitch, int64_t samples, int threads, int64_t k, int64_t tile) {
+                                     real* c, int64_t c_pitch, int64_t samples, int threads, int64_t k, int64_t tile,
+                                     int by_tiles) {
   split(plan->starts, plan->n, threads, [&](int64_t begin, int64_t end) {
     Tiles tiles(*plan, k, tile);
     for (int64_t s = 0; s < samples; s += SAMPLES) {
       const Values<Lane> left{a + s, a_pitch}, right{b + s, b_pitch};
       const auto run = [&](auto l, auto r) {
-        for (int64_t i = begin; i < end; ++i) tiles.row(i, l, r, c + s + plan->c.rows[i] * c_pitch, c_pitch);
+        tiles.restart();
+        const auto part = [&](int64_t t, int64_t i) { tiles.row(t, i, l, r, c + s, c_pitch); };
+        if (by_tiles) {
+          for (int64_t t = 0; t < tiles.count; ++t) for (int64_t i = begin; i < end; ++i) part(t, i);
+        } else {
+          for (int64_t i = begin; i < end; ++i) for (int64_t t = 0; t < tiles.count; ++t) part(t, i);
+        }
         if (tiles.streams) std::atomic_thread_fence(std::memory_order_seq_cst);
       };
       if (a_pitch == 0) run(Values<real>{a, 1}, right);

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Size, Tensor, ops
 
+from bppsa.sparsity.engine import engine
 from bppsa.sparsity.implicit import Implicit
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.rules.conv import each
@@ -18,10 +19,8 @@ aten = ops.aten
 Grid = Callable[[], Pattern]  # of one channel
 
 
-def selected(
-    x: Tensor, out: tuple[Tensor, Tensor], grid: Grid, backward: Callable[[Tensor], Tensor]
-) -> tuple[tuple[Implicit], tuple[None]]:
-    """x [B, C, *grid]; out: the maxima and their places in the grid, [B, C, *windows] both. backward: PyTorch's own."""
+def selected(x: Tensor, out: tuple[Tensor, Tensor], grid: Grid) -> tuple[tuple[Implicit], tuple[None]]:
+    """x [B, C, *grid]; out: the maxima and their places in the grid, [B, C, *windows] both."""
     y, place = out
     planes, places = x.shape[1], x.shape[2:].numel()
 
@@ -34,15 +33,8 @@ def selected(
         return Pattern.kron(Pattern.identity(planes), grid())[0]
 
     def values() -> Tensor:
-        pattern = grid()
-        held = pattern.indptr.diff().to(place.device)
-        if int(held.max()) <= 1:  # no place is in two windows: its value is what a one in each window sends back
-            ones = backward(torch.ones_like(y)).reshape(len(y), planes, places)
-            ones = ones if pattern.nnz == places else ones[:, :, held == 1]
-        else:
-            columns, rows = pattern.indices.to(place.device), pattern.rows.to(place.device)
-            ones = (place.flatten(2).index_select(2, columns) == rows).to(y.dtype)
-        return ones.reshape(-1) if len(y) == 1 else ones.reshape(len(y), -1)
+        ones = engine().chosen(grid(), place, y.dtype)
+        return ones[0] if len(ones) == 1 else ones
 
     return (Implicit(x, y, vjp, links, values=values),), (None,)
 
@@ -65,20 +57,14 @@ def max_pool(
 ) -> tuple[tuple[Implicit], tuple[None]]:
     k, p, d = (each(n, (0,) * (x.dim() - 2)) for n in (kernel, padding, dilation))
     windows = Windows(k, each(stride, k) if stride else k, p, d)
-    op = aten.max_pool2d_with_indices_backward if x.dim() == 4 else aten.max_pool3d_with_indices_backward
-
-    def backward(g: Tensor) -> Tensor:
-        return op(g, x, k, windows.stride, p, d, ceil_mode, out[1])
-
-    return selected(x, out, lambda: sliding(windows, x.shape[2:], out[0].shape[2:]), backward)
+    return selected(x, out, lambda: sliding(windows, x.shape[2:], out[0].shape[2:]))
 
 
 @rule(aten.adaptive_max_pool2d.default, aten.adaptive_max_pool3d.default)
 def adaptive_max_pool(
     x: Tensor, size: Sequence[int], *, out: tuple[Tensor, Tensor]
 ) -> tuple[tuple[Implicit], tuple[None]]:
-    op = aten.adaptive_max_pool2d_backward if x.dim() == 4 else aten.adaptive_max_pool3d_backward
-    return selected(x, out, lambda: adapted(x.shape[2:], out[0].shape[2:]), lambda g: op(g, x, out[1]))
+    return selected(x, out, lambda: adapted(x.shape[2:], out[0].shape[2:]))
 
 
 @functools.lru_cache(maxsize=64)
