@@ -12,12 +12,14 @@ from torch import Tensor
 
 from bppsa.sparsity import pairs, union
 from bppsa.sparsity.engine import engine
+from bppsa.sparsity.implicit import Implicit
 from bppsa.sparsity.network import Network
-from bppsa.sparsity.operators import Diagonal, Identity, Implicit, TransposedJacobian
+from bppsa.sparsity.operators import Diagonal, Identity
 from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.plans import product_plan, sum_plan
 from bppsa.sparsity.product import ProductPlan, counts
 from bppsa.sparsity.sparse import Sparse
+from bppsa.sparsity.transposed import TransposedJacobian
 from bppsa.sparsity.union import SumPlan
 
 BYTES_A_PRODUCT = 12  # an entry of the result and a slot: an upper bound, before the patterns are multiplied
