@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from bppsa import _calls
 from bppsa._modules.calls import is_ordinary_moment, is_plain
@@ -58,7 +59,7 @@ class Pruned(nn.Module):
     _bppsa_origin: type[nn.Module]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not is_usual(args, kwargs):
+        if torch.compiler.is_compiling() or not is_usual(args, kwargs) or _has_any_global_hook():
             return super().forward(*args, **kwargs)
         return self._bppsa_run(args)
 

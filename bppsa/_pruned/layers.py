@@ -16,8 +16,7 @@ from torch import fx, nn
 from torch.nn.utils import parametrize
 
 from bppsa._pruned.draft import Draft, Value
-from bppsa._pruned.masks import is_pruning
-from bppsa._pruned.tracing import has_hooks
+from bppsa._pruned.tracing import has_only_pruning_hooks
 from bppsa.codegen.blocked.window import Pair, Window
 from bppsa.errors import Reason, Unsupported
 from bppsa.runtime.blocked.norm import BatchNorm
@@ -248,11 +247,3 @@ def lay(draft: Draft, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
         return table[node.target](draft, *args, **kwargs)
     except TypeError as error:  # arguments of a form that the table's function does not know
         raise Unsupported(Reason(str(error))) from error
-
-
-def has_only_pruning_hooks(module: nn.Module) -> bool:
-    pruning = [hook for hook in module._forward_pre_hooks.values() if is_pruning(hook)]
-    return not has_hooks(module) or (
-        len(pruning) == len(module._forward_pre_hooks)
-        and not (module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
-    )

@@ -12,7 +12,7 @@ from typing import Any
 from torch import fx, nn
 from torch.fx.proxy import TraceError
 
-from bppsa._pruned.masks import LAYERS
+from bppsa._pruned.masks import LAYERS, is_pruning
 from bppsa.errors import Reason, Unsupported
 
 PLAIN = (bool, int, float, str, type(None), tuple)
@@ -51,15 +51,24 @@ def trace(module: nn.Module) -> fx.Graph:
 
 
 def state(module: nn.Module) -> tuple[Any, ...]:
-    """What a trace depends on besides the inputs."""
+    """What a trace, and which layers have a kernel, depends on besides the inputs."""
     found: list[Any] = []
     for child in module.modules():
+        found.append(child is not module and not has_only_pruning_hooks(child))  # its own hooks are run around it
+        found += map(type, child._parameters.values())  # torch.func.functional_call swaps them for other tensors
         if child.__module__.startswith("torch.nn.modules."):
             found.append(child.training)
         else:
             own = child.__dict__
             found += [(k, v) for k, v in own.items() if type(v) in PLAIN and not k.startswith("_bppsa")]
     return tuple(found)
+
+
+def has_only_pruning_hooks(module: nn.Module) -> bool:
+    return not has_hooks(module) or (
+        all(map(is_pruning, module._forward_pre_hooks.values()))
+        and not (module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
+    )
 
 
 def has_hooks(module: nn.Module) -> bool:

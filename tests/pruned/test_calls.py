@@ -8,6 +8,7 @@ import re
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import prune
 
 import bppsa
@@ -15,6 +16,8 @@ from bppsa.codegen import build
 from bppsa.errors import InputError, Reason
 from bppsa.plan import sparse
 from tests.pruned.support import NETWORKS, always_blocked, assert_same_step, error, kernels, lenet, pruned, twins  # noqa: F401
+
+HOOKS = ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
 
 
 class Deciding(nn.Module):
@@ -79,7 +82,7 @@ def test_pytorchs_own_error_for_what_does_not_fit() -> None:
     assert fast(batch(2)).shape == (2, 5)
 
 
-@pytest.mark.parametrize("hook", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"])
+@pytest.mark.parametrize("hook", HOOKS)
 def test_hooks_run(hook: str) -> None:
     plain, fast, batch = twins("lenet")
     called = []
@@ -87,6 +90,43 @@ def test_hooks_run(hook: str) -> None:
         getattr(m[3], hook)(lambda *args: called.append(args[0]))
     assert_same_step(plain, fast, batch(3))
     assert called == [plain[3], fast[3]]
+
+
+@pytest.mark.parametrize("hook", [*HOOKS, "register_full_backward_pre_hook"])
+@pytest.mark.parametrize("place", ["3", "4"])  # a pruned layer, and a ReLU after one
+def test_hooks_registered_after_the_first_call_run(hook: str, place: str) -> None:
+    plain, fast, batch = twins("lenet")
+    assert_same_step(plain, fast, batch(3))
+    called: list[nn.Module] = []
+    handles = [getattr(m.get_submodule(place), hook)(lambda module, *_: called.append(module)) for m in (plain, fast)]
+    assert_same_step(plain, fast, batch(3))
+    assert called == [plain.get_submodule(place), fast.get_submodule(place)]
+    for handle in handles:
+        handle.remove()
+    assert_same_step(plain, fast, batch(3))
+    assert set(kernels(fast)) == {"sparse"}
+
+
+def test_hooks_of_a_part_registered_after_the_first_call_run() -> None:
+    plain, fast, batch = twins("residual")
+    assert_same_step(plain, fast, batch(3))
+    called: list[nn.Module] = []
+    for m in (plain, fast):
+        m.get_submodule("blocks.1").register_forward_hook(lambda module, *_: called.append(module))
+    assert_same_step(plain, fast, batch(3))
+    assert called == [plain.get_submodule("blocks.1"), fast.get_submodule("blocks.1")]
+
+
+def test_hooks_of_all_modules_run() -> None:
+    _, fast, batch = twins("lenet")
+    fast(batch(3))
+    called: list[nn.Module] = []
+    handle = register_module_forward_hook(lambda module, *_: called.append(module))
+    try:
+        fast(batch(3))
+    finally:
+        handle.remove()
+    assert called == [*fast, fast]
 
 
 def test_other_precisions_transforms_and_autocast_are_pytorchs() -> None:
