@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -35,11 +36,15 @@ class Plan:
     graph: list[fx.Node]
     segments: list[Segment]
     unread: list[list[fx.Node]]  # after each segment
-    decisions: tuple[Decision, ...]
+    decisions: list[list[Decision]]  # of each segment
 
     @functools.cached_property
     def has_regions(self) -> bool:
         return any(segment.region is not None for segment in self.segments)
+
+    def tell(self) -> None:
+        for decision in itertools.chain(*self.decisions):
+            _calls.note(decision)
 
 
 @dataclass(eq=False)
@@ -75,30 +80,27 @@ class Pruned(nn.Module):
             plan = Reason(f"more than {MOST_PLANS} shapes of input, or states of its modules")
         if plan is None:
             return self._bppsa_first(key, memo, args)
-        self._bppsa_tell(plan)
-        if isinstance(plan, Reason) or not plan.has_regions:
-            return super().forward(*args)
-        return run(plan, self, args)
-
-    def _bppsa_tell(self, plan: Plan | Reason) -> None:
         if isinstance(plan, Reason):
             _calls.note(Decision(self._bppsa_path, "pruned", "pytorch", str(plan)))
-            return
-        for decision in plan.decisions:
-            _calls.note(decision)
+            return super().forward(*args)
+        if plan.has_regions:
+            return run(plan, self, args)
+        plan.tell()
+        return super().forward(*args)
 
     def _bppsa_first(self, key: Any, memo: Memo, args: tuple[Tensor, ...]) -> Any:
         """Make the plan while running it: what comes out of one part says what the next is given."""
         try:
             graph = list(trace(self).nodes)
-            result, memo.plans[key] = discover(graph, self, memo, args)
+            result, plan = discover(graph, self, memo, args)
+            memo.plans[key] = plan
         except Unsupported as error:
             memo.plans[key] = error.reason
         except BuildError as error:
             warn_once(f"bppsa leaves {self._bppsa_path or 'the model'} to PyTorch: {error}")
             memo.plans[key] = Reason(str(error))
         else:
-            self._bppsa_tell(memo.plans[key])
+            plan.tell()
             return result
         return self._bppsa_run(args)
 
@@ -132,7 +134,7 @@ def begin(graph: list[fx.Node], args: tuple[Tensor, ...]) -> Environment:
 
 
 def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor, ...]) -> tuple[Any, Plan]:
-    known, segments, decisions = begin(graph, args), list[Segment](), list[Decision]()
+    known, segments, decisions = begin(graph, args), list[Segment](), list[list[Decision]]()
     training, dtype = torch.is_grad_enabled(), args[0].dtype
     at = 0
     while graph[at].op != "output":
@@ -142,31 +144,34 @@ def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor,
             continue
         segment = grow(graph, at, known, root, root._bppsa_masks, memo.entries)
         choice = decide(segment, training, dtype)
-        tensors = operands(segment, known, root, root._bppsa_masks) if segment.layers else None
-        if segment.layers and tensors is None:
-            choice = Choice("pytorch", "its parameters are not all of its input's dtype, plain and on the CPU", {})
-        if choice.strategy == "blocked" and tensors is not None:
+        tensors = operands(segment, known, root, root._bppsa_masks)
+        if segment.layers and isinstance(tensors, Reason):
+            choice = Choice("pytorch", str(tensors), {})
+        if choice.strategy == "blocked" and not isinstance(tensors, Reason):
             prepare([layer.window for layer in segment.layers], dtype)
             run_region(segment, known, tensors)
         else:
             stop = max(segment.stop, at + 1)
             segment = Segment(at, stop, layers=segment.layers, ended=segment.ended)
             run_nodes(graph[at:stop], known, root)
-        decisions += told(segment, graph, choice, root)
+        decisions.append(told(segment, graph, choice, root))
         segments.append(segment)
         at = segment.stop
-    plan = Plan(graph, segments, last_read(graph, segments), tuple(decisions))
+    plan = Plan(graph, segments, last_read(graph, segments), decisions)
     return fx.node.map_arg(graph[at].args[0], known.__getitem__), plan
 
 
 def run(plan: Plan, root: Pruned, args: tuple[Tensor, ...]) -> Any:
     known = begin(plan.graph, args)
-    for segment, unread in zip(plan.segments, plan.unread, strict=True):
+    for segment, unread, decisions in zip(plan.segments, plan.unread, plan.decisions, strict=True):
         tensors = operands(segment, known, root, root._bppsa_masks) if segment.region is not None else None
-        if tensors is not None:
+        if isinstance(tensors, list):
             run_region(segment, known, tensors)
         else:
             run_nodes(plan.graph[segment.start : segment.stop], known, root)
+        for told_before in decisions:
+            left = isinstance(tensors, Reason)
+            _calls.note(replace(told_before, strategy="pytorch", reason=str(tensors)) if left else told_before)
         for node in unread:
             known.pop(node, None)
     return fx.node.map_arg(plan.graph[-1].args[0], known.__getitem__)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx, nn
 
-from bppsa._pruned.masks import kept, weight_of
+from bppsa._pruned.masks import Weight, kept, parameter_of, weight_of
 from bppsa.codegen.blocked.window import Window
 from bppsa.errors import Reason, Unsupported
 from bppsa.runtime.blocked.conv import Conv
@@ -40,7 +40,7 @@ class Parameter:
         module = root.get_submodule(self.path)
         if self.name == "weight" and isinstance(module, (nn.Conv2d, nn.Linear)):
             return weight_of(module, given.get(f"{self.path}.weight")).parameter
-        return getattr(module, self.name)
+        return parameter_of(module, self.name)
 
 
 class KeptEntries:
@@ -49,16 +49,26 @@ class KeptEntries:
     def __init__(self, root: nn.Module, path: str, given: Tensor | None, window: Window, groups: int) -> None:
         self.root, self.path, self.given, self.window, self.groups = root, path, given, window, groups
         self._made: tuple[Tensor | None, int, torch.dtype, Entries] | None = None
+        self._checked: nn.Parameter | None = None
 
     def __call__(self) -> Entries:
         weight = weight_of(self.root.get_submodule(self.path), self.given)  # type: ignore[arg-type]
         mask, dtype = weight.mask, weight.parameter.dtype
+        self._check(weight)
         version = 0 if mask is None else mask._version
         if self._made is None or self._made[0] is not mask or self._made[1:3] != (version, dtype):
             bits = torch.ones(weight.parameter.shape, dtype=torch.bool) if mask is None else kept(mask, self.path)
             bits = bits if bits.dim() == 4 else bits[..., None, None]
             self._made = mask, version, dtype, Entries(bits, self.window, self.groups, dtype)
         return self._made[-1]
+
+    def _check(self, weight: Weight) -> None:
+        """That another Parameter in the place of one with a given mask (which is of its zeros) fits the mask too."""
+        if self.given is None or weight.mask is None or weight.parameter is self._checked:
+            return
+        if weight.parameter.detach().cpu()[~weight.mask].any():
+            raise Unsupported(Reason(f"{self.path}.weight is not zero outside of the mask given for it"))
+        self._checked = weight.parameter
 
 
 @dataclass(frozen=True)

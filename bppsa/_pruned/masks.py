@@ -27,9 +27,12 @@ _factors: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # by parametr
 def given_masks(model: nn.Module, masks: Mapping[str, Tensor] | None, sparse: str) -> dict[str, Tensor]:
     """The masks by name, checked, and with `sparse="auto"` those of all weights that have zeros.
 
-    Raises ArgumentError for a name that is no weight of an nn.Conv2d or nn.Linear, InputError for a mask of another
-    shape or dtype, and InputValueError where the weight is not zero outside of it.
+    Raises ArgumentError for what is no mapping and for a name that is no weight of an nn.Conv2d or nn.Linear,
+    InputError for a mask of another shape or dtype, and InputValueError where the weight is not zero outside of it.
     """
+    if not isinstance(masks, Mapping | None):
+        takes = 'a mapping from names of weights to bool tensors, such as {"features.0.weight": mask}'
+        raise ArgumentError(f"masks= takes {takes}, not a {type(masks).__name__}")
     found: dict[str, Tensor] = {}
     layers = {f"{path}.weight" if path else "weight": m for path, m in model.named_modules() if isinstance(m, LAYERS)}
     for name, mask in (masks or {}).items():
@@ -76,7 +79,18 @@ def weight_of(layer: Layer, given: Tensor | None) -> Weight:
         steps: Any = layer.parametrizations["weight"]  # type: ignore[index]
         if len(steps) == 1 and isinstance(steps.original, nn.Parameter):
             return Weight(steps.original, mask_of(steps[0], steps.original))
+    if layer._parameters.get("weight") is not None:
+        raise Unsupported(Reason("another tensor is there for its weight (torch.func.functional_call)"))
     raise Unsupported(Reason("its weight is not a Parameter times a mask", mend="use torch.nn.utils.prune"))
+
+
+def parameter_of(module: nn.Module, name: str) -> Tensor | None:
+    """A weight or bias that needs no mask of its own, by its product where torch.nn.utils.prune holds one."""
+    original, mask = module._parameters.get(f"{name}_orig"), module._buffers.get(f"{name}_mask")
+    if original is not None and mask is not None:  # what the module has under `name` is from its last own call
+        return original * mask
+    found: Tensor | None = getattr(module, name)
+    return found
 
 
 def mask_of(parametrization: nn.Module, weight: Tensor) -> Tensor:
@@ -100,8 +114,8 @@ def factor(parametrization: nn.Module, weight: Tensor) -> str:
 
 
 def is_pruning(hook: object) -> bool:
-    """A forward pre-hook of torch.nn.utils.prune, which computes the weight that we read before its product."""
-    return isinstance(hook, prune.BasePruningMethod) and hook._tensor_name == "weight"
+    """A forward pre-hook of torch.nn.utils.prune, which computes the weight or bias that we read before its product."""
+    return isinstance(hook, prune.BasePruningMethod) and hook._tensor_name in ("weight", "bias")
 
 
 def is_masked(layer: Layer, given: Tensor | None) -> bool:

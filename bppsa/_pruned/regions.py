@@ -117,15 +117,20 @@ def is_image(value: Any) -> bool:
 
 def operands(
     segment: Segment, known: Environment, root: nn.Module, given: Mapping[str, Tensor]
-) -> list[Tensor | None] | None:
-    """The tensors that the region takes; None where they are not those that it was made for, or of several dtypes."""
+) -> list[Tensor | None] | Reason:
+    """The tensors that the region takes, or why it cannot take them in this call."""
     inputs = [known[node] for node in segment.inputs]
     if not all(map(is_image, inputs)) or segment.shapes != tuple(tuple(x.shape) for x in inputs):
-        return None
-    tensors = [*inputs, *(parameter.of(root, given) for parameter in segment.params)]
+        return Reason("its input is not of the shape that its region was made for")
+    try:
+        tensors = [*inputs, *(parameter.of(root, given) for parameter in segment.params)]
+        for layer in segment.layers:
+            layer.entries()
+    except Unsupported as error:  # a mask or a weight that has become another one
+        return error.reason
     there = [t for t in tensors if t is not None]
     same = all(t.dtype is inputs[0].dtype and t.device.type == "cpu" and is_plain(t) for t in there)
-    return tensors if same else None
+    return tensors if same else Reason("its parameters are not all of its input's dtype, plain and on the CPU")
 
 
 def run_region(segment: Segment, known: Environment, tensors: list[Tensor | None]) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -127,6 +130,86 @@ WRONG = [
 def test_a_mask_that_does_not_fit(name: str, mask: Tensor, kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
         bppsa.compile(model(), masks={name: mask})
+
+
+def test_masks_that_are_no_mapping() -> None:
+    with pytest.raises(ArgumentError, match=r'masks= takes a mapping .* \{"features.0.weight": mask\}, not a list'):
+        bppsa.compile(model(), masks=[1])  # type: ignore[arg-type]
+
+
+def masked() -> tuple[nn.Module, nn.Module, dict[str, Tensor]]:
+    """A model whose weights are zero outside of masks, compiled with them, and the masks."""
+    start = model()
+    masks = masks_of(start)
+    with torch.no_grad():
+        for name, mask in masks.items():
+            start.get_parameter(name).mul_(mask)
+    return start, bppsa.compile(start, masks=masks), masks
+
+
+@pytest.mark.parametrize(("kind", "warm"), [(Tensor.detach, False), (Tensor.detach, True), (nn.Parameter, True)])
+def test_swapped_parameters_are_pytorchs(kind: Callable[[Tensor], Tensor], warm: bool) -> None:
+    start, fast, _ = masked()
+    x = torch.randn(4, 1, 16, 16).double()
+    expected = start(x)
+    if warm:
+        fast(x)
+    ones = {name: kind(torch.ones_like(p)) for name, p in fast.named_parameters()}
+    assert error(torch.func.functional_call(start, ones, (x,)), torch.func.functional_call(fast, ones, (x,))) < 1e-12
+    left = {d.path: d for d in fast.report.decisions}["3"]
+    assert left.strategy == "pytorch"
+    assert "functional_call" in left.reason or "not zero outside" in left.reason
+    assert error(expected, fast(x)) < 1e-12
+    assert set(kernels(fast)) == {"sparse"}
+
+
+def through_a_file(model: nn.Module) -> nn.Module:
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    loaded: nn.Module = torch.load(file, weights_only=False)
+    return loaded
+
+
+@pytest.mark.parametrize("copied", [through_a_file, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+@pytest.mark.parametrize("warm", [False, True])
+def test_copies_keep_given_masks(copied: Callable[[nn.Module], nn.Module], warm: bool) -> None:
+    start, fast, masks = masked()
+    x = torch.randn(4, 1, 16, 16).double()
+    if warm:
+        fast(x)
+    other = copied(fast)
+    y = other(x)
+    y.sum().backward()
+    assert error(start(x), y) < 1e-12
+    assert set(kernels(other)) == {"sparse"}
+    assert not any(other.get_parameter(name).grad[~mask].any() for name, mask in masks.items())
+
+
+def test_a_mask_that_has_become_none_is_left_to_pytorch() -> None:
+    plain, fast, batch = twins("lenet", amount=0.5)
+    assert_same_step(plain, fast, batch(4))
+    for m in (plain, fast):
+        m[3].weight_mask.mul_(0.5)
+    assert_same_step(plain, fast, batch(4))
+    left = {d.path: d for d in fast.report.decisions}["3"]
+    assert left.strategy == "pytorch"
+    assert "other values than 0 and 1" in left.reason
+
+
+@pytest.mark.parametrize(("network", "layer", "name"), [("lenet", "3", "bias"), ("perceptron", "1", "weight")])
+def test_other_pruned_parameters(network: str, layer: str, name: str) -> None:
+    """A layer's bias, and a batch norm's weight."""
+    plain, fast, batch = twins(network)
+    for m in (plain, fast):
+        torch.manual_seed(2)
+        prune.random_unstructured(m.get_submodule(layer), name, 0.5)
+    for _ in range(2):
+        assert_same_step(plain, fast, batch(4))
+        assert set(kernels(fast)) == {"sparse"}
+        with torch.no_grad():
+            for m in (plain, fast):
+                m.get_parameter(f"{layer}.{name}_orig").mul_(2)
 
 
 def test_an_unknown_way_to_find_masks() -> None:
