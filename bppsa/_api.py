@@ -66,9 +66,7 @@ def compile(
     Raises StrategyError (a ValueError) for an unknown strategy, forward, fallback or `sparse`; for a mask that does not
     fit its weight ArgumentError (a TypeError), InputError (a RuntimeError) or InputValueError (a ValueError).
     """
-    chosen, ahead = check(strategy, fallback), forward_of(forward)
-    if sparse not in SPARSE:
-        raise StrategyError(f"unknown sparse={sparse!r}; known: {', '.join(SPARSE)}")
+    chosen, ahead = check(strategy, fallback, sparse), forward_of(forward)
     if not isinstance(model, nn.Module):
         raise StrategyError(
             f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan"
@@ -129,24 +127,34 @@ def explain(
     strategy: str | Strategy = "auto",
     forward: str | Forward = "sequential",
     fallback: str = "eager",
+    strict: bool = False,
+    budget: int | None = None,
+    masks: Mapping[str, Tensor] | None = None,
+    sparse: str = "masks",
 ) -> Report:
     """Run `model(*inputs)` once as `compile(model, ...)` would and tell what was found, chosen and left alone, and why.
 
-    `model` may also be a function that calls `bppsa.scan`. `fallback` changes nothing of what is told. Buffers and the
-    random state are as before afterwards.
+    The options are those of `compile`; `fallback` changes nothing of what is told. `model` may also be a function that
+    calls `bppsa.scan`, for which strict, budget, masks and sparse say nothing. Buffers and the random state are as
+    before afterwards.
 
-    Raises ArgumentError (a TypeError) where `inputs` are not what the model takes.
+    Raises ArgumentError (a TypeError) where `inputs` are not what the model takes, or for masks of a function, and what
+    `compile` raises for its options.
     """
-    chosen, ahead = check(strategy, fallback), forward_of(forward)
+    chosen, ahead = check(strategy, fallback, sparse), forward_of(forward)
     check_inputs(model, inputs)
     if not isinstance(model, nn.Module):
+        if masks is not None:
+            raise ArgumentError("masks= names weights of an nn.Module, and a function has none; leave it out")
         with _calls.collecting(chosen, ahead, explained=True) as taken, torch.random.fork_rng():
             model(*inputs)
         return Report(taken, "" if taken else NO_SCAN)
     before = [(buffer, buffer.clone()) for buffer in model.buffers()]
     try:
         with _calls.collecting(explained=True), torch.random.fork_rng():
-            fast = compile(model, strategy=strategy, forward=forward)
+            fast = compile(
+                model, strategy=strategy, forward=forward, strict=strict, budget=budget, masks=masks, sparse=sparse
+            )
             result = fast(*inputs)
     finally:
         with torch.no_grad():
@@ -177,7 +185,9 @@ def scan(
 scan.__doc__ = _scan.scan.__doc__
 
 
-def check(strategy: str | Strategy, fallback: str) -> Strategy:
+def check(strategy: str | Strategy, fallback: str, sparse: str) -> Strategy:
+    if sparse not in SPARSE:
+        raise StrategyError(f"unknown sparse={sparse!r}; known: {', '.join(SPARSE)}")
     if fallback not in FALLBACKS:
         raise StrategyError(f"unknown fallback {fallback!r}; known: {', '.join(FALLBACKS)}")
     return strategy_of(strategy)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -118,3 +120,14 @@ def test_what_is_affordable_forms_no_more_than_it_may() -> None:
         division, skipped = affordable(asked, narrow(16), 8, budget)
         assert sum(entry.bytes for entry in formed(division, narrow(16), 8)) <= budget or division.count == 1
         assert bool(skipped) == (division != asked)
+
+
+def test_explain_takes_the_options_of_compile() -> None:
+    takes = inspect.signature(bppsa.compile).parameters.items()
+    explained = inspect.signature(bppsa.explain).parameters
+    for name, parameter in takes:
+        assert name == "model" or explained[name] == parameter
+    with pytest.raises(ChainError, match="no rule"):
+        bppsa.explain(with_unruled(), X, strategy="blelloch", strict=True)
+    tight, free = (str(bppsa.explain(mlp(nn.Tanh).double(), X, strategy="blelloch", budget=b)) for b in (1, None))
+    assert tight != free

@@ -212,6 +212,17 @@ def test_other_pruned_parameters(network: str, layer: str, name: str) -> None:
                 m.get_parameter(f"{layer}.{name}_orig").mul_(2)
 
 
+def test_explain_takes_masks() -> None:
+    start, _, masks = masked()
+    x = torch.randn(4, 1, 16, 16).double()
+    for options in ({"masks": masks}, {"sparse": "auto"}):
+        assert {d.strategy for d in bppsa.explain(start, x, **options).decisions} == {"sparse"}  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="known: masks, auto"):
+        bppsa.explain(start, x, sparse="yes")
+    with pytest.raises(ArgumentError, match="masks= names weights"):
+        bppsa.explain(torch.relu, x, masks=masks)
+
+
 def test_an_unknown_way_to_find_masks() -> None:
     with pytest.raises(StrategyError, match="known: masks, auto"):
         bppsa.compile(model(), sparse="yes")
