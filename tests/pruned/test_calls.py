@@ -175,6 +175,14 @@ def test_flags_of_the_users_own_are_looked_at_in_each_call() -> None:
     assert error(once, fast(x)) > 0.01
 
 
+def test_a_module_put_in_the_place_of_another_after_the_first_call_runs() -> None:
+    plain, fast, batch = twins("lenet")
+    assert_same_step(plain, fast, batch(3))
+    for m in (plain, fast):
+        m[4] = nn.GELU()
+    assert_same_step(plain, fast, batch(3))
+
+
 def test_without_a_compiler_nothing_is_rewritten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "available", lambda: Reason("no C++ compiler"))
     fast = bppsa.compile(pruned(lenet(), 0.9))
