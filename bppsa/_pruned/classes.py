@@ -54,6 +54,11 @@ class Memo:
     plans: dict[Any, Plan | Reason] = field(default_factory=dict)
     entries: dict[tuple[str, Window], KeptEntries] = field(default_factory=dict)
 
+    def check_again(self) -> None:
+        """PyTorch runs the layers, with dense gradients: what given masks leave out need not stay zero."""
+        for entries in self.entries.values():
+            entries.check_again()
+
 
 class Pruned(nn.Module):
     """Goes before the module's own class, and finds everything through `self`."""
@@ -64,7 +69,11 @@ class Pruned(nn.Module):
     _bppsa_origin: type[nn.Module]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not is_usual(args, kwargs) or _has_any_global_hook():
+        if torch.compiler.is_compiling():
+            return super().forward(*args, **kwargs)
+        if not is_usual(args, kwargs) or _has_any_global_hook():
+            if self._bppsa_memo is not None:
+                self._bppsa_memo.check_again()
             return super().forward(*args, **kwargs)
         return self._bppsa_run(args)
 
@@ -80,6 +89,8 @@ class Pruned(nn.Module):
             plan = Reason(f"more than {MOST_PLANS} shapes of input, or states of its modules")
         if plan is None:
             return self._bppsa_first(key, memo, args)
+        if isinstance(plan, Reason) or not plan.has_regions:
+            memo.check_again()
         if isinstance(plan, Reason):
             _calls.note(Decision(self._bppsa_path, "pruned", "pytorch", str(plan)))
             return super().forward(*args)
@@ -94,6 +105,8 @@ class Pruned(nn.Module):
             graph = list(trace(self).nodes)
             result, plan = discover(graph, self, memo, args)
             memo.plans[key] = plan
+            if not plan.has_regions:
+                memo.check_again()
         except Unsupported as error:
             memo.plans[key] = error.reason
         except BuildError as error:

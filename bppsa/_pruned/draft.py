@@ -62,8 +62,12 @@ class KeptEntries:
             self._made = mask, version, dtype, Entries(bits, self.window, self.groups, dtype)
         return self._made[-1]
 
+    def check_again(self) -> None:
+        """Look at the weight again before the next use."""
+        self._checked = None
+
     def _check(self, weight: Weight) -> None:
-        """That another Parameter in the place of one with a given mask (which is of its zeros) fits the mask too."""
+        """That a weight is zero outside of the mask given for it."""
         if self.given is None or weight.mask is None or weight.parameter is self._checked:
             return
         if weight.parameter.detach().cpu()[~weight.mask].any():

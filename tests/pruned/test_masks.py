@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize, prune
 
 import bppsa
 from bppsa.errors import ArgumentError, InputError, InputValueError, StrategyError
+from bppsa.plan import sparse as plan
 from tests.pruned.support import always_blocked, assert_same_step, error, kernels, lenet, twins  # noqa: F401
 
 
@@ -210,6 +211,22 @@ def test_other_pruned_parameters(network: str, layer: str, name: str) -> None:
         with torch.no_grad():
             for m in (plain, fast):
                 m.get_parameter(f"{layer}.{name}_orig").mul_(2)
+
+
+def test_zeros_that_pytorch_has_moved_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training does not gain and is left to PyTorch, with dense gradients; inference gains."""
+    start, fast, _ = masked()
+    x = torch.randn(4, 1, 16, 16).double()
+    with torch.no_grad():
+        fast(x)
+    assert set(kernels(fast)) == {"sparse"}
+    monkeypatch.setattr(plan, "MARGIN", 1e9)
+    optimizer = torch.optim.SGD(fast.parameters(), 0.1)
+    fast(x).sum().backward()
+    optimizer.step()
+    with torch.no_grad():
+        assert error(start(x), fast(x)) < 1e-12
+    assert "0.weight is not zero outside" in str(fast.report)
 
 
 def test_explain_takes_masks() -> None:
