@@ -60,8 +60,9 @@ def compile(
 
     nn.Conv2d and nn.Linear are pruned by torch.nn.utils.prune, by a parametrization that multiplies with a mask, or by
     `masks`: the name of a weight, such as "features.0.weight", -> bool tensor of its shape, True where it is kept.
-    With `sparse="auto"` the zeros that any other weight has now are taken for its mask, and stay zero. Inductor, and a
-    scan over stages, are given pruned layers as they are.
+    With `sparse="auto"` the zeros that any other weight has now are taken for its mask. Such zeros stay zero where the
+    kept weights are run; a layer left to PyTorch has a dense gradient, and where that has moved them it stays with
+    PyTorch. Inductor, and a scan over stages, are given pruned layers as they are.
 
     Raises StrategyError (a ValueError) for an unknown strategy, forward, fallback or `sparse`; for a mask that does not
     fit its weight ArgumentError (a TypeError), InputError (a RuntimeError) or InputValueError (a ValueError).
