@@ -21,6 +21,7 @@ from bppsa.fxpasses.pruning import carried
 from bppsa.report import Decision, Report
 from bppsa.runtime.sparse import Kernels
 from bppsa.sparsity import Network, TransposedJacobian
+from bppsa.sparsity.checked import Checked
 from bppsa.sparsity.colour import Colouring
 from bppsa.sparsity.engine import install
 from bppsa.sparsity.multiplied import Multiplied
@@ -39,6 +40,7 @@ def transposed_jacobian(
 
     The model maps each row of x by itself, to [B, *m]; N and M are the numbers of elements of a row of either. The
     operator has `shape`, `nnz`, `pattern` (CSR: `indptr`, `indices`), `mv`, `mm`, `entries`, `dense`, `to_sparse_csr`.
+    `mv` takes g [B, *m], [B, M], or [M] of one sample; what is wrong with it is told by InputError.
     What all rows share is [N, M], also of a batch of one; what is a row's own is [B, N, M].
 
     Args:
@@ -50,7 +52,8 @@ def transposed_jacobian(
     masks that do not fit, BudgetError (a MemoryError) when a pattern is asked for that the budget does not hold.
     """
     try:
-        return Captured.of(model, x, masks, budget).at(x)
+        captured = Captured.of(model, x, masks, budget)
+        return Checked(captured.at(x), captured.recording.result.meta["val"].dtype, x.device)
     except Unsupported as unsupported:
         raise RuleError(f"no transposed Jacobian: {unsupported}") from unsupported
 
