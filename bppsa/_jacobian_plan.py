@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Size, Tensor, nn
 
-from bppsa.errors import BudgetError, InputError, Reason
+from bppsa.errors import ArgumentError, BudgetError, InputError, Reason
 from bppsa.report import Report
 from bppsa.sparsity import Network, Pattern, TransposedJacobian
 from bppsa.sparsity.colour import Colouring
@@ -36,7 +36,9 @@ class JacobianPlan:
     report: Report
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Raises InputError (a RuntimeError) for an x of another shape, dtype or device."""
+        """Raises InputError (a RuntimeError) for another shape, dtype or device, ArgumentError for no tensor."""
+        if not isinstance(x, Tensor):
+            raise ArgumentError(f"x is a {type(x).__name__}; give a tensor {list(self.size)} {self.dtype}")
         if (x.shape, x.dtype, x.device) != (self.size, self.dtype, self.device):
             raise InputError(
                 f"this plan is for x {list(self.size)} {self.dtype} on {self.device}, not {list(x.shape)} {x.dtype} on "
