@@ -21,7 +21,7 @@ NS_A_MULTIPLICATION, NS_A_CALL = 0.3, 20_000  # as measured on one core of an AM
 SLICE = 1 << 19  # numbers of a product's widest value: seeds are taken together as long as it stays in the cache
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class JacobianPlan:
     """`plan(x)` is J at x, detached: [M, N] where x is [1, *n], else [B, M, N]; for every x of the shape it was made
     for.
@@ -34,6 +34,9 @@ class JacobianPlan:
     dtype: torch.dtype
     device: torch.device
     report: Report
+
+    def __repr__(self) -> str:
+        return f"JacobianPlan for x {list(self.size)} {self.dtype} on {self.device}: {self.report}"
 
     def __call__(self, x: Tensor) -> Tensor:
         """Raises InputError (a RuntimeError) for another shape, dtype or device, ArgumentError for no tensor."""

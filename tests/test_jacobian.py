@@ -100,3 +100,15 @@ def test_mm_names_the_shapes_it_takes():
     jt = bppsa.transposed_jacobian(nn.ReLU(), r(3, 4))
     with pytest.raises(InputError, match=r"\[4, K\] or \[3, 4, K\] torch.float64 on cpu, not \[5, 2\]"):
         jt.mm(r(5, 2))
+
+
+def test_reprs_take_one_line():
+    x = torch.zeros(1, 1, 8, 8)
+    conv = nn.Conv2d(1, 4, 3, padding=1)
+    jt, plan = bppsa.transposed_jacobian(conv, x), bppsa.jacobian_plan(conv, x)
+    assert repr(jt) == "Convolution 64 x 256, 1,936 non-zeros"
+    assert repr(jt.pattern) == "Pattern 64 x 256, 1,936 non-zeros"
+    assert repr(bppsa.transposed_jacobian(nn.Tanh(), r(3, 4))) == "Diagonal 4 x 4, 4 non-zeros, 3 of them"
+    assert repr(bppsa.transposed_jacobian(nn.Sequential(conv, nn.Tanh()), x)) == "Network 64 x 256 of 2 ops"
+    assert repr(plan).startswith("JacobianPlan for x [1, 1, 8, 8] torch.float32 on cpu: <model> (jacobian; N=64, M=256")
+    assert not re.search(r"\n|tensor\(", repr(plan))

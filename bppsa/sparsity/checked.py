@@ -13,7 +13,7 @@ from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.transposed import TransposedJacobian
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Checked(TransposedJacobian):
     """An operator as `bppsa.transposed_jacobian` gives it: as `operator`, but `mv` and `mm` take what fits only.
 
@@ -24,6 +24,9 @@ class Checked(TransposedJacobian):
     operator: TransposedJacobian
     dtype: torch.dtype
     device: torch.device
+
+    def __repr__(self) -> str:
+        return repr(self.operator)
 
     @property
     def structure(self) -> str:
@@ -94,6 +97,6 @@ class Checked(TransposedJacobian):
         n, m = self.shape
         takes = f"J^T is {n} x {m}: {product} takes {forms} {self.dtype} on {self.device}"
         if not isinstance(g, Tensor):
-            raise ArgumentError(f"{takes}, not a {type(g).__name__}; give a tensor")
+            raise ArgumentError(f"{takes}, not a {type(g).__name__}")
         if not fits or (g.dtype, g.device) != (self.dtype, self.device):
             raise InputError(f"{takes}, not {list(g.shape)} {g.dtype} on {g.device}")

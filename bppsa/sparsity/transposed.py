@@ -19,6 +19,11 @@ from bppsa.sparsity.pattern import Pattern
 class TransposedJacobian(ABC):
     """What every operator offers."""
 
+    def __repr__(self) -> str:
+        """One line; where rows have a J^T each, with their number."""
+        (n, m), held = self.shape, "" if self.held == 1 else f", {self.held} of them"
+        return f"{type(self).__name__} {n} x {m}, {self.nnz:,} non-zeros{held}"
+
     @property
     @abstractmethod
     def structure(self) -> str:
