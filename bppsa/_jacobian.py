@@ -17,7 +17,7 @@ from bppsa.fxpasses.capture import Recording, record
 from bppsa.fxpasses.composites import with_composites
 from bppsa.fxpasses.environment import Environment, known_environment, owner
 from bppsa.fxpasses.located import located, raised_in
-from bppsa.fxpasses.network import evaluate, network
+from bppsa.fxpasses.network import MIXES, evaluate, network
 from bppsa.fxpasses.pruning import carried
 from bppsa.report import Decision, Report
 from bppsa.runtime.sparse import Kernels
@@ -84,7 +84,16 @@ class Captured:
         )
 
     def at(self, x: Tensor) -> TransposedJacobian:
-        return network(self.recording, evaluate(self.recording, self.tensors, x, self.masks), self.budget)
+        """Raises Unsupported where an op has no rule or mixes the rows, InputError where x seems to be one sample."""
+        values = evaluate(self.recording, self.tensors, x, self.masks)
+        try:
+            return network(self.recording, values, self.budget)
+        except Unsupported as unsupported:
+            if x.dim() == 1 and unsupported.reason.what == MIXES:
+                mend = f"x needs a batch dimension: give x.unsqueeze(0), [1, {len(x)}], for one sample"
+                what = f"x {list(x.shape)} is a batch of {len(x)} numbers, and the model mixes them; {mend}"
+                raise InputError(what) from unsupported
+            raise
 
 
 def check_arguments(model: object, x: object) -> None:

@@ -1,6 +1,7 @@
 """bppsa.jacobian and bppsa.transposed_jacobian of networks, against PyTorch's autograd; their plans and refusals."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -304,3 +305,28 @@ def test_an_error_of_the_models_own_passes():
 
     with pytest.raises(Own):
         bppsa.jacobian(model, torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("width", [3, 6])
+def test_one_sample_without_its_batch_dimension(call, width):
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, width))
+    with pytest.raises(InputError, match=r"x \[6\] is .*; x needs a batch dimension: give x.unsqueeze\(0\), \[1, 6\]"):
+        call(model, torch.zeros(6))
+
+
+REASONS = {
+    "circular padding": (
+        nn.Sequential(nn.Tanh(), nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")),
+        r"1: aten.copy_.default: no rule for what reads a view .*\(as circular padding does\); return a new tensor",
+    ),
+    "dropout": (nn.Sequential(nn.Tanh(), nn.Dropout()), r"1: aten.*: draws random numbers; .* call model.eval\(\)"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_reason_names_the_module_and_a_mend(name):
+    model, text = REASONS[name]
+    with pytest.raises(RuleError, match=text):
+        bppsa.transposed_jacobian(model, torch.zeros(1, 2, 4, 4))
+    assert re.search(text, str(bppsa.jacobian_plan(model, torch.zeros(1, 2, 4, 4)).report))
