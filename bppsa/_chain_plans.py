@@ -146,7 +146,7 @@ def decided(segments: Sequence[Segment], strategy: Strategy, path: str, device: 
         return Decision(path, "chain", "pytorch", f"a scan {reason}", numbers, details=details)
     ours, theirs = predicted_us(scanned, rows, MACHINES[device])
     numbers |= {"predicted us": round(ours), "one by one": round(theirs)}
-    runs, reason = "pytorch", f"a scan is predicted to take {ours / theirs:.3g} times as long as back-propagation"
+    runs, reason = "pytorch", f"a scan is predicted to take {ours / theirs:.2f} times as long as back-propagation"
     if theirs > MARGIN * ours:
         runs, reason = str(SCAN), f"predicted {theirs / ours:.1f} times as fast"
     return Decision(path, "chain", runs, reason, numbers, details=details)

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from bppsa._calls import note
 from bppsa._chain_plans import Options, program_of
 from bppsa._modules.calls import is_ordinary_moment, is_plain
+from bppsa._scan import OWN_CHAIN
 from bppsa.errors import ChainError, Reason, Unsupported
 from bppsa.fxpasses.environment import known_environment
 from bppsa.fxpasses.models import record_model
@@ -52,7 +53,8 @@ def run(module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     found = unusual(module, tensors) or find(module, forward, args, kwargs, leaves, tensors)
     if isinstance(found, Reason):
-        note(Decision(path, "chain", "pytorch", str(found)))
+        if found != OWN_CHAIN:  # the scan tells itself what it did
+            note(Decision(path, "chain", "pytorch", str(found)))
         return NotImplemented
     plan, captured = found
     note(plan.decision)

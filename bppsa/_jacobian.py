@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,16 +12,17 @@ import torch
 from torch import Tensor, fx, nn
 
 from bppsa._jacobian_plan import ByProducts, Coloured, JacobianPlan, by_rows, coloured_ns
-from bppsa.errors import InputError, Reason, RuleError, Unsupported
+from bppsa.errors import OURS, ArgumentError, InputError, Reason, RuleError, Unsupported
 from bppsa.fxpasses.capture import Recording, record
 from bppsa.fxpasses.composites import with_composites
 from bppsa.fxpasses.environment import Environment, known_environment, owner
-from bppsa.fxpasses.located import located
-from bppsa.fxpasses.network import evaluate, network
+from bppsa.fxpasses.located import located, raised_in
+from bppsa.fxpasses.network import MIXES, evaluate, network
 from bppsa.fxpasses.pruning import carried
 from bppsa.report import Decision, Report
 from bppsa.runtime.sparse import Kernels
 from bppsa.sparsity import Network, TransposedJacobian
+from bppsa.sparsity.checked import Checked
 from bppsa.sparsity.colour import Colouring
 from bppsa.sparsity.engine import install
 from bppsa.sparsity.multiplied import Multiplied
@@ -39,6 +41,7 @@ def transposed_jacobian(
 
     The model maps each row of x by itself, to [B, *m]; N and M are the numbers of elements of a row of either. The
     operator has `shape`, `nnz`, `pattern` (CSR: `indptr`, `indices`), `mv`, `mm`, `entries`, `dense`, `to_sparse_csr`.
+    `mv` takes g [B, *m], [B, M], or [M] of one sample; what is wrong with it is told by InputError.
     What all rows share is [N, M], also of a batch of one; what is a row's own is [B, N, M].
 
     Args:
@@ -47,10 +50,12 @@ def transposed_jacobian(
         budget: bytes that patterns may take.
 
     Raises RuleError (a NotImplementedError) where an op has no rule or mixes the rows, InputError (a RuntimeError) for
-    masks that do not fit, BudgetError (a MemoryError) when a pattern is asked for that the budget does not hold.
+    masks or an x that do not fit, ArgumentError (a TypeError) for what is no model or tensor, BudgetError (a
+    MemoryError) when a pattern is asked for that the budget does not hold.
     """
     try:
-        return Captured.of(model, x, masks, budget).at(x)
+        captured = Captured.of(model, x, masks, budget)
+        return Checked(captured.at(x), captured.recording.result.meta["val"].dtype, x.device)
     except Unsupported as unsupported:
         raise RuleError(f"no transposed Jacobian: {unsupported}") from unsupported
 
@@ -67,8 +72,9 @@ class Captured:
     @classmethod
     def of(cls, model: Model, x: Tensor, masks: Masks | None, budget: int) -> Captured:
         """Raises Unsupported where the model cannot be recorded."""
+        check_arguments(model, x)
         kept = masks_of(model, masks or {})
-        with located(model) as where:
+        with located(model) as where, explained(model, x):
             recording = with_composites(record(lambda x: model(x.clone()), (x,), decompose={}, where=where))
         if not isinstance(recording.result, fx.Node):
             raise Unsupported(Reason("returns more than a tensor", mend="wrap it in a function that picks one"))
@@ -78,7 +84,39 @@ class Captured:
         )
 
     def at(self, x: Tensor) -> TransposedJacobian:
-        return network(self.recording, evaluate(self.recording, self.tensors, x, self.masks), self.budget)
+        """Raises Unsupported where an op has no rule or mixes the rows, InputError where x seems to be one sample."""
+        values = evaluate(self.recording, self.tensors, x, self.masks)
+        try:
+            return network(self.recording, values, self.budget)
+        except Unsupported as unsupported:
+            if x.dim() == 1 and unsupported.reason.what == MIXES:
+                mend = f"x needs a batch dimension: give x.unsqueeze(0), [1, {len(x)}], for one sample"
+                what = f"x {list(x.shape)} is a batch of {len(x)} numbers, and the model mixes them; {mend}"
+                raise InputError(what) from unsupported
+            raise
+
+
+def check_arguments(model: object, x: object) -> None:
+    if not callable(model):
+        raise ArgumentError(f"the model is a {type(model).__name__}; give a module or function that maps x to y")
+    if not isinstance(x, Tensor):
+        raise ArgumentError(f"x is a {type(x).__name__}; give a tensor [B, *n]")
+    if x.dim() == 0:
+        raise InputError("x has no dimension; give [B, *n], with a batch dimension: x.view(1, 1) for one number")
+    if not (x.is_floating_point() or x.is_complex()):
+        raise InputError(f"x {list(x.shape)} is {x.dtype}, which has no derivative; give a floating-point tensor")
+
+
+@contextmanager
+def explained(model: Model, x: Tensor) -> Iterator[None]:
+    """Errors of PyTorch's about sizes and dtypes as ours, naming the module that ran."""
+    try:
+        yield
+    except tuple(OURS) as error:
+        if type(error) not in OURS:  # a class of the model's own, or ours
+            raise
+        given = f"for x {list(x.shape)} {x.dtype} on {x.device}"
+        raise OURS[type(error)](f"{raised_in(model, error)}: fails {given} (PyTorch: {error})") from error
 
 
 def masks_of(model: Model, given: Masks) -> dict[int, Tensor]:
@@ -127,8 +165,8 @@ def jacobian_plan(model: Model, x: Tensor, *, masks: Masks | None = None, budget
         masks: of pruned weights, by the parameter's name.
         budget: bytes that patterns may take.
 
-    Raises InputError (a RuntimeError) for masks that do not fit, and BudgetError (a MemoryError) where patterns, or
-    J itself, are larger than the budget.
+    Raises InputError (a RuntimeError) for masks or an x that do not fit, ArgumentError (a TypeError) for what is no
+    model or tensor, and BudgetError (a MemoryError) where patterns, or J itself, are larger than the budget.
     """
     try:
         captured = Captured.of(model, x, masks, budget)
@@ -162,6 +200,7 @@ KEPT = 16  # plans of one model
 
 def known_plan(model: Model, x: Tensor, masks: Masks | None, budget: int) -> JacobianPlan:
     """The plan of an earlier call with the same model, as long as nothing but the values of its tensors has changed."""
+    check_arguments(model, x)
     environment = known_environment(model)
     kept = [*(masks or {}).values(), *prune_masks(model).values()]
     versions = [(id(tensor), tensor._version) for tensor in kept]

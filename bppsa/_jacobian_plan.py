@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Size, Tensor, nn
 
-from bppsa.errors import BudgetError, InputError, Reason
+from bppsa.errors import ArgumentError, BudgetError, InputError, Reason
 from bppsa.report import Report
 from bppsa.sparsity import Network, Pattern, TransposedJacobian
 from bppsa.sparsity.colour import Colouring
@@ -21,7 +21,7 @@ NS_A_MULTIPLICATION, NS_A_CALL = 0.3, 20_000  # as measured on one core of an AM
 SLICE = 1 << 19  # numbers of a product's widest value: seeds are taken together as long as it stays in the cache
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class JacobianPlan:
     """`plan(x)` is J at x, detached: [M, N] where x is [1, *n], else [B, M, N]; for every x of the shape it was made
     for.
@@ -35,8 +35,13 @@ class JacobianPlan:
     device: torch.device
     report: Report
 
+    def __repr__(self) -> str:
+        return f"JacobianPlan for x {list(self.size)} {self.dtype} on {self.device}: {self.report}"
+
     def __call__(self, x: Tensor) -> Tensor:
-        """Raises InputError (a RuntimeError) for an x of another shape, dtype or device."""
+        """Raises InputError (a RuntimeError) for another shape, dtype or device, ArgumentError for no tensor."""
+        if not isinstance(x, Tensor):
+            raise ArgumentError(f"x is a {type(x).__name__}; give a tensor {list(self.size)} {self.dtype}")
         if (x.shape, x.dtype, x.device) != (self.size, self.dtype, self.device):
             raise InputError(
                 f"this plan is for x {list(self.size)} {self.dtype} on {self.device}, not {list(x.shape)} {x.dtype} on "

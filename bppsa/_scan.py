@@ -21,6 +21,9 @@ from bppsa.plan.work import PYTORCH
 from bppsa.report import Decision, warn_once
 from bppsa.runtime import reference
 
+# Of a model that is recorded as a chain and calls `scan`.
+OWN_CHAIN = Reason("a bppsa.scan is a chain of its own", mend="it follows the strategy by itself")
+
 
 def scan(
     cell: Cell,
@@ -48,7 +51,7 @@ def scan(
     says what the cell was given.
     """
     if recording_model():
-        raise Unsupported(Reason("a bppsa.scan is a chain of its own", mend="it follows the strategy by itself"))
+        raise Unsupported(OWN_CHAIN)
     carry_leaves, carry_spec = pytree.tree_flatten(carry)
     x_leaves, x_spec = pytree.tree_flatten(xs)
     check_inputs(carry_leaves, x_leaves)

@@ -1,6 +1,7 @@
 """bppsa.jacobian and bppsa.transposed_jacobian of networks, against PyTorch's autograd; their plans and refusals."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch.nn.utils import prune
 
 import bppsa
 from bppsa import _jacobian
-from bppsa.errors import BudgetError, InputError, RuleError
+from bppsa.errors import ArgumentError, BudgetError, InputError, RuleError
 from tests.sparsity.samples import Random
 
 r = Random(0)
@@ -268,3 +269,64 @@ def test_the_budget_names_module_op_shape_and_non_zeros():
         bppsa.jacobian(lambda x: x.cumsum(1), torch.zeros(1, 100), budget=1 << 10)
     jt = bppsa.transposed_jacobian(model, torch.zeros(1, 2, 16, 16), budget=1 << 20)
     assert jt.mv(torch.ones(1, 8, 16, 16)).shape == (1, 2, 16, 16)
+
+
+CALLS = {"jacobian": bppsa.jacobian, "jacobian_plan": bppsa.jacobian_plan, "operator": bppsa.transposed_jacobian}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_wrong_arguments_are_named(call):
+    x, model = torch.zeros(1, 3, 8, 8), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Conv2d(5, 2, 3)))
+    with pytest.raises(ArgumentError, match="the model is a int; give a module or function"):
+        call(3, x)
+    with pytest.raises(ArgumentError, match="x is a list; give a tensor"):
+        call(model, [1.0])
+    with pytest.raises(InputError, match=r"x \[1, 3, 8, 8\] is torch.int64, which has no derivative"):
+        call(nn.Tanh(), x.long())
+    with pytest.raises(InputError, match=r"x has no dimension"):
+        call(nn.Tanh(), torch.tensor(1.0))
+    with pytest.raises(InputError, match=r"^1.0 \(Conv2d\): fails for x \[1, 3, 8, 8\] .*to have 5 channels"):
+        call(model, x)
+    with pytest.raises(InputError, match=r"^1.0 \(Conv2d\): fails for .* torch.float64"):
+        call(model, torch.zeros(1, 5, 8, 8, dtype=torch.float64))
+
+
+def test_a_plan_takes_tensors():
+    with pytest.raises(ArgumentError, match=r"x is a NoneType; give a tensor \[1, 2\] torch.float32"):
+        bppsa.jacobian_plan(nn.Tanh(), torch.zeros(1, 2))(None)
+
+
+def test_an_error_of_the_models_own_passes():
+    class Own(RuntimeError):
+        pass
+
+    def model(x):
+        raise Own("mine")
+
+    with pytest.raises(Own):
+        bppsa.jacobian(model, torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("width", [3, 6])
+def test_one_sample_without_its_batch_dimension(call, width):
+    model = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, width))
+    with pytest.raises(InputError, match=r"x \[6\] is .*; x needs a batch dimension: give x.unsqueeze\(0\), \[1, 6\]"):
+        call(model, torch.zeros(6))
+
+
+REASONS = {
+    "circular padding": (
+        nn.Sequential(nn.Tanh(), nn.Conv2d(2, 3, 3, padding=1, padding_mode="circular")),
+        r"1: aten.copy_.default: no rule for what reads a view .*\(as circular padding does\); return a new tensor",
+    ),
+    "dropout": (nn.Sequential(nn.Tanh(), nn.Dropout()), r"1: aten.*: draws random numbers; .* call model.eval\(\)"),
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_reason_names_the_module_and_a_mend(name):
+    model, text = REASONS[name]
+    with pytest.raises(RuleError, match=text):
+        bppsa.transposed_jacobian(model, torch.zeros(1, 2, 4, 4))
+    assert re.search(text, str(bppsa.jacobian_plan(model, torch.zeros(1, 2, 4, 4)).report))

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.nn.modules.module import _has_any_global_hook
 
 from bppsa import _calls
@@ -77,7 +78,6 @@ class Pruned(nn.Module):
             return super().forward(*args, **kwargs)
         return self._bppsa_run(args)
 
-    @torch.compiler.disable
     def _bppsa_run(self, args: tuple[Tensor, ...]) -> Any:
         memo = self.__dict__.get("_bppsa_memo")
         if memo is None:
@@ -123,6 +123,11 @@ class Pruned(nn.Module):
             return super().__reduce_ex__(protocol)
         kept = {k: v for k, v in self.__dict__.items() if k != "_bppsa_memo"}
         return _blank, (origin,), {**kept, "_bppsa_memo": None}
+
+
+# Where Dynamo has left a module to Python it tries to compile each frame below; ours are not meant for tracing.
+# (`torch.compiler.disable` says the same, and imports all of Dynamo to do so.)
+set_code_exec_strategy(Pruned._bppsa_run.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def is_usual(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

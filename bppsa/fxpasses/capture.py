@@ -30,6 +30,9 @@ aten = torch.ops.aten
 READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 HANDS_OUT = Reason("hands a tensor's values to Python", mend="stay in torch ops")
 BENDS_GRADIENT = Reason("changes what autograd does", mend="use detach() and torch ops")
+STALE = "no rule for what reads a view of what was changed in place (as circular padding does)"
+RETURN_NEW = "return a new tensor, as torch.cat does"
+DRAW_OUTSIDE = "draw them outside and pass them in, or call model.eval() if they are a dropout's"
 # Calls that the dispatcher does not see, or sees without their purpose.
 REFUSED: dict[Any, Reason] = {
     **dict.fromkeys((Tensor.numpy, Tensor.tolist, Tensor.__array__, Tensor.data_ptr, Tensor.__dlpack__), HANDS_OUT),
@@ -155,6 +158,7 @@ class Recorder(TorchDispatchMode):
         self.captured: list[tuple[Tensor, fx.Node]] = []
         self.closed_over: dict[tuple, fx.Node] = {}  # W and W.detach() share a geometry, but not a gradient
         self.stale = fx.Graph().placeholder("stale")
+        self.changed_by: dict[tuple, str] = {}  # the op that made a geometry stale
         self.gradients = True  # whether grad mode is on but for what the function itself turns off
 
     @classmethod
@@ -187,7 +191,7 @@ class Recorder(TorchDispatchMode):
         place = geometry(tensor)
         found = self.nodes.get(place) or self.closed_over.get((place, tensor.requires_grad))
         if found is self.stale:
-            raise Unsupported(Reason("reads a view of what was changed in place", mend="change nothing in place"))
+            raise Unsupported(Reason(STALE, self.changed_by[place], RETURN_NEW, self.where()))
         if found is None:
             found = self.placeholder(zeros_like(tensor))
             self.closed_over[place, tensor.requires_grad] = found
@@ -199,7 +203,7 @@ class Recorder(TorchDispatchMode):
         if reads_values(func, args):
             raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
         if torch.Tag.nondeterministic_seeded in func.tags and not self.may_draw:
-            raise Unsupported(Reason("draws random numbers", op=str(func), mend="draw them outside, pass them in xs"))
+            raise Unsupported(Reason("draws random numbers", str(func), DRAW_OUTSIDE, self.where()))
         if func._schema.is_mutable:
             return self.change_in_place(func, args, kwargs)
         if func in self.decompose:
@@ -267,7 +271,7 @@ class Recorder(TorchDispatchMode):
                     raise Unsupported(
                         Reason("changes an input in place", op=str(func), mend="use the form that returns a new one")
                     )
-                self.nodes[key] = self.stale
+                self.nodes[key], self.changed_by[key] = self.stale, str(func)
 
     def define_output(self, node: fx.Node, out: Tensor) -> Tensor:
         detached = self.gradients and not torch.is_grad_enabled()  # a torch.no_grad() block inside the function

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,3 +33,11 @@ def located(model: Any) -> Iterator[Callable[[], str]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def raised_in(model: Any, error: BaseException) -> str:
+    """The path and class of the innermost module of the model that this error passed through."""
+    paths = {id(module): path for path, module in model.named_modules()} if isinstance(model, nn.Module) else {}
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    found = [module for module in frames if id(module) in paths]
+    return f"{paths[id(found[-1])] or '<model>'} ({type(found[-1]).__name__})" if found else "<model>"

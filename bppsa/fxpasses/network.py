@@ -17,6 +17,7 @@ from bppsa.sparsity.across import RowMixing
 from bppsa.sparsity.links import Masks, links_of
 
 aten = torch.ops.aten
+MIXES = "mixes the rows of the batch"
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,7 +94,7 @@ def linked(found: Sequence[fx.Node], values: Values) -> Iterator[Link]:
             raise Unsupported(replace(unsupported.reason, path=path)) from unsupported
         for argument, factors in factored:
             if any(isinstance(factor, RowMixing) for factor in factors):
-                raise Unsupported(Reason("mixes the rows of the batch", str(op.target), "kept as a VJP", path))
+                raise Unsupported(Reason(MIXES, str(op.target), "kept as a VJP", path))
             yield Link(number[argument], number[node], factors, path, str(op.target))
 
 

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         command = COMMANDS.get("".join(given.words[:1]), draw)
         refuse_unused(given, command)
         command(given)
-    except ScheduleError as error:
+    except (ScheduleError, OSError) as error:  # OSError: a file that cannot be written
         sys.exit(f"{type(error).__name__}: {error}")
 
 

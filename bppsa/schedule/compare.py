@@ -105,7 +105,7 @@ def reasons(refused: Sequence[tuple[str, str]]) -> str:
     same = {why for _, why in refused}
     if len(same) == 1 < len(refused):
         return same.pop()
-    return "; ".join(f"{name}: {why}" for name, why in refused) or "there is none"
+    return "; ".join(f"{name}: {why}" for name, why in refused) or "none is given"
 
 
 def of_backward(bound: Schedule, backward: Cost, weight: Cost, S: int, split: bool) -> Cost:

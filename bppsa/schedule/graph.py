@@ -115,7 +115,7 @@ def places(schedule: Schedule, jobs: Grid | Listed, W: int | None) -> tuple[list
         number = next(i for i, place in enumerate(found) if not (isinstance(place, Sized) and len(place) == 2))
         raise ScheduleError(f"w{jobs[number]} is {found[number]!r}, and has to be (owner, worker)") from None
     workers = W or schedule.W or 1 + max((at for at in chain(owner, worker) if isinstance(at, Integral)), default=0)
-    among = f"and there are W={workers} workers, the ints 0 to {workers - 1}"
+    among = f"and there are W={workers} workers, the ints 0 to {workers - 1}" if workers > 0 else "no int of at least 0"
     for number in outside(worker, workers):
         raise ScheduleError(f"job {jobs[number]} is on worker {worker[number]!r}, {among}; look at w and W")
     for number in outside(owner, workers):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Any
 
 from bppsa.errors import ScheduleError
@@ -12,11 +13,16 @@ from bppsa.schedule.compare import Row, as_recipe, reasons, row_or_reason, table
 from bppsa.schedule.simulator import Cost, Number
 from bppsa.schedule.spec import Build, Recipe, Schedule, check_counts
 
+NOT_TRIED = {
+    "breadth_first": "it is lpp",
+    "pipedream": "it does not compute SGD's gradients",
+    "blelloch": "it is for the steps of a recurrence",
+    "wavelet_dp": "its gain is what two jobs on one device lose to each other, which only a measurement can tell",
+}
+
 
 def candidates(S: int, W: int) -> Iterator[Recipe]:
-    """The zoo with all parameters that make sense for S stages on W workers. Not here: breadth_first, which is lpp;
-    pipedream, which does not compute SGD's gradients; blelloch, for the steps of a recurrence; and wavelet_dp, whose
-    gain depends on how much two jobs slow each other on one device, which only a measurement can tell."""
+    """The zoo with all parameters that make sense for S stages on W workers, less NOT_TRIED."""
     yield from (zoo.naive(), zoo.gpipe(), zoo.one_f_one_b(), zoo.zero_bubble(), zoo.v_schedule())
     yield from (zoo.ddp(), zoo.fsdp(), zoo.wavelet_mp())
     if S > W and S % W == 0:
@@ -36,9 +42,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Search:
-    """ranked: those that fit, best first; then those that do not."""
+    """ranked: those that fit, best first; then those that do not. not_tried: of the zoo, and why."""
 
     ranked: tuple[Candidate, ...]
+    not_tried: Mapping[str, str]
 
     @property
     def best(self) -> Recipe:
@@ -47,7 +54,8 @@ class Search:
     def __str__(self) -> str:
         ran = [candidate.row for candidate in self.ranked if candidate.row]
         why = [f"{candidate.recipe}: {candidate.lost or 'the best'}" for candidate in self.ranked]
-        return "\n".join([table(ran), "", *why])
+        left = [f"{name}: not tried, {reason}" for name, reason in self.not_tried.items()]
+        return "\n".join([table(ran), "", *why, *left])
 
 
 def search(
@@ -72,6 +80,8 @@ def search(
     Raises ScheduleError where nothing fits; its text says how much memory would do.
     """
     check_counts(S=S, B=B, W=W)
+    if not isinstance(memory, Real | None):
+        raise ScheduleError(f"memory={memory!r} is no number; it counts in units of activation_sizes and weight_sizes")
     recipes = candidates(S, W) if schedules is None else map(as_recipe, schedules)
     numbers = {"S": S, "B": B, "W": W, "backward": backward, "weight": weight, **costs}
     fit: list[tuple[Any, Candidate]] = []
@@ -92,7 +102,7 @@ def search(
     lost.sort(
         key=lambda candidate: (candidate.row is None, candidate.row and candidate.row.memory, candidate.recipe.name)
     )
-    return Search((*ranked, *lost))
+    return Search((*ranked, *lost), NOT_TRIED if schedules is None else {})
 
 
 def key(row: Row) -> tuple[Any, Any, int, str]:

@@ -18,6 +18,9 @@ class RowMixing(TransposedJacobian):
 
     structure: ClassVar[str] = "across rows"
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}, which has no J^T of a row"
+
     def refuse(self) -> NoReturn:
         raise Unsupported(Reason("has no transposed Jacobian of a row, as it works across rows", mend="kept as a VJP"))
 
@@ -44,7 +47,7 @@ class RowMixing(TransposedJacobian):
         self.refuse()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class AcrossRows(RowMixing):
     """vjp: a cotangent of the op's whole output to one of its whole input."""
 
@@ -54,7 +57,7 @@ class AcrossRows(RowMixing):
         return self.vjp(g)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Outer(RowMixing):
     """The weight w [K, M] of x @ w: x [B, K], g [B, M] to x^T g, summed over the rows."""
 

@@ -18,7 +18,7 @@ from bppsa.sparsity.windows import ConvPlan, Windows, conv_plan
 aten = torch.ops.aten
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Convolution(TransposedJacobian):
     """x [B, Ci, *grid] to out [B, Co, *grid]; both are read for their shapes only.
 

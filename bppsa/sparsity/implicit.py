@@ -12,7 +12,7 @@ from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.transposed import TransposedJacobian
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Implicit(TransposedJacobian):
     """J^T known by its product and its pattern, and never formed: slices, reductions, softmax.
 

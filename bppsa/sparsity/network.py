@@ -39,7 +39,7 @@ class Link:
         return rows
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Network(TransposedJacobian):
     """Values are numbered in the order of their computation, and links stand in the order of their targets.
 
@@ -54,6 +54,12 @@ class Network(TransposedJacobian):
     links: Sequence[Link]
     budget: int
     structure: ClassVar[str] = "sparse"
+
+    def __repr__(self) -> str:
+        """Without the non-zeros: their pattern may be beyond the budget."""
+        n, m = self.shape
+        ops = sum(any(factor.structure != "identity" for factor in link.factors) for link in self.links)
+        return f"Network {n} x {m} of {ops} ops"
 
     @property
     def in_size(self) -> Size:

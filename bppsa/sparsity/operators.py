@@ -13,7 +13,7 @@ from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.transposed import TransposedJacobian
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Identity(TransposedJacobian):
     """The op copies or reshapes the elements of a row, x [B, *n] to out [B, *m], N = M."""
 
@@ -47,7 +47,7 @@ class Identity(TransposedJacobian):
         return torch.eye(self.shape[0], dtype=self.x.dtype, device=self.x.device)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Diagonal(TransposedJacobian):
     """diag(d), and where a mask is given, the entries at which it is False are zero whatever d and the cotangent are.
 
@@ -111,7 +111,7 @@ def select(mask: Tensor, x: Tensor, d: Tensor | float = 1.0) -> Diagonal:
     return Diagonal(d, like=x, mask=mask)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Dense(TransposedJacobian):
     """J^T held as values: w [N, M] shared by the batch (a weight), or [B, N, M].
 

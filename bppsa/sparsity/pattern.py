@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pattern:
     """CSR structure of an N x M matrix with E possible entries; the columns of a row ascend (BPPSA section 3.3).
 
@@ -24,6 +24,9 @@ class Pattern:
     indptr: Tensor
     indices: Tensor
     shape: tuple[int, int]
+
+    def __repr__(self) -> str:
+        return f"Pattern {self.shape[0]} x {self.shape[1]}, {self.nnz:,} non-zeros"
 
     @classmethod
     def from_entries(cls, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Pattern:

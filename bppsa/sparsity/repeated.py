@@ -11,7 +11,7 @@ from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.transposed import TransposedJacobian
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Repeated(TransposedJacobian):
     """The Kronecker product of an identity and `block`: block-diagonal, and all blocks are the same.
 

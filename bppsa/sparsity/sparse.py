@@ -13,7 +13,7 @@ from bppsa.sparsity.pattern import Pattern
 from bppsa.sparsity.transposed import TransposedJacobian
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Sparse(TransposedJacobian):
     """J^T in CSR. An entry outside the pattern is a structural zero: it meets nothing, not even NaN or Inf.
 

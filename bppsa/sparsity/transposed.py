@@ -13,12 +13,16 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Size, Tensor
 
-from bppsa.errors import InputError
 from bppsa.sparsity.pattern import Pattern
 
 
 class TransposedJacobian(ABC):
     """What every operator offers."""
+
+    def __repr__(self) -> str:
+        """One line; where rows have a J^T each, with their number."""
+        (n, m), held = self.shape, "" if self.held == 1 else f", {self.held} of them"
+        return f"{type(self).__name__} {n} x {m}, {self.nnz:,} non-zeros{held}"
 
     @property
     @abstractmethod
@@ -64,13 +68,8 @@ class TransposedJacobian(ABC):
         """J^T g for every row: g [B, *m] to [B, *n]; for any number of rows where one J^T is held."""
 
     def mm(self, g: Tensor) -> Tensor:
-        """J^T G: G [M, K], the same for every row, or [B, M, K]; to [B, N, K], or [N, K] where rows share G and J^T.
-
-        Raises InputError (a RuntimeError) for another shape.
-        """
-        n, m = self.shape
-        if g.dim() not in (2, 3) or g.shape[-2] != m or (g.dim() == 3 and self.held not in (1, len(g))):
-            raise InputError(f"J^T is {n} x {m}: mm takes [{m}, K] or [B, {m}, K], not {list(g.shape)}")
+        """J^T G: G [M, K], the same for every row, or [B, M, K]; to [B, N, K], or [N, K] where rows share G and J^T."""
+        n = self.shape[0]
         columns = g.transpose(-1, -2)
         if self.held == 1:  # columns are rows of a larger batch
             product = self.mv(columns.reshape(-1, *self.out_size)).reshape(*columns.shape[:-1], n)

@@ -97,6 +97,11 @@ def test_a_file_without_the_name(tmp_path: Path) -> None:
         command.main(["--file", f"{path}:yours"])
 
 
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="No such file"):
+        command.main(["ddp", "--svg", str(tmp_path / "missing" / "a.svg")])
+
+
 def test_as_a_module() -> None:
     ran = subprocess.run(
         [sys.executable, "-m", "bppsa.schedule", "ddp", "-S", "2", "-B", "2"], capture_output=True, check=True

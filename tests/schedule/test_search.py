@@ -30,6 +30,16 @@ def test_the_best_fits_and_nothing_that_fits_is_better(S: int, B: int, W: int, m
     assert str(found) == str(search(S, B, W, memory=memory))
 
 
+def test_what_is_not_tried_is_said() -> None:
+    assert "wavelet_dp: not tried, its gain" in str(search(4, 4, 4))
+    assert "not tried" not in str(search(4, 4, 4, schedules=[gpipe()]))
+
+
+def test_memory_is_a_number() -> None:
+    with pytest.raises(ScheduleError, match="memory='12GB' is no number"):
+        search(4, 4, 4, memory="12GB")  # type: ignore[arg-type]
+
+
 def test_memory_decides() -> None:
     assert search(8, 16, 8).best.name == "fsdp"
     assert search(8, 16, 8, memory=9).best.name == "zero_bubble"

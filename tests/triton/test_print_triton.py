@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen import interpret
-from bppsa.codegen.gpu import aot, print_triton
+from bppsa.codegen.gpu import print_triton
 from bppsa.codegen.gpu.native import TritonKernel
 from bppsa.codegen.gpu.print_tile import TRITON
 from bppsa.codegen.ir import STRUCTURAL, Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Store, dot
 from bppsa.codegen.program import Program
+from bppsa.codegen.traffic import traffic
 from bppsa.runtime.extent import Extent
 from bppsa.runtime.sweep import Sweep
 from tests.codegen.kernels import add, at, gated_backward, gated_forward, normalised, operands, swapped, two_stage
@@ -264,6 +265,6 @@ def test_columns_share_a_sample(model: str, extent: Extent) -> None:
 
 def test_traffic_of_a_kernel_by_hand() -> None:
     """tanh(x + h @ W): a stream of 5 columns comes in, a state goes out; the one before it is in registers."""
-    size, flops = aot.traffic(built("RNN", 5).forward, "float")
+    size, flops = traffic(built("RNN", 5).forward, "float")
     assert size == 4 * (5 + 5)
     assert flops >= 5 * (2 * 5 + 2)
