@@ -141,9 +141,7 @@ def test_a_scan_inside_is_left_its_own_strategy(x: Tensor) -> None:
     model = Custom(lambda self, x: bppsa.scan(lambda h, x: (0.5 * h + x, h), x.new_zeros(1, 5), x[:, None])[1])
     fast = bppsa.compile(model, strategy="blelloch")
     fast(x)
-    chain, scan = fast.report.decisions
-    assert (chain.strategy, scan.kind, scan.strategy) == ("pytorch", "scan", "blelloch")
-    assert "bppsa.scan" in chain.reason
+    assert [(d.kind, d.strategy) for d in fast.report.decisions] == [("scan", "blelloch")]
 
 
 # ---- what a chain may look like

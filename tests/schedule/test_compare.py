@@ -40,7 +40,7 @@ def test_what_cannot_run_is_said_and_the_rest_is_compared() -> None:
         compare([lpp(G=3)], S=4, B=4, W=4)
     with pytest.raises(ScheduleError, match=r"can run: the cost of F has 1 numbers for S=4 stages$"):
         compare([gpipe(), ddp(), fsdp()], S=4, B=4, forward=[1])
-    with pytest.raises(ScheduleError, match="there is none"):
+    with pytest.raises(ScheduleError, match="none is given"):
         compare([], S=4, B=4)
 
 
