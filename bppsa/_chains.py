@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +13,8 @@ from torch.utils import _pytree as pytree
 
 from bppsa._calls import note
 from bppsa._chain_plans import Options, program_of
-from bppsa._modules.calls import is_ordinary_moment, is_plain
+from bppsa._modules.calls import is_ordinary_moment, mixed
+from bppsa._remembered import Remembered, place
 from bppsa._scan import OWN_CHAIN
 from bppsa.errors import ChainError, Reason, Unsupported
 from bppsa.fxpasses.environment import known_environment
@@ -70,8 +68,8 @@ def unusual(module: nn.Module, tensors: Sequence[Tensor]) -> Reason | None:
         return Reason("without gradients there is only the forward")
     if not is_ordinary_moment():
         return Reason("a functorch transform, forward-mode AD, a tracer or a mode is active")
-    if not tensors or not all(map(is_plain, tensors)) or len({tensor.device for tensor in tensors}) > 1:
-        return Reason("tensors that are not all plain, dense and on one CPU or GPU", mend="move them, or resolve views")
+    if reason := mixed(tensors):
+        return reason
     if torch.is_autocast_enabled(tensors[0].device.type):
         return Reason("autocast decides dtypes op by op")
     if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
@@ -93,8 +91,7 @@ def hooked(module: nn.Module) -> Reason | None:
     return None
 
 
-_plans: OrderedDict[Hashable, tuple[Plan | Reason, list[Any]]] = OrderedDict()
-_lock = threading.Lock()
+_plans: Remembered[Plan | Reason] = Remembered(REMEMBERED)
 
 
 def find(
@@ -119,21 +116,11 @@ def find(
         hash(key)
     except TypeError:
         return Reason("an argument that cannot be compared", mend="pass tensors, numbers and strings")
-    with _lock:
-        found = _plans.get(key)
-        if found is None:
-            found = make(module, forward, args, kwargs, reached, masks), environment.opaque
-            _plans[key] = found
-            while len(_plans) > REMEMBERED:
-                _plans.popitem(last=False)
-        _plans.move_to_end(key)
-    plan = found[0]
+    plan = _plans.find(key, lambda: make(module, forward, args, kwargs, reached, masks), environment.opaque)
     if isinstance(plan, Reason):
         return plan
     captured = plan.captured(reached)
-    if not all(map(is_plain, captured)) or len({t.device for t in (*tensors, *captured)}) > 1:
-        return Reason("tensors that are not all plain, dense and on one CPU or GPU", mend="move them, or resolve views")
-    return plan, captured
+    return mixed((*tensors, *captured)) or (plan, captured)
 
 
 def make(
@@ -150,7 +137,7 @@ def make(
     engine.install(Kernels())
     try:
         recording = record_model(forward, module, args, kwargs)
-        places = tuple(place(tensor, reached) for tensor, _ in recording.captured)
+        places = tuple(place(tensor, reached, "model") for tensor, _ in recording.captured)
         given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         needs = [tensor.requires_grad for tensor in (*given, *(tensor for tensor, _ in recording.captured))]
         first = len(reached) - len(masks)
@@ -165,24 +152,3 @@ def make(
             raise ChainError(f"{path or '<model>'}: {unsupported.reason}; strict=True wants a scan") from unsupported
         return unsupported.reason
     return Plan(program, places, recording.result, decision, masks)
-
-
-def place(tensor: Tensor, reached: Sequence[Tensor]) -> int | Tensor:
-    for at, known in enumerate(reached):
-        if known is tensor:
-            return at
-    if tensor.requires_grad:
-        raise Unsupported(
-            Reason("the model reaches a tensor in a way that cannot be followed", mend="make it an attribute")
-        )
-    return tensor
-
-
-def _renew_lock() -> None:
-    """In a forked child, where the thread that held it does not exist."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from bppsa._modules.calls import is_ordinary_moment, is_plain
+from bppsa._modules.calls import is_ordinary_moment, mixed
+from bppsa._remembered import Remembered, place
 from bppsa._scan_call import Plan
 from bppsa._scan_checks import Cell, check_carry, step
 from bppsa._sweeps import compile_recurrence
@@ -25,8 +23,7 @@ from bppsa.plan.choose import multiply_inline
 
 REMEMBERED = 256  # cells
 
-_plans: OrderedDict[Hashable, tuple[Plan | Reason, list[Any]]] = OrderedDict()
-_lock = threading.Lock()
+_plans: Remembered[Plan | Reason] = Remembered(REMEMBERED)
 
 
 def find(
@@ -40,21 +37,12 @@ def find(
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in carry), tuple((leaf.shape[1:], leaf.dtype) for leaf in xs)
     gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (*carry, *xs, *environment.tensors))
     key = (environment.key, carry_spec, x_spec, shapes, gradients, torch.is_grad_enabled(), torch.get_default_dtype())
-    with _lock:
-        found = _plans.get(key)
-        if found is None:
-            found = make(cell, carry, carry_spec, xs, x_spec, environment, gradients), environment.opaque
-            _plans[key] = found
-            while len(_plans) > REMEMBERED:
-                _plans.popitem(last=False)
-        _plans.move_to_end(key)
-        plan = found[0]
+    plan = _plans.find(
+        key, lambda: make(cell, carry, carry_spec, xs, x_spec, environment, gradients), environment.opaque
+    )
     if isinstance(plan, Reason):
         return plan
-    tensors = (*carry, *xs, *plan.captured(environment))
-    if not all(map(is_plain, tensors)) or len({tensor.device for tensor in tensors}) > 1:
-        return Reason("tensors that are not all plain, dense and on one CPU or GPU", mend="move them, or resolve views")
-    return plan, environment
+    return mixed((*carry, *xs, *plan.captured(environment))) or (plan, environment)
 
 
 def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:
@@ -98,7 +86,7 @@ def make(
 
     try:
         recording = record(flat_cell, ([*carry], [leaf[0] for leaf in xs]), gradients=gradients)
-        places = tuple(place(tensor, environment) for tensor, _ in recording.captured)
+        places = tuple(place(tensor, environment.tensors, "cell") for tensor, _ in recording.captured)
         return plan_of(recording, len(carry), len(xs), places, y_spec)
     except Unsupported as unsupported:
         return unsupported.reason
@@ -128,24 +116,3 @@ def check_dtypes(recurrence: Recurrence, dtype: torch.dtype) -> None:
             raise Unsupported(Reason(f"{value.dtype} in a cell of {dtype}", op=op, mend="use one dtype and bool"))
     if any(node.meta["val"].dtype is torch.bool for node in recurrence.output_nodes):
         raise Unsupported(Reason("an output of truth values", mend="make it a number: y.to(x.dtype)"))
-
-
-def place(tensor: Tensor, environment: Environment) -> int | Tensor:
-    for at, known in enumerate(environment.tensors):
-        if known is tensor:
-            return at
-    if tensor.requires_grad:
-        raise Unsupported(
-            Reason("the cell reaches a tensor in a way that cannot be followed", mend="make it an attribute")
-        )
-    return tensor
-
-
-def _renew_lock() -> None:
-    """In a forked child, where the thread that held it does not exist."""
-    global _lock
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_renew_lock)

@@ -20,6 +20,7 @@ from torch.utils._device import DeviceContext
 
 from bppsa._modules import autocast
 from bppsa._modules.shapes import shapes_of, weights_of
+from bppsa.errors import Reason
 
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
 _TYPES = (Tensor, nn.Parameter)  # a subclass may mean anything by an op
@@ -176,6 +177,13 @@ def is_plain(tensor: Any) -> bool:
         return False
     keys = _keys(tensor)
     return keys in _PLAIN or (tensor.is_cuda and keys in _plain_on_gpu())
+
+
+def mixed(tensors: Sequence[Tensor]) -> Reason | None:
+    """Why tensors cannot be given to kernels together."""
+    if all(map(is_plain, tensors)) and len({tensor.device for tensor in tensors}) == 1:
+        return None
+    return Reason("tensors that are not all plain, dense and on one CPU or GPU", mend="move them, or resolve views")
 
 
 def _fit(tensors: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> bool:

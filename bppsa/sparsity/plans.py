@@ -40,7 +40,14 @@ class Plans(Generic[P]):
             if found is None:
                 found = self._make(a, b)
                 self._keep(key, found)
+            else:
+                self._used(key)
             return found
+
+    def _used(self, key: tuple[bytes, bytes]) -> None:
+        with self._lock:
+            if key in self._known:  # another thread may have forgotten it meanwhile
+                self._known.move_to_end(key)
 
     def _keep(self, key: tuple[bytes, bytes], plan: P) -> None:
         with self._lock:

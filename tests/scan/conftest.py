@@ -16,4 +16,4 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (_scan_call, _scan_plans):
         monkeypatch.setattr(module, "compile_recurrence", interpreted)
     monkeypatch.setattr(_scan, "choose_scan", fused)
-    monkeypatch.setattr(_scan_plans, "_plans", OrderedDict())
+    monkeypatch.setattr(_scan_plans._plans, "known", OrderedDict())

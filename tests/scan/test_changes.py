@@ -164,7 +164,7 @@ def test_new_weights_need_no_new_recording() -> None:
     for _ in range(3):
         check(example(cell, h(), x(H), modules=(cell,)))
         cell.linear.weight = nn.Parameter(random(H, H))
-    assert len(_scan_plans._plans) == 1
+    assert len(_scan_plans._plans.known) == 1
 
 
 def test_a_lambda_made_anew_needs_no_new_recording() -> None:
@@ -172,14 +172,14 @@ def test_a_lambda_made_anew_needs_no_new_recording() -> None:
     for factor in (1.0, 2.0, 1.0):
         check(example(lambda h, x, f=factor: twice(torch.tanh(f * (h @ u) + x)), h(), x(H), u))
         check(example(lambda h, x: twice(torch.tanh(factor * (h @ u) + x)), h(), x(H), u))  # noqa: B023
-    assert len(_scan_plans._plans) == 4
+    assert len(_scan_plans._plans.known) == 4
 
 
 def test_memory_of_recordings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_scan_plans, "REMEMBERED", 3)
+    monkeypatch.setattr(_scan_plans._plans, "most", 3)
     for factor in range(6):
         check(example(functools.partial(lambda f, h, x: twice(f * h + x), float(factor)), h(), x(H)))
-    assert len(_scan_plans._plans) == 3
+    assert len(_scan_plans._plans.known) == 3
 
 
 @pytest.mark.parametrize("alias", [torch.clone, lambda t: t, torch.detach, lambda t: t.view(H), lambda t: t + 0])

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the folder's interpreted ones."""
-    monkeypatch.setattr(_scan_plans, "_plans", OrderedDict())
+    monkeypatch.setattr(_scan_plans._plans, "known", OrderedDict())
 
 
 @pytest.mark.parametrize("case", NATIVE)
@@ -108,7 +108,7 @@ print(len([w for w in caught if "bppsa" in str(w.message)]), caught[0].message)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_scans() -> None:
-    with _scan_plans._lock:  # as if another thread were inside when we fork
+    with _scan_plans._plans.lock:  # as if another thread were inside when we fork
         child = os.fork()
         if not child:
             signal.alarm(30)
