@@ -110,6 +110,17 @@ def test_plans_beyond_the_budget_are_forgotten(monkeypatch):
     assert len(made) == 3
 
 
+def test_plans_that_were_used_last_are_kept(monkeypatch):
+    plans = Plans(product.symbolic)
+    pairs = [(Pattern.dense(4, 4), Pattern.dense(4, m)) for m in (5, 6, 7)]
+    first, second = plans(*pairs[0]), plans(*pairs[1])
+    monkeypatch.setattr("bppsa.sparsity.plans.CACHE_BYTES", first.bytes + product.symbolic(*pairs[2]).bytes)
+    assert plans(*pairs[0]) is first
+    plans(*pairs[2])
+    assert plans(*pairs[0]) is first
+    assert plans(*pairs[1]) is not second
+
+
 @pytest.mark.parametrize("make", [product.symbolic, product.counts, union.symbolic])
 def test_sizes_that_do_not_match_are_refused(make):
     with pytest.raises(ValueError, match=r"\(2, 3\)"):
