@@ -48,7 +48,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(
             _scan_plans, "compile_recurrence", lambda r, dtype, inline, *device: on_gpu(r, dtype, False)
         )
-        monkeypatch.setattr(_scan_plans, "_plans", OrderedDict())
+        monkeypatch.setattr(_scan_plans._plans, "known", OrderedDict())
         _recurrent.sweeps_of.cache_clear()
     ran: list[str] = []
     call = TritonKernel.__call__
