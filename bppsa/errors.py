@@ -47,6 +47,14 @@ class ScheduleError(BppsaError, ValueError):
     """A schedule that cannot run: the text names the job, the workers and what they wait for."""
 
 
+class PartitionError(BppsaError, RuntimeError):
+    """A model that cannot be traced, or cut into so many stages; the text names the line, or how many there can be."""
+
+
+class WorkerError(BppsaError, RuntimeError):
+    """A worker failed: the text names it and the job in flight, and carries its traceback where there is one."""
+
+
 class BuildError(BppsaError, RuntimeError):
     """The system compiler is missing or refused a generated kernel."""
 

@@ -30,12 +30,13 @@ ROOMS: dict[str, set[str]] = {
     "chain": set(),  # the records that the passes hand to the rooms after them
     "schedule": set(),
     "sparsity": set(),
+    "stages": set(),  # the same for a model that is cut for a schedule
     "plan": {"chain", "sparsity"},
     "codegen": {"chain", "plan", "sparsity"},
     "runtime": {"chain", "codegen", "plan", "sparsity"},
-    "runtime.worker": {"chain", "codegen", "plan", "sparsity", "schedule.program"},
+    "runtime.worker": {"codegen", "plan", "stages", "schedule.messages", "schedule.program"},
     "fxpasses": {"chain", "sparsity"},
-    "fxpasses.partition": {"chain", "sparsity", "schedule"},
+    "fxpasses.partition": {"stages", "schedule"},
     "cells": set(),
     "strategies": {"plan"},
 }
@@ -51,6 +52,7 @@ LIBRARIES: dict[str, set[str]] = {
     "sparsity": {"torch"},
     "cells": {"torch"},
     "chain": {"torch"},
+    "stages": {"torch"},
 }
 LIBRARIES_ELSEWHERE = {"torch", "numpy", "networkx", "triton"}
 

@@ -1,0 +1,42 @@
+"""How items go from worker to worker, and what a job is to those who run it: the two borders of the executor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from bppsa.schedule.messages import Item, Message
+from bppsa.schedule.program import Action
+
+
+class Transport(Protocol):
+    """Between the workers of one step. A value is a pytree of tensors and other objects that pickle.
+
+    All threads of a worker use one transport. Where a worker has failed, every call of all others raises WorkerError
+    within seconds, those that wait as well.
+    """
+
+    def send(self, message: Message, value: Any) -> None:
+        """Hands the value on and does not wait for the receiver. The tensors must not change until `finish`."""
+
+    def expect(self, message: Message) -> None:
+        """Says that `receive` of the message comes soon, so that it may be brought meanwhile."""
+
+    def receive(self, message: Message, into: Sequence[Tensor] | None = None) -> Any:
+        """Waits for a message. into: tensors to write its tensors into, in the order of the pytree."""
+
+    def finish(self) -> None:
+        """Waits until all that was sent has arrived."""
+
+
+class Work(Protocol):
+    """What jobs do, apart from who runs them and when."""
+
+    def reads(self, action: Action) -> Sequence[Item]: ...
+
+    def writes(self, action: Action) -> Sequence[Item]: ...
+
+    def run(self, action: Action, inputs: Sequence[Any]) -> Sequence[Any]:
+        """From what the job reads to what it writes, in these orders."""

@@ -1,0 +1,56 @@
+"""A model cut into stages, and what goes between them: what the partition pass hands to those who run a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+INPUT = -1  # the "stage" that an argument of the model comes from
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor, or any other object, that later stages read: an argument of the model or what a stage makes.
+
+    A value that skips stages goes straight from its source to each of its readers.
+    """
+
+    name: str
+    source: int  # a stage, or INPUT
+    readers: tuple[int, ...]  # stages, ascending, all behind the source
+    bytes: int = 0  # of the example's, 0 where it holds no tensor
+
+
+@dataclass(frozen=True)
+class Stage:
+    """module(*inputs) -> tuple of outputs; inputs and outputs are numbers of values.
+
+    The outputs of the last stage are no values: they are the leaves of what the model returns.
+    """
+
+    module: nn.Module  # its Parameters and buffers are the model's own
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    names: Mapping[str, str]  # of a Parameter or buffer of `module` -> the model's first name for it
+    ops: int = 0
+    flops: float = 0.0  # of the forward of the whole example batch
+    seconds: float | None = None  # of the forward, where it was measured
+
+
+@dataclass(frozen=True)
+class Stages:
+    """values[:arguments] are the model's arguments in the order in which `bind` gives them."""
+
+    stages: tuple[Stage, ...]
+    values: tuple[Value, ...]
+    arguments: int
+    bind: Callable[..., list[Any]] = field(repr=False)  # the model's call (*args, **kwargs) -> its arguments
+    assemble: Callable[[tuple[Any, ...]], Any] = field(
+        repr=False
+    )  # outputs of the last stage -> what the model returns
+
+    def __len__(self) -> int:
+        return len(self.stages)
