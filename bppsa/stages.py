@@ -35,6 +35,7 @@ class Stage:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     names: Mapping[str, str]  # of a Parameter or buffer of `module` -> the model's first name for it
+    draws: tuple[tuple[str, int], ...] = ()  # (node of an fx module that may draw, its number in the whole model)
     ops: int = 0
     flops: float = 0.0  # of the forward of the whole example batch
     seconds: float | None = None  # of the forward, where it was measured
