@@ -57,7 +57,7 @@ class Scheduled(nn.Module):
         training = self.begin(*given, **kwargs)
         batch = training.batch(given, kwargs, Modes(True, False, Modes.here().autocast))
         loss = share(loss_fn, weight, parts(target, batch.rows, len(batch.sizes)), batch.sizes)
-        found, _ = training.run("step", replace(batch.call, loss=loss))
+        found, _ = training.run("step", replace(batch.call, loss=loss, outputs=return_outputs))
         named = dict(self.named_parameters())
         for name in found.grads:
             accumulate(named[name], found.grads[name])
@@ -71,7 +71,7 @@ class Scheduled(nn.Module):
         training, modes = self.begin(*args, **kwargs), Modes.here()
         batch = training.batch(args, kwargs, modes)
         if not modes.grad:
-            return training.outputs(training.run("forward", batch.call)[0], batch.sizes)
+            return training.outputs(training.run("forward", replace(batch.call, outputs=True))[0], batch.sizes)
         warn_of_step(training.plan("step", len(batch.sizes)))
         named = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
         spec: list[Any] = []
@@ -86,10 +86,13 @@ class Scheduled(nn.Module):
     @property
     def measured(self) -> Timeline:
         """The last call's timeline, in seconds. Raises ScheduleError before the first."""
-        found = self._started().measured
-        if found is None:
-            raise ScheduleError("nothing has run yet; call step()")
-        return found
+        return self._started().last()[1]
+
+    @property
+    def predicted(self) -> Timeline:
+        """The last call's program, simulated with the times that its jobs took. Raises ScheduleError before the
+        first."""
+        return self._started().predicted()
 
     def _started(self) -> Training:
         if self._training is None:
@@ -105,7 +108,7 @@ class Whole(torch.autograd.Function):
         ctx: Any, training: Training, batch: Batch, names: tuple[str, ...], spec: list[Any], *tensors: Tensor
     ) -> tuple[Any, ...]:
         """tensors: the Parameters by `names`, and what of the arguments wants a gradient."""
-        call = replace(batch.call, modes=replace(batch.call.modes, grad=True))
+        call = replace(batch.call, modes=replace(batch.call.modes, grad=True), outputs=True)
         found, ctx.state = training.run("forward", call)
         leaves, structure = tree_flatten(training.outputs(found, batch.sizes))
         spec.append(structure)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule.graph import numbered
+from bppsa.schedule.jobs import PerJob
 from bppsa.schedule.messages import TOKEN, Item, Items, Step, with_messages
 from bppsa.schedule.program import Action
 from bppsa.schedule.simulator import Cost, simulate
@@ -32,6 +34,18 @@ class Plan:
     @property
     def split(self) -> bool:
         return W in self.timeline.jobs.directions
+
+    @cached_property
+    def computing(self) -> dict[int, list[int]]:
+        """Of each stage, the workers that compute gradients of its weights, ascending."""
+        found: dict[int, set[int]] = {}
+        for worker, lanes in enumerate(self.steps):
+            for stage in batches(lanes):
+                found.setdefault(stage, set()).add(worker)
+        return {stage: sorted(workers) for stage, workers in found.items()}
+
+    def actions(self, worker: int) -> list[Action]:
+        return [step.action for lane in self.steps[worker] for step in lane]
 
     @property
     def messages(self) -> int:
@@ -71,6 +85,16 @@ def make_plan(
     )
     readers = tuple(Counter(item for step in worker for item in step.reads) for worker in steps)
     return Plan(timeline, lanes, readers)
+
+
+def predicted(plan: Plan, measured: Timeline) -> Timeline:
+    """The program simulated with the times that its jobs took: what is left of a measured makespan is transfers,
+    waiting for them, and the executor's own time."""
+    timeline, took = plan.timeline, PerJob(measured.jobs, measured.durations)
+    place = {job: at for jobs in timeline.jobs_of for at, job in enumerate(jobs)}
+    costs = {d: partial(lambda d, s, b: took[s, b, d], d) for d in timeline.jobs.directions}
+    ordered = replace(timeline.graph.schedule, n=lambda s, b, d: place[s, b, d], policy="strict")
+    return simulate(ordered, S=timeline.S, B=timeline.jobs.B, W=timeline.W, costs=costs)
 
 
 def only(schedule: Schedule, S: int, B: int, wanted: Callable[[str], bool]) -> Schedule:
@@ -120,3 +144,14 @@ def tokens(timeline: Timeline) -> tuple[Tokens, Tokens]:
         if token not in signals.setdefault(Action(*jobs[p]), []):
             signals[Action(*jobs[p])].append(token)
     return waits, signals
+
+
+def batches(lanes: Sequence[Sequence[Step]]) -> dict[int, list[int]]:
+    """Of each stage, the micro-batches whose weight gradients these steps compute."""
+    actions = [step.action for steps in lanes for step in steps]
+    last = "W" if any(action.kind == "W" for action in actions) else "B"
+    found: dict[int, list[int]] = {}
+    for stage, batch, kind in actions:
+        if kind == last:
+            found.setdefault(stage, []).append(batch)
+    return found

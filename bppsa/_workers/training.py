@@ -5,15 +5,15 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bppsa._workers.batches import is_batched, joined, parts, rows_of
-from bppsa._workers.local import Local
-from bppsa._workers.plans import KINDS, Plan, make_plan, only
+from bppsa._workers.plans import KINDS, Plan, make_plan, only, predicted
+from bppsa.errors import ScheduleError
 from bppsa.runtime.worker import norms
 from bppsa.runtime.worker.draws import Seed
 from bppsa.runtime.worker.modes import Modes
@@ -31,7 +31,7 @@ class Settings:
     workers: int | None
     loss_fn: Callable[..., Tensor] | None
     loss_weight: Callable[[Any], float] | None
-    seed: int
+    seed: int | None  # None: torch's initial seed
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,22 @@ class Batch:
         return grads
 
 
+class Engine(Protocol):
+    """Runs a plan on all workers. state: what a forward gave, for its backward."""
+
+    def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]: ...
+
+
 class Training:
-    """The stages of a model, its plans and its workers. measured: the timeline of the last call, in seconds."""
+    """The stages of a model, its plans and its workers."""
 
     def __init__(self, model: nn.Module, settings: Settings, stages: Stages) -> None:
         self.model, self.settings, self.stages = model, settings, stages
-        self.engine = Local(stages, {**dict(model.named_parameters()), **dict(model.named_buffers())})
         self.plans: dict[tuple[str, int], Plan] = {}
         self.calls = 0
-        self.measured: Timeline | None = None
+        self.ran: tuple[Plan, Timeline] | None = None
+        self.seed = torch.initial_seed() if settings.seed is None else settings.seed
+        self.engine: Engine
 
     def plan(self, kind: str, count: int) -> Plan:
         """Of a call of `count` micro-batches. Raises ScheduleError where the schedule cannot run."""
@@ -92,7 +99,7 @@ class Training:
         rows = rows_of(arguments)
         count = min(self.settings.microbatches, rows)
         cut = parts(arguments, rows, count)
-        seeds = [Seed(self.settings.seed, self.calls, b) for b in range(count)]
+        seeds = [Seed(self.seed, self.calls, b) for b in range(count)]
         self.calls += 1
         tensors = [[x for x in tree_leaves(argument) if isinstance(x, Tensor)] for argument in arguments]
         call = Call(cut, modes, seeds, split=self.plan("step", count).split)
@@ -105,9 +112,20 @@ class Training:
             names = self.stages.stages[s].names
             for path, mean, variance in found.seen[s, b]:
                 path_in_model = names[f"{path}.running_mean"].rpartition(".")[0]
-                norms.apply(self.model.get_submodule(path_in_model), mean, variance)
-        self.measured = measured(plan.timeline, found)
+                norm = self.model.get_submodule(path_in_model)
+                if norm.running_mean is not None:  # in a group: owned here
+                    norms.apply(norm, mean, variance)
+        self.ran = plan, measured(plan.timeline, found)
         return found, state
+
+    def last(self) -> tuple[Plan, Timeline]:
+        """Of the last call, what ran and when, in seconds. Raises ScheduleError before the first."""
+        if self.ran is None:
+            raise ScheduleError("nothing has run yet; call step()")
+        return self.ran
+
+    def predicted(self) -> Timeline:
+        return predicted(*self.last())
 
     def outputs(self, found: Outcome, sizes: Sequence[int]) -> Any:
         return joined([self.stages.assemble(found.outputs[b]) for b in range(len(sizes))], sizes)

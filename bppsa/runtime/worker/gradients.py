@@ -30,6 +30,17 @@ class Sums:
                 self.sums[stage] = summed(self.sums[stage], added)
             return not turns
 
+    def whole(self) -> Grads:
+        return self.of(sorted(self.sums), sorted({name for own in self.sums.values() for name in own}))
+
+    def of(self, stages: Sequence[int], names: Sequence[str]) -> Grads:
+        """What the worker has computed of some weights' gradients, over these stages in their order."""
+        grads: Grads = {}
+        for stage in stages:
+            own = self.sums.get(stage, {})
+            grads = summed(grads, {name: own.pop(name) for name in names if name in own})
+        return grads
+
 
 def summed(a: Grads, b: Grads) -> Grads:
     """Adds into the tensors of a, which nobody else holds."""

@@ -16,12 +16,14 @@ ALL_INLINE = 1 << 16  # bytes: of all such tensors of a message
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """One tensor: contiguous on the wire. inline: it travels with the description; device: its type at the source."""
+    """One tensor: contiguous on the wire. inline: it travels with the description; device: its type at the source;
+    gradient: whether it requires one."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     device: str
     inline: bool
+    gradient: bool
 
     @property
     def bytes(self) -> int:
@@ -67,7 +69,7 @@ def pack(value: Any, wire: torch.device) -> Packed:
             layouts.append(None)
             continue
         inline = leaf.nbytes <= min(INLINE, room) and "cpu" in (leaf.device.type, wire.type)
-        layouts.append(TensorLayout(tuple(leaf.shape), leaf.dtype, leaf.device.type, inline))
+        layouts.append(TensorLayout(tuple(leaf.shape), leaf.dtype, leaf.device.type, inline, leaf.requires_grad))
         if inline:
             room -= leaf.nbytes
             small.append(_as_bytes(leaf, torch.device("cpu")).numpy().tobytes())
@@ -99,6 +101,7 @@ def unpack(packed: Packed, device: torch.device, into: Sequence[Tensor] | None =
             flat = next(large)
         tensor = flat.view(layout.dtype).view(layout.shape)
         tensor = tensor if layout.device == "cpu" else tensor.to(device)
+        tensor = tensor.requires_grad_(layout.gradient)
         leaves.append(tensor if into is None else _written(next(targets), tensor))
     return pytree.tree_unflatten(leaves, packed.layout.tree)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -13,16 +13,20 @@ from bppsa.schedule.messages import Message
 
 
 class Alarm:
-    """Raised once, by the first failure; then no thread waits any longer."""
+    """Rung by the first failure; then no thread waits any longer. told: called with that failure."""
 
-    def __init__(self) -> None:
+    def __init__(self, told: Callable[[BaseException], None] = lambda failure: None) -> None:
         self.changed = threading.Condition()
         self.failure: BaseException | None = None
+        self.told = told
 
     def ring(self, failure: BaseException) -> None:
         with self.changed:
-            self.failure = self.failure or failure
+            if self.failure is not None:
+                return
+            self.failure = failure
             self.changed.notify_all()
+        self.told(failure)
 
 
 class Mailbox:

@@ -32,6 +32,7 @@ class Call:
     seeds: Sequence[Seed]
     loss: Loss | None = None  # None: the model is called as a module, and `cotangents` come later
     split: bool = False  # whether W is a job of its own
+    outputs: bool = False  # whether what the model returns is kept
     cotangents: Sequence[Sequence[Tensor | None]] = ()  # of each micro-batch, by tensor that the model returns
 
 
@@ -39,9 +40,17 @@ class Pipeline:
     """The work of one lane. shells: of each stage that it runs; weights: the Parameters lent to them, by name."""
 
     def __init__(
-        self, stages: Stages, call: Call, shells: Mapping[int, Shell], results: Results, sums: Sums | None
+        self,
+        stages: Stages,
+        call: Call,
+        shells: Mapping[int, Shell],
+        results: Results,
+        sums: Sums,
+        ended: Callable[[int], None],
     ) -> None:
-        self.stages, self.call, self.shells, self.results, self.sums = stages, call, shells, results, sums
+        """ended: called with a stage when the worker has its last gradient of the stage's weights."""
+        self.stages, self.call, self.shells, self.results = stages, call, shells, results
+        self.sums, self.ended = sums, ended
         self.jobs = {"F": self.forward, "B": self.backward, "W": self.weights}
 
     def reads(self, action: Action) -> list[Item]:
@@ -88,13 +97,12 @@ class Pipeline:
 
     def finish(self, b: int, made: tuple[Any, ...]) -> tuple[Any, ...]:
         """The end of the last stage: the loss, or what the model returns."""
-        if self.call.loss is None:
+        if self.call.outputs:
             self.results.outputs[b] = tree_map(without_graph, made)
+        if self.call.loss is None:
             return made
-        output = self.stages.assemble(made)
-        loss = self.call.loss(output, b)
+        loss = self.call.loss(self.stages.assemble(made), b)
         self.results.losses[b] = loss.detach()
-        self.results.outputs[b] = tree_map(without_graph, made)
         return (loss,)
 
     def backward(self, s: int, b: int, inputs: Sequence[Any]) -> list[Any]:
@@ -143,8 +151,8 @@ class Pipeline:
         del self.results.kept[s, b]
         self.results.hold(-1)
         found: Grads = {name: grad for name, grad in grads.items() if grad is not None}
-        assert self.sums is not None
-        self.sums.add(s, b, found)
+        if self.sums.add(s, b, found):
+            self.ended(s)
 
 
 def reads(stages: Stages, action: Action) -> list[Item]:

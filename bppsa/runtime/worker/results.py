@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bppsa.runtime.worker.gradients import Grads, Sums, summed
+from bppsa.runtime.worker.gradients import Grads, summed
 from bppsa.runtime.worker.norms import Seen
 from bppsa.schedule.program import Action
 
@@ -39,6 +39,12 @@ class Results:
         self.times: Times = {}
         self.held = self.peak = 0
         self.lock = threading.Lock()
+
+    def going_on(self) -> Results:
+        """For a backward after the forward that left this."""
+        following = Results()
+        following.kept, following.held, following.peak = self.kept, self.held, self.peak
+        return following
 
     def hold(self, change: int) -> None:
         with self.lock:
@@ -76,12 +82,11 @@ def outcome(workers: Sequence[Results], grads: Grads) -> Outcome:
     )
 
 
-def total(sums: Iterable[Sums]) -> Grads:
+def total(workers: Iterable[Grads]) -> Grads:
     """Over workers in their order."""
     grads: Grads = {}
-    for of_worker in sums:
-        for stage in sorted(of_worker.sums):
-            grads = summed(grads, of_worker.sums[stage])
+    for of_worker in workers:
+        grads = summed(grads, of_worker)
     return grads
 
 

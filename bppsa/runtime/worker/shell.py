@@ -18,12 +18,9 @@ class Shell:
     """slots: of each tensor that the stage has, where it goes: (the model's name, a module, its attribute)."""
 
     def __init__(self, stage: Stage) -> None:
-        tensors = {
-            **dict(stage.module.named_parameters(remove_duplicate=False)),
-            **dict(stage.module.named_buffers(remove_duplicate=False)),
-        }
-        self.module = copy.deepcopy(stage.module, {id(tensor): hollow(tensor) for tensor in tensors.values()})
-        self.slots = [(stage.names[name], *holder(self.module, name)) for name in tensors]
+        self.module = hollow(stage)
+        own = tensors_in(self.module)
+        self.slots = [(stage.names[name], *holder(self.module, name)) for name in own if name in stage.names]
         for module in self.module.modules():
             if "inplace" in module.__dict__:
                 module.__dict__["inplace"] = False  # what comes in is a leaf, or others read it too
@@ -43,7 +40,21 @@ class Shell:
             self.module.get_submodule(path).training = origin.get_submodule(path).training
 
 
-def hollow(tensor: Tensor) -> Tensor:
+def tensors_in(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, by each of their names."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def hollow(stage: Stage) -> nn.Module:
+    """A copy of its module of which the model's Parameters and buffers take no memory."""
+    own = tensors_in(stage.module)
+    return copy.deepcopy(stage.module, {id(t): on_meta(t) for name, t in own.items() if name in stage.names})
+
+
+def on_meta(tensor: Tensor) -> Tensor:
     empty = torch.empty_like(tensor, device="meta")
     return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
 
