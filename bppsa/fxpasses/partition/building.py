@@ -111,6 +111,7 @@ def part_graph(
 
     def copy(node: fx.Node) -> None:
         copies[node] = graph.node_copy(node, copy_of)
+        copies[node].meta = {"draws": number[node]} if facts(node).draws else {}
 
     copied_in_regions(graph, (*sorted(part.again, key=number.__getitem__), *part.nodes), copy)
     graph.output(tuple(map(copy_of, results)))

@@ -23,7 +23,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, t
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.arguments import Arguments, is_fixed, leaf_of
 from bppsa.fxpasses.partition.decisions import as_decided, is_decidable
-from bppsa.fxpasses.partition.effects import Facts, Watch, facts_of, recurrent_flops
+from bppsa.fxpasses.partition.effects import Facts, Watch, facts_of
 from bppsa.fxpasses.partition.overlooked import recorded
 from bppsa.fxpasses.partition.places import place_here, place_of
 from bppsa.fxpasses.partition.regions import region_now
@@ -191,8 +191,6 @@ class Tracer(fx.Tracer):
                 proxy.example = self.run(kind, target, args, kwargs)
         finally:
             self.running = False
-        if kind == "call_module" and isinstance(module := self.root.get_submodule(target), nn.RNNBase):
-            watch.flops = recurrent_flops(module, args[0] if args else kwargs["input"])
         self.note(proxy, watch, is_decidable(proxy.node, proxy.example))
         return proxy
 

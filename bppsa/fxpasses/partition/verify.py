@@ -20,15 +20,12 @@ def called(model: nn.Module, arguments: Arguments) -> Any:
         return model(*args, **kwargs)
 
 
-def check_same(model: nn.Module, found: Any, expected: Any) -> None:
+def check_same(model: nn.Module, found: Any, expected: Any, otherwise: str) -> None:
     """Raises PartitionError where the two results are not those of the same computation."""
     (leaves, spec), (others, other_spec) = tree_flatten(found), tree_flatten(expected)
     if spec == other_spec and all(map(same, leaves, others)):
         return
-    raise PartitionError(
-        f"{type(model).__name__} gives something else when it is traced, so its forward asks for what tracing hides, "
-        f"as isinstance(x, Tensor) does; take that out, or cut the model by hand, with stages=[module, ...]"
-    )
+    raise PartitionError(f"{type(model).__name__}: {otherwise}")
 
 
 def same(a: Any, b: Any) -> bool:
