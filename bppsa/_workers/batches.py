@@ -1,0 +1,99 @@
+"""A batch cut into micro-batches, and what comes of them put together."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from bppsa.errors import InputError
+from bppsa.runtime.worker.pipeline import Call
+
+
+def rows_of(arguments: Any) -> int:
+    """The size of the batch: dimension 0 of the first tensor that has one. Raises InputError where there is none."""
+    sizes = [x.shape[0] for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.dim()]
+    if not sizes or not sizes[0]:
+        raise InputError("a schedule cuts the batch into micro-batches, and the arguments hold no tensor with rows")
+    return sizes[0]
+
+
+def parts(value: Any, rows: int, count: int) -> list[Any]:
+    """A pytree for each micro-batch: tensors of `rows` rows are cut as torch.tensor_split does, all else goes along
+    as it is."""
+    leaves, spec = tree_flatten(value)
+    cut = [x.tensor_split(count) if is_batched(x, rows) else [x] * count for x in leaves]
+    return [tree_unflatten([pieces[b] for pieces in cut], spec) for b in range(count)]
+
+
+def is_batched(x: Any, rows: int) -> bool:
+    return isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == rows
+
+
+def joined(values: Sequence[Any], sizes: Sequence[int]) -> Any:
+    """What the model returned for each micro-batch as what it returns for the batch. Raises InputError where a tensor
+    has no dimension of rows."""
+    flat = [tree_flatten(value)[0] for value in values]
+    spec = tree_flatten(values[0])[1]
+
+    def join(pieces: Sequence[Any]) -> Any:
+        if not isinstance(pieces[0], Tensor):
+            return pieces[0]
+        for piece, size in zip(pieces, sizes, strict=True):
+            if not is_batched(piece, size):
+                raise InputError(
+                    f"the model returns a tensor {list(piece.shape)} for a micro-batch of {size} rows: without rows in "
+                    f"dimension 0 those of the micro-batches cannot be joined; compute it in loss_fn, and use step()"
+                )
+        return torch.cat(list(pieces))
+
+    return tree_unflatten([join(pieces) for pieces in zip(*flat, strict=True)], spec)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """call: of all micro-batches. mine: those whose rows are here; all, but where each rank brings its own. rows: of
+    these; sizes: the rows of each micro-batch. arguments: of each argument of the model, its tensors, whole."""
+
+    call: Call
+    mine: Sequence[int]
+    rows: int
+    sizes: list[int]
+    arguments: list[list[Tensor]]
+
+    @property
+    def wanted(self) -> list[Tensor]:
+        """Tensors that a gradient flows to."""
+        return [x for tensors in self.arguments for x in tensors if x.requires_grad]
+
+    def gradients(self, found: Mapping[tuple[int, int], Sequence[Tensor | None]]) -> list[Tensor | None]:
+        """Of `wanted`. found: of each micro-batch and argument, those of the argument's tensors."""
+        grads = []
+        for v, tensors in enumerate(self.arguments):
+            for at, x in enumerate(tensors):
+                if x.requires_grad:
+                    pieces = [found[b, v][at] if (b, v) in found else None for b in self.mine]
+                    sizes = [self.sizes[b] for b in self.mine] if is_batched(x, self.rows) else None
+                    grads.append(whole(x, pieces, sizes))
+        return grads
+
+    def outputs(self, made: Mapping[int, Any]) -> Any:
+        """made: what the model returned, by micro-batch."""
+        return joined([made[b] for b in self.mine], [self.sizes[b] for b in self.mine])
+
+
+def whole(x: Tensor, pieces: Sequence[Tensor | None], sizes: Sequence[int] | None) -> Tensor | None:
+    """A tensor's gradient from those of its pieces, or, with sizes=None, from those of each micro-batch."""
+    if all(piece is None for piece in pieces):
+        return None
+    if sizes is None:
+        return functools.reduce(torch.add, [piece for piece in pieces if piece is not None])
+    filled = [
+        x.new_zeros(size, *x.shape[1:]) if piece is None else piece for piece, size in zip(pieces, sizes, strict=True)
+    ]
+    return torch.cat(filled)

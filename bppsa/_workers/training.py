@@ -1,0 +1,150 @@
+"""One call of a scheduled model, from a batch to its loss or outputs: what `compiled.py` shows to the user."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bppsa._workers.batches import Batch, parts, rows_of
+from bppsa._workers.losses import LossFunction, LossWeight
+from bppsa._workers.plans import KINDS, Plan, make_plan, only, own_batches, predicted
+from bppsa.errors import InputError, ScheduleError
+from bppsa.runtime.worker import norms
+from bppsa.runtime.worker.draws import Seed
+from bppsa.runtime.worker.modes import Modes
+from bppsa.runtime.worker.pipeline import Call, reads, writes
+from bppsa.runtime.worker.results import Outcome, Results
+from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
+from bppsa.schedule.timeline import Timeline
+from bppsa.stages import Stages
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    schedule: Schedule | Recipe | Build
+    microbatches: int
+    workers: int | None
+    loss_fn: LossFunction | None
+    loss_weight: LossWeight | None
+    seed: int | None  # None: torch's initial seed
+    local: bool = False  # whether each rank brings its own rows
+
+
+class Engine(Protocol):
+    """Runs a plan on all workers. state: what a forward gave, for its backward. rank: of this process."""
+
+    rank: int
+
+    def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]: ...
+
+    def share(self, value: T) -> Sequence[T]:
+        """What each rank gives, by rank."""
+
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What all ranks give."""
+
+    def first_owned(self, names: Iterable[str]) -> set[str]:
+        """Of Parameters: those that count here, so that each counts once."""
+
+
+class Training:
+    """The stages of a model, its plans and its workers."""
+
+    def __init__(self, model: nn.Module, settings: Settings, stages: Stages) -> None:
+        self.model, self.settings, self.stages = model, settings, stages
+        self.plans: dict[tuple[str, int], Plan] = {}
+        self.calls = 0
+        self.ran: tuple[Plan, Timeline] | None = None
+        self.seed = torch.initial_seed() if settings.seed is None else settings.seed
+        self.engine: Engine
+
+    def plan(self, kind: str, count: int) -> Plan:
+        """Of a call of `count` micro-batches. Raises ScheduleError where the schedule cannot run."""
+        if (kind, count) not in self.plans:
+            stages, workers = self.stages, self.settings.workers
+            bound = bound_to(self.settings.schedule, len(stages), count, workers)
+            costs = costs_of(stages, "W" in bound.directions)
+            self.plans[kind, count] = make_plan(
+                only(bound, len(stages), count, KINDS[kind]),
+                len(stages),
+                count,
+                workers,
+                costs,
+                lambda action: reads(stages, action),
+                lambda action: writes(stages, action),
+            )
+        return self.plans[kind, count]
+
+    def batch(self, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes) -> Batch:
+        """Cut into micro-batches. Raises InputError where there are no rows, or too few of a rank's own."""
+        arguments = self.stages.bind(*args, **kwargs)
+        rows, most = rows_of(arguments), self.settings.microbatches
+        count = most if self.settings.local else min(most, rows)
+        plan = self.plan("step", count)
+        mine = own_batches(plan, self.engine.rank) if self.settings.local else range(count)
+        if rows < len(mine):
+            raise InputError(
+                f"rank {self.engine.rank} brings {rows} rows for its {len(mine)} micro-batches; bring more"
+            )
+        cut = dict(zip(mine, parts(arguments, rows, len(mine)), strict=True))
+        sizes = self.shared({b: rows_of(part) for b, part in cut.items()})
+        seeds = [Seed(self.seed, self.calls, b) for b in range(count)]
+        self.calls += 1
+        tensors = [[x for x in tree_leaves(argument) if isinstance(x, Tensor)] for argument in arguments]
+        shapes = [(tuple(x.shape), x.dtype) for of_argument in tensors for x in of_argument]
+        signature = repr((modes, list(sizes.values()) if self.settings.local else shapes))
+        call = Call([cut.get(b, ()) for b in range(count)], modes, seeds, signature, split=plan.split)
+        return Batch(call, mine, rows, [sizes[b] for b in range(count)], tensors)
+
+    def shared(self, mine: Mapping[int, T]) -> dict[int, T]:
+        """By micro-batch, what all ranks know of theirs."""
+        told = self.engine.share(mine) if self.settings.local else [mine]
+        return {b: value for of_rank in told for b, value in of_rank.items()}
+
+    def run(self, kind: str, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
+        plan = self.plan(kind, len(call.arguments))
+        found, state = self.engine.run(plan, call, state)
+        for s, b in sorted(found.seen, key=lambda key: (key[1], key[0])):
+            names = self.stages.stages[s].names
+            for path, mean, variance in found.seen[s, b]:
+                path_in_model = names[f"{path}.running_mean"].rpartition(".")[0]
+                norm = self.model.get_submodule(path_in_model)
+                if norm.running_mean is not None:  # in a group: owned here
+                    norms.apply(norm, mean, variance)
+        self.ran = plan, measured(plan.timeline, found)
+        return found, state
+
+    def last(self) -> tuple[Plan, Timeline]:
+        """Of the last call, what ran and when, in seconds. Raises ScheduleError before the first."""
+        if self.ran is None:
+            raise ScheduleError("nothing has run yet; call step()")
+        return self.ran
+
+    def predicted(self) -> Timeline:
+        return predicted(*self.last())
+
+    def outputs(self, found: Outcome, batch: Batch) -> Any:
+        return batch.outputs({b: self.stages.assemble(found.outputs[b]) for b in batch.mine})
+
+
+def costs_of(stages: Stages, split: bool) -> dict[str, list[float]]:
+    """Of each stage's jobs: seconds where they were measured, flops otherwise; a backward is two forwards."""
+    forward = [max(stage.flops if stage.seconds is None else stage.seconds, 1e-9) for stage in stages.stages]
+    return {"F": forward, "B": [cost * (1 if split else 2) for cost in forward], "W": forward}
+
+
+def measured(timeline: Timeline, found: Outcome) -> Timeline:
+    """The same jobs at the times they took, from the first one's start."""
+    times: Mapping[Any, tuple[float, float]] = found.times
+    first = min(start for start, _ in times.values())
+    start, end = ([times[job][at] - first for job in timeline.jobs] for at in (0, 1))
+    told = Timeline(timeline.graph, start, end, timeline.activation_size, timeline.weight_size)
+    told.__dict__["peak_activations"] = found.peaks  # counted as it ran, which the times alone tell only roughly
+    return told
