@@ -108,9 +108,8 @@ class Tracer(fx.Tracer):
         self.running = False  # a leaf, for the example: all that it calls is its own affair
         self.result: Any = None
         self.examples: tuple[Any, ...] = ()
-        self.devices = sorted(
-            {"cpu", *(t.device.type for t in tree_leaves(arguments.examples) if isinstance(t, Tensor))}
-        )
+        used = {t.device.type for t in tree_leaves(arguments.examples) if isinstance(t, Tensor)}
+        self.devices = sorted({"cpu", *filter(torch.amp.is_autocast_available, used)})  # the meta device has none
         self.outside = region_now(self.devices)
 
     # What becomes a node
