@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,16 @@ class Traced(fx.Proxy):
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
 
 
+def in_place(name: str) -> Callable[[Traced, Any], Traced]:
+    change = getattr(operator, name)
+    return lambda proxy, other: proxy.tracer.create_proxy("call_function", change, (proxy, other), {})
+
+
+CHANGING = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+for sign in CHANGING:
+    setattr(Traced, f"__i{sign}__", in_place(f"__i{sign}__"))
+
+
 class Tracer(fx.Tracer):
     proxy_buffer_attributes = True
 
@@ -108,9 +118,8 @@ class Tracer(fx.Tracer):
         self.running = False  # a leaf, for the example: all that it calls is its own affair
         self.result: Any = None
         self.examples: tuple[Any, ...] = ()
-        self.devices = sorted(
-            {"cpu", *(t.device.type for t in tree_leaves(arguments.examples) if isinstance(t, Tensor))}
-        )
+        tensors = (leaf for leaf in tree_leaves(arguments.examples) if isinstance(leaf, Tensor))
+        self.devices = sorted({"cpu", *(tensor.device.type for tensor in tensors)} - {"meta"})  # that can autocast
         self.outside = region_now(self.devices)
 
     # What becomes a node
