@@ -118,8 +118,8 @@ class Tracer(fx.Tracer):
         self.running = False  # a leaf, for the example: all that it calls is its own affair
         self.result: Any = None
         self.examples: tuple[Any, ...] = ()
-        tensors = (leaf for leaf in tree_leaves(arguments.examples) if isinstance(leaf, Tensor))
-        self.devices = sorted({"cpu", *(tensor.device.type for tensor in tensors)} - {"meta"})  # that can autocast
+        used = {t.device.type for t in tree_leaves(arguments.examples) if isinstance(t, Tensor)}
+        self.devices = sorted({"cpu", *filter(torch.amp.is_autocast_available, used)})  # the meta device has none
         self.outside = region_now(self.devices)
 
     # What becomes a node

@@ -34,10 +34,11 @@ class Shell:
         for name, module, attribute in self.slots:
             setattr(module, attribute, tensors[name])
 
-    def follow(self, origin: nn.Module) -> None:
-        """Train or evaluate as the model does now."""
+    def follow(self, origin: nn.Module, training: bool) -> None:
+        """Train or evaluate as the model's modules do now. training: of the model itself, which its functions ask."""
         for path in self.paths:
             self.module.get_submodule(path).training = origin.get_submodule(path).training
+        self.module.training = training
 
 
 def tensors_in(module: nn.Module) -> dict[str, Tensor]:
