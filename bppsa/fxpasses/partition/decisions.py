@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn import functional as F
 
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.arguments import leaf_of
@@ -20,7 +21,7 @@ ASKED_BY_METHOD = frozenset(
     )
 )
 ASKED_BY_FUNCTION: frozenset[Any] = frozenset(
-    (len, torch.numel, torch.is_floating_point, torch.is_complex, torch.is_tensor)
+    (len, torch.numel, torch.is_floating_point, torch.is_complex, F._none_or_dtype)
 )
 ASKED_OF_AUTOGRAD = frozenset(("requires_grad", "grad", "grad_fn", "is_leaf", "retains_grad"))
 CONVERSIONS: dict[str, Callable[[Any], Any]] = {"bool": bool, "index": operator.index, "int": int, "float": float}

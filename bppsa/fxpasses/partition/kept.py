@@ -16,14 +16,17 @@ from bppsa.fxpasses.models import restore, state_of
 def kept(model: nn.Module) -> Iterator[None]:
     """The model's buffers, modes and attributes, and the random state, are as before afterwards.
 
-    Raises PartitionError where an attribute was changed: stages do not share attributes.
+    Raises PartitionError where the forward changes an attribute, since stages do not share attributes, and where the
+    whole model has hooks. A layer that is always called as a whole may remember what it likes.
     """
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers()]
-    attributes = [state for state in state_of(model) if "_bppsa" not in state[0]]  # what our own modules remember
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if not buffer.is_meta]
+    of_layers = [entry for layer in model.modules() if isinstance(layer, nn.RNNBase) for entry in state_of(layer)]
+    whole = {id(container) for _, container, _ in of_layers}
+    attributes = [entry for entry in state_of(model) if id(entry[1]) not in whole]
     fastpath = torch.backends.mha.get_fastpath_enabled()  # of transformers: kernels that no training step runs
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), without_reports(model):
             torch.backends.mha.set_fastpath_enabled(False)
             yield
     finally:
@@ -31,9 +34,10 @@ def kept(model: nn.Module) -> Iterator[None]:
         for module, training in modes:
             module.training = training
         changed = restore(attributes)
+        restore(of_layers)
         with torch.no_grad():
-            for buffer, before, number in buffers:
-                if number is None or buffer._version != number:
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):  # batch norm's changes do not count in buffer._version
                     buffer.copy_(before)
     if changed:
         raise PartitionError(
@@ -41,6 +45,21 @@ def kept(model: nn.Module) -> Iterator[None]:
         )
 
 
-def version(buffer: torch.Tensor) -> int | None:
-    """None where PyTorch does not count changes."""
-    return None if buffer.is_inference() else buffer._version
+@contextmanager
+def without_reports(model: nn.Module) -> Iterator[None]:
+    """Without our own hooks, which note what each call of a compiled model does."""
+    registered = (model._forward_pre_hooks, model._forward_hooks)
+    before = [hooks.copy() for hooks in registered]
+    for hook in (hook for hooks in before for hook in hooks.values()):
+        if not getattr(hook, "__module__", "").startswith("bppsa."):
+            raise PartitionError(
+                f"{type(model).__name__} has hooks of its own, and no stage is the whole model; register them on its "
+                f"submodules"
+            )
+    try:
+        for hooks in registered:
+            hooks.clear()
+        yield
+    finally:
+        for hooks, original in zip(registered, before, strict=True):
+            hooks.update(original)

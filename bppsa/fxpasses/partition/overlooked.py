@@ -1,20 +1,28 @@
-"""What torch.fx overlooks while it traces: random numbers that are drawn from no argument, and custom backwards."""
+"""What torch.fx overlooks while it traces.
+
+These are custom backwards, random numbers drawn from no argument, attributes set to what is traced, and helpers of
+nn.TransformerEncoder that look at masks.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.fx.proxy import TraceError
+from torch.nn import functional as F
+from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bppsa.fxpasses.partition.effects import draws
 
 DRAWING = ("normal", "rand", "randint", "randn", "randperm")
+HELPERS = ((F, "_canonical_mask"), (F, "_none_or_dtype"), (transformer, "_detect_is_causal_mask"))
 CreateProxy = Callable[..., fx.Proxy]
 
 
@@ -24,23 +32,45 @@ def recorded(create_proxy: CreateProxy, running: Callable[[], bool]) -> Iterator
     apply = torch.autograd.Function.__dict__["apply"]
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        call = apply.__get__(None, cls)
-        if running() or not any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((args, kwargs))):
-            return call(*args, **kwargs)
-        return create_proxy("call_function", call, args, kwargs)
+        return of_proxies(Custom(cls), apply.__get__(None, cls))(*args, **kwargs)
 
-    def always(factory: Callable[..., Any]) -> Callable[..., Any]:
-        def make(*args: Any, **kwargs: Any) -> Any:
-            return factory(*args, **kwargs) if running() else create_proxy("call_function", factory, args, kwargs)
+    def of_proxies(function: Callable[..., Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if running() or not any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((args, kwargs))):
+                return (otherwise or function)(*args, **kwargs)
+            return create_proxy("call_function", function, args, kwargs)
 
-        return make
+        return call
+
+    def always(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs) if running() else create_proxy("call_function", function, args, kwargs)
+
+        return call
 
     with ExitStack() as stack:
         stack.enter_context(replaced(torch.autograd.Function, "apply", classmethod(applied)))
+        stack.enter_context(replaced(nn.Module, "__setattr__", setting(nn.Module.__setattr__)))
         for name in DRAWING:
             stack.enter_context(replaced(torch, name, always(getattr(torch, name))))
+        for owner, name in HELPERS:
+            stack.enter_context(replaced(owner, name, of_proxies(getattr(owner, name))))
         stack.enter_context(NoDraws(running))
         yield
+
+
+@dataclass(frozen=True)
+class Custom:
+    """The call of an autograd.Function, with a name for the code that torch.fx writes."""
+
+    function: Any
+
+    @property
+    def __name__(self) -> str:
+        return str(self.function.__name__)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function.apply(*args, **kwargs)
 
 
 @contextmanager
@@ -51,6 +81,21 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, before)
+
+
+def setting(before: Callable[..., None]) -> Callable[..., None]:
+    """Of an attribute of a module. `self.count += 1` changes a buffer and then sets it to what it is."""
+
+    def set_attribute(module: nn.Module, name: str, value: Any) -> None:
+        if not isinstance(value, fx.Proxy):
+            before(module, name, value)
+        elif value.example is not module._buffers.get(name):
+            raise TraceError(
+                f"sets the attribute {name} of a {type(module).__name__}, which other stages do not see; keep state in "
+                f"buffers, and change them in place"
+            )
+
+    return set_attribute
 
 
 class NoDraws(TorchDispatchMode):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -94,6 +94,16 @@ class Traced(fx.Proxy):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
+
+
+def in_place(name: str) -> Callable[[Traced, Any], Traced]:
+    change = getattr(operator, name)
+    return lambda proxy, other: proxy.tracer.create_proxy("call_function", change, (proxy, other), {})
+
+
+CHANGING = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+for sign in CHANGING:
+    setattr(Traced, f"__i{sign}__", in_place(f"__i{sign}__"))
 
 
 class Tracer(fx.Tracer):

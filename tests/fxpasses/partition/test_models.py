@@ -2,75 +2,161 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from bppsa import partition
+from bppsa import compile, partition
+from tests.fxpasses.partition import zoo
 from tests.fxpasses.partition.support import compare
 
 
 @pytest.fixture(autouse=True)
-def float64():
+def float64() -> Iterator[None]:
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
 
 
-def mlp() -> nn.Module:
-    layers = ((nn.Linear(6, 6), nn.ReLU(inplace=True), nn.Dropout(0.3)) for _ in range(5))
-    return nn.Sequential(*(layer for group in layers for layer in group))
-
-
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.convs = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1) for _ in range(6))
-        self.norms = nn.ModuleList(nn.BatchNorm2d(3) for _ in range(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = F.relu(norm(conv(x)) + x, inplace=True)
-        return x.flatten(1)
-
-
-class UNet(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.down = nn.ModuleList(nn.Linear(6, 6) for _ in range(4))
-        self.up = nn.ModuleList(nn.Linear(12, 6) for _ in range(4))
-
-    def forward(self, x: Tensor) -> Tensor:
-        skips = []
-        for layer in self.down:
-            x = torch.tanh(layer(x))
-            skips.append(x)
-        for layer in self.up:
-            x = torch.tanh(layer(torch.cat([x, skips.pop()], -1)))
-        return x
-
-
-CASES = {
-    "mlp": (mlp, lambda B: (torch.randn(B, 6, requires_grad=True),)),
-    "residual": (Residual, lambda B: (torch.randn(B, 3, 4, 4, requires_grad=True),)),
-    "unet": (UNet, lambda B: (torch.randn(B, 6, requires_grad=True),)),
-}
-
-
 @pytest.mark.parametrize("stages", [1, 2, 3, 5])
-@pytest.mark.parametrize("case", CASES)
-def test_equals_the_model(case: str, stages: int) -> None:
-    make, inputs = CASES[case]
+@pytest.mark.parametrize("make", zoo.MODELS, ids=lambda make: make.__name__)
+def test_equals_the_model(make: type[zoo.Sample], stages: int) -> None:
     model = make()
-    cut = partition(model, inputs(4), stages)
+    args, kwargs = model.inputs(4)
+    cut = partition(model, args, stages, example_kwargs=kwargs)
     assert len(cut) == stages
     for B in (4, 2, 7):
-        compare(model, cut, *inputs(B))
+        args, kwargs = model.inputs(B)
+        compare(model, cut, *args, **kwargs)
+
+
+@pytest.mark.parametrize("make", zoo.MODELS, ids=lambda make: make.__name__)
+def test_serves_the_other_mode(make: type[zoo.Sample]) -> None:
+    """Cut in evaluation, run in training."""
+    model = make().eval()
+    args, kwargs = model.inputs(4)
+    cut = partition(model, args, 3, example_kwargs=kwargs)
+    for mode in (False, True):
+        for module in (model, *(stage.module for stage in cut.stages)):
+            module.train(mode)
+        compare(model, cut, *args, **kwargs)
+
+
+@pytest.mark.parametrize("make", zoo.MODELS, ids=lambda make: make.__name__)
+def test_leaves_the_model_as_it_was(make: type[zoo.Sample]) -> None:
+    model = make()
+    args, kwargs = model.inputs(4)
+    before, drawn = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
+    attributes = [dict(module.__dict__) for module in model.modules()]
+    partition(model, args, 2, example_kwargs=kwargs)
+    after = model.state_dict()
+    assert list(before) == list(after)
+    assert all(torch.equal(before[k], after[k]) for k in before)
+    assert torch.equal(drawn, torch.get_rng_state())
+    assert [module.__dict__.keys() for module in model.modules()] == [old.keys() for old in attributes]
+    assert all(module.training for module in model.modules())
+    assert not any(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("make", zoo.MODELS, ids=lambda make: make.__name__)
+def test_names_are_the_models(make: type[zoo.Sample]) -> None:
+    model = make()
+    args, kwargs = model.inputs(4)
+    cut = partition(model, args, 3, example_kwargs=kwargs)
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    found = set()
+    for stage in cut.stages:
+        held = dict(stage.module.named_parameters(remove_duplicate=False))
+        assert held.keys() <= stage.names.keys()
+        held |= dict(stage.module.named_buffers(remove_duplicate=False))
+        assert all(held[own] is tensors[name] for own, name in stage.names.items())
+        assert all(own == name or name in dict(model.named_parameters()) for own, name in stage.names.items())
+        found.update(stage.names.values())
+    assert found >= {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("make", zoo.MODELS, ids=lambda make: make.__name__)
+def test_values_go_forward_only(make: type[zoo.Sample]) -> None:
+    model = make()
+    args, kwargs = model.inputs(4)
+    cut = partition(model, args, 4, example_kwargs=kwargs)
+    for i, value in enumerate(cut.values):
+        assert (value.source == -1) == (i < cut.arguments)
+        assert list(value.readers) == sorted(set(value.readers))
+        assert all(value.source < reader and i in cut.stages[reader].inputs for reader in value.readers)
+        assert value.source < 0 or i in cut.stages[value.source].outputs
+        assert value.readers or value.source < 0
+    assert cut.stages[-1].outputs == ()
+
+
+def test_parameters_never_travel() -> None:
+    model = zoo.TiedEmbedding()
+    cut = partition(model, model.inputs(4)[0], 3)
+    holders = [s for s, stage in enumerate(cut.stages) if "embedding.weight" in stage.names.values()]
+    assert holders[0] == 0
+    assert holders[-1] == 2
+    assert "embedding.weight" in [stage.names.get("head.weight") for stage in cut.stages]
+    assert not {value.name for value in cut.values if "weight" in value.name}
+
+
+def test_compiled_recurrences_stay_whole() -> None:
+    model = compile(zoo.Recurrent())
+    cut = partition(model, model.inputs(4)[0], 3)
+    assert cut.stages[0].module.get_submodule("gru") is model.gru
+    compare(model, cut, *model.inputs(3)[0])
+
+
+def test_a_model_without_memory() -> None:
+    """Cut on the meta device as it is cut on the CPU."""
+    with torch.device("meta"):
+        model = nn.Sequential(*(nn.Linear(6, 6) for _ in range(8)))
+    cut = partition(model, torch.randn(4, 6), 4)
+    assert [stage.ops for stage in cut.stages] == [2, 2, 2, 2]
+
+
+def test_random_nodes_are_named() -> None:
+    model = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.Linear(6, 6), nn.GRU(6, 6, 2, dropout=0.5)).eval()
+    cut = partition(model, torch.randn(3, 4, 6), 2)
+    drawing = [(stage.module.graph.find_nodes(op="call_module"), dict(stage.draws)) for stage in cut.stages]
+    assert [(n.target, n.meta["draws"]) for nodes, named in drawing for n in nodes if n.name in named] == [
+        ("1", 2),
+        ("3", 4),
+    ]
+    assert not any(module.training for module in model.modules())
+
+
+By = Callable[[nn.Module], list[nn.Module]]
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.a(x), self.b(x)
+
+
+class Join(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        return {"sum": x + y, "product": x * y}
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair, self.drop, self.join = Pair(), nn.Dropout(), Join()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return self.join(*self.pair(self.drop(x)))
 
 
 def test_modules_by_hand() -> None:
-    model = nn.Sequential(nn.Linear(4, 5), nn.GRU(5, 4), nn.Identity())
-    cut = partition(model, torch.randn(3, 2, 4), [model[0], model[1]])
-    compare(nn.Sequential(model[0], model[1]), cut, torch.randn(3, 4, 4))
+    model = Two()
+    cut = partition(model, torch.randn(3, 4), [model.drop, model.pair, model.join])
+    assert [stage.draws for stage in cut.stages] == [(("drop", 0),), (), ()]
+    assert cut.stages[1].names == {name: name for name, _ in model.named_parameters()}
+    compare(model, cut, torch.randn(5, 4, requires_grad=True))
