@@ -68,7 +68,12 @@ class Member:
         for lane, steps in enumerate(run.plan.steps[self.worker]):
             used = sorted({step.action.stage for step in steps})
             work = Pipeline(
-                self.stages, run.call, {s: self.shell(lane, s) for s in used}, run.results, run.sums, run.ended
+                self.stages,
+                run.call,
+                {s: self.shell(lane, s, run.call) for s in used},
+                run.results,
+                run.sums,
+                run.ended,
             )
             found.append(
                 Lane(
@@ -97,14 +102,14 @@ class Member:
             for key in self.shells.keys() - self.fetched.keys():
                 self.shells[key].lend(self.lent)
 
-    def shell(self, lane: int, s: int) -> Shell:
+    def shell(self, lane: int, s: int, call: Call) -> Shell:
         stage = self.stages.stages[s]
         if (lane, s) not in self.shells:
-            self.shells[lane, s] = Shell(stage)
+            self.shells[lane, s] = Shell(stage, call.split)
             if s in self.foreign:
                 self.fetched[lane, s] = Fetched(tensors_of(stage), self.device)
             self.shells[lane, s].lend(self.fetched[lane, s].tensors if (lane, s) in self.fetched else self.lent)
-        self.shells[lane, s].follow(self.origins[s])
+        self.shells[lane, s].follow(self.origins[s], call.training)
         return self.shells[lane, s]
 
 

@@ -100,7 +100,14 @@ class Training:
         tensors = [[x for x in tree_leaves(argument) if isinstance(x, Tensor)] for argument in arguments]
         shapes = [(tuple(x.shape), x.dtype) for of_argument in tensors for x in of_argument]
         signature = repr((modes, list(sizes.values()) if self.settings.local else shapes))
-        call = Call([cut.get(b, ()) for b in range(count)], modes, seeds, signature, split=plan.split)
+        call = Call(
+            [cut.get(b, ()) for b in range(count)],
+            modes,
+            seeds,
+            signature,
+            split=plan.split,
+            training=self.model.training,
+        )
         return Batch(call, mine, rows, [sizes[b] for b in range(count)], tensors)
 
     def shared(self, mine: Mapping[int, T]) -> dict[int, T]:

@@ -14,7 +14,7 @@ from bppsa.runtime.worker.draws import Seed, drawing_from
 from bppsa.runtime.worker.gradients import Grads, Sums
 from bppsa.runtime.worker.modes import Modes
 from bppsa.runtime.worker.norms import watched
-from bppsa.runtime.worker.results import Kept, Results, added
+from bppsa.runtime.worker.results import End, Kept, Middle, Results, added
 from bppsa.runtime.worker.shell import Shell
 from bppsa.schedule.messages import Item
 from bppsa.schedule.program import Action
@@ -33,6 +33,7 @@ class Call:
     signature: str = ""  # of what decides the shapes that jobs hand on
     loss: Loss | None = None  # None: the model is called as a module, and `cotangents` come later
     split: bool = False  # whether W is a job of its own
+    training: bool = True  # of the model
     outputs: bool = False  # whether what the model returns is kept
     cotangents: Sequence[Sequence[Tensor | None]] = ()  # of each micro-batch, by tensor that the model returns
 
@@ -82,6 +83,7 @@ class Pipeline:
         ]
         with drawing_from(self.call.seeds[b]), watched(shell.norms) as seen:
             made = shell.module(*given)
+        made, middles = made if shell.readings else (made, ())
         results.seen[s, b] = seen
         last = s == len(self.stages) - 1
         if last:
@@ -93,7 +95,9 @@ class Pipeline:
                 [leaf for x, leaf in zip(xs, new, strict=True) if isinstance(x, Tensor)]
                 for (xs, _), new in zip(flat, leaves, strict=True)
             ]
-            results.kept[s, b] = Kept(held, [tensors(value) for value in made], weights)
+            read = [{name: weights[name] for name in names if name in weights} for names in shell.readings]
+            pairs = [Middle(x, own) for x, own in zip(middles, read, strict=True) if own]
+            results.kept[s, b] = Kept(held, [tensors(value) for value in made], weights, pairs)
         return [] if last else [tree_map(without_graph, value) for value in made]
 
     def finish(self, b: int, made: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -110,12 +114,16 @@ class Pipeline:
         kept = self.results.kept[s, b]
         outs, cotangents = self.seeds(s, b, kept, inputs)
         leaves = [leaf for xs in kept.leaves for leaf in xs if leaf is not None]
-        wanted = leaves if self.call.split else [*leaves, *kept.weights.values()]
-        found = gradients_of(outs, wanted, cotangents, keep=self.call.split)
-        if self.call.split:
-            kept.seeds = outs, cotangents
+        later = [middle.made for middle in kept.middles] if self.call.split else list(kept.weights.values())
+        found = gradients_of(outs, [*leaves, *later], cotangents, keep=self.call.split)
+        rest = found[len(leaves) :]
+        if not self.call.split:
+            self.done(s, b, dict(zip(kept.weights, rest, strict=True)))
+        elif kept.middles:
+            pairs = zip(kept.middles, rest, strict=True)
+            kept.ends = [End([middle.made], [grad], middle.weights) for middle, grad in pairs if grad is not None]
         else:
-            self.done(s, b, dict(zip(kept.weights, found[len(leaves) :], strict=True)))
+            kept.ends = [End(outs, cotangents, kept.weights)]
         from_leaves = iter(found)
         by_value = [[None if leaf is None else next(from_leaves) for leaf in xs] for xs in kept.leaves]
         sent = []
@@ -128,8 +136,10 @@ class Pipeline:
 
     def weights(self, s: int, b: int, inputs: Sequence[Any]) -> list[Any]:
         kept = self.results.kept[s, b]
-        found = gradients_of(kept.seeds[0], list(kept.weights.values()), kept.seeds[1], keep=False)
-        self.done(s, b, dict(zip(kept.weights, found, strict=True)))
+        grads: dict[str, Tensor | None] = {}
+        for made, cotangents, weights in kept.ends:
+            grads.update(zip(weights, gradients_of(made, list(weights.values()), cotangents, keep=False), strict=True))
+        self.done(s, b, grads)
         return []
 
     def seeds(self, s: int, b: int, kept: Kept, inputs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -16,6 +16,21 @@ from bppsa.schedule.program import Action
 Times = dict[Action, tuple[float, float]]  # seconds, start and end
 
 
+class Middle(NamedTuple):
+    """What an op gives that reads weights, and these, by the model's names."""
+
+    made: Tensor
+    weights: dict[str, Tensor]
+
+
+class End(NamedTuple):
+    """Where a backward of weights begins, and the gradients there."""
+
+    made: list[Tensor]
+    grads: list[Tensor]
+    weights: dict[str, Tensor]
+
+
 @dataclass
 class Kept:
     """What a job F leaves for its B: leaves for what it read, and what it made."""
@@ -23,7 +38,8 @@ class Kept:
     leaves: list[list[Tensor | None]]  # of each value, its tensors; None where no gradient flows to
     made: list[list[Tensor]]  # of each value, its tensors
     weights: dict[str, Tensor]
-    seeds: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))  # of W: what B began from
+    middles: list[Middle] = field(default_factory=list)
+    ends: list[End] = field(default_factory=list)  # of W, from B: each with the weights that it goes on to
 
 
 class Results:

@@ -11,14 +11,23 @@ from torch import Tensor, fx, nn
 
 from bppsa.runtime.worker.draws import Drawing
 from bppsa.runtime.worker.norms import norms_of
+from bppsa.runtime.worker.split import readings, show
 from bppsa.stages import Stage
 
 
 class Shell:
-    """slots: of each tensor that the stage has, where it goes: (the model's name, a module, its attribute)."""
+    """slots: of each tensor that the stage has, where it goes: (the model's name, a module, its attribute).
 
-    def __init__(self, stage: Stage) -> None:
+    With split=True and where its backward can be split at the ops that read weights, the module returns (outputs, what
+    these ops give), and `readings` has the model's names of what each reads.
+    """
+
+    def __init__(self, stage: Stage, split: bool = False) -> None:
         self.module = hollow(stage)
+        found = readings(self.module) if split else []
+        self.readings = [[stage.names[name] for name in names] for _, names in found]
+        if found:
+            show(self.module, found)
         own = tensors_in(self.module)
         self.slots = [(stage.names[name], *holder(self.module, name)) for name in own if name in stage.names]
         if isinstance(self.module, fx.GraphModule):
@@ -31,10 +40,11 @@ class Shell:
         for name, module, attribute in self.slots:
             setattr(module, attribute, tensors[name])
 
-    def follow(self, origin: nn.Module) -> None:
-        """Train or evaluate as the model does now."""
+    def follow(self, origin: nn.Module, training: bool) -> None:
+        """Train or evaluate as the model's modules do now. training: of the model itself, which its functions ask."""
         for path in self.paths:
             self.module.get_submodule(path).training = origin.get_submodule(path).training
+        self.module.training = training
 
 
 def tensors_in(module: nn.Module) -> dict[str, Tensor]:

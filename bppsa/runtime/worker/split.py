@@ -1,0 +1,48 @@
+"""The backward of a stage in two: first the gradients of its inputs (B), later those of its weights (W).
+
+Between the two stand the outputs of the ops that read weights. B finds the gradients there; W goes on from each to the
+op's own weights, and computes nothing of B again. That holds where each weight is read by one op and each such op gives
+one tensor: otherwise an output's gradient would flow to a weight on two ways, and W goes through the whole stage.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torch import fx, nn
+
+Reading = tuple[str, tuple[str, ...]]  # an op, by the name of its node, and the names in the stage of what it reads
+
+
+def readings(module: nn.Module) -> list[Reading]:
+    """Ops that read Parameters. Empty where the backward cannot be split at them."""
+    if not isinstance(module, fx.GraphModule):
+        return []
+    found = [(node, weights_of(module, node)) for node in module.graph.nodes]
+    found = [(node, names) for node, names in found if names]
+    read = Counter(id(module.get_parameter(name)) for _, names in found for name in names)
+    if any(times > 1 for times in read.values()) or any(gives_several(node) for node, _ in found):
+        return []
+    return [(node.name, tuple(names)) for node, names in found]
+
+
+def weights_of(module: fx.GraphModule, node: fx.Node) -> list[str]:
+    if node.op == "call_module":
+        called = module.get_submodule(str(node.target))
+        return [f"{node.target}.{name}" for name, _ in called.named_parameters()]
+    own = dict(module.named_parameters(remove_duplicate=False))
+    return [str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr" and arg.target in own]
+
+
+def gives_several(node: fx.Node) -> bool:
+    """Whether elements of what it gives are taken, as of what a recurrent layer returns."""
+    return any(user.op == "call_function" and getattr(user.target, "__name__", "") == "getitem" for user in node.users)
+
+
+def show(module: fx.GraphModule, found: list[Reading]) -> None:
+    """Has the module return (its outputs, what the ops give)."""
+    names = {name for name, _ in found}
+    nodes = {node.name: node for node in module.graph.nodes if node.name in names}
+    (output,) = (node for node in module.graph.nodes if node.op == "output")
+    output.args = ((output.args[0], tuple(nodes[name] for name, _ in found)),)
+    module.recompile()
