@@ -16,7 +16,7 @@ from bppsa._modules import chained
 from bppsa._modules.classes import Recurrent, rewrite
 from bppsa._pruned.classes import adopt_pruned
 from bppsa._pruned.masks import given_masks
-from bppsa._workers.start import scheduled
+from bppsa._workers.start import counterparts, scheduled
 from bppsa._workers.training import Settings
 from bppsa.errors import ArgumentError, StrategyError
 from bppsa.plan.chain_choice import may_gain
@@ -101,7 +101,8 @@ def compile(
         if data not in DATA:
             raise StrategyError(f"unknown data={data!r}; known: {', '.join(DATA)}")
         settings = Settings(schedule, microbatches, workers, loss_fn, loss_weight, seed, data == "local")
-        return scheduled(rewrite(model, chosen, ahead)[0], settings, stages, example_inputs)
+        fast = rewrite(model, chosen, ahead)[0]
+        return scheduled(fast, settings, counterparts(model, fast, stages), example_inputs)
     given = given_masks(model, masks, sparse)
     fast, by_path = rewrite(model, chosen, ahead)
     scans = chosen.name not in ("auto", "sequential")

@@ -42,6 +42,14 @@ def scheduled(model: nn.Module, settings: Settings, stages: int | Sequence[nn.Mo
     return compiled
 
 
+def counterparts(model: nn.Module, clone: nn.Module, stages: int | Sequence[nn.Module]) -> int | Sequence[nn.Module]:
+    """Submodules of the model given as stages, as those of its clone."""
+    if isinstance(stages, int):
+        return stages
+    twins = dict(zip(model.modules(), clone.modules(), strict=True))
+    return [twins.get(stage, stage) for stage in stages]
+
+
 def in_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 

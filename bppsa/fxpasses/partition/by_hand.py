@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.arguments import Arguments, arguments_of, leaf_of
-from bppsa.fxpasses.partition.effects import Watch
+from bppsa.fxpasses.partition.effects import Watch, storage
 from bppsa.fxpasses.partition.kept import kept
 from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
 from bppsa.fxpasses.partition.tracing import WHAT_FORWARDS_RAISE
@@ -28,6 +28,7 @@ class Run:
     result: Any
     flops: float
     draws: bool
+    written: frozenset[int]  # inputs that the module changes in place
 
     def parts(self) -> list[Any]:
         """What the next module takes."""
@@ -52,7 +53,7 @@ def by_hand(
     inputs = range(len(values))
     stages, first = [], first_names(model)
     for s, (path, run) in enumerate(zip(paths, runs, strict=True)):
-        graph, call = calling(path, arguments if s == 0 else None, len(inputs))
+        graph, call = calling(path, arguments if s == 0 else None, len(inputs), run.written)
         if s == len(runs) - 1:
             outputs = range(0)
             results = [graph.call_function(leaf_of, (call, i)) for i in range(len(tree_leaves(run.result)))]
@@ -74,21 +75,29 @@ def by_hand(
     return Stages(tuple(stages), tuple(values), len(arguments.names), arguments.bind, assemble)
 
 
-def calling(path: str, arguments: Arguments | None, inputs: int) -> tuple[fx.Graph, fx.Node]:
-    """A graph that calls a module. arguments: how the inputs are given to it; default: by position."""
+def calling(
+    path: str, arguments: Arguments | None, inputs: int, written: frozenset[int]
+) -> tuple[fx.Graph, fx.Node]:
+    """A graph that calls a module. arguments: how the inputs are given to it; default: by position. written: inputs
+    that it changes in place: it gets copies, because a stage's inputs are the stage's before as well."""
     graph = fx.Graph()
     received = [graph.placeholder(f"input_{i}") for i in range(inputs)]
+    received = [graph.call_method("clone", (x,)) if i in written else x for i, x in enumerate(received)]
     args, kwargs = arguments.call(received) if arguments else (received, {})
     return graph, graph.call_module(path, tuple(args), kwargs)
 
 
 def run_all(modules: Sequence[nn.Module], arguments: Arguments) -> list[Run]:
     args, kwargs = arguments.call(arguments.examples)
+    given: Sequence[Any] = arguments.examples
     runs = []
     for module in modules:
         with torch.no_grad(), Watch() as watch:
-            runs.append(Run(module(*args, **kwargs), watch.flops, watch.draws))
-        args, kwargs = runs[-1].parts(), {}
+            result = module(*args, **kwargs)
+        written = frozenset(i for i, x in enumerate(given) if isinstance(x, Tensor) and storage(x) in watch.written)
+        runs.append(Run(result, watch.flops, watch.draws, written))
+        given = args = runs[-1].parts()
+        kwargs = {}
     return runs
 
 

@@ -30,9 +30,6 @@ class Shell:
             show(self.module, found)
         own = tensors_in(self.module)
         self.slots = [(stage.names[name], *holder(self.module, name)) for name in own if name in stage.names]
-        for module in self.module.modules():
-            if "inplace" in module.__dict__:
-                module.__dict__["inplace"] = False  # what comes in is a leaf, or others read it too
         if isinstance(self.module, fx.GraphModule):
             draw_by_number(self.module, dict(stage.draws))
         self.norms = norms_of(self.module)
