@@ -17,6 +17,7 @@ from bppsa._workers.training import Batch, Settings, Training
 from bppsa.errors import ArgumentError, ScheduleError
 from bppsa.runtime.worker.modes import Modes
 from bppsa.schedule.timeline import Timeline
+from bppsa.stages import Stages
 
 ADOPTED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
@@ -77,6 +78,11 @@ class Scheduled(nn.Module):
         spec: list[Any] = []
         leaves = Whole.apply(training, batch, tuple(named), spec, *named.values(), *batch.wanted)
         return tree_unflatten(list(leaves), spec[0])
+
+    @property
+    def stages(self) -> Stages:
+        """What the model was cut into. Raises ScheduleError before it is."""
+        return self._started().stages
 
     @property
     def timeline(self) -> Timeline:
