@@ -90,8 +90,8 @@ class GroupTransport:
             raise WorkerError("there is no process group: call torch.distributed.init_process_group first")
         self._group = group
         self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
-        self._device = torch.device(device)
-        self._wire = self._device if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
+        self.device = torch.device(device)
+        self._wire = self.device if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
         self._downward = self._group if self._wire.type == "cpu" else _twin(self._group)
         self._peers = {rank: _Peer(rank) for rank in range(self.size) if rank != self.rank}
         self._step, self._signature = 0, 0
@@ -162,11 +162,11 @@ class GroupTransport:
                 "or dtypes: give every rank the same whole batch"
             )
         self._settle(key)
-        return unpack(arrival.packed, self._device, into)
+        return unpack(arrival.packed, self.device, into)
 
     def finish(self) -> None:
         """Waits until all that was sent has arrived, and until every rank has come here."""
-        self._share(_DONE)
+        self.share(_DONE)
         self._settle()
         if self._outbox:
             numbers = sorted(number for _, number in self._outbox)
@@ -188,7 +188,7 @@ class GroupTransport:
 
     def agree(self, fingerprint: object) -> None:
         """Raises ScheduleError on every rank where the fingerprints differ, with the keys that do of a dict."""
-        given = self._share(fingerprint)
+        given = self.share(fingerprint)
         tables = {rank: _keyed(given[rank]) for rank in range(self.size)}
         keys = dict.fromkeys(key for table in tables.values() for key in table)
         differences = [text for key in keys if (text := _difference(key, tables))]
@@ -272,7 +272,7 @@ class GroupTransport:
         group = self._group if source < self.rank else self._downward
         return group.recv([tensor], source, tag)
 
-    def _share(self, value: Any) -> dict[int, Any]:
+    def share(self, value: Any) -> dict[int, Any]:
         """The values of all ranks, by rank."""
         with self._changed:
             key, self._shares = (self._step, self._shares), self._shares + 1
