@@ -113,7 +113,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--length", type=int, default=128, help="bytes T of a row")
     parser.add_argument("--batch", type=int, default=16, help="rows B of a batch")
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--lr", type=float, default=1e-2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(
         "--output", type=Path, default=Path("pipeline"), help="what the names of the diagrams begin with"
@@ -153,6 +153,7 @@ def train(
             start = time.perf_counter()
             optimizer.zero_grad()
             losses.append(compiled.step(inputs, targets).item())
+            compiled.clip_grad_norm_(1.0)
             optimizer.step()
             seconds.append(time.perf_counter() - start)
             progress.update(bar, advance=1, loss=losses[-1])

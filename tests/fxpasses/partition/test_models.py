@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import bppsa
 from bppsa import partition
+from bppsa.schedule import gpipe
 from tests.fxpasses.partition.support import compare
 
 
@@ -74,3 +76,20 @@ def test_modules_by_hand() -> None:
     model = nn.Sequential(nn.Linear(4, 5), nn.GRU(5, 4), nn.Identity())
     cut = partition(model, torch.randn(3, 2, 4), [model[0], model[1]])
     compare(nn.Sequential(model[0], model[1]), cut, torch.randn(3, 4, 4))
+
+
+class Stacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.GRU(4, 4, batch_first=True) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)[0]
+        return x
+
+
+def test_compiled_layers_remember_calls_of_few_steps() -> None:
+    x = torch.randn(2, 3, 4)
+    compiled = bppsa.compile(Stacked(), schedule=gpipe(), stages=3, microbatches=2, example_inputs=x)
+    assert len(compiled.stages) == 3
