@@ -17,9 +17,8 @@ import copy
 import itertools
 import math
 import statistics
-import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,14 +28,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import bppsa
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-LARGEST_TEXT = 8_000_000  # bytes
+from text import batches, loss_of, read_text, split
+
 PROMPT = "def "
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
@@ -120,50 +119,13 @@ def title(options: argparse.Namespace) -> str:
     return f"{options.layers}-layer {options.model.upper()}, H={options.hidden}, T={options.length}, B={options.batch}"
 
 
-# --- text ---
-
-
-def read_text(path: Path | None) -> Tensor:
-    """The bytes of a file, or of all files of a folder in the order of their names, as int64 [N]."""
-    if path is None:
-        library = Path(sysconfig.get_paths()["stdlib"])
-        apart = {"site-packages", "dist-packages", "test", "tests", "encodings"}
-        files = sorted(file for file in library.rglob("*.py") if not apart & set(file.relative_to(library).parts))
-    else:
-        files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    text = bytearray()
-    for file in files:
-        text += file.read_bytes()
-        if len(text) >= LARGEST_TEXT:
-            break
-    return torch.tensor(text[:LARGEST_TEXT], dtype=torch.uint8).long()
-
-
-def split(text: Tensor, length: int) -> tuple[Tensor, Tensor]:
-    """Nine tenths to train on; the last tenth is held out, and must be longer than a row."""
-    cut = len(text) * 9 // 10
-    if len(text) - cut <= length:
-        raise SystemExit(f"{len(text):,} bytes are too few: rows of --length {length} need more than {10 * length:,}")
-    return text[:cut], text[cut:]
-
-
-def batches(text: Tensor, options: argparse.Namespace) -> Iterator[tuple[Tensor, Tensor]]:
-    """Pieces of the text at random places and the same pieces one byte on, both [B, T]; the same ones for one seed."""
-    rng = torch.Generator().manual_seed(options.seed)
-    reach = torch.arange(options.length + 1)
-    for _ in range(options.steps):
-        starts = torch.randint(len(text) - options.length, (options.batch, 1), generator=rng)
-        pieces = text[(starts + reach).to(text.device)]
-        yield pieces[:, :-1], pieces[:, 1:]
-
-
 # --- training ---
 
 
 def train(model: nn.Module, text: Tensor, options: argparse.Namespace, run: Run, progress: Progress) -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
     bar = progress.add_task(run.name, total=options.steps, loss=math.nan)
-    for inputs, targets in batches(text, options):
+    for inputs, targets in batches(text, options.length, options.batch, options.steps, options.seed):
         start = time.perf_counter()
         run.losses.append(train_step(model, optimizer, inputs, targets))
         run.seconds.append(time.perf_counter() - start)
@@ -183,13 +145,8 @@ def warm_up(model: nn.Module, text: Tensor, options: argparse.Namespace) -> None
     """Steps of a copy that is thrown away: what PyTorch does once in a process must not count against the first run."""
     model = copy.deepcopy(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
-    for inputs, targets in itertools.islice(batches(text, options), 3):
+    for inputs, targets in batches(text, options.length, options.batch, 3, options.seed):
         train_step(model, optimizer, inputs, targets)
-
-
-def loss_of(scores: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy in nats: scores [B, T, 256], targets [B, T] -> []."""
-    return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
 
 @torch.no_grad()

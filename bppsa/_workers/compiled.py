@@ -19,6 +19,7 @@ from bppsa._workers.training import Settings, Training
 from bppsa.errors import ArgumentError, ScheduleError
 from bppsa.runtime.worker.modes import Modes
 from bppsa.schedule.timeline import Timeline
+from bppsa.stages import Stages
 
 ADOPTED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
@@ -111,6 +112,11 @@ class Scheduled(nn.Module):
         elsewhere = set(self._names) - set(self.state_dict())
         own = {name: value for name, value in state_dict.items() if name not in elsewhere}
         return super().load_state_dict(own, strict, assign)
+
+    @property
+    def stages(self) -> Stages:
+        """What the model was cut into. Raises ScheduleError before it is."""
+        return self._started().stages
 
     @property
     def timeline(self) -> Timeline:

@@ -85,12 +85,13 @@ State = list[tuple[str, Any, Any]]  # where, a container, a copy of it
 
 
 def state_of(model: nn.Module) -> State:
-    """The containers that a forward may write to: attributes of modules, and the lists, dicts and sets among them."""
+    """The containers that a forward may write to: attributes of modules, and the lists, dicts and sets among them.
+    What our own modules remember of their calls is not the model's."""
     found: State = []
     for path, module in model.named_modules():
         found.append((path, module.__dict__, dict(module.__dict__)))
         for name, value in module.__dict__.items():
-            if isinstance(value, (list, dict, set)):
+            if isinstance(value, (list, dict, set)) and not name.startswith("_bppsa"):
                 found.append((f"{path}.{name}" if path else name, value, value.copy()))
     return found
 

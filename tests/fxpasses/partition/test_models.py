@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa import compile, partition
+from bppsa.schedule import gpipe
 from tests.fxpasses.partition import zoo
 from tests.fxpasses.partition.support import compare
 
@@ -160,3 +161,20 @@ def test_modules_by_hand() -> None:
     assert [stage.draws for stage in cut.stages] == [(("drop", 0),), (), ()]
     assert cut.stages[1].names == {name: name for name, _ in model.named_parameters()}
     compare(model, cut, torch.randn(5, 4, requires_grad=True))
+
+
+class Stacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.GRU(4, 4, batch_first=True) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)[0]
+        return x
+
+
+def test_compiled_layers_remember_calls_of_few_steps() -> None:
+    x = torch.randn(2, 3, 4)
+    compiled = compile(Stacked(), schedule=gpipe(), stages=3, microbatches=2, example_inputs=x)
+    assert len(compiled.stages) == 3
