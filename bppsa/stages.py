@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+from torch import fx, nn
 
 INPUT = -1  # the "stage" that an argument of the model comes from
 
@@ -54,3 +54,30 @@ class Stages:
 
     def __len__(self) -> int:
         return len(self.stages)
+
+
+class Layer(NamedTuple):
+    """A layer of a recurrent module, at one of its calls."""
+
+    node: fx.Node  # the call
+    number: int  # of the layer in its module
+    path: str  # of the module in the model
+
+
+@dataclass(frozen=True)
+class OverTime:
+    """A recurrent model whose time axis can be cut into chunks: beside its recurrent layers every step is on its own.
+
+    arguments: of each placeholder of the graph, its time axis, or None where it has none. outputs: of each leaf of what
+    the model returns, its time axis, or None where it is of the last step only.
+    """
+
+    graph: fx.GraphModule  # with the model's own modules and Parameters; calls of recurrent modules are its nodes
+    layers: tuple[Layer, ...]  # in the order in which they run
+    arguments: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
+    names: Mapping[str, str]  # of a Parameter of `graph` -> the model's first name for it
+    bind: Callable[..., list[Any]] = field(repr=False)  # the model's call (*args, **kwargs) -> its arguments
+
+    def __len__(self) -> int:
+        return len(self.layers)
