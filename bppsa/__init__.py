@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from bppsa._api import compile, explain, scan
     from bppsa._jacobian import jacobian, jacobian_plan, transposed_jacobian
     from bppsa._measure import measure
+    from bppsa.fxpasses.partition import partition
 
 __version__ = "0.1.0"
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "jacobian",
     "jacobian_plan",
     "measure",
+    "partition",
     "scan",
     "schedule",
     "strategies",
@@ -38,6 +40,7 @@ _HOMES = {
     **dict.fromkeys(("compile", "explain", "scan"), "bppsa._api"),
     **dict.fromkeys(("jacobian", "jacobian_plan", "transposed_jacobian"), "bppsa._jacobian"),
     "measure": "bppsa._measure",
+    "partition": "bppsa.fxpasses.partition",
 }
 
 

@@ -34,10 +34,11 @@ class Stage:
     module: nn.Module  # its Parameters and buffers are the model's own
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    names: Mapping[str, str]  # of a Parameter or buffer of `module` -> the model's first name for it
+    names: Mapping[str, str]  # of a Parameter or buffer of `module` -> the model's first name; constants have none
     ops: int = 0
     flops: float = 0.0  # of the forward of the whole example batch
     seconds: float | None = None  # of the forward, where it was measured
+    draws: tuple[tuple[str, int], ...] = ()  # nodes of `module` that draw random numbers, and their places in the model
 
 
 @dataclass(frozen=True)

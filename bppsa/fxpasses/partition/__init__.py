@@ -1,0 +1,58 @@
+"""Cut a model into stages of equal cost, for a schedule to run.
+
+`tracing` makes a graph of the model's forward, with each node's cost (`effects`); `order` says what may be cut where,
+`balance` where it is cut, and `building` makes a module of each stage. `by_hand` takes modules for stages.
+
+Belongs here: what a stage is, and what goes from stage to stage. Does not belong here: who runs a stage and when
+(`bppsa.schedule`), and how (`bppsa.runtime.worker`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from bppsa.errors import PartitionError
+from bppsa.fxpasses.partition.arguments import arguments_of
+from bppsa.fxpasses.partition.balance import balanced
+from bppsa.fxpasses.partition.building import build
+from bppsa.fxpasses.partition.by_hand import by_hand
+from bppsa.fxpasses.partition.kept import kept
+from bppsa.fxpasses.partition.order import facts, ordered
+from bppsa.fxpasses.partition.tracing import trace
+from bppsa.stages import Stages
+
+__all__ = ["partition"]
+
+
+def partition(
+    model: nn.Module,
+    example_inputs: Any,
+    stages: int | Sequence[nn.Module] = 8,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+) -> Stages:
+    """Cut `model` into stages of about equal cost; their modules hold the model's own parameters and buffers.
+
+    example_inputs: the positional arguments of a call, as a tuple, or the only one; example_kwargs: those by keyword.
+    The model runs on them, and is left as it was. Later calls may have other batch sizes.
+    stages: how many, or the modules of the model that are its stages, in order: the first takes the arguments, each
+    other what the one before it returns (the elements of a tuple as arguments), and the last returns the result.
+
+    The largest stage is within 5 % of the least possible; of all such cuts these send the fewest bytes.
+    Raises PartitionError where the model cannot be traced, or cut into so many stages.
+    """
+    if not isinstance(stages, int):
+        return by_hand(model, stages, example_inputs, example_kwargs or {})
+    arguments = arguments_of(model, example_inputs, example_kwargs or {})
+    with kept(model):
+        traced = trace(model, arguments)
+    order = ordered(traced.graph)
+    if not 1 <= stages <= len(order.blocks):
+        raise PartitionError(
+            f"{type(model).__name__} cannot be cut into {stages} stages; there can be 1 to {len(order.blocks)}"
+        )
+    costs = [sum(facts(node).flops for node in block) for block in order.blocks]
+    return build(model, traced, order, balanced(costs, order.crossing(), stages), arguments)

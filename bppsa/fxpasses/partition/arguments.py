@@ -1,0 +1,128 @@
+"""A call of a model as a flat list of arguments, one for each placeholder of its graph."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from inspect import Parameter
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_structure
+
+from bppsa.errors import ArgumentError, PartitionError
+
+NUMBERS = (int, float, complex)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """names: of the arguments, in the order of the model's signature; those of *args and **kwargs are one each."""
+
+    signature: inspect.Signature
+    names: tuple[str, ...]
+    examples: tuple[Any, ...]
+
+    def bind(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """The arguments of a call, with defaults filled in.
+
+        Raises TypeError where the model cannot be called like this, and PartitionError where the call is not one that
+        the graph was traced for: it has other arguments, containers or flags.
+        """
+        found = flatten(self.signature, args, kwargs)
+        if tuple(found) != self.names:
+            raise PartitionError(
+                f"called with arguments {', '.join(found)}, and partitioned for {', '.join(self.names)}; "
+                f"call it as the example was called, or partition it for such a call"
+            )
+        for name, value, example in zip(self.names, found.values(), self.examples, strict=True):
+            check(name, value, example)
+        return list(found.values())
+
+    def call(self, values: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The inverse of bind: what to call the model with."""
+        rest = iter(values)
+        args: list[Any] = []
+        kwargs: dict[str, Any] = {}
+        parameters = self.signature.parameters
+        several = len(self.names) - sum(p.kind not in VARIADIC for p in parameters.values())
+        for parameter in parameters.values():
+            if parameter.kind is Parameter.VAR_POSITIONAL:
+                count = sum(name.startswith(f"{parameter.name}[") for name in self.names)
+                args += [next(rest) for _ in range(count)]
+                several -= count
+            elif parameter.kind is Parameter.VAR_KEYWORD:
+                kwargs |= {name: next(rest) for name in self.names[len(self.names) - several :]}
+            elif parameter.kind is Parameter.KEYWORD_ONLY:
+                kwargs[parameter.name] = next(rest)
+            else:
+                args.append(next(rest))
+        return args, kwargs
+
+
+VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+def arguments_of(model: nn.Module, example: Any, keywords: Mapping[str, Any]) -> Arguments:
+    """example: a tuple or list of positional arguments, or the only one.
+
+    Raises ArgumentError where the model cannot be called with these.
+    """
+    args = tuple(example) if type(example) in (tuple, list) else (example,)
+    signature = inspect.signature(model.forward)
+    try:
+        found = flatten(signature, args, keywords)
+    except TypeError as error:
+        raise ArgumentError(
+            f"example_inputs do not fit {type(model).__name__}.forward{signature}: {error}; give a tuple of positional "
+            f"arguments, and those by keyword as example_kwargs"
+        ) from None
+    on_meta = any(parameter.is_meta for parameter in model.parameters())
+    copies = tree_map_only(Tensor, lambda a: a.detach().to("meta") if on_meta else a.detach().clone(), found)
+    return Arguments(signature, tuple(found), tuple(copies.values()))
+
+
+def flatten(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    found: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        kind = signature.parameters[name].kind
+        if kind is Parameter.VAR_POSITIONAL:
+            found |= {f"{name}[{i}]": one for i, one in enumerate(value)}
+        elif kind is Parameter.VAR_KEYWORD:
+            found |= {key: value[key] for key in sorted(value)}
+        else:
+            found[name] = value
+    return found
+
+
+def is_fixed(leaf: Any) -> bool:
+    """Part of the graph, not an input of it: flags, None, names and the like. Tensors and numbers are inputs."""
+    return isinstance(leaf, bool) or not isinstance(leaf, (Tensor, *NUMBERS))
+
+
+def check(name: str, value: Any, example: Any) -> None:
+    if tree_structure(value) != tree_structure(example):
+        raise PartitionError(
+            f"argument {name} has another structure than that of the example: {tree_structure(value)}, and not "
+            f"{tree_structure(example)}; partition the model for such a call"
+        )
+    for leaf, expected in zip(tree_flatten(value)[0], tree_flatten(example)[0], strict=True):
+        if is_fixed(expected) or is_fixed(leaf):
+            same = leaf is expected or (type(leaf) is type(expected) and leaf == expected)
+            if not same:
+                raise PartitionError(
+                    f"argument {name} is {shown(leaf)}, and the model was partitioned for {shown(expected)}; partition "
+                    f"it for such a call"
+                )
+
+
+def shown(leaf: Any) -> str:
+    return f"a tensor {list(leaf.shape)}" if isinstance(leaf, Tensor) else repr(leaf)
+
+
+def leaf_of(argument: Any, number: int) -> Any:
+    """One of the leaves of an argument that is a container."""
+    return tree_leaves(argument)[number]

@@ -1,0 +1,90 @@
+"""What the ops below one node of a graph do: how much, whether they draw random numbers, and what they overwrite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+# What PyTorch's table of formulas lacks, and whose formula holds for it.
+LIKE: Mapping[Any, Any] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
+    aten.mkldnn_convolution: aten.convolution,
+}
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of one node, for the example."""
+
+    flops: float = 0.0  # of matrix products and the like, and one for each element written
+    bytes: int = 0  # of the tensors in its value
+    draws: bool = False  # random numbers
+    writes: frozenset[StorageWeakRef] = frozenset()  # in place, to storages that were there before
+    holds: frozenset[StorageWeakRef] = frozenset()  # storages of the tensors in its value
+    tensors: int = 0  # in its value
+
+
+class Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = 0.0
+        self.draws = False
+        self.written: set[StorageWeakRef] = set()
+        self.made: set[StorageWeakRef] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        packet = func._overloadpacket
+        formula = flop_registry.get(LIKE.get(packet, packet))
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=out)
+        if not func.is_view:
+            self.flops += sum(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
+        self.draws |= draws(func, args, kwargs)
+        self.written.update(storage(tensor) for tensor in written(func, args, kwargs))
+        return out
+
+
+def draws(func: Any, args: Any, kwargs: Any) -> bool:
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    return given.get("dropout_p") != 0 and given.get("train") is not False
+
+
+def written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.is_write:
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
+
+
+def storage(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def facts_of(value: Any, watch: Watch, before: frozenset[StorageWeakRef] | set[StorageWeakRef]) -> Facts:
+    """before: the storages that earlier nodes hold."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    holds = frozenset(storage(tensor) for tensor in tensors if tensor.layout is torch.strided)
+    return Facts(watch.flops, size, watch.draws, frozenset(watch.written & before), holds, len(tensors))
+
+
+def recurrent_flops(module: nn.RNNBase, x: Tensor | PackedSequence) -> float:
+    """Each matrix of weights meets each row of the sequence once. The kernels of some devices do it in one op, for
+    which there is no formula."""
+    data = x.data if isinstance(x, PackedSequence) else x
+    rows = data.numel() // max(module.input_size, 1)
+    return 2.0 * rows * sum(weight.numel() for weight in module.parameters() if weight.dim() == 2)
