@@ -66,19 +66,29 @@ class Layer(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OverTime:
-    """A recurrent model whose time axis can be cut into chunks: beside its recurrent layers every step is on its own.
+class Axes:
+    """Of a tensor: which axis is time, and which the batch's rows; None where it has none."""
 
-    arguments: of each placeholder of the graph, its time axis, or None where it has none. outputs: of each leaf of what
-    the model returns, its time axis, or None where it is of the last step only.
+    time: int | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class OverTime:
+    """A recurrent model whose time axis can be cut into chunks: beside its recurrent layers each step is on its own.
+
+    The graph's modules and Parameters are the model's own; calls of recurrent modules are its nodes. An output without
+    a time axis is of the last step.
     """
 
-    graph: fx.GraphModule  # with the model's own modules and Parameters; calls of recurrent modules are its nodes
+    graph: fx.GraphModule
     layers: tuple[Layer, ...]  # in the order in which they run
-    arguments: tuple[int | None, ...]
-    outputs: tuple[int | None, ...]
-    names: Mapping[str, str]  # of a Parameter of `graph` -> the model's first name for it
+    arguments: tuple[Axes, ...]  # of each leaf of the list of arguments
+    outputs: tuple[Axes, ...]  # of each leaf of what the graph returns
+    names: Mapping[str, str]  # of a Parameter or buffer of `graph` -> the model's first name for it
+    draws: tuple[tuple[str, int], ...]  # nodes of `graph` that draw random numbers, and their places
     bind: Callable[..., list[Any]] = field(repr=False)  # the model's call (*args, **kwargs) -> its arguments
+    assemble: Callable[[Any], Any] = field(repr=False)  # what the graph returns -> what the model returns
 
     def __len__(self) -> int:
         return len(self.layers)

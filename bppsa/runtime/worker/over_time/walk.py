@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bppsa.runtime.extent import Given
 
@@ -27,8 +28,9 @@ class Walk(fx.Interpreter):
         self.leaves: list[Tensor] = []
         self.found: dict[int, Tensor] = {}  # what has arrived, by the leaf's id
         self.of_weights: dict[str, Tensor] = {}
-        self.arguments = [self.leaf(x.detach()) if needs_gradient(x) and gradients else x for x in arguments]
-        self.args_iter = iter(self.arguments)
+        flat, spec = tree_flatten(list(arguments))
+        self.arguments = [self.leaf(x.detach()) if needs_gradient(x) and gradients else x for x in flat]
+        self.args_iter = iter(tree_unflatten(self.arguments, spec))
 
     def until(self, call: fx.Node | None) -> Any:
         """Goes on to this call, whose (args, kwargs) it gives, or to the end: what the model returns."""

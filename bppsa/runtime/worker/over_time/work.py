@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa.runtime.extent import Given
 from bppsa.runtime.sweep import Needs, Sweep
-from bppsa.runtime.worker.time_layer import Ran, combined, run
-from bppsa.runtime.worker.time_module import ModuleCall
-from bppsa.runtime.worker.time_walk import Walk
+from bppsa.runtime.worker.over_time.layer import Ran, combined, run
+from bppsa.runtime.worker.over_time.module import ModuleCall
+from bppsa.runtime.worker.over_time.walk import Walk
 from bppsa.schedule.messages import Item
 from bppsa.schedule.program import Action
 from bppsa.stages import OverTime
@@ -50,9 +50,9 @@ class TimeResults:
     """What jobs leave for the end of the step, by (b, k): micro-batch and chunk."""
 
     losses: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    outputs: dict[tuple[int, int], Any] = field(default_factory=dict)
+    outputs: dict[tuple[int, int], list[Any]] = field(default_factory=dict)  # leaves of what the graph returns
     weights: dict[tuple[int, int], dict[str, Tensor]] = field(default_factory=dict)  # gradients, by the model's names
-    arguments: dict[tuple[int, int], list[Tensor | None]] = field(default_factory=dict)  # gradients
+    arguments: dict[tuple[int, int], list[Tensor | None]] = field(default_factory=dict)  # gradients, by leaf
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,9 @@ class TimeChunks:
         self.results = TimeResults()
         self.chunks: dict[tuple[int, int], Chunk] = {}  # by (b, k)
         self.used: dict[int, Sweep] = {}  # by each layer
-        self.weights = {model.names[n]: p for n, p in model.graph.named_parameters() if p.requires_grad}
+        self.weights = {
+            model.names[name]: weight for name, weight in model.graph.named_parameters() if weight.requires_grad
+        }
 
     def reads(self, action: Action) -> list[Item]:
         """What F and B leave for other jobs of their own chunk stays with the worker, and is no item."""
@@ -131,11 +133,9 @@ class TimeChunks:
         return tuple(final.detach() for final in called.finals)
 
     def begun(self, k: int, b: int) -> Chunk:
-        arguments = [
-            x if axis is None else x.tensor_split(self.K, axis)[k]
-            for x, axis in zip(self.call.arguments[b], self.model.arguments, strict=True)
-        ]
-        walk = Walk(self.model.graph, arguments, self.weights, gradients=self.call.gradients)
+        leaves, spec = tree_flatten(list(self.call.arguments[b]))
+        cut = [at_chunk(x, of.time, k, self.K) for x, of in zip(leaves, self.model.arguments, strict=True)]
+        walk = Walk(self.model.graph, tree_unflatten(cut, spec), self.weights, gradients=self.call.gradients)
         self.chunks[b, k] = chunk = Chunk(walk)
         return chunk
 
@@ -151,17 +151,17 @@ class TimeChunks:
 
     def end(self, chunk: Chunk, k: int, b: int) -> None:
         """Of the model."""
-        output = chunk.walk.until(None)
+        made = chunk.walk.until(None)
         if self.call.loss is not None:
-            loss = self.call.loss(output, b, k)
+            loss = self.call.loss(self.model.assemble(made), b, k)
             if loss is not None:
                 self.results.losses[b, k] = loss.detach()
                 if self.call.gradients:
                     chunk.walk.back([loss], [torch.ones_like(loss)])
         elif self.call.gradients:
-            chunk.end = tree_leaves(output)
+            chunk.end = tree_leaves(made)
         if self.call.keeps_outputs:
-            self.results.outputs[b, k] = tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, output)
+            self.results.outputs[b, k] = [x.detach() if isinstance(x, Tensor) else x for x in tree_leaves(made)]
         if not self.call.gradients:
             del self.chunks[b, k]
 
@@ -180,22 +180,23 @@ class TimeChunks:
         chunk.walk.back(called.given, [*found.sources, *found.params, *found.carries])
         if layer == 0:
             self.results.weights[b, k] = chunk.walk.of_weights
-            self.results.arguments[b, k] = [chunk.walk.gradient(argument) for argument in chunk.walk.arguments]
+            self.results.arguments[b, k] = [chunk.walk.gradient(x) for x in chunk.walk.arguments]
             del self.chunks[b, k]
 
     def arrived(self, chunk: Chunk, layer: int, k: int, b: int) -> tuple[Tensor | None, list[Tensor | None]]:
         """The cotangents of a layer's y, [T, B, n], and of its final carries, [B, n] each, from the loss and from the
         layers above."""
         if chunk.end is not None:
-            cotangents = [
-                g if g is None or axis is None else g.tensor_split(self.K, axis)[k]
-                for g, axis in zip(self.cotangents[b], self.model.outputs, strict=True)
-            ]
-            last = k == self.K - 1
-            seen = [axis is not None or last for axis in self.model.outputs]
-            chunk.walk.back(chunk.end, [g if reads else None for g, reads in zip(cotangents, seen, strict=True)])
+            whole = zip(self.cotangents[b], self.model.outputs, strict=True)
+            seen = [None if of.time is None and k < self.K - 1 else at_chunk(g, of.time, k, self.K) for g, of in whole]
+            chunk.walk.back(chunk.end, seen)
             chunk.end = None
         called = chunk.called[layer]
         found = [chunk.walk.gradient(leaf) for leaf in (called.y, *called.finals)]
         g_y, *g_finals = (None if g is None else g.to(called.ran.sweep.dtype) for g in found)
         return g_y, g_finals
+
+
+def at_chunk(x: Any, axis: int | None, k: int, K: int) -> Any:
+    """Chunk k of K of a tensor; all of what has no axis of time."""
+    return x if axis is None or x is None else x.tensor_split(K, axis)[k]

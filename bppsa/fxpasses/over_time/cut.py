@@ -1,0 +1,140 @@
+"""From a recurrent model to its graph and recurrent layers, for chunks of its time axis."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice, product
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from bppsa.errors import PartitionError, ScheduleError
+from bppsa.fxpasses.over_time.trial import MEND, Mixed, tried
+from bppsa.fxpasses.partition.arguments import Arguments, flatten
+from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
+from bppsa.fxpasses.partition.kept import kept
+from bppsa.fxpasses.partition.order import facts
+from bppsa.fxpasses.partition.tracing import trace
+from bppsa.stages import Axes, Layer, OverTime
+
+STEPS, ROWS = 12, 5  # of the examples that the model is traced and tried with
+GUESSES = 16
+
+
+class Alone(nn.Module):
+    """A model that is one recurrent module: its call has to be a node."""
+
+    def __init__(self, model: nn.RNNBase) -> None:
+        super().__init__()
+        self.model = model
+        self.train(model.training)
+
+    def forward(self, input: Any, hx: Any = None) -> Any:
+        return self.model(input, hx)
+
+
+def over_time(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OverTime:
+    """args, kwargs: a call of the model; one on some of its steps and rows is traced, and tried whole and in two chunks.
+
+    Raises ScheduleError where the model is not recurrent, or where steps meet outside of its recurrent layers, with the
+    module's path and the mend; PartitionError where it cannot be traced.
+    """
+    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    if not recurrent:
+        raise ScheduleError(
+            f"blelloch(K) cuts the time axis of a recurrent model, and {type(model).__name__} has no nn.RNN, nn.GRU or "
+            f"nn.LSTM; {MEND}"
+        )
+    root = Alone(model) if isinstance(model, nn.RNNBase) else model
+    signature = inspect.signature(root.forward)
+    given = flatten(signature, args, kwargs)
+    leaves, spec = tree_flatten(list(given.values()))
+    first: Mixed | PartitionError | None = None
+    for axes in islice(guesses(leaves, int(recurrent[0].batch_first)), GUESSES):
+        short = tree_unflatten([shortened(leaf, of) for leaf, of in zip(leaves, axes, strict=True)], spec)
+        try:
+            return cut(root, Arguments(signature, tuple(given), tuple(short)), axes)
+        except (Mixed, PartitionError) as error:
+            first = first or error
+    raise first or ScheduleError(f"{type(model).__name__} was called without a tensor that has steps; {MEND}")
+
+
+def guesses(leaves: Sequence[Any], usual: int) -> Iterator[tuple[Axes, ...]]:
+    """Where each argument may have its steps and rows, the most likely first. usual: the axis of time in an input of
+    the first recurrent module."""
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    if not tensors:
+        return
+    longest = max(tensors, key=lambda leaf: leaf.numel())
+    for axis in sorted(range(longest.dim()), key=lambda a: (a != usual, a)):
+        steps = longest.shape[axis]
+        across = int(axis == 0)
+        rows = longest.shape[across] if longest.dim() > 1 else None
+        yield from product(*(places(leaf, steps, rows, axis) for leaf in leaves))
+
+
+def places(leaf: Any, steps: int, rows: int | None, usual: int) -> list[Axes]:
+    if not isinstance(leaf, Tensor):
+        return [Axes()]
+    times: list[int | None] = [axis for axis in range(leaf.dim()) if leaf.shape[axis] == steps]
+    times.sort(key=lambda axis: axis != usual)
+    found = []
+    for time in (*times, None):
+        across = [a for a in (0, 1) if a != time and a < leaf.dim() and leaf.shape[a] == rows]
+        if time is None and leaf.dim() == 3:
+            across.reverse()  # a state, [L, B, n]
+        found.append(Axes(time, across[0] if across else None))
+    return found
+
+
+def shortened(leaf: Any, axes: Axes) -> Any:
+    """The first of its steps and rows."""
+    for axis, most in ((axes.time, STEPS), (axes.rows, ROWS)):
+        if axis is not None:
+            leaf = leaf.narrow(axis, 0, min(most, leaf.shape[axis]))
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...]) -> OverTime:
+    """axes: of each leaf of the arguments. Raises Mixed where steps are not there."""
+    with kept(root):
+        traced = trace(root, arguments)
+    graph = stage_module(root, traced.graph, traced.constants)
+    layers = [layer for node in graph.graph.nodes for layer in layers_of(node, graph)]
+    if not layers:
+        raise ScheduleError(f"the forward of {type(root).__name__} calls none of its recurrent modules; {MEND}")
+    times, rows = tried(graph, arguments.examples, axes)
+    if rows is None:
+        axes, rows = tuple(replace(of, rows=None) for of in axes), [None] * len(times)
+    outputs = tuple(Axes(time, of) for time, of in zip(times, rows, strict=True))
+    draws = tuple((node.name, i) for i, node in enumerate(graph.graph.nodes) if facts(node).draws)
+    names = names_of(graph, first_names(root.model if isinstance(root, Alone) else root))
+    return OverTime(graph, tuple(layers), axes, outputs, names, draws, arguments.bind, traced.assemble)
+
+
+def layers_of(node: fx.Node, graph: fx.GraphModule) -> Iterator[Layer]:
+    """Raises ScheduleError for a recurrent module whose chunks cannot follow each other."""
+    if node.op != "call_module":
+        return
+    module = graph.get_submodule(str(node.target))
+    if not isinstance(module, nn.RNNBase):
+        return
+    path, kind = str(node.target), type(module).__name__
+    if module.bidirectional:
+        raise ScheduleError(
+            f"{path} is a bidirectional {kind}, whose second direction begins at the end of time, where the first "
+            f"ends: chunks would wait for each other; use bidirectional=False, or {MEND}"
+        )
+    if has_hooks(module):
+        raise ScheduleError(
+            f"{path} ({kind}) has hooks, which would see chunks of the call; remove them, set weights by "
+            f"torch.nn.utils.parametrize, or {MEND}"
+        )
+    yield from (Layer(node, number, path) for number in range(module.num_layers))
+
+
+def has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
