@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,11 +16,14 @@ from bppsa._modules import chained
 from bppsa._modules.classes import Recurrent, rewrite
 from bppsa._pruned.classes import adopt_pruned
 from bppsa._pruned.masks import given_masks
+from bppsa._workers.start import scheduled
+from bppsa._workers.training import Settings
 from bppsa.errors import ArgumentError, StrategyError
 from bppsa.plan.chain_choice import may_gain
 from bppsa.plan.forward import Forward, forward_of
 from bppsa.plan.strategy import Strategy, strategy_of
 from bppsa.report import Decision, Report
+from bppsa.schedule.spec import Build, Recipe, Schedule
 
 FALLBACKS = ("eager", "inductor")
 SPARSE = ("masks", "auto")
@@ -41,6 +44,14 @@ def compile(
     budget: int | None = None,
     masks: Mapping[str, Tensor] | None = None,
     sparse: str = "masks",
+    schedule: Schedule | Recipe | Build | None = None,
+    microbatches: int = 8,
+    stages: int | Sequence[nn.Module] = 8,
+    workers: int | None = None,
+    loss_fn: Callable[..., Tensor] | None = None,
+    loss_weight: Callable[[Any], float] | None = None,
+    example_inputs: Any = None,
+    seed: int | None = None,
 ) -> nn.Module:
     """A model that computes what `model` computes, its recurrences and its pruned layers by generated kernels.
 
@@ -64,14 +75,28 @@ def compile(
     kept weights are run; a layer left to PyTorch has a dense gradient, and where that has moved them it stays with
     PyTorch. Inductor, and a scan over stages, are given pruned layers as they are.
 
+    schedule: trains on several workers (`bppsa.schedule`): the result has `step(x, target)`, a training step, and can
+    be called as a module. Workers are the ranks of torch.distributed where a process group is there, threads otherwise.
+    The model is cut into `stages`, a number or a list of modules, by flops for `example_inputs`, a whole batch: a
+    tensor or a tuple, by default the first call's. A batch is cut into `microbatches` by torch.tensor_split.
+    loss_fn(output, target) is a mean over rows, or a sum where its `reduction` says so; loss_weight(target) -> float is
+    what a micro-batch counts where that is not its rows. seed: of what jobs draw, by default torch's initial seed.
+
     Raises StrategyError (a ValueError) for an unknown strategy, forward, fallback or `sparse`; for a mask that does not
-    fit its weight ArgumentError (a TypeError), InputError (a RuntimeError) or InputValueError (a ValueError).
+    fit its weight ArgumentError (a TypeError), InputError (a RuntimeError) or InputValueError (a ValueError);
+    with a schedule ScheduleError (a ValueError) where it cannot run, PartitionError (a RuntimeError) where the model
+    cannot be cut.
     """
     chosen, ahead = check(strategy, fallback, sparse), forward_of(forward)
     if not isinstance(model, nn.Module):
         raise StrategyError(
             f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; for a function use bppsa.scan"
         )
+    if schedule is not None:
+        if masks is not None or sparse != "masks" or fallback != "eager" or strict or budget is not None:
+            raise StrategyError("schedule= goes with strategy and forward alone of the other options")
+        settings = Settings(schedule, microbatches, workers, loss_fn, loss_weight, seed)
+        return scheduled(rewrite(model, chosen, ahead)[0], settings, stages, example_inputs)
     given = given_masks(model, masks, sparse)
     fast, by_path = rewrite(model, chosen, ahead)
     scans = chosen.name not in ("auto", "sequential")

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from bppsa.errors import ScheduleError
 from bppsa.schedule.program import Action
 
+TOKEN = "T"  # with the job's direction behind it
+
 
 class Item(NamedTuple):
     """What one job makes and others read. kind: "A" an activation, "G" a gradient, ...; number: of the value."""
@@ -20,6 +22,11 @@ class Item(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.kind}{self.number}.{self.by}/{self.batch}"
+
+    @property
+    def is_token(self) -> bool:
+        """Without a value: it says that a job has ended."""
+        return self.kind.startswith(TOKEN)
 
 
 class Message(NamedTuple):

@@ -1,0 +1,1 @@
+"""`bppsa.compile(model, schedule=...)`: a model that trains on several workers as a schedule says."""

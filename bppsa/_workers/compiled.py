@@ -1,0 +1,143 @@
+"""A model that trains on several workers as a schedule says: by `step`, a whole training step, or as a module."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from bppsa._workers.batches import parts, share
+from bppsa._workers.plans import Plan
+from bppsa._workers.training import Batch, Settings, Training
+from bppsa.errors import ArgumentError, ScheduleError
+from bppsa.runtime.worker.modes import Modes
+from bppsa.schedule.timeline import Timeline
+
+ADOPTED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+
+
+class Scheduled(nn.Module):
+    """What `bppsa.compile(model, schedule=...)` gives. Its Parameters, buffers and their names are the model's."""
+
+    _settings: Settings
+    _begin: Callable[..., Training]
+    _training: Training | None
+
+    def __init__(self, model: nn.Module, settings: Settings, begin: Callable[..., Training]) -> None:
+        """begin: of the arguments of the first call, the model cut for its workers."""
+        super().__init__()
+        self.__dict__.update({name: model.__dict__[name] for name in ADOPTED})
+        self.__dict__.update(_settings=settings, _begin=begin, _training=None)
+        self.training = model.training
+
+    def begin(self, *args: Any, **kwargs: Any) -> Training:
+        """Cut the model, the first time."""
+        if self._training is None:
+            self.__dict__["_training"] = self._begin(self, args, kwargs)
+        assert self._training is not None
+        return self._training
+
+    def step(self, *inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        """One training step of the whole batch: step(x, target) leaves gradients in `.grad`, added to those there, and
+        returns the loss [] (with return_outputs=True: loss and outputs).
+
+        The last positional argument is the target, the others and `kwargs` are the model's; with loss_fn=None all are
+        the model's, which returns its loss. Raises WorkerError where a job fails, InputError where the batch has no
+        rows, ArgumentError where there is no loss.
+        """
+        loss_fn, weight = self._settings.loss_fn, self._settings.loss_weight
+        if loss_fn is not None and not inputs:
+            raise ArgumentError("step(x, target) takes the model's arguments and then a target")
+        given, target = (inputs, None) if loss_fn is None else (inputs[:-1], inputs[-1])
+        training = self.begin(*given, **kwargs)
+        batch = training.batch(given, kwargs, Modes(True, False, Modes.here().autocast))
+        loss = share(loss_fn, weight, parts(target, batch.rows, len(batch.sizes)), batch.sizes)
+        found, _ = training.run("step", replace(batch.call, loss=loss, outputs=return_outputs))
+        named = dict(self.named_parameters())
+        for name in found.grads:
+            accumulate(named[name], found.grads[name])
+        for x, grad in zip(batch.wanted, batch.gradients(found.arguments), strict=True):
+            accumulate(x, grad)
+        total = torch.stack([found.losses[b] for b in sorted(found.losses)]).sum()
+        return (total, training.outputs(found, batch.sizes)) if return_outputs else total
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the model returns for the whole batch: all forwards, and in `.backward()` all backwards."""
+        training, modes = self.begin(*args, **kwargs), Modes.here()
+        batch = training.batch(args, kwargs, modes)
+        if not modes.grad:
+            return training.outputs(training.run("forward", replace(batch.call, outputs=True))[0], batch.sizes)
+        warn_of_step(training.plan("step", len(batch.sizes)))
+        named = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
+        spec: list[Any] = []
+        leaves = Whole.apply(training, batch, tuple(named), spec, *named.values(), *batch.wanted)
+        return tree_unflatten(list(leaves), spec[0])
+
+    @property
+    def timeline(self) -> Timeline:
+        """The simulated timeline of a step. Raises ScheduleError before the model is cut."""
+        return self._started().plan("step", self._settings.microbatches).timeline
+
+    @property
+    def measured(self) -> Timeline:
+        """The last call's timeline, in seconds. Raises ScheduleError before the first."""
+        return self._started().last()[1]
+
+    @property
+    def predicted(self) -> Timeline:
+        """The last call's program, simulated with the times that its jobs took. Raises ScheduleError before the
+        first."""
+        return self._started().predicted()
+
+    def _started(self) -> Training:
+        if self._training is None:
+            raise ScheduleError("the model is cut in its first call; give example_inputs= to have it cut at once")
+        return self._training
+
+
+class Whole(torch.autograd.Function):
+    """All forwards as one op, and all backwards as its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, training: Training, batch: Batch, names: tuple[str, ...], spec: list[Any], *tensors: Tensor
+    ) -> tuple[Any, ...]:
+        """tensors: the Parameters by `names`, and what of the arguments wants a gradient."""
+        call = replace(batch.call, modes=replace(batch.call.modes, grad=True), outputs=True)
+        found, ctx.state = training.run("forward", call)
+        leaves, structure = tree_flatten(training.outputs(found, batch.sizes))
+        spec.append(structure)
+        ctx.training, ctx.batch, ctx.call, ctx.names = training, batch, call, names
+        ctx.mark_non_differentiable(*(x for x in leaves if isinstance(x, Tensor) and not x.is_floating_point()))
+        ctx.set_materialize_grads(False)
+        return tuple(leaves)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        """Raises WorkerError where it is asked for a second time: the jobs have freed what they kept."""
+        sizes = ctx.batch.sizes
+        cut = [[None] * len(sizes) if grad is None else list(grad.split(sizes)) for grad in grads]
+        call = replace(ctx.call, cotangents=[list(column) for column in zip(*cut, strict=True)])
+        found, _ = ctx.training.run("backward", call, ctx.state)
+        weights = (found.grads.get(name) for name in ctx.names)
+        return (None, None, None, None, *weights, *ctx.batch.gradients(found.arguments))
+
+
+def accumulate(x: Tensor, grad: Tensor | None) -> None:
+    if grad is not None:
+        x.grad = grad if x.grad is None else x.grad + grad
+
+
+def warn_of_step(plan: Plan) -> None:
+    graph = plan.timeline.graph
+    if any(graph.jobs[p][2] != "F" and graph.jobs[q][2] == "F" for p, q in graph.edges()):
+        warnings.warn(
+            "called as a module, a schedule runs all forwards before the first backward, and holds the activations of "
+            "all micro-batches; compiled.step(x, target) runs it as it is",
+            stacklevel=4,
+        )

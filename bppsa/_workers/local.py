@@ -1,0 +1,48 @@
+"""Workers that are threads of this process, and share its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from bppsa._workers.member import Member, Run
+from bppsa._workers.plans import Plan, batches
+from bppsa.runtime.worker.execute import run_all
+from bppsa.runtime.worker.gradients import Sums
+from bppsa.runtime.worker.mailbox import Alarm, Threads
+from bppsa.runtime.worker.pipeline import Call
+from bppsa.runtime.worker.results import Outcome, Results, outcome, total
+from bppsa.stages import Stages
+
+
+class Local:
+    """weights: the model's Parameters and buffers by name."""
+
+    def __init__(self, stages: Stages, weights: Mapping[str, Tensor]) -> None:
+        self.stages, self.weights = stages, weights
+        self.members: dict[int, Member] = {}
+
+    def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
+        """state: what the forward gave, for a backward alone."""
+        alarm, count = Alarm(), len(plan.steps)
+        transport = Threads(alarm)
+        results = [before.going_on() for before in state] or [Results() for _ in range(count)]
+        sums = [Sums(batches(lanes)) for lanes in plan.steps]
+        lanes = []
+        for worker in range(count):
+            run = Run(plan, call, results[worker], sums[worker], transport, alarm, lambda stage: None, {}, ())
+            lanes += self.member(worker, count).lanes(run)
+        threads = torch.get_num_threads()
+        try:
+            run_all([lane.run for lane in lanes], alarm)
+        finally:
+            torch.set_num_threads(threads)
+        return outcome(results, total(map(Sums.whole, sums))), results
+
+    def member(self, worker: int, count: int) -> Member:
+        if worker not in self.members:
+            origins = [stage.module for stage in self.stages.stages]
+            self.members[worker] = Member(worker, self.stages, origins, self.weights, count)
+        return self.members[worker]

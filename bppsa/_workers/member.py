@@ -1,0 +1,118 @@
+"""One worker in this process: its copies of the stages that it runs, and its lanes for a call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from bppsa._workers.plans import Plan
+from bppsa.runtime.worker.execute import Lane
+from bppsa.runtime.worker.fetched import Fetched
+from bppsa.runtime.worker.gradients import Sums
+from bppsa.runtime.worker.mailbox import Alarm, Mailbox
+from bppsa.runtime.worker.pipeline import Call, Pipeline
+from bppsa.runtime.worker.results import Results
+from bppsa.runtime.worker.shell import Shell, tensors_in
+from bppsa.runtime.worker.transport import Transport
+from bppsa.schedule.messages import Message
+from bppsa.schedule.program import Action
+from bppsa.stages import Stage, Stages
+
+
+@dataclass(frozen=True)
+class Run:
+    """One call, as one worker has part in it. ended: called with a stage when its gradients are summed."""
+
+    plan: Plan
+    call: Call
+    results: Results
+    sums: Sums
+    transport: Transport
+    alarm: Alarm
+    ended: Callable[[int], None]
+    fetches: Mapping[Action, Message]
+    frees: Collection[Action]
+
+
+class Member:
+    """origins: the model's own modules of each stage, which it follows in training and evaluating. own: the weights and
+    buffers that are here, by name. neighbours: how many workers share the machine."""
+
+    def __init__(
+        self, worker: int, stages: Stages, origins: Sequence[nn.Module], own: Mapping[str, Tensor], neighbours: int
+    ) -> None:
+        self.worker, self.stages, self.origins, self.neighbours = worker, stages, origins, neighbours
+        self.own, self.lent = own, {name: lent(tensor) for name, tensor in own.items()}
+        self.shells: dict[tuple[int, int], Shell] = {}  # by lane and stage
+        self.fetched: dict[tuple[int, int], Fetched] = {}
+
+    def lanes(self, run: Run) -> list[Lane]:
+        """Those that have something to do."""
+        self.follow()
+        mailbox, found = Mailbox(run.alarm), []
+        for lane, steps in enumerate(run.plan.steps[self.worker]):
+            used = sorted({step.action.stage for step in steps})
+            work = Pipeline(
+                self.stages, run.call, {s: self.shell(lane, s) for s in used}, run.results, run.sums, run.ended
+            )
+            found.append(
+                Lane(
+                    self.worker,
+                    steps,
+                    work,
+                    mailbox,
+                    run.transport,
+                    run.plan.readers[self.worker],
+                    partial(threads_each, self.neighbours),
+                    run.results.times,
+                    run.fetches,
+                    run.frees,
+                    {s: self.fetched[lane, s] for s in used if (lane, s) in self.fetched},
+                )
+            )
+        return [lane for lane in found if lane.steps]
+
+    def follow(self) -> None:
+        """Weights that were moved, converted or frozen since."""
+        moved = [name for name, tensor in self.own.items() if tensor.data_ptr() != self.lent[name].data_ptr()]
+        self.lent.update({name: lent(self.own[name]) for name in moved})
+        for name, tensor in self.own.items():
+            self.lent[name].requires_grad_(tensor.requires_grad)
+        if moved:
+            for key in self.shells.keys() - self.fetched.keys():
+                self.shells[key].lend(self.lent)
+
+    def shell(self, lane: int, s: int) -> Shell:
+        stage = self.stages.stages[s]
+        if (lane, s) not in self.shells:
+            self.shells[lane, s] = Shell(stage)
+            like = tensors_of(stage)
+            if not like.keys() <= self.own.keys():
+                self.fetched[lane, s] = Fetched(like, torch.device("cpu"))
+            self.shells[lane, s].lend(self.fetched[lane, s].tensors if (lane, s) in self.fetched else self.lent)
+        self.shells[lane, s].follow(self.origins[s])
+        return self.shells[lane, s]
+
+
+def tensors_of(stage: Stage) -> dict[str, Tensor]:
+    """By the model's names, in the order in which a worker sends them to another."""
+    own = tensors_in(stage.module)
+    return {stage.names[name]: tensor for name, tensor in own.items() if name in stage.names}
+
+
+def lent(tensor: Tensor) -> Tensor:
+    """A leaf of the same memory: what is computed with it leaves the model's own `.grad` alone."""
+    return nn.Parameter(tensor.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else tensor
+
+
+@contextmanager
+def threads_each(neighbours: int) -> Iterator[None]:
+    """The cores are shared out among the workers."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // neighbours))
+    yield

@@ -1,0 +1,157 @@
+"""From a schedule to what each thread of each worker does: simulated, put in order, with messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from bppsa.errors import ScheduleError
+from bppsa.schedule.graph import numbered
+from bppsa.schedule.jobs import PerJob
+from bppsa.schedule.messages import TOKEN, Item, Items, Step, with_messages
+from bppsa.schedule.program import Action
+from bppsa.schedule.simulator import Cost, simulate
+from bppsa.schedule.spec import F, Job, Schedule, W
+from bppsa.schedule.timeline import Timeline
+
+KINDS: Mapping[str, Callable[[str], bool]] = {  # which directions a call runs
+    "step": lambda d: True,
+    "forward": lambda d: d == F,
+    "backward": lambda d: d != F,
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """steps: of each worker and lane. readers: of each worker, how many of its steps read an item."""
+
+    timeline: Timeline
+    steps: tuple[tuple[tuple[Step, ...], ...], ...]
+    readers: tuple[Counter[Item], ...]
+
+    @property
+    def split(self) -> bool:
+        return W in self.timeline.jobs.directions
+
+    @cached_property
+    def computing(self) -> dict[int, list[int]]:
+        """Of each stage, the workers that compute gradients of its weights, ascending."""
+        found: dict[int, set[int]] = {}
+        for worker, lanes in enumerate(self.steps):
+            for stage in batches(lanes):
+                found.setdefault(stage, set()).add(worker)
+        return {stage: sorted(workers) for stage, workers in found.items()}
+
+    def actions(self, worker: int) -> list[Action]:
+        return [step.action for lane in self.steps[worker] for step in lane]
+
+    @property
+    def messages(self) -> int:
+        return sum(len(step.receives) for lanes in self.steps for lane in lanes for step in lane)
+
+
+def make_plan(
+    schedule: Schedule,
+    S: int,
+    B: int,
+    workers: int | None,
+    costs: Mapping[str, Cost],
+    reads: Items,
+    writes: Items,
+) -> Plan:
+    """Raises ScheduleError where the schedule cannot run."""
+    timeline = simulate(
+        schedule,
+        S=S,
+        B=B,
+        W=workers,
+        forward=costs["F"],
+        backward=costs["B"],
+        weight=costs["W"],
+    )
+    check_runs(timeline)
+    waits, signals = tokens(timeline)
+    lists = [[Action(*job) for job in jobs] for jobs in timeline.jobs_of]
+    steps = with_messages(
+        lists,
+        lambda action: [*reads(action), *waits.get(action, ())],
+        lambda action: [*writes(action), *signals.get(action, ())],
+    )
+    lanes = tuple(
+        tuple(tuple(step for step in worker if timeline.lane[step.action] == lane) for lane in range(timeline.lanes))
+        for worker in steps
+    )
+    readers = tuple(Counter(item for step in worker for item in step.reads) for worker in steps)
+    return Plan(timeline, lanes, readers)
+
+
+def predicted(plan: Plan, measured: Timeline) -> Timeline:
+    """The program simulated with the times that its jobs took: what is left of a measured makespan is transfers,
+    waiting for them, and the executor's own time."""
+    timeline, took = plan.timeline, PerJob(measured.jobs, measured.durations)
+    place = {job: at for jobs in timeline.jobs_of for at, job in enumerate(jobs)}
+    costs = {d: partial(lambda d, s, b: took[s, b, d], d) for d in timeline.jobs.directions}
+    ordered = replace(timeline.graph.schedule, n=lambda s, b, d: place[s, b, d], policy="strict")
+    return simulate(ordered, S=timeline.S, B=timeline.jobs.B, W=timeline.W, costs=costs)
+
+
+def only(schedule: Schedule, S: int, B: int, wanted: Callable[[str], bool]) -> Schedule:
+    """The schedule without the jobs of other directions, and without the edges from them."""
+    jobs = [job for job in numbered(schedule, S, B) if wanted(job[2])]
+    if len(jobs) == len(numbered(schedule, S, B)):
+        return schedule
+    kept = set(jobs)
+
+    def pred(s: int, b: int, d: str) -> list[Job]:
+        return [job for job in (schedule.pred(s, b, d) if schedule.pred else None) or () if job in kept]
+
+    return replace(schedule, jobs=jobs, pred=pred)
+
+
+def check_runs(timeline: Timeline) -> None:
+    """Raises ScheduleError for what the simulator takes and no training does."""
+    if not timeline.graph.schedule.flush:
+        raise ScheduleError(
+            "a schedule without a flush, as pipedream, updates weights within the step: it can only be "
+            "simulated; take one_f_one_b, which has its order"
+        )
+    worker = timeline.worker
+    for s, b, d in timeline.jobs:
+        if d != F and (s, b, F) in timeline.jobs and worker[s, b, d] != worker[s, b, F]:
+            raise ScheduleError(
+                f"job {(s, b, d)} is on worker {worker[s, b, d]}, and what it needs of its forward is on worker "
+                f"{worker[s, b, F]}; let w give both the same"
+            )
+
+
+Tokens = Mapping[Action, Sequence[Item]]
+
+
+def tokens(timeline: Timeline) -> tuple[Tokens, Tokens]:
+    """Of each job, what it waits for and what it signals: the edges of pred that the order of a lane does not keep."""
+    waits: dict[Action, list[Item]] = {}
+    signals: dict[Action, list[Item]] = {}
+    graph, jobs = timeline.graph, timeline.jobs
+    data = set(graph.inputs())
+    for p, q in graph.edges():
+        if (p, q) in data or graph.line[p] == graph.line[q]:
+            continue
+        s, b, d = jobs[p]
+        token = Item(TOKEN + d, s, b)
+        waits.setdefault(Action(*jobs[q]), []).append(token)
+        if token not in signals.setdefault(Action(*jobs[p]), []):
+            signals[Action(*jobs[p])].append(token)
+    return waits, signals
+
+
+def batches(lanes: Sequence[Sequence[Step]]) -> dict[int, list[int]]:
+    """Of each stage, the micro-batches whose weight gradients these steps compute."""
+    actions = [step.action for steps in lanes for step in steps]
+    last = "W" if any(action.kind == "W" for action in actions) else "B"
+    found: dict[int, list[int]] = {}
+    for stage, batch, kind in actions:
+        if kind == last:
+            found.setdefault(stage, []).append(batch)
+    return found

@@ -1,0 +1,176 @@
+"""Workers that are ranks of torch.distributed: this process is one of them, and holds the weights that it owns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from bppsa._workers.exchange import Exchange, Owners, Reduction, make_exchange
+from bppsa._workers.member import Member, Run, tensors_of
+from bppsa._workers.plans import Plan, batches
+from bppsa.runtime.worker.execute import JobError, run_all
+from bppsa.runtime.worker.gradients import Grads, Sums, summed
+from bppsa.runtime.worker.group import GroupTransport
+from bppsa.runtime.worker.mailbox import Alarm
+from bppsa.runtime.worker.pipeline import Call
+from bppsa.runtime.worker.results import Outcome, Results, outcome
+from bppsa.schedule.program import Action
+from bppsa.stages import Stages
+
+
+class Ranks:
+    """stages: without their weights. origins: the model's own modules of each. own: what of the model's Parameters and
+    buffers this rank owns, by name."""
+
+    def __init__(
+        self,
+        stages: Stages,
+        origins: Sequence[nn.Module],
+        own: Mapping[str, Tensor],
+        owners: Owners,
+        transport: GroupTransport,
+        neighbours: int,
+    ) -> None:
+        self.stages, self.owners, self.transport, self.own = stages, owners, transport, own
+        self.rank, self.size = transport.rank, transport.size
+        self.member = Member(self.rank, stages, origins, own, neighbours)
+        self.exchanges: dict[int, Exchange] = {}  # by the identity of a plan, which is kept
+        self.plans: list[Plan] = []
+        self.steps = 0
+
+    def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
+        """state: what the forward gave, for a backward alone. Raises WorkerError on every rank where one fails."""
+        exchange = self.exchange(plan)
+        self.transport.begin(self.steps, signature(plan, call))
+        self.steps += 1
+        results = state[0].going_on() if state else Results()
+        sums = Sums(batches(plan.steps[self.rank]))
+        finish = Finish(self, exchange, sums)
+        threads = torch.get_num_threads()
+        try:
+            self.lend_out(exchange)
+            run = Run(
+                plan,
+                call,
+                results,
+                sums,
+                self.transport,
+                Alarm(self.tell),
+                finish.ended,
+                exchange.fetches,
+                exchange.frees,
+            )
+            lanes = self.member.lanes(run)
+            if lanes:
+                run_all([lane.run for lane in lanes], run.alarm)
+            grads = finish.gradients()
+            everyone = self.reports(plan, exchange, results)
+            self.transport.finish()
+        finally:
+            torch.set_num_threads(threads)
+        return outcome(everyone, grads), [results]
+
+    def exchange(self, plan: Plan) -> Exchange:
+        if id(plan) not in self.exchanges:
+            self.plans.append(plan)
+            self.exchanges[id(plan)] = make_exchange(plan, self.stages, self.owners)
+        return self.exchanges[id(plan)]
+
+    def tell(self, failure: BaseException) -> None:
+        """Every rank, of a job that failed here."""
+        if isinstance(failure, JobError):
+            self.transport.fail(f"job {failure.action}", failure.__cause__ or failure)
+        else:
+            self.transport.fail("a step", failure)
+
+    def lend_out(self, exchange: Exchange) -> None:
+        """Weights that others will want: sent when they do, as they are now."""
+        for message in exchange.fetches.values():
+            if message.source == self.rank:
+                tensors = tensors_of(self.stages.stages[message.item.number])
+                self.transport.send(message, [self.own[name].detach() for name in tensors])
+
+    def reports(self, plan: Plan, exchange: Exchange, results: Results) -> list[Results]:
+        """What each rank has to tell, by rank."""
+        mine = report(plan.actions(self.rank), results)
+        for message in exchange.reports.values():
+            if message.source == self.rank:
+                self.transport.send(message, mine)
+        found = []
+        for rank in range(self.size):
+            if rank == self.rank:
+                found.append(results)
+            else:
+                told = self.transport.receive(exchange.reports[rank, self.rank])
+                found.append(reported(plan.actions(rank), told))
+        return found
+
+
+class Finish:
+    """The sums of gradients over ranks: each rank's goes to a root, which adds them in the order of ranks."""
+
+    def __init__(self, ranks: Ranks, exchange: Exchange, sums: Sums) -> None:
+        self.transport, self.rank, self.sums = ranks.transport, ranks.rank, sums
+        self.reductions = exchange.reductions
+        self.left = [{s for s in r.stages if s in sums.turns} for r in exchange.reductions]
+
+    def ended(self, stage: int) -> None:
+        """This rank has its last gradient of the stage: it is sent while other jobs run."""
+        for r, left in zip(self.reductions, self.left, strict=True):
+            if stage in left:
+                left.remove(stage)
+                message = r.contributions[self.rank]
+                if message is not None and not left:
+                    self.transport.send(message, self.sums.of(r.stages, r.names))
+
+    def gradients(self) -> Grads:
+        """Of the weights that this rank owns."""
+        found: Grads = {}
+        for r in self.reductions:
+            if r.root == self.rank:
+                total = self.collected(r)
+                for message in r.results.values():
+                    self.transport.send(message, total)
+                found.update(total)
+        for r in self.reductions:
+            if self.rank in r.results:
+                found.update(self.transport.receive(r.results[self.rank]))
+        return found
+
+    def collected(self, r: Reduction) -> Grads:
+        total: Grads = {}
+        for message in r.contributions.values():
+            total = summed(
+                total, self.sums.of(r.stages, r.names) if message is None else self.transport.receive(message)
+            )
+        return total
+
+
+def signature(plan: Plan, call: Call) -> Any:
+    shapes = tree_map_only(Tensor, lambda x: (tuple(x.shape), x.dtype), list(call.arguments))
+    return repr((len(plan.steps), plan.messages, shapes, call.modes, call.outputs, call.loss is None))
+
+
+def report(actions: Sequence[Action], results: Results) -> dict[str, Any]:
+    times = torch.tensor([results.times[action] for action in actions], dtype=torch.float64).reshape(-1, 2)
+    return {
+        "times": times,
+        "peak": torch.tensor(results.peak),
+        "losses": results.losses,
+        "outputs": results.outputs,
+        "arguments": results.arguments,
+        "seen": results.seen,
+    }
+
+
+def reported(actions: Sequence[Action], told: Mapping[str, Any]) -> Results:
+    results = Results()
+    results.times = {action: (start, end) for action, (start, end) in zip(actions, told["times"].tolist(), strict=True)}
+    results.peak = int(told["peak"])
+    results.losses, results.outputs = told["losses"], told["outputs"]
+    results.arguments, results.seen = told["arguments"], told["seen"]
+    return results

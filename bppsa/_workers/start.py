@@ -1,0 +1,113 @@
+"""From a model and a schedule to a `Scheduled`: cut, placed, and each rank left with the weights that it owns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bppsa._workers.compiled import Scheduled
+from bppsa._workers.local import Local
+from bppsa._workers.member import tensors_of
+from bppsa._workers.ranks import Ranks
+from bppsa._workers.training import Settings, Training
+from bppsa.errors import ScheduleError
+from bppsa.fxpasses.partition import partition
+from bppsa.runtime.worker.group import GroupTransport
+from bppsa.runtime.worker.shell import holder, hollow, tensors_in
+from bppsa.stages import Stages
+
+
+def scheduled(model: nn.Module, settings: Settings, stages: int | Sequence[nn.Module], example: Any) -> Scheduled:
+    """example: a batch of the model's arguments, or None: the first call's. Raises as `bppsa.compile` says."""
+
+    def begin(compiled: Scheduled, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Training:
+        return start(compiled, settings, partition(model, tuple(args), stages, example_kwargs=kwargs))
+
+    compiled = Scheduled(model, settings, begin)
+    if example is not None:
+        compiled.begin(*(example if isinstance(example, tuple) else (example,)))
+    elif in_group():
+        raise ScheduleError(
+            "in a process group the model is cut before its first call, as each rank keeps only what it owns; "
+            "give example_inputs="
+        )
+    return compiled
+
+
+def in_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
+    if not in_group():
+        training = Training(compiled, settings, stages)
+        training.engine = Local(stages, tensors_in(compiled))
+        return training
+    transport = GroupTransport()
+    settings = placed(settings, transport.size)
+    training = Training(compiled, settings, stages)
+    timeline = training.plan("step", settings.microbatches).timeline
+    if transport.size != timeline.W:
+        raise ScheduleError(
+            f"the schedule is for W={timeline.W} workers, and the process group has {transport.size} ranks; "
+            f"start as many, or choose a schedule for them"
+        )
+    transport.agree(fingerprint(training))
+    owners: dict[int, list[int]] = {}
+    for number, (s, _, _) in enumerate(timeline.jobs):
+        if timeline.graph.owner[number] not in owners.setdefault(s, []):
+            owners[s].append(timeline.graph.owner[number])
+    origins = [stage.module for stage in stages.stages]
+    light = replace(stages, stages=tuple(replace(stage, module=hollow(stage)) for stage in stages.stages))
+    keep = {name for s, at in owners.items() if transport.rank in at for name in stages.stages[s].names.values()}
+    own = leave_others(compiled, stages, keep)
+    training.stages = light
+    training.engine = Ranks(light, origins, own, owners, transport, neighbours(transport.size))
+    return training
+
+
+def placed(settings: Settings, ranks: int) -> Settings:
+    if settings.workers not in (None, ranks):
+        raise ScheduleError(f"workers={settings.workers}, and the process group has {ranks} ranks; leave workers= out")
+    return replace(settings, workers=ranks)
+
+
+def neighbours(ranks: int) -> int:
+    """How many ranks share this machine: torchrun says so."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+
+
+def fingerprint(training: Training) -> dict[str, str]:
+    """What has to be the same on all ranks."""
+    plan = training.plan("step", training.settings.microbatches)
+    tensors = [
+        (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+        for stage in training.stages.stages
+        for name, tensor in tensors_of(stage).items()
+    ]
+    program = [[str(step) for step in lane] for lanes in plan.steps for lane in lanes]
+    return {"the model": digest(tensors), "the schedule": digest(program)}
+
+
+def digest(value: Any) -> str:
+    return blake2b(repr(value).encode(), digest_size=8).hexdigest()
+
+
+def leave_others(model: nn.Module, stages: Stages, keep: set[str]) -> dict[str, Tensor]:
+    """Takes from the model the Parameters and buffers of stages that other ranks own. Gives those that stay."""
+    placed = {name for stage in stages.stages for name in stage.names.values()}
+    own = {}
+    for name, tensor in tensors_in(model).items():
+        if name in keep or name not in placed:
+            own[name] = tensor
+        else:
+            module, attribute = holder(model, name)
+            table = module._parameters if attribute in module._parameters else module._buffers
+            table[attribute] = None
+    return own

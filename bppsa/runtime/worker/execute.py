@@ -1,0 +1,98 @@
+"""Runs the steps of workers: one lane in the calling thread, several in threads of their own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from time import perf_counter
+
+from bppsa.errors import WorkerError
+from bppsa.runtime.worker.fetched import Fetched
+from bppsa.runtime.worker.mailbox import Alarm, Mailbox, Stopped
+from bppsa.runtime.worker.transport import Transport, Work
+from bppsa.schedule.messages import Item, Message, Step
+from bppsa.schedule.program import Action
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What one thread does. worker: whose lane it is; its lanes share `mailbox`."""
+
+    worker: int
+    steps: Sequence[Step]
+    work: Work
+    mailbox: Mailbox
+    transport: Transport
+    readers: Counter[Item]  # how many of the worker's steps read an item
+    inside: Callable[[], AbstractContextManager[None]]  # what its thread runs in
+    times: dict[Action, tuple[float, float]]  # seconds, start and end
+    fetches: Mapping[Action, Message]  # jobs that need weights which are not there
+    frees: Collection[Action]  # jobs after which fetched weights are given up
+    fetched: Mapping[int, Fetched]  # by stage
+
+    def run(self) -> None:
+        """Raises JobError where a job raises, and WorkerError where another worker has failed."""
+        with self.inside():
+            for at, step in enumerate(self.steps):
+                for following in self.steps[at + 1 : at + 2]:
+                    self.expect(following)
+                self.run_step(step)
+
+    def expect(self, step: Step) -> None:
+        for message in step.receives:
+            self.transport.expect(message)
+        if step.action in self.fetches:
+            self.transport.expect(self.fetches[step.action])
+
+    def run_step(self, step: Step) -> None:
+        for message in step.receives:
+            self.mailbox.put(message.item, self.transport.receive(message), self.readers[message.item])
+        if step.action in self.fetches:
+            self.transport.receive(self.fetches[step.action], self.fetched[step.action.stage].room())
+        inputs = [self.mailbox.take(item) for item in step.reads]
+        data = [value for item, value in zip(step.reads, inputs, strict=True) if not item.is_token]
+        begin = perf_counter()
+        try:
+            results = iter(self.work.run(step.action, data))
+        except Exception as error:
+            raise JobError(self.worker, step.action, error) from error
+        self.times[step.action] = begin, perf_counter()
+        if step.action in self.frees:
+            self.fetched[step.action.stage].free()
+        made = {item: None if item.is_token else next(results) for item in step.writes}
+        for item, value in made.items():
+            self.mailbox.put(item, value, self.readers[item])
+        for message in step.sends:
+            self.transport.send(message, made[message.item])
+
+
+class JobError(WorkerError):
+    """A job raised: its own error is the cause."""
+
+    def __init__(self, worker: int, action: Action, error: BaseException) -> None:
+        super().__init__(f"worker {worker} failed in job {action}: {type(error).__name__}: {error}")
+        self.action = action
+
+
+def run_all(jobs: Sequence[Callable[[], None]], alarm: Alarm) -> None:
+    """Each in a thread of its own, one alone in this one. Raises the first failure, when all have ended."""
+
+    def told(future: Future[None]) -> None:
+        error = future.exception()
+        if error is not None and not isinstance(error, Stopped):
+            alarm.ring(error)
+
+    if len(jobs) == 1:
+        try:
+            return jobs[0]()
+        except BaseException as error:
+            alarm.ring(error)
+            raise
+    with ThreadPoolExecutor(len(jobs), "bppsa worker") as pool:
+        for job in jobs:
+            pool.submit(job).add_done_callback(told)
+    if alarm.failure is not None:
+        raise alarm.failure

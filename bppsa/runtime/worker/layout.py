@@ -1,0 +1,120 @@
+"""A value of a message as tensors and a description: what goes over the wire, and how it is put together again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+INLINE = 1 << 14  # bytes: tensors up to this size travel with the description
+ALL_INLINE = 1 << 16  # bytes: of all such tensors of a message
+
+
+@dataclass(frozen=True)
+class TensorLayout:
+    """One tensor: contiguous on the wire. inline: it travels with the description; device: its type at the source;
+    gradient: whether it requires one."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: str
+    inline: bool
+    gradient: bool
+
+    @property
+    def bytes(self) -> int:
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A value without its numbers: leaves[i] is None where the value holds another object than a plain tensor."""
+
+    tree: pytree.TreeSpec
+    leaves: tuple[TensorLayout | None, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The containers themselves travel: torch's own way to pickle a TreeSpec raises a warning."""
+        return _with_containers, (pytree.tree_unflatten(range(len(self.leaves)), self.tree), self.leaves)
+
+
+def _with_containers(containers: Any, leaves: tuple[TensorLayout | None, ...]) -> Layout:
+    return Layout(pytree.tree_structure(containers), leaves)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """small: the bytes of the inline tensors; large: the others, each one dimension of uint8 on the wire's device;
+    objects: the leaves that are no tensors."""
+
+    layout: Layout
+    small: bytes
+    large: tuple[Tensor, ...]
+    objects: tuple[Any, ...]
+
+
+def pack(value: Any, wire: torch.device) -> Packed:
+    """Takes a pytree apart. Large tensors that are contiguous and on the wire's device are not copied."""
+    leaves, tree = pytree.tree_flatten(value)
+    layouts: list[TensorLayout | None] = []
+    small: list[bytes] = []
+    large: list[Tensor] = []
+    room = ALL_INLINE
+    for leaf in leaves:
+        if not _is_plain(leaf):
+            layouts.append(None)
+            continue
+        inline = leaf.nbytes <= min(INLINE, room) and "cpu" in (leaf.device.type, wire.type)
+        layouts.append(TensorLayout(tuple(leaf.shape), leaf.dtype, leaf.device.type, inline, leaf.requires_grad))
+        if inline:
+            room -= leaf.nbytes
+            small.append(_as_bytes(leaf, torch.device("cpu")).numpy().tobytes())
+        else:
+            large.append(_as_bytes(leaf, wire))
+    objects = tuple(leaf for leaf, layout in zip(leaves, layouts, strict=True) if layout is None)
+    return Packed(Layout(tree, tuple(layouts)), b"".join(small), tuple(large), objects)
+
+
+def buffers(layout: Layout, wire: torch.device) -> tuple[Tensor, ...]:
+    """Room for the large tensors of a message."""
+    sizes = [leaf.bytes for leaf in layout.leaves if leaf and not leaf.inline]
+    return tuple(torch.empty(size, dtype=torch.uint8, device=wire) for size in sizes)
+
+
+def unpack(packed: Packed, device: torch.device, into: Sequence[Tensor] | None = None) -> Any:
+    """The value again. device: of tensors that were not on the CPU; into: tensors that take the values, in order."""
+    small = torch.frombuffer(bytearray(packed.small), dtype=torch.uint8) if packed.small else torch.empty(0)
+    large, objects, targets = iter(packed.large), iter(packed.objects), iter(into or ())
+    start, leaves = 0, []
+    for layout in packed.layout.leaves:
+        if layout is None:
+            leaves.append(next(objects))
+            continue
+        if layout.inline:
+            flat = small[start : start + layout.bytes].clone()
+            start += layout.bytes
+        else:
+            flat = next(large)
+        tensor = flat.view(layout.dtype).view(layout.shape)
+        tensor = tensor if layout.device == "cpu" else tensor.to(device)
+        tensor = tensor.requires_grad_(layout.gradient)
+        leaves.append(tensor if into is None else _written(next(targets), tensor))
+    return pytree.tree_unflatten(leaves, packed.layout.tree)
+
+
+def _is_plain(leaf: Any) -> bool:
+    return type(leaf) in (Tensor, torch.nn.Parameter) and leaf.layout == torch.strided and not leaf.is_quantized
+
+
+def _as_bytes(tensor: Tensor, wire: torch.device) -> Tensor:
+    tensor = tensor.detach().resolve_conj().resolve_neg().to(wire)
+    return tensor.contiguous().view(-1).view(torch.uint8)
+
+
+def _written(target: Tensor, tensor: Tensor) -> Tensor:
+    with torch.no_grad():
+        return target.copy_(tensor)

@@ -1,0 +1,96 @@
+"""What the jobs of a step leave behind: of one worker, and put together for all."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from bppsa.runtime.worker.gradients import Grads, summed
+from bppsa.runtime.worker.norms import Seen
+from bppsa.schedule.program import Action
+
+Times = dict[Action, tuple[float, float]]  # seconds, start and end
+
+
+@dataclass
+class Kept:
+    """What a job F leaves for its B: leaves for what it read, and what it made."""
+
+    leaves: list[list[Tensor | None]]  # of each value, its tensors; None where no gradient flows to
+    made: list[list[Tensor]]  # of each value, its tensors
+    weights: dict[str, Tensor]
+    seeds: tuple[list[Tensor], list[Tensor]] = field(default_factory=lambda: ([], []))  # of W: what B began from
+
+
+class Results:
+    """Of one worker, whose lanes share it. peak: the most activations held at a time, of a stage and micro-batch each;
+    arguments: by (micro-batch, argument), the gradients of the argument's tensors, summed over stages."""
+
+    def __init__(self) -> None:
+        self.losses: dict[int, Tensor] = {}
+        self.outputs: dict[int, tuple[Any, ...]] = {}
+        self.arguments: dict[tuple[int, int], list[Tensor | None]] = {}
+        self.seen: dict[tuple[int, int], list[Seen]] = {}  # by stage and micro-batch
+        self.kept: dict[tuple[int, int], Kept] = {}
+        self.times: Times = {}
+        self.held = self.peak = 0
+        self.lock = threading.Lock()
+
+    def going_on(self) -> Results:
+        """For a backward after the forward that left this."""
+        following = Results()
+        following.kept, following.held, following.peak = self.kept, self.held, self.peak
+        return following
+
+    def hold(self, change: int) -> None:
+        with self.lock:
+            self.held += change
+            self.peak = max(self.peak, self.held)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of all workers. grads: those of the weights that this process owns. peaks: by worker."""
+
+    losses: dict[int, Tensor]
+    outputs: dict[int, tuple[Any, ...]]
+    arguments: dict[tuple[int, int], list[Tensor | None]]
+    seen: dict[tuple[int, int], list[Seen]]
+    times: Times
+    peaks: list[int]
+    grads: Grads
+
+
+def outcome(workers: Sequence[Results], grads: Grads) -> Outcome:
+    """In the order of workers, so that every process that puts the same together has the same sums."""
+    arguments: dict[tuple[int, int], list[Tensor | None]] = {}
+    for results in workers:
+        for key, of_worker in results.arguments.items():
+            arguments[key] = added(arguments.get(key), of_worker)
+    return Outcome(
+        {b: loss for results in workers for b, loss in results.losses.items()},
+        {b: made for results in workers for b, made in results.outputs.items()},
+        arguments,
+        {key: seen for results in workers for key, seen in results.seen.items()},
+        {job: time for results in workers for job, time in results.times.items()},
+        [results.peak for results in workers],
+        grads,
+    )
+
+
+def total(workers: Iterable[Grads]) -> Grads:
+    """Over workers in their order."""
+    grads: Grads = {}
+    for of_worker in workers:
+        grads = summed(grads, of_worker)
+    return grads
+
+
+def added(a: Sequence[Tensor | None] | None, b: Sequence[Tensor | None]) -> list[Tensor | None]:
+    if a is None:
+        return list(b)
+    return [y if x is None else x if y is None else x + y for x, y in zip(a, b, strict=True)]

@@ -1,0 +1,83 @@
+"""A thread's own copy of a stage's modules, without their weights: these are lent to it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+
+from bppsa.runtime.worker.draws import Drawing
+from bppsa.runtime.worker.norms import norms_of
+from bppsa.stages import Stage
+
+
+class Shell:
+    """slots: of each tensor that the stage has, where it goes: (the model's name, a module, its attribute)."""
+
+    def __init__(self, stage: Stage) -> None:
+        self.module = hollow(stage)
+        own = tensors_in(self.module)
+        self.slots = [(stage.names[name], *holder(self.module, name)) for name in own if name in stage.names]
+        for module in self.module.modules():
+            if "inplace" in module.__dict__:
+                module.__dict__["inplace"] = False  # what comes in is a leaf, or others read it too
+        if isinstance(self.module, fx.GraphModule):
+            draw_by_number(self.module, dict(stage.draws))
+        self.norms = norms_of(self.module)
+        self.paths = [path for path, _ in stage.module.named_modules()]
+
+    def lend(self, tensors: Mapping[str, Tensor]) -> None:
+        """Tensors by the model's names: Parameters where it has Parameters, and buffers."""
+        for name, module, attribute in self.slots:
+            setattr(module, attribute, tensors[name])
+
+    def follow(self, origin: nn.Module) -> None:
+        """Train or evaluate as the model does now."""
+        for path in self.paths:
+            self.module.get_submodule(path).training = origin.get_submodule(path).training
+
+
+def tensors_in(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, by each of their names."""
+    return {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+
+
+def hollow(stage: Stage) -> nn.Module:
+    """A copy of its module of which the model's Parameters and buffers take no memory."""
+    own = tensors_in(stage.module)
+    return copy.deepcopy(stage.module, {id(t): on_meta(t) for name, t in own.items() if name in stage.names})
+
+
+def on_meta(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+
+
+def holder(root: nn.Module, name: str) -> tuple[nn.Module, str]:
+    path, _, attribute = name.rpartition(".")
+    return root.get_submodule(path), attribute
+
+
+def draw_by_number(module: fx.GraphModule, numbers: Mapping[str, int]) -> None:
+    """Ops that draw, by the names of their nodes, go through `Drawing`."""
+    for node in list(module.graph.nodes):
+        if node.name not in numbers:
+            continue
+        name = f"_drawing_{numbers[node.name]}"
+        module.add_submodule(name, Drawing(called(module, node), numbers[node.name]))
+        node.op, node.target = "call_module", name
+    module.recompile()
+
+
+def called(module: nn.Module, node: fx.Node) -> Any:
+    if node.op == "call_module":
+        return module.get_submodule(str(node.target))
+    if node.op == "call_method":
+        return lambda x, *args, method=str(node.target), **kwargs: getattr(x, method)(*args, **kwargs)
+    return node.target
