@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torch import fx, nn
+from torch import nn
 
 INPUT = -1  # the "stage" that an argument of the model comes from
 
@@ -60,13 +60,13 @@ class Stages:
 class Layer(NamedTuple):
     """A layer of a recurrent module, at one of its calls."""
 
-    node: fx.Node  # the call
+    node: str  # the call, by its name in the graph
     number: int  # of the layer in its module
-    path: str  # of the module in the model
+    path: str  # of the module
+    op: int  # where it draws dropout masks: its number among the ops of the whole model
 
 
-@dataclass(frozen=True)
-class Axes:
+class Axes(NamedTuple):
     """Of a tensor: which axis is time, and which the batch's rows; None where it has none."""
 
     time: int | None = None
@@ -74,21 +74,15 @@ class Axes:
 
 
 @dataclass(frozen=True)
-class OverTime:
-    """A recurrent model whose time axis can be cut into chunks: beside its recurrent layers each step is on its own.
+class OverTime(Stages):
+    """A recurrent model whose time axis is cut into chunks: beside its recurrent layers each step is on its own.
 
-    The graph's modules and Parameters are the model's own; calls of recurrent modules are its nodes. An output without
-    a time axis is of the last step.
+    Stage l * chunks + k is layer l on chunk k, as `schedule.blelloch` numbers them. All stages have one module, the
+    whole model's graph, in which calls of recurrent modules are nodes. An output without a time axis is of the last
+    step.
     """
 
-    graph: fx.GraphModule
+    chunks: int
     layers: tuple[Layer, ...]  # in the order in which they run
-    arguments: tuple[Axes, ...]  # of each leaf of the list of arguments
-    outputs: tuple[Axes, ...]  # of each leaf of what the graph returns
-    names: Mapping[str, str]  # of a Parameter or buffer of `graph` -> the model's first name for it
-    draws: tuple[tuple[str, int], ...]  # nodes of `graph` that draw random numbers, and their places
-    bind: Callable[..., list[Any]] = field(repr=False)  # the model's call (*args, **kwargs) -> its arguments
-    assemble: Callable[[Any], Any] = field(repr=False)  # what the graph returns -> what the model returns
-
-    def __len__(self) -> int:
-        return len(self.layers)
+    arguments_axes: tuple[Axes, ...]  # of each leaf of the list of arguments
+    outputs_axes: tuple[Axes, ...]  # of each leaf of what the module returns

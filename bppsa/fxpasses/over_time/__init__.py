@@ -1,4 +1,4 @@
-"""A recurrent model as what can be cut over time: its graph, its recurrent layers, and where each tensor has its steps."""
+"""A recurrent model cut over time: its graph, its recurrent layers, and where each tensor has its steps."""
 
 from bppsa.fxpasses.over_time.cut import over_time
 

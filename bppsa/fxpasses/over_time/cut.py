@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice, product
 from typing import Any
 
@@ -14,11 +13,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from bppsa.errors import PartitionError, ScheduleError
 from bppsa.fxpasses.over_time.trial import MEND, Mixed, tried
 from bppsa.fxpasses.partition.arguments import Arguments, flatten
-from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
 from bppsa.fxpasses.partition.kept import kept
+from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
 from bppsa.fxpasses.partition.order import facts
 from bppsa.fxpasses.partition.tracing import trace
-from bppsa.stages import Axes, Layer, OverTime
+from bppsa.stages import Axes, Layer, OverTime, Stage
 
 STEPS, ROWS = 12, 5  # of the examples that the model is traced and tried with
 GUESSES = 16
@@ -36,18 +35,15 @@ class Alone(nn.Module):
         return self.model(input, hx)
 
 
-def over_time(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OverTime:
-    """args, kwargs: a call of the model; one on some of its steps and rows is traced, and tried whole and in two chunks.
+def over_time(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], chunks: int) -> OverTime:
+    """args, kwargs: a call of the model. With some of its steps and rows the model is traced, and tried in chunks.
 
     Raises ScheduleError where the model is not recurrent, or where steps meet outside of its recurrent layers, with the
     module's path and the mend; PartitionError where it cannot be traced.
     """
     recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
     if not recurrent:
-        raise ScheduleError(
-            f"blelloch(K) cuts the time axis of a recurrent model, and {type(model).__name__} has no nn.RNN, nn.GRU or "
-            f"nn.LSTM; {MEND}"
-        )
+        raise ScheduleError(f"{name(model)} has no nn.RNN, nn.GRU or nn.LSTM, whose time blelloch(K) could cut; {MEND}")
     root = Alone(model) if isinstance(model, nn.RNNBase) else model
     signature = inspect.signature(root.forward)
     given = flatten(signature, args, kwargs)
@@ -56,10 +52,10 @@ def over_time(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
     for axes in islice(guesses(leaves, int(recurrent[0].batch_first)), GUESSES):
         short = tree_unflatten([shortened(leaf, of) for leaf, of in zip(leaves, axes, strict=True)], spec)
         try:
-            return cut(root, Arguments(signature, tuple(given), tuple(short)), axes)
+            return cut(root, Arguments(signature, tuple(given), tuple(short)), axes, chunks)
         except (Mixed, PartitionError) as error:
             first = first or error
-    raise first or ScheduleError(f"{type(model).__name__} was called without a tensor that has steps; {MEND}")
+    raise first or ScheduleError(f"{name(model)} was called without a tensor that has steps; {MEND}")
 
 
 def guesses(leaves: Sequence[Any], usual: int) -> Iterator[tuple[Axes, ...]]:
@@ -98,31 +94,48 @@ def shortened(leaf: Any, axes: Axes) -> Any:
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
-def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...]) -> OverTime:
+def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: int) -> OverTime:
     """axes: of each leaf of the arguments. Raises Mixed where steps are not there."""
     with kept(root):
         traced = trace(root, arguments)
     graph = stage_module(root, traced.graph, traced.constants)
-    layers = [layer for node in graph.graph.nodes for layer in layers_of(node, graph)]
-    if not layers:
-        raise ScheduleError(f"the forward of {type(root).__name__} calls none of its recurrent modules; {MEND}")
+    calls = [node for node in graph.graph.nodes if node.op == "call_module" and is_recurrent(graph, node)]
+    if not calls:
+        raise ScheduleError(f"the forward of {name(root)} calls none of its recurrent modules; {MEND}")
+    layers = tuple(layer for node in calls for layer in layers_of(graph, node))
     times, rows = tried(graph, arguments.examples, axes)
     if rows is None:
-        axes, rows = tuple(replace(of, rows=None) for of in axes), [None] * len(times)
-    outputs = tuple(Axes(time, of) for time, of in zip(times, rows, strict=True))
-    draws = tuple((node.name, i) for i, node in enumerate(graph.graph.nodes) if facts(node).draws)
+        axes, rows = tuple(Axes(of.time) for of in axes), [None] * len(times)
+    draws = [(node.name, i) for i, node in enumerate(graph.graph.nodes) if facts(node).draws and node not in calls]
     names = names_of(graph, first_names(root.model if isinstance(root, Alone) else root))
-    return OverTime(graph, tuple(layers), axes, outputs, names, draws, arguments.bind, traced.assemble)
+    flops = sum(facts(node).flops for node in graph.graph.nodes) / (len(layers) * chunks)
+    stage = Stage(graph, (), (), names, flops=flops, draws=tuple(draws))
+    return OverTime(
+        (stage,) * (len(layers) * chunks),
+        (),
+        len(arguments.names),
+        arguments.bind,
+        traced.assemble,
+        chunks,
+        layers,
+        axes,
+        tuple(Axes(*of) for of in zip(times, rows, strict=True)),
+    )
 
 
-def layers_of(node: fx.Node, graph: fx.GraphModule) -> Iterator[Layer]:
+def name(model: nn.Module) -> str:
+    return type(model.model if isinstance(model, Alone) else model).__name__
+
+
+def is_recurrent(graph: fx.GraphModule, node: fx.Node) -> bool:
+    return isinstance(graph.get_submodule(str(node.target)), nn.RNNBase)
+
+
+def layers_of(graph: fx.GraphModule, node: fx.Node) -> list[Layer]:
     """Raises ScheduleError for a recurrent module whose chunks cannot follow each other."""
-    if node.op != "call_module":
-        return
-    module = graph.get_submodule(str(node.target))
-    if not isinstance(module, nn.RNNBase):
-        return
-    path, kind = str(node.target), type(module).__name__
+    path = str(node.target)
+    module: Any = graph.get_submodule(path)
+    kind = type(module).__name__
     if module.bidirectional:
         raise ScheduleError(
             f"{path} is a bidirectional {kind}, whose second direction begins at the end of time, where the first "
@@ -133,7 +146,8 @@ def layers_of(node: fx.Node, graph: fx.GraphModule) -> Iterator[Layer]:
             f"{path} ({kind}) has hooks, which would see chunks of the call; remove them, set weights by "
             f"torch.nn.utils.parametrize, or {MEND}"
         )
-    yield from (Layer(node, number, path) for number in range(module.num_layers))
+    at, count = list(graph.graph.nodes).index(node), len(graph.graph.nodes)
+    return [Layer(node.name, number, path, at + number * count) for number in range(module.num_layers)]
 
 
 def has_hooks(module: nn.Module) -> bool:

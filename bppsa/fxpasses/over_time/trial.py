@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from bppsa.errors import ScheduleError
 from bppsa.fxpasses.partition.effects import draws
@@ -92,11 +92,12 @@ def tried(
         except WHAT_FORWARDS_RAISE:
             return times, None
         rows = [axis_of(*values) for values in zip(*map(returned, (whole, few, rest)), strict=True)]
-    return times, None if any(isinstance(axis, NoAxis) for axis in rows) else rows
+    known = [axis for axis in rows if not isinstance(axis, NoAxis)]
+    return times, known if len(known) == len(rows) else None
 
 
 def over_chunks(graph: fx.GraphModule, whole: Trial, first: Trial, second: Trial) -> list[int | None]:
-    for node, (module, input, hx) in whole.calls.items():
+    for node, (module, input, _) in whole.calls.items():
         time = 1 if module.batch_first and input.dim() == 3 else 0
         if axis_of(input, first.calls[node][1], second.calls[node][1]) != time:
             raise mixed(f"what {node.target} reads", node, whole, first, second)
@@ -147,7 +148,7 @@ def returned(trial: Trial) -> list[Any]:
     return tree_leaves(trial.env[trial.graph.output_node()])
 
 
-def axis_of(whole: Any, first: Any, second: Any) -> int | None | NoAxis:
+def axis_of(whole: Any, first: Any, second: Any) -> int | NoAxis | None:
     """Along which the whole is the two parts side by side; None: the second part's value is the whole's."""
     if isinstance(whole, Tensor):
         for axis in range(whole.dim()):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.runtime.extent import Given
+from bppsa.runtime.worker.draws import Drawing
 
 
 class ModuleCall:
@@ -32,11 +33,14 @@ class ModuleCall:
         names: Any = self.module._all_weights[layer]
         return [getattr(self.module, name) for name in names]
 
-    def advance(self, y: Tensor, finals: Sequence[Tensor]) -> None:
-        """From a layer's results, [T, B, n] and [B, n] each, to the next layer."""
+    def advance(self, y: Tensor, finals: Sequence[Tensor], op: int) -> None:
+        """From a layer's results, [T, B, n] and [B, n] each, to the next layer. op: whose masks are drawn."""
         self.finals.append(finals)
-        last = len(self.finals) == self.module.num_layers
-        self.x = y if last else nn.functional.dropout(y, self.module.dropout, self.module.training)
+        self.x = y if self.ended else Drawing(nn.functional.dropout, op)(y, self.module.dropout, self.module.training)
+
+    @property
+    def ended(self) -> bool:
+        return len(self.finals) == self.module.num_layers
 
     def result(self) -> tuple[Tensor, Any]:
         """What the module returns."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_map
 
 from bppsa.runtime.extent import Given
 
@@ -25,19 +25,32 @@ class Walk(fx.Interpreter):
         super().__init__(graph)
         self.weights, self.gradients = weights, gradients
         self.rest: Iterator[Any] = iter(graph.graph.nodes)
+        self.at: Any = None
         self.leaves: list[Tensor] = []
         self.found: dict[int, Tensor] = {}  # what has arrived, by the leaf's id
         self.of_weights: dict[str, Tensor] = {}
-        flat, spec = tree_flatten(list(arguments))
-        self.arguments = [self.leaf(x.detach()) if needs_gradient(x) and gradients else x for x in flat]
-        self.args_iter = iter(tree_unflatten(self.arguments, spec))
+        self.arguments = tree_map(
+            lambda x: self.leaf(x.detach()) if needs_gradient(x) and gradients else x, list(arguments)
+        )
+        self.args_iter = iter(self.arguments)
 
-    def until(self, call: fx.Node | None) -> Any:
-        """Goes on to this call, whose (args, kwargs) it gives, or to the end: what the model returns."""
-        value: Any = None
+    def until(self, call: str) -> Any:
+        """Goes on to the node of this name, and gives its (args, kwargs)."""
         for node in self.rest:
-            if node is call:
+            if node.name == call:
+                self.at = node
                 return self.fetch_args_kwargs_from_env(node)
+            self.put(node, self.run_node(node))
+        raise AssertionError(call)
+
+    def go_on(self, value: Any) -> None:
+        """With what the call at which it stands gives."""
+        self.put(self.at, value)
+
+    def end(self) -> tuple[Any, ...]:
+        """Goes on to the end: what the graph returns."""
+        value: Any = ()
+        for node in self.rest:
             value = self.run_node(node)
             self.put(node, value)
         self.env.clear()
@@ -48,6 +61,11 @@ class Walk(fx.Interpreter):
         for used in self.user_to_last_uses.get(node, ()):
             del self.env[used]
 
+    def taken(self) -> dict[str, Tensor]:
+        """What weights have received since it was asked last."""
+        found, self.of_weights = self.of_weights, {}
+        return found
+
     def leaf(self, tensor: Tensor) -> Tensor:
         if self.gradients:
             self.leaves.append(tensor.requires_grad_())
@@ -55,6 +73,10 @@ class Walk(fx.Interpreter):
 
     def gradient(self, leaf: Tensor) -> Tensor | None:
         return self.found.get(id(leaf))
+
+    def of_argument(self, v: int) -> list[Tensor | None]:
+        """The gradients of its tensors."""
+        return [self.gradient(x) for x in tree_leaves(self.arguments[v]) if isinstance(x, Tensor)]
 
     def forget(self, leaves: Iterable[Tensor]) -> None:
         """Nothing arrives there any more."""
