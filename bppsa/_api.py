@@ -27,6 +27,7 @@ from bppsa.schedule.spec import Build, Recipe, Schedule
 
 FALLBACKS = ("eager", "inductor")
 SPARSE = ("masks", "auto")
+DATA = ("global", "local")
 NOT_YET = "the model has not run yet: what is found so far, to be decided in a call (scans are found when they run)"
 NO_SCAN = (
     "nothing to rewrite: no nn.RNN, nn.GRU or nn.LSTM of a compiled model and no bppsa.scan ran; "
@@ -51,6 +52,7 @@ def compile(
     loss_fn: Callable[..., Tensor] | None = None,
     loss_weight: Callable[[Any], float] | None = None,
     example_inputs: Any = None,
+    data: str = "global",
     seed: int | None = None,
 ) -> nn.Module:
     """A model that computes what `model` computes, its recurrences and its pruned layers by generated kernels.
@@ -80,7 +82,8 @@ def compile(
     The model is cut into `stages`, a number or a list of modules, by flops for `example_inputs`, a whole batch: a
     tensor or a tuple, by default the first call's. A batch is cut into `microbatches` by torch.tensor_split.
     loss_fn(output, target) is a mean over rows, or a sum where its `reduction` says so; loss_weight(target) -> float is
-    what a micro-batch counts where that is not its rows. seed: of what jobs draw, by default torch's initial seed.
+    what a micro-batch counts where that is not its rows. data: "global", every rank is given the whole batch, or
+    "local", each brings its own rows (`ddp`, `fsdp`). seed: of what jobs draw, by default torch's initial seed.
 
     Raises StrategyError (a ValueError) for an unknown strategy, forward, fallback or `sparse`; for a mask that does not
     fit its weight ArgumentError (a TypeError), InputError (a RuntimeError) or InputValueError (a ValueError);
@@ -95,7 +98,9 @@ def compile(
     if schedule is not None:
         if masks is not None or sparse != "masks" or fallback != "eager" or strict or budget is not None:
             raise StrategyError("schedule= goes with strategy and forward alone of the other options")
-        settings = Settings(schedule, microbatches, workers, loss_fn, loss_weight, seed)
+        if data not in DATA:
+            raise StrategyError(f"unknown data={data!r}; known: {', '.join(DATA)}")
+        settings = Settings(schedule, microbatches, workers, loss_fn, loss_weight, seed, data == "local")
         return scheduled(rewrite(model, chosen, ahead)[0], settings, stages, example_inputs)
     given = given_masks(model, masks, sparse)
     fast, by_path = rewrite(model, chosen, ahead)

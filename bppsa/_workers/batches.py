@@ -1,8 +1,9 @@
-"""A batch cut into micro-batches, and the loss of each as its share of the whole batch's."""
+"""A batch cut into micro-batches, and what comes of them put together."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +11,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from bppsa.errors import ArgumentError, InputError
-
-LossFunction = Callable[..., Tensor]
+from bppsa.errors import InputError
+from bppsa.runtime.worker.pipeline import Call
 
 
 def rows_of(arguments: Any) -> int:
@@ -56,33 +56,44 @@ def joined(values: Sequence[Any], sizes: Sequence[int]) -> Any:
 
 
 @dataclass(frozen=True)
-class Share:
-    """The loss of a micro-batch, weighted so that their sum is the batch's: a mean over rows by rows / B, by
-    loss_weight's share where that is given, a sum as it is."""
+class Batch:
+    """call: of all micro-batches. mine: those whose rows are here; all, but where each rank brings its own. rows: of
+    these; sizes: the rows of each micro-batch. arguments: of each argument of the model, its tensors, whole."""
 
-    loss_fn: LossFunction | None  # None: the model returns its loss
-    targets: Sequence[Any]
-    weights: Sequence[float]
+    call: Call
+    mine: Sequence[int]
+    rows: int
+    sizes: list[int]
+    arguments: list[list[Tensor]]
 
-    def __call__(self, output: Any, batch: int) -> Tensor:
-        if not self.weights[batch]:  # a mean over nothing is no number, and it counts for nothing
-            return next(x for x in tree_leaves(output) if isinstance(x, Tensor)).new_zeros(())
-        loss = output if self.loss_fn is None else self.loss_fn(output, self.targets[batch])
-        if not (isinstance(loss, Tensor) and loss.dim() == 0):
-            got = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            whose = "the model returns" if self.loss_fn is None else "loss_fn gives"
-            raise ArgumentError(f"{whose} {got}, and a step needs a loss, a tensor []; give loss_fn=, with a reduction")
-        return loss * self.weights[batch]
+    @property
+    def wanted(self) -> list[Tensor]:
+        """Tensors that a gradient flows to."""
+        return [x for tensors in self.arguments for x in tensors if x.requires_grad]
+
+    def gradients(self, found: Mapping[tuple[int, int], Sequence[Tensor | None]]) -> list[Tensor | None]:
+        """Of `wanted`. found: of each micro-batch and argument, those of the argument's tensors."""
+        grads = []
+        for v, tensors in enumerate(self.arguments):
+            for at, x in enumerate(tensors):
+                if x.requires_grad:
+                    pieces = [found[b, v][at] if (b, v) in found else None for b in self.mine]
+                    sizes = [self.sizes[b] for b in self.mine] if is_batched(x, self.rows) else None
+                    grads.append(whole(x, pieces, sizes))
+        return grads
+
+    def outputs(self, made: Mapping[int, Any]) -> Any:
+        """made: what the model returned, by micro-batch."""
+        return joined([made[b] for b in self.mine], [self.sizes[b] for b in self.mine])
 
 
-def share(
-    loss_fn: LossFunction | None, loss_weight: Callable[[Any], float] | None, targets: Sequence[Any], rows: list[int]
-) -> Share:
-    if loss_weight is not None:
-        shares = [float(loss_weight(target)) for target in targets]
-    elif getattr(loss_fn, "reduction", "mean") == "sum":
-        return Share(loss_fn, targets, [1.0] * len(rows))
-    else:
-        shares = [float(size) for size in rows]
-    total = sum(shares)
-    return Share(loss_fn, targets, [s / total if total else s for s in shares])
+def whole(x: Tensor, pieces: Sequence[Tensor | None], sizes: Sequence[int] | None) -> Tensor | None:
+    """A tensor's gradient from those of its pieces, or, with sizes=None, from those of each micro-batch."""
+    if all(piece is None for piece in pieces):
+        return None
+    if sizes is None:
+        return functools.reduce(torch.add, [piece for piece in pieces if piece is not None])
+    filled = [
+        x.new_zeros(size, *x.shape[1:]) if piece is None else piece for piece, size in zip(pieces, sizes, strict=True)
+    ]
+    return torch.cat(filled)

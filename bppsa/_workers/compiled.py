@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from bppsa._workers.batches import parts, share
+from bppsa._workers.batches import Batch, parts
+from bppsa._workers.losses import counts, share
 from bppsa._workers.plans import Plan
-from bppsa._workers.training import Batch, Settings, Training
+from bppsa._workers.training import Settings, Training
 from bppsa.errors import ArgumentError, ScheduleError
 from bppsa.runtime.worker.modes import Modes
 from bppsa.schedule.timeline import Timeline
@@ -27,12 +29,13 @@ class Scheduled(nn.Module):
     _settings: Settings
     _begin: Callable[..., Training]
     _training: Training | None
+    _names: list[str]  # of the whole model's state
 
     def __init__(self, model: nn.Module, settings: Settings, begin: Callable[..., Training]) -> None:
         """begin: of the arguments of the first call, the model cut for its workers."""
         super().__init__()
         self.__dict__.update({name: model.__dict__[name] for name in ADOPTED})
-        self.__dict__.update(_settings=settings, _begin=begin, _training=None)
+        self.__dict__.update(_settings=settings, _begin=begin, _training=None, _names=list(model.state_dict()))
         self.training = model.training
 
     def begin(self, *args: Any, **kwargs: Any) -> Training:
@@ -56,7 +59,10 @@ class Scheduled(nn.Module):
         given, target = (inputs, None) if loss_fn is None else (inputs[:-1], inputs[-1])
         training = self.begin(*given, **kwargs)
         batch = training.batch(given, kwargs, Modes(True, False, Modes.here().autocast))
-        loss = share(loss_fn, weight, parts(target, batch.rows, len(batch.sizes)), batch.sizes)
+        targets = dict(zip(batch.mine, parts(target, batch.rows, len(batch.mine)), strict=True))
+        count = training.shared({b: counts(loss_fn, weight, targets[b], batch.sizes[b]) for b in batch.mine})
+        order = range(len(batch.sizes))
+        loss = share(loss_fn, [targets.get(b) for b in order], [count[b] for b in order])
         found, _ = training.run("step", replace(batch.call, loss=loss, outputs=return_outputs))
         named = dict(self.named_parameters())
         for name in found.grads:
@@ -64,19 +70,47 @@ class Scheduled(nn.Module):
         for x, grad in zip(batch.wanted, batch.gradients(found.arguments), strict=True):
             accumulate(x, grad)
         total = torch.stack([found.losses[b] for b in sorted(found.losses)]).sum()
-        return (total, training.outputs(found, batch.sizes)) if return_outputs else total
+        return (total, training.outputs(found, batch)) if return_outputs else total
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for the whole batch: all forwards, and in `.backward()` all backwards."""
         training, modes = self.begin(*args, **kwargs), Modes.here()
         batch = training.batch(args, kwargs, modes)
         if not modes.grad:
-            return training.outputs(training.run("forward", replace(batch.call, outputs=True))[0], batch.sizes)
+            return training.outputs(training.run("forward", replace(batch.call, outputs=True))[0], batch)
+        if self._settings.local:
+            raise ScheduleError(
+                "data='local': a rank's outputs are of its own rows, and a loss over them is not the "
+                "batch's; call step(x, target)"
+            )
         warn_of_step(training.plan("step", len(batch.sizes)))
         named = {name: parameter for name, parameter in self.named_parameters() if parameter.requires_grad}
         spec: list[Any] = []
         leaves = Whole.apply(training, batch, tuple(named), spec, *named.values(), *batch.wanted)
         return tree_unflatten(list(leaves), spec[0])
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """As torch.nn.utils.clip_grad_norm_, over the Parameters of all workers, each counted once. Every rank calls
+        it. Returns the norm [] before."""
+        engine = self._started().engine
+        counted = engine.first_owned(name for name, _ in self.named_parameters())
+        grads = [p.grad for name, p in self.named_parameters() if name in counted and p.grad is not None]
+        norms = engine.share(float(get_total_norm(grads, norm_type)))
+        total = torch.linalg.vector_norm(torch.tensor(norms), norm_type)
+        clip_grads_with_norm_(list(self.parameters()), max_norm, total)
+        return total
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """The whole model's state_dict, in its order, on every rank. Every rank calls it."""
+        own = {name: value.detach() for name, value in self.state_dict().items()}
+        found = self._started().engine.gather(own)
+        return {name: found[name] for name in self._names if name in found}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """The whole model's, or what this rank owns of it."""
+        elsewhere = set(self._names) - set(self.state_dict())
+        own = {name: value for name, value in state_dict.items() if name not in elsewhere}
+        return super().load_state_dict(own, strict, assign)
 
     @property
     def timeline(self) -> Timeline:
@@ -110,7 +144,7 @@ class Whole(torch.autograd.Function):
         """tensors: the Parameters by `names`, and what of the arguments wants a gradient."""
         call = replace(batch.call, modes=replace(batch.call.modes, grad=True), outputs=True)
         found, ctx.state = training.run("forward", call)
-        leaves, structure = tree_flatten(training.outputs(found, batch.sizes))
+        leaves, structure = tree_flatten(training.outputs(found, batch))
         spec.append(structure)
         ctx.training, ctx.batch, ctx.call, ctx.names = training, batch, call, names
         ctx.mark_non_differentiable(*(x for x in leaves if isinstance(x, Tensor) and not x.is_floating_point()))

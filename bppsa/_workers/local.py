@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +17,13 @@ from bppsa.runtime.worker.pipeline import Call
 from bppsa.runtime.worker.results import Outcome, Results, outcome, total
 from bppsa.stages import Stages
 
+T = TypeVar("T")
+
 
 class Local:
     """weights: the model's Parameters and buffers by name."""
+
+    rank = 0
 
     def __init__(self, stages: Stages, weights: Mapping[str, Tensor]) -> None:
         self.stages, self.weights = stages, weights
@@ -46,3 +51,12 @@ class Local:
             origins = [stage.module for stage in self.stages.stages]
             self.members[worker] = Member(worker, self.stages, origins, self.weights, count)
         return self.members[worker]
+
+    def share(self, value: T) -> Sequence[T]:
+        return [value]
+
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(tensors)
+
+    def first_owned(self, names: Iterable[str]) -> set[str]:
+        return set(names)

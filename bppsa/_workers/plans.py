@@ -87,6 +87,20 @@ def make_plan(
     return Plan(timeline, lanes, readers)
 
 
+def own_batches(plan: Plan, rank: int) -> list[int]:
+    """The micro-batches that a rank runs alone. Raises ScheduleError where any has jobs on several."""
+    workers: dict[int, set[int]] = {}
+    for job in plan.timeline.jobs:
+        workers.setdefault(job[1], set()).add(plan.timeline.worker[job])
+    for b, several in workers.items():
+        if len(several) > 1:
+            raise ScheduleError(
+                f"data='local': micro-batch {b} has jobs on workers {', '.join(map(str, sorted(several)))}, and its "
+                f"rows would be on one; give every rank the whole batch, or take ddp() or fsdp()"
+            )
+    return [b for b, (worker,) in sorted(workers.items()) if worker == rank]
+
+
 def predicted(plan: Plan, measured: Timeline) -> Timeline:
     """The program simulated with the times that its jobs took: what is left of a measured makespan is transfers,
     waiting for them, and the executor's own time."""

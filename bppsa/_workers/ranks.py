@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
-from bppsa._workers.exchange import Exchange, Owners, Reduction, make_exchange
+from bppsa._workers.exchange import Exchange, Numbers, Owners, Reduction, make_exchange
 from bppsa._workers.member import Member, Run, tensors_of
 from bppsa._workers.plans import Plan, batches
 from bppsa.runtime.worker.execute import JobError, run_all
@@ -20,6 +19,8 @@ from bppsa.runtime.worker.pipeline import Call
 from bppsa.runtime.worker.results import Outcome, Results, outcome
 from bppsa.schedule.program import Action
 from bppsa.stages import Stages
+
+T = TypeVar("T")
 
 
 class Ranks:
@@ -45,7 +46,7 @@ class Ranks:
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
         """state: what the forward gave, for a backward alone. Raises WorkerError on every rank where one fails."""
         exchange = self.exchange(plan)
-        self.transport.begin(self.steps, signature(plan, call))
+        self.transport.begin(self.steps, (plan.messages, call.signature, call.outputs, call.loss is None))
         self.steps += 1
         results = state[0].going_on() if state else Results()
         sums = Sums(batches(plan.steps[self.rank]))
@@ -86,6 +87,33 @@ class Ranks:
             self.transport.fail(f"job {failure.action}", failure.__cause__ or failure)
         else:
             self.transport.fail("a step", failure)
+
+    def share(self, value: T) -> Sequence[T]:
+        told = self.transport.share(value)
+        return [told[rank] for rank in range(self.size)]
+
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self.transport.begin(self.steps, "gather")
+        self.steps += 1
+        numbers = Numbers(0)
+        found: dict[str, Tensor] = {}
+        messages = [numbers.message("D", 0, i, j) for i in range(self.size) for j in range(self.size) if i != j]
+        for message in messages:
+            if message.source == self.rank:
+                self.transport.send(message, dict(tensors))
+        for message in messages:
+            if message.target == self.rank:
+                found.update(self.transport.receive(message))
+        self.transport.finish()
+        return {**found, **tensors}
+
+    def first_owned(self, names: Iterable[str]) -> set[str]:
+        stages_of: dict[str, list[int]] = {}
+        for s, stage in enumerate(self.stages.stages):
+            for name in stage.names.values():
+                stages_of.setdefault(name, []).append(s)
+        first = {name: min(owner for s in at for owner in self.owners[s]) for name, at in stages_of.items()}
+        return {name for name in names if first.get(name, 0) == self.rank}
 
     def lend_out(self, exchange: Exchange) -> None:
         """Weights that others will want: sent when they do, as they are now."""
@@ -148,11 +176,6 @@ class Finish:
                 total, self.sums.of(r.stages, r.names) if message is None else self.transport.receive(message)
             )
         return total
-
-
-def signature(plan: Plan, call: Call) -> Any:
-    shapes = tree_map_only(Tensor, lambda x: (tuple(x.shape), x.dtype), list(call.arguments))
-    return repr((len(plan.steps), plan.messages, shapes, call.modes, call.outputs, call.loss is None))
 
 
 def report(actions: Sequence[Action], results: Results) -> dict[str, Any]:

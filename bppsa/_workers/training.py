@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bppsa._workers.batches import is_batched, joined, parts, rows_of
-from bppsa._workers.plans import KINDS, Plan, make_plan, only, predicted
-from bppsa.errors import ScheduleError
+from bppsa._workers.batches import Batch, parts, rows_of
+from bppsa._workers.losses import LossFunction, LossWeight
+from bppsa._workers.plans import KINDS, Plan, make_plan, only, own_batches, predicted
+from bppsa.errors import InputError, ScheduleError
 from bppsa.runtime.worker import norms
 from bppsa.runtime.worker.draws import Seed
 from bppsa.runtime.worker.modes import Modes
@@ -23,46 +23,35 @@ from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.timeline import Timeline
 from bppsa.stages import Stages
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Settings:
     schedule: Schedule | Recipe | Build
     microbatches: int
     workers: int | None
-    loss_fn: Callable[..., Tensor] | None
-    loss_weight: Callable[[Any], float] | None
+    loss_fn: LossFunction | None
+    loss_weight: LossWeight | None
     seed: int | None  # None: torch's initial seed
-
-
-@dataclass(frozen=True)
-class Batch:
-    """call: of its micro-batches. sizes: their rows. arguments: of each argument of the model, its tensors, whole."""
-
-    call: Call
-    rows: int
-    sizes: list[int]
-    arguments: list[list[Tensor]]
-
-    @property
-    def wanted(self) -> list[Tensor]:
-        """Tensors that a gradient flows to."""
-        return [x for tensors in self.arguments for x in tensors if x.requires_grad]
-
-    def gradients(self, found: Mapping[tuple[int, int], Sequence[Tensor | None]]) -> list[Tensor | None]:
-        """Of `wanted`. found: of each micro-batch and argument, those of the argument's tensors."""
-        grads = []
-        for v, tensors in enumerate(self.arguments):
-            for at, x in enumerate(tensors):
-                if x.requires_grad:
-                    pieces = [found[b, v][at] if (b, v) in found else None for b in range(len(self.sizes))]
-                    grads.append(whole(x, pieces, self.sizes if is_batched(x, self.rows) else None))
-        return grads
+    local: bool = False  # whether each rank brings its own rows
 
 
 class Engine(Protocol):
-    """Runs a plan on all workers. state: what a forward gave, for its backward."""
+    """Runs a plan on all workers. state: what a forward gave, for its backward. rank: of this process."""
+
+    rank: int
 
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]: ...
+
+    def share(self, value: T) -> Sequence[T]:
+        """What each rank gives, by rank."""
+
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What all ranks give."""
+
+    def first_owned(self, names: Iterable[str]) -> set[str]:
+        """Of Parameters: those that count here, so that each counts once."""
 
 
 class Training:
@@ -94,16 +83,30 @@ class Training:
         return self.plans[kind, count]
 
     def batch(self, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes) -> Batch:
-        """Cut into micro-batches. Raises InputError where there are no rows."""
+        """Cut into micro-batches. Raises InputError where there are no rows, or too few of a rank's own."""
         arguments = self.stages.bind(*args, **kwargs)
-        rows = rows_of(arguments)
-        count = min(self.settings.microbatches, rows)
-        cut = parts(arguments, rows, count)
+        rows, most = rows_of(arguments), self.settings.microbatches
+        count = most if self.settings.local else min(most, rows)
+        plan = self.plan("step", count)
+        mine = own_batches(plan, self.engine.rank) if self.settings.local else range(count)
+        if rows < len(mine):
+            raise InputError(
+                f"rank {self.engine.rank} brings {rows} rows for its {len(mine)} micro-batches; bring more"
+            )
+        cut = dict(zip(mine, parts(arguments, rows, len(mine)), strict=True))
+        sizes = self.shared({b: rows_of(part) for b, part in cut.items()})
         seeds = [Seed(self.seed, self.calls, b) for b in range(count)]
         self.calls += 1
         tensors = [[x for x in tree_leaves(argument) if isinstance(x, Tensor)] for argument in arguments]
-        call = Call(cut, modes, seeds, split=self.plan("step", count).split)
-        return Batch(call, rows, [rows_of(part) for part in cut], tensors)
+        shapes = [(tuple(x.shape), x.dtype) for of_argument in tensors for x in of_argument]
+        signature = repr((modes, list(sizes.values()) if self.settings.local else shapes))
+        call = Call([cut.get(b, ()) for b in range(count)], modes, seeds, signature, split=plan.split)
+        return Batch(call, mine, rows, [sizes[b] for b in range(count)], tensors)
+
+    def shared(self, mine: Mapping[int, T]) -> dict[int, T]:
+        """By micro-batch, what all ranks know of theirs."""
+        told = self.engine.share(mine) if self.settings.local else [mine]
+        return {b: value for of_rank in told for b, value in of_rank.items()}
 
     def run(self, kind: str, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
         plan = self.plan(kind, len(call.arguments))
@@ -127,20 +130,8 @@ class Training:
     def predicted(self) -> Timeline:
         return predicted(*self.last())
 
-    def outputs(self, found: Outcome, sizes: Sequence[int]) -> Any:
-        return joined([self.stages.assemble(found.outputs[b]) for b in range(len(sizes))], sizes)
-
-
-def whole(x: Tensor, pieces: Sequence[Tensor | None], sizes: Sequence[int] | None) -> Tensor | None:
-    """A tensor's gradient from those of its pieces, or, with sizes=None, from those of each micro-batch."""
-    if all(piece is None for piece in pieces):
-        return None
-    if sizes is None:
-        return functools.reduce(torch.add, [piece for piece in pieces if piece is not None])
-    filled = [
-        x.new_zeros(size, *x.shape[1:]) if piece is None else piece for piece, size in zip(pieces, sizes, strict=True)
-    ]
-    return torch.cat(filled)
+    def outputs(self, found: Outcome, batch: Batch) -> Any:
+        return batch.outputs({b: self.stages.assemble(found.outputs[b]) for b in batch.mine})
 
 
 def costs_of(stages: Stages, split: bool) -> dict[str, list[float]]:

@@ -166,7 +166,7 @@ class GroupTransport:
 
     def finish(self) -> None:
         """Waits until all that was sent has arrived, and until every rank has come here."""
-        self._share(_DONE)
+        self.share(_DONE)
         self._settle()
         if self._outbox:
             numbers = sorted(number for _, number in self._outbox)
@@ -188,7 +188,7 @@ class GroupTransport:
 
     def agree(self, fingerprint: object) -> None:
         """Raises ScheduleError on every rank where the fingerprints differ, with the keys that do of a dict."""
-        given = self._share(fingerprint)
+        given = self.share(fingerprint)
         tables = {rank: _keyed(given[rank]) for rank in range(self.size)}
         keys = dict.fromkeys(key for table in tables.values() for key in table)
         differences = [text for key in keys if (text := _difference(key, tables))]
@@ -272,7 +272,7 @@ class GroupTransport:
         group = self._group if source < self.rank else self._downward
         return group.recv([tensor], source, tag)
 
-    def _share(self, value: Any) -> dict[int, Any]:
+    def share(self, value: Any) -> dict[int, Any]:
         """The values of all ranks, by rank."""
         with self._changed:
             key, self._shares = (self._step, self._shares), self._shares + 1

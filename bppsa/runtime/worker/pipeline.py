@@ -30,6 +30,7 @@ class Call:
     arguments: Sequence[Sequence[Any]]
     modes: Modes
     seeds: Sequence[Seed]
+    signature: str = ""  # of what decides the shapes that jobs hand on
     loss: Loss | None = None  # None: the model is called as a module, and `cotangents` come later
     split: bool = False  # whether W is a job of its own
     outputs: bool = False  # whether what the model returns is kept
