@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, product
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -96,9 +97,10 @@ def shortened(leaf: Any, axes: Axes) -> Any:
 
 def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: int) -> OverTime:
     """axes: of each leaf of the arguments. Raises Mixed where steps are not there."""
-    with kept(root):
+    with kept(root), torch.no_grad():
         traced = trace(root, arguments)
-    graph = stage_module(root, traced.graph, traced.constants)
+        graph = stage_module(root, traced.graph, traced.constants)
+        example = graph(*arguments.examples)
     calls = [node for node in graph.graph.nodes if node.op == "call_module" and is_recurrent(graph, node)]
     if not calls:
         raise ScheduleError(f"the forward of {name(root)} calls none of its recurrent modules; {MEND}")
@@ -120,6 +122,7 @@ def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: i
         layers,
         axes,
         tuple(Axes(*of) for of in zip(times, rows, strict=True)),
+        example,
     )
 
 

@@ -128,4 +128,4 @@ def blelloch(K: int, middle: str = "chain") -> Recipe:
         jobs = [job(step, layer, b) for b in range(B) for step, layer in steps()]
         return Schedule(w=w, n=n, jobs=jobs, inputs=inputs, W=workers)
 
-    return Recipe(call("blelloch", {"middle": middle}, K=K), build)
+    return Recipe(call("blelloch", {"middle": middle}, K=K), build, chunks=K)
