@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from bppsa.schedule.compare import in_columns
+from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
+
 INPUT = -1  # the "stage" that an argument of the model comes from
 
 
@@ -49,12 +52,55 @@ class Stages:
     values: tuple[Value, ...]
     arguments: int
     bind: Callable[..., list[Any]] = field(repr=False)  # the model's call (*args, **kwargs) -> its arguments
-    assemble: Callable[[tuple[Any, ...]], Any] = field(
-        repr=False
-    )  # outputs of the last stage -> what the model returns
+    assemble: Callable[[Any], Any] = field(repr=False)  # outputs of the last stage -> what the model returns
 
     def __len__(self) -> int:
         return len(self.stages)
+
+    def __str__(self) -> str:
+        return self.table()
+
+    def table(
+        self, schedule: Schedule | Recipe | Build | None = None, microbatches: int = 8, workers: int | None = None
+    ) -> str:
+        """A line for each stage: ops, parameters, flops, seconds where they were measured, bytes handed on; with a
+        schedule, who owns the stage's weights and who runs it for the first micro-batch and for any.
+
+        Raises ScheduleError where there is no such schedule.
+        """
+        measured = any(stage.seconds is not None for stage in self.stages)
+        columns = [self.columns(stage, measured) for stage in self.stages]
+        if schedule is not None:
+            bound = bound_to(schedule, len(self), microbatches, workers)
+            columns = [own | places(bound, s, microbatches) for s, own in enumerate(columns)]
+        rows = [["stage", *columns[0]], *([str(s), *own.values()] for s, own in enumerate(columns))]
+        return "\n".join(in_columns(rows))
+
+    def columns(self, stage: Stage, measured: bool) -> dict[str, str]:
+        return {
+            "ops": str(stage.ops),
+            "params": scaled(sum(parameter.numel() for parameter in stage.module.parameters())),
+            "flops": scaled(stage.flops),
+            **({"seconds": f"{stage.seconds:.3g}"} if measured else {}),
+            "out bytes": scaled(sum(self.values[i].bytes for i in stage.outputs)),
+        }
+
+
+def places(schedule: Schedule, s: int, B: int) -> dict[str, str]:
+    """Of one stage: what w says for the first micro-batch, and all workers that run it."""
+    jobs = schedule.jobs or [(s, b, d) for d in schedule.directions for b in range(B)]
+    found = [schedule.w(*job) for job in jobs if job[0] == s]
+    workers = sorted({worker for _, worker in found})
+    return {"owner": str(found[0][0]), "worker": str(found[0][1]), "workers": " ".join(map(str, workers))}
+
+
+def scaled(number: float) -> str:
+    """In three digits, with k, M, G, ... for powers of a thousand."""
+    for suffix in ("", "k", "M", "G"):
+        if abs(number) < 999.5:
+            return f"{number:.3g}{suffix}"
+        number /= 1000
+    return f"{number:.3g}T"
 
 
 class Layer(NamedTuple):

@@ -30,7 +30,7 @@ ROOMS: dict[str, set[str]] = {
     "chain": set(),  # the records that the passes hand to the rooms after them
     "schedule": set(),
     "sparsity": set(),
-    "stages": set(),  # the same for a model that is cut for a schedule
+    "stages": {"schedule"},  # the same for a model that is cut for a schedule
     "plan": {"chain", "sparsity"},
     "codegen": {"chain", "plan", "sparsity"},
     "runtime": {"chain", "codegen", "plan", "sparsity"},

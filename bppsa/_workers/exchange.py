@@ -53,7 +53,7 @@ class Numbers:
 def make_exchange(plan: Plan, stages: Stages, owners: Owners) -> Exchange:
     numbers, workers = Numbers(plan.messages), range(len(plan.steps))
     fetches, frees = {}, set()
-    for lane in foreign(plan):
+    for lane in foreign(plan, owners):
         for before, action, after in zip([None, *lane], lane, [*lane[1:], None], strict=False):
             if before is None or before.stage != action.stage:
                 owner, worker = plan.timeline.owner[action], plan.timeline.worker[action]
@@ -69,12 +69,11 @@ def make_exchange(plan: Plan, stages: Stages, owners: Owners) -> Exchange:
     return Exchange(fetches, frozenset(frees), reductions, reports)
 
 
-def foreign(plan: Plan) -> Iterator[list[Action]]:
-    """Of each lane, the jobs that need another worker's weights, in order."""
-    owner, worker = plan.timeline.owner, plan.timeline.worker
-    for lanes in plan.steps:
+def foreign(plan: Plan, owners: Owners) -> Iterator[list[Action]]:
+    """Of each lane, the jobs of stages that its worker does not own, in order."""
+    for worker, lanes in enumerate(plan.steps):
         for lane in lanes:
-            yield [step.action for step in lane if owner[step.action] != worker[step.action]]
+            yield [step.action for step in lane if worker not in owners[step.action.stage]]
 
 
 def together(stages: Stages) -> dict[tuple[int, ...], list[str]]:

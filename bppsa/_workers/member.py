@@ -44,12 +44,21 @@ class Run:
 
 class Member:
     """origins: the model's own modules of each stage, which it follows in training and evaluating. own: the weights and
-    buffers that are here, by name. neighbours: how many workers share the machine."""
+    buffers that are here, by name. neighbours: how many workers share the machine. foreign: stages whose weights are
+    fetched, to `device`."""
 
     def __init__(
-        self, worker: int, stages: Stages, origins: Sequence[nn.Module], own: Mapping[str, Tensor], neighbours: int
+        self,
+        worker: int,
+        stages: Stages,
+        origins: Sequence[nn.Module],
+        own: Mapping[str, Tensor],
+        neighbours: int,
+        foreign: Collection[int] = (),
+        device: torch.device | None = None,
     ) -> None:
-        self.worker, self.stages, self.origins, self.neighbours = worker, stages, origins, neighbours
+        self.worker, self.stages, self.origins = worker, stages, origins
+        self.neighbours, self.foreign, self.device = neighbours, foreign, device
         self.own, self.lent = own, {name: lent(tensor) for name, tensor in own.items()}
         self.shells: dict[tuple[int, int], Shell] = {}  # by lane and stage
         self.fetched: dict[tuple[int, int], Fetched] = {}
@@ -94,9 +103,8 @@ class Member:
         stage = self.stages.stages[s]
         if (lane, s) not in self.shells:
             self.shells[lane, s] = Shell(stage)
-            like = tensors_of(stage)
-            if not like.keys() <= self.own.keys():
-                self.fetched[lane, s] = Fetched(like, torch.device("cpu"))
+            if s in self.foreign:
+                self.fetched[lane, s] = Fetched(tensors_of(stage), self.device)
             self.shells[lane, s].lend(self.fetched[lane, s].tensors if (lane, s) in self.fetched else self.lent)
         self.shells[lane, s].follow(self.origins[s])
         return self.shells[lane, s]

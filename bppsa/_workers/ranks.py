@@ -38,7 +38,8 @@ class Ranks:
     ) -> None:
         self.stages, self.owners, self.transport, self.own = stages, owners, transport, own
         self.rank, self.size = transport.rank, transport.size
-        self.member = Member(self.rank, stages, origins, own, neighbours)
+        foreign = [s for s in range(len(stages)) if self.rank not in owners[s]]
+        self.member = Member(self.rank, stages, origins, own, neighbours, foreign, transport.device)
         self.exchanges: dict[int, Exchange] = {}  # by the identity of a plan, which is kept
         self.plans: list[Plan] = []
         self.steps = 0

@@ -8,10 +8,12 @@ from dataclasses import replace
 from hashlib import blake2b
 from typing import Any
 
+import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from bppsa._workers.compiled import Scheduled
+from bppsa._workers.fill import fill
 from bppsa._workers.local import Local
 from bppsa._workers.member import tensors_of
 from bppsa._workers.over_time import TimeTraining
@@ -62,9 +64,10 @@ def in_group() -> bool:
 def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
     if not in_group():
         training = training_of(stages)(compiled, settings, stages)
+        fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
         training.engine = Local(stages, tensors_in(compiled))
         return training
-    transport = GroupTransport()
+    transport = GroupTransport(device=device_for(compiled))
     settings = placed(settings, transport.size)
     training = training_of(stages)(compiled, settings, stages)
     timeline = training.plan("step", settings.microbatches).timeline
@@ -81,7 +84,9 @@ def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
     origins = [stage.module for stage in stages.stages]
     light = replace(stages, stages=tuple(replace(stage, module=hollow(stage)) for stage in stages.stages))
     keep = {name for s, at in owners.items() if transport.rank in at for name in stages.stages[s].names.values()}
-    own = leave_others(compiled, stages, keep)
+    leave_others(compiled, stages, keep)
+    fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
+    own = tensors_in(compiled)
     training.stages = light
     training.engine = Ranks(light, origins, own, owners, transport, neighbours(transport.size))
     return training
@@ -118,15 +123,24 @@ def digest(value: Any) -> str:
     return blake2b(repr(value).encode(), digest_size=8).hexdigest()
 
 
-def leave_others(model: nn.Module, stages: Stages, keep: set[str]) -> dict[str, Tensor]:
-    """Takes from the model the Parameters and buffers of stages that other ranks own. Gives those that stay."""
-    placed = {name for stage in stages.stages for name in stage.names.values()}
-    own = {}
-    for name, tensor in tensors_in(model).items():
-        if name in keep or name not in placed:
-            own[name] = tensor
-        else:
+def leave_others(model: nn.Module, stages: Stages, keep: set[str]) -> None:
+    """Takes from the model the Parameters and buffers of stages that other ranks own."""
+    elsewhere = {name for stage in stages.stages for name in stage.names.values()} - keep
+    own = tensors_in(model)
+    kept = {id(own[name]) for name in own if name in keep}  # a tied weight has names that no stage knows
+    gone = {id(own[name]) for name in own if name in elsewhere} - kept
+    for name, tensor in own.items():
+        if id(tensor) in gone:
             module, attribute = holder(model, name)
             table = module._parameters if attribute in module._parameters else module._buffers
             table[attribute] = None
-    return own
+
+
+def device_for(model: nn.Module) -> torch.device:
+    """Where a process has its weights: where they are, and for a model on the meta device the rank's own."""
+    devices = {tensor.device for tensor in tensors_in(model).values() if not tensor.is_meta}
+    if devices:
+        return next(iter(devices))
+    if in_group() and dist.get_backend() == "nccl":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    return torch.device("cpu")

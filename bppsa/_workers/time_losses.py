@@ -106,12 +106,12 @@ def narrowed(leaf: Any, axes: Axes, model: OverTime) -> Any:
 
 
 def example_size(model: OverTime) -> tuple[int, int]:
-    found = [1, 1]
+    """Its rows and steps; of one step where outputs are of the last."""
+    rows, steps = 1, 1
     for leaf, of in zip(tree_leaves(model.example), model.outputs_axes, strict=True):
-        found = [
-            size if axis is None else leaf.shape[axis] for axis, size in zip((of.rows, of.time), found, strict=True)
-        ]
-    return found[0], found[1]
+        rows = rows if of.rows is None else leaf.shape[of.rows]
+        steps = steps if of.time is None else leaf.shape[of.time]
+    return rows, steps
 
 
 @torch.no_grad()

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice, product
 from typing import Any
 
-import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
 
 from bppsa.errors import PartitionError, ScheduleError
 from bppsa.fxpasses.over_time.trial import MEND, Mixed, tried
+from bppsa.fxpasses.partition import trace_in_both_modes
 from bppsa.fxpasses.partition.arguments import Arguments, flatten
-from bppsa.fxpasses.partition.kept import kept
 from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
 from bppsa.fxpasses.partition.order import facts
-from bppsa.fxpasses.partition.tracing import trace
 from bppsa.stages import Axes, Layer, OverTime, Stage
 
 STEPS, ROWS = 12, 5  # of the examples that the model is traced and tried with
@@ -97,17 +96,15 @@ def shortened(leaf: Any, axes: Axes) -> Any:
 
 def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: int) -> OverTime:
     """axes: of each leaf of the arguments. Raises Mixed where steps are not there."""
-    with kept(root), torch.no_grad():
-        traced = trace(root, arguments)
-        graph = stage_module(root, traced.graph, traced.constants)
-        example = graph(*arguments.examples)
+    traced = trace_in_both_modes(root, arguments if not is_on_meta(root) else on_meta(arguments))
+    graph = stage_module(root, traced.graph, traced.constants)
     calls = [node for node in graph.graph.nodes if node.op == "call_module" and is_recurrent(graph, node)]
     if not calls:
         raise ScheduleError(f"the forward of {name(root)} calls none of its recurrent modules; {MEND}")
     layers = tuple(layer for node in calls for layer in layers_of(graph, node))
-    times, rows = tried(graph, arguments.examples, axes)
-    if rows is None:
-        axes, rows = tuple(Axes(of.time) for of in axes), [None] * len(times)
+    found = tried(graph, arguments.examples, axes)
+    if found.rows is None:
+        axes = tuple(Axes(of.time) for of in axes)
     draws = [(node.name, i) for i, node in enumerate(graph.graph.nodes) if facts(node).draws and node not in calls]
     names = names_of(graph, first_names(root.model if isinstance(root, Alone) else root))
     flops = sum(facts(node).flops for node in graph.graph.nodes) / (len(layers) * chunks)
@@ -121,9 +118,21 @@ def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: i
         chunks,
         layers,
         axes,
-        tuple(Axes(*of) for of in zip(times, rows, strict=True)),
-        example,
+        tuple(Axes(*of) for of in zip(found.times, found.rows or [None] * len(found.times), strict=True)),
+        tree_map(as_in, found.output, traced.examples),
     )
+
+
+def is_on_meta(model: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
+def on_meta(arguments: Arguments) -> Arguments:
+    return replace(arguments, examples=tree_map_only(Tensor, lambda x: x.to("meta"), arguments.examples))
+
+
+def as_in(x: Any, example: Any) -> Any:
+    return x.to(example.dtype) if isinstance(x, Tensor) else x
 
 
 def name(model: nn.Module) -> str:

@@ -7,7 +7,8 @@ would beside a weight that is still zero; what the model draws itself, such as d
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,14 +58,18 @@ class Trial(fx.Interpreter):
         return module(given["input"], given.get("hx") if self.before is None else self.before.env[n][1])
 
 
-def tried(
-    graph: fx.GraphModule, arguments: Sequence[Any], axes: Sequence[Axes]
-) -> tuple[list[int | None], list[int | None] | None]:
-    """Of each leaf of what the graph returns, its axis of time, None where it is of the last step, and that of the
-    batch's rows; None in the place of all of these where rows meet.
+@dataclass(frozen=True)
+class Found:
+    """Of each leaf of what the graph returns, its axis of time, None where it is of the last step, and of the batch's
+    rows; `rows` is None where rows meet. output: what the graph returned, in float64."""
 
-    axes: of each leaf of the arguments. Raises Mixed where steps meet, with the place.
-    """
+    times: list[int | None]
+    rows: list[int | None] | None
+    output: Any
+
+
+def tried(graph: fx.GraphModule, arguments: Sequence[Any], axes: Sequence[Axes]) -> Found:
+    """axes: of each leaf of the arguments. Raises Mixed where steps meet, with the place."""
     leaves, spec = tree_flatten(list(arguments))
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
@@ -85,15 +90,22 @@ def tried(
             said = str(error).strip().splitlines()[0]
             raise Mixed(f"the time axis cannot be cut: chunks of it raise {said!r}; {MEND}") from error
         times = over_chunks(graph, whole, first, second)
-        if any(input.dim() == 2 for _, input, _ in whole.calls.values()):
-            return times, None
-        try:
-            few, rest = (run(part) for part in halves(given, [of.rows for of in axes]))
-        except WHAT_FORWARDS_RAISE:
-            return times, None
-        rows = [axis_of(*values) for values in zip(*map(returned, (whole, few, rest)), strict=True)]
-    known = [axis for axis in rows if not isinstance(axis, NoAxis)]
-    return times, known if len(known) == len(rows) else None
+        few_and_rest = halves(given, [of.rows for of in axes])
+        return Found(times, over_rows(whole, few_and_rest, run), whole.env[graph.graph.output_node()])
+
+
+def over_rows(
+    whole: Trial, parts: Sequence[Sequence[Any]], run: Callable[[Sequence[Any]], Trial]
+) -> list[int | None] | None:
+    if any(input.dim() == 2 for _, input, _ in whole.calls.values()):
+        return None
+    try:
+        few, rest = map(run, parts)
+    except WHAT_FORWARDS_RAISE:
+        return None
+    axes = [axis_of(*values) for values in zip(*map(returned, (whole, few, rest)), strict=True)]
+    known = [axis for axis in axes if not isinstance(axis, NoAxis)]
+    return known if len(known) == len(axes) else None
 
 
 def over_chunks(graph: fx.GraphModule, whole: Trial, first: Trial, second: Trial) -> list[int | None]:
@@ -188,12 +200,14 @@ def halves(leaves: Sequence[Any], axes: Sequence[int | None]) -> list[list[Any]]
 
 
 def drawn(graph: fx.GraphModule) -> nn.Module:
-    module = copy.deepcopy(graph).double()
+    """In evaluation: what norms do in training is asked before each call."""
+    module = copy.deepcopy(graph).double().eval()
+    if any(parameter.is_meta for parameter in module.parameters()):
+        module = module.to_empty(device="cpu")
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.fill_(1)
     for parameter in module.parameters():
         parameter += 0.1 * torch.randn_like(parameter)
-    for child in module.modules():
-        if isinstance(child, nn.RNNBase):
-            child.dropout = 0.0
     return module
 
 

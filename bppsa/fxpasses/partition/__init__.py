@@ -15,16 +15,22 @@ from typing import Any
 from torch import nn
 
 from bppsa.errors import PartitionError
-from bppsa.fxpasses.partition.arguments import arguments_of
+from bppsa.fxpasses.partition.arguments import Arguments, arguments_of
 from bppsa.fxpasses.partition.balance import balanced
 from bppsa.fxpasses.partition.building import build
 from bppsa.fxpasses.partition.by_hand import by_hand
 from bppsa.fxpasses.partition.kept import kept
+from bppsa.fxpasses.partition.modes import in_both_modes
 from bppsa.fxpasses.partition.order import facts, ordered
-from bppsa.fxpasses.partition.tracing import trace
+from bppsa.fxpasses.partition.tracing import Graph, trace
+from bppsa.fxpasses.partition.verify import called, check_same
 from bppsa.stages import Stages
 
 __all__ = ["partition"]
+HIDDEN = (
+    "it gives something else when it is traced, so its forward asks for what tracing hides, as isinstance(x, Tensor) "
+    "does; take that out, or cut the model by hand, with stages=[module, ...]"
+)
 
 
 def partition(
@@ -47,8 +53,7 @@ def partition(
     if not isinstance(stages, int):
         return by_hand(model, stages, example_inputs, example_kwargs or {})
     arguments = arguments_of(model, example_inputs, example_kwargs or {})
-    with kept(model):
-        traced = trace(model, arguments)
+    traced = trace_in_both_modes(model, arguments)
     order = ordered(traced.graph)
     if not 1 <= stages <= len(order.blocks):
         raise PartitionError(
@@ -56,3 +61,18 @@ def partition(
         )
     costs = [sum(facts(node).flops for node in block) for block in order.blocks]
     return build(model, traced, order, balanced(costs, order.crossing(), stages), arguments)
+
+
+def trace_in_both_modes(model: nn.Module, arguments: Arguments) -> Graph:
+    """The model's graph, which was seen to give what the model gives."""
+    with kept(model):
+        traced = trace(model, arguments)
+    with kept(model):
+        check_same(model, traced.example(), called(model, arguments), HIDDEN)
+    with kept(model):
+        model.train(not model.training)
+        try:
+            other: Graph | PartitionError = trace(model, arguments)
+        except PartitionError as error:
+            other = error
+    return in_both_modes(traced, other, model.training)

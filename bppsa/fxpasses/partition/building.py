@@ -10,6 +10,7 @@ from torch import fx, nn
 from bppsa.fxpasses.partition.arguments import Arguments
 from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
 from bppsa.fxpasses.partition.order import Order, facts
+from bppsa.fxpasses.partition.regions import copied_in_regions
 from bppsa.fxpasses.partition.tracing import Graph
 from bppsa.stages import INPUT, Stage, Stages, Value
 
@@ -108,8 +109,11 @@ def part_graph(
             copies[node] = graph.get_attr(node.target)
         return copies[node]
 
-    for node in (*sorted(part.again, key=number.__getitem__), *part.nodes):
+    def copy(node: fx.Node) -> None:
         copies[node] = graph.node_copy(node, copy_of)
+        copies[node].meta = {"draws": number[node]} if facts(node).draws else {}
+
+    copied_in_regions(graph, (*sorted(part.again, key=number.__getitem__), *part.nodes), copy)
     graph.output(tuple(map(copy_of, results)))
     graph.lint()
     return graph

@@ -4,18 +4,34 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from bppsa.errors import PartitionError
-from bppsa.fxpasses.partition.arguments import arguments_of, leaf_of
+from bppsa.fxpasses.partition.arguments import Arguments, arguments_of, leaf_of
 from bppsa.fxpasses.partition.effects import Watch
 from bppsa.fxpasses.partition.kept import kept
 from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
+from bppsa.fxpasses.partition.tracing import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.verify import called, check_same
 from bppsa.stages import INPUT, Stage, Stages, Value
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a module returned for the example."""
+
+    result: Any
+    flops: float
+    draws: bool
+
+    def parts(self) -> list[Any]:
+        """What the next module takes."""
+        return list(self.result) if type(self.result) is tuple else [self.result]
 
 
 def by_hand(
@@ -24,52 +40,86 @@ def by_hand(
     """The first module takes the arguments, each other what the one before it returns: a tuple is one argument for
     each of its elements. What the last returns is the result.
 
-    Raises PartitionError where a module is not part of the model.
+    Raises PartitionError where a module is not part of the model, or the model computes something else.
     """
     paths = paths_of(model, modules)
     arguments = arguments_of(modules[0], example_inputs, example_kwargs)
-    values = [Value(name, INPUT, (0,)) for name in arguments.names]
+    with kept(model):
+        runs = run_all(modules, arguments)
+    check_model(model, runs[-1].result, example_inputs, example_kwargs)
+    drawing = drawing_stages(model, modules, arguments)
+    values = [Value(name, INPUT, (0,), size(a)) for name, a in zip(arguments.names, arguments.examples, strict=True)]
     inputs = range(len(values))
-    args, kwargs = arguments.call(arguments.examples)
     stages, first = [], first_names(model)
-    for s, (path, module) in enumerate(zip(paths, modules, strict=True)):
-        with kept(model), torch.no_grad(), Watch() as watch:
-            result = module(*args, **kwargs)
-        graph = fx.Graph()
-        received = [graph.placeholder(values[i].name.replace("[", "_").rstrip("]")) for i in inputs]
-        given, named = arguments.call(received) if s == 0 else (received, {})
-        call = graph.call_module(path, tuple(given), named)
-        is_last = s == len(modules) - 1
-        take = leaf_of if is_last else operator.getitem
-        parts = tree_leaves(result) if is_last else list(result) if type(result) is tuple else None
-        if parts is None:
-            graph.output((call,))
-            parts = [result]
+    for s, (path, run) in enumerate(zip(paths, runs, strict=True)):
+        graph, call = calling(path, arguments if s == 0 else None, len(inputs))
+        if s == len(runs) - 1:
+            outputs = range(0)
+            results = [graph.call_function(leaf_of, (call, i)) for i in range(len(tree_leaves(run.result)))]
         else:
-            graph.output(tuple(graph.call_function(take, (call, i)) for i in range(len(parts))))
-        outputs = range(0) if is_last else range(len(values), len(values) + len(parts))
-        values += [Value(f"{call.name}_{i}", s, (s + 1,), size(part)) for i, part in zip(outputs, parts, strict=False)]
-        held = stage_module(model, graph, {})
-        draws = ((call.name, s),) if watch.draws else ()
-        stages.append(Stage(held, tuple(inputs), tuple(outputs), names_of(held, first), 1, watch.flops, None, draws))
-        inputs, args, kwargs = outputs, parts, {}
-    spec = tree_flatten(result)[1]
-    return Stages(
-        tuple(stages),
-        tuple(values),
-        len(arguments.names),
-        arguments.bind,
-        lambda leaves: tree_unflatten(list(leaves), spec),
-    )
+            parts = run.parts()
+            outputs = range(len(values), len(values) + len(parts))
+            values += [Value(f"{path}[{i}]", s, (s + 1,), size(part)) for i, part in enumerate(parts)]
+            take = type(run.result) is tuple
+            results = [graph.call_function(operator.getitem, (call, i)) if take else call for i in range(len(parts))]
+        graph.output(tuple(results))
+        call.meta = {"draws": s} if drawing[s] else {}
+        module = stage_module(model, graph, {})
+        draws = ((call.name, s),) if drawing[s] else ()
+        names = names_of(module, first)
+        stages.append(Stage(module, tuple(inputs), tuple(outputs), names, ops=1, flops=run.flops, draws=draws))
+        inputs = outputs
+    spec = tree_structure(runs[-1].result)
+    assemble = lambda leaves: tree_unflatten(list(leaves), spec)  # noqa: E731
+    return Stages(tuple(stages), tuple(values), len(arguments.names), arguments.bind, assemble)
+
+
+def calling(path: str, arguments: Arguments | None, inputs: int) -> tuple[fx.Graph, fx.Node]:
+    """A graph that calls a module. arguments: how the inputs are given to it; default: by position."""
+    graph = fx.Graph()
+    received = [graph.placeholder(f"input_{i}") for i in range(inputs)]
+    args, kwargs = arguments.call(received) if arguments else (received, {})
+    return graph, graph.call_module(path, tuple(args), kwargs)
+
+
+def run_all(modules: Sequence[nn.Module], arguments: Arguments) -> list[Run]:
+    args, kwargs = arguments.call(arguments.examples)
+    runs = []
+    for module in modules:
+        with torch.no_grad(), Watch() as watch:
+            runs.append(Run(module(*args, **kwargs), watch.flops, watch.draws))
+        args, kwargs = runs[-1].parts(), {}
+    return runs
+
+
+def drawing_stages(model: nn.Module, modules: Sequence[nn.Module], arguments: Arguments) -> list[bool]:
+    """Which stages draw random numbers in training: all, where the example cannot be used to find out."""
+    with kept(model):
+        model.train()
+        try:
+            return [run.draws for run in run_all(modules, arguments)]
+        except WHAT_FORWARDS_RAISE:  # batch norm, over an example of one row
+            return [True] * len(modules)
+
+
+def check_model(model: nn.Module, found: Any, example_inputs: Any, example_kwargs: Mapping[str, Any]) -> None:
+    """A container, such as nn.ModuleList, has nothing to compare with."""
+    if type(model).forward is nn.Module.forward:
+        return
+    with kept(model):
+        expected = called(model, arguments_of(model, example_inputs, example_kwargs))
+    check_same(model, found, expected, "the stages, run one after another, do not give what it gives")
 
 
 def paths_of(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
     paths = {id(module): path for path, module in model.named_modules()}
+    if not modules:
+        raise PartitionError("stages is empty; give at least one module")
     for module in modules:
         if not paths.get(id(module)):
             raise PartitionError(
-                f"stages names a {type(module).__name__} that is not a part of {type(model).__name__}; give its own "
-                f"submodules, such as [model.encoder, model.decoder]"
+                f"stages holds a {type(module).__name__} that is no submodule of {type(model).__name__}; give those "
+                f"of the model, such as [model.encoder, model.decoder]"
             )
     return [paths[id(module)] for module in modules]
 

@@ -7,18 +7,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 aten = torch.ops.aten
-# What PyTorch's table of formulas lacks, and whose formula holds for it.
-LIKE: Mapping[Any, Any] = {
-    aten._scaled_dot_product_flash_attention_for_cpu: aten._scaled_dot_product_flash_attention,
-    aten.mkldnn_convolution: aten.convolution,
+
+
+def of_layer(x: Tensor, *rest: Any, out_val: Any, **options: Any) -> float:
+    """A recurrent layer in one op: each matrix of weights meets each row [.., I] of the sequence once."""
+    weights = [leaf for leaf in tree_leaves(rest) if isinstance(leaf, Tensor) and leaf.dim() == 2]
+    return 2.0 * (x.numel() // max(x.shape[-1], 1)) * sum(weight.numel() for weight in weights)
+
+
+# Flops of what PyTorch's table has no formula for.
+FORMULAS: Mapping[Any, Any] = {
+    **flop_registry,
+    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten.mkldnn_rnn_layer: of_layer,
+    aten._cudnn_rnn: of_layer,
 }
 
 
@@ -45,8 +54,7 @@ class Watch(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        packet = func._overloadpacket
-        formula = flop_registry.get(LIKE.get(packet, packet))
+        formula = FORMULAS.get(func._overloadpacket)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=out)
         if not func.is_view:
@@ -80,11 +88,3 @@ def facts_of(value: Any, watch: Watch, before: frozenset[StorageWeakRef] | set[S
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     holds = frozenset(storage(tensor) for tensor in tensors if tensor.layout is torch.strided)
     return Facts(watch.flops, size, watch.draws, frozenset(watch.written & before), holds, len(tensors))
-
-
-def recurrent_flops(module: nn.RNNBase, x: Tensor | PackedSequence) -> float:
-    """Each matrix of weights meets each row of the sequence once. The kernels of some devices do it in one op, for
-    which there is no formula."""
-    data = x.data if isinstance(x, PackedSequence) else x
-    rows = data.numel() // max(module.input_size, 1)
-    return 2.0 * rows * sum(weight.numel() for weight in module.parameters() if weight.dim() == 2)

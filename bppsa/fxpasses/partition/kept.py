@@ -20,7 +20,7 @@ def kept(model: nn.Module) -> Iterator[None]:
     """
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone(), version(buffer)) for buffer in model.buffers()]
-    attributes = state_of(model)
+    attributes = [state for state in state_of(model) if "_bppsa" not in state[0]]  # what our own modules remember
     fastpath = torch.backends.mha.get_fastpath_enabled()  # of transformers: kernels that no training step runs
     try:
         with torch.random.fork_rng():

@@ -55,11 +55,12 @@ def ordered(graph: fx.Graph) -> Order:
     """Raises PartitionError where an argument is written in place."""
     written = {storage: node for node in graph.nodes for storage in facts(node).writes}
     arguments_are_kept(graph, written)
-    calls = [node for node in graph.nodes if node.op.startswith("call_")]
-    light = frozenset(node for node in calls if is_light(node) and not is_tied(node, written))
+    light = {node for node in graph.nodes if is_light(node) and not is_tied(node, written)}
+    unread = never_read(graph, light)
+    calls = [node for node in graph.nodes if node.op.startswith("call_") and node not in unread]
     heavy = [node for node in calls if node not in light and node.target is not as_decided]
     groups = with_followers(late(heavy, light, written), calls)
-    return Order(tuple(merged(groups)), light)
+    return Order(tuple(merged(groups)), frozenset(light))
 
 
 def arguments_are_kept(graph: fx.Graph, written: dict[StorageWeakRef, fx.Node]) -> None:
@@ -73,7 +74,8 @@ def arguments_are_kept(graph: fx.Graph, written: dict[StorageWeakRef, fx.Node]) 
 
 def is_light(node: fx.Node) -> bool:
     part = node.target in (operator.getitem, leaf_of) and node.args[0].meta.get("container", False)
-    return node.target is not as_decided and (part or node.meta.get("decidable", False))
+    call = node.op in ("call_function", "call_method") and node.target is not as_decided
+    return call and (part or node.meta.get("decidable", False))
 
 
 def is_tied(node: fx.Node, written: dict[StorageWeakRef, fx.Node]) -> bool:
@@ -81,7 +83,15 @@ def is_tied(node: fx.Node, written: dict[StorageWeakRef, fx.Node]) -> bool:
     return any(facts(other).holds & written.keys() for other in (node, *node.all_input_nodes))
 
 
-def late(heavy: list[fx.Node], light: frozenset[fx.Node], written: dict[StorageWeakRef, fx.Node]) -> list[fx.Node]:
+def never_read(graph: fx.Graph, light: set[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node in light and found.issuperset(node.users):
+            found.add(node)
+    return found
+
+
+def late(heavy: list[fx.Node], light: set[fx.Node], written: dict[StorageWeakRef, fx.Node]) -> list[fx.Node]:
     """What reads no activation goes before the first node that reads it."""
     free: set[fx.Node] = set()
     for node in heavy:

@@ -18,13 +18,15 @@ import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.arguments import Arguments, is_fixed, leaf_of
 from bppsa.fxpasses.partition.decisions import as_decided, is_decidable
-from bppsa.fxpasses.partition.effects import Facts, Watch, facts_of, recurrent_flops
+from bppsa.fxpasses.partition.effects import Facts, Watch, facts_of
+from bppsa.fxpasses.partition.overlooked import recorded
 from bppsa.fxpasses.partition.places import place_here, place_of
+from bppsa.fxpasses.partition.regions import region_now
 
 MEND = "cut the model by hand, with stages=[module, ...]"
 # They make tensors from sizes alone: a proxy among their arguments does not by itself turn them into nodes.
@@ -49,9 +51,14 @@ class Graph:
     graph: fx.Graph
     constants: dict[str, Tensor]  # of which get_attr nodes read
     result: Any
+    examples: tuple[Any, ...]  # of the outputs
 
     def assemble(self, outputs: Sequence[Any]) -> Any:
         return tree_map(lambda leaf: outputs[leaf.number] if isinstance(leaf, Output) else leaf, self.result)
+
+    def example(self) -> Any:
+        """What it returns for the example."""
+        return self.assemble(self.examples)
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,11 @@ class Tracer(fx.Tracer):
         self.seen: set[StorageWeakRef] = set()  # storages of arguments and of what nodes give
         self.running = False  # a leaf, for the example: all that it calls is its own affair
         self.result: Any = None
+        self.examples: tuple[Any, ...] = ()
+        self.devices = sorted(
+            {"cpu", *(t.device.type for t in tree_leaves(arguments.examples) if isinstance(t, Tensor))}
+        )
+        self.outside = region_now(self.devices)
 
     # What becomes a node
 
@@ -125,6 +137,7 @@ class Tracer(fx.Tracer):
         def forward(root: nn.Module) -> tuple[Any, ...]:
             leaves, spec = tree_flatten(root(*args, **kwargs))
             outputs, self.result = numbered(leaves, spec)
+            self.examples = tuple(output.example for output in outputs)
             return outputs
 
         return forward, [self.root]
@@ -169,6 +182,7 @@ class Tracer(fx.Tracer):
 
     def create_proxy(self, kind: str, target: Any, args: Any, kwargs: Any, *rest: Any, **options: Any) -> Traced:
         proxy: Traced = super().create_proxy(kind, target, args, kwargs, *rest, **options)
+        proxy.node.meta["region"] = region_now(self.devices).since(self.outside)
         args, kwargs = fx.node.map_aggregate((args, kwargs), lambda a: a.example if isinstance(a, Traced) else a)
         watch = Watch()
         self.running = True
@@ -177,8 +191,6 @@ class Tracer(fx.Tracer):
                 proxy.example = self.run(kind, target, args, kwargs)
         finally:
             self.running = False
-        if kind == "call_module" and isinstance(module := self.root.get_submodule(target), nn.RNNBase):
-            watch.flops = recurrent_flops(module, args[0] if args else kwargs["input"])
         self.note(proxy, watch, is_decidable(proxy.node, proxy.example))
         return proxy
 
@@ -245,7 +257,8 @@ def trace(model: nn.Module, arguments: Arguments) -> Graph:
     """
     tracer = Tracer(arguments)
     try:
-        graph = tracer.trace(model)
+        with torch.enable_grad(), recorded(tracer.create_proxy, lambda: tracer.running):
+            graph = tracer.trace(model)
         for node in graph.nodes:
             node.meta.pop("is_wrapped", None)  # by which a GraphModule would wrap the op for all that is traced later
     except PartitionError:
@@ -255,4 +268,4 @@ def trace(model: nn.Module, arguments: Arguments) -> Graph:
         raise PartitionError(
             f"{type(model).__name__} cannot be traced: {said}, at {place_of(error)}; {MEND}"
         ) from error
-    return Graph(graph, tracer.constants, tracer.result)
+    return Graph(graph, tracer.constants, tracer.result, tracer.examples)

@@ -15,7 +15,7 @@ class Fetched:
     have been fetched again: they do not change within a step. So nothing of them is held in between.
     """
 
-    def __init__(self, like: Mapping[str, Tensor], device: torch.device) -> None:
+    def __init__(self, like: Mapping[str, Tensor], device: torch.device | None) -> None:
         """like: tensors of the same shapes and dtypes, in the order in which their owner sends them."""
         plain = {name: torch.empty(t.shape, dtype=t.dtype, device=device) for name, t in like.items()}
         self.storages = [tensor.untyped_storage() for tensor in plain.values()]

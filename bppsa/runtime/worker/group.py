@@ -90,8 +90,8 @@ class GroupTransport:
             raise WorkerError("there is no process group: call torch.distributed.init_process_group first")
         self._group = group
         self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
-        self._device = torch.device(device)
-        self._wire = self._device if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
+        self.device = torch.device(device)
+        self._wire = self.device if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
         self._downward = self._group if self._wire.type == "cpu" else _twin(self._group)
         self._peers = {rank: _Peer(rank) for rank in range(self.size) if rank != self.rank}
         self._step, self._signature = 0, 0
@@ -162,7 +162,7 @@ class GroupTransport:
                 "or dtypes: give every rank the same whole batch"
             )
         self._settle(key)
-        return unpack(arrival.packed, self._device, into)
+        return unpack(arrival.packed, self.device, into)
 
     def finish(self) -> None:
         """Waits until all that was sent has arrived, and until every rank has come here."""

@@ -1,0 +1,58 @@
+"""Parts of a forward that run without gradients or under autocast, which calls alone do not show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+Autocast = tuple[str, bool, torch.dtype]  # device type, enabled, dtype
+
+
+@dataclass(frozen=True)
+class Region:
+    """What holds where a node is made."""
+
+    gradients: bool
+    autocast: tuple[Autocast, ...]
+
+    def since(self, outside: Region) -> Region | None:
+        """What a forward itself has changed, None where it is nothing."""
+        changed = tuple(now for now in self.autocast if now not in outside.autocast)
+        return None if self.gradients and not changed else Region(self.gradients, changed)
+
+
+def region_now(devices: Iterable[str]) -> Region:
+    casts = ((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices)
+    return Region(torch.is_grad_enabled(), tuple(casts))
+
+
+def enter(gradients: bool, *autocast: Autocast) -> ExitStack:
+    stack = ExitStack()
+    if not gradients:
+        stack.enter_context(torch.no_grad())
+    for device, enabled, dtype in autocast:
+        stack.enter_context(torch.autocast(device, dtype, enabled))
+    return stack
+
+
+def leave(region: ExitStack) -> None:
+    region.close()
+
+
+def copied_in_regions(graph: fx.Graph, nodes: Iterable[fx.Node], copy: Callable[[fx.Node], None]) -> None:
+    """Copies the nodes one after another, and has each run in its region."""
+    region, inside = None, None
+    for node in nodes:
+        wanted: Region | None = node.meta.get("region")
+        if wanted != region:
+            if inside is not None:
+                graph.call_function(leave, (inside,))
+            inside = graph.call_function(enter, (wanted.gradients, *wanted.autocast)) if wanted else None
+            region = wanted
+        copy(node)
+    if inside is not None:
+        graph.call_function(leave, (inside,))
