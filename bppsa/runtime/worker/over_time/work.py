@@ -81,7 +81,8 @@ class TimeChunks:
         )
         self.K = model.chunks
         self.gradients = call.modes.grad and not call.modes.inference
-        self.used: dict[int, Sweep] = {}  # by each layer
+        chunks: list[Chunk] = list(results.kept.values())
+        self.used = {layer: called.ran.sweep for chunk in chunks for layer, called in chunk.called.items()}
         shell = shells[min(shells)]
         self.graph: Any = shell.module
         weights = {name: getattr(module, attribute) for name, module, attribute in shell.slots}
