@@ -250,6 +250,13 @@ def sweeps_of(spec: Spec, dtype: torch.dtype, inline: bool, device: str) -> tupl
     )
 
 
+def sweep_of(module: nn.RNNBase, layer: int, x: Tensor) -> Sweep:
+    """Of one layer of a module in one direction. x: [T, B, I]"""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    device = x.device.type
+    return sweeps_of(Spec.of(module), dtype, multiply_inline(x.shape[1], device), device)[layer][0]
+
+
 def by_pytorch(spec: Spec, training: bool, extent: Extent, tensors: Given) -> States:
     """The call by torch._VF, a layer at a time, for whoever differentiates twice. x: [T, B, I], padded if packed."""
     function, directions = getattr(torch._VF, spec.mode.lower()), spec.directions

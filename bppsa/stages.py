@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -101,3 +101,35 @@ def scaled(number: float) -> str:
             return f"{number:.3g}{suffix}"
         number /= 1000
     return f"{number:.3g}T"
+
+
+class Layer(NamedTuple):
+    """A layer of a recurrent module, at one of its calls."""
+
+    node: str  # the call, by its name in the graph
+    number: int  # of the layer in its module
+    path: str  # of the module
+    op: int  # where it draws dropout masks: its number among the ops of the whole model
+
+
+class Axes(NamedTuple):
+    """Of a tensor: which axis is time, and which the batch's rows; None where it has none."""
+
+    time: int | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class OverTime(Stages):
+    """A recurrent model whose time axis is cut into chunks: beside its recurrent layers each step is on its own.
+
+    Stage l * chunks + k is layer l on chunk k, as `schedule.blelloch` numbers them. All stages have one module, the
+    whole model's graph, in which calls of recurrent modules are nodes. An output without a time axis is of the last
+    step.
+    """
+
+    chunks: int
+    layers: tuple[Layer, ...]  # in the order in which they run
+    arguments_axes: tuple[Axes, ...]  # of each leaf of the list of arguments
+    outputs_axes: tuple[Axes, ...]  # of each leaf of what the module returns
+    example: tuple[Any, ...] = field(repr=False)  # what the module returns for a short call

@@ -37,6 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "runtime.worker": {"codegen", "plan", "stages", "schedule.messages", "schedule.program"},
     "fxpasses": {"chain", "sparsity"},
     "fxpasses.partition": {"stages", "schedule"},
+    "fxpasses.over_time": {"stages"},
     "cells": set(),
     "strategies": {"plan"},
 }

@@ -82,6 +82,11 @@ class Batch:
                     grads.append(whole(x, pieces, sizes))
         return grads
 
+    def cotangents(self, grads: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
+        """Of each micro-batch. grads: of each leaf of what the model returned for the batch."""
+        cut = [[None] * len(self.sizes) if grad is None else list(grad.split(self.sizes)) for grad in grads]
+        return [list(column) for column in zip(*cut, strict=True)]
+
     def outputs(self, made: Mapping[int, Any]) -> Any:
         """made: what the model returned, by micro-batch."""
         return joined([made[b] for b in self.mine], [self.sizes[b] for b in self.mine])

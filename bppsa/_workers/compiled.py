@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from bppsa._workers.batches import Batch, parts
-from bppsa._workers.losses import counts, share
+from bppsa._workers.batches import Batch
 from bppsa._workers.plans import Plan
 from bppsa._workers.training import Settings, Training
 from bppsa.errors import ArgumentError, ScheduleError
@@ -54,16 +53,12 @@ class Scheduled(nn.Module):
         the model's, which returns its loss. Raises WorkerError where a job fails, InputError where the batch has no
         rows, ArgumentError where there is no loss.
         """
-        loss_fn, weight = self._settings.loss_fn, self._settings.loss_weight
-        if loss_fn is not None and not inputs:
+        if self._settings.loss_fn is not None and not inputs:
             raise ArgumentError("step(x, target) takes the model's arguments and then a target")
-        given, target = (inputs, None) if loss_fn is None else (inputs[:-1], inputs[-1])
+        given, target = (inputs, None) if self._settings.loss_fn is None else (inputs[:-1], inputs[-1])
         training = self.begin(*given, **kwargs)
         batch = training.batch(given, kwargs, Modes(True, False, Modes.here().autocast))
-        targets = dict(zip(batch.mine, parts(target, batch.rows, len(batch.mine)), strict=True))
-        count = training.shared({b: counts(loss_fn, weight, targets[b], batch.sizes[b]) for b in batch.mine})
-        order = range(len(batch.sizes))
-        loss = share(loss_fn, [targets.get(b) for b in order], [count[b] for b in order])
+        loss = training.loss(batch, target)
         found, _ = training.run("step", replace(batch.call, loss=loss, outputs=return_outputs))
         named = dict(self.named_parameters())
         for name in found.grads:
@@ -160,9 +155,7 @@ class Whole(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         """Raises WorkerError where it is asked for a second time: the jobs have freed what they kept."""
-        sizes = ctx.batch.sizes
-        cut = [[None] * len(sizes) if grad is None else list(grad.split(sizes)) for grad in grads]
-        call = replace(ctx.call, cotangents=[list(column) for column in zip(*cut, strict=True)])
+        call = replace(ctx.call, cotangents=ctx.batch.cotangents(grads))
         found, _ = ctx.training.run("backward", call, ctx.state)
         weights = (found.grads.get(name) for name in ctx.names)
         return (None, None, None, None, *weights, *ctx.batch.gradients(found.arguments))

@@ -11,18 +11,20 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from bppsa._recurrent import sweep_of
 from bppsa._workers.plans import Plan
 from bppsa.runtime.worker.execute import Lane
 from bppsa.runtime.worker.fetched import Fetched
 from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.mailbox import Alarm, Mailbox
+from bppsa.runtime.worker.over_time.work import TimeChunks
 from bppsa.runtime.worker.pipeline import Call, Pipeline
 from bppsa.runtime.worker.results import Results
 from bppsa.runtime.worker.shell import Shell, tensors_in
-from bppsa.runtime.worker.transport import Transport
+from bppsa.runtime.worker.transport import Transport, Work
 from bppsa.schedule.messages import Message
 from bppsa.schedule.program import Action
-from bppsa.stages import Stage, Stages
+from bppsa.stages import OverTime, Stage, Stages
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ class Member:
         mailbox, found = Mailbox(run.alarm), []
         for lane, steps in enumerate(run.plan.steps[self.worker]):
             used = sorted({step.action.stage for step in steps})
-            work = Pipeline(
+            work = work_of(
                 self.stages,
                 run.call,
                 {s: self.shell(lane, s, run.call) for s in used},
@@ -111,6 +113,19 @@ class Member:
             self.shells[lane, s].lend(self.fetched[lane, s].tensors if (lane, s) in self.fetched else self.lent)
         self.shells[lane, s].follow(self.origins[s], call.training)
         return self.shells[lane, s]
+
+
+def work_of(
+    stages: Stages,
+    call: Call,
+    shells: Mapping[int, Shell],
+    results: Results,
+    sums: Sums,
+    ended: Callable[[int], None],
+) -> Work:
+    if isinstance(stages, OverTime):
+        return TimeChunks(stages, call, shells, results, sums, ended, sweep_of)
+    return Pipeline(stages, call, shells, results, sums, ended)
 
 
 def tensors_of(stage: Stage) -> dict[str, Tensor]:

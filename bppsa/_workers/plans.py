@@ -13,7 +13,7 @@ from bppsa.schedule.jobs import PerJob
 from bppsa.schedule.messages import TOKEN, Item, Items, Step, with_messages
 from bppsa.schedule.program import Action
 from bppsa.schedule.simulator import Cost, simulate
-from bppsa.schedule.spec import F, Job, Schedule, W
+from bppsa.schedule.spec import F, Jobs, Schedule, W
 from bppsa.schedule.timeline import Timeline
 
 KINDS: Mapping[str, Callable[[str], bool]] = {  # which directions a call runs
@@ -118,10 +118,10 @@ def only(schedule: Schedule, S: int, B: int, wanted: Callable[[str], bool]) -> S
         return schedule
     kept = set(jobs)
 
-    def pred(s: int, b: int, d: str) -> list[Job]:
-        return [job for job in (schedule.pred(s, b, d) if schedule.pred else None) or () if job in kept]
+    def within(function: Jobs | None) -> Jobs | None:
+        return None if function is None else lambda s, b, d: [job for job in function(s, b, d) or () if job in kept]
 
-    return replace(schedule, jobs=jobs, pred=pred)
+    return replace(schedule, jobs=jobs, pred=within(schedule.pred), inputs=within(schedule.inputs))
 
 
 def check_runs(timeline: Timeline) -> None:

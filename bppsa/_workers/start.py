@@ -16,20 +16,22 @@ from bppsa._workers.compiled import Scheduled
 from bppsa._workers.fill import fill
 from bppsa._workers.local import Local
 from bppsa._workers.member import tensors_of
+from bppsa._workers.over_time import TimeTraining
 from bppsa._workers.ranks import Ranks
 from bppsa._workers.training import Settings, Training
 from bppsa.errors import ScheduleError
+from bppsa.fxpasses.over_time import over_time
 from bppsa.fxpasses.partition import partition
 from bppsa.runtime.worker.group import GroupTransport
 from bppsa.runtime.worker.shell import holder, hollow, tensors_in
-from bppsa.stages import Stages
+from bppsa.stages import OverTime, Stages
 
 
 def scheduled(model: nn.Module, settings: Settings, stages: int | Sequence[nn.Module], example: Any) -> Scheduled:
     """example: a batch of the model's arguments, or None: the first call's. Raises as `bppsa.compile` says."""
 
     def begin(compiled: Scheduled, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Training:
-        return start(compiled, settings, partition(model, tuple(args), stages, example_kwargs=kwargs))
+        return start(compiled, settings, cut(model, settings, stages, args, kwargs))
 
     compiled = Scheduled(model, settings, begin)
     if example is not None:
@@ -50,19 +52,32 @@ def counterparts(model: nn.Module, clone: nn.Module, stages: int | Sequence[nn.M
     return [twins.get(stage, stage) for stage in stages]
 
 
+def cut(
+    model: nn.Module,
+    settings: Settings,
+    stages: int | Sequence[nn.Module],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Stages:
+    chunks = getattr(settings.schedule, "chunks", None)
+    if chunks is not None:
+        return over_time(model, args, kwargs, chunks)
+    return partition(model, tuple(args), stages, example_kwargs=kwargs)
+
+
 def in_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
 def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
     if not in_group():
-        training = Training(compiled, settings, stages)
+        training = training_of(stages)(compiled, settings, stages)
         fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
         training.engine = Local(stages, tensors_in(compiled))
         return training
     transport = GroupTransport(device=device_for(compiled))
     settings = placed(settings, transport.size)
-    training = Training(compiled, settings, stages)
+    training = training_of(stages)(compiled, settings, stages)
     timeline = training.plan("step", settings.microbatches).timeline
     if transport.size != timeline.W:
         raise ScheduleError(
@@ -83,6 +98,10 @@ def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
     training.stages = light
     training.engine = Ranks(light, origins, own, owners, transport, neighbours(transport.size))
     return training
+
+
+def training_of(stages: Stages) -> type[Training]:
+    return TimeTraining if isinstance(stages, OverTime) else Training
 
 
 def placed(settings: Settings, ranks: int) -> Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bppsa._workers.batches import Batch, parts, rows_of
-from bppsa._workers.losses import LossFunction, LossWeight
+from bppsa._workers.losses import LossFunction, LossWeight, Share, counts, share
 from bppsa._workers.plans import KINDS, Plan, make_plan, only, own_batches, predicted
 from bppsa.errors import InputError, ScheduleError
 from bppsa.runtime.worker import norms
@@ -19,6 +20,7 @@ from bppsa.runtime.worker.draws import Seed
 from bppsa.runtime.worker.modes import Modes
 from bppsa.runtime.worker.pipeline import Call, reads, writes
 from bppsa.runtime.worker.results import Outcome, Results
+from bppsa.schedule.messages import Items
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.timeline import Timeline
 from bppsa.stages import Stages
@@ -71,16 +73,13 @@ class Training:
             stages, workers = self.stages, self.settings.workers
             bound = bound_to(self.settings.schedule, len(stages), count, workers)
             costs = costs_of(stages, "W" in bound.directions)
-            self.plans[kind, count] = make_plan(
-                only(bound, len(stages), count, KINDS[kind]),
-                len(stages),
-                count,
-                workers,
-                costs,
-                lambda action: reads(stages, action),
-                lambda action: writes(stages, action),
-            )
+            chosen = only(bound, len(stages), count, KINDS[kind])
+            self.plans[kind, count] = make_plan(chosen, len(stages), count, workers, costs, *self.items(bound))
         return self.plans[kind, count]
+
+    def items(self, schedule: Schedule) -> tuple[Items, Items]:
+        """What a job reads and writes."""
+        return partial(reads, self.stages), partial(writes, self.stages)
 
     def batch(self, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes) -> Batch:
         """Cut into micro-batches. Raises InputError where there are no rows, or too few of a rank's own."""
@@ -136,6 +135,14 @@ class Training:
 
     def predicted(self) -> Timeline:
         return predicted(*self.last())
+
+    def loss(self, batch: Batch, target: Any) -> Share:
+        """Of the micro-batches' outputs."""
+        loss_fn, weight = self.settings.loss_fn, self.settings.loss_weight
+        targets = dict(zip(batch.mine, parts(target, batch.rows, len(batch.mine)), strict=True))
+        count = self.shared({b: counts(loss_fn, weight, targets[b], batch.sizes[b]) for b in batch.mine})
+        order = range(len(batch.sizes))
+        return share(loss_fn, [targets.get(b) for b in order], [count[b] for b in order])
 
     def outputs(self, found: Outcome, batch: Batch) -> Any:
         return batch.outputs({b: self.stages.assemble(found.outputs[b]) for b in batch.mine})

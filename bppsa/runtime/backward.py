@@ -115,6 +115,17 @@ def in_place(sweep: Sweep, division: Division, asked: Asked) -> Gradients:
     return Gradients(found.sources, [g[first] for g in found.carries], found.params)
 
 
+def pair_of(sweep: Sweep, asked: Asked) -> Pair:
+    """Of all steps at once, [B, ...]; g_finals are not read."""
+    reduction, extent = sweep.reduction(), asked.extent
+    running = reduction.start(extent.rows, extent.device)
+    if sweep.boundaries is None:
+        reduce(sweep, reduction, running.flatten(0, 1), asked)
+    else:
+        reduce(sweep, reduction, running.view(1, -1, running.shape[-1]), asked, chunk=extent.steps)
+    return reduction.pair(running)
+
+
 def reduce(sweep: Sweep, reduction: Reduction, running: Tensor, asked: Asked, **chunk: int) -> None:
     """Run the reduction kernel on `running`, [..., rows * columns, pitch], in its own precision."""
     extent, dtype = asked.extent, reduction.dtype
@@ -142,11 +153,19 @@ def scanned(division: Division, pairs: Pair, g_final: Tensor, structure: Structu
         """The last chunk in the recurrence's own direction first, and back."""
         return chunks if extent.reverse else chunks.flip(0)
 
-    first = Rows.of(g_final.to(REAL)[:, structure.order].unsqueeze(-1))
     by_chunk = pairs.map(lambda rows: turned(rows.unflatten(0, (division.count, extent.rows))))
-    entering = turned(exclusive(division.scan, by_chunk, first).plain())
-    g = entering.new_empty(division.count, extent.rows, structure.order.numel())
-    g[..., structure.order] = entering.squeeze(-1)
+    return by_carry(turned(exclusive(division.scan, by_chunk, by_block(g_final, structure)).plain()), structure)
+
+
+def by_block(g: Tensor, structure: Structure) -> Rows:
+    """A cotangent of the carries, [B, N], as pairs meet it: [B, count, m, 1]."""
+    return Rows.of(g.to(REAL)[:, structure.order].unsqueeze(-1))
+
+
+def by_carry(blocks: Tensor, structure: Structure) -> Tensor:
+    """[..., count, m, 1] -> [..., N]"""
+    g = blocks.new_empty(*blocks.shape[:-3], structure.order.numel())
+    g[..., structure.order] = blocks.squeeze(-1)
     return g
 
 

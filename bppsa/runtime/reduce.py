@@ -51,7 +51,7 @@ class Reduction:
         """Before the last step, [rows, columns, pitch]."""
         if device not in self.firsts:
             self.firsts[device] = self.first().to(device)
-        return self.firsts[device].expand(rows, -1, -1).contiguous()
+        return self.firsts[device].repeat(rows, 1, 1)  # a copy also of one row
 
     def first(self) -> Tensor:
         """Of one row."""

@@ -89,11 +89,13 @@ class Recipe:
     """An entry of the zoo: a name, such as "lpp(G=4)", and how to build the schedule for S, B and W.
 
     build(S, B, W=None) -> Schedule. W=None: the number of workers that the schedule needs. Raises ScheduleError
-    where the schedule does not exist for these numbers.
+    where the schedule does not exist for these numbers. chunks: into how many the time axis of a recurrent model is
+    cut; its stages are then chunks of its recurrent layers.
     """
 
     name: str
     build: Build
+    chunks: int | None = None
 
     def __repr__(self) -> str:
         return self.name

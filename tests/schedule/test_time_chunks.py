@@ -16,25 +16,45 @@ middles = st.sampled_from(sorted(MIDDLES))
 Word = tuple[int, ...]  # which summaries a job's result is the product of, in order
 
 
-def words(K: int, middle: str) -> dict[Job, Word]:
+def words(K: int, middle: str, layers: int) -> dict[Job, Word]:
     """The scan on words, whose concatenation is as associative as matrices are, and commutes as little: a summary is
     its chunk, every other job of the scan concatenates what it reads."""
-    schedule = blelloch(K, middle).build(K, 1)
+    schedule = blelloch(K, middle).build(K * layers, 1)
     assert schedule.inputs is not None
     found: dict[Job, Word] = {}
 
     def word(job: Job) -> Word:
         if job not in found:
-            sources = [source for source in schedule.inputs(*job) if source[2] != "F"]
+            sources = [source for source in schedule.inputs(*job) if source[2] not in "FB"]
             found[job] = job[:1] if job[2] == "R" else sum(map(word, sources), ())
         return found[job]
 
-    return {(k, 0, "B"): word((k, 0, "B")) for k in range(K)}
+    return {(s, 0, "B"): word((s, 0, "B")) for s in range(K * layers)}
 
 
-@given(K=st.integers(1, 40), middle=middles)
-def test_every_middle_is_an_exclusive_scan_from_the_end(K: int, middle: str) -> None:
-    assert words(K, middle) == {(k, 0, "B"): tuple(range(K - 1, k, -1)) for k in range(K)}
+@given(K=st.integers(2, 40), middle=middles, layers=st.integers(1, 3))
+def test_every_middle_is_an_exclusive_scan_from_the_end(K: int, middle: str, layers: int) -> None:
+    """Of each layer, stages l * K to l * K + K - 1."""
+    first = [(layer * K, layer * K + k) for layer in range(layers) for k in range(K)]
+    assert words(K, middle, layers) == {(s, 0, "B"): tuple(range(of + K - 1, s, -1)) for of, s in first}
+
+
+@given(K=st.integers(2, 8), B=st.integers(1, 3), layers=st.integers(1, 3), middle=middles)
+def test_layers_follow_each_other_on_the_worker_of_their_chunk(K: int, B: int, layers: int, middle: str) -> None:
+    timeline = simulate(blelloch(K, middle), S=K * layers, B=B)
+    assert all(timeline.worker[s, b, d] == s % K for s, b, d in timeline.jobs)
+    assert timeline.activation_receives == [0] + [B * layers] * (K - 1)
+    for s, b, d in timeline.jobs:
+        if d == "F" and s >= K:
+            assert timeline.end[s - K, b, "F"] <= timeline.start[s, b, "F"]
+        if d in "RB" and s < K * (layers - 1):
+            assert timeline.end[s + K, b, "B"] <= timeline.start[s, b, d]
+
+
+def test_layers_run_forward_as_a_wave() -> None:
+    """L * K stages in L + K - 1 steps."""
+    timeline = simulate(blelloch(4), S=12, B=1)
+    assert max(timeline.end[s, 0, "F"] for s in range(12)) == 3 + 4 - 1
 
 
 @given(K=st.integers(1, 40), B=st.integers(1, 3), middle=middles)

@@ -75,9 +75,7 @@ def by_hand(
     return Stages(tuple(stages), tuple(values), len(arguments.names), arguments.bind, assemble)
 
 
-def calling(
-    path: str, arguments: Arguments | None, inputs: int, written: frozenset[int]
-) -> tuple[fx.Graph, fx.Node]:
+def calling(path: str, arguments: Arguments | None, inputs: int, written: frozenset[int]) -> tuple[fx.Graph, fx.Node]:
     """A graph that calls a module. arguments: how the inputs are given to it; default: by position. written: inputs
     that it changes in place: it gets copies, because a stage's inputs are the stage's before as well."""
     graph = fx.Graph()

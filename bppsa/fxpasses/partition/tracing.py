@@ -268,6 +268,8 @@ def trace(model: nn.Module, arguments: Arguments) -> Graph:
     try:
         with torch.enable_grad(), recorded(tracer.create_proxy, lambda: tracer.running):
             graph = tracer.trace(model)
+        for node in graph.nodes:
+            node.meta.pop("is_wrapped", None)  # by which a GraphModule would wrap the op for all that is traced later
     except PartitionError:
         raise
     except WHAT_FORWARDS_RAISE as error:

@@ -55,12 +55,6 @@ class Pipeline:
         self.sums, self.ended = sums, ended
         self.jobs = {"F": self.forward, "B": self.backward, "W": self.weights}
 
-    def reads(self, action: Action) -> list[Item]:
-        return reads(self.stages, action)
-
-    def writes(self, action: Action) -> list[Item]:
-        return writes(self.stages, action)
-
     def run(self, action: Action, inputs: Sequence[Any]) -> Sequence[Any]:
         with self.call.modes.entered():
             return self.jobs[action.kind](action.stage, action.batch, inputs)

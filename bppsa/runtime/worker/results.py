@@ -51,7 +51,7 @@ class Results:
         self.outputs: dict[int, tuple[Any, ...]] = {}
         self.arguments: dict[tuple[int, int], list[Tensor | None]] = {}
         self.seen: dict[tuple[int, int], list[Seen]] = {}  # by stage and micro-batch
-        self.kept: dict[tuple[int, int], Kept] = {}
+        self.kept: dict[tuple[int, int], Any] = {}  # what forwards leave for backwards
         self.times: Times = {}
         self.held = self.peak = 0
         self.lock = threading.Lock()

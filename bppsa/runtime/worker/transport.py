@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from bppsa.schedule.messages import Item, Message
+from bppsa.schedule.messages import Message
 from bppsa.schedule.program import Action
 
 
@@ -32,11 +32,7 @@ class Transport(Protocol):
 
 
 class Work(Protocol):
-    """What jobs do, apart from who runs them and when."""
-
-    def reads(self, action: Action) -> Sequence[Item]: ...
-
-    def writes(self, action: Action) -> Sequence[Item]: ...
+    """What jobs do, apart from who runs them, when, and what goes between them."""
 
     def run(self, action: Action, inputs: Sequence[Any]) -> Sequence[Any]:
         """From what the job reads to what it writes, in these orders."""

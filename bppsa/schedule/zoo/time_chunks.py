@@ -2,7 +2,12 @@
 
 Stage k is chunk k of the time axis. F runs it forward, R reduces it to its summary, the pair (J^T, b) of all its steps,
 and B sweeps it backward from the cotangent that enters at its end. In between an exclusive scan over the summaries,
-from the last chunk to the first, finds these cotangents. R needs no cotangent: it fills the bubble of the forward.
+from the last chunk to the first, finds these cotangents. R needs no cotangent from other chunks: it fills the bubble of
+the forward.
+
+Where recurrent layers stand on each other, all of this is done layer by layer, from the last to the first in the
+backward: stage l * K + k is chunk k of layer l. Its F reads the layer below, its R and B what B of the layer above
+gives for the same chunk, on the same worker.
 """
 
 from __future__ import annotations
@@ -77,46 +82,50 @@ def blelloch(K: int, middle: str = "chain") -> Recipe:
 
     middle: "chain", "blelloch" or "doubling", how the summaries are scanned. Micro-batches pipeline through the forward
     as in gpipe. Every worker owns the weights, which all chunks share (metrics count a copy a chunk). S has to be K, a
-    stage a chunk, or 1: the layer that is cut. Directions: F, R, E or U<l> and D or H<l>, and B;
-    `simulate(costs={"R": ..., "U": ...})` prices them.
+    stage a chunk, or L * K for L recurrent layers, stage l * K + k being chunk k of layer l; or 1: the layer that is
+    cut. Directions: F, R, E or U<l> and D or H<l>, and B; `simulate(costs={"R": ..., "U": ...})` prices them.
     """
     if middle not in MIDDLES:
         raise ScheduleError(f"middle={middle!r} is none of {', '.join(MIDDLES)}")
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
-        if S not in (1, K):
-            raise ScheduleError(f"S={S}: a recurrence cut into K={K} chunks has S={K} stages, one a chunk")
-        workers, scan = W or K, MIDDLES[middle](K)
+        if S != 1 and S % K:
+            raise ScheduleError(
+                f"S={S}: a recurrence cut into K={K} chunks has S={K} stages, one a chunk, and L layers have L * {K}"
+            )
+        workers, scan, layers = W or K, MIDDLES[middle](K), max(S // K, 1)
 
-        def job(step: Step, b: int) -> Job:
-            return K - 1 - step[0], b, step[1]
+        def job(step: Step, layer: int, b: int) -> Job:
+            return layer * K + K - 1 - step[0], b, step[1]
 
-        def inputs(k: int, b: int, d: str) -> Sequence[Job]:
+        def inputs(s: int, b: int, d: str) -> Sequence[Job]:
+            layer, k = divmod(s, K)
             p = K - 1 - k
             if d == "F":
-                return [(k - 1, b, "F")] if k else ()
+                return [*([(s - 1, b, "F")] if k else []), *([(s - K, b, "F")] if layer else [])]
+            above = [(s + K, b, "B")] if layer < layers - 1 else []
             if d == "R":
-                return [(k, b, "F")]
+                return [(s, b, "F"), *above]
             if d == "B":
-                return [(k, b, "F"), *([job(scan.enters[p], b)] if p else [])]
-            return [job(step, b) for step in scan.inputs[p, d]]
+                return [(s, b, "F"), *([job(scan.enters[p], layer, b)] if p else []), *above]
+            return [job(step, layer, b) for step in scan.inputs[p, d]]
 
-        def steps() -> Iterator[Step]:
-            yield from ((p, "F") for p in reversed(range(K)))
-            yield from ((p, "R") for p in range(K - 1))
-            yield from scan.inputs
-            yield from ((p, "B") for p in range(K))
+        def steps() -> Iterator[tuple[Step, int]]:
+            yield from (((p, "F"), layer) for layer in range(layers) for p in reversed(range(K)))
+            for layer in reversed(range(layers)):
+                yield from (((p, "R"), layer) for p in range(K - 1))
+                yield from ((step, layer) for step in scan.inputs)
+                yield from (((p, "B"), layer) for p in range(K))
 
-        def n(k: int, b: int, d: str) -> Any:
+        def n(s: int, b: int, d: str) -> Any:
             """What others wait for goes first: the scan, then forwards, summaries, and the sweeps last."""
             return ("FRB".find(d), b)
 
-        return Schedule(
-            w=lambda k, b, d: (k * workers // K, k * workers // K),
-            n=n,
-            jobs=[job(step, b) for b in range(B) for step in steps()],
-            inputs=inputs,
-            W=workers,
-        )
+        def w(s: int, b: int, d: str) -> tuple[int, int]:
+            worker = s % K * workers // K
+            return worker, worker
 
-    return Recipe(call("blelloch", {"middle": middle}, K=K), build)
+        jobs = [job(step, layer, b) for b in range(B) for step, layer in steps()]
+        return Schedule(w=w, n=n, jobs=jobs, inputs=inputs, W=workers)
+
+    return Recipe(call("blelloch", {"middle": middle}, K=K), build, chunks=K)

@@ -1,0 +1,79 @@
+"""One recurrent layer on one chunk of time: its forward, its summary and its backward, and how summaries combine.
+
+A summary is the pair (J^T, b) of all steps of the chunk. Behind the last chunk nothing comes but what the loss gives,
+so of that chunk J^T is not needed: its summary is the cotangent before it, a vector, and so is all that is combined
+with it. Pairs are formed of the chunks between the first and the last only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bppsa.runtime.backward import Asked, by_block, by_carry, pair_of
+from bppsa.runtime.extent import Extent, Given
+from bppsa.runtime.pairs import Pair, Rows, apply, compose
+from bppsa.runtime.sweep import Gradients, Needs, Passed, Sweep
+
+Packed = tuple[Tensor | None, ...]  # a pair, as tensors
+Summary = Tensor | Packed  # a vector is [B, N]: the cotangents of all carries side by side
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A chunk's forward, and what its backward needs of it."""
+
+    sweep: Sweep
+    passed: Passed
+    x: Tensor  # [T, B, I]
+    weights: Sequence[Tensor]
+    extent: Extent
+
+    def summary(self, g_y: Tensor | None, g_finals: Given, *, last: bool) -> Summary:
+        """g_y: [T, B, n]; g_finals: [B, n] each; what the loss and the layers above give for this chunk, None for
+        zeros. last: no chunk comes after it."""
+        asked = self.asked(g_y, g_finals, Needs([False], [False] * len(self.weights)))
+        return torch.cat(asked.of(self.sweep).carries, 1) if last else packed(pair_of(self.sweep, asked))
+
+    def backward(self, entering: Tensor | None, g_y: Tensor | None, g_finals: Given, needs: Needs) -> Gradients:
+        """entering: [B, N], the cotangent that comes from the chunks after it, in the place of g_finals."""
+        if entering is not None:
+            g_finals = entering.split(list(self.sweep.recurrence.carries), 1)
+        return self.asked(g_y, g_finals, needs).of(self.sweep)
+
+    def asked(self, g_y: Tensor | None, g_finals: Given, needs: Needs) -> Asked:
+        return Asked(self.passed, [self.x], self.weights, [g_y], g_finals, self.extent, needs)
+
+
+def run(sweep: Sweep, x: Tensor, carries: Given, weights: Sequence[Tensor], *, save: bool) -> Ran:
+    """x: [T, B, I]; carries: [B, n] each, None for zeros."""
+    extent = Extent(x.shape[0], x.shape[1], device=x.device)
+    return Ran(sweep, sweep.forward([x], carries, weights, extent, save=save), x, weights, extent)
+
+
+def combined(summaries: Sequence[Summary], sweep: Sweep) -> Summary:
+    """Of chunks that follow each other, the last chunk's first: the summary of all."""
+
+    def combine(after: Summary, before: Summary) -> Summary:
+        assert isinstance(before, tuple)
+        pair = unpacked(before)
+        if isinstance(after, tuple):
+            return packed(compose(pair, unpacked(after)))
+        structure = sweep.reduction().structure
+        return by_carry(apply(pair, by_block(after, structure)).plain(), structure).to(after.dtype)
+
+    return reduce(combine, summaries)
+
+
+def packed(pair: Pair) -> Packed:
+    return (pair.matrix.values, pair.matrix.exponents, pair.vector.values, pair.vector.exponents, pair.live)
+
+
+def unpacked(tensors: Any) -> Pair:
+    matrix, matrix_exponents, vector, vector_exponents, live = tensors
+    return Pair(Rows(matrix, matrix_exponents), Rows(vector, vector_exponents), live)
