@@ -96,7 +96,7 @@ def killed(transport: GroupTransport, victim: int, where: str) -> tuple[str, str
 @pytest.mark.parametrize("where", ["receiving", "finishing"])
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_process_is_noticed_by_all(victim: int, where: str) -> None:
-    results = run(4, killed, victim, where)
+    results = run(4, killed, victim, where, dies=[victim])
     assert results.pop(victim) is None
     for first, second, seconds in results:
         assert f"worker {victim} died in 2F0" in first
