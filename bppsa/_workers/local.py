@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -28,6 +29,9 @@ class Local:
     def __init__(self, stages: Stages, weights: Mapping[str, Tensor]) -> None:
         self.stages, self.weights = stages, weights
         self.members: dict[int, Member] = {}
+
+    def call(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
         """state: what the forward gave, for a backward alone."""
