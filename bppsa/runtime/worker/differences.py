@@ -10,7 +10,7 @@ _LONGEST = 300  # characters of a value
 
 def differences(tables: Mapping[int, Mapping[str, object]]) -> str:
     """tables: by rank. Each key whose value is not the same on all ranks, with the values; "" where there is none."""
-    keys = dict.fromkeys(key for table in tables.values() for key in table)
+    keys = dict.fromkeys(key for _, table in sorted(tables.items()) for key in table)
     found = [text for key in keys if (text := _difference(key, tables))]
     more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
     return "; ".join(found[:_SHOWN]) + more

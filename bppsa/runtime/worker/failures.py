@@ -67,21 +67,23 @@ class Failures:
 
     def check(self, step: int, sources: Set[int] = frozenset()) -> None:
         """Raises WorkerError where the step has failed on any rank, or a rank is gone that it needs. sources: of what
-        is not there yet; they are needed though they may have finished."""
+        is not there yet; they are needed though they may have finished. Who was gone first is named: others may have
+        ended for that reason."""
         missing = self._missing(step) | (self._absent() & sources)
         if missing and not self._explained(step):
             self._changed.wait_for(lambda: self._explained(step), timeout=_HEARSAY)
         if step in self._texts:
             raise WorkerError(self._texts[step])
-        texts = [self._gone[worker] for worker in sorted(missing & set(self._gone))]
-        texts += [_death(worker, None) for worker in sorted(missing & self._closed - set(self._gone))]
-        texts += [f"worker {worker} has closed its transport" for worker in sorted(missing & self._left)]
-        if texts:
-            raise WorkerError(f"{texts[0]}; the process group must be rebuilt")
+        if missing:
+            first = next(iter(self._gone.values()), "") or self._reason(min(missing))
+            raise WorkerError(f"{first}; the process group must be rebuilt")
 
     def gone_soon(self, peer: int) -> bool:
         """Whether the peer is gone, or turns out to be in the time that the news takes."""
         return self._changed.wait_for(lambda: peer in self._absent(), timeout=_HEARSAY)
+
+    def _reason(self, peer: int) -> str:
+        return f"worker {peer} has closed its transport" if peer in self._left else _death(peer, None)
 
     def _absent(self) -> set[int]:
         return self._closed | self._left | set(self._gone)
