@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -48,6 +49,12 @@ def die() -> None:
 
 def dawdle() -> None:
     time.sleep(2)
+
+
+def stop_and_go() -> None:
+    """The process is stopped for two seconds, as by a debugger."""
+    subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 2; kill -CONT {os.getpid()}"])
+    time.sleep(0.5)
 
 
 def interrupt() -> None:
