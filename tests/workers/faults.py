@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import subprocess
@@ -58,7 +59,9 @@ def stop_and_go() -> None:
 
 
 def interrupt() -> None:
-    raise KeyboardInterrupt
+    """As ctrl-C does, in the main thread."""
+    _thread.interrupt_main()
+    time.sleep(0.2)
 
 
 class Passing(torch.autograd.Function):
