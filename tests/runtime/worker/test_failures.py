@@ -15,7 +15,7 @@ from bppsa.errors import WorkerError
 from bppsa.runtime.worker.group import GroupTransport
 from tests.runtime.worker.ranks import message, run
 
-LARGE = 100_000
+LARGE = 100_000  # elements: more than what travels with its announcement
 LINGERS = 20.0  # seconds that a child lives where nobody ends it
 
 
