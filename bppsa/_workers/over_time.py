@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
@@ -15,7 +15,7 @@ from bppsa._workers.losses import Share
 from bppsa._workers.time_batches import TimeBatch
 from bppsa._workers.time_losses import TimeLoss, time_loss
 from bppsa._workers.time_parts import Parts, lengths, pieces
-from bppsa._workers.training import Training
+from bppsa._workers.training import Settings, Training
 from bppsa.errors import InputError, ScheduleError
 from bppsa.runtime.worker.draws import Seed
 from bppsa.runtime.worker.modes import Modes
@@ -31,11 +31,32 @@ class TimeTraining(Training):
     """Of a model cut over time."""
 
     stages: OverTime
-    losses: TimeLoss | None = None  # as the first step's target shows
+
+    def __init__(self, model: nn.Module, settings: Settings, stages: OverTime) -> None:
+        super().__init__(model, settings, stages)
+        self.losses: TimeLoss | None = None
+        self.extremes: set[int] = set()  # of the targets that it was tried with
 
     def items(self, schedule: Schedule) -> tuple[Items, Items]:
         assert schedule.inputs is not None
         return partial(reads, schedule.inputs, self.stages.chunks), writes
+
+    def costs(self, schedule: Schedule) -> dict[str, list[float]]:
+        """A summary is a sweep of the columns of a matrix, in twice the precision; to combine summaries costs nothing
+        beside it. Where R is B's own sweep, B is what is left of it."""
+        assert schedule.inputs is not None
+        forward = super().costs(schedule)["F"]
+        found = {d: [0.0] * len(forward) for d in (*schedule.directions, "R")} | {"F": forward}
+        for s, cost in enumerate(forward):
+            is_sweep = (s, 0, "R") in (schedule.inputs(s, 0, "B") or ())
+            found["B"][s] = cost if is_sweep else 2 * cost
+            found["R"][s] = cost if is_sweep else 2 * cost * self.columns(s // self.stages.chunks)
+        return found
+
+    def columns(self, layer: int) -> int:
+        """Of the matrix that the layer's summary is found with."""
+        module: Any = self.stages.stages[0].module.get_submodule(self.stages.layers[layer].path)
+        return (module.proj_size or module.hidden_size) + module.hidden_size * (module.mode == "LSTM") + 2
 
     def batch(self, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes) -> TimeBatch:
         """Cut into micro-batches; jobs cut these into chunks.
@@ -100,10 +121,21 @@ class TimeTraining(Training):
         return found.pop() if found else 1
 
     def loss(self, batch: Batch, target: Any) -> Share:
+        """How a loss is to be cut is found again where a target has a number beyond those before, which may be one that
+        counts otherwise than others, such as `ignore_index`."""
         assert isinstance(batch, TimeBatch)
-        if self.losses is None:
+        extremes = extremes_of(target)
+        if self.losses is None or not extremes <= self.extremes:
+            self.extremes |= extremes
             self.losses = time_loss(self.stages, self.settings.loss_fn, self.settings.loss_weight, target, batch.parts)
         return self.losses.share(target, batch.parts)
 
     def outputs(self, found: Outcome, batch: Batch) -> Any:
         return batch.outputs(found.outputs)
+
+
+def extremes_of(target: Any) -> set[int]:
+    """The least and the largest of its whole numbers."""
+    leaves = [x for x in tree_leaves(target) if isinstance(x, Tensor) and x.numel()]
+    whole = [x for x in leaves if not (x.is_floating_point() or x.is_complex())]
+    return {int(end) for x in whole for end in (x.min(), x.max())}

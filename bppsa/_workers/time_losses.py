@@ -72,7 +72,7 @@ def time_loss(
         return read
     short = Short.of(model, cut_rows=len(parts.rows) > 1)
     target = short.target(target, axes)
-    whole = float(loss_fn(model.assemble(model.example), target))
+    whole = float(loss_fn(model.assemble(model.example), target).detach())
     for reading in (read, read.of_last_step):
         if short.gives(reading, target, whole):
             return reading
@@ -125,10 +125,19 @@ class Short:
     def target(self, target: Any, axes: Sequence[Axes]) -> Any:
         """Of so many rows and steps."""
         leaves, spec = tree_flatten(target)
-        for i, of in enumerate(axes):
-            for axis, size in ((of.time, sum(self.parts.steps)), (of.rows, sum(self.parts.rows))):
-                leaves[i] = leaves[i] if axis is None else leaves[i].narrow(axis, 0, size)
-        return tree_unflatten(leaves, spec)
+        return tree_unflatten([self.shortened(leaf, of) for leaf, of in zip(leaves, axes, strict=True)], spec)
+
+    def shortened(self, leaf: Any, axes: Axes) -> Any:
+        """Of whole numbers all kinds, sorted by steps: what is counted otherwise than others, such as `ignore_index`,
+        is then in one part."""
+        short = leaf
+        for axis, size in ((axes.time, sum(self.parts.steps)), (axes.rows, sum(self.parts.rows))):
+            short = short if axis is None else short.narrow(axis, 0, size)
+        if axes.time is None or leaf.is_floating_point() or leaf.is_complex():
+            return short
+        kinds = leaf.unique()
+        some = kinds[torch.linspace(0, len(kinds) - 1, short.numel(), device=leaf.device).long()]
+        return some.view_as(short.movedim(axes.time, 0)).movedim(0, axes.time)
 
     def gives(self, loss: TimeLoss, target: Any, whole: float) -> bool:
         """Whether the parts' losses add up to the whole's."""
