@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -43,6 +44,9 @@ class Engine(Protocol):
     """Runs a plan on all workers. state: what a forward gave, for its backward. rank: of this process."""
 
     rank: int
+
+    def call(self) -> AbstractContextManager[None]:
+        """Around each call of the model: what one worker raises, all raise."""
 
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]: ...
 
