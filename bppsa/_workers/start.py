@@ -75,7 +75,7 @@ def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
         training = training_of(stages)(compiled, settings, stages)
         check_square(settings, training.plan("step", settings.microbatches).timeline)
         fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
-        training.engine = Local(stages, compiled)
+        training.engine = Local(stages, compiled, settings.asked)
         return training
     transport = GroupTransport(device=device_for(compiled))
     settings = placed(settings, transport.size)
@@ -97,7 +97,7 @@ def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
     leave_others(compiled, stages, keep)
     fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
     training.stages = light
-    training.engine = Ranks(light, compiled, owners, transport, neighbours(transport.size))
+    training.engine = Ranks(light, compiled, owners, transport, neighbours(transport.size), settings.asked)
     return training
 
 
