@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
@@ -26,6 +27,9 @@ class Local:
     def __init__(self, stages: Stages, model: nn.Module, asked: Asked) -> None:
         self.stages, self.model, self.asked = stages, model, asked
         self.members: dict[int, Member] = {}
+
+    def call(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
         """state: what the forward gave, for a backward alone."""

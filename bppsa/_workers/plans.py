@@ -62,15 +62,7 @@ def make_plan(
     writes: Items,
 ) -> Plan:
     """Raises ScheduleError where the schedule cannot run."""
-    timeline = simulate(
-        schedule,
-        S=S,
-        B=B,
-        W=workers,
-        forward=costs["F"],
-        backward=costs["B"],
-        weight=costs["W"],
-    )
+    timeline = simulate(schedule, S=S, B=B, W=workers, costs=costs)
     check_runs(timeline)
     waits, signals = tokens(timeline)
     lists = [[Action(*job) for job in jobs] for jobs in timeline.jobs_of]

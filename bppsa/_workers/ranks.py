@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -45,11 +46,21 @@ class Ranks:
         self.plans: list[Plan] = []
         self.steps = 0
 
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """A call of the model, of every rank: what is raised within on one of them is raised on all."""
+        self.steps += 1
+        self.transport.begin(self.steps)
+        try:
+            yield
+        except BaseException as error:
+            self.tell(error)
+            raise
+
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
         """state: what the forward gave, for a backward alone. Raises WorkerError on every rank where one fails."""
         exchange = self.exchange(plan)
-        self.transport.begin(self.steps, (plan.messages, call.signature, call.outputs, call.loss is None))
-        self.steps += 1
+        self.transport.sign(signature(plan, call))
         results = state[0].going_on() if state else Results()
         sums = Sums(batches(plan.steps[self.rank]))
         finish = Finish(self, exchange, sums)
@@ -71,6 +82,7 @@ class Ranks:
             lanes = self.member.lanes(run)
             if lanes:
                 run_all([lane.run for lane in lanes], run.alarm)
+            self.transport.doing("the sums of gradients")
             grads = finish.gradients()
             everyone = self.reports(plan, exchange, results)
             self.transport.finish()
@@ -85,19 +97,22 @@ class Ranks:
         return self.exchanges[id(plan)]
 
     def tell(self, failure: BaseException) -> None:
-        """Every rank, of a job that failed here."""
+        """Every rank, of what failed here."""
         if isinstance(failure, JobError):
             self.transport.fail(f"job {failure.action}", failure.__cause__ or failure)
         else:
-            self.transport.fail("a step", failure)
+            self.transport.fail("a call of the model", failure)
 
     def share(self, value: T) -> Sequence[T]:
         told = self.transport.share(value)
         return [told[rank] for rank in range(self.size)]
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        self.transport.begin(self.steps, "gather")
-        self.steps += 1
+        with self.call():
+            self.transport.sign({"the call": "full_state_dict"})
+            return self.gathered(tensors)
+
+    def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         numbers = Numbers(0)
         found: dict[str, Tensor] = {}
         messages = [numbers.message("D", 0, i, j) for i in range(self.size) for j in range(self.size) if i != j]
@@ -124,7 +139,7 @@ class Ranks:
         for message in exchange.fetches.values():
             if message.source == self.rank:
                 tensors = tensors_of(self.stages.stages[message.item.number])
-                self.transport.send(message, [own[name].detach() for name in tensors])
+                self.transport.send(message, [detached(own[name]) for name in tensors])
 
     def reports(self, plan: Plan, exchange: Exchange, results: Results) -> list[Results]:
         """What each rank has to tell, by rank."""
@@ -180,6 +195,23 @@ class Finish:
                 total, self.sums.of(r.stages, r.names) if message is None else self.transport.receive(message)
             )
         return total
+
+
+def signature(plan: Plan, call: Call) -> dict[str, str]:
+    """What every rank has to run alike in one call."""
+    kinds = "".join(sorted({action.kind for worker in range(len(plan.steps)) for action in plan.actions(worker)}))
+    return {
+        "the directions that run": kinds,
+        "the arguments": call.signature,
+        "the micro-batches": f"{len(call.arguments)}",
+        "whether outputs are returned": f"{call.outputs}",
+        "whether there is a loss": f"{call.loss is not None}",
+    }
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """It still says whether it is frozen."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def report(actions: Sequence[Action], results: Results) -> dict[str, Any]:

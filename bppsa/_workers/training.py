@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -49,6 +50,9 @@ class Engine(Protocol):
 
     rank: int
 
+    def call(self) -> AbstractContextManager[None]:
+        """Around each call of the model: what one worker raises, all raise."""
+
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]: ...
 
     def share(self, value: T) -> Sequence[T]:
@@ -77,12 +81,17 @@ class Training:
         if (kind, count) not in self.plans:
             stages, workers = self.stages, self.settings.workers
             bound = bound_to(self.settings.schedule, len(stages), count, workers)
-            costs = costs_of(stages, "W" in bound.directions)
             chosen = only(bound, len(stages), count, KINDS[kind])
-            plan = make_plan(chosen, len(stages), count, workers, costs, *self.items(bound))
+            plan = make_plan(chosen, len(stages), count, workers, self.costs(bound), *self.items(bound))
             check_changes(plan.timeline, [stage.changes for stage in stages.stages])
             self.plans[kind, count] = plan
         return self.plans[kind, count]
+
+    def costs(self, schedule: Schedule) -> dict[str, list[float]]:
+        """Of each stage's jobs: seconds where they were measured, flops otherwise; a backward is two forwards."""
+        stages, split = self.stages.stages, "W" in schedule.directions
+        forward = [max(stage.flops if stage.seconds is None else stage.seconds, 1e-9) for stage in stages]
+        return {"F": forward, "B": [cost * (1 if split else 2) for cost in forward], "W": forward}
 
     def items(self, schedule: Schedule) -> tuple[Items, Items]:
         """What a job reads and writes."""
@@ -160,12 +169,6 @@ class Training:
         what the last stage returned for a micro-batch."""
         totals = zip(by_leaf(made, self.stages.assemble, grads), tree_leaves(made), strict=True)
         return batch.cotangents([grad for grad, x in totals if isinstance(x, Tensor)])
-
-
-def costs_of(stages: Stages, split: bool) -> dict[str, list[float]]:
-    """Of each stage's jobs: seconds where they were measured, flops otherwise; a backward is two forwards."""
-    forward = [max(stage.flops if stage.seconds is None else stage.seconds, 1e-9) for stage in stages.stages]
-    return {"F": forward, "B": [cost * (1 if split else 2) for cost in forward], "W": forward}
 
 
 def measured(timeline: Timeline, found: Outcome) -> Timeline:

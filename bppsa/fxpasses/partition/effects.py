@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from bppsa.stages import draws
+
 aten = torch.ops.aten
 
 
@@ -62,13 +64,6 @@ class Watch(TorchDispatchMode):
         self.draws |= draws(func, args, kwargs)
         self.written.update(storage(tensor) for tensor in written(func, args, kwargs))
         return out
-
-
-def draws(func: Any, args: Any, kwargs: Any) -> bool:
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-    return given.get("dropout_p") != 0 and given.get("train") is not False
 
 
 # Their schemas do not say that in training they write to these arguments.

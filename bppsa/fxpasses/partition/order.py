@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import fx
@@ -83,6 +84,21 @@ def is_light(node: fx.Node) -> bool:
 def is_tied(node: fx.Node, written: dict[StorageWeakRef, fx.Node]) -> bool:
     """Whether it matters when the node runs, because something is written in place."""
     return any(facts(other).holds & written.keys() for other in (node, *node.all_input_nodes))
+
+
+def overwritten(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Those whose value others read before it is changed in place."""
+    holders: dict[StorageWeakRef, list[fx.Node]] = {}
+    read: set[StorageWeakRef] = set()
+    found: set[fx.Node] = set()
+    for node in nodes:
+        for storage in facts(node).writes & read:
+            found.update(holders.get(storage, ()))
+        sources = {storage for source in node.all_input_nodes for storage in facts(source).holds}
+        read |= sources - facts(node).writes - facts(node).holds  # a view is looked at where it is read
+        for storage in facts(node).holds:
+            holders.setdefault(storage, []).append(node)
+    return found
 
 
 def never_read(graph: fx.Graph, light: set[fx.Node]) -> set[fx.Node]:

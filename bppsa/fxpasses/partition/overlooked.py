@@ -19,7 +19,7 @@ from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bppsa.fxpasses.partition.effects import draws
+from bppsa.stages import draws
 
 MAKING = ("new_empty", "new_full", "new_ones", "new_zeros")  # methods, here of a Parameter, of sizes that are traced
 DRAWING = ("normal", "rand", "randint", "randn", "randperm")

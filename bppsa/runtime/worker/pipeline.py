@@ -89,7 +89,7 @@ class Pipeline:
                 for (xs, _), new in zip(flat, leaves, strict=True)
             ]
             read = [{name: weights[name] for name in names if name in weights} for names in shell.readings]
-            pairs = [Middle(x, own) for x, own in zip(middles, read, strict=True) if own]
+            pairs = [Middle(x, own) for x, own in zip(middles, read, strict=True) if own and x.requires_grad]
             results.kept[s, b] = Kept(held, [tensors(value) for value in made], weights, pairs)
         return [] if last else [tree_map(without_graph, value) for value in made]
 
