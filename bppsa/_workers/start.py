@@ -88,6 +88,7 @@ def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
             f"start as many, or choose a schedule for them"
         )
     transport.agree(fingerprint(training))
+    training.seed = transport.share(training.seed)[0]  # ranks may have seeds of their own, for their data
     owners: dict[int, list[int]] = {}
     for number, (s, _, _) in enumerate(timeline.jobs):
         if timeline.graph.owner[number] not in owners.setdefault(s, []):
