@@ -100,9 +100,12 @@ def compile(
             raise StrategyError("schedule= goes with strategy and forward alone of the other options")
         if data not in DATA:
             raise StrategyError(f"unknown data={data!r}; known: {', '.join(DATA)}")
-        settings = Settings(schedule, microbatches, workers, loss_fn, loss_weight, seed, data == "local")
-        fast = rewrite(model, chosen, ahead)[0]
-        return scheduled(fast, settings, counterparts(model, fast, stages), example_inputs)
+        asked = chosen, ahead
+        settings = Settings(schedule, microbatches, workers, loss_fn, loss_weight, seed, data == "local", asked)
+        fast, by_path = rewrite(model, chosen, ahead)
+        compiled = scheduled(fast, settings, counterparts(model, fast, stages), example_inputs)
+        compiled.__dict__["report"] = Report(tuple(by_path.values()), NOT_YET)
+        return compiled
     given = given_masks(model, masks, sparse)
     fast, by_path = rewrite(model, chosen, ahead)
     scans = chosen.name not in ("auto", "sequential")

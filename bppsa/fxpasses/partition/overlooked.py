@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx, nn
+from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 from torch.nn import functional as F
 from torch.nn.modules import transformer
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa.stages import draws
 
+MAKING = ("new_empty", "new_full", "new_ones", "new_zeros")  # methods, here of a Parameter, of sizes that are traced
 DRAWING = ("normal", "rand", "randint", "randn", "randperm")
 HELPERS = ((F, "_canonical_mask"), (F, "_none_or_dtype"), (transformer, "_detect_is_causal_mask"))
 CreateProxy = Callable[..., fx.Proxy]
@@ -34,11 +35,15 @@ def recorded(create_proxy: CreateProxy, running: Callable[[], bool]) -> Iterator
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
         return of_proxies(Custom(cls), apply.__get__(None, cls))(*args, **kwargs)
 
-    def of_proxies(function: Callable[..., Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    def of_proxies(
+        function: Callable[..., Any], otherwise: Callable[..., Any] | None = None, method: str = ""
+    ) -> Callable[..., Any]:
+        node = ("call_method", method) if method else ("call_function", function)
+
         def call(*args: Any, **kwargs: Any) -> Any:
             if running() or not any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((args, kwargs))):
                 return (otherwise or function)(*args, **kwargs)
-            return create_proxy("call_function", function, args, kwargs)
+            return create_proxy(*node, args, kwargs)
 
         return call
 
@@ -53,6 +58,8 @@ def recorded(create_proxy: CreateProxy, running: Callable[[], bool]) -> Iterator
         stack.enter_context(replaced(nn.Module, "__setattr__", setting(nn.Module.__setattr__)))
         for name in DRAWING:
             stack.enter_context(replaced(torch, name, always(getattr(torch, name))))
+        for name in MAKING:
+            stack.enter_context(replaced(Tensor, name, of_proxies(getattr(Tensor, name), method=name)))
         for owner, name in HELPERS:
             stack.enter_context(replaced(owner, name, of_proxies(getattr(owner, name))))
         stack.enter_context(NoDraws(running))
@@ -75,12 +82,16 @@ class Custom:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = owner.__dict__[name]
+    inherited = name not in owner.__dict__
+    before = None if inherited else owner.__dict__[name]
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
 
 
 def setting(before: Callable[..., None]) -> Callable[..., None]:
