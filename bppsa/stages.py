@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from bppsa.schedule.compare import in_columns
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 
 INPUT = -1  # the "stage" that an argument of the model comes from
+OVERWRITTEN = "overwritten"  # in the meta of a stage's node: its value is read, and then changed in place
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Stage:
     ops: int = 0
     flops: float = 0.0  # of the forward of the whole example batch
     seconds: float | None = None  # of the forward, where it was measured
+    changes: tuple[str, ...] = ()  # buffers that the forward changes in place, by the model's names
     draws: tuple[tuple[str, int], ...] = ()  # nodes of `module` that draw random numbers, and their places in the model
 
 
@@ -84,6 +87,16 @@ class Stages:
             **({"seconds": f"{stage.seconds:.3g}"} if measured else {}),
             "out bytes": scaled(sum(self.values[i].bytes for i in stage.outputs)),
         }
+
+
+def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of an ATen op draws random numbers: who cuts a model and who runs it have to agree."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    arguments = op._schema.arguments
+    given = {a.name: a.default_value for a in arguments}  # what equals its default may be left out of a call
+    given |= {a.name: value for a, value in zip(arguments, args, strict=False)} | dict(kwargs)
+    return given.get("dropout_p") != 0 and given.get("train") is not False
 
 
 def places(schedule: Schedule, s: int, B: int) -> dict[str, str]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from bppsa._workers.batches import Batch
+from bppsa._workers.batches import Batch, by_leaf
 from bppsa._workers.losses import Share
 from bppsa._workers.time_batches import TimeBatch
 from bppsa._workers.time_losses import TimeLoss, time_loss
@@ -78,7 +78,6 @@ class TimeTraining(Training):
             modes=modes,
             seeds=[Seed(self.seed, self.calls, b) for b in range(count)],
             signature=repr((modes, shapes)),
-            training=self.model.training,
         )
         self.calls += 1
         return TimeBatch(
@@ -132,6 +131,9 @@ class TimeTraining(Training):
 
     def outputs(self, found: Outcome, batch: Batch) -> Any:
         return batch.outputs(found.outputs)
+
+    def cotangents(self, made: Any, batch: Batch, grads: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
+        return batch.cotangents(by_leaf(self.stages.example, self.stages.assemble, grads))
 
 
 def extremes_of(target: Any) -> set[int]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from bppsa.runtime.worker.group import GroupTransport
 from bppsa.runtime.worker.mailbox import Alarm
 from bppsa.runtime.worker.pipeline import Call
 from bppsa.runtime.worker.results import Outcome, Results, outcome
+from bppsa.runtime.worker.shell import tensors_in
 from bppsa.schedule.program import Action
 from bppsa.stages import Stages
 
@@ -24,31 +26,39 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """stages: without their weights. origins: the model's own modules of each. own: what of the model's Parameters and
-    buffers this rank owns, by name."""
+    """stages: without their weights. model: with those Parameters and buffers that this rank owns."""
 
     def __init__(
         self,
         stages: Stages,
-        origins: Sequence[nn.Module],
-        own: Mapping[str, Tensor],
+        model: nn.Module,
         owners: Owners,
         transport: GroupTransport,
         neighbours: int,
     ) -> None:
-        self.stages, self.owners, self.transport, self.own = stages, owners, transport, own
+        self.stages, self.owners, self.transport, self.model = stages, owners, transport, model
         self.rank, self.size = transport.rank, transport.size
         foreign = [s for s in range(len(stages)) if self.rank not in owners[s]]
-        self.member = Member(self.rank, stages, origins, own, neighbours, foreign, transport.device)
+        self.member = Member(self.rank, stages, model, neighbours, foreign, transport.device)
         self.exchanges: dict[int, Exchange] = {}  # by the identity of a plan, which is kept
         self.plans: list[Plan] = []
         self.steps = 0
 
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """A call of the model, of every rank: what is raised within on one of them is raised on all."""
+        self.steps += 1
+        self.transport.begin(self.steps)
+        try:
+            yield
+        except BaseException as error:
+            self.tell(error)
+            raise
+
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
         """state: what the forward gave, for a backward alone. Raises WorkerError on every rank where one fails."""
         exchange = self.exchange(plan)
-        self.transport.begin(self.steps, (plan.messages, call.signature, call.outputs, call.loss is None))
-        self.steps += 1
+        self.transport.sign(signature(plan, call))
         results = state[0].going_on() if state else Results()
         sums = Sums(batches(plan.steps[self.rank]))
         finish = Finish(self, exchange, sums)
@@ -69,6 +79,7 @@ class Ranks:
             lanes = self.member.lanes(run)
             if lanes:
                 run_all([lane.run for lane in lanes], run.alarm)
+            self.transport.doing("the sums of gradients")
             grads = finish.gradients()
             everyone = self.reports(plan, exchange, results)
             self.transport.finish()
@@ -83,19 +94,22 @@ class Ranks:
         return self.exchanges[id(plan)]
 
     def tell(self, failure: BaseException) -> None:
-        """Every rank, of a job that failed here."""
+        """Every rank, of what failed here."""
         if isinstance(failure, JobError):
             self.transport.fail(f"job {failure.action}", failure.__cause__ or failure)
         else:
-            self.transport.fail("a step", failure)
+            self.transport.fail("a call of the model", failure)
 
     def share(self, value: T) -> Sequence[T]:
         told = self.transport.share(value)
         return [told[rank] for rank in range(self.size)]
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        self.transport.begin(self.steps, "gather")
-        self.steps += 1
+        with self.call():
+            self.transport.sign({"the call": "full_state_dict"})
+            return self.gathered(tensors)
+
+    def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         numbers = Numbers(0)
         found: dict[str, Tensor] = {}
         messages = [numbers.message("D", 0, i, j) for i in range(self.size) for j in range(self.size) if i != j]
@@ -118,10 +132,11 @@ class Ranks:
 
     def lend_out(self, exchange: Exchange) -> None:
         """Weights that others will want: sent when they do, as they are now."""
+        own = tensors_in(self.model)
         for message in exchange.fetches.values():
             if message.source == self.rank:
                 tensors = tensors_of(self.stages.stages[message.item.number])
-                self.transport.send(message, [self.own[name].detach() for name in tensors])
+                self.transport.send(message, [detached(own[name]) for name in tensors])
 
     def reports(self, plan: Plan, exchange: Exchange, results: Results) -> list[Results]:
         """What each rank has to tell, by rank."""
@@ -177,6 +192,23 @@ class Finish:
                 total, self.sums.of(r.stages, r.names) if message is None else self.transport.receive(message)
             )
         return total
+
+
+def signature(plan: Plan, call: Call) -> dict[str, str]:
+    """What every rank has to run alike in one call."""
+    kinds = "".join(sorted({action.kind for worker in range(len(plan.steps)) for action in plan.actions(worker)}))
+    return {
+        "the directions that run": kinds,
+        "the arguments": call.signature,
+        "the micro-batches": f"{len(call.arguments)}",
+        "whether outputs are returned": f"{call.outputs}",
+        "whether there is a loss": f"{call.loss is not None}",
+    }
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """It still says whether it is frozen."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def report(actions: Sequence[Action], results: Results) -> dict[str, Any]:

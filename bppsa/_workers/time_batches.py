@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bppsa._workers.batches import Batch
 from bppsa._workers.time_parts import Parts, gradients, values
@@ -32,23 +32,12 @@ class TimeBatch(Batch):
         ]
 
     def cotangents(self, grads: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
-        """Of each part, by leaf of what the graph returns. grads: by leaf of what the model returned."""
-        by_leaf = [
+        """Of each part. grads: of each leaf of what the graph returns."""
+        cut = [
             [None] * len(self.parts) if grad is None else self.parts.cut_at_end(grad, axes)
-            for grad, axes in zip(self.of_graph(grads), self.model.outputs_axes, strict=True)
+            for grad, axes in zip(grads, self.model.outputs_axes, strict=True)
         ]
-        return [list(column) for column in zip(*by_leaf, strict=True)]
-
-    def of_graph(self, grads: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """By leaf of what the graph returns, which may stand in several places of what the model returns."""
-        leaves, spec = tree_flatten(self.model.example)
-        marks = tree_unflatten([Mark(i) for i in range(len(leaves))], spec)
-        totals: list[Tensor | None] = [None] * len(leaves)
-        for mark, grad in zip(tree_leaves(self.model.assemble(marks)), grads, strict=True):
-            if isinstance(mark, Mark) and grad is not None:
-                before = totals[mark.leaf]
-                totals[mark.leaf] = grad if before is None else before + grad
-        return totals
+        return [list(column) for column in zip(*cut, strict=True)]
 
     def outputs(self, made: Mapping[int, Any]) -> Any:
         """What the model returns for the batch. made: what the graph returned, by part."""
@@ -59,10 +48,3 @@ class TimeBatch(Batch):
             for column, axes in zip(columns, self.model.outputs_axes, strict=True)
         ]
         return self.model.assemble(tree_unflatten(found, flat[0][1]))
-
-
-@dataclass(frozen=True)
-class Mark:
-    """Stands for a leaf of what the graph returns."""
-
-    leaf: int

@@ -18,7 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
 
-from bppsa.fxpasses.partition.effects import draws
+from bppsa.stages import draws
 
 
 class Reading(NamedTuple):

@@ -9,10 +9,10 @@ from torch import fx, nn
 
 from bppsa.fxpasses.partition.arguments import Arguments
 from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
-from bppsa.fxpasses.partition.order import Order, facts
+from bppsa.fxpasses.partition.order import Order, facts, overwritten
 from bppsa.fxpasses.partition.regions import copied_in_regions
 from bppsa.fxpasses.partition.tracing import Graph
-from bppsa.stages import INPUT, Stage, Stages, Value
+from bppsa.stages import INPUT, OVERWRITTEN, Stage, Stages, Value
 
 
 @dataclass
@@ -57,10 +57,17 @@ def build(model: nn.Module, traced: Graph, order: Order, ends: Sequence[int], ar
                 names_of(module, first),
                 ops=sum(node not in order.light for node in part.nodes),
                 flops=sum(facts(node).flops for node in part.nodes),
+                changes=changed(part, traced.graph),
                 draws=tuple((node.name, number[node]) for node in part.nodes if facts(node).draws),
             )
         )
     return Stages(tuple(stages), values, len(given), arguments.bind, traced.assemble)
+
+
+def changed(part: Part, graph: fx.Graph) -> tuple[str, ...]:
+    """Attributes that a stage changes in place."""
+    written = {storage for node in part.nodes for storage in facts(node).writes}
+    return tuple(sorted({str(node.target) for node in graph.find_nodes(op="get_attr") if facts(node).holds & written}))
 
 
 def parts(graph: fx.Graph, order: Order, ends: Sequence[int]) -> list[Part]:
@@ -102,6 +109,7 @@ def part_graph(
     """A graph from what is received to a tuple of the results."""
     graph = fx.Graph()
     copies = {node: graph.placeholder(node.name) for node in received}
+    changed = overwritten(part.nodes)
 
     def copy_of(node: fx.Node) -> fx.Node:
         if node not in copies:
@@ -112,6 +120,7 @@ def part_graph(
     def copy(node: fx.Node) -> None:
         copies[node] = graph.node_copy(node, copy_of)
         copies[node].meta = {"draws": number[node]} if facts(node).draws else {}
+        copies[node].meta |= {OVERWRITTEN: True} if node in changed else {}
 
     copied_in_regions(graph, (*sorted(part.again, key=number.__getitem__), *part.nodes), copy)
     graph.output(tuple(map(copy_of, results)))

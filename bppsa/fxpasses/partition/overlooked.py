@@ -19,7 +19,7 @@ from torch.nn.modules import transformer
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bppsa.fxpasses.partition.effects import draws
+from bppsa.stages import draws
 
 DRAWING = ("normal", "rand", "randint", "randn", "randperm")
 HELPERS = ((F, "_canonical_mask"), (F, "_none_or_dtype"), (transformer, "_detect_is_causal_mask"))

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import WorkerError
+from bppsa.stages import draws
 
 aten = torch.ops.aten
 
@@ -81,7 +82,7 @@ class Seeded(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+        if not draws(func, args, kwargs) or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         drawn = WITH_GENERATOR.get(func) or taking_generator(func)
         if drawn is None:

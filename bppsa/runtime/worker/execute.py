@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -36,10 +36,14 @@ class Lane:
     def run(self) -> None:
         """Raises JobError where a job raises, and WorkerError where another worker has failed."""
         with self.inside():
-            for at, step in enumerate(self.steps):
-                for following in self.steps[at + 1 : at + 2]:
-                    self.expect(following)
-                self.run_step(step)
+            try:
+                for at, step in enumerate(self.steps):
+                    for following in self.steps[at + 1 : at + 2]:
+                        self.expect(following)
+                    self.run_step(step)
+            finally:
+                for fetched in self.fetched.values():
+                    fetched.free()
 
     def expect(self, step: Step) -> None:
         for message in step.receives:
@@ -51,9 +55,11 @@ class Lane:
         for message in step.receives:
             self.mailbox.put(message.item, self.transport.receive(message), self.readers[message.item])
         if step.action in self.fetches:
-            self.transport.receive(self.fetches[step.action], self.fetched[step.action.stage].room())
+            fetched = self.fetched[step.action.stage]
+            fetched.filled(self.transport.receive(self.fetches[step.action], fetched.room()))
         inputs = [self.mailbox.take(item) for item in step.reads]
         data = [value for item, value in zip(step.reads, inputs, strict=True) if not item.is_token]
+        self.transport.doing(f"job {step.action}")
         begin = perf_counter()
         try:
             results = iter(self.work.run(step.action, data))
@@ -86,13 +92,22 @@ def run_all(jobs: Sequence[Callable[[], None]], alarm: Alarm) -> None:
             alarm.ring(error)
 
     if len(jobs) == 1:
-        try:
+        with ringing(alarm):
             return jobs[0]()
-        except BaseException as error:
-            alarm.ring(error)
-            raise
-    with ThreadPoolExecutor(len(jobs), "bppsa worker") as pool:
-        for job in jobs:
-            pool.submit(job).add_done_callback(told)
+    with ThreadPoolExecutor(len(jobs), "bppsa worker") as pool, ringing(alarm):
+        futures = [pool.submit(job) for job in jobs]
+        for future in futures:
+            future.add_done_callback(told)
+        wait(futures)
     if alarm.failure is not None:
         raise alarm.failure
+
+
+@contextmanager
+def ringing(alarm: Alarm) -> Iterator[None]:
+    """Whatever ends the block early, an interrupt too, ends all threads after the jobs that they run."""
+    try:
+        yield
+    except BaseException as error:
+        alarm.ring(error)
+        raise

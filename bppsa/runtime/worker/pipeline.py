@@ -33,7 +33,6 @@ class Call:
     signature: str = ""  # of what decides the shapes that jobs hand on
     loss: Loss | None = None  # None: the model is called as a module, and `cotangents` come later
     split: bool = False  # whether W is a job of its own
-    training: bool = True  # of the model
     outputs: bool = False  # whether what the model returns is kept
     cotangents: Sequence[Sequence[Tensor | None]] = ()  # of each micro-batch, by tensor that the model returns
 
@@ -90,7 +89,7 @@ class Pipeline:
                 for (xs, _), new in zip(flat, leaves, strict=True)
             ]
             read = [{name: weights[name] for name in names if name in weights} for names in shell.readings]
-            pairs = [Middle(x, own) for x, own in zip(middles, read, strict=True) if own]
+            pairs = [Middle(x, own) for x, own in zip(middles, read, strict=True) if own and x.requires_grad]
             results.kept[s, b] = Kept(held, [tensors(value) for value in made], weights, pairs)
         return [] if last else [tree_map(without_graph, value) for value in made]
 
