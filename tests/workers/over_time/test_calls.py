@@ -36,7 +36,7 @@ def test_evaluation_gives_the_models_outputs(mode: Any) -> None:
     model, compiled, x, _ = prepared(4)
     with mode():
         torch.testing.assert_close(compiled(x), model(x))
-    assert {d for _, _, d in compiled.measured.jobs} == {"F"}
+    assert {d for _, _, d in compiled.measured.jobs} == {"F", "L"}
 
 
 def test_a_step_returns_outputs_where_it_is_asked_to() -> None:
