@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_u
 
 from bppsa.errors import ScheduleError
 from bppsa.fxpasses.partition.effects import draws
-from bppsa.fxpasses.partition.tracing import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.refusals import WHAT_FORWARDS_RAISE
 from bppsa.stages import Axes
 
 MEND = "cut the model into stages instead, as schedule=gpipe() does"

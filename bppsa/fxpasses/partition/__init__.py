@@ -19,17 +19,20 @@ from bppsa.fxpasses.partition.arguments import Arguments, arguments_of
 from bppsa.fxpasses.partition.balance import balanced
 from bppsa.fxpasses.partition.building import build
 from bppsa.fxpasses.partition.by_hand import by_hand
+from bppsa.fxpasses.partition.graph import Graph
 from bppsa.fxpasses.partition.kept import kept
 from bppsa.fxpasses.partition.modes import in_both_modes
 from bppsa.fxpasses.partition.order import facts, ordered
-from bppsa.fxpasses.partition.tracing import Graph, trace
+from bppsa.fxpasses.partition.tracing import trace
+from bppsa.fxpasses.partition.unfit import check_fit
 from bppsa.fxpasses.partition.verify import called, check_same
 from bppsa.stages import Stages
 
 __all__ = ["partition"]
 HIDDEN = (
-    "it gives something else when it is traced, so its forward asks for what tracing hides, as isinstance(x, Tensor) "
-    "does; take that out, or cut the model by hand, with stages=[module, ...]"
+    "its graph gives something else than the model, so the forward does something that calls of PyTorch's functions do "
+    "not show, such as counting its calls or looking into tensors by numpy; take that out, or cut the model by hand, "
+    "with stages=[module, ...]"
 )
 
 
@@ -52,6 +55,7 @@ def partition(
     """
     if not isinstance(stages, int):
         return by_hand(model, stages, example_inputs, example_kwargs or {})
+    check_fit(model)
     arguments = arguments_of(model, example_inputs, example_kwargs or {})
     traced = trace_in_both_modes(model, arguments)
     order = ordered(traced.graph)

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from torch import fx, nn
 
 from bppsa.fxpasses.partition.arguments import Arguments
+from bppsa.fxpasses.partition.graph import Graph
 from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
 from bppsa.fxpasses.partition.order import Order, facts, overwritten
 from bppsa.fxpasses.partition.regions import copied_in_regions
-from bppsa.fxpasses.partition.tracing import Graph
 from bppsa.stages import INPUT, OVERWRITTEN, Stage, Stages, Value
 
 

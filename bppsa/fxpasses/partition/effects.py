@@ -51,7 +51,6 @@ class Watch(TorchDispatchMode):
         self.flops = 0.0
         self.draws = False
         self.written: set[StorageWeakRef] = set()
-        self.made: set[StorageWeakRef] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -16,7 +16,7 @@ from torch import fx
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.decisions import as_decided
 from bppsa.fxpasses.partition.effects import Facts
-from bppsa.fxpasses.partition.tracing import Graph
+from bppsa.fxpasses.partition.graph import Graph
 
 TRAINING = "training"  # the attribute of a module
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.arguments import leaf_of
 from bppsa.fxpasses.partition.decisions import as_decided
 from bppsa.fxpasses.partition.effects import Facts
@@ -53,24 +52,13 @@ def facts(node: fx.Node) -> Facts:
 
 
 def ordered(graph: fx.Graph) -> Order:
-    """Raises PartitionError where an argument is written in place."""
     written = {storage: node for node in graph.nodes for storage in facts(node).writes}
-    arguments_are_kept(graph, written)
     light = {node for node in graph.nodes if is_light(node) and not is_tied(node, written)}
     unread = never_read(graph, light)
     calls = [node for node in graph.nodes if node.op.startswith("call_") and node not in unread]
     heavy = [node for node in calls if node not in light and node.target is not as_decided]
     groups = with_followers(late(heavy, light, written), calls)
     return Order(tuple(merged(groups)), frozenset(light))
-
-
-def arguments_are_kept(graph: fx.Graph, written: dict[StorageWeakRef, fx.Node]) -> None:
-    for argument in graph.find_nodes(op="placeholder"):
-        for storage in facts(argument).holds & written.keys():
-            raise PartitionError(
-                f"{written[storage].name} changes the argument {argument.target} in place, where other stages read it; "
-                f"change a copy, as in {argument.target} = {argument.target}.clone()"
-            )
 
 
 def is_light(node: fx.Node) -> bool:
