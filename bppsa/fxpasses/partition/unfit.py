@@ -15,7 +15,8 @@ from bppsa.errors import PartitionError
 
 
 def has_lazy(module: nn.Module) -> bool:
-    return any(is_lazy(tensor) for tensor in (*module._parameters.values(), *module._buffers.values()))
+    own = (*module._parameters.values(), *module._buffers.values())
+    return any(tensor is not None and is_lazy(tensor) for tensor in own)
 
 
 def has_old_norm(module: nn.Module) -> bool:

@@ -40,11 +40,10 @@ class Shell:
         for name, module, attribute in self.slots:
             setattr(module, attribute, tensors[name])
 
-    def follow(self, origin: nn.Module, training: bool) -> None:
-        """Train or evaluate as the model's modules do now. training: of the model itself, which its functions ask."""
+    def follow(self, model: nn.Module) -> None:
+        """Train or evaluate as the modules of the model do now."""
         for path in self.paths:
-            self.module.get_submodule(path).training = origin.get_submodule(path).training
-        self.module.training = training
+            self.module.get_submodule(path).training = model.get_submodule(path).training
 
 
 def tensors_in(module: nn.Module) -> dict[str, Tensor]:
