@@ -64,3 +64,13 @@ def as_decided(value: Any, how: str | None, expected: Any = None, place: str = "
             f"to tensors, or give example_inputs that are alike"
         )
     return found
+
+
+def as_mode(training: bool, expected: bool, why: str) -> None:
+    """Raises PartitionError where the model runs in a mode in which it could not be traced."""
+    if training != expected:
+        now, then = ("training", "evaluation") if training else ("evaluation", "training")
+        raise PartitionError(f"the model was cut in {then} and runs in {now}, in which it cannot be cut: {why}")
+
+
+CHECKS = (as_decided, as_mode)

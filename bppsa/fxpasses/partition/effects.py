@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -43,6 +43,13 @@ class Facts:
     writes: frozenset[StorageWeakRef] = frozenset()  # in place, to storages that were there before
     holds: frozenset[StorageWeakRef] = frozenset()  # storages of the tensors in its value
     tensors: int = 0  # in its value
+
+
+NO_FACTS = Facts()
+
+
+def facts(node: fx.Node) -> Facts:
+    return node.meta.get("facts", NO_FACTS)
 
 
 class Watch(TorchDispatchMode):
