@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from torch import Tensor, fx
@@ -65,8 +65,10 @@ def numbered(leaves: list[Any], spec: TreeSpec) -> tuple[tuple[fx.Proxy, ...], A
                 outputs.append(leaf)
             result[i] = Output(numbers[id(leaf.node)])
         elif not isinstance(leaf, PLAIN):
+            name = type(leaf).__name__
+            known = "export.register_dataclass" if is_dataclass(leaf) else "utils._pytree.register_pytree_node"
             raise TraceError(
-                f"the model returns a {type(leaf).__name__}, in which no tensors are found; return a tuple or a dict, "
-                f"or register the class with torch.utils._pytree.register_pytree_node"
+                f"the model returns a {name}, in which no tensors are found; return a tuple or a dict, or say what is "
+                f"in it by torch.{known}({name}{'' if is_dataclass(leaf) else ', ...'})"
             )
     return tuple(outputs), tree_unflatten(result, spec)

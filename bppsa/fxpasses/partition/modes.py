@@ -218,7 +218,8 @@ def as_structure(training: bool) -> tuple[Any, ...]:
 
 def caller(node: fx.Node) -> str:
     """The path of the module whose forward made the node."""
-    return next(reversed(node.meta.get("nn_module_stack", {"": None})))
+    stack = node.meta.get("nn_module_stack") or {"": ("", None)}
+    return str(next(reversed(stack.values()))[0])  # the key tells calls of one module apart
 
 
 def shared_names(own: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """What torch.fx overlooks while it traces.
 
 These are custom backwards, random numbers drawn from no argument, attributes set to what is traced, questions for the
-class of a value, and functions of PyTorch's that look into what they are given.
+class of a value or for its rows, and functions of PyTorch's that look into what they are given.
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ def recorded(model: nn.Module, create_proxy: CreateProxy, running: Running) -> I
         (checkpoint, "_checkpoint_without_reentrant_generator", inline(running)),
         (nn.Module, "__setattr__", setting(model, running)),
         (builtins, "isinstance", by_example(isinstance)),
+        (builtins, "len", of_rows(len)),
         (torch, "is_tensor", lambda value: isinstance(value.example if type(value) is Traced else value, Tensor)),
         *((torch, name, always(getattr(torch, name))) for name in DRAWING),
         *((owner, name, of_proxies(getattr(owner, name))) for owner, name in HELPERS),
@@ -137,6 +138,17 @@ def by_example(before: Callable[[Any, Any], bool]) -> Callable[[Any, Any], bool]
         return before(value, classes)
 
     return is_instance
+
+
+def of_rows(before: Callable[[Any], int]) -> Callable[[Any], Any]:
+    """`len`, which in the user's code asks a tensor for its rows."""
+
+    def length(value: Any) -> Any:
+        if type(value) is Traced and isinstance(value.example, Tensor) and is_users(sys._getframe(1)):
+            return value.size(0)
+        return before(value)
+
+    return length
 
 
 def setting(model: nn.Module, running: Running) -> Callable[..., None]:

@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from bppsa.fxpasses.partition.tracing import Tracer
 
 
+LENGTH = len  # which is another function while a model is traced
+
+
 class Traced(fx.Proxy):
     """What Python has to know at once is decided by the example."""
 
@@ -33,7 +36,7 @@ class Traced(fx.Proxy):
         return self.tracer.decided(self, "float")
 
     def __len__(self) -> int:
-        return self.tracer.decided(self.tracer.create_proxy("call_function", len, (self,), {}), "index")
+        return self.tracer.decided(self.tracer.create_proxy("call_function", LENGTH, (self,), {}), "index")
 
     def __contains__(self, item: Any) -> bool:
         return bool(self.tracer.create_proxy("call_function", operator.contains, (self, item), {}))
