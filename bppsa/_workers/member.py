@@ -105,7 +105,7 @@ class Member:
         """Weights that were moved, converted, replaced or frozen since."""
         own = tensors_in(self.model)
         check_names(own, self.lent)
-        moved = [name for name, tensor in own.items() if tensor.data_ptr() != self.lent[name].data_ptr()]
+        moved = [name for name, tensor in own.items() if not same_memory(tensor, self.lent[name])]
         self.lent.update({name: lent(own[name]) for name in moved})
         for name, tensor in own.items():
             self.lent[name].requires_grad_(tensor.requires_grad)
@@ -151,6 +151,10 @@ def check_names(now: Collection[str], then: Collection[str]) -> None:
             f"the model was cut {'with' if other[0] in then else 'without'} {other[0]}: what prunes or parametrizes "
             f"its weights comes before bppsa.compile; compile the model again"
         )
+
+
+def same_memory(a: Tensor, b: Tensor) -> bool:
+    return a is b or (a.layout is torch.strided and a.data_ptr() == b.data_ptr())
 
 
 def lent(tensor: Tensor) -> Tensor:
