@@ -62,6 +62,13 @@ def conv(window: Window, dtype: torch.dtype) -> Functions:
     return Functions(build.library(print_conv.source(window, REAL[dtype], is_wide())))
 
 
+def weights_room(kernels: Functions, row_size: int) -> int:
+    """Reals that `weights` of `conv` works in, for each thread."""
+    room = kernels.library.bppsa_weights_room
+    room.argtypes, room.restype = (INT64,), INT64
+    return int(room(row_size))
+
+
 def prepare(windows: Sequence[Window], dtype: torch.dtype) -> None:
     """Build what `conv` of each will need, side by side. Raises `BuildError`."""
     sources = {print_conv.source(window, REAL[dtype], is_wide()) for window in windows}
