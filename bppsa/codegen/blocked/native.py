@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.codegen import build
+from bppsa.codegen import build, print_cpp
 from bppsa.codegen.blocked import print_conv
 from bppsa.codegen.blocked.window import Window
+from bppsa.codegen.ir import Kernel
 from bppsa.codegen.native import INT, INT64, POINTER, REAL
 from bppsa.codegen.print_cpp import skeleton
 
@@ -87,9 +88,10 @@ def conv(window: Window, dtype: torch.dtype) -> Functions:
     return functions(print_conv.source(window, REAL[dtype], is_wide()), CONV_SIGNATURES)
 
 
-def prepare(windows: Sequence[Window], dtype: torch.dtype) -> None:
-    """Build what `conv` of each will need, side by side. Raises `BuildError`."""
+def prepare(windows: Sequence[Window], kernels: Sequence[Kernel], dtype: torch.dtype) -> None:
+    """Build what `conv` of each window, and each kernel, will need, side by side. Raises `BuildError`."""
     sources = {print_conv.source(window, REAL[dtype], is_wide()) for window in windows}
+    sources |= {print_cpp.source(kernel, REAL[dtype]) for kernel in kernels}
     build.build_many([images_source(REAL[dtype]), *sources])
 
 
