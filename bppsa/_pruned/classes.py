@@ -184,7 +184,7 @@ def build_kernels(segment: Segment, dtype: torch.dtype) -> None:
     """All at once, side by side. Raises BuildError."""
     assert segment.region is not None
     steps = [node.step for node in segment.region.nodes if isinstance(node.step, (Pointwise, Dropout))]
-    prepare([layer.window for layer in segment.layers], [rows.kernels[dtype] for s in steps for rows in s.rows], dtype)
+    prepare([layer.window for layer in segment.layers], [k for step in steps for k in step.kernels(dtype)], dtype)
 
 
 def run(plan: Plan, root: Pruned, args: tuple[Tensor, ...]) -> Any:

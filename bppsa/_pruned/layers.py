@@ -112,7 +112,8 @@ def drop(draft: Draft, x: Any, p: float, inplace: bool, *, channels: bool) -> Va
     refuse(not isinstance(x, Value), "its input is no image")
     refuse(not 0 < p < 1, f"dropout with p={p}")
     refuse(inplace and not draft.is_own(x), "a change in place of what others read")
-    return draft.add(Dropout(p, channels, x.dims), (x,))
+    s = x.shape
+    return draft.add(Dropout(p, channels, (s.samples, s.channels, s.height, s.width)[: x.dims]), (x,))
 
 
 def max_pool(

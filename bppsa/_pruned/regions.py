@@ -15,7 +15,8 @@ from bppsa._pruned.layers import lay
 from bppsa.codegen.blocked.native import LANES
 from bppsa.codegen.blocked.window import Window
 from bppsa.errors import Reason, Unsupported
-from bppsa.runtime.blocked.region import Region, run
+from bppsa.runtime.blocked.apply import run
+from bppsa.runtime.blocked.region import Region
 
 Environment = dict[fx.Node, Any]
 

@@ -4,12 +4,6 @@ namespace {
 constexpr int64_t L = 64 / sizeof(real);
 using V = Vec<L>;
 
-// A kept weight: the source pixel it reads, in reals from the source pixel of a tile, and its value of now.
-struct Entry {
-  integer offset;
-  real value;
-};
-
 struct Range {
   int64_t begin, end;
 };

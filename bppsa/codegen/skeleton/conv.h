@@ -4,8 +4,9 @@ namespace {
 
 // A sparse matrix: a row for each channel of the target, in it a run of entries for each tap.
 struct Rows {
-  const int32_t* at;  // where each run begins, [rows * taps + 1]
-  const Entry* entries;
+  const int32_t* at;       // where each run begins, [rows * taps + 1]
+  const int32_t* offsets;  // of the source pixel that each entry reads, in reals from the source pixel of a tile
+  const real* values;
   int64_t rows, taps;
 
   INLINE const int32_t* runs(int64_t row) const { return at + row * taps; }
@@ -40,7 +41,8 @@ template <int PLANES, int PIXELS>
 struct Sums {
   static constexpr int CHAINS = PLANES * PIXELS >= 8 ? 1 : PLANES * PIXELS >= 4 ? 2 : 4;
   V sums[CHAINS][PLANES][PIXELS];
-  const Entry* entries;
+  const int32_t* offsets;
+  const real* values;
   const real* source;
   int64_t block;
 
@@ -53,11 +55,11 @@ struct Sums {
   // pixels are ROW and STEP reals apart.
   template <int WIDTH, int Y0, int Y1, int X0, int X1, int64_t ROW, int64_t STEP>
   INLINE void span(int64_t from, int64_t to) {
-    const Entry *e = entries + from, *end = entries + to;
-    for (; end - e >= CHAINS; e += CHAINS)
-      UNROLL for (int c = 0; c < CHAINS; ++c) add<WIDTH, Y0, Y1, X0, X1, ROW, STEP>(c, e[c]);
+    int64_t n = from;
+    for (; to - n >= CHAINS; n += CHAINS)
+      UNROLL for (int c = 0; c < CHAINS; ++c) add<WIDTH, Y0, Y1, X0, X1, ROW, STEP>(c, n + c);
     if constexpr (CHAINS > 1)
-      for (; e < end; ++e) add<WIDTH, Y0, Y1, X0, X1, ROW, STEP>(0, *e);
+      for (; n < to; ++n) add<WIDTH, Y0, Y1, X0, X1, ROW, STEP>(0, n);
   }
   INLINE V total(int p, int i) const {
     V sum = sums[0][p][i];
@@ -67,9 +69,9 @@ struct Sums {
 
  private:
   template <int WIDTH, int Y0, int Y1, int X0, int X1, int64_t ROW, int64_t STEP>
-  INLINE void add(int c, const Entry& e) {
-    const V value = splat<V>(e.value);
-    const real* pixel = source + e.offset;
+  INLINE void add(int c, int64_t n) {
+    const V value = splat<V>(values[n]);
+    const real* pixel = source + offsets[n];
     UNROLL for (int p = 0; p < PLANES; ++p)
       UNROLL for (int y = Y0; y < Y1; ++y)
         UNROLL for (int x = X0; x < X1; ++x)
@@ -81,7 +83,7 @@ struct Sums {
 template <int PLANES, int PIXELS>
 struct Products {
   V gradient[PLANES][PIXELS];
-  const Entry* entries;
+  const int32_t* offsets;
   const real* source;
   int64_t block;
   V* sums;  // of the chunk's entries, which begin at `begin`
@@ -90,7 +92,7 @@ struct Products {
   template <int WIDTH, int Y0, int Y1, int X0, int X1, int64_t ROW, int64_t STEP>
   INLINE void span(int64_t from, int64_t to) {
     for (int64_t n = from; n < to; ++n) {
-      const real* pixel = source + entries[n].offset;
+      const real* pixel = source + offsets[n];
       V chains[2] = {sums[n - begin], V{}};
       UNROLL for (int p = 0; p < PLANES; ++p)
         UNROLL for (int y = Y0; y < Y1; ++y)
@@ -126,7 +128,7 @@ void sweep(const Rows& rows, const Image& source, const Image& target, int64_t b
         S::tile(unit % S::TILES, [&](auto kind, const Place& place) {
           using Kind = decltype(kind);
           Sums<planes, Kind::HEIGHT * Kind::WIDTH> sums;
-          sums.entries = rows.entries, sums.block = source.block;
+          sums.offsets = rows.offsets, sums.values = rows.values, sums.block = source.block;
           sums.source = source.data + block * source.block + place.source;
           for (int64_t row = channels.begin; row < channels.end; ++row) {
             sums.clear();
@@ -164,7 +166,7 @@ void products(const Rows& rows, const Image& source, const Image& target, int64_
           S::tile(t, [&](auto kind, const Place& place) {
             using Kind = decltype(kind);
             Products<planes, Kind::HEIGHT * Kind::WIDTH> all;
-            all.entries = rows.entries, all.block = source.block, all.sums = sums, all.begin = begin;
+            all.offsets = rows.offsets, all.block = source.block, all.sums = sums, all.begin = begin;
             all.source = source.data + block * source.block + place.source;
             for (int64_t r = row; r < next; ++r) {
               if (rows.runs(r)[0] == rows.runs(r + 1)[0]) continue;

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 
 import numpy
@@ -13,22 +12,16 @@ from bppsa.codegen.blocked.native import LANES
 from bppsa.codegen.blocked.window import Sweep, Window
 from bppsa.errors import Reason, Unsupported
 
-FIELDS = {
-    torch.float32: numpy.dtype([("offset", numpy.int32), ("value", numpy.float32)]),
-    torch.float64: numpy.dtype([("offset", numpy.int64), ("value", numpy.float64)]),
-}
-
-
 @dataclass(frozen=True)
 class Rows:
     """A row for each channel of a sweep's target, in it a run for each tap (skeleton/conv.h).
 
-    at: int32 [rows * taps + 1]. entries: the offset that each reads at, beside room for its value. places: int32 [E],
-    where in the weight each value is from.
+    at: int32 [rows * taps + 1]. offsets: int32 [E], where in its source each entry reads, in reals. places: int32 [E],
+    where in the weight its value is.
     """
 
     at: Tensor
-    entries: Tensor
+    offsets: Tensor
     places: Tensor
     rows: int
 
@@ -38,11 +31,8 @@ class Rows:
 
 
 class Entries:
-    """Both orders of one weight's kept entries.
-
-    Values are written into `forward` for each forward, under the lock, and from there into `backward` for a backward
-    of the same `generation`; order: int32 [E], where in `forward` each entry of `backward` is.
-    """
+    """Both orders of one weight's kept entries. order: int32 [E], where in `forward` each entry of `backward` is;
+    row_size: elements of the weight for each output channel."""
 
     def __init__(self, mask: Tensor, window: Window, groups: int, dtype: torch.dtype) -> None:
         """mask: bool [N, C / groups, kernel height, kernel width]; True where a weight is kept."""
@@ -52,9 +42,8 @@ class Entries:
         self.forward = rows_of(kept, steps, window.forward, window, dtype)
         steps = steps[0], steps[2], steps[1]
         self.backward = rows_of(kept.swapaxes(1, 2), steps, window.backward, window, dtype)
+        self.row_size = mask[0].numel()
         self.order = order_of(self.forward.places, self.backward.places)
-        self.lock = threading.Lock()
-        self.generation = 0
 
 
 def order_of(places: Tensor, wanted: Tensor) -> Tensor:
@@ -75,15 +64,13 @@ def rows_of(mask: numpy.ndarray, steps: tuple[int, int, int], sweep: Sweep, wind
     row, tap = numpy.divmod(run, len(order))
     group, row = numpy.divmod(row, rows)
     pixels = numpy.array([tap.y * sweep.source[1] + tap.x for tap in sweep.taps], dtype=numpy.int64)
-    plane, fields = sweep.source[0] * sweep.source[1], FIELDS[dtype]
+    plane = sweep.source[0] * sweep.source[1]
     most = numpy.iinfo(numpy.int32).max
     if max(groups * columns * plane * LANES[dtype], mask.size) > most:
         raise Unsupported(Reason("a weight, or a block of images, of more than 2^31 numbers"))
-    entries = numpy.zeros(len(run), dtype=fields)
-    entries["offset"] = ((group * columns + column) * plane + pixels[tap]) * LANES[dtype]
+    offsets = ((group * columns + column) * plane + pixels[tap]) * LANES[dtype]
     at = numpy.zeros(groups * rows * len(order) + 1, dtype=numpy.int32)
     at[1:] = numpy.cumsum(numpy.bincount(run, minlength=len(at) - 1))
     places = group * steps[0] + row * steps[1] + column * steps[2] + order[tap]
-    arrays = at, entries.view(numpy.uint8), places.astype(numpy.int32)
-    begins, packed, where = (torch.from_numpy(array) for array in arrays)
-    return Rows(begins, packed, where, groups * rows)
+    begins, read, where = (torch.from_numpy(a.astype(numpy.int32)) for a in (at, offsets, places))
+    return Rows(begins, read, where, groups * rows)

@@ -3,96 +3,94 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
+from bppsa.codegen.blocked import native
 from bppsa.codegen.blocked.elementwise import Elementwise, kernel
-from bppsa.codegen.blocked.native import LANES
 from bppsa.codegen.ir import Access, Expr, Kernel, Op, load
-from bppsa.codegen.native import REAL, NativeKernel
 from bppsa.runtime.blocked.image import Image, Shape, empty, pack
-from bppsa.runtime.blocked.step import Gradients, Kept, Wanted
+from bppsa.runtime.blocked.program import Place, Writer
+from bppsa.runtime.blocked.step import Keep, Kept, Step, Wanted
 
 
-class Rows:
-    """Kernels on the cache lines of images, for either dtype."""
-
-    def __init__(self, kernels: dict[torch.dtype, Kernel]) -> None:
-        self.kernels = kernels
-        self._native: dict[torch.dtype, NativeKernel] = {}
-
-    def __call__(self, *images: Image) -> None:
-        dtype = images[0].data.dtype
-        native = self._native.get(dtype) or self._native.setdefault(
-            dtype, NativeKernel(self.kernels[dtype], REAL[dtype])
-        )
-        lines = [image.data.view(1, -1, LANES[dtype]) for image in images]
-        native(lines, steps=1, rows=lines[0].shape[1])
-
-
-def product() -> Rows:
-    value = Expr(Op.MUL, load(Access("a")), load(Access("b")))
-    return Rows({dtype: kernel("product", ["a", "b"], {"y": value}, lanes) for dtype, lanes in LANES.items()})
-
-
-class Pointwise:
+class Pointwise(Step):
     """Any number of images of one shape."""
 
-    masks = reads_output = False
     reads_input = True
 
     def __init__(self, function: Elementwise) -> None:
         self.function = function
-        self.ahead = Rows({dtype: function.forward(lanes) for dtype, lanes in LANES.items()})
-        self.back = Rows({dtype: function.backward(lanes) for dtype, lanes in LANES.items()})
 
-    @property
-    def rows(self) -> tuple[Rows, ...]:
-        return self.ahead, self.back
+    def kernels(self, dtype: torch.dtype) -> tuple[Kernel, Kernel]:
+        lanes = native.LANES[dtype]
+        return self.function.forward(lanes), self.function.backward(lanes)
 
     def shape(self, *inputs: Shape) -> Shape:
         return inputs[0]
 
-    def forward(self, inputs: Sequence[Image], params: Sequence[Tensor | None], save: bool) -> tuple[Image, None]:
-        out = empty(inputs[0].shape, inputs[0].data.dtype)
-        self.ahead(*inputs, out)
+    def forward(
+        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
+    ) -> tuple[Image, None]:
+        out, (ahead, _) = empty(to, inputs[0].shape, kept=keep.output), self.kernels(to.dtype)
+        to.call(native.pointwise(ahead, to.dtype), *(x.data for x in inputs), out.data, out.count, out.threads)
         return out, None
 
-    def backward(self, g: Image, kept: Kept, params: Sequence[Tensor | None], wanted: Wanted) -> Gradients:
-        inputs = [x for x in kept.inputs if x is not None]
-        found = {i: empty(g.shape, g.data.dtype) for i in self.function.reached}
-        self.back(g, *inputs, *found.values())
-        return Gradients(tuple(map(found.get, range(len(inputs)))))
+    def backward(
+        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+    ) -> tuple[Image | None, ...]:
+        inputs, (_, back) = [x for x in kept.inputs if x is not None], self.kernels(to.dtype)
+        found = {i: empty(to, g.shape) for i in self.function.reached}
+        places = [image.data for image in (g, *inputs, *found.values())]
+        to.call(native.pointwise(back, to.dtype), *places, g.count, g.threads)
+        for i in [i for i in found if not wanted.inputs[i]]:
+            to.free(found.pop(i).data)
+        return tuple(map(found.get, range(len(inputs))))
 
 
-class Dropout:
-    """In training: the draws are PyTorch's, of single numbers or of whole channels, in PyTorch's order."""
+@cache
+def product(dtype: torch.dtype) -> Kernel:
+    value = Expr(Op.MUL, load(Access("a")), load(Access("b")))
+    return kernel("product", ["a", "b"], {"y": value}, native.LANES[dtype])
 
-    masks = reads_input = reads_output = False
 
-    def __init__(self, p: float, channels: bool, dims: int) -> None:
-        self.p, self.channels, self.dims = p, channels, dims
-        self.product = product()
+class Dropout(Step):
+    """In training: the draws are PyTorch's, of single numbers or of whole channels, in PyTorch's order. sizes: of the
+    tensor, [B, C] or [B, C, H, W]."""
 
-    @property
-    def rows(self) -> tuple[Rows, ...]:
-        return (self.product,)
+    def __init__(self, p: float, channels: bool, sizes: tuple[int, ...]) -> None:
+        self.p, self.sizes = p, sizes
+        self.drawn = (*sizes[:2], 1, 1) if channels else sizes
+
+    def kernels(self, dtype: torch.dtype) -> tuple[Kernel]:
+        return (product(dtype),)
 
     def shape(self, *inputs: Shape) -> Shape:
         return inputs[0]
 
-    def forward(self, inputs: Sequence[Image], params: Sequence[Tensor | None], save: bool) -> tuple[Image, Image]:
-        (x,) = inputs
-        s, dtype = x.shape, x.data.dtype
-        sizes = s.samples, s.channels, s.height, s.width
-        drawn = (*sizes[:2], 1, 1) if self.channels else sizes[: self.dims]
-        noise = torch.empty(drawn, dtype=dtype).bernoulli_(1 - self.p).div_(1 - self.p)
-        factors, out = pack(noise.view(*drawn[:2], *drawn[2:] or (1, 1)).expand(sizes), repeat=True), empty(s, dtype)
-        self.product(x, factors, out)
+    def brings(self, dtype: torch.dtype) -> Sequence[Tensor]:
+        noise = torch.empty(self.drawn, dtype=dtype).bernoulli_(1 - self.p).div_(1 - self.p)
+        return (noise.expand(self.sizes).contiguous(),)
+
+    def forward(
+        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
+    ) -> tuple[Image, Image]:
+        (x,), (noise,) = inputs, brought
+        out, factors = empty(to, x.shape, kept=keep.output), pack(to, noise, x.shape, repeat=True, kept=keep.own)
+        self.multiply(to, x, factors, out)
+        if not keep.own:
+            to.free(factors.data)
         return out, factors
 
-    def backward(self, g: Image, kept: Kept, params: Sequence[Tensor | None], wanted: Wanted) -> Gradients:
-        to_x = empty(g.shape, g.data.dtype)
-        self.product(g, kept.own, to_x)
-        return Gradients((to_x,))
+    def backward(
+        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+    ) -> tuple[Image]:
+        to_x = empty(to, g.shape)
+        self.multiply(to, g, kept.own, to_x)
+        return (to_x,)
+
+    def multiply(self, to: Writer, a: Image, b: Image, out: Image) -> None:
+        kernel = native.pointwise(product(to.dtype), to.dtype)
+        to.call(kernel, a.data, b.data, out.data, out.count, out.threads)
