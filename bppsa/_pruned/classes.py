@@ -26,6 +26,7 @@ from bppsa.codegen.blocked.window import Window
 from bppsa.errors import BuildError, Reason, Unsupported
 from bppsa.plan.choose import Choice
 from bppsa.report import Decision, warn_once
+from bppsa.runtime.blocked.pointwise import Dropout, Pointwise
 
 MOST_PLANS = 32  # for states and shapes; a model that needs more is left to PyTorch
 
@@ -166,7 +167,7 @@ def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor,
         if segment.layers and isinstance(tensors, Reason):
             choice = Choice("pytorch", str(tensors), {})
         if choice.strategy == "blocked" and not isinstance(tensors, Reason):
-            prepare([layer.window for layer in segment.layers], dtype)
+            build_kernels(segment, dtype)
             run_region(segment, known, tensors)
         else:
             stop = max(segment.stop, at + 1)
@@ -177,6 +178,13 @@ def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor,
         at = segment.stop
     plan = Plan(graph, segments, last_read(graph, segments), decisions)
     return fx.node.map_arg(graph[at].args[0], known.__getitem__), plan
+
+
+def build_kernels(segment: Segment, dtype: torch.dtype) -> None:
+    """All at once, side by side. Raises BuildError."""
+    assert segment.region is not None
+    steps = [node.step for node in segment.region.nodes if isinstance(node.step, (Pointwise, Dropout))]
+    prepare([layer.window for layer in segment.layers], [k for step in steps for k in step.kernels(dtype)], dtype)
 
 
 def run(plan: Plan, root: Pruned, args: tuple[Tensor, ...]) -> Any:

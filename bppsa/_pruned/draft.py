@@ -157,14 +157,13 @@ class Draft:
 
     def is_own(self, x: object) -> bool:
         """Made in this region, and read by nobody but the present node."""
+        return isinstance(x, Value) and self.reads_alone(x) and x.number not in self.inputs
+
+    def reads_alone(self, x: Value) -> bool:
+        """The present node, whose first argument x is, is the only one that reads it."""
         source = self.node.args[0] if self.node and self.node.args else None
-        return (
-            isinstance(x, Value)
-            and isinstance(source, fx.Node)
-            and len(source.users) == 1
-            and x.number not in self.inputs
-            and x.number not in self.shared
-        )
+        alone = isinstance(source, fx.Node) and sum(map(reads_numbers, source.users)) == 1
+        return alone and x.number not in self.shared
 
     def rectify(self, x: Value, inplace: bool) -> Value:
         """ReLU: within the step that made x if nobody else reads x, else a step of its own."""
@@ -188,3 +187,9 @@ class Draft:
             dims,
             frozenset(self.rectified),
         )
+
+
+def reads_numbers(node: fx.Node) -> bool:
+    """And not only the shape."""
+    asks = (node.op, node.target) == ("call_method", "size") or (node.target is getattr and node.args[1:] == ("shape",))
+    return not asks

@@ -42,7 +42,7 @@ def test_explain_names_every_layer() -> None:
         r"pointwise \(conv2d; density=0\.25, B=16, kept=12\): sparse: in a region of 2 layers, forward", report
     )
     assert "converts its input" in lines[0]
-    assert "converted back" in lines[1]  # hardswish is PyTorch's
+    assert "converted back" in lines[1]  # sin is PyTorch's
 
 
 def test_what_does_not_gain_is_left_to_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:

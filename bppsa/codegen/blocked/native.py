@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from bppsa.codegen import build
-from bppsa.codegen.blocked import print_conv
+from bppsa.codegen.blocked import print_conv, print_pointwise
 from bppsa.codegen.blocked.window import Window
+from bppsa.codegen.ir import Kernel
 from bppsa.codegen.native import INT64, POINTER, REAL
 from bppsa.codegen.print_cpp import skeleton
 
@@ -69,9 +70,16 @@ def weights_room(kernels: Functions, row_size: int) -> int:
     return int(room(row_size))
 
 
-def prepare(windows: Sequence[Window], dtype: torch.dtype) -> None:
-    """Build what `conv` of each will need, side by side. Raises `BuildError`."""
+@functools.cache
+def pointwise(kernel: Kernel, dtype: torch.dtype) -> Entry:
+    """Raises `BuildError`."""
+    return Functions(build.library(print_pointwise.source(kernel, REAL[dtype]))).pointwise
+
+
+def prepare(windows: Sequence[Window], kernels: Sequence[Kernel], dtype: torch.dtype) -> None:
+    """Build what `conv` of each window, and each kernel, will need, side by side. Raises `BuildError`."""
     sources = {print_conv.source(window, REAL[dtype], is_wide()) for window in windows}
+    sources |= {print_pointwise.source(kernel, REAL[dtype]) for kernel in kernels}
     build.build_many([images_source(REAL[dtype]), *sources])
 
 
