@@ -22,10 +22,10 @@ void reorder(real* values, const int32_t* order, const real* others, int64_t cou
 
 // bias: null, or a number for each row. relu: whether the target is rectified.
 void forward(const real* source, real* target, const int32_t* at, const int32_t* offsets, const real* values,
-             const real* bias, int64_t rows, int64_t channels, int64_t source_plane, int64_t target_plane,
+             const real* bias, int64_t rows, int64_t chunks, int64_t channels, int64_t source_plane, int64_t target_plane,
              int64_t blocks, int relu, int threads) {
   const Image from = image(source, channels, source_plane), to = image(target, rows, target_plane);
-  const Rows matrix{at, offsets, values, rows, Forward::TAPS};
+  const Rows matrix{at, offsets, values, rows, chunks, Forward::TAPS};
   const auto run = [&](auto epilogue) { sweep<Forward>(matrix, from, to, blocks, threads, epilogue); };
   const auto biased = [&](V x, int64_t row) { return bias == nullptr ? x : x + bias[row]; };
   if (relu) run([&](V x, int64_t row, int64_t) { return rectified(biased(x, row)); });
@@ -34,10 +34,10 @@ void forward(const real* source, real* target, const int32_t* at, const int32_t*
 
 // kept: null, or the input of the forward where it was rectified: nothing passes where that is zero.
 void backward(const real* source, real* target, const int32_t* at, const int32_t* offsets, const real* values,
-              const real* kept, int64_t rows, int64_t channels, int64_t source_plane, int64_t target_plane,
+              const real* kept, int64_t rows, int64_t chunks, int64_t channels, int64_t source_plane, int64_t target_plane,
               int64_t blocks, int threads) {
   const Image from = image(source, channels, source_plane), to = image(target, rows, target_plane);
-  const Rows matrix{at, offsets, values, rows, Backward::TAPS};
+  const Rows matrix{at, offsets, values, rows, chunks, Backward::TAPS};
   const auto run = [&](auto epilogue) { sweep<Backward>(matrix, from, to, blocks, threads, epilogue); };
   if (kept != nullptr) run([&](V x, int64_t, int64_t i) { return passed(x, load<V>(kept + i)); });
   else run([&](V x, int64_t, int64_t) { return x; });
@@ -46,10 +46,10 @@ void backward(const real* source, real* target, const int32_t* at, const int32_t
 // From the forward's source and its target's gradient those of the weight, [rows, row_size], at places[n] that of entry
 // n and zero everywhere else; and of the bias, unless that is null. workspace: bppsa_weights_room for each thread
 void weights(const real* source, const real* target, const int32_t* at, const int32_t* offsets, const int32_t* places,
-             real* weight, real* bias, int64_t row_size, int64_t rows, int64_t channels, int64_t source_plane,
+             real* weight, real* bias, int64_t row_size, int64_t rows, int64_t chunks, int64_t channels, int64_t source_plane,
              int64_t target_plane, int64_t blocks, int threads, V* workspace) {
   const Image from = image(source, channels, source_plane), to = image(target, rows, target_plane);
-  const Rows matrix{at, offsets, nullptr, rows, Forward::TAPS};
+  const Rows matrix{at, offsets, nullptr, rows, chunks, Forward::TAPS};
   products<Forward>(matrix, from, to, blocks, threads, {weight, places, row_size, bias}, workspace);
 }
 
@@ -62,4 +62,4 @@ ENTRY(backward, backward)
 ENTRY(weights, weights)
 
 // reals
-extern "C" int64_t bppsa_weights_room(int64_t row_size) { return Workspace<Forward>::vectors(row_size) * L; }
+extern "C" int64_t bppsa_weights_room(int64_t row_size) { return Workspace::vectors(row_size) * L; }

@@ -46,7 +46,7 @@ class Conv(Step):
         kernels = native.conv(self.window, to.dtype)
         values = Values(entries, to.take(rows.count, kept=keep.own))
         to.call(kernels.gather, values.data, rows.places, weight, rows.count, threads_for_entries(rows))
-        sizes = rows.rows, x.shape.channels, x.plane, out.plane, x.blocks
+        sizes = rows.rows, rows.chunks, x.shape.channels, x.plane, out.plane, x.blocks
         to.call(
             kernels.forward,
             *(x.data, out.data, rows.at, rows.offsets, values.data, bias),
@@ -75,7 +75,7 @@ class Conv(Step):
         kernels = native.conv(self.window, to.dtype)
         transposed = to.take(rows.count)
         to.call(kernels.reorder, transposed, entries.order, values.data, rows.count, threads_for_entries(rows))
-        sizes = rows.rows, g.shape.channels, g.plane, out.plane, g.blocks
+        sizes = rows.rows, rows.chunks, g.shape.channels, g.plane, out.plane, g.blocks
         mask = x.data if rectified else None
         to.call(
             kernels.backward,
@@ -89,7 +89,7 @@ class Conv(Step):
         rows, size = entries.forward, entries.row_size
         kernels, threads = native.conv(self.window, to.dtype), threads_for(rows, g)
         work = to.take(threads * native.weights_room(kernels, size))
-        sizes = size, rows.rows, x.shape.channels, x.plane, g.plane, x.blocks
+        sizes = size, rows.rows, rows.chunks, x.shape.channels, x.plane, g.plane, x.blocks
         to.call(
             kernels.weights,
             *(x.data, g.data, rows.at, rows.offsets, rows.places, weight, bias, *sizes, threads, work),

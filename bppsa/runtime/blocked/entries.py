@@ -8,22 +8,30 @@ import numpy
 import torch
 from torch import Tensor
 
-from bppsa.codegen.blocked.native import LANES
+from bppsa.codegen.blocked.native import LANES, is_wide
+from bppsa.codegen.blocked.print_conv import PIXELS
 from bppsa.codegen.blocked.window import Sweep, Window
 from bppsa.errors import Reason, Unsupported
 
+NEAR = 16 << 10  # bytes of the nearest cache that a chunk of channels may take
+# A row goes through channels chunk by chunk where it has so many of them, and a tile so many pixels: the runs of entries
+# become shorter, and its sums are put aside between them.
+LEAST_DENSITY, LEAST_PIXELS = 0.15, 8
+
+
 @dataclass(frozen=True)
 class Rows:
-    """A row for each channel of a sweep's target, in it a run for each tap (skeleton/conv.h).
+    """A row for each channel of a sweep's target, in it for each chunk of channels a run for each tap (skeleton/conv.h).
 
-    at: int32 [rows * taps + 1]. offsets: int32 [E], where in its source each entry reads, in reals. places: int32 [E],
-    where in the weight its value is.
+    at: int32 [rows * chunks * taps + 1]. offsets: int32 [E], where in its source each entry reads, in reals.
+    places: int32 [E], where in the weight its value is.
     """
 
     at: Tensor
     offsets: Tensor
     places: Tensor
     rows: int
+    chunks: int
 
     @property
     def count(self) -> int:
@@ -59,18 +67,32 @@ def rows_of(mask: numpy.ndarray, steps: tuple[int, int, int], sweep: Sweep, wind
     groups, rows and columns."""
     order = numpy.array([tap.row * window.kernel[1] + tap.column for tap in sweep.taps])
     groups, rows, columns, _ = mask.shape
-    kept = numpy.ascontiguousarray(mask.swapaxes(2, 3)[:, :, order])  # [groups, rows, taps, columns]
-    run, column = numpy.divmod(numpy.flatnonzero(kept), columns)
+    width = chunk_of(sweep, columns, mask.mean(), dtype)
+    chunks = -(-columns // width)
+    kept = numpy.zeros((groups, rows, len(order), chunks * width), dtype=bool)
+    kept[..., :columns] = mask.swapaxes(2, 3)[:, :, order]
+    kept = numpy.ascontiguousarray(kept.reshape(groups, rows, len(order), chunks, width).swapaxes(2, 3))
+    run, column = numpy.divmod(numpy.flatnonzero(kept), width)
     row, tap = numpy.divmod(run, len(order))
+    row, chunk = numpy.divmod(row, chunks)
     group, row = numpy.divmod(row, rows)
+    column += chunk * width
     pixels = numpy.array([tap.y * sweep.source[1] + tap.x for tap in sweep.taps], dtype=numpy.int64)
     plane = sweep.source[0] * sweep.source[1]
     most = numpy.iinfo(numpy.int32).max
     if max(groups * columns * plane * LANES[dtype], mask.size) > most:
         raise Unsupported(Reason("a weight, or a block of images, of more than 2^31 numbers"))
     offsets = ((group * columns + column) * plane + pixels[tap]) * LANES[dtype]
-    at = numpy.zeros(groups * rows * len(order) + 1, dtype=numpy.int32)
+    at = numpy.zeros(groups * rows * chunks * len(order) + 1, dtype=numpy.int32)
     at[1:] = numpy.cumsum(numpy.bincount(run, minlength=len(at) - 1))
     places = group * steps[0] + row * steps[1] + column * steps[2] + order[tap]
     begins, read, where = (torch.from_numpy(a.astype(numpy.int32)) for a in (at, offsets, places))
-    return Rows(begins, read, where, groups * rows)
+    return Rows(begins, read, where, groups * rows, chunks)
+
+
+def chunk_of(sweep: Sweep, channels: int, density: float, dtype: torch.dtype) -> int:
+    """How many channels of the source a row goes through at a time: all, or as many as a tile of fits the near cache."""
+    pixels, read = sweep.reach(PIXELS[is_wide()])
+    fitting = NEAR // (read * LANES[dtype] * dtype.itemsize)
+    pays = density >= LEAST_DENSITY and pixels >= LEAST_PIXELS
+    return fitting if pays and 0 < fitting < channels else channels
