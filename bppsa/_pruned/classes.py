@@ -54,7 +54,7 @@ class Memo:
     """What a module has found out about itself; a copy begins with none."""
 
     plans: dict[Any, Plan | Reason] = field(default_factory=dict)
-    entries: dict[tuple[str, Window], KeptEntries] = field(default_factory=dict)
+    entries: dict[tuple[nn.Module, Window], KeptEntries] = field(default_factory=dict)
 
     def check_again(self) -> None:
         """PyTorch runs the layers, with dense gradients: what given masks leave out need not stay zero."""
@@ -163,7 +163,7 @@ def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor,
             continue
         segment = grow(graph, at, known, root, root._bppsa_masks, memo.entries)
         choice = decide(segment, training, dtype)
-        tensors = operands(segment, known, root, root._bppsa_masks)
+        tensors = operands(segment, known)
         if segment.layers and isinstance(tensors, Reason):
             choice = Choice("pytorch", str(tensors), {})
         if choice.strategy == "blocked" and not isinstance(tensors, Reason):
@@ -190,7 +190,7 @@ def build_kernels(segment: Segment, dtype: torch.dtype) -> None:
 def run(plan: Plan, root: Pruned, args: tuple[Tensor, ...]) -> Any:
     known = begin(plan.graph, args)
     for segment, unread, decisions in zip(plan.segments, plan.unread, plan.decisions, strict=True):
-        tensors = operands(segment, known, root, root._bppsa_masks) if segment.region is not None else None
+        tensors = operands(segment, known) if segment.region is not None else None
         if isinstance(tensors, list):
             run_region(segment, known, tensors)
         else:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx, nn
 
+from bppsa._pruned.masks import Layer as Weighted
 from bppsa._pruned.masks import Weight, kept, parameter_of, weight_of
 from bppsa.codegen.blocked.window import Window
 from bppsa.errors import Reason, Unsupported
@@ -31,28 +32,31 @@ class Value:
 
 @dataclass(frozen=True)
 class Parameter:
-    """Where a step's parameter is: `name` of the module at `path`."""
+    """Where a step's parameter is: `name` of the module."""
 
-    path: str
+    module: nn.Module
     name: str
 
-    def of(self, root: nn.Module, given: Mapping[str, Tensor]) -> Tensor | None:
-        module = root.get_submodule(self.path)
-        if self.name == "weight" and isinstance(module, (nn.Conv2d, nn.Linear)):
-            return weight_of(module, given.get(f"{self.path}.weight")).parameter
-        return parameter_of(module, self.name)
+    def now(self) -> Tensor | None:
+        if self.name == "weight" and isinstance(self.module, (nn.Conv2d, nn.Linear)):
+            return weight_of(self.module, None).parameter
+        return parameter_of(self.module, self.name)
 
 
 class KeptEntries:
     """The entries of one layer for one geometry, made anew when its mask has become another one."""
 
-    def __init__(self, root: nn.Module, path: str, given: Tensor | None, window: Window, groups: int) -> None:
-        self.root, self.path, self.given, self.window, self.groups = root, path, given, window, groups
+    def __init__(self, layer: Weighted, path: str, given: Tensor | None, window: Window, groups: int) -> None:
+        self.layer, self.path, self.given, self.window, self.groups = layer, path, given, window, groups
         self._made: tuple[Tensor | None, int, torch.dtype, Entries] | None = None
         self._checked: nn.Parameter | None = None
 
     def __call__(self) -> Entries:
-        weight = weight_of(self.root.get_submodule(self.path), self.given)  # type: ignore[arg-type]
+        """Those of the mask that `renew` has seen last."""
+        return (self._made or self.renew())[-1]
+
+    def renew(self) -> tuple[Tensor | None, int, torch.dtype, Entries]:
+        weight = weight_of(self.layer, self.given)
         mask, dtype = weight.mask, weight.parameter.dtype
         self._check(weight)
         version = 0 if mask is None else mask._version
@@ -60,7 +64,7 @@ class KeptEntries:
             bits = torch.ones(weight.parameter.shape, dtype=torch.bool) if mask is None else kept(mask, self.path)
             bits = bits if bits.dim() == 4 else bits[..., None, None]
             self._made = mask, version, dtype, Entries(bits, self.window, self.groups, dtype)
-        return self._made[-1]
+        return self._made
 
     def check_again(self) -> None:
         """Look at the weight again before the next use."""
@@ -96,7 +100,7 @@ class Draft:
 
     root: nn.Module
     given: Mapping[str, Tensor]
-    memo: dict[tuple[str, Window], KeptEntries]
+    memo: dict[tuple[nn.Module, Window], KeptEntries]
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[int, fx.Node] = field(default_factory=dict)
     values: list[Value] = field(default_factory=list)
@@ -122,8 +126,8 @@ class Draft:
         out = self.new(step.shape(*(v.shape for v in inputs)), dims or inputs[0].dims)
         places: list[int | None] = []
         for path, name in params:
-            parameter = Parameter(path, name)
-            there = parameter.of(self.root, self.given) is not None
+            parameter = Parameter(self.root.get_submodule(path), name)
+            there = parameter.now() is not None
             places.append(len(self.params) if there else None)
             self.params += [parameter] if there else []
         self.nodes.append(Node(step, tuple(v.number for v in inputs), out.number, tuple(places)))
@@ -133,9 +137,10 @@ class Draft:
 
     def layer(self, kind: str, path: str, window: Window, channels: int, groups: int, x: Value) -> Value:
         given = self.given.get(f"{path}.weight")
-        key = path, window
-        entries = self.memo.get(key) or self.memo.setdefault(key, KeptEntries(self.root, path, given, window, groups))
-        entries()  # what is wrong with its mask is said here
+        module: Weighted = self.root.get_submodule(path)  # type: ignore[assignment]
+        key = module, window
+        entries = self.memo.get(key) or self.memo.setdefault(key, KeptEntries(module, path, given, window, groups))
+        entries.renew()  # what is wrong with its mask is said here
         first = x.number in self.inputs
         self.layers.append(
             Layer(path, kind, window, x.shape.channels, channels, groups, x.shape.samples, entries, first)

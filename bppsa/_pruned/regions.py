@@ -44,7 +44,7 @@ def grow(
     known: Environment,
     root: nn.Module,
     given: Mapping[str, Tensor],
-    memo: dict[tuple[str, Window], KeptEntries],
+    memo: dict[tuple[nn.Module, Window], KeptEntries],
 ) -> Segment:
     """The longest region that begins at node `start`; known: what the nodes before it gave. It may be empty."""
     draft = Draft(root, given, memo)
@@ -116,17 +116,15 @@ def is_image(value: Any) -> bool:
     )
 
 
-def operands(
-    segment: Segment, known: Environment, root: nn.Module, given: Mapping[str, Tensor]
-) -> list[Tensor | None] | Reason:
+def operands(segment: Segment, known: Environment) -> list[Tensor | None] | Reason:
     """The tensors that the region takes, or why it cannot take them in this call."""
     inputs = [known[node] for node in segment.inputs]
     if not all(map(is_image, inputs)) or segment.shapes != tuple(tuple(x.shape) for x in inputs):
         return Reason("its input is not of the shape that its region was made for")
     try:
-        tensors = [*inputs, *(parameter.of(root, given) for parameter in segment.params)]
+        tensors = [*inputs, *(parameter.now() for parameter in segment.params)]
         for layer in segment.layers:
-            layer.entries()
+            layer.entries.renew()
     except Unsupported as error:  # a mask or a weight that has become another one
         return error.reason
     there = [t for t in tensors if t is not None]

@@ -63,6 +63,13 @@ def conv(window: Window, dtype: torch.dtype) -> Functions:
     return Functions(build.library(print_conv.source(window, REAL[dtype], is_wide())))
 
 
+def weights_room(kernels: Functions, row_size: int) -> int:
+    """Reals that `weights` of `conv` works in, for each thread."""
+    room = kernels.library.bppsa_weights_room
+    room.argtypes, room.restype = (INT64,), INT64
+    return int(room(row_size))
+
+
 @functools.cache
 def pointwise(kernel: Kernel, dtype: torch.dtype) -> Entry:
     """Raises `BuildError`."""

@@ -146,45 +146,90 @@ void sweep(const Rows& rows, const Image& source, const Image& target, int64_t b
   });
 }
 
-constexpr int64_t CHUNK = 4096;  // entries whose sums stay in the cache while tiles pass by
+// The gradients of a convolution's parameters. bias may be null.
+struct Gradients {
+  real* weight;           // [rows, row_size]
+  const int32_t* places;  // where in it that of each entry is
+  int64_t row_size;
+  real* bias;
+};
 
-// gradient[place of an entry] = its product with the target's gradient, summed over pixels and samples; all else of the
-// gradient's rows is zero.
+// A gradient that is larger than a core's cache is written past it: it would push out what is read next.
+constexpr int64_t LARGE = 1 << 20;
+
+// Some rows whose sums stay in the cache while tiles pass by: so many entries, or a single row.
 template <class S>
-void products(const Rows& rows, const Image& source, const Image& target, int64_t blocks, int threads,
-              const int32_t* places, real* gradient, int64_t row_size, V* workspace) {
-  in_parallel(threads, [&](int part, int parts) {
-    const Range channels = rows.share(part, parts);
-    V* sums = workspace + rows.runs(channels.begin)[0] + part * L;
-    for (int64_t row = channels.begin, next; row < channels.end; row = next) {
-      const int64_t begin = rows.runs(row)[0];
-      for (next = row + 1; next < channels.end && rows.runs(next + 1)[0] - begin <= CHUNK;) ++next;
-      const int64_t end = rows.runs(next)[0];
-      std::fill(sums, sums + ceil_div(end - begin, L) * L, V{});
-      for_blocks<S::PLANES>({0, blocks}, [&](auto planes, int64_t block) {
-        for (int64_t t = 0; t < S::TILES; ++t) {
-          S::tile(t, [&](auto kind, const Place& place) {
-            using Kind = decltype(kind);
-            Products<planes, Kind::HEIGHT * Kind::WIDTH> all;
-            all.offsets = rows.offsets, all.block = source.block, all.sums = sums, all.begin = begin;
-            all.source = source.data + block * source.block + place.source;
-            for (int64_t r = row; r < next; ++r) {
-              if (rows.runs(r)[0] == rows.runs(r + 1)[0]) continue;
-              const real* from = target.data + block * target.block + r * target.plane + place.target;
-              UNROLL for (int p = 0; p < planes; ++p)
-                UNROLL for (int i = 0; i < Kind::HEIGHT * Kind::WIDTH; ++i)
-                  all.gradient[p][i] = load<V>(from + p * target.block + Kind::at(i));
-              Kind::spans(all, rows.runs(r));
+constexpr int64_t CHUNK = S::TILES > 1 ? 4096 : 256;
+constexpr int64_t MOST_ROWS = 256;
+
+template <class S>
+struct Workspace {
+  V* sums;    // of a chunk's entries
+  V* biases;  // of its rows
+  real* row;
+  static constexpr int64_t entries(int64_t row_size) { return ceil_div(std::max(CHUNK<S>, row_size), L) * L; }
+  static int64_t vectors(int64_t row_size) { return entries(row_size) + MOST_ROWS + ceil_div(row_size, L) + 1; }
+  Workspace(V* all, int part, int64_t row_size) {
+    sums = all + part * vectors(row_size), biases = sums + entries(row_size), row = (real*)(biases + MOST_ROWS);
+  }
+};
+
+// Each entry of rows `from` to `to`, and each of these rows' biases: the target's gradient times what it reads, summed
+// over pixels and samples, lane by lane.
+template <class S>
+INLINE void multiply(const Rows& rows, int64_t from, int64_t to, const Image& source, const Image& target,
+                     int64_t blocks, const Workspace<S>& work) {
+  const int64_t begin = rows.runs(from)[0], end = rows.runs(to)[0];
+  std::fill(work.sums, work.sums + ceil_div(end - begin, L) * L, V{});
+  std::fill(work.biases, work.biases + (to - from), V{});
+  for_blocks<S::PLANES>({0, blocks}, [&](auto planes, int64_t block) {
+    for (int64_t t = 0; t < S::TILES; ++t) {
+      S::tile(t, [&](auto kind, const Place& place) {
+        using Kind = decltype(kind);
+        Products<planes, Kind::HEIGHT * Kind::WIDTH> all;
+        all.offsets = rows.offsets, all.block = source.block, all.sums = work.sums, all.begin = begin;
+        all.source = source.data + block * source.block + place.source;
+        for (int64_t row = from; row < to; ++row) {
+          const real* pixels = target.data + block * target.block + row * target.plane + place.target;
+          V together[2] = {};
+          UNROLL for (int p = 0; p < planes; ++p)
+            UNROLL for (int i = 0; i < Kind::HEIGHT * Kind::WIDTH; ++i) {
+              all.gradient[p][i] = load<V>(pixels + p * target.block + Kind::at(i));
+              together[i & 1] += all.gradient[p][i];
             }
-          });
+          work.biases[row - from] += together[0] + together[1];
+          Kind::spans(all, rows.runs(row));
         }
       });
-      std::memset(gradient + row * row_size, 0, (next - row) * row_size * sizeof(real));
-      for (int64_t n = begin; n < end; n += L) {
-        const V together = lane_sums<L>(sums + (n - begin));
-        for (int64_t i = 0; i < std::min(L, end - n); ++i) gradient[places[n + i]] = together[i];
+    }
+  });
+}
+
+// All gradients; zero where there is no entry.
+template <class S>
+void products(const Rows& rows, const Image& source, const Image& target, int64_t blocks, int threads,
+              const Gradients& to, V* workspace) {
+  const bool large = rows.rows * to.row_size * (int64_t)sizeof(real) > LARGE;
+  in_parallel(threads, [&](int part, int parts) {
+    const Range own = rows.share(part, parts);
+    const Workspace<S> work(workspace, part, to.row_size);
+    for (int64_t first = own.begin, next; first < own.end; first = next) {
+      const int64_t begin = rows.runs(first)[0], most = std::min(own.end, first + MOST_ROWS);
+      for (next = first + 1; next < most && rows.runs(next + 1)[0] - begin <= CHUNK<S>;) ++next;
+      multiply<S>(rows, first, next, source, target, blocks, work);
+      for (int64_t n = 0; n < rows.runs(next)[0] - begin; n += L) work.sums[n / L] = lane_sums<L>(work.sums + n);
+      const real* totals = (const real*)work.sums - begin;
+      for (int64_t row = first; row < next; ++row) {
+        real* target_row = to.weight + row * to.row_size;
+        real* written = large ? work.row : target_row;
+        std::memset(written, 0, to.row_size * sizeof(real));
+        for (int64_t n = rows.runs(row)[0]; n < rows.runs(row + 1)[0]; ++n)
+          written[to.places[n] - row * to.row_size] = totals[n];
+        if (large) stream(work.row, target_row, to.row_size);
+        if (to.bias != nullptr) to.bias[row] = sum(work.biases[row - first]);
       }
     }
+    if (large) FENCE();
   });
 }
 

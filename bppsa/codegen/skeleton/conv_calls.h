@@ -21,9 +21,9 @@ void reorder(real* values, const int32_t* order, const real* others, int64_t cou
 }
 
 // bias: null, or a number for each row. relu: whether the target is rectified.
-void forward(const real* source, real* target, const int32_t* at, const int32_t* offsets,
-             const real* values, const real* bias, int64_t rows, int64_t channels, int64_t source_plane,
-                              int64_t target_plane, int64_t blocks, int relu, int threads) {
+void forward(const real* source, real* target, const int32_t* at, const int32_t* offsets, const real* values,
+             const real* bias, int64_t rows, int64_t channels, int64_t source_plane, int64_t target_plane,
+             int64_t blocks, int relu, int threads) {
   const Image from = image(source, channels, source_plane), to = image(target, rows, target_plane);
   const Rows matrix{at, offsets, values, rows, Forward::TAPS};
   const auto run = [&](auto epilogue) { sweep<Forward>(matrix, from, to, blocks, threads, epilogue); };
@@ -33,9 +33,9 @@ void forward(const real* source, real* target, const int32_t* at, const int32_t*
 }
 
 // kept: null, or the input of the forward where it was rectified: nothing passes where that is zero.
-void backward(const real* source, real* target, const int32_t* at, const int32_t* offsets,
-              const real* values, const real* kept, int64_t rows, int64_t channels, int64_t source_plane,
-                               int64_t target_plane, int64_t blocks, int threads) {
+void backward(const real* source, real* target, const int32_t* at, const int32_t* offsets, const real* values,
+              const real* kept, int64_t rows, int64_t channels, int64_t source_plane, int64_t target_plane,
+              int64_t blocks, int threads) {
   const Image from = image(source, channels, source_plane), to = image(target, rows, target_plane);
   const Rows matrix{at, offsets, values, rows, Backward::TAPS};
   const auto run = [&](auto epilogue) { sweep<Backward>(matrix, from, to, blocks, threads, epilogue); };
@@ -43,14 +43,14 @@ void backward(const real* source, real* target, const int32_t* at, const int32_t
   else run([&](V x, int64_t, int64_t) { return x; });
 }
 
-// gradient, [rows, row_size]: at places[n] that of entry n, from the forward's source and its target's gradient; zero
-// everywhere else. workspace: a cache line for each entry, and L more for each thread.
-void weights(const real* source, const real* target, const int32_t* at, const int32_t* offsets,
-                              const int32_t* places, real* gradient, int64_t row_size, int64_t rows, int64_t channels,
-                              int64_t source_plane, int64_t target_plane, int64_t blocks, int threads, V* workspace) {
+// From the forward's source and its target's gradient those of the weight, [rows, row_size], at places[n] that of entry
+// n and zero everywhere else; and of the bias, unless that is null. workspace: bppsa_weights_room for each thread
+void weights(const real* source, const real* target, const int32_t* at, const int32_t* offsets, const int32_t* places,
+             real* weight, real* bias, int64_t row_size, int64_t rows, int64_t channels, int64_t source_plane,
+             int64_t target_plane, int64_t blocks, int threads, V* workspace) {
   const Image from = image(source, channels, source_plane), to = image(target, rows, target_plane);
   const Rows matrix{at, offsets, nullptr, rows, Forward::TAPS};
-  products<Forward>(matrix, from, to, blocks, threads, places, gradient, row_size, workspace);
+  products<Forward>(matrix, from, to, blocks, threads, {weight, places, row_size, bias}, workspace);
 }
 
 }  // namespace
@@ -60,3 +60,6 @@ ENTRY(reorder, reorder)
 ENTRY(forward, forward)
 ENTRY(backward, backward)
 ENTRY(weights, weights)
+
+// reals
+extern "C" int64_t bppsa_weights_room(int64_t row_size) { return Workspace<Forward>::vectors(row_size) * L; }

@@ -63,8 +63,8 @@ class Conv(Step):
         assert x is not None
         out = self.to_input(to, g, x, kept.own, wanted.rectified) if wanted.inputs[0] else None
         if to_weight is not None:
-            self.to_weight(to, g, x, kept.own.entries, to_weight)
-        if to_bias is not None:
+            self.to_weight(to, g, x, kept.own.entries, to_weight, to_bias)
+        elif to_bias is not None:
             kernel = native.images(to.dtype).channel_sums
             to.call(kernel, g.data, to_bias, g.shape.channels, g.blocks, g.shape.pixels, g.threads)
         return (out,)
@@ -84,15 +84,15 @@ class Conv(Step):
         to.free(transposed)
         return out
 
-    def to_weight(self, to: Writer, g: Image, x: Image, entries: Entries, gradient: Place) -> None:
-        """All of the weight's gradient, zero where nothing is kept."""
-        rows = entries.forward
-        threads = threads_for(rows, g)
-        work = to.take((rows.count + threads * x.lanes) * x.lanes)
-        sizes = entries.row_size, rows.rows, x.shape.channels, x.plane, g.plane, x.blocks
+    def to_weight(self, to: Writer, g: Image, x: Image, entries: Entries, weight: Place, bias: Place | None) -> None:
+        """All of the weight's gradient, zero where nothing is kept; and the bias's."""
+        rows, size = entries.forward, entries.row_size
+        kernels, threads = native.conv(self.window, to.dtype), threads_for(rows, g)
+        work = to.take(threads * native.weights_room(kernels, size))
+        sizes = size, rows.rows, x.shape.channels, x.plane, g.plane, x.blocks
         to.call(
-            native.conv(self.window, to.dtype).weights,
-            *(x.data, g.data, rows.at, rows.offsets, rows.places, gradient, *sizes, threads, work),
+            kernels.weights,
+            *(x.data, g.data, rows.at, rows.offsets, rows.places, weight, bias, *sizes, threads, work),
         )
         to.free(work)
 

@@ -30,49 +30,49 @@ class BatchNorm(Step):
 
     def __init__(self, module: nn.BatchNorm1d | nn.BatchNorm2d, path: str, relu: bool) -> None:
         self.module, self.path, self.relu = module, path, relu
+        self._numbers: tuple[tuple[float, ...], Tensor] | None = None
 
     def shape(self, *inputs: Shape) -> Shape:
         s = inputs[0]
-        if self.of_batch and s.samples * s.pixels == 1:
+        if self.depends()[0] and s.samples * s.pixels == 1:
             raise InputValueError(f"{self.path}: more than one value a channel is needed in training, and there is one")
         return s
 
-    @property
-    def of_batch(self) -> bool:
-        return self.module.training or self.module.running_mean is None
-
-    @property
-    def follows(self) -> bool:
-        return self.module.training and self.module.track_running_stats
-
     def depends(self) -> tuple[bool, bool]:
-        return self.of_batch, self.follows
+        """Whether this batch's statistics are used, and whether the running ones follow them."""
+        training = self.module.training
+        return training or self.module._buffers["running_mean"] is None, training and self.module.track_running_stats
 
     def brings(self, dtype: torch.dtype) -> Sequence[Tensor]:
         """Epsilon and how much of this batch the running statistics take, and these where they are used or kept up."""
-        module, part = self.module, 0.0
-        if self.follows:
-            assert module.num_batches_tracked is not None
-            module.num_batches_tracked.add_(1)
-            part = 1 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
-        numbers = torch.tensor([module.eps, part], dtype=torch.float64)
-        if self.of_batch and not self.follows:
+        module, (of_batch, follow), part = self.module, self.depends(), 0.0
+        mean, variance, count = (module._buffers[n] for n in ("running_mean", "running_var", "num_batches_tracked"))
+        if follow:
+            assert count is not None
+            count.add_(1)
+            part = 1 / float(count) if module.momentum is None else module.momentum
+        numbers = self.numbers(module.eps, part)
+        if of_batch and not follow:
             return (numbers,)
-        mean, variance = module.running_mean, module.running_var
         assert mean is not None
         assert variance is not None
         for running in (mean, variance):
             if running.dtype is not dtype or not running.is_contiguous():
                 raise InputError(f"{self.path}: its running statistics are not contiguous, or not {dtype} as its input")
-        if self.follows:
+        if follow:
             torch.autograd.graph.increment_version((mean, variance))
         return numbers, mean, variance
+
+    def numbers(self, *numbers: float) -> Tensor:
+        if self._numbers is None or self._numbers[0] != numbers:
+            self._numbers = numbers, torch.tensor(numbers, dtype=torch.float64)
+        return self._numbers[1]
 
     def forward(
         self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
     ) -> tuple[Image, Moments]:
         (x,), (numbers, *running) = inputs, brought
-        s, of_batch = x.shape, self.of_batch
+        s, (of_batch, _) = x.shape, self.depends()
         out = empty(to, s, kept=keep.output)
         moments = Moments(*(to.take(s.channels, torch.float64, kept=keep.own) for _ in range(2)), of_batch)
         statistics = running or (None, None)
