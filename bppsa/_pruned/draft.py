@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -39,44 +39,29 @@ class Parameter:
 
     def now(self) -> Tensor | None:
         if self.name == "weight" and isinstance(self.module, (nn.Conv2d, nn.Linear)):
-            return weight_of(self.module, None).parameter
+            return weight_of(self.module).parameter
         return parameter_of(self.module, self.name)
 
 
 class KeptEntries:
     """The entries of one layer for one geometry, made anew when its mask has become another one."""
 
-    def __init__(self, layer: Weighted, path: str, given: Tensor | None, window: Window, groups: int) -> None:
-        self.layer, self.path, self.given, self.window, self.groups = layer, path, given, window, groups
-        self._made: tuple[Tensor | None, int, torch.dtype, Entries] | None = None
-        self._checked: nn.Parameter | None = None
+    def __init__(self, layer: Weighted, path: str, window: Window, groups: int) -> None:
+        self.layer, self.path, self.window, self.groups = layer, path, window, groups
+        self._made: tuple[Weight, list[int], torch.dtype, Entries] | None = None
 
     def __call__(self) -> Entries:
-        """Those of the mask that `renew` has seen last."""
+        """Those of the masks that `renew` has seen last."""
         return (self._made or self.renew())[-1]
 
-    def renew(self) -> tuple[Tensor | None, int, torch.dtype, Entries]:
-        weight = weight_of(self.layer, self.given)
-        mask, dtype = weight.mask, weight.parameter.dtype
-        self._check(weight)
-        version = 0 if mask is None else mask._version
-        if self._made is None or self._made[0] is not mask or self._made[1:3] != (version, dtype):
-            bits = torch.ones(weight.parameter.shape, dtype=torch.bool) if mask is None else kept(mask, self.path)
+    def renew(self) -> tuple[Weight, list[int], torch.dtype, Entries]:
+        weight = weight_of(self.layer)
+        versions, dtype = [mask._version for mask in weight.masks], weight.parameter.dtype
+        if self._made is None or self._made[1:3] != (versions, dtype) or not weight.has_masks_of(self._made[0]):
+            bits = kept(weight, self.path)
             bits = bits if bits.dim() == 4 else bits[..., None, None]
-            self._made = mask, version, dtype, Entries(bits, self.window, self.groups, dtype)
+            self._made = weight, versions, dtype, Entries(bits, self.window, self.groups, dtype)
         return self._made
-
-    def check_again(self) -> None:
-        """Look at the weight again before the next use."""
-        self._checked = None
-
-    def _check(self, weight: Weight) -> None:
-        """That a weight is zero outside of the mask given for it."""
-        if self.given is None or weight.mask is None or weight.parameter is self._checked:
-            return
-        if weight.parameter.detach().cpu()[~weight.mask].any():
-            raise Unsupported(Reason(f"{self.path}.weight is not zero outside of the mask given for it"))
-        self._checked = weight.parameter
 
 
 @dataclass(frozen=True)
@@ -99,7 +84,6 @@ class Draft:
     """`root`: the traced module, which all paths are relative to. node: that which is being laid."""
 
     root: nn.Module
-    given: Mapping[str, Tensor]
     memo: dict[tuple[nn.Module, Window], KeptEntries]
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[int, fx.Node] = field(default_factory=dict)
@@ -136,10 +120,9 @@ class Draft:
         return out
 
     def layer(self, kind: str, path: str, window: Window, channels: int, groups: int, x: Value) -> Value:
-        given = self.given.get(f"{path}.weight")
         module: Weighted = self.root.get_submodule(path)  # type: ignore[assignment]
         key = module, window
-        entries = self.memo.get(key) or self.memo.setdefault(key, KeptEntries(module, path, given, window, groups))
+        entries = self.memo.get(key) or self.memo.setdefault(key, KeptEntries(module, path, window, groups))
         entries.renew()  # what is wrong with its mask is said here
         first = x.number in self.inputs
         self.layers.append(

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
-from torch.nn.utils import parametrize
 
 from bppsa._pruned.draft import Draft, Value
 from bppsa._pruned.pointwise import pointwise
+from bppsa._pruned.rewritten import kind_of
 from bppsa._pruned.tracing import has_only_pruning_hooks
 from bppsa.codegen.blocked.window import Pair, Window
 from bppsa.errors import Reason, Unsupported
@@ -262,8 +262,8 @@ def lay(draft: Draft, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
     if node.op == "call_module":
         path = str(node.target)
         module = draft.root.get_submodule(path)
-        kind = parametrize.type_before_parametrizations(module)
-        refuse(not has_only_pruning_hooks(module), "it has hooks")
+        kind = kind_of(module)
+        refuse(module is not draft.root and not has_only_pruning_hooks(module), "it has hooks")
         if kind in MODULES:
             return MODULES[kind](draft, module, path, *args, **kwargs)
         refuse(not is_torchs(kind), f"no kernel for {kind.__name__}")

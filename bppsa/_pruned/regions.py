@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,11 +42,10 @@ def grow(
     start: int,
     known: Environment,
     root: nn.Module,
-    given: Mapping[str, Tensor],
     memo: dict[tuple[nn.Module, Window], KeptEntries],
 ) -> Segment:
     """The longest region that begins at node `start`; known: what the nodes before it gave. It may be empty."""
-    draft = Draft(root, given, memo)
+    draft = Draft(root, memo)
     found: Environment = {}
     ended, stop = None, start
 
@@ -144,7 +142,9 @@ def run_node(node: fx.Node, known: Environment, root: nn.Module) -> Any:
     """As PyTorch runs it."""
     args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
     if node.op == "call_module":
-        return root.get_submodule(str(node.target))(*args, **kwargs)
+        module = root.get_submodule(str(node.target))
+        call: Any = module if module is not root else root._bppsa_plain
+        return call(*args, **kwargs)
     if node.op == "call_function":
         return node.target(*args, **kwargs)
     if node.op == "call_method":

@@ -76,7 +76,7 @@ def graph_of(fn: Callable[[Tensor], Tensor]) -> tuple[nn.Module, fx.Graph]:
 
 def steps_of(fn: Callable[[Tensor], Tensor]) -> list[Step]:
     root, graph = graph_of(fn)
-    draft, known = Draft(root, {}, {}), dict[fx.Node, Any]()
+    draft, known = Draft(root, {}), dict[fx.Node, Any]()
     for node in graph.nodes:
         draft.node = node
         if node.op == "placeholder":

@@ -29,12 +29,9 @@ def source(kernel: Kernel, real: str) -> str:
         *threads[:-1],
         "});",
     ]
-    text = [
-        "namespace {",
-        *body(f"void pointwise({pointers}, int64_t count, int threads)", function),
-        "}  // namespace",
-    ]
-    return "\n".join([f"using real = {real};", *map(skeleton, SKELETON), *text, "ENTRY(pointwise, pointwise)"])
+    unit = body(f"void pointwise({pointers}, int64_t count, int threads)", function)
+    text = ["namespace {", *unit, "}  // namespace", "ENTRY(pointwise, pointwise)"]
+    return "\n".join([f"using real = {real};", *map(skeleton, SKELETON), *text])
 
 
 def value(node: Expr, names: dict[Expr, str]) -> str:

@@ -12,22 +12,24 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen.native import available_threads
-from bppsa.errors import InputError
 from bppsa.runtime import pool
+from bppsa.runtime.blocked.again import gradients
 from bppsa.runtime.blocked.passes import Forward, write_backward, write_forward
 from bppsa.runtime.blocked.region import Region
 
-MEND = "use the model that was given to bppsa.compile for that step: it has the same Parameters"
-
+_keys = torch._C._dispatch_keys
+with torch.inference_mode(False):
+    _USUAL = _keys(torch.empty(0, device="cpu"))
 _written: WeakKeyDictionary[Region, dict[Any, Forward]] = WeakKeyDictionary()  # by whether to save, and threads
 
 
 @dataclass(frozen=True)
 class Tape:
-    """What a forward keeps: `data`, uint8, as `forward` has laid it out."""
+    """What a forward keeps: `data`, uint8, as `forward` has laid it out, and what its steps brought."""
 
     forward: Forward
     data: Tensor | None
+    brought: list[Sequence[Tensor]]
 
 
 def run(region: Region, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
@@ -50,7 +52,7 @@ def run_forward(region: Region, tensors: Sequence[Tensor | None], *, save: bool)
     outputs = tuple(torch.empty(size, dtype=first.dtype) for size in forward.outputs)
     tape = pool.take(forward.program.tape, torch.uint8) if save else None
     forward.program.run(tape, [*given, *(t for b in brought for t in b), *outputs])
-    return outputs, Tape(forward, tape)
+    return outputs, Tape(forward, tape, brought)
 
 
 def run_backward(
@@ -79,12 +81,23 @@ class _Apply(torch.autograd.Function):
     def forward(ctx: Any, region: Region, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         outputs, ctx.tape = run_forward(region, tensors, save=True)
         ctx.region = region
-        ctx.save_for_backward(*tensors[len(region.inputs) :])  # a change in place before the backward is an error
+        ctx.save_for_backward(*tensors)  # a change in place before the backward is an error
         ctx.set_materialize_grads(False)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
-            raise InputError(f"pruned layers: gradients of gradients (create_graph=True) are not computed; {MEND}")
-        return None, *run_backward(ctx.region, grads, ctx.tape, ctx.saved_tensors, ctx.needs_input_grad[1:])
+        region, tensors, tape, needs = ctx.region, ctx.saved_tensors, ctx.tape, ctx.needs_input_grad[1:]
+        if torch.is_grad_enabled() or not all(map(is_memory, grads)):  # create_graph, or cotangents in a vmap
+            with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+                return None, *gradients(region, tensors, grads, needs, tape.forward.depends, tape.brought)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.tape = None
+        return None, *run_backward(region, grads, tape, tensors[len(region.inputs) :], needs)
+
+
+def is_memory(cotangent: Tensor | None) -> bool:
+    """Numbers that a kernel may read."""
+    return cotangent is None or _keys(cotangent) == _USUAL
+
+

@@ -70,7 +70,7 @@ class MeanPool(Step):
         self._bounds = torch.tensor([*down.bounds, *across.bounds])
         self._shares = torch.tensor([*down.shares, *across.shares], dtype=torch.float64)
         self._sizes = torch.tensor([*size, *self.out])
-        self.size = size
+        self.size, self.means = size, (down, across)
 
     def shape(self, *inputs: Shape) -> Shape:
         return Shape(inputs[0].samples, inputs[0].channels, *self.out)
