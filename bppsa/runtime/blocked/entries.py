@@ -12,11 +12,10 @@ from bppsa.codegen.blocked.native import LANES, is_wide
 from bppsa.codegen.blocked.print_conv import PIXELS
 from bppsa.codegen.blocked.window import Sweep, Window
 from bppsa.errors import Reason, Unsupported
+from bppsa.plan.sparse import LEAST_DENSITY
 
 NEAR = 16 << 10  # bytes of the nearest cache that a chunk of channels may take
-# A row goes through channels chunk by chunk where it has so many of them, and a tile so many pixels: the runs of entries
-# become shorter, and its sums are put aside between them.
-LEAST_DENSITY, LEAST_PIXELS = 0.15, 8
+LEAST_PIXELS = 8  # of a tile: fewer do not pay for putting their sums aside between chunks
 
 
 @dataclass(frozen=True)
