@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bppsa._workers.agreement import check_replicas, checksums, signature
 from bppsa._workers.exchange import Exchange, Numbers, Owners, Reduction, make_exchange
-from bppsa._workers.member import Member, Run, tensors_of
+from bppsa._workers.member import Asked, Member, Run, tensors_of
 from bppsa._workers.plans import Plan, batches
 from bppsa.runtime.worker.execute import JobError, run_all
 from bppsa.runtime.worker.gradients import Grads, Sums, summed
@@ -36,7 +36,9 @@ class Ranks:
         owners: Owners,
         transport: GroupTransport,
         neighbours: int,
+        asked: Asked,
     ) -> None:
+        self.asked = asked
         self.stages, self.owners, self.transport, self.model = stages, owners, transport, model
         self.rank, self.size = transport.rank, transport.size
         foreign = [s for s in range(len(stages)) if self.rank not in owners[s]]
@@ -77,6 +79,7 @@ class Ranks:
                 finish.ended,
                 exchange.fetches,
                 exchange.frees,
+                self.asked,
             )
             lanes = self.member.lanes(run)
             if lanes:

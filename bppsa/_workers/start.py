@@ -75,7 +75,7 @@ def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
     training = training_of(stages)(compiled, settings, stages)
     check_square(settings, training.plan("step", settings.microbatches).timeline)
     fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
-    training.engine = Local(stages, compiled)
+    training.engine = Local(stages, compiled, settings.asked)
     return training
 
 
@@ -94,6 +94,7 @@ def start_in_group(compiled: Scheduled, settings: Settings, cutting: Callable[[]
                 f"start as many, or choose a schedule for them"
             )
     transport.agree(fingerprint(training))
+    training.seed = transport.share(training.seed)[0]  # ranks may have seeds of their own, for their data
     owners: dict[int, list[int]] = {}
     for number, (s, _, _) in enumerate(timeline.jobs):
         if timeline.graph.owner[number] not in owners.setdefault(s, []):
@@ -103,7 +104,7 @@ def start_in_group(compiled: Scheduled, settings: Settings, cutting: Callable[[]
     leave_others(compiled, stages, keep)
     fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
     training.stages = light
-    training.engine = Ranks(light, compiled, owners, transport, neighbours(transport.size))
+    training.engine = Ranks(light, compiled, owners, transport, neighbours(transport.size), settings.asked)
     return training
 
 

@@ -14,8 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa._workers.batches import Batch, by_leaf, parts, rows_of
 from bppsa._workers.losses import LossFunction, LossWeight, Share, counts, share
+from bppsa._workers.member import Asked
 from bppsa._workers.plans import KINDS, Plan, check_changes, make_plan, only, own_batches, predicted
 from bppsa.errors import InputError, ScheduleError
+from bppsa.plan.forward import SEQUENTIAL
+from bppsa.plan.strategy import AUTO
+from bppsa.report import Report
 from bppsa.runtime.worker import norms
 from bppsa.runtime.worker.draws import Seed
 from bppsa.runtime.worker.modes import Modes
@@ -38,6 +42,7 @@ class Settings:
     loss_weight: LossWeight | None
     seed: int | None  # None: torch's initial seed
     local: bool = False  # whether each rank brings its own rows
+    asked: Asked = (AUTO, SEQUENTIAL)
 
 
 class Engine(Protocol):
@@ -75,13 +80,22 @@ class Training:
         """Of a call of `count` micro-batches. Raises ScheduleError where the schedule cannot run."""
         if (kind, count) not in self.plans:
             stages, workers = self.stages, self.settings.workers
-            bound = bound_to(self.settings.schedule, len(stages), count, workers)
-            costs = costs_of(stages, "W" in bound.directions)
+            bound = self.bound(count)
             chosen = only(bound, len(stages), count, KINDS[kind])
-            plan = make_plan(chosen, len(stages), count, workers, costs, *self.items(bound))
+            plan = make_plan(chosen, len(stages), count, workers, self.costs(bound), *self.items(bound))
             check_changes(plan.timeline, [stage.changes for stage in stages.stages])
             self.plans[kind, count] = plan
         return self.plans[kind, count]
+
+    def bound(self, count: int) -> Schedule:
+        """The schedule, for these stages and so many micro-batches."""
+        return bound_to(self.settings.schedule, len(self.stages), count, self.settings.workers)
+
+    def costs(self, schedule: Schedule) -> dict[str, list[float]]:
+        """Of each stage's jobs: seconds where they were measured, flops otherwise; a backward is two forwards."""
+        stages, split = self.stages.stages, "W" in schedule.directions
+        forward = [max(stage.flops if stage.seconds is None else stage.seconds, 1e-9) for stage in stages]
+        return {"F": forward, "B": [cost * (1 if split else 2) for cost in forward], "W": forward}
 
     def items(self, schedule: Schedule) -> tuple[Items, Items]:
         """What a job reads and writes."""
@@ -130,6 +144,8 @@ class Training:
                 if norm.running_mean is not None:  # in a group: owned here
                     norms.apply(norm, mean, variance)
         self.ran = plan, measured(plan.timeline, found)
+        once = {decision.path: decision for decision in found.decisions}  # of several micro-batches the last
+        self.model.__dict__["report"] = Report(tuple(once.values()))
         return found, state
 
     def last(self) -> tuple[Plan, Timeline]:
@@ -157,12 +173,6 @@ class Training:
         what the last stage returned for a micro-batch."""
         totals = zip(by_leaf(made, self.stages.assemble, grads), tree_leaves(made), strict=True)
         return batch.cotangents([grad for grad, x in totals if isinstance(x, Tensor)])
-
-
-def costs_of(stages: Stages, split: bool) -> dict[str, list[float]]:
-    """Of each stage's jobs: seconds where they were measured, flops otherwise; a backward is two forwards."""
-    forward = [max(stage.flops if stage.seconds is None else stage.seconds, 1e-9) for stage in stages.stages]
-    return {"F": forward, "B": [cost * (1 if split else 2) for cost in forward], "W": forward}
 
 
 def measured(timeline: Timeline, found: Outcome) -> Timeline:
