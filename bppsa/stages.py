@@ -13,7 +13,8 @@ from bppsa.schedule.compare import in_columns
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 
 INPUT = -1  # the "stage" that an argument of the model comes from
-OVERWRITTEN = "overwritten"  # in the meta of a stage's node: its value is read, and then changed in place
+WHOLE = "whole"  # in the meta of a stage's node: no place to split the backward, since it gives several tensors, or one
+# that is read and then changed in place
 
 
 @dataclass(frozen=True)

@@ -106,8 +106,8 @@ class Scheduled(nn.Module):
         return total
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The whole model's state_dict, in its order, on every rank. Every rank calls it."""
-        own = {name: value.detach() for name, value in self.state_dict().items()}
+        """A copy of the whole model's state_dict, in its order, on every rank. Every rank calls it."""
+        own = {name: value.detach().clone() for name, value in self.state_dict().items()}
         found = self._started().engine.gather(own)
         return {name: found[name] for name in self._names if name in found}
 

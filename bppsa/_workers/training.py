@@ -14,8 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa._workers.batches import Batch, by_leaf, parts, rows_of
 from bppsa._workers.losses import LossFunction, LossWeight, Share, counts, share
+from bppsa._workers.member import Asked
 from bppsa._workers.plans import KINDS, Plan, check_changes, make_plan, only, own_batches, predicted
 from bppsa.errors import InputError, ScheduleError
+from bppsa.plan.forward import SEQUENTIAL
+from bppsa.plan.strategy import AUTO
+from bppsa.report import Report
 from bppsa.runtime.worker import norms
 from bppsa.runtime.worker.draws import Seed
 from bppsa.runtime.worker.modes import Modes
@@ -38,6 +42,7 @@ class Settings:
     loss_weight: LossWeight | None
     seed: int | None  # None: torch's initial seed
     local: bool = False  # whether each rank brings its own rows
+    asked: Asked = (AUTO, SEQUENTIAL)
 
 
 class Engine(Protocol):
@@ -139,6 +144,8 @@ class Training:
                 if norm.running_mean is not None:  # in a group: owned here
                     norms.apply(norm, mean, variance)
         self.ran = plan, measured(plan.timeline, found)
+        once = {decision.path: decision for decision in found.decisions}  # of several micro-batches the last
+        self.model.__dict__["report"] = Report(tuple(once.values()))
         return found, state
 
     def last(self) -> tuple[Plan, Timeline]:

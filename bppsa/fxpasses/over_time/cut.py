@@ -18,11 +18,11 @@ from bppsa.fxpasses.over_time.layers import is_recurrent, layers_of
 from bppsa.fxpasses.over_time.verdict import MEND, Found, Mixed, packed, tried
 from bppsa.fxpasses.partition import trace_in_both_modes
 from bppsa.fxpasses.partition.arguments import Arguments, flatten
+from bppsa.fxpasses.partition.effects import facts
+from bppsa.fxpasses.partition.graph import Graph
 from bppsa.fxpasses.partition.kept import kept
 from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
-from bppsa.fxpasses.partition.order import facts
-from bppsa.fxpasses.partition.tracing import MEND as BY_HAND
-from bppsa.fxpasses.partition.tracing import WHAT_FORWARDS_RAISE, Graph
+from bppsa.fxpasses.partition.refusals import BY_HAND, WHAT_FORWARDS_RAISE
 from bppsa.stages import Axes, OverTime, Stage
 
 CUTS = "blelloch(K) cuts calls of nn.RNN, nn.GRU and nn.LSTM, in a forward that torch.fx can trace"
