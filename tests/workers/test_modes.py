@@ -208,6 +208,17 @@ def test_pruning_comes_before_compiling() -> None:
         compiled.step(*batch())
 
 
+def test_weights_stay_tied() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    compiled = scheduled(model, stages=2)
+    x = torch.randn(5, 4)
+    compiled.step(x, x)
+    compiled.load_state_dict(model.state_dict(), assign=True)  # which makes two of the one Parameter
+    with pytest.raises(ScheduleError, match=r"2\.weight was the same Parameter as 0\.weight .* tie it"):
+        compiled.step(x, x)
+
+
 class Halves(nn.Module):
     """Dropout by functions, which ask the module that calls them."""
 
