@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from bppsa._workers.agreement import check_replicas, checksums, signature
 from bppsa._workers.exchange import Exchange, Numbers, Owners, Reduction, make_exchange
 from bppsa._workers.member import Asked, Member, Run, tensors_of
 from bppsa._workers.plans import Plan, batches
@@ -46,22 +47,23 @@ class Ranks:
         self.exchanges: dict[int, Exchange] = {}  # by the identity of a plan, which is kept
         self.plans: list[Plan] = []
         self.steps = 0
+        self.ran_nothing = True
 
     @contextmanager
     def call(self) -> Iterator[None]:
         """A call of the model, of every rank: what is raised within on one of them is raised on all."""
         self.steps += 1
         self.transport.begin(self.steps)
-        try:
+        with self.transport.telling("a call of the model"):
             yield
-        except BaseException as error:
-            self.tell(error)
-            raise
 
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
         """state: what the forward gave, for a backward alone. Raises WorkerError on every rank where one fails."""
         exchange = self.exchange(plan)
         self.transport.sign(signature(plan, call))
+        if self.ran_nothing:
+            check_replicas(self.share(checksums(tensors_in(self.model))))
+            self.ran_nothing = False
         results = state[0].going_on() if state else Results()
         sums = Sums(batches(plan.steps[self.rank]))
         finish = Finish(self, exchange, sums)
@@ -102,7 +104,7 @@ class Ranks:
         if isinstance(failure, JobError):
             self.transport.fail(f"job {failure.action}", failure.__cause__ or failure)
         else:
-            self.transport.fail("a call of the model", failure)
+            self.transport.fail("a step", failure)
 
     def share(self, value: T) -> Sequence[T]:
         told = self.transport.share(value)
@@ -206,18 +208,6 @@ class Finish:
                 total, self.sums.of(r.stages, r.names) if message is None else self.transport.receive(message)
             )
         return total
-
-
-def signature(plan: Plan, call: Call) -> dict[str, str]:
-    """What every rank has to run alike in one call."""
-    kinds = "".join(sorted({action.kind for worker in range(len(plan.steps)) for action in plan.actions(worker)}))
-    return {
-        "the directions that run": kinds,
-        "the arguments": call.signature,
-        "the micro-batches": f"{len(call.arguments)}",
-        "whether outputs are returned": f"{call.outputs}",
-        "whether there is a loss": f"{call.loss is not None}",
-    }
 
 
 def detached(tensor: Tensor) -> Tensor:

@@ -20,7 +20,8 @@ import pickle
 import threading
 import traceback
 import weakref
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -172,6 +173,15 @@ class GroupTransport:
             self._failures.failed(self._step, text)
         if not known:
             self._watch.tell_all(Frame(_FAIL, self._step, 0, text.encode()))
+
+    @contextmanager
+    def telling(self, what: str) -> Iterator[None]:
+        """What is raised within is told to every rank."""
+        try:
+            yield
+        except BaseException as error:
+            self.fail(what, error)
+            raise
 
     # The thread of the watch.
 
