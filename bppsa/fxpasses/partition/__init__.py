@@ -21,7 +21,7 @@ from bppsa.fxpasses.partition.building import build
 from bppsa.fxpasses.partition.by_hand import by_hand
 from bppsa.fxpasses.partition.kept import kept
 from bppsa.fxpasses.partition.modes import in_both_modes
-from bppsa.fxpasses.partition.order import facts, ordered
+from bppsa.fxpasses.partition.order import check_arguments, facts, ordered
 from bppsa.fxpasses.partition.tracing import Graph, trace
 from bppsa.fxpasses.partition.verify import called, check_same
 from bppsa.stages import Stages
@@ -67,6 +67,7 @@ def trace_in_both_modes(model: nn.Module, arguments: Arguments) -> Graph:
     """The model's graph, which was seen to give what the model gives."""
     with kept(model):
         traced = trace(model, arguments)
+    check_arguments(traced.graph)  # before the example, which they have changed, is used again
     with kept(model):
         check_same(model, traced.example(), called(model, arguments), HIDDEN)
     with kept(model):

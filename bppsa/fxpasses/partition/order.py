@@ -54,9 +54,7 @@ def facts(node: fx.Node) -> Facts:
 
 
 def ordered(graph: fx.Graph) -> Order:
-    """Raises PartitionError where an argument is written in place."""
     written = {storage: node for node in graph.nodes for storage in facts(node).writes}
-    arguments_are_kept(graph, written)
     light = {node for node in graph.nodes if is_light(node) and not is_tied(node, written)}
     unread = never_read(graph, light)
     calls = [node for node in graph.nodes if node.op.startswith("call_") and node not in unread]
@@ -66,7 +64,9 @@ def ordered(graph: fx.Graph) -> Order:
     return Order(tuple(merged(groups, lasting)), frozenset(light))
 
 
-def arguments_are_kept(graph: fx.Graph, written: dict[StorageWeakRef, fx.Node]) -> None:
+def check_arguments(graph: fx.Graph) -> None:
+    """Raises PartitionError where an argument is written in place."""
+    written = {storage: node for node in graph.nodes for storage in facts(node).writes}
     for argument in graph.find_nodes(op="placeholder"):
         for storage in facts(argument).holds & written.keys():
             raise PartitionError(
