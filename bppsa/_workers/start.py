@@ -18,6 +18,7 @@ from bppsa._workers.fill import fill
 from bppsa._workers.local import Local
 from bppsa._workers.over_time import TimeTraining
 from bppsa._workers.ranks import Ranks
+from bppsa._workers.rows import by_rows
 from bppsa._workers.training import Settings, Training
 from bppsa.errors import ScheduleError
 from bppsa.fxpasses.over_time import over_time
@@ -64,7 +65,8 @@ def cut(
     chunks = getattr(settings.schedule, "chunks", None)
     if chunks is not None:
         return over_time(model, args, kwargs, chunks)
-    return partition(model, tuple(args), stages, example_kwargs=kwargs)
+    found = partition(model, tuple(args), stages, example_kwargs=kwargs)
+    return replace(found, by_rows=by_rows(model, found, args, kwargs))
 
 
 def in_group() -> bool:
