@@ -13,7 +13,8 @@ from bppsa.schedule.compare import in_columns
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 
 INPUT = -1  # the "stage" that an argument of the model comes from
-OVERWRITTEN = "overwritten"  # in the meta of a stage's node: its value is read, and then changed in place
+WHOLE = "whole"  # in the meta of a stage's node: no place to split the backward, since it gives several tensors, or one
+# that is read and then changed in place
 
 
 @dataclass(frozen=True)
@@ -146,4 +147,5 @@ class OverTime(Stages):
     layers: tuple[Layer, ...]  # in the order in which they run
     arguments_axes: tuple[Axes, ...]  # of each leaf of the list of arguments
     outputs_axes: tuple[Axes, ...]  # of each leaf of what the module returns
+    end_flops: float  # of a chunk, behind the last layer
     example: tuple[Any, ...] = field(repr=False)  # what the module returns for a short call

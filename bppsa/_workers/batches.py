@@ -51,6 +51,11 @@ def joined(values: Sequence[Any], sizes: Sequence[int]) -> Any:
 
     def join(pieces: Sequence[Any]) -> Any:
         if not isinstance(pieces[0], Tensor):
+            if any(piece is not pieces[0] and piece != pieces[0] for piece in pieces):
+                raise InputError(
+                    f"the model returns {', '.join(map(repr, pieces))} for the micro-batches, which cannot be joined; "
+                    f"return tensors with rows in dimension 0, or use step()"
+                )
             return pieces[0]
         for piece, size in zip(pieces, sizes, strict=True):
             if not is_batched(piece, size):

@@ -106,7 +106,7 @@ class Member:
         """Weights that were moved, converted, replaced or frozen since."""
         own = tensors_in(self.model)
         check_names(first_names(own), self.names)
-        moved = [name for name, tensor in own.items() if tensor.data_ptr() != self.lent[name].data_ptr()]
+        moved = [name for name, tensor in own.items() if not same_memory(tensor, self.lent[name])]
         self.lent.update({name: lent(own[name]) for name in moved})
         for name, tensor in own.items():
             self.lent[name].requires_grad_(tensor.requires_grad)
@@ -164,6 +164,10 @@ def check_names(now: Mapping[str, str], then: Mapping[str, str]) -> None:
             f"{tied[0]} was the same Parameter as {then[tied[0]]} when the model was cut, and is {now[tied[0]]} now: "
             f"load_state_dict(assign=True) unties weights; tie it as it was, or compile the model again"
         )
+
+
+def same_memory(a: Tensor, b: Tensor) -> bool:
+    return a is b or (a.layout is torch.strided and a.data_ptr() == b.data_ptr())
 
 
 def lent(tensor: Tensor) -> Tensor:

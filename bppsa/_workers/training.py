@@ -80,12 +80,16 @@ class Training:
         """Of a call of `count` micro-batches. Raises ScheduleError where the schedule cannot run."""
         if (kind, count) not in self.plans:
             stages, workers = self.stages, self.settings.workers
-            bound = bound_to(self.settings.schedule, len(stages), count, workers)
+            bound = self.bound(count)
             chosen = only(bound, len(stages), count, KINDS[kind])
             plan = make_plan(chosen, len(stages), count, workers, self.costs(bound), *self.items(bound))
             check_changes(plan.timeline, [stage.changes for stage in stages.stages])
             self.plans[kind, count] = plan
         return self.plans[kind, count]
+
+    def bound(self, count: int) -> Schedule:
+        """The schedule, for these stages and so many micro-batches."""
+        return bound_to(self.settings.schedule, len(self.stages), count, self.settings.workers)
 
     def costs(self, schedule: Schedule) -> dict[str, list[float]]:
         """Of each stage's jobs: seconds where they were measured, flops otherwise; a backward is two forwards."""

@@ -18,11 +18,11 @@ from bppsa.fxpasses.over_time.layers import is_recurrent, layers_of
 from bppsa.fxpasses.over_time.verdict import MEND, Found, Mixed, packed, tried
 from bppsa.fxpasses.partition import trace_in_both_modes
 from bppsa.fxpasses.partition.arguments import Arguments, flatten
+from bppsa.fxpasses.partition.effects import facts
+from bppsa.fxpasses.partition.graph import Graph
 from bppsa.fxpasses.partition.kept import kept
 from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
-from bppsa.fxpasses.partition.order import facts
-from bppsa.fxpasses.partition.tracing import MEND as BY_HAND
-from bppsa.fxpasses.partition.tracing import WHAT_FORWARDS_RAISE, Graph
+from bppsa.fxpasses.partition.refusals import BY_HAND, WHAT_FORWARDS_RAISE
 from bppsa.stages import Axes, OverTime, Stage
 
 CUTS = "blelloch(K) cuts calls of nn.RNN, nn.GRU and nn.LSTM, in a forward that torch.fx can trace"
@@ -80,9 +80,11 @@ def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: i
     if not layers:
         raise ScheduleError(f"the forward of {name(root)} calls none of its recurrent modules; {MEND}")
     found = tried(graph, arguments.examples, axes)
+    flops = [facts(node).flops for node in graph.graph.nodes]
+    ends = 1 + max(at for at, node in enumerate(graph.graph.nodes) if is_recurrent(graph, node))
     count = len(layers) * chunks
     return OverTime(
-        stages=(stage_of(root, graph, count),) * count,
+        stages=(stage_of(root, graph, sum(flops[:ends]) / count),) * count,
         values=(),
         arguments=len(arguments.names),
         bind=arguments.bind,
@@ -91,6 +93,7 @@ def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: i
         layers=layers,
         arguments_axes=axes if found.rows is not None else tuple(Axes(of.time) for of in axes),
         outputs_axes=found.axes,
+        end_flops=sum(flops[ends:]) / chunks,
         example=example_of(found, traced),
     )
 
@@ -128,8 +131,8 @@ def is_packed(value: Any) -> bool:
     return isinstance(value, PackedSequence)
 
 
-def stage_of(root: nn.Module, graph: fx.GraphModule, count: int) -> Stage:
-    """One of `count` stages, all of which have the whole graph."""
+def stage_of(root: nn.Module, graph: fx.GraphModule, flops: float) -> Stage:
+    """Any of the stages, all of which have the whole graph. flops: of one."""
     nodes = list(enumerate(graph.graph.nodes))
     return Stage(
         graph,
@@ -137,7 +140,7 @@ def stage_of(root: nn.Module, graph: fx.GraphModule, count: int) -> Stage:
         outputs=(),
         names=names_of(graph, first_names(root.model if isinstance(root, Alone) else root)),
         ops=sum(node.op.startswith("call_") for _, node in nodes),
-        flops=sum(facts(node).flops for _, node in nodes) / count,
+        flops=flops,
         draws=tuple((node.name, at) for at, node in nodes if facts(node).draws and not is_recurrent(graph, node)),
     )
 

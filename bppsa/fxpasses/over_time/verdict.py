@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from bppsa.errors import ScheduleError
 from bppsa.fxpasses.over_time.parts import NoAxis, alike, axis_of, halves
 from bppsa.fxpasses.over_time.trial import Run, Trial, trial_of
-from bppsa.fxpasses.partition.tracing import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.refusals import WHAT_FORWARDS_RAISE
 from bppsa.stages import Axes
 
 MEND = "cut the model into stages instead, as schedule=gpipe() does"

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from torch import fx, nn
 
 from bppsa.fxpasses.partition.arguments import Arguments
+from bppsa.fxpasses.partition.effects import facts
+from bppsa.fxpasses.partition.graph import Graph
 from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
-from bppsa.fxpasses.partition.order import Order, facts, overwritten
+from bppsa.fxpasses.partition.order import Order, overwritten
 from bppsa.fxpasses.partition.regions import copied_in_regions
-from bppsa.fxpasses.partition.tracing import Graph
-from bppsa.stages import INPUT, OVERWRITTEN, Stage, Stages, Value
+from bppsa.stages import INPUT, WHOLE, Stage, Stages, Value
 
 
 @dataclass
@@ -120,7 +121,7 @@ def part_graph(
     def copy(node: fx.Node) -> None:
         copies[node] = graph.node_copy(node, copy_of)
         copies[node].meta = {"draws": number[node]} if facts(node).draws else {}
-        copies[node].meta |= {OVERWRITTEN: True} if node in changed else {}
+        copies[node].meta |= {WHOLE: True} if node in changed or node.meta.get("container") else {}
 
     copied_in_regions(graph, (*sorted(part.again, key=number.__getitem__), *part.nodes), copy)
     graph.output(tuple(map(copy_of, results)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -45,13 +45,19 @@ class Facts:
     tensors: int = 0  # in its value
 
 
+NO_FACTS = Facts()
+
+
+def facts(node: fx.Node) -> Facts:
+    return node.meta.get("facts", NO_FACTS)
+
+
 class Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0.0
         self.draws = False
         self.written: set[StorageWeakRef] = set()
-        self.made: set[StorageWeakRef] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

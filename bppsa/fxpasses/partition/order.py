@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.arguments import leaf_of
-from bppsa.fxpasses.partition.decisions import as_decided
-from bppsa.fxpasses.partition.effects import Facts
+from bppsa.fxpasses.partition.decisions import CHECKS
+from bppsa.fxpasses.partition.effects import facts
 
-NO_FACTS = Facts()
 Block = tuple[fx.Node, ...]
 
 
@@ -49,35 +47,20 @@ class Order:
         return found
 
 
-def facts(node: fx.Node) -> Facts:
-    return node.meta.get("facts", NO_FACTS)
-
-
 def ordered(graph: fx.Graph) -> Order:
     written = {storage: node for node in graph.nodes for storage in facts(node).writes}
     light = {node for node in graph.nodes if is_light(node) and not is_tied(node, written)}
     unread = never_read(graph, light)
     calls = [node for node in graph.nodes if node.op.startswith("call_") and node not in unread]
-    heavy = [node for node in calls if node not in light and node.target is not as_decided]
+    heavy = [node for node in calls if node not in light and node.target not in CHECKS]
     groups = with_followers(late(heavy, light, written), calls)
     lasting = {storage for node in graph.find_nodes(op="get_attr") for storage in facts(node).holds & written.keys()}
     return Order(tuple(merged(groups, lasting)), frozenset(light))
 
 
-def check_arguments(graph: fx.Graph) -> None:
-    """Raises PartitionError where an argument is written in place."""
-    written = {storage: node for node in graph.nodes for storage in facts(node).writes}
-    for argument in graph.find_nodes(op="placeholder"):
-        for storage in facts(argument).holds & written.keys():
-            raise PartitionError(
-                f"{written[storage].name} changes the argument {argument.target} in place, where other stages read it; "
-                f"change a copy, as in {argument.target} = {argument.target}.clone()"
-            )
-
-
 def is_light(node: fx.Node) -> bool:
     part = node.target in (operator.getitem, leaf_of) and node.args[0].meta.get("container", False)
-    call = node.op in ("call_function", "call_method") and node.target is not as_decided
+    call = node.op in ("call_function", "call_method") and node.target not in CHECKS
     return call and (part or node.meta.get("decidable", False))
 
 
@@ -135,7 +118,7 @@ def with_followers(heavy: list[fx.Node], calls: list[fx.Node]) -> list[list[fx.N
             if after >= 0:
                 host[node] = after
                 groups[after].append(node)
-            elif node.target is as_decided and groups:
+            elif node.target in CHECKS and groups:
                 groups[0].append(node)
     return groups
 

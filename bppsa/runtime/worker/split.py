@@ -12,7 +12,7 @@ from collections import Counter
 
 from torch import fx, nn
 
-from bppsa.stages import OVERWRITTEN
+from bppsa.stages import WHOLE
 
 Reading = tuple[str, tuple[str, ...]]  # an op, by the name of its node, and the names in the stage of what it reads
 
@@ -24,19 +24,22 @@ def readings(module: nn.Module) -> list[Reading]:
     found = [(node, weights_of(module, node)) for node in module.graph.nodes]
     found = [(node, names) for node, names in found if names]
     read = Counter(id(module.get_parameter(name)) for _, names in found for name in names)
-    unfit = any(gives_several(node) or node.meta.get(OVERWRITTEN) for node, _ in found)
+    unfit = any(gives_several(node) or node.meta.get(WHOLE) for node, _ in found)
     if unfit or any(times > 1 for times in read.values()):
         return []
     return [(node.name, tuple(names)) for node, names in found]
 
 
 def weights_of(module: fx.GraphModule, node: fx.Node) -> list[str]:
-    own = dict(module.named_parameters(remove_duplicate=False))
-    found = [str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr" and arg.target in own]
+    """Of the modules and Parameters that the node is given, each once."""
+    given = [str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr"]
     if node.op == "call_module":
-        called = module.get_submodule(str(node.target))
-        found += [f"{node.target}.{name}" for name, _ in called.named_parameters()]
-    return found
+        given.append(str(node.target))
+    found: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if any(name == path or name.startswith(f"{path}.") for path in given):
+            found.setdefault(id(parameter), name)
+    return list(found.values())
 
 
 def gives_several(node: fx.Node) -> bool:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bppsa import partition
-from bppsa.errors import PartitionError
 from tests.fxpasses.partition import zoo
 from tests.fxpasses.partition.support import compare
 
@@ -77,19 +76,3 @@ def test_buffers_that_modules_by_hand_change_are_known() -> None:
     model = nn.Sequential(nn.Linear(6, 6), Counting(), nn.BatchNorm1d(6))
     cut = partition(model, torch.randn(4, 6), list(model))
     assert [stage.changes for stage in cut.stages] == [(), ("1.mean", "1.count"), ()]
-
-
-class WritesItsInput(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.a(x)
-        x.add_(1)
-        return self.b(y + x)
-
-
-def test_an_argument_is_not_changed() -> None:
-    with pytest.raises(PartitionError, match=r"changes the argument x in place.*x = x\.clone\(\)"):
-        partition(WritesItsInput(), torch.randn(4, 6), 2)
