@@ -14,6 +14,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from bppsa import _calls
 from bppsa._modules.calls import is_ordinary_moment, is_plain
+from bppsa._pruned.densities import Density, densities, have_moved
 from bppsa._pruned.draft import KeptEntries
 from bppsa._pruned.regions import Environment, Segment, grow, operands, run_node, run_region
 from bppsa._pruned.rewritten import Rewritten
@@ -37,6 +38,7 @@ class Plan:
     segments: list[Segment]
     unread: list[list[fx.Node]]  # after each segment
     decisions: list[list[Decision]]  # of each segment
+    densities: list[Density]
 
     @functools.cached_property
     def has_regions(self) -> bool:
@@ -76,6 +78,9 @@ class Pruned(Rewritten):
         training = torch.is_grad_enabled()
         key = state(self), training, tuple((x.shape, x.dtype, x.requires_grad) for x in args), torch.get_num_threads()
         plan = memo.plans.get(key)
+        if isinstance(plan, Plan) and have_moved(plan.densities):
+            del memo.plans[key]
+            plan = None
         if plan is None and len(memo.plans) >= MOST_PLANS:
             plan = Reason(f"more than {MOST_PLANS} shapes of input, or states of its modules")
         if plan is None:
@@ -155,7 +160,7 @@ def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor,
         decisions.append(told(segment, graph, choice, root))
         segments.append(segment)
         at = segment.stop
-    plan = Plan(graph, segments, last_read(graph, segments), decisions)
+    plan = Plan(graph, segments, last_read(graph, segments), decisions, densities(root))
     return fx.node.map_arg(graph[at].args[0], known.__getitem__), plan
 
 
