@@ -40,7 +40,6 @@ class Work:
     def linear(self) -> bool:
         return self.pixels == 1
 
-
     def passes(self, training: bool) -> int:
         return (2 if self.first else 3) if training else 1
 
