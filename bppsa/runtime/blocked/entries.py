@@ -13,11 +13,10 @@ from bppsa.codegen.blocked.native import LANES, is_wide
 from bppsa.codegen.blocked.print_conv import PIXELS
 from bppsa.codegen.blocked.window import Sweep, Window
 from bppsa.errors import Reason, Unsupported
+from bppsa.plan.sparse import LEAST_DENSITY
 
 NEAR = 16 << 10  # bytes of the nearest cache that a chunk of channels may take
-# A row goes through channels chunk by chunk where it has so many of them, and a tile so many pixels: the runs of entries
-# become shorter, and its sums are put aside between them.
-LEAST_DENSITY, LEAST_PIXELS = 0.15, 8
+LEAST_PIXELS = 8  # of a tile: fewer do not pay for putting their sums aside between chunks
 SPARSE = 16  # one in so many keys: comparing them is faster than marks in a table
 MOST = numpy.iinfo(numpy.int32).max
 TOO_LARGE = "a weight, or a block of images, of more than 2^31 numbers"
@@ -25,7 +24,9 @@ TOO_LARGE = "a weight, or a block of images, of more than 2^31 numbers"
 
 @dataclass(frozen=True)
 class Rows:
-    """A row for each channel of a sweep's target, in it for each chunk of channels a run for each tap (skeleton/conv.h).
+    """A row for each channel of a sweep's target, in it for each chunk of channels a run for each tap.
+
+    That is how skeleton/conv.h reads them.
 
     at: int32 [rows * chunks * taps + 1]. offsets: int32 [E], where in its source each entry reads, in reals.
     places: int32 [E], where in the weight its value is.
@@ -103,8 +104,8 @@ def rows_of(
     offsets = ((kept.group * columns + kept.column) * plane + pixels[tap]) * LANES[dtype]
     at = numpy.zeros(groups * rows * chunks * taps + 1, dtype=numpy.int32)
     at[1:] = numpy.cumsum(numpy.bincount(run, minlength=len(at) - 1))
-    arrays = at, offsets[order].astype(numpy.int32), kept.places[order]
-    return Rows(*map(torch.from_numpy, arrays), groups * rows, chunks), order
+    begins, read, where = map(torch.from_numpy, (at, offsets[order].astype(numpy.int32), kept.places[order]))
+    return Rows(begins, read, where, groups * rows, chunks), order
 
 
 def order_of(keys: numpy.ndarray, most: int) -> numpy.ndarray:
@@ -118,7 +119,7 @@ def order_of(keys: numpy.ndarray, most: int) -> numpy.ndarray:
 
 
 def chunk_of(sweep: Sweep, channels: int, density: float, dtype: torch.dtype) -> int:
-    """How many channels of the source a row goes through at a time: all, or as many as a tile of fits the near cache."""
+    """How many channels of the source a row goes through at a time: all, or as many of a tile as fit the near cache."""
     if density < LEAST_DENSITY:
         return channels
     pixels, read = sweep.reach(PIXELS[is_wide()])
