@@ -18,7 +18,7 @@ from bppsa._pruned.densities import Density, densities, have_moved
 from bppsa._pruned.draft import KeptEntries
 from bppsa._pruned.regions import Environment, Segment, grow, operands, run_node, run_region
 from bppsa._pruned.rewritten import Rewritten
-from bppsa._pruned.told import decide, told
+from bppsa._pruned.told import How, decide, told
 from bppsa._pruned.tracing import state, trace
 from bppsa.codegen.blocked.native import LANES, prepare
 from bppsa.codegen.blocked.window import Window
@@ -138,7 +138,7 @@ def begin(graph: list[fx.Node], args: tuple[Tensor, ...]) -> Environment:
 
 def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor, ...]) -> tuple[Any, Plan]:
     known, segments, decisions = begin(graph, args), list[Segment](), list[list[Decision]]()
-    training, dtype = torch.is_grad_enabled(), args[0].dtype
+    how = How(torch.is_grad_enabled(), args[0].dtype)
     at = 0
     while graph[at].op != "output":
         node = graph[at]
@@ -146,18 +146,18 @@ def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor,
             at += 1
             continue
         segment = grow(graph, at, known, root, memo.entries)
-        choice = decide(segment, training, dtype)
+        choice = decide(segment, how)
         tensors = operands(segment, known)
         if segment.layers and isinstance(tensors, Reason):
             choice = Choice("pytorch", str(tensors), {})
         if choice.strategy == "blocked" and not isinstance(tensors, Reason):
-            build_kernels(segment, dtype)
+            build_kernels(segment, how.dtype)
             run_region(segment, known, tensors)
         else:
             stop = max(segment.stop, at + 1)
             segment = Segment(at, stop, layers=segment.layers, ended=segment.ended)
             run_nodes(graph[at:stop], known, root)
-        decisions.append(told(segment, graph, choice, root))
+        decisions.append(told(segment, graph, choice, root, how))
         segments.append(segment)
         at = segment.stop
     plan = Plan(graph, segments, last_read(graph, segments), decisions, densities(root))
