@@ -72,7 +72,7 @@ def run_backward(
     found: list[Tensor | None] = [None] * len(needs)
     for i, size in backward.gradients:
         found[i] = pool.take(math.prod(size), dtype).view(size)
-    backward.program.run(tape.data, [*given, *(found[i] for i, _ in backward.gradients)])
+    backward.program.run(tape.data, [*given, *(t for t in (found[i] for i, _ in backward.gradients) if t is not None)])
     return found
 
 
