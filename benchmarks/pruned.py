@@ -1,12 +1,12 @@
-"""Pruned networks: masked PyTorch in its better memory format, sparseprop where it is installed, and bppsa, interleaved.
+"""Pruned networks: masked PyTorch in its better memory format, sparseprop if it is installed, and bppsa, interleaved.
 
     python benchmarks/pruned.py                             everything, some ten minutes; nothing else should run
     python benchmarks/pruned.py --only vgg11,mobilenet      some networks
     python benchmarks/pruned.py --quick                     narrow networks: only shows that all of it runs
 
-A step is forward, loss, backward and SGD; "layer" is forward and backward alone, from a given cotangent to the input and
-the weight. sparseprop holds the kept weights alone, so its SGD steps these and no dense ones. Rows are kept in benchmarks/results/ under "pruned", a file a machine; a run
-of some networks leaves the others as they were.
+A step is forward, loss, backward and SGD; "layer" is forward and backward alone, from a given cotangent to the input
+and the weight. sparseprop holds the kept weights alone, so its SGD steps these and no dense ones. Rows are kept in
+benchmarks/results/ under "pruned", a file a machine; a run of some networks leaves the others as they were.
 """
 
 from __future__ import annotations

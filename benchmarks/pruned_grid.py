@@ -2,8 +2,8 @@
 
     python benchmarks/pruned_grid.py            some minutes; nothing else should run
 
-Each is measured beside PyTorch, both in their better memory format, interleaved; what `bppsa.compile` leaves to PyTorch counts
-too. Slower means by more than 3 % and by more than the quartiles are apart.
+Each is measured beside PyTorch, both in their better memory format, interleaved; what `bppsa.compile` leaves to
+PyTorch counts too. Slower means by more than 3 % and by more than the quartiles are apart.
 """
 
 from __future__ import annotations
