@@ -270,7 +270,7 @@ def test_ranks_that_call_something_else_are_named() -> None:
 def replicas(rank: int) -> str:
     """Owners of the same weights that start from different values."""
     compiled = compiled_for(faults.model(seed=rank), "lpp")
-    with pytest.raises(ScheduleError) as caught:
+    with pytest.raises((ScheduleError, WorkerError)) as caught:  # found here, or told by the other
         compiled.step(*faults.batch())
     return str(caught.value)
 

@@ -19,10 +19,10 @@ from __future__ import annotations
 import pickle
 import threading
 import traceback
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -88,7 +88,8 @@ class GroupTransport:
         }
         self._carrier = Carrier(group, self._wire)
         self._watch = Watch(connect(group), self)
-        self.close: Callable[[], object] = weakref.finalize(self, _close, self._watch, self._carrier)
+        # Not weakref.finalize, which a process of multiprocessing leaves out at its end: it would end without goodbye.
+        self.close: Callable[[], object] = Finalize(self, _close, (self._watch, self._carrier), exitpriority=0)
         self._meet()
 
     # A step.
@@ -153,6 +154,7 @@ class GroupTransport:
     def agree(self, fingerprint: Mapping[str, object]) -> None:
         """Raises ScheduleError on every rank where the fingerprints differ, with the keys that do."""
         differing = differences(self.share(dict(fingerprint)))
+        self.share(_DONE)  # or who raises first, and goes, would be missed by those that wait for others
         if differing:
             raise ScheduleError(f"the ranks were given different work; {differing}")
 

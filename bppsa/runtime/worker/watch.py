@@ -21,6 +21,7 @@ from typing import NamedTuple, Protocol
 _HEAD = struct.Struct("<BIII")  # kind, step, number, bytes of the body
 _BYE = 0  # kind of the frame that announces a closed connection; other kinds are the listener's
 _CHUNK = 1 << 18
+_GOODBYE = 3.0  # seconds that peers have at most to read the last of it
 
 
 class Frame(NamedTuple):
@@ -137,14 +138,14 @@ class Watch:
             self.tell(peer, frame)
 
     def close(self) -> None:
-        """Says goodbye and ends the thread. What was told before still goes out, for a second at most."""
+        """Says goodbye and ends the thread. What was told before still goes out, for some seconds at most."""
         if self._closing:
             return
         self.tell_all(Frame(_BYE, 0, 0))
         self._closing = True
         self._ring()
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout=2)
+            self._thread.join(timeout=_GOODBYE + 1)
 
     def forget(self) -> None:
         """In a forked child: closes its copies, or a killed parent would seem to live on."""
@@ -205,7 +206,7 @@ class Watch:
     def _end(self) -> None:
         """Waits for the peers to close their ends: a connection that is closed with something unread in it is reset,
         and the peer would lose what it had not read."""
-        limit = time.monotonic() + 1
+        limit = time.monotonic() + _GOODBYE
         for line in self._lines.values():
             with contextlib.suppress(OSError):
                 line.connection.settimeout(max(0.01, limit - time.monotonic()))
