@@ -85,7 +85,7 @@ def start_in_group(compiled: Scheduled, settings: Settings, cutting: Callable[[]
     """Raises on every rank where one raises."""
     transport = GroupTransport(device=device_for(compiled))
     with transport.telling("compile"):
-        settings = placed(settings, transport.size)
+        settings = seeded(placed(settings, transport.size), transport)
         stages = cutting()
         training = training_of(stages)(compiled, settings, stages)
         timeline = training.plan("step", settings.microbatches).timeline
@@ -128,6 +128,12 @@ def placed(settings: Settings, ranks: int) -> Settings:
     if settings.workers not in (None, ranks):
         raise ScheduleError(f"workers={settings.workers}, and the process group has {ranks} ranks; leave workers= out")
     return replace(settings, workers=ranks)
+
+
+def seeded(settings: Settings, transport: GroupTransport) -> Settings:
+    """With rank 0's seed, where none is given."""
+    seeds = transport.share(torch.initial_seed() if settings.seed is None else settings.seed)
+    return replace(settings, seed=seeds[0] if settings.seed is None else settings.seed)
 
 
 def neighbours(ranks: int) -> int:
