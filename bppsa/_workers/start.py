@@ -95,8 +95,6 @@ def start_in_group(compiled: Scheduled, settings: Settings, cutting: Callable[[]
                 f"the schedule is for W={timeline.W} workers, and the process group has {transport.size} ranks; "
                 f"start as many, or choose a schedule for them"
             )
-    if settings.seed is None:  # ranks may have seeds of their own, for their data
-        training.seed = transport.share(training.seed)[0]
     transport.agree(fingerprint(training))
     owners: dict[int, list[int]] = {}
     for number, (s, _, _) in enumerate(timeline.jobs):
