@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any
@@ -50,8 +52,16 @@ def dawdle() -> None:
     time.sleep(2)
 
 
+def stop_and_go() -> None:
+    """The process is stopped for two seconds, as by a debugger."""
+    subprocess.Popen(["sh", "-c", f"kill -STOP {os.getpid()}; sleep 2; kill -CONT {os.getpid()}"])
+    time.sleep(0.5)
+
+
 def interrupt() -> None:
-    raise KeyboardInterrupt
+    """As ctrl-C does, in the main thread."""
+    _thread.interrupt_main()
+    time.sleep(0.2)
 
 
 class Passing(torch.autograd.Function):

@@ -104,7 +104,7 @@ def _body(
     torch.set_num_threads(1)
     os.environ.update(RANK=f"{rank}", LOCAL_RANK=f"{rank}", WORLD_SIZE=f"{size}", LOCAL_WORLD_SIZE=f"{size}")
     try:
-        _join(rank, size, folder / "port", timedelta(seconds=timeout + LOST))
+        join(rank, size, folder / "port", timedelta(seconds=timeout + LOST))
         pipe.send_bytes(pickle.dumps(("returned", function(rank, *args))))  # send would share a tensor's memory
         dist.destroy_process_group()
     except BaseException:
@@ -112,7 +112,8 @@ def _body(
         raise
 
 
-def _join(rank: int, size: int, place: Path, limit: timedelta) -> None:
+def join(rank: int, size: int, place: Path, limit: timedelta) -> None:
+    """The gloo group of the ranks that know the place of a file, which none of them made before."""
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, size, True, limit, wait_for_workers=False)
         place.with_suffix(".new").write_text(f"{store.port}")

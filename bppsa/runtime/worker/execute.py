@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from threading import Thread
 from time import perf_counter
 
 from bppsa.errors import WorkerError
 from bppsa.runtime.worker.fetched import Fetched
-from bppsa.runtime.worker.mailbox import Alarm, Mailbox, Stopped
-from bppsa.runtime.worker.transport import Transport, Work
+from bppsa.runtime.worker.mailbox import Alarm, Mailbox
+from bppsa.runtime.worker.transport import Stopped, Transport, Work
 from bppsa.schedule.messages import Item, Message, Step
 from bppsa.schedule.program import Action
 
@@ -63,6 +63,8 @@ class Lane:
         begin = perf_counter()
         try:
             results = iter(self.work.run(step.action, data))
+        except Stopped:  # of another worker, as a job sends what it has made
+            raise
         except Exception as error:
             raise JobError(self.worker, step.action, error) from error
         self.times[step.action] = begin, perf_counter()
@@ -85,22 +87,27 @@ class JobError(WorkerError):
 
 def run_all(jobs: Sequence[Callable[[], None]], alarm: Alarm) -> None:
     """Each in a thread of its own, one alone in this one. Raises the first failure, when all have ended."""
-
-    def told(future: Future[None]) -> None:
-        error = future.exception()
-        if error is not None and not isinstance(error, Stopped):
-            alarm.ring(error)
-
     if len(jobs) == 1:
         with ringing(alarm):
             return jobs[0]()
-    with ThreadPoolExecutor(len(jobs), "bppsa worker") as pool, ringing(alarm):
-        futures = [pool.submit(job) for job in jobs]
-        for future in futures:
-            future.add_done_callback(told)
-        wait(futures)
+    threads = [Thread(target=in_thread, args=(job, alarm), name="bppsa worker") for job in jobs]
+    try:
+        with ringing(alarm):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
     if alarm.failure is not None:
         raise alarm.failure
+
+
+def in_thread(job: Callable[[], None], alarm: Alarm) -> None:
+    with suppress(BaseException), ringing(alarm):  # who started the thread raises what has rung
+        job()
 
 
 @contextmanager

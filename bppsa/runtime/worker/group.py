@@ -89,6 +89,7 @@ class GroupTransport:
         self._carrier = Carrier(group, self._wire)
         self._watch = Watch(connect(group), self)
         self.close: Callable[[], object] = weakref.finalize(self, _close, self._watch, self._carrier)
+        self._meet()
 
     # A step.
 
@@ -240,6 +241,20 @@ class GroupTransport:
             self._failures.gone(key[1], body.decode())
 
     # Common to all threads.
+
+    def _meet(self) -> None:
+        """Has the group connect all ranks, while nobody depends on its first calls."""
+        unmet = {peer: 2 for peer in self._peers}  # directions
+
+        def met(peer: int) -> None:
+            with self._changed:
+                unmet[peer] -= 1
+                self._changed.notify_all()
+
+        for peer in self._peers:
+            self._carrier.meet(peer, partial(met, peer), partial(self._lost_group, peer))
+        with self._changed:
+            self._wait(lambda: {peer for peer, directions in unmet.items() if directions})
 
     def _transmit(self, peer: _Peer, key: Key, packed: Packed) -> None:
         with peer.lock:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-INLINE = 1 << 14  # bytes: tensors up to this size travel with the description
-ALL_INLINE = 1 << 16  # bytes: of all such tensors of a message
+# Up to these sizes the latency of the process group, and of the threads that wait for it, is more than copying costs.
+INLINE = 1 << 17  # bytes: tensors up to this size travel with the description
+ALL_INLINE = 1 << 18  # bytes: of all such tensors of a message
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 import torch
 
+from bppsa.runtime.worker.carrier import TAGS
 from bppsa.runtime.worker.layout import Layout, Packed, buffers
 
 _FORMS = 1024  # that are remembered; with more, as from lengths that are never the same, numbers begin again
-_TAGS = 1 << 30
 
 
 class _Letter(NamedTuple):
@@ -38,7 +38,7 @@ class Writer:
                 self.numbers.clear()
             number, layout = len(self.numbers), packed.layout
             self.numbers[layout] = number
-        tag, self.tag = self.tag, (self.tag + len(packed.large)) % _TAGS
+        tag, self.tag = self.tag, (self.tag + len(packed.large)) % TAGS
         return pickle.dumps(_Letter(number, layout, packed.small, packed.objects, tag)), tag
 
 

@@ -13,7 +13,7 @@ from bppsa.errors import ScheduleError, WorkerError
 from bppsa.runtime.worker.group import GroupTransport
 from tests.runtime.worker.ranks import message, run
 
-LARGE = 100_000  # elements: more than what travels with its announcement
+LARGE = 200_000  # elements: more than what travels with its announcement
 
 
 def same(a: Any, b: Any) -> bool:
