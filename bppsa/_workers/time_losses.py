@@ -128,16 +128,17 @@ class Short:
         return tree_unflatten([self.shortened(leaf, of) for leaf, of in zip(leaves, axes, strict=True)], spec)
 
     def shortened(self, leaf: Any, axes: Axes) -> Any:
-        """Of whole numbers all kinds, sorted by steps: what is counted otherwise than others, such as `ignore_index`,
-        is then in one part."""
+        """Of whole numbers all kinds, sorted by steps, or rows where it has no steps: what is counted otherwise than
+        others, such as `ignore_index`, is then in one part."""
         short = leaf
         for axis, size in ((axes.time, sum(self.parts.steps)), (axes.rows, sum(self.parts.rows))):
             short = short if axis is None else short.narrow(axis, 0, size)
-        if axes.time is None or leaf.is_floating_point() or leaf.is_complex():
+        along = axes.rows if axes.time is None else axes.time
+        if along is None or leaf.is_floating_point() or leaf.is_complex():
             return short
         kinds = leaf.unique()
         some = kinds[torch.linspace(0, len(kinds) - 1, short.numel(), device=leaf.device).long()]
-        return some.view_as(short.movedim(axes.time, 0)).movedim(0, axes.time)
+        return some.view_as(short.movedim(along, 0)).movedim(0, along)
 
     def gives(self, loss: TimeLoss, target: Any, whole: float) -> bool:
         """Whether the parts' losses add up to the whole's."""

@@ -98,6 +98,17 @@ def of_differences(scores: Tensor, target: Tensor) -> Tensor:
     return zoo.of_words(scores, target) + scores.diff(dim=1).square().mean()
 
 
+def of_last_of_some(scores: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(scores[:, -1], target, ignore_index=2)
+
+
+def test_rows_that_count_otherwise_are_found_out() -> None:
+    x, target = zoo.words(ROWS, STEPS)[0], torch.tensor([0, 2, 1, 3])
+    compiled = over_time(zoo.Words(), 2, microbatches=2, loss_fn=of_last_of_some)
+    with pytest.raises(ScheduleError, match="cannot be cut under this loss"):
+        compiled.step(x, target)
+
+
 def of_its_root(scores: Tensor, target: Tensor) -> Tensor:
     return zoo.of_words(scores, target).sqrt()
 
