@@ -138,6 +138,7 @@ def stage_of(root: nn.Module, graph: fx.GraphModule, count: int) -> Stage:
         names=names_of(graph, first_names(root.model if isinstance(root, Alone) else root)),
         ops=sum(node.op.startswith("call_") for _, node in nodes),
         flops=sum(facts(node).flops for _, node in nodes) / count,
+        cost=sum(facts(node).cost for _, node in nodes) / count,
         draws=tuple((node.name, at) for at, node in nodes if facts(node).draws and not is_recurrent(graph, node)),
     )
 

@@ -62,7 +62,7 @@ def partition(
     order = ordered(traced.graph)
     if not 1 <= stages <= len(order.blocks):
         raise too_many(model, order, stages)
-    costs = [sum(facts(node).flops for node in block) for block in order.blocks]
+    costs = [sum(facts(node).cost for node in block) for block in order.blocks]
     return build(model, traced, order, balanced(costs, order.crossing(), stages), arguments)
 
 
