@@ -146,4 +146,5 @@ class OverTime(Stages):
     layers: tuple[Layer, ...]  # in the order in which they run
     arguments_axes: tuple[Axes, ...]  # of each leaf of the list of arguments
     outputs_axes: tuple[Axes, ...]  # of each leaf of what the module returns
+    end_cost: float  # of a chunk, behind the last layer
     example: tuple[Any, ...] = field(repr=False)  # what the module returns for a short call

@@ -10,6 +10,7 @@ from torch import fx, nn
 from bppsa._pruned.draft import Layer
 from bppsa._pruned.masks import LAYERS
 from bppsa._pruned.regions import Segment
+from bppsa._pruned.rewritten import kind_of
 from bppsa.codegen.blocked.native import LANES
 from bppsa.plan.choose import Choice
 from bppsa.plan.sparse import Work, choose_region
@@ -50,10 +51,10 @@ def told(segment: Segment, graph: list[fx.Node], choice: Choice, root: nn.Module
     if not segment.layers and (node := graph[segment.start]).op == "call_module":
         module = root.get_submodule(str(node.target))
         if isinstance(module, LAYERS) and segment.ended is not None:
-            kind = type(module).__name__.lower()
+            kind = kind_of(module).__name__.lower()
             found.append(Decision(join(prefix, str(node.target)), kind, "pytorch", str(segment.ended)))
     return found
 
 
 def join(prefix: str, path: str) -> str:
-    return f"{prefix}.{path}" if prefix else path
+    return f"{prefix}.{path}" if prefix and path else prefix or path

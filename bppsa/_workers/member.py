@@ -11,9 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from bppsa._calls import pop, push
 from bppsa._recurrent import sweep_of
 from bppsa._workers.plans import Plan
 from bppsa.errors import ScheduleError
+from bppsa.plan.forward import Forward
+from bppsa.plan.strategy import Strategy
+from bppsa.report import Decision
 from bppsa.runtime.worker.execute import Lane
 from bppsa.runtime.worker.fetched import Fetched
 from bppsa.runtime.worker.gradients import Sums
@@ -26,6 +30,8 @@ from bppsa.runtime.worker.transport import Transport, Work
 from bppsa.schedule.messages import Message
 from bppsa.schedule.program import Action
 from bppsa.stages import OverTime, Stage, Stages
+
+Asked = tuple[Strategy, Forward]  # by the user, for scans and recurrences
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Run:
     ended: Callable[[int], None]
     fetches: Mapping[Action, Message]
     frees: Collection[Action]
+    asked: Asked
 
 
 class Member:
@@ -85,7 +92,7 @@ class Member:
                     mailbox,
                     run.transport,
                     run.plan.readers[self.worker],
-                    partial(threads_each, self.neighbours),
+                    partial(inside, self.neighbours, run.results.decisions, run.asked),
                     run.results.times,
                     run.fetches,
                     run.frees,
@@ -156,7 +163,11 @@ def lent(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def threads_each(neighbours: int) -> Iterator[None]:
-    """The cores are shared out among the workers."""
+def inside(neighbours: int, taken: list[Decision], asked: Asked) -> Iterator[None]:
+    """What the thread of a lane runs in: the cores are shared out among the workers, and decisions noted in `taken`."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // neighbours))
-    yield
+    push(taken, *asked)
+    try:
+        yield
+    finally:
+        pop()

@@ -24,6 +24,7 @@ from bppsa.runtime.worker.pipeline import Call
 from bppsa.runtime.worker.results import Outcome
 from bppsa.schedule.messages import Items
 from bppsa.schedule.spec import Schedule
+from bppsa.schedule.zoo.time_chunks import END, with_ends
 from bppsa.stages import OverTime
 
 
@@ -41,16 +42,21 @@ class TimeTraining(Training):
         assert schedule.inputs is not None
         return partial(reads, schedule.inputs, self.stages.chunks), writes
 
+    def bound(self, count: int) -> Schedule:
+        return with_ends(super().bound(count), len(self.stages), self.stages.chunks)
+
     def costs(self, schedule: Schedule) -> dict[str, list[float]]:
         """A summary is a sweep of the columns of a matrix, in twice the precision; to combine summaries costs nothing
-        beside it. Where R is B's own sweep, B is what is left of it."""
+        beside it. Where R is B's own sweep, B is what is left of it. L goes forward and back."""
         assert schedule.inputs is not None
         forward = super().costs(schedule)["F"]
-        found = {d: [0.0] * len(forward) for d in (*schedule.directions, "R")} | {"F": forward}
+        found = {d: [0.0] * len(forward) for _, _, d in schedule.jobs or ()} | {"F": forward}
+        found[END] = [3 * self.stages.end_cost] * len(forward)
         for s, cost in enumerate(forward):
             is_sweep = (s, 0, "R") in (schedule.inputs(s, 0, "B") or ())
             found["B"][s] = cost if is_sweep else 2 * cost
-            found["R"][s] = cost if is_sweep else 2 * cost * self.columns(s // self.stages.chunks)
+            if "R" in found:
+                found["R"][s] = cost if is_sweep else 2 * cost * self.columns(s // self.stages.chunks)
         return found
 
     def columns(self, layer: int) -> int:

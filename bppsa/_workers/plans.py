@@ -15,11 +15,12 @@ from bppsa.schedule.program import Action
 from bppsa.schedule.simulator import Cost, simulate
 from bppsa.schedule.spec import F, Jobs, Schedule, W
 from bppsa.schedule.timeline import Timeline
+from bppsa.schedule.zoo.time_chunks import END
 
 KINDS: Mapping[str, Callable[[str], bool]] = {  # which directions a call runs
     "step": lambda d: True,
-    "forward": lambda d: d == F,
-    "backward": lambda d: d != F,
+    "forward": lambda d: d in (F, END),
+    "backward": lambda d: d not in (F, END),
 }
 
 

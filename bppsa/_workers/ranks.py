@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from bppsa._workers.agreement import check_replicas, checksums, signature
 from bppsa._workers.exchange import Exchange, Numbers, Owners, Reduction, make_exchange
-from bppsa._workers.member import Member, Run, tensors_of
+from bppsa._workers.member import Asked, Member, Run, tensors_of
 from bppsa._workers.plans import Plan, batches
 from bppsa.runtime.worker.execute import JobError, run_all
 from bppsa.runtime.worker.gradients import Grads, Sums, summed
@@ -34,7 +36,9 @@ class Ranks:
         owners: Owners,
         transport: GroupTransport,
         neighbours: int,
+        asked: Asked,
     ) -> None:
+        self.asked = asked
         self.stages, self.owners, self.transport, self.model = stages, owners, transport, model
         self.rank, self.size = transport.rank, transport.size
         foreign = [s for s in range(len(stages)) if self.rank not in owners[s]]
@@ -42,12 +46,23 @@ class Ranks:
         self.exchanges: dict[int, Exchange] = {}  # by the identity of a plan, which is kept
         self.plans: list[Plan] = []
         self.steps = 0
+        self.ran_nothing = True
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """A call of the model, of every rank: what is raised within on one of them is raised on all."""
+        self.steps += 1
+        self.transport.begin(self.steps)
+        with self.transport.telling("a call of the model"):
+            yield
 
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
         """state: what the forward gave, for a backward alone. Raises WorkerError on every rank where one fails."""
         exchange = self.exchange(plan)
-        self.transport.begin(self.steps, (plan.messages, call.signature, call.outputs, call.loss is None))
-        self.steps += 1
+        self.transport.sign(signature(plan, call))
+        if self.ran_nothing:
+            check_replicas(self.share(checksums(tensors_in(self.model))))
+            self.ran_nothing = False
         results = state[0].going_on() if state else Results()
         sums = Sums(batches(plan.steps[self.rank]))
         finish = Finish(self, exchange, sums)
@@ -64,10 +79,12 @@ class Ranks:
                 finish.ended,
                 exchange.fetches,
                 exchange.frees,
+                self.asked,
             )
             lanes = self.member.lanes(run)
             if lanes:
                 run_all([lane.run for lane in lanes], run.alarm)
+            self.transport.doing("the sums of gradients")
             grads = finish.gradients()
             everyone = self.reports(plan, exchange, results)
             self.transport.finish()
@@ -82,7 +99,7 @@ class Ranks:
         return self.exchanges[id(plan)]
 
     def tell(self, failure: BaseException) -> None:
-        """Every rank, of a job that failed here."""
+        """Every rank, of what failed here."""
         if isinstance(failure, JobError):
             self.transport.fail(f"job {failure.action}", failure.__cause__ or failure)
         else:
@@ -93,8 +110,11 @@ class Ranks:
         return [told[rank] for rank in range(self.size)]
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        self.transport.begin(self.steps, "gather")
-        self.steps += 1
+        with self.call():
+            self.transport.sign({"the call": "full_state_dict"})
+            return self.gathered(tensors)
+
+    def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         numbers = Numbers(0)
         found: dict[str, Tensor] = {}
         messages = [numbers.message("D", 0, i, j) for i in range(self.size) for j in range(self.size) if i != j]
@@ -121,7 +141,7 @@ class Ranks:
         for message in exchange.fetches.values():
             if message.source == self.rank:
                 tensors = tensors_of(self.stages.stages[message.item.number])
-                self.transport.send(message, [own[name].detach() for name in tensors])
+                self.transport.send(message, [detached(own[name]) for name in tensors])
 
     def reports(self, plan: Plan, exchange: Exchange, results: Results) -> list[Results]:
         """What each rank has to tell, by rank."""
@@ -177,6 +197,11 @@ class Finish:
                 total, self.sums.of(r.stages, r.names) if message is None else self.transport.receive(message)
             )
         return total
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """It still says whether it is frozen."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def report(actions: Sequence[Action], results: Results) -> dict[str, Any]:

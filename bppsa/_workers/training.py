@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -13,8 +14,12 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa._workers.batches import Batch, by_leaf, parts, rows_of
 from bppsa._workers.losses import LossFunction, LossWeight, Share, counts, share
+from bppsa._workers.member import Asked
 from bppsa._workers.plans import KINDS, Plan, check_changes, make_plan, only, own_batches, predicted
 from bppsa.errors import InputError, ScheduleError
+from bppsa.plan.forward import SEQUENTIAL
+from bppsa.plan.strategy import AUTO
+from bppsa.report import Report
 from bppsa.runtime.worker import norms
 from bppsa.runtime.worker.draws import Seed
 from bppsa.runtime.worker.modes import Modes
@@ -37,12 +42,16 @@ class Settings:
     loss_weight: LossWeight | None
     seed: int | None  # None: torch's initial seed
     local: bool = False  # whether each rank brings its own rows
+    asked: Asked = (AUTO, SEQUENTIAL)
 
 
 class Engine(Protocol):
     """Runs a plan on all workers. state: what a forward gave, for its backward. rank: of this process."""
 
     rank: int
+
+    def call(self) -> AbstractContextManager[None]:
+        """Around each call of the model: what one worker raises, all raise."""
 
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]: ...
 
@@ -71,12 +80,16 @@ class Training:
         """Of a call of `count` micro-batches. Raises ScheduleError where the schedule cannot run."""
         if (kind, count) not in self.plans:
             stages, workers = self.stages, self.settings.workers
-            bound = bound_to(self.settings.schedule, len(stages), count, workers)
+            bound = self.bound(count)
             chosen = only(bound, len(stages), count, KINDS[kind])
             plan = make_plan(chosen, len(stages), count, workers, self.costs(bound), *self.items(bound))
             check_changes(plan.timeline, [stage.changes for stage in stages.stages])
             self.plans[kind, count] = plan
         return self.plans[kind, count]
+
+    def bound(self, count: int) -> Schedule:
+        """The schedule, for these stages and so many micro-batches."""
+        return bound_to(self.settings.schedule, len(self.stages), count, self.settings.workers)
 
     def costs(self, schedule: Schedule) -> dict[str, list[float]]:
         """Of each stage's jobs: what they cost; a backward is two forwards."""
@@ -131,6 +144,8 @@ class Training:
                 if norm.running_mean is not None:  # in a group: owned here
                     norms.apply(norm, mean, variance)
         self.ran = plan, measured(plan.timeline, found)
+        once = {decision.path: decision for decision in found.decisions}  # of several micro-batches the last
+        self.model.__dict__["report"] = Report(tuple(once.values()))
         return found, state
 
     def last(self) -> tuple[Plan, Timeline]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import Job, blelloch, simulate
-from bppsa.schedule.zoo.time_chunks import MIDDLES
+from bppsa.schedule.zoo.time_chunks import END, MIDDLES, with_ends
 
 middles = st.sampled_from(sorted(MIDDLES))
 Word = tuple[int, ...]  # which summaries a job's result is the product of, in order
@@ -132,3 +132,18 @@ def test_refusals() -> None:
         simulate(blelloch(4), S=3, B=1)
     with pytest.raises(ScheduleError, match="chain, linear, blelloch, doubling"):
         blelloch(4, middle="ladner-fischer")
+
+
+@given(K=st.integers(1, 6), B=st.integers(1, 3), layers=st.integers(1, 3), middle=middles)
+def test_ends_are_behind_the_last_layer_and_no_forward_waits_for_them(K: int, B: int, layers: int, middle: str) -> None:
+    S = K * layers
+    plain = simulate(blelloch(K, middle), S=S, B=B)
+    timeline = simulate(with_ends(plain.graph.schedule, S, K), S=S, B=B, W=K, costs={END: 7})
+    assert set(timeline.jobs) - set(plain.jobs) == {(s, b, END) for s in range(S - K, S) for b in range(B)}
+    reads = {(timeline.jobs[p], timeline.jobs[q]) for p, q in timeline.graph.inputs()}
+    assert not any(p[2] == END and q[2] not in "RB" for p, q in reads)
+    for s in range(S - K, S):
+        for b in range(B):
+            assert timeline.worker[s, b, END] == s % K
+            assert ((s, b, "F"), (s, b, END)) in reads
+            assert all(((s, b, END), job) in reads for job in ((s, b, "R"), (s, b, "B")) if job in timeline.start)

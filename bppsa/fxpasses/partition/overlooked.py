@@ -27,6 +27,7 @@ from bppsa.fxpasses.partition.places import is_users, place_here
 from bppsa.fxpasses.partition.traced import Traced
 from bppsa.stages import draws
 
+MAKING = ("new_empty", "new_full", "new_ones", "new_zeros")  # methods, here of a Parameter, of sizes that are traced
 DRAWING = ("normal", "rand", "randint", "randn", "randperm")
 HELPERS = (
     *((F, "_canonical_mask"), (F, "_none_or_dtype"), (transformer, "_detect_is_causal_mask")),
@@ -47,11 +48,15 @@ def recorded(model: nn.Module, create_proxy: CreateProxy, running: Running) -> I
             return without_recomputation(*args)
         return of_proxies(Custom(cls), apply.__get__(None, cls))(*args, **kwargs)
 
-    def of_proxies(function: Callable[..., Any], otherwise: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    def of_proxies(
+        function: Callable[..., Any], otherwise: Callable[..., Any] | None = None, method: str = ""
+    ) -> Callable[..., Any]:
+        node = ("call_method", method) if method else ("call_function", function)
+
         def call(*args: Any, **kwargs: Any) -> Any:
             if running() or not any(isinstance(leaf, fx.Proxy) for leaf in tree_leaves((args, kwargs))):
                 return (otherwise or function)(*args, **kwargs)
-            return create_proxy("call_function", function, args, kwargs)
+            return create_proxy(*node, args, kwargs)
 
         return call
 
@@ -69,6 +74,7 @@ def recorded(model: nn.Module, create_proxy: CreateProxy, running: Running) -> I
         (builtins, "len", of_rows(len)),
         (torch, "is_tensor", lambda value: isinstance(value.example if type(value) is Traced else value, Tensor)),
         *((torch, name, always(getattr(torch, name))) for name in DRAWING),
+        *((Tensor, name, of_proxies(getattr(Tensor, name), method=name)) for name in MAKING),
         *((owner, name, of_proxies(getattr(owner, name))) for owner, name in HELPERS),
     ]
     with ExitStack() as stack:
@@ -80,12 +86,16 @@ def recorded(model: nn.Module, create_proxy: CreateProxy, running: Running) -> I
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = owner.__dict__[name]
+    inherited = name not in owner.__dict__
+    before = None if inherited else owner.__dict__[name]
     setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        if inherited:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
 
 
 @dataclass(frozen=True)

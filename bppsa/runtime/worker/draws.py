@@ -110,6 +110,7 @@ def native_dropout(x: Tensor, p: float, train: bool | None, *, generator: torch.
 
 WITH_GENERATOR: Mapping[Any, Callable[..., Any]] = {  # ops of which no overload takes a generator
     aten.native_dropout.default: native_dropout,
+    aten.dropout.default: lambda x, p, train, generator: native_dropout(x, p, train, generator=generator)[0],
     aten.rand_like.default: lambda x, generator, **like: torch.empty_like(x, **like).uniform_(generator=generator),
     aten.randn_like.default: lambda x, generator, **like: torch.empty_like(x, **like).normal_(generator=generator),
 }

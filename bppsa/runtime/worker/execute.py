@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from threading import Thread
 from time import perf_counter
 
 from bppsa.errors import WorkerError
 from bppsa.runtime.worker.fetched import Fetched
-from bppsa.runtime.worker.mailbox import Alarm, Mailbox, Stopped
+from bppsa.runtime.worker.mailbox import Alarm, Mailbox
 from bppsa.runtime.worker.transport import Transport, Work
 from bppsa.schedule.messages import Item, Message, Step
 from bppsa.schedule.program import Action
@@ -36,10 +36,14 @@ class Lane:
     def run(self) -> None:
         """Raises JobError where a job raises, and WorkerError where another worker has failed."""
         with self.inside():
-            for at, step in enumerate(self.steps):
-                for following in self.steps[at + 1 : at + 2]:
-                    self.expect(following)
-                self.run_step(step)
+            try:
+                for at, step in enumerate(self.steps):
+                    for following in self.steps[at + 1 : at + 2]:
+                        self.expect(following)
+                    self.run_step(step)
+            finally:
+                for fetched in self.fetched.values():
+                    fetched.free()
 
     def expect(self, step: Step) -> None:
         for message in step.receives:
@@ -51,9 +55,11 @@ class Lane:
         for message in step.receives:
             self.mailbox.put(message.item, self.transport.receive(message), self.readers[message.item])
         if step.action in self.fetches:
-            self.transport.receive(self.fetches[step.action], self.fetched[step.action.stage].room())
+            fetched = self.fetched[step.action.stage]
+            fetched.filled(self.transport.receive(self.fetches[step.action], fetched.room()))
         inputs = [self.mailbox.take(item) for item in step.reads]
         data = [value for item, value in zip(step.reads, inputs, strict=True) if not item.is_token]
+        self.transport.doing(f"job {step.action}")
         begin = perf_counter()
         try:
             results = iter(self.work.run(step.action, data))
@@ -79,20 +85,34 @@ class JobError(WorkerError):
 
 def run_all(jobs: Sequence[Callable[[], None]], alarm: Alarm) -> None:
     """Each in a thread of its own, one alone in this one. Raises the first failure, when all have ended."""
-
-    def told(future: Future[None]) -> None:
-        error = future.exception()
-        if error is not None and not isinstance(error, Stopped):
-            alarm.ring(error)
-
     if len(jobs) == 1:
-        try:
+        with ringing(alarm):
             return jobs[0]()
-        except BaseException as error:
-            alarm.ring(error)
-            raise
-    with ThreadPoolExecutor(len(jobs), "bppsa worker") as pool:
-        for job in jobs:
-            pool.submit(job).add_done_callback(told)
+    threads = [Thread(target=in_thread, args=(job, alarm), name="bppsa worker") for job in jobs]
+    try:
+        with ringing(alarm):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
     if alarm.failure is not None:
         raise alarm.failure
+
+
+def in_thread(job: Callable[[], None], alarm: Alarm) -> None:
+    with suppress(BaseException), ringing(alarm):  # who started the thread raises what has rung
+        job()
+
+
+@contextmanager
+def ringing(alarm: Alarm) -> Iterator[None]:
+    """Whatever ends the block early, an interrupt too, ends all threads after the jobs that they run."""
+    try:
+        yield
+    except BaseException as error:
+        alarm.ring(error)
+        raise

@@ -46,7 +46,7 @@ class Mailbox:
     def take(self, key: Hashable) -> Any:
         with self.alarm.changed:
             self.alarm.changed.wait_for(lambda: key in self.values or self.alarm.failure)
-            if key not in self.values:
+            if self.alarm.failure is not None:
                 raise Stopped from self.alarm.failure
             entry = self.values[key]
             entry[1] -= 1
@@ -72,5 +72,7 @@ class Threads:
 
     def receive(self, message: Message, into: Sequence[Tensor] | None = None) -> Any:
         return self.mail.take(message.number)
+
+    def doing(self, job: str) -> None: ...
 
     def finish(self) -> None: ...

@@ -27,6 +27,9 @@ class Transport(Protocol):
     def receive(self, message: Message, into: Sequence[Tensor] | None = None) -> Any:
         """Waits for a message. into: tensors to write its tensors into, in the order of the pytree."""
 
+    def doing(self, job: str) -> None:
+        """Says which job the worker begins, which is told should its process die."""
+
     def finish(self) -> None:
         """Waits until all that was sent has arrived."""
 

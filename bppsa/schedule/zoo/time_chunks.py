@@ -13,11 +13,11 @@ gives for the same chunk, on the same worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule.spec import Job, Recipe, Schedule
+from bppsa.schedule.spec import F, Job, Recipe, Schedule
 from bppsa.schedule.zoo.shared import call
 
 Step = tuple[int, str]  # (place, direction); place p is chunk K - 1 - p: the scan begins at the end of time
@@ -151,3 +151,27 @@ def blelloch(K: int, middle: str = "chain") -> Recipe:
         return Schedule(w=w, n=n, jobs=jobs, inputs=inputs, W=workers)
 
     return Recipe(call("blelloch", {"middle": middle}, K=K), build, chunks=K)
+
+
+END = "L"
+
+
+def with_ends(schedule: Schedule, S: int, K: int) -> Schedule:
+    """One of `blelloch`, for S = L * K stages, where what follows the last layer, up to the loss, is a job L of its own
+    for each chunk: the next chunk's F does not wait for it."""
+    assert schedule.n is not None
+    assert schedule.inputs is not None
+    assert schedule.jobs is not None
+    read, rank = schedule.inputs, schedule.n
+
+    def inputs(s: int, b: int, d: str) -> Sequence[Job]:
+        if d == END:
+            return [(s, b, F)]
+        return [*(read(s, b, d) or ()), *([(s, b, END)] if s >= S - K and d in "RB" else [])]
+
+    def n(s: int, b: int, d: str) -> Any:
+        """Behind what other chunks wait for."""
+        return (0.5, b) if d == END else rank(s, b, d)
+
+    ends = [(s, b, END) for s, b, d in schedule.jobs if d == F and s >= S - K]
+    return replace(schedule, jobs=[*schedule.jobs, *ends], inputs=inputs, n=n)

@@ -1,8 +1,8 @@
 """The jobs of the distributed scan: a recurrent model whose time axis is cut into K chunks (schedule.zoo.time_chunks).
 
 Stage l * K + k is recurrent layer l on chunk k. F runs what comes before the layer, from the layer below on, and the
-layer, from the carry that chunk k - 1 left; the last layer's F goes on to the end of the model and its loss, whose
-cotangents it takes at once. R is the layer's summary, the other jobs of the scan combine summaries, and B is the
+layer, from the carry that chunk k - 1 left; behind the last layer's F, L goes on to the end of the model and its loss,
+whose cotangents it takes at once. R is the layer's summary, the other jobs of the scan combine summaries, and B is the
 backward of the layer, from the cotangent that enters at the chunk's end, and of what comes before it. Where that
 cotangent is known when R runs, which it is for the last chunk, R is B's sweep, and B goes on from there.
 
@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from bppsa.runtime.extent import Given
 from bppsa.runtime.sweep import Sweep
-from bppsa.runtime.worker.draws import drawing_from
+from bppsa.runtime.worker.draws import Seed, drawing_from
 from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.over_time.chunk import Chunk
 from bppsa.runtime.worker.over_time.layer import Summary, combined
@@ -63,7 +63,7 @@ class TimeChunks:
         self.graph: Any = shell.module
         weights = {name: getattr(module, attribute) for name, module, attribute in shell.slots}
         self.weights = {name: weight for name, weight in weights.items() if weight.requires_grad}
-        self.jobs: dict[str, Job] = {"F": self.forward, "R": self.summary, "B": self.backward}
+        self.jobs: dict[str, Job] = {"F": self.forward, "L": self.end, "R": self.summary, "B": self.backward}
 
     def run(self, action: Action, inputs: Sequence[Any]) -> Sequence[Any]:
         layer, k = divmod(action.stage, self.K)
@@ -73,13 +73,16 @@ class TimeChunks:
     def part(self, k: int, b: int) -> int:
         return b * self.K + k
 
+    def seed(self, k: int, b: int) -> Seed:
+        return replace(self.call.seeds[b], batch=self.part(k, b))
+
     def forward(self, layer: int, k: int, b: int, carries: Given | None = None) -> list[tuple[Tensor, ...]]:
         """From the carry before the chunk, [B, n] each, to that after it; None: what the module begins with."""
         node, number, path, op = self.model.layers[layer]
         if layer == 0:
             self.chunks[k, b] = self.begun(k, b)
         chunk = self.chunks[k, b]
-        with drawing_from(replace(self.call.seeds[b], batch=self.part(k, b))):
+        with drawing_from(self.seed(k, b)):
             module = chunk.begin(node, self.graph, path) if number == 0 else chunk.module
             assert module is not None
             given = module.initial(number) if carries is None else carries
@@ -89,8 +92,6 @@ class TimeChunks:
             if self.gradients:
                 self.results.hold(+1)
                 chunk.called[layer], self.used[layer] = called, called.ran.sweep
-            if layer == len(self.model.layers) - 1:
-                self.end(chunk, k, b)
         return [tuple(final.detach() for final in called.finals)]
 
     def begun(self, k: int, b: int) -> Chunk:
@@ -104,19 +105,23 @@ class TimeChunks:
             found.reduction()  # is built where an error can be met
         return found
 
-    def end(self, chunk: Chunk, k: int, b: int) -> None:
-        """Of the model."""
-        made = chunk.walk.end()
+    def end(self, layer: int, k: int, b: int) -> list[Any]:
+        """From the last layer to what the model returns, and its loss."""
+        chunk, part = self.chunks[k, b], self.part(k, b)
+        with drawing_from(self.seed(k, b)):
+            made = chunk.walk.end()
         if self.call.outputs:
-            self.results.outputs[self.part(k, b)] = tree_map(without_graph, made)
+            self.results.outputs[part] = tree_map(without_graph, made)
         if self.call.loss is not None:
-            loss = self.call.loss(self.model.assemble(made), self.part(k, b))
-            self.results.losses[self.part(k, b)] = loss.detach()
+            loss = self.call.loss(self.model.assemble(made), part)
+            del made  # scores are large, and the backward of a loss seldom needs them
+            self.results.losses[part] = loss.detach()
             chunk.walk.back([loss], [torch.ones_like(loss)])
         elif self.gradients:
             chunk.end = tree_leaves(made)
         if not self.gradients:
             del self.chunks[k, b]
+        return []
 
     def in_backward(self, k: int, b: int) -> Chunk:
         chunk = self.chunks[k, b]
@@ -152,14 +157,14 @@ class TimeChunks:
 
 
 def reads(inputs: Inputs, K: int, action: Action) -> list[Item]:
-    """What F, B and, for its B, R leave for other jobs of their own chunk stays with the worker, and is no item.
+    """What F, L, B and, for its B, R leave for other jobs of their own chunk stays with the worker, and is no item.
     inputs: the schedule's."""
-    stays = "FBR" if action.kind == "B" else "FB"
+    stays = "FLBR" if action.kind == "B" else "FLB"
     return [Item(d, s, b) for s, b, d in inputs(*action) if s % K != action.stage % K or d not in stays]
 
 
 def writes(action: Action) -> list[Item]:
-    return [] if action.kind == "B" else [Item(action.kind, action.stage, action.batch)]
+    return [] if action.kind in "LB" else [Item(action.kind, action.stage, action.batch)]
 
 
 def at_chunk(x: Any, axis: int | None, k: int, K: int) -> Any:
