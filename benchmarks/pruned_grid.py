@@ -111,7 +111,9 @@ def table(rows: list[Found]) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description="How often bppsa is slower than masked PyTorch on pruned models.")
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--models", type=partial(str.split, sep=";"), default=list(MODELS), help="names, with semicolons")
+    parser.add_argument(
+        "--models", type=partial(str.split, sep=";"), default=list(MODELS), help="names, with semicolons"
+    )
     options = parser.parse_args()
     torch.set_num_threads(2)
     machine.require_onednn()

@@ -57,6 +57,7 @@ class Stages:
     arguments: int
     bind: Callable[..., list[Any]] = field(repr=False)  # the model's call (*args, **kwargs) -> its arguments
     assemble: Callable[[Any], Any] = field(repr=False)  # outputs of the last stage -> what the model returns
+    by_rows: tuple[bool, ...] = field(default=(), kw_only=True)  # of each leaf of the arguments, whether it has rows
 
     def __len__(self) -> int:
         return len(self.stages)

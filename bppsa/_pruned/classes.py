@@ -14,10 +14,11 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from bppsa import _calls
 from bppsa._modules.calls import is_ordinary_moment, is_plain
+from bppsa._pruned.densities import Density, densities, have_moved
 from bppsa._pruned.draft import KeptEntries
 from bppsa._pruned.regions import Environment, Segment, grow, operands, run_node, run_region
 from bppsa._pruned.rewritten import Rewritten
-from bppsa._pruned.told import decide, told
+from bppsa._pruned.told import How, decide, told
 from bppsa._pruned.tracing import state, trace
 from bppsa.codegen.blocked.native import LANES, prepare
 from bppsa.codegen.blocked.window import Window
@@ -37,6 +38,7 @@ class Plan:
     segments: list[Segment]
     unread: list[list[fx.Node]]  # after each segment
     decisions: list[list[Decision]]  # of each segment
+    densities: list[Density]
 
     @functools.cached_property
     def has_regions(self) -> bool:
@@ -76,6 +78,9 @@ class Pruned(Rewritten):
         training = torch.is_grad_enabled()
         key = state(self), training, tuple((x.shape, x.dtype, x.requires_grad) for x in args), torch.get_num_threads()
         plan = memo.plans.get(key)
+        if isinstance(plan, Plan) and have_moved(plan.densities):
+            del memo.plans[key]
+            plan = None
         if plan is None and len(memo.plans) >= MOST_PLANS:
             plan = Reason(f"more than {MOST_PLANS} shapes of input, or states of its modules")
         if plan is None:
@@ -133,7 +138,7 @@ def begin(graph: list[fx.Node], args: tuple[Tensor, ...]) -> Environment:
 
 def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor, ...]) -> tuple[Any, Plan]:
     known, segments, decisions = begin(graph, args), list[Segment](), list[list[Decision]]()
-    training, dtype = torch.is_grad_enabled(), args[0].dtype
+    how = How(torch.is_grad_enabled(), args[0].dtype)
     at = 0
     while graph[at].op != "output":
         node = graph[at]
@@ -141,21 +146,21 @@ def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor,
             at += 1
             continue
         segment = grow(graph, at, known, root, memo.entries)
-        choice = decide(segment, training, dtype)
+        choice = decide(segment, how)
         tensors = operands(segment, known)
         if segment.layers and isinstance(tensors, Reason):
             choice = Choice("pytorch", str(tensors), {})
         if choice.strategy == "blocked" and not isinstance(tensors, Reason):
-            build_kernels(segment, dtype)
+            build_kernels(segment, how.dtype)
             run_region(segment, known, tensors)
         else:
             stop = max(segment.stop, at + 1)
             segment = Segment(at, stop, layers=segment.layers, ended=segment.ended)
             run_nodes(graph[at:stop], known, root)
-        decisions.append(told(segment, graph, choice, root))
+        decisions.append(told(segment, graph, choice, root, how))
         segments.append(segment)
         at = segment.stop
-    plan = Plan(graph, segments, last_read(graph, segments), decisions)
+    plan = Plan(graph, segments, last_read(graph, segments), decisions, densities(root))
     return fx.node.map_arg(graph[at].args[0], known.__getitem__), plan
 
 

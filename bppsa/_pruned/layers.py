@@ -56,13 +56,22 @@ def rows(x: Any) -> Value:
 def conv(draft: Draft, module: nn.Conv2d, path: str, x: Any) -> Value:
     x = image(x)
     refuse(module.padding_mode != "zeros", f"padding_mode={module.padding_mode!r}")
-    refuse(isinstance(module.padding, str) and module.padding != "valid", f"padding={module.padding!r}")
-    padding = (0, 0) if isinstance(module.padding, str) else pair(module.padding)
+    padding = padding_of(module)
     size = x.shape.height, x.shape.width
     window = Window(size, pair(module.kernel_size), pair(module.stride), padding, pair(module.dilation))
     refuse(min(window.out) < 1, "the kernel is larger than its input")
     refuse(x.shape.channels != module.in_channels, f"{x.shape.channels} channels come in, not {module.in_channels}")
     return draft.layer("conv2d", path, window, module.out_channels, module.groups, x)
+
+
+def padding_of(module: nn.Conv2d) -> Pair:
+    if not isinstance(module.padding, str):
+        return pair(module.padding)
+    if module.padding == "valid":
+        return 0, 0
+    down, across = (d * (k - 1) for d, k in zip(pair(module.dilation), pair(module.kernel_size), strict=True))
+    refuse(down % 2 == 1 or across % 2 == 1, "padding='same' that is not the same on both sides")
+    return down // 2, across // 2
 
 
 def linear(draft: Draft, module: nn.Linear, path: str, x: Any) -> Value:

@@ -136,13 +136,14 @@ def is_masked(layer: Layer) -> bool:
 
 def kept(weight: Weight, path: str) -> Tensor:
     """bool, True where a weight is kept. Raises Unsupported for a mask of other values than 0 and 1."""
-    found = torch.ones(weight.parameter.shape, dtype=torch.bool)
+    shape = weight.parameter.shape
+    found: Tensor | None = None
     for mask in weight.masks:
-        bits = mask.detach() != 0
-        if mask.dtype is not torch.bool and not torch.equal(mask.detach(), bits.to(mask.dtype)):
+        bits = mask.detach() if mask.dtype is torch.bool else mask.detach() == 1
+        if mask.dtype is not torch.bool and torch.count_nonzero(bits) != torch.count_nonzero(mask):
             raise Unsupported(Reason(f"the mask of {path}.weight has other values than 0 and 1", mend="use 0 and 1"))
-        if bits.shape != found.shape:
-            what = f"the mask of {path}.weight is {list(bits.shape)}, the weight {list(found.shape)}"
+        if mask.shape != shape:
+            what = f"the mask of {path}.weight is {list(mask.shape)}, the weight {list(shape)}"
             raise Unsupported(Reason(what, mend="give the mask the weight's shape"))
-        found &= bits.cpu()
-    return found
+        found = bits.cpu() if found is None else found & bits.cpu()
+    return torch.ones(shape, dtype=torch.bool) if found is None else found

@@ -66,7 +66,8 @@ class Member:
     ) -> None:
         self.worker, self.stages, self.model = worker, stages, model
         self.neighbours, self.foreign, self.device = neighbours, foreign, device
-        self.lent = {name: lent(tensor) for name, tensor in tensors_in(model).items()}
+        own = tensors_in(model)
+        self.names, self.lent = first_names(own), {name: lent(tensor) for name, tensor in own.items()}
         self.shells: dict[tuple[int, int], Shell] = {}  # by lane and stage
         self.fetched: dict[tuple[int, int], Fetched] = {}
 
@@ -104,7 +105,7 @@ class Member:
     def follow(self) -> None:
         """Weights that were moved, converted, replaced or frozen since."""
         own = tensors_in(self.model)
-        check_names(own, self.lent)
+        check_names(first_names(own), self.names)
         moved = [name for name, tensor in own.items() if not same_memory(tensor, self.lent[name])]
         self.lent.update({name: lent(own[name]) for name in moved})
         for name, tensor in own.items():
@@ -143,13 +144,25 @@ def tensors_of(stage: Stage) -> dict[str, Tensor]:
     return {stage.names[name]: tensor for name, tensor in own.items() if name in stage.names}
 
 
-def check_names(now: Collection[str], then: Collection[str]) -> None:
-    """Raises ScheduleError where the model has other Parameters or buffers than when it was cut."""
-    other = sorted(set(now) ^ set(then))
+def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Of each name, the first name of its tensor."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+
+
+def check_names(now: Mapping[str, str], then: Mapping[str, str]) -> None:
+    """Raises ScheduleError where the model has other Parameters or buffers than when it was cut, or ties others."""
+    other = sorted(now.keys() ^ then.keys())
     if other:
         raise ScheduleError(
             f"the model was cut {'with' if other[0] in then else 'without'} {other[0]}: what prunes or parametrizes "
             f"its weights comes before bppsa.compile; compile the model again"
+        )
+    tied = [name for name in now if now[name] != then[name]]
+    if tied:
+        raise ScheduleError(
+            f"{tied[0]} was the same Parameter as {then[tied[0]]} when the model was cut, and is {now[tied[0]]} now: "
+            f"load_state_dict(assign=True) unties weights; tie it as it was, or compile the model again"
         )
 
 

@@ -13,6 +13,7 @@ from bppsa._workers.agreement import check_replicas, checksums, signature
 from bppsa._workers.exchange import Exchange, Numbers, Owners, Reduction, make_exchange
 from bppsa._workers.member import Asked, Member, Run, tensors_of
 from bppsa._workers.plans import Plan, batches
+from bppsa.errors import ScheduleError
 from bppsa.runtime.worker.execute import JobError, run_all
 from bppsa.runtime.worker.gradients import Grads, Sums, summed
 from bppsa.runtime.worker.group import GroupTransport
@@ -141,7 +142,7 @@ class Ranks:
         for message in exchange.fetches.values():
             if message.source == self.rank:
                 tensors = tensors_of(self.stages.stages[message.item.number])
-                self.transport.send(message, [detached(own[name]) for name in tensors])
+                self.transport.send(message, [sendable(name, own[name], like) for name, like in tensors.items()])
 
     def reports(self, plan: Plan, exchange: Exchange, results: Results) -> list[Results]:
         """What each rank has to tell, by rank."""
@@ -157,6 +158,16 @@ class Ranks:
                 told = self.transport.receive(exchange.reports[rank, self.rank])
                 found.append(reported(plan.actions(rank), told))
         return found
+
+
+def sendable(name: str, tensor: Tensor, like: Tensor) -> Tensor:
+    """like: what the ranks that receive it have memory for. Raises ScheduleError where the tensor is another."""
+    if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
+        raise ScheduleError(
+            f"{name} was {like.dtype} {list(like.shape)} when the model was cut, is {tensor.dtype} "
+            f"{list(tensor.shape)} now, and is sent to other ranks; convert the model before bppsa.compile"
+        )
+    return detached(tensor)
 
 
 class Finish:

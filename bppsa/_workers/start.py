@@ -18,6 +18,7 @@ from bppsa._workers.fill import fill
 from bppsa._workers.local import Local
 from bppsa._workers.over_time import TimeTraining
 from bppsa._workers.ranks import Ranks
+from bppsa._workers.rows import by_rows
 from bppsa._workers.training import Settings, Training
 from bppsa.errors import ScheduleError
 from bppsa.fxpasses.over_time import over_time
@@ -64,7 +65,8 @@ def cut(
     chunks = getattr(settings.schedule, "chunks", None)
     if chunks is not None:
         return over_time(model, args, kwargs, chunks)
-    return partition(model, tuple(args), stages, example_kwargs=kwargs)
+    found = partition(model, tuple(args), stages, example_kwargs=kwargs)
+    return replace(found, by_rows=by_rows(model, found, args, kwargs))
 
 
 def in_group() -> bool:
@@ -83,7 +85,7 @@ def start_in_group(compiled: Scheduled, settings: Settings, cutting: Callable[[]
     """Raises on every rank where one raises."""
     transport = GroupTransport(device=device_for(compiled))
     with transport.telling("compile"):
-        settings = placed(settings, transport.size)
+        settings = seeded(placed(settings, transport.size), transport)
         stages = cutting()
         training = training_of(stages)(compiled, settings, stages)
         timeline = training.plan("step", settings.microbatches).timeline
@@ -93,8 +95,9 @@ def start_in_group(compiled: Scheduled, settings: Settings, cutting: Callable[[]
                 f"the schedule is for W={timeline.W} workers, and the process group has {transport.size} ranks; "
                 f"start as many, or choose a schedule for them"
             )
+    if settings.seed is None:  # ranks may have seeds of their own, for their data
+        training.seed = transport.share(training.seed)[0]
     transport.agree(fingerprint(training))
-    training.seed = transport.share(training.seed)[0]  # ranks may have seeds of their own, for their data
     owners: dict[int, list[int]] = {}
     for number, (s, _, _) in enumerate(timeline.jobs):
         if timeline.graph.owner[number] not in owners.setdefault(s, []):
@@ -125,6 +128,12 @@ def placed(settings: Settings, ranks: int) -> Settings:
     if settings.workers not in (None, ranks):
         raise ScheduleError(f"workers={settings.workers}, and the process group has {ranks} ranks; leave workers= out")
     return replace(settings, workers=ranks)
+
+
+def seeded(settings: Settings, transport: GroupTransport) -> Settings:
+    """With rank 0's seed, where none is given."""
+    seeds = transport.share(torch.initial_seed() if settings.seed is None else settings.seed)
+    return replace(settings, seed=seeds[0] if settings.seed is None else settings.seed)
 
 
 def neighbours(ranks: int) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bppsa._workers.batches import Batch, by_leaf, parts, rows_of
+from bppsa._workers.batches import Batch, by_leaf, check_rows, is_batched, parts, rows_of
 from bppsa._workers.losses import LossFunction, LossWeight, Share, counts, share
 from bppsa._workers.member import Asked
 from bppsa._workers.plans import KINDS, Plan, check_changes, make_plan, only, own_batches, predicted
@@ -112,7 +112,8 @@ class Training:
             raise InputError(
                 f"rank {self.engine.rank} brings {rows} rows for its {len(mine)} micro-batches; bring more"
             )
-        cut = dict(zip(mine, parts(arguments, rows, len(mine)), strict=True))
+        check_rows(tree_leaves(arguments), self.stages.by_rows, rows)
+        cut = dict(zip(mine, parts(arguments, self.stages.by_rows, len(mine)), strict=True))
         sizes = self.shared({b: rows_of(part) for b, part in cut.items()})
         seeds = [Seed(self.seed, self.calls, b) for b in range(count)]
         self.calls += 1
@@ -160,7 +161,8 @@ class Training:
     def loss(self, batch: Batch, target: Any) -> Share:
         """Of the micro-batches' outputs."""
         loss_fn, weight = self.settings.loss_fn, self.settings.loss_weight
-        targets = dict(zip(batch.mine, parts(target, batch.rows, len(batch.mine)), strict=True))
+        batched = [is_batched(leaf, batch.rows) for leaf in tree_leaves(target)]
+        targets = dict(zip(batch.mine, parts(target, batched, len(batch.mine)), strict=True))
         count = self.shared({b: counts(loss_fn, weight, targets[b], batch.sizes[b]) for b in batch.mine})
         order = range(len(batch.sizes))
         return share(loss_fn, [targets.get(b) for b in order], [count[b] for b in order])

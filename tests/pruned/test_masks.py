@@ -96,6 +96,33 @@ def test_masks_may_change_between_steps() -> None:
     assert_same_step(plain, fast, batch(4))
 
 
+def test_pruning_by_and_by_is_planned_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan is for about so many weights; masks that keep as many only move."""
+    monkeypatch.setattr(plan, "MARGIN", 1.2)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600))
+    fast, x = bppsa.compile(prune_all(copy.deepcopy(plain), 0.1)), torch.randn(16, 600)
+    prune_all(plain, 0.1)
+    ran, plans = [], []
+    for step, kept in enumerate((0.9, 0.9, 0.03, 0.03, 0.9)):
+        for i in range(2):
+            mask = torch.rand(600, 600, generator=torch.Generator().manual_seed(step + i)) < kept
+            plain[i].weight_mask.copy_(mask)
+            fast[i].weight_mask.copy_(mask)
+        assert error(plain(x), fast(x)) < 1e-5
+        ran.append(*set(kernels(fast)))
+        plans += fast.__dict__["_bppsa_memo"].plans.values()
+    assert ran == ["pytorch", "pytorch", "sparse", "sparse", "pytorch"]
+    assert plans[0] is plans[1] is not plans[2] is plans[3] is not plans[4]
+    assert len(plans) == 5
+
+
+def prune_all(model: nn.Module, amount: float) -> nn.Module:
+    for layer in model:
+        prune.random_unstructured(layer, "weight", amount)
+    return model
+
+
 def test_all_pruned_and_nothing_pruned() -> None:
     plain, fast, batch = twins("lenet", amount=0.5)
     for m in (plain, fast):

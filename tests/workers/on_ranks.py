@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from bppsa import compile, schedule
+from bppsa.errors import ScheduleError, WorkerError
 from tests.workers import support, zoo
 
 LAYERS = zoo.Layers(
@@ -177,13 +178,59 @@ def from_meta(rank: int, case: str) -> Any:
     return allocated, {name for name, _ in compiled.named_parameters()}, drawn, seen(compiled, 7)
 
 
-def changed(rank: int, case: str, change: Callable[[nn.Module], None]) -> Seen | str:
-    """A step after something has happened to the model, or the error that says that it must not."""
-    compiled = compiled_for(case)
+def changed(rank: int, name: str, change: str) -> Seen | str:
+    """A step after something has happened to the model, or the error that says that it may not."""
+    compiled = compiled_for(name)
     seen(compiled, 7)
     compiled.zero_grad()
-    change(compiled)
-    return seen(compiled, 7)
+    CHANGES[change](compiled)
+    try:
+        return seen(compiled, 7)
+    except (ScheduleError, WorkerError) as error:
+        return str(error)
+
+
+def unfreeze(model: nn.Module) -> None:
+    model.requires_grad_(True)
+
+
+def freeze(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in ("own.0.weight", "own.2.bias", "own.4.weight"))
+
+
+def load(model: nn.Module) -> None:
+    model.load_state_dict({name: torch.cos(value) for name, value in model.state_dict().items()})
+
+
+def convert(model: nn.Module) -> None:
+    model.float()
+
+
+CHANGES = {"unfreeze": unfreeze, "freeze": freeze, "load": load, "convert": convert}
+
+
+def normed(rank: int, name: str) -> tuple[Tensor, dict[str, Tensor | None], dict[str, Any]]:
+    """Two steps with batch norm."""
+    case, (x, _, _) = CASES[name], batch(7)
+    compiled = compile(
+        norming(),
+        schedule=case.schedule,
+        stages=case.stages,
+        microbatches=case.microbatches,
+        loss_fn=nn.MSELoss(),
+        example_inputs=x.detach(),
+    )
+    for _ in range(2):
+        loss = compiled.step(x.detach(), torch.zeros(7, zoo.WIDTH))
+    return loss, support.gradients(compiled), compiled.full_state_dict()
+
+
+def norming() -> nn.Sequential:
+    with torch.random.fork_rng(), support.float64():
+        torch.manual_seed(4)
+        layers = (layer for _ in range(3) for layer in (nn.Linear(zoo.WIDTH, zoo.WIDTH), nn.BatchNorm1d(zoo.WIDTH)))
+        return nn.Sequential(*layers)
 
 
 def noisy(rank: int, name: str) -> tuple[Tensor, dict[str, Tensor | None]]:

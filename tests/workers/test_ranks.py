@@ -43,6 +43,9 @@ def on_two(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     jobs |= {f"local {name}": (on_ranks.local_rows, name) for name in ("ddp", "fsdp")}
     jobs |= {f"meta {name}": (on_ranks.from_meta, name) for name in ("lpp", "fsdp", "ddp")}
     jobs |= {f"noise {name}": (on_ranks.noisy, name) for name in ("gpipe", "ddp", "fsdp")}
+    jobs |= {f"norm {name}": (on_ranks.normed, name) for name in ("gpipe", "ddp", "fsdp", "lpp")}
+    for change in on_ranks.CHANGES:
+        jobs |= {f"{change} {name}": (on_ranks.changed, name, change) for name in ("lpp", "ddp", "fsdp")}
     folder = tmp_path_factory.mktemp("checkpoint")
     jobs["checkpoint"] = (on_ranks.through_a_checkpoint, "lpp", "fsdp", str(folder))
     return Ran(2, jobs)
@@ -199,3 +202,36 @@ def test_draws_are_those_of_one_process_with_the_first_ranks_seed(on_two: Ran, n
     for found, grads in on_two[f"noise {name}"]:
         support.close(found, loss)
         support.same(grads, {p: whole[p] for p in grads})
+
+
+@pytest.mark.parametrize("name", ["lpp", "ddp", "fsdp"])
+@pytest.mark.parametrize("change", ["freeze", "unfreeze", "load"])
+def test_what_changes_between_steps_counts(on_two: Ran, name: str, change: str) -> None:
+    model = on_ranks.model_of()
+    on_ranks.CHANGES[change](model)
+    loss = expected(7, model)[1]
+    for seen in on_two[f"{change} {name}"]:
+        support.close(seen.loss, loss)
+    check_gradients([seen.grads for seen in on_two[f"{change} {name}"]], model)
+
+
+@pytest.mark.parametrize("name", ["lpp", "ddp", "fsdp"])
+def test_weights_that_travel_are_converted_before_they_are_cut(on_two: Ran, name: str) -> None:
+    for found in on_two[f"convert {name}"]:
+        said = "convert the model before" if name == "fsdp" else "same dtype"  # the batch is in float64 still
+        assert said in found
+
+
+@pytest.mark.parametrize("name", ["gpipe", "ddp", "fsdp", "lpp"])
+def test_batch_norm_is_that_of_a_loop_over_micro_batches(on_two: Ran, name: str) -> None:
+    model, (x, _, _) = on_ranks.norming(), on_ranks.batch(7)
+    for _ in range(2):
+        total = torch.zeros(())
+        for part in x.detach().tensor_split(3):
+            loss = model(part).square().mean() * (len(part) / 7)
+            loss.backward()
+            total = total + loss.detach()
+    for loss, _, state in on_two[f"norm {name}"]:
+        support.close(loss, total)
+        support.close(state, dict(model.state_dict()))
+    check_gradients([grads for _, grads, _ in on_two[f"norm {name}"]], model)

@@ -38,7 +38,7 @@ class Functions:
 
     library: ctypes.CDLL
 
-    @functools.lru_cache(maxsize=None)  # noqa: B019  libraries stay loaded
+    @functools.cache  # noqa: B019  libraries stay loaded
     def __getattr__(self, name: str) -> Entry:
         count = INT64.in_dll(self.library, f"bppsa_{name}_count").value
         address = ctypes.cast(getattr(self.library, f"bppsa_{name}"), POINTER).value

@@ -74,28 +74,65 @@ struct Channel {
 using Byte = unsigned char;
 typedef Byte Bytes __attribute__((vector_size(L)));
 
-// image: [samples, channels, pixels] -> blocked. Lanes without a sample repeat the last one, or are zero.
-void pack(const real* image, real* blocked, int64_t samples, int64_t channels, int64_t pixels,
-                           int repeat, int threads) {
-  for_planes(ceil_div(samples, L) * channels, threads, [&](int64_t plane) {
-    const int64_t first = plane / channels * L, channel = plane % channels;
-    for (int64_t i = 0; i < pixels; ++i) {
-      real* to = blocked + (plane * pixels + i) * L;
-      for (int64_t lane = 0; lane < L; ++lane) {
-        const int64_t sample = std::min(first + lane, samples - 1);
-        to[lane] = repeat || first + lane < samples ? image[(sample * channels + channel) * pixels + i] : 0;
-      }
+// Lane j of vector i becomes lane i of vector j: blocks of half the size change sides, then those within them.
+template <int HALF = L / 2>
+INLINE void transpose(V* rows) {
+  if constexpr (HALF > 0) {
+    Int<V> low, high;
+    UNROLL for (int i = 0; i < L; ++i) {
+      const bool second = i & HALF;
+      low[i] = second ? L + i - HALF : i, high[i] = second ? L + i : i + HALF;
     }
+    UNROLL for (int i = 0; i < L; ++i) {
+      if (i & HALF) continue;
+      const V a = rows[i], b = rows[i + HALF];
+      rows[i] = __builtin_shuffle(a, b, low), rows[i + HALF] = __builtin_shuffle(a, b, high);
+    }
+    transpose<HALF / 2>(rows);
+  }
+}
+
+INLINE V first(const real* from, int64_t count) {
+  V v{};
+  std::memcpy(&v, from, count * sizeof(real));
+  return v;
+}
+
+// f(block, its samples, column, columns) for squares of a matrix [samples, columns], L or fewer of both.
+template <class F>
+void for_squares(int64_t samples, int64_t columns, int threads, F f) {
+  const int64_t across = ceil_div(columns, L);
+  for_planes(ceil_div(samples, L) * across, threads, [&](int64_t square) {
+    const int64_t block = square / across, column = square % across * L;
+    f(block, std::min(L, samples - block * L), column, std::min(L, columns - column));
   });
 }
 
-void unpack(const real* blocked, real* image, int64_t samples, int64_t channels, int64_t pixels,
-                             int threads) {
-  for_planes(ceil_div(samples, L) * channels, threads, [&](int64_t plane) {
-    const int64_t first = plane / channels * L, channel = plane % channels;
-    for (int64_t lane = 0; lane < std::min(L, samples - first); ++lane) {
-      real* to = image + ((first + lane) * channels + channel) * pixels;
-      for (int64_t i = 0; i < pixels; ++i) to[i] = blocked[(plane * pixels + i) * L + lane];
+// image: [samples, channels, pixels] -> blocked. Lanes without a sample repeat the last one, or are zero.
+void pack(const real* image, real* blocked, int64_t samples, int64_t channels, int64_t pixels, int repeat, int threads) {
+  const int64_t columns = channels * pixels;
+  for_squares(samples, columns, threads, [&](int64_t block, int64_t held, int64_t column, int64_t count) {
+    V rows[L];
+    for (int64_t i = 0; i < L; ++i) {
+      const real* from = image + (block * L + std::min(i, held - 1)) * columns + column;
+      rows[i] = i >= held && !repeat ? V{} : count == L ? load<V>(from) : first(from, count);
+    }
+    transpose(rows);
+    for (int64_t i = 0; i < count; ++i) store(blocked + (block * columns + column + i) * L, rows[i]);
+  });
+}
+
+void unpack(const real* blocked, real* image, int64_t samples, int64_t channels, int64_t pixels, int threads) {
+  const int64_t columns = channels * pixels;
+  for_squares(samples, columns, threads, [&](int64_t block, int64_t held, int64_t column, int64_t count) {
+    V rows[L];
+    for (int64_t i = 0; i < L; ++i)
+      rows[i] = i < count ? load<V>(blocked + (block * columns + column + i) * L) : V{};
+    transpose(rows);
+    for (int64_t i = 0; i < held; ++i) {
+      real* to = image + (block * L + i) * columns + column;
+      if (count == L) store(to, rows[i]);
+      else std::memcpy(to, &rows[i], count * sizeof(real));
     }
   });
 }

@@ -99,5 +99,3 @@ class _Apply(torch.autograd.Function):
 def is_memory(cotangent: Tensor | None) -> bool:
     """Numbers that a kernel may read."""
     return cotangent is None or _keys(cotangent) == _USUAL
-
-

@@ -12,7 +12,7 @@ from time import perf_counter
 from bppsa.errors import WorkerError
 from bppsa.runtime.worker.fetched import Fetched
 from bppsa.runtime.worker.mailbox import Alarm, Mailbox
-from bppsa.runtime.worker.transport import Transport, Work
+from bppsa.runtime.worker.transport import Stopped, Transport, Work
 from bppsa.schedule.messages import Item, Message, Step
 from bppsa.schedule.program import Action
 
@@ -63,6 +63,8 @@ class Lane:
         begin = perf_counter()
         try:
             results = iter(self.work.run(step.action, data))
+        except Stopped:  # of another worker, as a job sends what it has made
+            raise
         except Exception as error:
             raise JobError(self.worker, step.action, error) from error
         self.times[step.action] = begin, perf_counter()

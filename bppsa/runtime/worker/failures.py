@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Set
 
-from bppsa.errors import WorkerError
+from bppsa.runtime.worker.transport import Stopped
 
 # Seconds in which the reason of a closed connection should be here: an exception elsewhere, or what the confidant of
 # a dead worker knows of its job. It takes milliseconds.
@@ -66,17 +66,17 @@ class Failures:
         return step in self._texts or bool(self._missing(step))
 
     def check(self, step: int, sources: Set[int] = frozenset()) -> None:
-        """Raises WorkerError where the step has failed on any rank, or a rank is gone that it needs. sources: of what
+        """Raises Stopped where the step has failed on any rank, or a rank is gone that it needs. sources: of what
         is not there yet; they are needed though they may have finished. Who was gone first is named: others may have
         ended for that reason."""
         missing = self._missing(step) | (self._absent() & sources)
         if missing and not self._explained(step):
             self._changed.wait_for(lambda: self._explained(step), timeout=_HEARSAY)
         if step in self._texts:
-            raise WorkerError(self._texts[step])
+            raise Stopped(self._texts[step])
         if missing:
             first = next(iter(self._gone.values()), "") or self._reason(min(missing))
-            raise WorkerError(f"{first}; the process group must be rebuilt")
+            raise Stopped(f"{first}; the process group must be rebuilt")
 
     def gone_soon(self, peer: int) -> bool:
         """Whether the peer is gone, or turns out to be in the time that the news takes."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bppsa.errors import WorkerError
+from bppsa.runtime.worker.transport import Stopped
 from bppsa.schedule.messages import Message
 
 
@@ -53,10 +53,6 @@ class Mailbox:
             if not entry[1]:
                 del self.values[key]
             return entry[0]
-
-
-class Stopped(WorkerError):
-    """Another thread has failed."""
 
 
 class Threads:

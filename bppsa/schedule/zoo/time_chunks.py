@@ -97,7 +97,7 @@ def blelloch(K: int, middle: str = "chain") -> Recipe:
 
     middle: "chain", "blelloch" or "doubling", how the summaries are scanned; or "linear": there are none, and each
     chunk hands its cotangent to the one before it, as back-propagation does. A summary of a dense recurrence takes
-    about its width times the work of a sweep, so on CPUs with K > 2 "linear" is the one to take.
+    up to its width times the work of a sweep, so on CPUs with K > 2 "linear" is the one to take.
     Micro-batches pipeline through the forward as in gpipe. Every worker owns the weights, which all chunks share
     (metrics count a copy a chunk). S has to be K, a stage a chunk, or L * K for L recurrent layers, stage l * K + k
     being chunk k of layer l; or 1: the layer that is cut. Directions: F, R, E or U<l> and D or H<l>, and B;

@@ -1,44 +1,73 @@
-"""Where a sequence is cut: beside every cut that there is."""
+"""Cuts of a sequence against all cuts there are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bppsa.fxpasses.partition.balance import MARGIN, balanced
 
-
-def sizes(costs: Sequence[float], ends: Sequence[int]) -> list[float]:
-    return [sum(costs[a:b]) for a, b in pairwise((0, *ends))]
-
-
-def cuts(n: int, stages: int) -> list[tuple[int, ...]]:
-    return [(*inner, n) for inner in combinations(range(1, n), stages - 1)]
+CLOSE = 1e-6
+LITTLE = 1e-3  # beside any cost but 0
 
 
-numbers = st.lists(st.integers(1, 20), min_size=4, max_size=9)
+def cuts(n: int, stages: int) -> Iterator[list[int]]:
+    """The ends of the stages, in all ways."""
+    for inner in combinations(range(1, n), stages - 1):
+        yield [*inner, n]
 
 
-@given(numbers, st.integers(1, 4), st.data())
-@settings(deadline=None)
-def test_the_largest_stage_is_near_the_least_possible(costs: list[int], stages: int, data: st.DataObject) -> None:
-    n = len(costs)
-    crossing = data.draw(st.lists(st.integers(0, 9), min_size=n - 1, max_size=n - 1))
-    ends = balanced(costs, crossing, stages)
-    assert len(ends) == stages
-    assert ends[-1] == n
-    assert all(a < b for a, b in pairwise((0, *ends)))
-    least = min(max(sizes(costs, other)) for other in cuts(n, stages))
-    assert max(sizes(costs, ends)) <= least * (1 + MARGIN) + 1e-6
+def largest(costs: Sequence[float], ends: Sequence[int]) -> float:
+    return max(sum(costs[a:b]) for a, b in pairwise([0, *ends]))
 
 
-def test_among_even_cuts_the_fewest_bytes_cross() -> None:
-    assert balanced([1.0] * 40, [9 if i != 20 else 1 for i in range(1, 40)], 2)[0] == 20
-    assert balanced([1.0] * 41, [9 if i != 20 else 1 for i in range(1, 41)], 2)[0] == 20
+def largest_shared(costs: Sequence[float], ends: Sequence[int]) -> float:
+    """Of the stages that hold more than one cost."""
+    stages = [[cost for cost in costs[a:b] if cost] for a, b in pairwise([0, *ends])]
+    return max((sum(stage) for stage in stages if len(stage) > 1), default=0.0)
+
+
+def sent(crossing: Sequence[float], ends: Sequence[int]) -> float:
+    return sum(crossing[end - 1] for end in ends[:-1])
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> tuple[list[float], list[float], int]:
+    """Costs, bytes between neighbours, stages."""
+    n = draw(st.integers(1, 9))
+    costs = draw(st.lists(st.integers(0, 9).map(float), min_size=n, max_size=n))
+    crossing = draw(st.lists(st.integers(0, 5).map(float), min_size=n - 1, max_size=n - 1))
+    return costs, crossing, draw(st.integers(1, n))
+
+
+@given(sequences())
+def test_balanced_is_the_best_of_all_cuts(drawn: tuple[list[float], list[float], int]) -> None:
+    """The fewest bytes of the cuts whose largest stage is near the least possible, and of these the most even; what
+    has a stage to itself counts as no more than the largest of the other stages."""
+    costs, crossing, stages = drawn
+    every = list(cuts(len(costs), stages))
+    least = max(min(largest_shared(costs, ends) for ends in every), LITTLE)
+    costs = [min(cost, least) for cost in costs]
+    even = [ends for ends in every if largest(costs, ends) <= least * (1 + MARGIN) * (1 + CLOSE)]
+    fewest = min(sent(crossing, ends) for ends in even)
+    best = min(largest(costs, ends) for ends in even if sent(crossing, ends) <= fewest + CLOSE)
+
+    found = balanced(costs, crossing, stages)
+
+    assert found in every
+    assert sent(crossing, found) == pytest.approx(fewest)
+    assert largest(costs, found) == pytest.approx(best, rel=CLOSE, abs=CLOSE)
+
+
+def test_a_long_sequence_is_even() -> None:
+    ends = balanced([1.0] * 10_000, [1.0] * 9_999, 64)
+    assert largest([1.0] * 10_000, ends) <= 157 * (1 + MARGIN)
 
 
 def test_what_a_large_op_leaves_is_shared_evenly() -> None:
-    assert sizes([1] * 6 + [30] + [1] * 6, balanced([1] * 6 + [30] + [1] * 6, [5, 1] * 6, 5)) == [3, 3, 30, 3, 3]
+    costs = [*[1.0] * 6, 30.0, *[1.0] * 6]
+    assert balanced(costs, [5.0, 1.0] * 6, 5) == [3, 6, 7, 10, 13]

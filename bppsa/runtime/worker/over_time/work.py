@@ -86,7 +86,7 @@ class TimeChunks:
             module = chunk.begin(node, self.graph, path) if number == 0 else chunk.module
             assert module is not None
             given = module.initial(number) if carries is None else carries
-            sweep = self.sweep(module.module, number, module.x)
+            sweep = self.sweeps(module.module, number, module.x)
             called = chunk.call(sweep, module.weights(number), given, save=self.gradients)
             chunk.advance(called, op)
             if self.gradients:
@@ -98,12 +98,6 @@ class TimeChunks:
         leaves, spec = tree_flatten(list(self.call.arguments[b]))
         cut = [at_chunk(x, of.time, k, self.K) for x, of in zip(leaves, self.model.arguments_axes, strict=True)]
         return Chunk(Walk(self.graph, tree_unflatten(cut, spec), self.weights, gradients=self.gradients))
-
-    def sweep(self, module: nn.RNNBase, number: int, x: Tensor) -> Sweep:
-        found = self.sweeps(module, number, x)
-        if self.gradients and self.K > 2:
-            found.reduction()  # is built where an error can be met
-        return found
 
     def end(self, layer: int, k: int, b: int) -> list[Any]:
         """From the last layer to what the model returns, and its loss."""
