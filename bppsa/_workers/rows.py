@@ -12,7 +12,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 
 from bppsa._workers.batches import is_batched, rows_of
 from bppsa.fxpasses.partition.kept import kept
-from bppsa.fxpasses.partition.tracing import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.refusals import WHAT_FORWARDS_RAISE
 from bppsa.stages import Stages
 
 CLOSE = 1e-3
