@@ -38,12 +38,16 @@ class Functions:
 
     library: ctypes.CDLL
 
-    @functools.cache  # noqa: B019  libraries stay loaded
     def __getattr__(self, name: str) -> Entry:
-        count = INT64.in_dll(self.library, f"bppsa_{name}_count").value
-        address = ctypes.cast(getattr(self.library, f"bppsa_{name}"), POINTER).value
-        assert address is not None
-        return Entry(address, count)
+        return entry(self.library, name)
+
+
+@functools.cache
+def entry(library: ctypes.CDLL, name: str) -> Entry:
+    count = INT64.in_dll(library, f"bppsa_{name}_count").value
+    address = ctypes.cast(getattr(library, f"bppsa_{name}"), POINTER).value
+    assert address is not None
+    return Entry(address, count)
 
 
 @functools.cache

@@ -69,11 +69,9 @@ def run_backward(
         backward = tape.forward.backwards[key] = write_backward(region, tape.forward, key[0], needs)
     given = [t.detach().contiguous() for t in (*grads, *params) if t is not None]
     dtype = backward.program.dtype
-    found: list[Tensor | None] = [None] * len(needs)
-    for i, size in backward.gradients:
-        found[i] = pool.take(math.prod(size), dtype).view(size)
-    backward.program.run(tape.data, [*given, *(found[i] for i, _ in backward.gradients)])
-    return found
+    found = {i: pool.take(math.prod(size), dtype).view(size) for i, size in backward.gradients}
+    backward.program.run(tape.data, [*given, *found.values()])
+    return [found.get(i) for i in range(len(needs))]
 
 
 class _Apply(torch.autograd.Function):

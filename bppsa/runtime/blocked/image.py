@@ -94,6 +94,6 @@ def unpack(to: Writer, image: Image, tensor: Place) -> None:
 
 def join(to: Writer, a: Image, b: Image | None, kept: Image | None) -> Image:
     """a + b where `kept`, a rectified image, is not zero."""
-    out = empty(to, a.shape)
-    to.call(images(to.dtype).join, a.data, b and b.data, kept and kept.data, out.data, a.count, a.threads)
+    out, others = empty(to, a.shape), [None if image is None else image.data for image in (b, kept)]
+    to.call(images(to.dtype).join, a.data, *others, out.data, a.count, a.threads)
     return out

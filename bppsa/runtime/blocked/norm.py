@@ -74,7 +74,8 @@ class BatchNorm(Step):
         (x,), (numbers, *running) = inputs, brought
         s, (of_batch, _) = x.shape, self.depends()
         out = empty(to, s, kept=keep.output)
-        moments = Moments(*(to.take(s.channels, torch.float64, kept=keep.own) for _ in range(2)), of_batch)
+        mean, rstd = (to.take(s.channels, torch.float64, kept=keep.own) for _ in range(2))
+        moments = Moments(mean, rstd, of_batch)
         statistics = running or (None, None)
         to.call(
             native.images(to.dtype).norm,

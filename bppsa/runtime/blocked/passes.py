@@ -109,9 +109,9 @@ def write_backward(region: Region, forward: Forward, given: Sequence[bool], need
         for i in node.params:
             asked.append(to.tensor() if i is not None and param_needs[i] else None)
             if i is not None and param_needs[i]:
-                size = forward.params[i]
-                assert size is not None
-                gradients.append((len(region.inputs) + i, size))
+                given_size = forward.params[i]
+                assert given_size is not None
+                gradients.append((len(region.inputs) + i, given_size))
         writer.through(node, own, cotangent, chosen(params, node), asked, needed)
     for i, v in enumerate(region.inputs):
         if v in writer.found and v in needed:
