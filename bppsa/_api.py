@@ -80,7 +80,7 @@ def compile(
 
     schedule: trains on several workers (`bppsa.schedule`): the result has `step(x, target)`, a training step, and can
     be called as a module. Workers are the ranks of torch.distributed where a process group is there, threads otherwise.
-    The model is cut into `stages`, a number or a list of modules, by flops for `example_inputs`, a whole batch: a
+    The model is cut into `stages`, a number or a list of modules, by cost for `example_inputs`, a whole batch: a
     tensor or a tuple, by default the first call's. A batch is cut into `microbatches` by torch.tensor_split: the first
     tensor, and those that have as many rows in the example, if the model treats them as rows.
     loss_fn(output, target) is a mean over rows, or a sum where its `reduction` says so; loss_weight(target) -> float is

@@ -43,7 +43,7 @@ class Stage:
     names: Mapping[str, str]  # of a Parameter or buffer of `module` -> the model's first name; constants have none
     ops: int = 0
     flops: float = 0.0  # of the forward of the whole example batch
-    seconds: float | None = None  # of the forward, where it was measured
+    cost: float = 0.0  # by which stages are made equal: flops, and the bytes that ops read and write as flops
     changes: tuple[str, ...] = ()  # buffers that the forward changes in place, by the model's names
     draws: tuple[tuple[str, int], ...] = ()  # nodes of `module` that draw random numbers, and their places in the model
 
@@ -68,25 +68,25 @@ class Stages:
     def table(
         self, schedule: Schedule | Recipe | Build | None = None, microbatches: int = 8, workers: int | None = None
     ) -> str:
-        """A line for each stage: ops, parameters, flops, seconds where they were measured, bytes handed on; with a
-        schedule, who owns the stage's weights and who runs it for the first micro-batch and for any.
+        """A line for each stage: ops, parameters, flops, its share of the cost, bytes handed on; with a schedule, who
+        owns the stage's weights and who runs it for the first micro-batch and for any.
 
         Raises ScheduleError where there is no such schedule.
         """
-        measured = any(stage.seconds is not None for stage in self.stages)
-        columns = [self.columns(stage, measured) for stage in self.stages]
+        columns = [self.columns(stage) for stage in self.stages]
         if schedule is not None:
             bound = bound_to(schedule, len(self), microbatches, workers)
             columns = [own | places(bound, s, microbatches) for s, own in enumerate(columns)]
         rows = [["stage", *columns[0]], *([str(s), *own.values()] for s, own in enumerate(columns))]
         return "\n".join(in_columns(rows))
 
-    def columns(self, stage: Stage, measured: bool) -> dict[str, str]:
+    def columns(self, stage: Stage) -> dict[str, str]:
+        total = sum(stage.cost for stage in self.stages)
         return {
             "ops": str(stage.ops),
             "params": scaled(sum(parameter.numel() for parameter in stage.module.parameters())),
             "flops": scaled(stage.flops),
-            **({"seconds": f"{stage.seconds:.3g}"} if measured else {}),
+            "cost": f"{100 * stage.cost / total if total else 0:.3g}%",
             "out bytes": scaled(sum(self.values[i].bytes for i in stage.outputs)),
         }
 
@@ -147,5 +147,5 @@ class OverTime(Stages):
     layers: tuple[Layer, ...]  # in the order in which they run
     arguments_axes: tuple[Axes, ...]  # of each leaf of the list of arguments
     outputs_axes: tuple[Axes, ...]  # of each leaf of what the module returns
-    end_flops: float  # of a chunk, behind the last layer
+    end_cost: float  # of a chunk, behind the last layer
     example: tuple[Any, ...] = field(repr=False)  # what the module returns for a short call

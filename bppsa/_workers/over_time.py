@@ -51,7 +51,7 @@ class TimeTraining(Training):
         assert schedule.inputs is not None
         forward = super().costs(schedule)["F"]
         found = {d: [0.0] * len(forward) for _, _, d in schedule.jobs or ()} | {"F": forward}
-        found[END] = [3 * self.stages.end_flops] * len(forward)
+        found[END] = [3 * self.stages.end_cost] * len(forward)
         for s, cost in enumerate(forward):
             is_sweep = (s, 0, "R") in (schedule.inputs(s, 0, "B") or ())
             found["B"][s] = cost if is_sweep else 2 * cost

@@ -92,9 +92,9 @@ class Training:
         return bound_to(self.settings.schedule, len(self.stages), count, self.settings.workers)
 
     def costs(self, schedule: Schedule) -> dict[str, list[float]]:
-        """Of each stage's jobs: seconds where they were measured, flops otherwise; a backward is two forwards."""
+        """Of each stage's jobs: what they cost; a backward is two forwards."""
         stages, split = self.stages.stages, "W" in schedule.directions
-        forward = [max(stage.flops if stage.seconds is None else stage.seconds, 1e-9) for stage in stages]
+        forward = [max(stage.cost, 1e-9) for stage in stages]
         return {"F": forward, "B": [cost * (1 if split else 2) for cost in forward], "W": forward}
 
     def items(self, schedule: Schedule) -> tuple[Items, Items]:

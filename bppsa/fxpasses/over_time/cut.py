@@ -81,10 +81,11 @@ def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: i
         raise ScheduleError(f"the forward of {name(root)} calls none of its recurrent modules; {MEND}")
     found = tried(graph, arguments.examples, axes)
     flops = [facts(node).flops for node in graph.graph.nodes]
+    costs = [facts(node).cost for node in graph.graph.nodes]
     ends = 1 + max(at for at, node in enumerate(graph.graph.nodes) if is_recurrent(graph, node))
     count = len(layers) * chunks
     return OverTime(
-        stages=(stage_of(root, graph, sum(flops[:ends]) / count),) * count,
+        stages=(stage_of(root, graph, sum(flops[:ends]) / count, sum(costs[:ends]) / count),) * count,
         values=(),
         arguments=len(arguments.names),
         bind=arguments.bind,
@@ -93,7 +94,7 @@ def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: i
         layers=layers,
         arguments_axes=axes if found.rows is not None else tuple(Axes(of.time) for of in axes),
         outputs_axes=found.axes,
-        end_flops=sum(flops[ends:]) / chunks,
+        end_cost=sum(costs[ends:]) / chunks,
         example=example_of(found, traced),
     )
 
@@ -131,8 +132,8 @@ def is_packed(value: Any) -> bool:
     return isinstance(value, PackedSequence)
 
 
-def stage_of(root: nn.Module, graph: fx.GraphModule, flops: float) -> Stage:
-    """Any of the stages, all of which have the whole graph. flops: of one."""
+def stage_of(root: nn.Module, graph: fx.GraphModule, flops: float, cost: float) -> Stage:
+    """Any of the stages, all of which have the whole graph. flops, cost: of one."""
     nodes = list(enumerate(graph.graph.nodes))
     return Stage(
         graph,
@@ -141,6 +142,7 @@ def stage_of(root: nn.Module, graph: fx.GraphModule, flops: float) -> Stage:
         names=names_of(graph, first_names(root.model if isinstance(root, Alone) else root)),
         ops=sum(node.op.startswith("call_") for _, node in nodes),
         flops=flops,
+        cost=cost,
         draws=tuple((node.name, at) for at, node in nodes if facts(node).draws and not is_recurrent(graph, node)),
     )
 

@@ -1,7 +1,9 @@
 """Cut a model into stages of equal cost, for a schedule to run.
 
-`tracing` makes a graph of the model's forward, with each node's cost (`effects`); `order` says what may be cut where,
-`balance` where it is cut, and `building` makes a module of each stage. `by_hand` takes modules for stages.
+`tracing` makes a graph of the model's forward, once in training and once in evaluation, with what each node does
+(`effects`, `costs`), and `modes` makes one graph of the two. `order` says what may be cut where, `balance` where it is
+cut, and `building` makes a module of each stage. `by_hand` takes modules for stages. What cannot be cut is told by
+`refusals` and `unfit`.
 
 Belongs here: what a stage is, and what goes from stage to stage. Does not belong here: who runs a stage and when
 (`bppsa.schedule`), and how (`bppsa.runtime.worker`).
@@ -51,7 +53,8 @@ def partition(
     stages: how many, or the modules of the model that are its stages, in order: the first takes the arguments, each
     other what the one before it returns (the elements of a tuple as arguments), and the last returns the result.
 
-    The largest stage is within 5 % of the least possible; of all such cuts these send the fewest bytes.
+    The cost of an op is its flops, and the bytes that it reads and writes as flops. The largest stage is within 5 % of
+    the least possible, the others share what it leaves evenly; of all such cuts this sends the fewest bytes.
     Raises PartitionError where the model cannot be traced, or cut into so many stages.
     """
     if not isinstance(stages, int):
@@ -62,7 +65,7 @@ def partition(
     order = ordered(traced.graph)
     if not 1 <= stages <= len(order.blocks):
         raise too_many(model, order, stages)
-    costs = [sum(facts(node).flops for node in block) for block in order.blocks]
+    costs = [sum(facts(node).cost for node in block) for block in order.blocks]
     return build(model, traced, order, balanced(costs, order.crossing(), stages), arguments)
 
 

@@ -1,14 +1,15 @@
 """Where to cut a sequence: the largest stage as small as it can be, and few bytes over the cuts.
 
-The least possible largest stage is found by halving; among all cuts that keep within a margin of it, a dynamic
-programme finds those with the fewest bytes, and among these the ones whose largest stage is smallest.
+The least possible largest stage is found by halving. A cost larger than that of an even stage counts as one, so that
+the other stages share the rest evenly. Among all cuts that keep within a margin of it, a dynamic programme finds those
+with the fewest bytes, and among these the ones whose largest stage is smallest.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -26,9 +27,9 @@ def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int) -> 
     No stage is empty.
     """
     assert 1 <= stages <= len(costs) == len(crossing) + 1
+    costs, low = levelled(costs, stages)
     ends = np.array([0.0, *accumulate(costs)])
     over = np.array([0.0, *crossing, 0.0])  # of a cut before i
-    low = least_largest(ends.tolist(), stages)
     high = low * (1 + MARGIN)
     fewest = bytes_of(ends, over, stages, high)[-1][-1]
     if bytes_of(ends, over, stages, low)[-1][-1] <= fewest:
@@ -42,15 +43,14 @@ def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int) -> 
     return traced_back(bytes_of(ends, over, stages, high), first_starts(ends, high))
 
 
-def least_largest(ends: list[float], stages: int) -> float:
-    """The largest stage of the most even cut. ends: the costs up to each boundary."""
-    low, high = max(ends[-1] / stages, max(b - a for a, b in pairwise(ends))), ends[-1]
-    if fits(ends, stages, low):
-        return low
+def levelled(costs: Sequence[float], stages: int) -> tuple[list[float], float]:
+    """The costs, none above the largest stage of the most even cut of these, and that largest stage."""
+    low, high = 0.0, sum(costs)
     for _ in range(STEPS):
         middle = (low + high) / 2
+        ends = [0.0, *accumulate(min(cost, middle) for cost in costs)]
         low, high = (low, middle) if fits(ends, stages, middle) else (middle, high)
-    return high
+    return [min(cost, high) for cost in costs], high
 
 
 def fits(ends: list[float], stages: int, limit: float) -> bool:

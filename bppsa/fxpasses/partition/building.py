@@ -58,6 +58,7 @@ def build(model: nn.Module, traced: Graph, order: Order, ends: Sequence[int], ar
                 names_of(module, first),
                 ops=sum(node not in order.light for node in part.nodes),
                 flops=sum(facts(node).flops for node in part.nodes),
+                cost=sum(facts(node).cost for node in part.nodes),
                 changes=changed(part, traced.graph),
                 draws=tuple((node.name, number[node]) for node in part.nodes if facts(node).draws),
             )

@@ -28,6 +28,7 @@ class Run:
 
     result: Any
     flops: float
+    cost: float
     draws: bool
     written: frozenset[int]  # inputs that the module changes in place
     changes: tuple[str, ...]  # its buffers that it changes, apart from those of batch norms
@@ -74,7 +75,17 @@ def by_hand(
         names = names_of(module, first)
         changed = tuple(f"{path}.{name}" for name in changes[s])
         stages.append(
-            Stage(module, tuple(inputs), tuple(outputs), names, ops=1, flops=run.flops, changes=changed, draws=draws)
+            Stage(
+                module,
+                tuple(inputs),
+                tuple(outputs),
+                names,
+                ops=1,
+                flops=run.flops,
+                cost=run.cost,
+                changes=changed,
+                draws=draws,
+            )
         )
         inputs = outputs
     spec = tree_structure(runs[-1].result)
@@ -100,7 +111,7 @@ def run_all(modules: Sequence[nn.Module], arguments: Arguments) -> list[Run]:
         with torch.no_grad(), Watch() as watch:
             result = module(*args, **kwargs)
         written = frozenset(i for i, x in enumerate(given) if isinstance(x, Tensor) and storage(x) in watch.written)
-        runs.append(Run(result, watch.flops, watch.draws, written, tuple(changed_by(module, watch))))
+        runs.append(Run(result, watch.flops, watch.cost, watch.draws, written, tuple(changed_by(module, watch))))
         given = args = runs[-1].parts()
         kwargs = {}
     return runs

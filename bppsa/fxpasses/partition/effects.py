@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,33 +11,19 @@ from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
+from bppsa.fxpasses.partition.costs import cost_of, flops_of
 from bppsa.stages import draws
 
 aten = torch.ops.aten
-
-
-def of_layer(x: Tensor, *rest: Any, out_val: Any, **options: Any) -> float:
-    """A recurrent layer in one op: each matrix of weights meets each row [.., I] of the sequence once."""
-    weights = [leaf for leaf in tree_leaves(rest) if isinstance(leaf, Tensor) and leaf.dim() == 2]
-    return 2.0 * (x.numel() // max(x.shape[-1], 1)) * sum(weight.numel() for weight in weights)
-
-
-# Flops of what PyTorch's table has no formula for.
-FORMULAS: Mapping[Any, Any] = {
-    **flop_registry,
-    aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
-    aten.mkldnn_rnn_layer: of_layer,
-    aten._cudnn_rnn: of_layer,
-}
 
 
 @dataclass(frozen=True)
 class Facts:
     """Of one node, for the example."""
 
-    flops: float = 0.0  # of matrix products and the like, and one for each element written
+    flops: float = 0.0
+    cost: float = 0.0  # in flops
     bytes: int = 0  # of the tensors in its value
     draws: bool = False  # random numbers
     writes: frozenset[StorageWeakRef] = frozenset()  # in place, to storages that were there before
@@ -55,18 +41,15 @@ def facts(node: fx.Node) -> Facts:
 class Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.flops = 0.0
+        self.flops = self.cost = 0.0
         self.draws = False
         self.written: set[StorageWeakRef] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
-        formula = FORMULAS.get(func._overloadpacket)
-        if formula is not None:
-            self.flops += formula(*args, **kwargs, out_val=out)
-        if not func.is_view:
-            self.flops += sum(leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor))
+        self.flops += flops_of(func, args, kwargs, out)
+        self.cost += cost_of(func, args, kwargs, out)
         self.draws |= draws(func, args, kwargs)
         self.written.update(storage(tensor) for tensor in written(func, args, kwargs))
         return out
@@ -94,4 +77,4 @@ def facts_of(value: Any, watch: Watch, before: frozenset[StorageWeakRef] | set[S
     tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     holds = frozenset(storage(tensor) for tensor in tensors if tensor.layout is torch.strided)
-    return Facts(watch.flops, size, watch.draws, frozenset(watch.written & before), holds, len(tensors))
+    return Facts(watch.flops, watch.cost, size, watch.draws, frozenset(watch.written & before), holds, len(tensors))

@@ -126,7 +126,7 @@ class Merge:
             self.alone[made] = path
         made.meta = dict(node.meta)
         if training != self.training:
-            made.meta["facts"] = replace(facts(node), flops=0.0)
+            made.meta["facts"] = replace(facts(node), flops=0.0, cost=0.0)
         return made
 
     def choose_arguments(self, node: fx.Node, args: Any, kwargs: Any) -> None:
@@ -156,7 +156,7 @@ class Merge:
             made = self.graph.call_function(by_mode, (self.modes.node(path), in_training, in_evaluation))
             known = functools.reduce(either, map(facts, sources), Facts())
             made.meta.update(
-                facts=replace(known, flops=0.0, draws=False, writes=frozenset()),
+                facts=replace(known, flops=0.0, cost=0.0, draws=False, writes=frozenset()),
                 container=any(source.meta.get("container", False) for source in sources),
                 decidable=all(source.meta.get("decidable", False) for source in sources),
             )
