@@ -1,11 +1,12 @@
 """Messages between the ranks of a process group, of torch.distributed.
 
-Large tensors go over the group. What announces them goes over the connections of the `Watch`, and small values with it:
+Large tensors go by a `Carrier`: through shared memory, or over the group. What announces them goes over the connections
+of the `Watch`, and small values with it:
 
     receiver                              sender
     expect:  WANT step, number   ->
-                                 <-       send: isend, then DATA step, number, layout, tag
-    the watch posts irecv
+                                 <-       send: a copy into shared memory, or isend; then DATA step, number, layout, way
+    the watch maps it, or posts irecv
     receive: waits for DATA, then for irecv
 
 A tensor is sent when it is wanted and announced when it is sent. So the group never has a send or a receive without a
@@ -13,8 +14,7 @@ partner, except where a process died: nobody waits in a collective library for w
 step is left over for a later one, and a receiver holds no more than it expects. Shapes travel with the announcement: in
 full the first time, then as a number.
 
-Tested with gloo. With NCCL the same calls are made, on a group for each direction, because two ranks' unmatched sends
-to each other would wait for each other; this has not been run for want of two GPUs.
+Tested with gloo. With NCCL the same calls are made; this has not been run for want of two GPUs.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import traceback
 import weakref
 import zlib
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -35,32 +36,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bppsa.errors import ScheduleError, WorkerError
+from bppsa.runtime.worker.carrier import Carrier, Tensors, Way
 from bppsa.runtime.worker.failures import Failures, confidant
 from bppsa.runtime.worker.health import Frame, Watch, connect
-from bppsa.runtime.worker.layout import Layout, Packed, buffers, pack, unpack
+from bppsa.runtime.worker.layout import Layout, Packed, pack, unpack
 from bppsa.schedule.messages import Message
 
 _WANT, _DATA, _SHARE, _JOB, _FAIL, _DIED = range(1, 7)
-_TAGS = 1 << 30
 _DONE = "done"
 
 Key = tuple[int, int]  # step and number of a message
 
 
 class _Announcement(NamedTuple):
-    """Body of a DATA frame. layout: None where the peer knows it by its number; tag: of the first large tensor."""
+    """Body of a DATA frame. layout: None where the peer knows it by its number; way: of the large tensors."""
 
     signature: int
     number: int
     layout: Layout | None
     small: bytes
     objects: tuple[Any, ...]
-    tag: int
+    way: Way
 
 
 class _Arrival(NamedTuple):
     signature: int
     packed: Packed
+    source: int
+    way: Way
 
 
 class _Peer:
@@ -69,7 +72,6 @@ class _Peer:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.lock = threading.Lock()
-        self.tag = 0  # of the next large tensor to it
         self.sent: dict[Layout, int] = {}
         self.received: dict[int, Layout] = {}
 
@@ -92,7 +94,7 @@ class GroupTransport:
         self.rank, self.size = dist.get_rank(self._group), dist.get_world_size(self._group)
         self.device = torch.device(device)
         self._wire = self.device if dist.get_backend(self._group) == "nccl" else torch.device("cpu")
-        self._downward = self._group if self._wire.type == "cpu" else _twin(self._group)
+        self._carrier = Carrier(self._group, self._wire)
         self._peers = {rank: _Peer(rank) for rank in range(self.size) if rank != self.rank}
         self._step, self._signature = 0, 0
         self._changed = threading.Condition()  # holds for all below
@@ -100,7 +102,7 @@ class GroupTransport:
         self._wanted: set[Key] = set()  # by others, before it was there
         self._asked: set[Key] = set()  # by us
         self._arrived: dict[Key, _Arrival] = {}
-        self._pending: dict[Key, list[tuple[dist.Work, Tensor]]] = {}  # transfers, with the tensors they need
+        self._pending: dict[Key, list[tuple[dist.Work, Tensors]]] = {}  # transfers, with the tensors they need
         self._shares = 0  # in this step
         self._shared: dict[Key, dict[int, Any]] = {}  # by step and number of the share, by rank
         self._failures = Failures(self._changed, self.rank, self.size)
@@ -113,7 +115,7 @@ class GroupTransport:
             _DIED: self._on_died,
         }
         self._watch = Watch(connect(self._group), self)
-        self.close: Callable[[], object] = weakref.finalize(self, self._watch.close)
+        self.close: Callable[[], object] = weakref.finalize(self, _close, self._watch, self._carrier)
 
     # A step.
 
@@ -122,7 +124,10 @@ class GroupTransport:
         self._settle()
         with self._changed:
             self._step, self._signature = step, zlib.crc32(repr(signature).encode())
-            for table in (self._outbox, self._arrived, self._shared):
+            for key in [key for key in self._arrived if key[0] < step]:
+                dropped = self._arrived.pop(key)
+                self._carrier.release(dropped.source, dropped.way)
+            for table in (self._outbox, self._shared):
                 for key in [key for key in table if key[0] < step]:
                     del table[key]
             self._wanted = {key for key in self._wanted if key[0] >= step}
@@ -162,7 +167,8 @@ class GroupTransport:
                 "or dtypes: give every rank the same whole batch"
             )
         self._settle(key)
-        return unpack(arrival.packed, self.device, into)
+        with self._carrier.opened(arrival.source, arrival.way, arrival.packed.large, keep=into is None) as large:
+            return unpack(replace(arrival.packed, large=large), self.device, into)
 
     def finish(self) -> None:
         """Waits until all that was sent has arrived, and until every rank has come here."""
@@ -221,12 +227,11 @@ class GroupTransport:
         if announced.layout is not None:
             peer.received[announced.number] = announced.layout
         layout = peer.received[announced.number]
-        large = buffers(layout, self._wire)
-        works = [self._recv(tensor, peer.rank, announced.tag + index) for index, tensor in enumerate(large)]
+        large, works = self._carrier.receive(peer.rank, announced.way, layout.sizes)
         packed = Packed(layout, announced.small, large, announced.objects)
         with self._changed:
-            self._pending[key] = list(zip(works, large, strict=True))
-            self._arrived[key] = _Arrival(announced.signature, packed)
+            self._pending[key] = [(work, large) for work in works]
+            self._arrived[key] = _Arrival(announced.signature, packed, peer.rank, announced.way)
             self._changed.notify_all()
 
     def _on_fail(self, peer: _Peer, key: Key, body: bytes) -> None:
@@ -257,20 +262,11 @@ class GroupTransport:
             layout = packed.layout if number < 0 else None
             if number < 0:
                 number = peer.sent[packed.layout] = len(peer.sent)
-            tag, peer.tag = peer.tag, (peer.tag + len(packed.large)) % _TAGS
-            works = [self._send(tensor, peer.rank, tag + index) for index, tensor in enumerate(packed.large)]
-            announcement = _Announcement(self._signature, number, layout, packed.small, packed.objects, tag)
+            way, works = self._carrier.send(peer.rank, packed.large)
+            announcement = _Announcement(self._signature, number, layout, packed.small, packed.objects, way)
             self._watch.tell(peer.rank, Frame(_DATA, *key, pickle.dumps(announcement)))
         with self._changed:
-            self._pending[key] = list(zip(works, packed.large, strict=True))
-
-    def _send(self, tensor: Tensor, target: int, tag: int) -> dist.Work:
-        group = self._group if target > self.rank else self._downward
-        return group.send([tensor], target, tag)
-
-    def _recv(self, tensor: Tensor, source: int, tag: int) -> dist.Work:
-        group = self._group if source < self.rank else self._downward
-        return group.recv([tensor], source, tag)
+            self._pending[key] = [(work, packed.large) for work in works]
 
     def share(self, value: Any) -> dict[int, Any]:
         """The values of all ranks, by rank."""
@@ -313,11 +309,9 @@ class GroupTransport:
                 raise WorkerError(f"worker {self.rank}: the process group failed: {broken}") from broken
 
 
-def _twin(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    ranks = dist.get_process_group_ranks(group)
-    twin = dist.new_group(ranks, backend=dist.get_backend(group), use_local_synchronization=True)
-    assert isinstance(twin, dist.ProcessGroup)
-    return twin
+def _close(watch: Watch, carrier: Carrier) -> None:
+    watch.close()
+    carrier.close()
 
 
 def _keyed(fingerprint: object) -> dict:

@@ -37,6 +37,11 @@ class Layout:
     tree: pytree.TreeSpec
     leaves: tuple[TensorLayout | None, ...]
 
+    @property
+    def sizes(self) -> list[int]:
+        """Bytes of the large tensors."""
+        return [leaf.bytes for leaf in self.leaves if leaf and not leaf.inline]
+
     def __reduce__(self) -> tuple[Any, ...]:
         """The containers themselves travel: torch's own way to pickle a TreeSpec raises a warning."""
         return _with_containers, (pytree.tree_unflatten(range(len(self.leaves)), self.tree), self.leaves)
@@ -77,12 +82,6 @@ def pack(value: Any, wire: torch.device) -> Packed:
             large.append(_as_bytes(leaf, wire))
     objects = tuple(leaf for leaf, layout in zip(leaves, layouts, strict=True) if layout is None)
     return Packed(Layout(tree, tuple(layouts)), b"".join(small), tuple(large), objects)
-
-
-def buffers(layout: Layout, wire: torch.device) -> tuple[Tensor, ...]:
-    """Room for the large tensors of a message."""
-    sizes = [leaf.bytes for leaf in layout.leaves if leaf and not leaf.inline]
-    return tuple(torch.empty(size, dtype=torch.uint8, device=wire) for size in sizes)
 
 
 def unpack(packed: Packed, device: torch.device, into: Sequence[Tensor] | None = None) -> Any:
