@@ -29,7 +29,8 @@ from bppsa.stages import OverTime, Stage, Stages
 
 @dataclass(frozen=True)
 class Run:
-    """One call, as one worker has part in it. ended: called with a stage when its gradients are summed."""
+    """One call, as one worker has part in it. ended: called with a stage when its gradients are summed; between: by a
+    lane after each job."""
 
     plan: Plan
     call: Call
@@ -38,6 +39,7 @@ class Run:
     transport: Transport
     alarm: Alarm
     ended: Callable[[int], None]
+    between: Callable[[], None]
     fetches: Mapping[Action, Message]
     frees: Collection[Action]
 
@@ -90,6 +92,7 @@ class Member:
                     run.fetches,
                     run.frees,
                     {s: self.fetched[lane, s] for s in used if (lane, s) in self.fetched},
+                    run.between,
                 )
             )
         return [lane for lane in found if lane.steps]

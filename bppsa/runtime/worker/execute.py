@@ -32,6 +32,7 @@ class Lane:
     fetches: Mapping[Action, Message]  # jobs that need weights which are not there
     frees: Collection[Action]  # jobs after which fetched weights are given up
     fetched: Mapping[int, Fetched]  # by stage
+    between: Callable[[], None]  # what else the thread does after each job
 
     def run(self) -> None:
         """Raises JobError where a job raises, and WorkerError where another worker has failed."""
@@ -40,6 +41,7 @@ class Lane:
                 for following in self.steps[at + 1 : at + 2]:
                     self.expect(following)
                 self.run_step(step)
+                self.between()
 
     def expect(self, step: Step) -> None:
         for message in step.receives:

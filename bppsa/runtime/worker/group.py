@@ -170,6 +170,12 @@ class GroupTransport:
         with self._carrier.opened(arrival.source, arrival.way, arrival.packed.large, keep=into is None) as large:
             return unpack(replace(arrival.packed, large=large), self.device, into)
 
+    def has(self, message: Message) -> bool:
+        """Whether `receive` would not wait."""
+        key = (self._step, message.number)
+        with self._changed:
+            return key in self._arrived and all(work.is_completed() for work, _ in self._pending.get(key, ()))
+
     def finish(self) -> None:
         """Waits until all that was sent has arrived, and until every rank has come here."""
         self.share(_DONE)

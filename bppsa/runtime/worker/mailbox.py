@@ -73,4 +73,7 @@ class Threads:
     def receive(self, message: Message, into: Sequence[Tensor] | None = None) -> Any:
         return self.mail.take(message.number)
 
+    def has(self, message: Message) -> bool:
+        return message.number in self.mail.values
+
     def finish(self) -> None: ...

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from bppsa.runtime.worker.gradients import Grads, summed
+from bppsa.runtime.worker.gradients import Grads
 from bppsa.runtime.worker.norms import Seen
 from bppsa.schedule.program import Action
 
@@ -96,14 +96,6 @@ def outcome(workers: Sequence[Results], grads: Grads) -> Outcome:
         [results.peak for results in workers],
         grads,
     )
-
-
-def total(workers: Iterable[Grads]) -> Grads:
-    """Over workers in their order."""
-    grads: Grads = {}
-    for of_worker in workers:
-        grads = summed(grads, of_worker)
-    return grads
 
 
 def added(a: Sequence[Tensor | None] | None, b: Sequence[Tensor | None]) -> list[Tensor | None]:

@@ -27,6 +27,9 @@ class Transport(Protocol):
     def receive(self, message: Message, into: Sequence[Tensor] | None = None) -> Any:
         """Waits for a message. into: tensors to write its tensors into, in the order of the pytree."""
 
+    def has(self, message: Message) -> bool:
+        """Whether `receive` would not wait."""
+
     def finish(self) -> None:
         """Waits until all that was sent has arrived."""
 
