@@ -61,8 +61,7 @@ class Reducing:
                 self.transport.expect(r.results[self.rank])
             if r.root == self.rank:
                 self.rooted.append(r)
-                for expected in r.received:
-                    self.transport.expect(expected)
+                self.transport.expect(*r.received)
 
     def add(self, r: Reduction) -> None:
         self.rooted.remove(r)

@@ -16,6 +16,8 @@ from bppsa.runtime.worker.transport import Transport, Work
 from bppsa.schedule.messages import Item, Message, Step
 from bppsa.schedule.program import Action
 
+AHEAD = 4  # jobs of which the messages are asked for at once; of weights, which are large, one job's
+
 
 @dataclass(frozen=True)
 class Lane:
@@ -38,16 +40,14 @@ class Lane:
         """Raises JobError where a job raises, and WorkerError where another worker has failed."""
         with self.inside():
             for at, step in enumerate(self.steps):
+                if not at % AHEAD:
+                    coming = self.steps[at : at + 2 * AHEAD]
+                    self.transport.expect(*(message for step in coming for message in step.receives))
                 for following in self.steps[at + 1 : at + 2]:
-                    self.expect(following)
+                    if following.action in self.fetches:
+                        self.transport.expect(self.fetches[following.action])
                 self.run_step(step)
                 self.between()
-
-    def expect(self, step: Step) -> None:
-        for message in step.receives:
-            self.transport.expect(message)
-        if step.action in self.fetches:
-            self.transport.expect(self.fetches[step.action])
 
     def run_step(self, step: Step) -> None:
         for message in step.receives:

@@ -4,7 +4,7 @@ Large tensors go by a `Carrier`: through shared memory, or over the group. What 
 of the `Watch`, and small values with it:
 
     receiver                              sender
-    expect:  WANT step, number   ->
+    expect:  WANT step, numbers  ->
                                  <-       send: a copy into shared memory, or isend; then DATA step, number, layout, way
     the watch maps it, or posts irecv
     receive: waits for DATA, then for irecv
@@ -27,6 +27,7 @@ import time
 import traceback
 import weakref
 import zlib
+from array import array
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn
@@ -100,7 +101,7 @@ class GroupTransport:
         self._changed = threading.Condition()  # holds for all below
         self._outbox: dict[Key, Packed] = {}  # what nobody wants yet
         self._wanted: set[Key] = set()  # by others, before it was there
-        self._asked: set[Key] = set()  # by us
+        self._asked: set[int] = set()  # by us, in this step
         self._arrived: dict[Key, _Arrival] = {}
         self._pending: dict[Key, list[tuple[dist.Work, Tensors]]] = {}  # transfers, with the tensors they need
         self._shares = 0  # in this step
@@ -146,14 +147,16 @@ class GroupTransport:
                 return
         self._transmit(peer, key, packed)
 
-    def expect(self, message: Message) -> None:
-        key = (self._step, message.number)
+    def expect(self, *messages: Message) -> None:
+        wanted: dict[int, list[int]] = {}  # a frame for each source: it interrupts a job there
         with self._changed:
             self._check()
-            if key in self._asked:
-                return
-            self._asked.add(key)
-        self._watch.tell(message.source, Frame(_WANT, *key))
+            for message in messages:
+                if message.number not in self._asked:
+                    self._asked.add(message.number)
+                    wanted.setdefault(message.source, []).append(message.number)
+        for source, numbers in wanted.items():
+            self._watch.tell(source, Frame(_WANT, self._step, 0, array("I", numbers).tobytes()))
 
     def receive(self, message: Message, into: Sequence[Tensor] | None = None) -> Any:
         self.expect(message)
@@ -221,12 +224,14 @@ class GroupTransport:
             self._watch.tell_all(Frame(_DIED, 0, peer, text.encode()))
 
     def _on_want(self, peer: _Peer, key: Key, body: bytes) -> None:
-        with self._changed:
-            waiting = self._outbox.pop(key, None)
-            if waiting is None:
-                self._wanted.add(key)
-        if waiting is not None:
-            self._transmit(peer, key, waiting)
+        for number in array("I", body):
+            wanted = (key[0], number)
+            with self._changed:
+                waiting = self._outbox.pop(wanted, None)
+                if waiting is None:
+                    self._wanted.add(wanted)
+            if waiting is not None:
+                self._transmit(peer, wanted, waiting)
 
     def _on_data(self, peer: _Peer, key: Key, body: bytes) -> None:
         announced: _Announcement = pickle.loads(body)
