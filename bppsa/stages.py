@@ -41,6 +41,7 @@ class Stage:
     ops: int = 0
     flops: float = 0.0  # of the forward of the whole example batch
     seconds: float | None = None  # of the forward, where it was measured
+    changes: tuple[str, ...] = ()  # buffers that the forward changes in place, by the model's names
     draws: tuple[tuple[str, int], ...] = ()  # nodes of `module` that draw random numbers, and their places in the model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,13 +83,33 @@ class Batch:
         return grads
 
     def cotangents(self, grads: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
-        """Of each micro-batch. grads: of each leaf of what the model returned for the batch."""
+        """Of each micro-batch. grads: of each tensor that the last stage returned, for the batch."""
         cut = [[None] * len(self.sizes) if grad is None else list(grad.split(self.sizes)) for grad in grads]
         return [list(column) for column in zip(*cut, strict=True)]
 
     def outputs(self, made: Mapping[int, Any]) -> Any:
         """made: what the model returned, by micro-batch."""
         return joined([made[b] for b in self.mine], [self.sizes[b] for b in self.mine])
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Stands for a leaf of what the last stage or the module of a model returns."""
+
+    leaf: int
+
+
+def by_leaf(made: Any, assemble: Callable[[Any], Any], grads: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Gradients of the leaves of `made`, from those of the leaves of assemble(made): a tensor may stand in several
+    places of what the model returns."""
+    leaves, spec = tree_flatten(made)
+    marks = tree_leaves(assemble(tree_unflatten([Mark(i) for i in range(len(leaves))], spec)))
+    totals: list[Tensor | None] = [None] * len(leaves)
+    for mark, grad in zip(marks, grads, strict=True):
+        if isinstance(mark, Mark) and grad is not None:
+            before = totals[mark.leaf]
+            totals[mark.leaf] = grad if before is None else before + grad
+    return totals
 
 
 def whole(x: Tensor, pieces: Sequence[Tensor | None], sizes: Sequence[int] | None) -> Tensor | None:

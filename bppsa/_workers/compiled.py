@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from bppsa._workers.batches import Batch
 from bppsa._workers.plans import Plan
 from bppsa._workers.training import Settings, Training
-from bppsa.errors import ArgumentError, ScheduleError
+from bppsa.errors import ArgumentError, ScheduleError, WorkerError
 from bppsa.runtime.worker.modes import Modes
 from bppsa.schedule.timeline import Timeline
 from bppsa.stages import Stages
@@ -61,12 +61,15 @@ class Scheduled(nn.Module):
         loss = training.loss(batch, target)
         found, _ = training.run("step", replace(batch.call, loss=loss, outputs=return_outputs))
         named = dict(self.named_parameters())
-        for name in found.grads:
-            accumulate(named[name], found.grads[name])
-        for x, grad in zip(batch.wanted, batch.gradients(found.arguments), strict=True):
-            accumulate(x, grad)
+        accumulate(
+            [named[name] for name in found.grads] + batch.wanted,
+            [*found.grads.values(), *batch.gradients(found.arguments)],
+        )
         total = torch.stack([found.losses[b] for b in sorted(found.losses)]).sum()
-        return (total, training.outputs(found, batch)) if return_outputs else total
+        if not return_outputs:
+            return total
+        with torch.no_grad():
+            return total, training.outputs(found, batch)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for the whole batch: all forwards, and in `.backward()` all backwards."""
@@ -148,22 +151,40 @@ class Whole(torch.autograd.Function):
         leaves, structure = tree_flatten(training.outputs(found, batch))
         spec.append(structure)
         ctx.training, ctx.batch, ctx.call, ctx.names = training, batch, call, names
+        ctx.made = next(iter(found.outputs.values()))
         ctx.mark_non_differentiable(*(x for x in leaves if isinstance(x, Tensor) and not x.is_floating_point()))
         ctx.set_materialize_grads(False)
         return tuple(leaves)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        """Raises WorkerError where it is asked for a second time: the jobs have freed what they kept."""
-        call = replace(ctx.call, cotangents=ctx.batch.cotangents(grads))
-        found, _ = ctx.training.run("backward", call, ctx.state)
+        """Raises WorkerError where it is asked for a second time."""
+        if ctx.state is None:
+            raise WorkerError(
+                "a second backward through one call of a scheduled model: the first has freed what its jobs kept; call "
+                "the model again"
+            )
+        call = replace(ctx.call, cotangents=ctx.training.cotangents(ctx.made, ctx.batch, grads))
+        (found, _), ctx.state = ctx.training.run("backward", call, ctx.state), None
         weights = (found.grads.get(name) for name in ctx.names)
         return (None, None, None, None, *weights, *ctx.batch.gradients(found.arguments))
 
 
-def accumulate(x: Tensor, grad: Tensor | None) -> None:
-    if grad is not None:
-        x.grad = grad if x.grad is None else x.grad + grad
+@torch.no_grad()
+def accumulate(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+    """As a backward does: in place where there is a gradient, through hooks and graphs, and not where it is frozen."""
+    through: list[tuple[Tensor, Tensor]] = []
+    for x, grad in zip(tensors, grads, strict=True):
+        if grad is None or not x.requires_grad:
+            continue
+        if x._backward_hooks or x._post_accumulate_grad_hooks or not x.is_leaf:
+            through.append((x, grad))
+        elif x.grad is None:
+            x.grad = grad
+        else:
+            x.grad += grad
+    if through:
+        torch.autograd.backward([x for x, _ in through], [grad for _, grad in through])
 
 
 def warn_of_step(plan: Plan) -> None:
@@ -172,5 +193,5 @@ def warn_of_step(plan: Plan) -> None:
         warnings.warn(
             "called as a module, a schedule runs all forwards before the first backward, and holds the activations of "
             "all micro-batches; compiled.step(x, target) runs it as it is",
-            stacklevel=4,
+            stacklevel=5,
         )

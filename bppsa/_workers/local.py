@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bppsa._workers.member import Member, Run
 from bppsa._workers.plans import Plan, batches
@@ -24,12 +24,10 @@ def nothing(*of: object) -> None: ...
 
 
 class Local:
-    """weights: the model's Parameters and buffers by name."""
-
     rank = 0
 
-    def __init__(self, stages: Stages, weights: Mapping[str, Tensor]) -> None:
-        self.stages, self.weights = stages, weights
+    def __init__(self, stages: Stages, model: nn.Module) -> None:
+        self.stages, self.model = stages, model
         self.members: dict[int, Member] = {}
 
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
@@ -51,8 +49,7 @@ class Local:
 
     def member(self, worker: int, count: int) -> Member:
         if worker not in self.members:
-            origins = [stage.module for stage in self.stages.stages]
-            self.members[worker] = Member(worker, self.stages, origins, self.weights, count)
+            self.members[worker] = Member(worker, self.stages, self.model, count)
         return self.members[worker]
 
     def share(self, value: T) -> Sequence[T]:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import ArgumentError
@@ -37,11 +38,32 @@ class Share:
 
 def counts(loss_fn: LossFunction | None, loss_weight: LossWeight | None, target: Any, rows: int) -> float:
     """What a micro-batch counts in the batch's loss, where that is a mean."""
-    return float(rows if loss_weight is None else loss_weight(target))
+    if loss_weight is not None:
+        return float(loss_weight(target))
+    function = getattr(loss_fn, "func", loss_fn)  # of a functools.partial
+    numbers = isinstance(target, Tensor) and not target.is_floating_point()  # and not probabilities
+    if numbers and (isinstance(function, MODULES) or function in FUNCTIONS):
+        return weight_of(target, option(loss_fn, "weight", None), option(loss_fn, "ignore_index", -100))
+    return float(rows)
+
+
+MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)  # whose mean leaves rows out, or weighs them
+FUNCTIONS = (F.cross_entropy, F.nll_loss)
+
+
+def weight_of(target: Tensor, weight: Tensor | None, ignored: int) -> float:
+    """What PyTorch divides a mean over classes by. target: of any shape; weight: [classes]."""
+    kept = target[target != ignored]
+    return float(kept.numel() if weight is None else weight.to(kept.device)[kept].sum())
+
+
+def option(loss_fn: LossFunction | None, name: str, default: Any) -> Any:
+    """Of a module, or of a function with keywords bound by functools.partial."""
+    return getattr(loss_fn, "keywords", {}).get(name, getattr(loss_fn, name, default))
 
 
 def share(loss_fn: LossFunction | None, targets: Sequence[Any], counted: Sequence[float]) -> Share:
-    if getattr(loss_fn, "reduction", "mean") == "sum":
+    if option(loss_fn, "reduction", "mean") == "sum":
         return Share(loss_fn, targets, [1.0] * len(counted))
     total = sum(counted)
     return Share(loss_fn, targets, [count / total if total else count for count in counted])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from bppsa._recurrent import sweep_of
 from bppsa._workers.plans import Plan
+from bppsa.errors import ScheduleError
 from bppsa.runtime.worker.execute import Lane
 from bppsa.runtime.worker.fetched import Fetched
 from bppsa.runtime.worker.gradients import Sums
@@ -45,23 +46,22 @@ class Run:
 
 
 class Member:
-    """origins: the model's own modules of each stage, which it follows in training and evaluating. own: the weights and
-    buffers that are here, by name. neighbours: how many workers share the machine. foreign: stages whose weights are
-    fetched, to `device`."""
+    """model: whose weights and buffers, as far as they are here, it is lent, and which it follows in training and
+    evaluating. neighbours: how many workers share the machine. foreign: stages whose weights are fetched, to
+    `device`."""
 
     def __init__(
         self,
         worker: int,
         stages: Stages,
-        origins: Sequence[nn.Module],
-        own: Mapping[str, Tensor],
+        model: nn.Module,
         neighbours: int,
         foreign: Collection[int] = (),
         device: torch.device | None = None,
     ) -> None:
-        self.worker, self.stages, self.origins = worker, stages, origins
+        self.worker, self.stages, self.model = worker, stages, model
         self.neighbours, self.foreign, self.device = neighbours, foreign, device
-        self.own, self.lent = own, {name: lent(tensor) for name, tensor in own.items()}
+        self.lent = {name: lent(tensor) for name, tensor in tensors_in(model).items()}
         self.shells: dict[tuple[int, int], Shell] = {}  # by lane and stage
         self.fetched: dict[tuple[int, int], Fetched] = {}
 
@@ -98,10 +98,12 @@ class Member:
         return [lane for lane in found if lane.steps]
 
     def follow(self) -> None:
-        """Weights that were moved, converted or frozen since."""
-        moved = [name for name, tensor in self.own.items() if tensor.data_ptr() != self.lent[name].data_ptr()]
-        self.lent.update({name: lent(self.own[name]) for name in moved})
-        for name, tensor in self.own.items():
+        """Weights that were moved, converted, replaced or frozen since."""
+        own = tensors_in(self.model)
+        check_names(own, self.lent)
+        moved = [name for name, tensor in own.items() if tensor.data_ptr() != self.lent[name].data_ptr()]
+        self.lent.update({name: lent(own[name]) for name in moved})
+        for name, tensor in own.items():
             self.lent[name].requires_grad_(tensor.requires_grad)
         if moved:
             for key in self.shells.keys() - self.fetched.keys():
@@ -114,7 +116,7 @@ class Member:
             if s in self.foreign:
                 self.fetched[lane, s] = Fetched(tensors_of(stage), self.device)
             self.shells[lane, s].lend(self.fetched[lane, s].tensors if (lane, s) in self.fetched else self.lent)
-        self.shells[lane, s].follow(self.origins[s], call.training)
+        self.shells[lane, s].follow(self.model)
         return self.shells[lane, s]
 
 
@@ -135,6 +137,16 @@ def tensors_of(stage: Stage) -> dict[str, Tensor]:
     """By the model's names, in the order in which a worker sends them to another."""
     own = tensors_in(stage.module)
     return {stage.names[name]: tensor for name, tensor in own.items() if name in stage.names}
+
+
+def check_names(now: Collection[str], then: Collection[str]) -> None:
+    """Raises ScheduleError where the model has other Parameters or buffers than when it was cut."""
+    other = sorted(set(now) ^ set(then))
+    if other:
+        raise ScheduleError(
+            f"the model was cut {'with' if other[0] in then else 'without'} {other[0]}: what prunes or parametrizes "
+            f"its weights comes before bppsa.compile; compile the model again"
+        )
 
 
 def lent(tensor: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from bppsa._workers.batches import Batch
+from bppsa._workers.batches import Batch, by_leaf
 from bppsa._workers.losses import Share
 from bppsa._workers.time_losses import TimeLoss, by_part, time_loss
 from bppsa._workers.training import Training
@@ -65,16 +65,9 @@ class TimeBatch(Batch):
         return over(rows, axes.rows, self.sizes, shape)
 
     def cotangents(self, grads: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
-        """Of each part, by leaf of what the module returns, which may stand in several places of the output."""
-        leaves, spec = tree_flatten(self.model.example)
-        marks = [Mark(i) for i in range(len(leaves))]
-        totals: list[Tensor | None] = [None] * len(leaves)
-        for mark, grad in zip(tree_leaves(self.model.assemble(tree_unflatten(marks, spec))), grads, strict=True):
-            if isinstance(mark, Mark) and grad is not None:
-                before = totals[mark.leaf]
-                totals[mark.leaf] = grad if before is None else before + grad
-        by_leaf = [self.cut(grad, axes) for grad, axes in zip(totals, self.model.outputs_axes, strict=True)]
-        return [list(column) for column in zip(*by_leaf, strict=True)]
+        """Of each part. grads: of each leaf of what the module returns."""
+        cut = [self.cut(grad, axes) for grad, axes in zip(grads, self.model.outputs_axes, strict=True)]
+        return [list(column) for column in zip(*cut, strict=True)]
 
     def cut(self, grad: Tensor | None, axes: Axes) -> list[Tensor | None]:
         """What is of the last step goes to the last chunk."""
@@ -100,11 +93,6 @@ class TimeBatch(Batch):
         columns = zip(*(leaves for leaves, _ in flat), strict=True)
         found = [whole(pieces, axes) for pieces, axes in zip(columns, self.model.outputs_axes, strict=True)]
         return self.model.assemble(tree_unflatten(found, flat[0][1]))
-
-
-@dataclass(frozen=True)
-class Mark:
-    leaf: int
 
 
 class TimeTraining(Training):
@@ -169,6 +157,9 @@ class TimeTraining(Training):
 
     def outputs(self, found: Outcome, batch: Batch) -> Any:
         return batch.outputs(found.outputs)
+
+    def cotangents(self, made: Any, batch: Batch, grads: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
+        return batch.cotangents(by_leaf(self.stages.example, self.stages.assemble, grads))
 
 
 def lengths(size: int, count: int) -> list[int]:

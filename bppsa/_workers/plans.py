@@ -140,6 +140,20 @@ def check_runs(timeline: Timeline) -> None:
             )
 
 
+def check_changes(timeline: Timeline, changes: Sequence[Sequence[str]]) -> None:
+    """changes: of each stage, the buffers that its forward changes. Raises ScheduleError where these would not change
+    as in a loop over the micro-batches."""
+    for s in (s for s, names in enumerate(changes) if names):
+        forwards = [job for jobs in timeline.jobs_of for job in jobs if (job[0], job[2]) == (s, F)]
+        places = {(timeline.owner[job], timeline.worker[job], timeline.lane[job]) for job in forwards}
+        fetched = any(owner != worker for owner, worker, _ in places)
+        if fetched or len(places) > 1 or forwards != sorted(forwards):
+            raise ScheduleError(
+                f"stage {s} changes the buffer {changes[s][0]} in its forward, and micro-batches would not see it "
+                f"change in their order; take a schedule whose stages have one worker each, such as gpipe()"
+            )
+
+
 Tokens = Mapping[Action, Sequence[Item]]
 
 

@@ -18,6 +18,7 @@ from bppsa.runtime.worker.group import GroupTransport
 from bppsa.runtime.worker.mailbox import Alarm
 from bppsa.runtime.worker.pipeline import Call
 from bppsa.runtime.worker.results import Outcome, Results, outcome
+from bppsa.runtime.worker.shell import tensors_in
 from bppsa.schedule.program import Action
 from bppsa.stages import Stages
 
@@ -25,22 +26,20 @@ T = TypeVar("T")
 
 
 class Ranks:
-    """stages: without their weights. origins: the model's own modules of each. own: what of the model's Parameters and
-    buffers this rank owns, by name."""
+    """stages: without their weights. model: with those Parameters and buffers that this rank owns."""
 
     def __init__(
         self,
         stages: Stages,
-        origins: Sequence[nn.Module],
-        own: Mapping[str, Tensor],
+        model: nn.Module,
         owners: Owners,
         transport: GroupTransport,
         neighbours: int,
     ) -> None:
-        self.stages, self.owners, self.transport, self.own = stages, owners, transport, own
+        self.stages, self.owners, self.transport, self.model = stages, owners, transport, model
         self.rank, self.size = transport.rank, transport.size
         foreign = [s for s in range(len(stages)) if self.rank not in owners[s]]
-        self.member = Member(self.rank, stages, origins, own, neighbours, foreign, transport.device)
+        self.member = Member(self.rank, stages, model, neighbours, foreign, transport.device)
         self.exchanges: dict[int, Exchange] = {}  # by the identity of a plan, which is kept
         self.plans: list[Plan] = []
         self.steps = 0
@@ -120,10 +119,11 @@ class Ranks:
 
     def lend_out(self, exchange: Exchange) -> None:
         """Weights that others will want: sent when they do, as they are now."""
+        own = tensors_in(self.model)
         for message in exchange.fetches.values():
             if message.source == self.rank:
                 tensors = tensors_of(self.stages.stages[message.item.number])
-                self.transport.send(message, [self.own[name].detach() for name in tensors])
+                self.transport.send(message, [own[name].detach() for name in tensors])
 
     def reports(self, plan: Plan, exchange: Exchange, results: Results) -> list[Results]:
         """What each rank has to tell, by rank."""

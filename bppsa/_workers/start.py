@@ -24,6 +24,7 @@ from bppsa.fxpasses.over_time import over_time
 from bppsa.fxpasses.partition import partition
 from bppsa.runtime.worker.group import GroupTransport
 from bppsa.runtime.worker.shell import holder, hollow, tensors_in
+from bppsa.schedule.timeline import Timeline
 from bppsa.stages import OverTime, Stages
 
 
@@ -72,13 +73,15 @@ def in_group() -> bool:
 def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
     if not in_group():
         training = training_of(stages)(compiled, settings, stages)
+        check_square(settings, training.plan("step", settings.microbatches).timeline)
         fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
-        training.engine = Local(stages, tensors_in(compiled))
+        training.engine = Local(stages, compiled)
         return training
     transport = GroupTransport(device=device_for(compiled))
     settings = placed(settings, transport.size)
     training = training_of(stages)(compiled, settings, stages)
     timeline = training.plan("step", settings.microbatches).timeline
+    check_square(settings, timeline)
     if transport.size != timeline.W:
         raise ScheduleError(
             f"the schedule is for W={timeline.W} workers, and the process group has {transport.size} ranks; "
@@ -89,15 +92,22 @@ def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
     for number, (s, _, _) in enumerate(timeline.jobs):
         if timeline.graph.owner[number] not in owners.setdefault(s, []):
             owners[s].append(timeline.graph.owner[number])
-    origins = [stage.module for stage in stages.stages]
     light = replace(stages, stages=tuple(replace(stage, module=hollow(stage)) for stage in stages.stages))
     keep = {name for s, at in owners.items() if transport.rank in at for name in stages.stages[s].names.values()}
     leave_others(compiled, stages, keep)
     fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
-    own = tensors_in(compiled)
     training.stages = light
-    training.engine = Ranks(light, origins, own, owners, transport, neighbours(transport.size))
+    training.engine = Ranks(light, compiled, owners, transport, neighbours(transport.size))
     return training
+
+
+def check_square(settings: Settings, timeline: Timeline) -> None:
+    S, B, W = timeline.S, settings.microbatches, timeline.W
+    if getattr(settings.schedule, "square", False) and not S == B == W:
+        raise ScheduleError(
+            f"{settings.schedule} has as many micro-batches and workers as stages, and here are S={S} stages, B={B} "
+            f"micro-batches and W={W} workers; give stages={W}, microbatches={W}"
+        )
 
 
 def training_of(stages: Stages) -> type[Training]:

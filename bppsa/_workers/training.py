@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bppsa._workers.batches import Batch, parts, rows_of
+from bppsa._workers.batches import Batch, by_leaf, parts, rows_of
 from bppsa._workers.losses import LossFunction, LossWeight, Share, counts, share
-from bppsa._workers.plans import KINDS, Plan, make_plan, only, own_batches, predicted
+from bppsa._workers.plans import KINDS, Plan, check_changes, make_plan, only, own_batches, predicted
 from bppsa.errors import InputError, ScheduleError
 from bppsa.runtime.worker import norms
 from bppsa.runtime.worker.draws import Seed
@@ -74,7 +74,9 @@ class Training:
             bound = bound_to(self.settings.schedule, len(stages), count, workers)
             costs = costs_of(stages, "W" in bound.directions)
             chosen = only(bound, len(stages), count, KINDS[kind])
-            self.plans[kind, count] = make_plan(chosen, len(stages), count, workers, costs, *self.items(bound))
+            plan = make_plan(chosen, len(stages), count, workers, costs, *self.items(bound))
+            check_changes(plan.timeline, [stage.changes for stage in stages.stages])
+            self.plans[kind, count] = plan
         return self.plans[kind, count]
 
     def items(self, schedule: Schedule) -> tuple[Items, Items]:
@@ -105,7 +107,6 @@ class Training:
             seeds,
             signature,
             split=plan.split,
-            training=self.model.training,
         )
         return Batch(call, mine, rows, [sizes[b] for b in range(count)], tensors)
 
@@ -146,6 +147,12 @@ class Training:
 
     def outputs(self, found: Outcome, batch: Batch) -> Any:
         return batch.outputs({b: self.stages.assemble(found.outputs[b]) for b in batch.mine})
+
+    def cotangents(self, made: Any, batch: Batch, grads: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
+        """Of each micro-batch, by tensor that the last stage returns. grads: of each leaf of the batch's outputs; made:
+        what the last stage returned for a micro-batch."""
+        totals = zip(by_leaf(made, self.stages.assemble, grads), tree_leaves(made), strict=True)
+        return batch.cotangents([grad for grad, x in totals if isinstance(x, Tensor)])
 
 
 def costs_of(stages: Stages, split: bool) -> dict[str, list[float]]:

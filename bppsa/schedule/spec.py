@@ -90,12 +90,14 @@ class Recipe:
 
     build(S, B, W=None) -> Schedule. W=None: the number of workers that the schedule needs. Raises ScheduleError
     where the schedule does not exist for these numbers. chunks: into how many the time axis of a recurrent model is
-    cut; its stages are then chunks of its recurrent layers.
+    cut; its stages are then chunks of its recurrent layers. square: whether what it stands for needs S = B = W; a model
+    is trained by it with these numbers only.
     """
 
     name: str
     build: Build
     chunks: int | None = None
+    square: bool = False
 
     def __repr__(self) -> str:
         return self.name

@@ -57,10 +57,17 @@ def build(model: nn.Module, traced: Graph, order: Order, ends: Sequence[int], ar
                 names_of(module, first),
                 ops=sum(node not in order.light for node in part.nodes),
                 flops=sum(facts(node).flops for node in part.nodes),
+                changes=changed(part, traced.graph),
                 draws=tuple((node.name, number[node]) for node in part.nodes if facts(node).draws),
             )
         )
     return Stages(tuple(stages), values, len(given), arguments.bind, traced.assemble)
+
+
+def changed(part: Part, graph: fx.Graph) -> tuple[str, ...]:
+    """Attributes that a stage changes in place."""
+    written = {storage for node in part.nodes for storage in facts(node).writes}
+    return tuple(sorted({str(node.target) for node in graph.find_nodes(op="get_attr") if facts(node).holds & written}))
 
 
 def parts(graph: fx.Graph, order: Order, ends: Sequence[int]) -> list[Part]:

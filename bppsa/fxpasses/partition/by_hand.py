@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from bppsa.errors import PartitionError
@@ -29,6 +30,7 @@ class Run:
     flops: float
     draws: bool
     written: frozenset[int]  # inputs that the module changes in place
+    changes: tuple[str, ...]  # its buffers that it changes, apart from those of batch norms
 
     def parts(self) -> list[Any]:
         """What the next module takes."""
@@ -48,7 +50,9 @@ def by_hand(
     with kept(model):
         runs = run_all(modules, arguments)
     check_model(model, runs[-1].result, example_inputs, example_kwargs)
-    drawing = drawing_stages(model, modules, arguments)
+    trained = run_training(model, modules, arguments)
+    drawing = [True] * len(runs) if trained is None else [run.draws for run in trained]
+    changes = [run.changes for run in trained or runs]
     values = [Value(name, INPUT, (0,), size(a)) for name, a in zip(arguments.names, arguments.examples, strict=True)]
     inputs = range(len(values))
     stages, first = [], first_names(model)
@@ -68,7 +72,10 @@ def by_hand(
         module = stage_module(model, graph, {})
         draws = ((call.name, s),) if drawing[s] else ()
         names = names_of(module, first)
-        stages.append(Stage(module, tuple(inputs), tuple(outputs), names, ops=1, flops=run.flops, draws=draws))
+        changed = tuple(f"{path}.{name}" for name in changes[s])
+        stages.append(
+            Stage(module, tuple(inputs), tuple(outputs), names, ops=1, flops=run.flops, changes=changed, draws=draws)
+        )
         inputs = outputs
     spec = tree_structure(runs[-1].result)
     assemble = lambda leaves: tree_unflatten(list(leaves), spec)  # noqa: E731
@@ -93,20 +100,28 @@ def run_all(modules: Sequence[nn.Module], arguments: Arguments) -> list[Run]:
         with torch.no_grad(), Watch() as watch:
             result = module(*args, **kwargs)
         written = frozenset(i for i, x in enumerate(given) if isinstance(x, Tensor) and storage(x) in watch.written)
-        runs.append(Run(result, watch.flops, watch.draws, written))
+        runs.append(Run(result, watch.flops, watch.draws, written, tuple(changed_by(module, watch))))
         given = args = runs[-1].parts()
         kwargs = {}
     return runs
 
 
-def drawing_stages(model: nn.Module, modules: Sequence[nn.Module], arguments: Arguments) -> list[bool]:
-    """Which stages draw random numbers in training: all, where the example cannot be used to find out."""
+def changed_by(module: nn.Module, watch: Watch) -> Iterator[str]:
+    """The buffers that a run of the module has changed. Those of norms are the business of whoever runs the stages."""
+    of_norms = {id(buffer) for norm in module.modules() if isinstance(norm, _NormBase) for buffer in norm.buffers()}
+    for name, buffer in module.named_buffers():
+        if storage(buffer) in watch.written and id(buffer) not in of_norms:
+            yield name
+
+
+def run_training(model: nn.Module, modules: Sequence[nn.Module], arguments: Arguments) -> list[Run] | None:
+    """The modules run in training; None where the example cannot be used for that."""
     with kept(model):
         model.train()
         try:
-            return [run.draws for run in run_all(modules, arguments)]
+            return run_all(modules, arguments)
         except WHAT_FORWARDS_RAISE:  # batch norm, over an example of one row
-            return [True] * len(modules)
+            return None
 
 
 def check_model(model: nn.Module, found: Any, example_inputs: Any, example_kwargs: Mapping[str, Any]) -> None:

@@ -71,9 +71,15 @@ def draws(func: Any, args: Any, kwargs: Any) -> bool:
     return given.get("dropout_p") != 0 and given.get("train") is not False
 
 
+# Their schemas do not say that in training they write to these arguments.
+NORMS = (aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm)
+STATISTICS = ("running_mean", "running_var")
+
+
 def written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    norm = func._overloadpacket in NORMS
     for position, argument in enumerate(func._schema.arguments):
-        if argument.is_write:
+        if argument.is_write or (norm and argument.name in STATISTICS):
             given = args[position] if position < len(args) else kwargs.get(argument.name)
             yield from (leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
 

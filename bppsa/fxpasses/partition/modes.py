@@ -1,8 +1,8 @@
 """One graph for training and evaluation, from a trace of each.
 
 Where the two differ in constants alone, as in dropout(x, training=self.training), one graph chooses between these when
-it runs, by the `training` of its module. Where they differ in what they call, the graph is that of the model's mode,
-and refuses to run in the other.
+it runs, by the `training` of the module that makes the call. Where they differ in what they call, the graph is that of
+the model's mode, and refuses to run in the other.
 """
 
 from __future__ import annotations
@@ -27,14 +27,16 @@ def in_both_modes(here: Graph, there: Graph | PartitionError, training: bool) ->
         only_in(here.graph, training)
         return here
     twins = dict(zip(there.graph.nodes, here.graph.nodes, strict=True))
-    mode: fx.Node | None = None
+    modes: dict[str, fx.Node] = {}
     for other, node in twins.items():
         args, kwargs = fx.node.map_arg((other.args, other.kwargs), twins.__getitem__)
         if differ(args, node.args) or differ(kwargs, node.kwargs):
-            mode = mode or mode_node(here.graph)
+            path = caller(node)
+            if path not in modes:
+                modes[path] = mode_node(here.graph, path)
             with here.graph.inserting_before(node):
-                node.args = chosen(here.graph, mode, training, node.args, args)
-                node.kwargs = chosen(here.graph, mode, training, node.kwargs, kwargs)
+                node.args = chosen(here.graph, modes[path], training, node.args, args)
+                node.kwargs = chosen(here.graph, modes[path], training, node.kwargs, kwargs)
         facts = node.meta.get("facts", Facts())
         node.meta["facts"] = replace(facts, draws=facts.draws or other.meta.get("facts", facts).draws)
     return here
@@ -55,10 +57,15 @@ def differ(a: Any, b: Any) -> bool:
     return repr(a) != repr(b)
 
 
-def mode_node(graph: fx.Graph) -> fx.Node:
+def caller(node: fx.Node) -> str:
+    """The path of the module whose forward made the node."""
+    return next(reversed(node.meta.get("nn_module_stack", {"": None})))
+
+
+def mode_node(graph: fx.Graph, path: str = "") -> fx.Node:
     first = next(node for node in graph.nodes if node.op != "placeholder")
     with graph.inserting_before(first):
-        node = graph.get_attr(TRAINING)
+        node = graph.get_attr(f"{path}.{TRAINING}" if path else TRAINING)
     node.meta.update(facts=Facts(), decidable=True)
     return node
 

@@ -2,7 +2,8 @@
 
 A node that asks for a shape or takes a part of a tuple goes right behind what it reads, so that the number or the part
 goes to later stages in the place of the whole. What needs no activation (a mask, a normalised weight) waits for the
-first node that reads it. What is changed in place is made and changed within one stage.
+first node that reads it. What is changed in place is made and changed within one stage; an attribute that is changed,
+which the next micro-batch finds as this one leaves it, is also read within that stage alone.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def ordered(graph: fx.Graph) -> Order:
     calls = [node for node in graph.nodes if node.op.startswith("call_") and node not in unread]
     heavy = [node for node in calls if node not in light and node.target is not as_decided]
     groups = with_followers(late(heavy, light, written), calls)
-    return Order(tuple(merged(groups)), frozenset(light))
+    lasting = {storage for node in graph.find_nodes(op="get_attr") for storage in facts(node).holds & written.keys()}
+    return Order(tuple(merged(groups, lasting)), frozenset(light))
 
 
 def arguments_are_kept(graph: fx.Graph, written: dict[StorageWeakRef, fx.Node]) -> None:
@@ -122,17 +124,19 @@ def with_followers(heavy: list[fx.Node], calls: list[fx.Node]) -> list[list[fx.N
     return groups
 
 
-def merged(groups: list[list[fx.Node]]) -> list[Block]:
-    """Groups between the first that holds a storage and the last that writes to it are one block."""
-    holder: dict[StorageWeakRef, int] = {}
+def merged(groups: list[list[fx.Node]], lasting: set[StorageWeakRef]) -> list[Block]:
+    """Groups between the first that holds a storage and the last that writes to it, or reads it where it lasts, are one
+    block."""
+    first: dict[StorageWeakRef, int] = {}
     together = [False] * len(groups)  # with the group before
     for i, group in enumerate(groups):
         for node in group:
-            for storage in facts(node).writes:
-                first = holder.get(storage, i)
-                together[first + 1 : i + 1] = [True] * (i - first)
+            read = {storage for source in node.all_input_nodes for storage in facts(source).holds & lasting}
+            for storage in facts(node).writes | read:
+                start = first.setdefault(storage, i)
+                together[start + 1 : i + 1] = [True] * (i - start)
             for storage in facts(node).holds:
-                holder.setdefault(storage, i)
+                first.setdefault(storage, i)
     blocks: list[list[fx.Node]] = []
     for group, with_last in zip(groups, together, strict=True):
         if with_last:

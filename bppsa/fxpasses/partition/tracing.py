@@ -114,7 +114,7 @@ class Tracer(fx.Tracer):
         self._autowrap_search.append(torch)  # where the factories are looked up
         self.arguments = arguments
         self.constants: dict[str, Tensor] = {}
-        self.seen: set[StorageWeakRef] = set()  # storages of arguments and of what nodes give
+        self.seen: set[StorageWeakRef] = set()  # storages of arguments, of attributes and of what nodes give
         self.running = False  # a leaf, for the example: all that it calls is its own affair
         self.result: Any = None
         self.examples: tuple[Any, ...] = ()
@@ -214,8 +214,7 @@ class Tracer(fx.Tracer):
 
     def note(self, proxy: Traced, watch: Watch, decidable: bool) -> None:
         facts = facts_of(proxy.example, watch, self.seen)
-        if proxy.node.op != "get_attr":
-            self.seen |= facts.holds
+        self.seen |= facts.holds
         container = facts.tensors > 0 and not isinstance(proxy.example, Tensor)
         proxy.node.meta.update(facts=facts, container=container, decidable=decidable and not facts.tensors)
 

@@ -33,7 +33,6 @@ class Call:
     signature: str = ""  # of what decides the shapes that jobs hand on
     loss: Loss | None = None  # None: the model is called as a module, and `cotangents` come later
     split: bool = False  # whether W is a job of its own
-    training: bool = True  # of the model
     outputs: bool = False  # whether what the model returns is kept
     cotangents: Sequence[Sequence[Tensor | None]] = ()  # of each micro-batch, by tensor that the model returns
 

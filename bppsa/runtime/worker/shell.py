@@ -45,10 +45,10 @@ class Shell:
         lent = {name: getattr(module, attribute) for name, module, attribute in self.slots}
         return {name: tensor for name, tensor in lent.items() if tensor.requires_grad}
 
-    def follow(self, origin: nn.Module, training: bool) -> None:
-        """Train or evaluate as the model's modules do now. training: of the model itself, which its functions ask."""
+    def follow(self, model: nn.Module) -> None:
+        """Train or evaluate as the modules of the model do now."""
         for own, path in self.followers:
-            mode = origin.get_submodule(path).training if path else training
+            mode = model.get_submodule(path).training
             if own.training != mode:
                 own.training = mode
 

@@ -66,4 +66,4 @@ def wavelet_mp() -> Recipe:
         workers = W or S
         return Schedule(w=lambda s, b, d: ((s + b) % workers, (s + b) % workers), n=backward_first, W=workers)
 
-    return Recipe("wavelet_mp", build)
+    return Recipe("wavelet_mp", build, square=True)

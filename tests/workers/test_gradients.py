@@ -1,0 +1,58 @@
+"""Loss and gradients of a step are those of the model in one process, under every schedule."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bppsa import compile
+from tests.workers import support, zoo
+
+
+def batch(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    other = {"y": support.real(rows, zoo.WIDTH), "power": 1.5}
+    return (support.real(rows, zoo.WIDTH), other), {"scale": 0.7}
+
+
+@pytest.mark.parametrize("name", zoo.SCHEDULES)
+@given(data=st.data())
+@settings(max_examples=8)
+def test_step_is_the_models(name: str, data: st.DataObject) -> None:
+    case = data.draw(zoo.SCHEDULES[name])
+    second = data.draw(st.integers(1, 9))
+    loss_fn = data.draw(st.sampled_from([support.loss_of, support.SumOf()]))
+    torch.manual_seed(0)
+    with support.float64():
+        model = zoo.Drawn(data.draw(zoo.nets()))
+    reference = copy.deepcopy(model)
+    args, kwargs = batch(5)
+    compiled = compile(
+        model,
+        schedule=case.schedule,
+        stages=case.stages,
+        microbatches=case.microbatches,
+        workers=case.workers,
+        loss_fn=loss_fn,
+    )
+    for rows in (5, second):  # gradients add up
+        args, kwargs = batch(rows)
+        target = torch.randn(rows, dtype=torch.float64)
+        output = reference(*args, **kwargs)
+        expected = loss_fn(output, target)
+        expected.backward()
+        inputs = [args[0], args[1]["y"]]
+        of_inputs = [x.grad for x in inputs]
+        for x in inputs:
+            x.grad = None
+
+        loss, found = compiled.step(*args, target, return_outputs=True, **kwargs)
+
+        support.close(loss, expected.detach())
+        support.close(found, output)
+        support.same(support.gradients(compiled), support.gradients(reference))
+        support.close([x.grad for x in inputs], of_inputs)

@@ -1,0 +1,183 @@
+"""A scheduled model called as a module: outputs, `.backward()`, evaluation."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bppsa import compile
+from bppsa.errors import ArgumentError, InputError, ScheduleError, WorkerError
+from bppsa.schedule import ddp, gpipe, lpp, one_f_one_b
+from tests.workers import support, zoo
+
+
+@pytest.fixture(autouse=True)
+def float64() -> Iterator[None]:
+    torch.manual_seed(0)
+    with support.float64():
+        yield
+
+
+LAYERS = zoo.Layers((("linear", 0), ("tied", 0), ("skip", 1), ("frozen", 0), ("input", 0)), (1, 3), 0)
+
+
+def batch(rows: int) -> tuple[Tensor, dict[str, object]]:
+    return support.real(rows, zoo.WIDTH), {"y": support.real(rows, zoo.WIDTH), "power": 2.0}
+
+
+def compiled_drawn(case: zoo.Case) -> tuple[nn.Module, nn.Module]:
+    """A model, and a copy of it scheduled."""
+    model = zoo.Drawn(LAYERS)
+    clone = copy.deepcopy(model)
+    compiled = compile(
+        clone,
+        schedule=case.schedule,
+        stages=case.stages,
+        microbatches=case.microbatches,
+        workers=case.workers,
+        loss_fn=support.loss_of,
+    )
+    return model, compiled
+
+
+@pytest.mark.parametrize("name", zoo.CASES)
+@pytest.mark.filterwarnings("ignore:called as a module")
+def test_backward_is_the_models(name: str) -> None:
+    model, compiled = compiled_drawn(zoo.CASES[name])
+    for _ in range(2):  # gradients add up
+        x, other = batch(7)
+        twins = x.detach().clone().requires_grad_(), {**other, "y": other["y"].detach().clone().requires_grad_()}
+        target = torch.randn(7)
+        expected, found = model(x, other), compiled(*twins)
+        support.close(found, expected)
+        support.loss_of(expected, target).backward()
+        support.loss_of(found, target).backward()
+        support.same(support.gradients(compiled), support.gradients(model))
+        support.close([twins[0].grad, twins[1]["y"].grad], [x.grad, other["y"].grad])
+
+
+def test_what_becomes_of_outputs_is_free() -> None:
+    """Some unused, some used twice, and calls whose backwards come in another order."""
+    model, compiled = compiled_drawn(zoo.CASES["gpipe"])
+    batches = [batch(5), batch(4)]
+    for call in (model, compiled):
+        (x, other), (z, more) = batches
+        first, second = call(x, other), call(z, more)
+        second["side"][0][0].sum().backward()
+        (first["last"].sum() * first["last"].sum()).backward()
+    support.same(support.gradients(compiled), support.gradients(model))
+
+
+def test_backward_twice_is_an_error() -> None:
+    _, compiled = compiled_drawn(zoo.CASES["gpipe"])
+    loss = support.loss_of(compiled(*batch(4)), torch.randn(4))
+    loss.backward(retain_graph=True)
+    with pytest.raises(WorkerError, match=r"second backward .* call the model again"):
+        loss.backward()
+    compiled.step(*batch(4), torch.randn(4))  # and the next step works
+
+
+@pytest.mark.parametrize(("schedule", "warned"), [(gpipe(), False), (lpp(2, 2), False), (one_f_one_b(), True)])
+def test_schedules_that_limit_what_is_in_flight_name_step(schedule: object, warned: bool) -> None:
+    _, compiled = compiled_drawn(zoo.Case(schedule, 3, 4))
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        compiled(*batch(4))
+    assert [str(w.message) for w in found if "step(x, target)" in str(w.message)] == [
+        str(w.message) for w in found if warned
+    ]
+    assert all(w.filename == __file__ for w in found)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ["one_f_one_b", "zero_bubble", "fslpp", "wavelet_dp"])
+def test_evaluation_runs_forwards_alone(name: str, mode: type) -> None:
+    model, compiled = compiled_drawn(zoo.CASES[name])
+    x, other = batch(5)
+    with mode():
+        found = compiled.eval()(x, other)
+        expected = model.eval()(x, other)
+    support.close(found, expected)
+    assert not found["last"].requires_grad
+    assert found["last"].is_inference() == (mode is torch.inference_mode)
+    assert {d for _, _, d in compiled.measured.jobs} == {"F"}
+    assert all(p.grad is None for p in compiled.parameters())
+    assert sum(compiled.measured.peak_activations) == 0
+
+
+def test_step_returns_outputs_without_a_graph() -> None:
+    model, compiled = compiled_drawn(zoo.CASES["zero_bubble"])
+    x, other = batch(5)
+    loss, found = compiled.step(x, other, torch.randn(5), return_outputs=True)
+    support.close(found, model(x, other))
+    assert not loss.requires_grad
+    assert not found["last"].grad_fn
+
+
+def test_a_gradient_flows_on_into_what_made_the_inputs() -> None:
+    embed = nn.Linear(3, zoo.WIDTH)
+    model, compiled = compiled_drawn(zoo.CASES["ddp"])
+    x, (_, other), target = torch.randn(5, 3), batch(5), torch.randn(5)
+    support.loss_of(model(embed(x), other), target).backward()
+    expected = support.gradients(embed)
+    embed.zero_grad()
+    compiled.step(embed(x), other, target)
+    support.same(support.gradients(embed), expected)
+
+
+def test_hooks_of_parameters_and_inputs_see_the_whole_gradient() -> None:
+    """As where a mask keeps some weights at zero."""
+    model, compiled = compiled_drawn(zoo.CASES["gpipe"])
+    (x, other), target = batch(5), torch.randn(5)
+    calls: list[str] = []
+    for net in (model, compiled):
+        net.first.weight.register_hook(lambda grad: grad.tril())
+        net.first.bias.register_post_accumulate_grad_hook(lambda p: calls.append("after"))
+        x.register_hook(lambda grad: grad * 2)
+        x.grad = None
+        if net is model:
+            support.loss_of(model(x, other), target).backward()
+            expected = x.grad
+        else:
+            compiled.step(x, other, target)
+    support.same(support.gradients(compiled), support.gradients(model))
+    support.close(x.grad, expected * 2)  # by then there are two hooks
+    assert calls == ["after", "after"]
+
+
+class OwnLoss(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (self.b(self.a(x).tanh()) - y).square().mean()
+
+
+def test_a_model_may_return_its_loss() -> None:
+    model, (x, y) = OwnLoss(), (torch.randn(7, 4), torch.randn(7, 2))
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=3)
+    expected = model(x, y)
+    expected.backward()
+    support.close(compiled.step(x, y), expected.detach())
+    support.same(support.gradients(compiled), support.gradients(model))
+    with pytest.raises(InputError, match="without rows"):
+        compiled(x, y)
+
+
+def test_what_is_wrong_is_said() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    compiled = compile(model, schedule=ddp(), stages=2, microbatches=2, loss_fn=nn.MSELoss(reduction="none"))
+    with pytest.raises(ScheduleError, match="example_inputs"):
+        _ = compiled.timeline
+    with pytest.raises(ArgumentError, match="takes the model's arguments and then a target"):
+        compiled.step()
+    with pytest.raises(WorkerError, match="give loss_fn=, with a reduction"):
+        compiled.step(torch.randn(4, 4), torch.randn(4, 4))
+    with pytest.raises(InputError, match="no tensor with rows"):
+        compiled.step(torch.tensor(1.0), torch.tensor(1.0))
