@@ -21,10 +21,11 @@ class Size:
     name: str
     width: int
     rows: int
+    samples: int = 1  # how many times as many where steps are short
 
 
 LARGE = Size("20 ms", 1024, 256)
-SMALL = Size("1 ms", 256, 192)
+SMALL = Size("1 ms", 256, 192, samples=8)
 TINY = Size("nothing", 8, 2)
 
 

@@ -18,7 +18,7 @@ import bppsa
 from bppsa.schedule import Timeline
 from schedules_cases import RANKS, Case, Size, batch, network
 from schedules_peers import PEERS
-from timing import Samples, Step, interleave, milliseconds, ratio, significant
+from timing import Step, interleave, milliseconds, ratio, significant
 
 LOSS = nn.MSELoss()
 
@@ -37,7 +37,7 @@ def predictions(case: Case, size: Size, repeats: int) -> dict[str, Any]:
         found.append((compiled.measured, compiled.predicted))
         return seconds
 
-    samples = slowest(interleave({"ours": kept}, repeats))["ours"]
+    samples = interleave({"ours": kept}, repeats)["ours"]
     measured, simulated = zip(*found[-len(samples) :], strict=True)
     over = [m.makespan / p.makespan for m, p in zip(measured, simulated, strict=True)]
     step_over = [sum(sample) / p.makespan for sample, p in zip(samples, simulated, strict=True)]
@@ -61,7 +61,7 @@ def peers(case: Case, size: Size, repeats: int) -> dict[str, Any]:
     run, module = PEERS[case.peer](network(case.S, size), case.B, x, target, LOSS)
     compiled = scheduled(case, size, x)
     steps = {"peer": timed(run, module), "ours": timed(lambda: compiled.step(x, target), compiled)}
-    samples = slowest(interleave(steps, repeats))
+    samples = interleave(steps, repeats)
     return {
         "peer_ms": milliseconds(samples["peer"]),
         "ours_ms": milliseconds(samples["ours"]),
@@ -78,23 +78,18 @@ def scheduled(case: Case, size: Size, x: Tensor) -> Any:
 
 
 def timed(run: Callable[[], object], module: nn.Module) -> Step:
-    """From a time at which all ranks are here until this one has its gradients."""
+    """From a time at which all ranks are here until the last one has its gradients."""
 
     def step() -> tuple[float]:
         module.zero_grad()
         dist.barrier()
         start = time.perf_counter()
         run()
-        return (time.perf_counter() - start,)
+        took = torch.tensor(time.perf_counter() - start, dtype=torch.float64)
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+        return (took.item(),)
 
     return step
-
-
-def slowest(samples: Mapping[str, Samples]) -> dict[str, Samples]:
-    """A step takes as long as its slowest rank."""
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, samples)
-    return {name: [max(of) for of in zip(*(rank[name] for rank in everyone), strict=True)] for name in samples}
 
 
 def gradients(module: nn.Module) -> dict[str, Tensor]:

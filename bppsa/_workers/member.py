@@ -69,6 +69,7 @@ class Member:
         """Those that have something to do."""
         self.follow()
         mailbox, found = Mailbox(run.alarm), []
+        threads = self.neighbours * sum(map(bool, run.plan.steps[self.worker]))
         for lane, steps in enumerate(run.plan.steps[self.worker]):
             used = sorted({step.action.stage for step in steps})
             work = work_of(
@@ -87,7 +88,7 @@ class Member:
                     mailbox,
                     run.transport,
                     run.plan.readers[self.worker],
-                    partial(threads_each, self.neighbours),
+                    partial(threads_each, threads),
                     run.results.times,
                     run.fetches,
                     run.frees,
@@ -155,7 +156,7 @@ def lent(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def threads_each(neighbours: int) -> Iterator[None]:
-    """The cores are shared out among the workers."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // neighbours))
+def threads_each(lanes: int) -> Iterator[None]:
+    """The cores are shared out among the lanes of all workers."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // lanes))
     yield
