@@ -27,9 +27,7 @@ from timing import significant
 
 WAYS = {"gang": lambda waves: ddp(), "tick-tock": wavelet_dp}
 STATM = Path("/proc/self/statm")
-MMAP_BYTES = (
-    1 << 16
-)  # from this size on every tensor has pages of its own, which go back to the system when it is freed
+MMAP_BYTES = 1 << 16  # a tensor of this size has pages of its own, which go back to the system when it is freed
 PERIOD = 1e-3
 POINTS = 500  # of a curve
 
