@@ -2,6 +2,7 @@
 
     python benchmarks/schedules.py                       everything, some ten minutes; nothing else should run
     python benchmarks/schedules.py --only pipelines      some parts; the others stay as they were in the file
+    python benchmarks/schedules.py --only schedules --schedules gpipe,ddp       the same for some rows of a part
     python benchmarks/schedules.py --quick               sizes of nothing: only shows that all of it runs
     python benchmarks/schedules.py --show                measures nothing: prints what is kept
 
@@ -32,6 +33,8 @@ from parts import Part, measure_part, names_of, show
 from schedules_cases import CASES, LARGE, RANKS, SMALL, TINY, Case, Size
 
 HERE = Path(__file__).parent
+# glibc keeps what is freed, for both sides: fresh pages cost a virtual machine more than the work in them.
+KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(32 << 30)}
 Measured = tuple[Case, Size]
 
 
@@ -57,7 +60,7 @@ def pipelines(case: Measured, options: Options) -> list[Row]:
 def on_ranks(measurement: str, case: Case, size: Size, repeats: int) -> Row:
     """What rank 0 of new processes prints. Raises SystemExit with what a rank that failed had to say."""
     arguments = json.dumps({"case": asdict(case), "size": asdict(size), "repeats": repeats})
-    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    env = os.environ | KEEPING | {"OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         given = [str(Path(folder) / "store"), measurement, arguments]
         ranks = [
@@ -86,9 +89,30 @@ PARTS = {
 }
 
 
+def chosen(part: Part, schedules: list[str] | None) -> Part:
+    """The part, or its rows of these schedules."""
+
+    def cases(options: Options) -> list[Any]:
+        return [case for case in part.cases(options) if schedules is None or case[0].schedule in schedules]
+
+    return Part(cases, part.measure)
+
+
+def merged(before: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Runs, in which what was measured again stands once."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return tuple(row.get(name) for name in ("schedule", "S", "B", "W", "jobs", "way"))
+
+    again = {key(row) for run in new for row in run["rows"]}
+    kept = [{**run, "rows": [row for row in run["rows"] if key(row) not in again]} for run in before]
+    return [*(run for run in kept if run["rows"]), *new]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", type=names_of(PARTS), default=list(PARTS), help=f"parts: {', '.join(PARTS)}")
+    parser.add_argument("--schedules", type=lambda text: text.split(","), help="rows of these only, with commas")
     parser.add_argument("--threads", type=int, default=2, help="of PyTorch in one process (default: 2)")
     parser.add_argument("--repeats", type=int, help="interleaved samples of each side (default: 7, with --quick 2)")
     parser.add_argument("--quick", action="store_true", help="keeps nothing unless --results is given")
@@ -104,10 +128,11 @@ def main() -> None:
     options = Options(arguments.threads, arguments.repeats or (2 if arguments.quick else 7), arguments.quick)
     for name in arguments.only:
         if arguments.show:
-            for measured in results.get(name, ()):
-                show(name, measured["rows"], console)
+            for run in results.get(name, ()):
+                show(name, run["rows"], console)
             continue
-        results[name] = measure_part(name, PARTS[name], options, console)
+        measured = measure_part(name, chosen(PARTS[name], arguments.schedules), options, console)
+        results[name] = merged(results.get(name, []), measured)
         if kept:
             store.save(kept, results)
 
