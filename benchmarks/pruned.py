@@ -1,16 +1,18 @@
-"""Training steps and inference of pruned networks: masked PyTorch in its better memory format, and bppsa, interleaved.
+"""Pruned networks: masked PyTorch in its better memory format, sparseprop where it is installed, and bppsa, interleaved.
 
     python benchmarks/pruned.py                             everything, some ten minutes; nothing else should run
     python benchmarks/pruned.py --only vgg11,mobilenet      some networks
     python benchmarks/pruned.py --quick                     narrow networks: only shows that all of it runs
 
-A step is forward, loss, backward and SGD. Rows are kept in benchmarks/results/ under "pruned", a file a machine; a run
+A step is forward, loss, backward and SGD; "layer" is forward and backward alone, from a given cotangent to the input and
+the weight. sparseprop holds the kept weights alone, so its SGD steps these and no dense ones. Rows are kept in benchmarks/results/ under "pruned", a file a machine; a run
 of some networks leaves the others as they were.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -27,7 +29,7 @@ from torch import nn
 import bppsa
 import machine
 import store
-from networks import globally, mobilenet, prepared, resnet18, uniform, vgg11
+from networks import globally, in_sparseprop, mobilenet, prepared, resnet18, uniform, vgg11
 from timing import Step, interleave, milliseconds, ratio
 
 HERE = Path(__file__).parent
@@ -49,7 +51,7 @@ class Case:
     pruned: float
     B: int
     goal: float | None = None
-    training: bool = True
+    what: str = "step"
 
 
 CASES = [
@@ -59,9 +61,11 @@ CASES = [
     *(Case("vgg11 with batch norm", "uniform", p, 16) for p in (0.9, 0.97, 0.99)),
     Case("resnet18", "uniform", 0.95, 16, 5),
     Case("mobilenet", "uniform", 0.95, 16),
-    *(Case("linear 1024x1024", "uniform", 0.97, b, 12) for b in (16, 64)),
-    Case("vgg11", "uniform", 0.97, 16, 13, training=False),
-    Case("vgg11", "uniform", 0.97, 1, training=False),
+    *(Case("linear 1024x1024", "uniform", 0.97, b, 12, "layer") for b in (16, 64, 256)),
+    *(Case("linear 1024x1024", "uniform", 0.97, b) for b in (16, 64)),
+    *(Case("vgg11", "uniform", p, 16, goal, "inference") for p, goal in ((0.9, 5.5), (0.97, 13), (0.99, 24))),
+    Case("vgg11", "uniform", 0.97, 64, 11, "inference"),
+    Case("vgg11", "uniform", 0.97, 1, what="inference"),
     Case("vgg11", "uniform", 0.5, 16),
 ]
 
@@ -73,13 +77,16 @@ def measure(case: Case, repeats: int, width: int | None) -> dict[str, Any]:
     }
     fast = bppsa.compile(prepared(make, SCHEMES[case.scheme], case.pruned))
     batch = torch.randn(case.B, fast[0].in_features) if case.network[:6] == "linear" else torch.randn(case.B, 3, 32, 32)
-    make_step = training_step if case.training else inference
+    make_step = STEPS[case.what]
     steps = {
         name: make_step(m, batch.to(memory_format=FORMATS[name]) if batch.dim() == 4 else batch)
         for name, m in models.items()
     }
+    if width is None and case.what == "step" and case.network == "vgg11" and importlib.util.find_spec("sparseprop"):
+        model = in_sparseprop(prepared(make, SCHEMES[case.scheme], case.pruned), batch)
+        steps["sparseprop"] = make_step(model, batch)
     samples = interleave({**steps, "ours": make_step(fast, batch)}, repeats)
-    ours = samples.pop("ours")
+    ours, sparseprop = samples.pop("ours"), samples.pop("sparseprop", None)
     better = min(samples, key=lambda name: milliseconds(samples[name]))
     return {
         **asdict(case),
@@ -87,6 +94,8 @@ def measure(case: Case, repeats: int, width: int | None) -> dict[str, Any]:
         "peer_ms": milliseconds(samples[better]),
         "ours_ms": milliseconds(ours),
         "ratio": asdict(ratio(samples[better], ours)),
+        "sparseprop_ms": sparseprop and milliseconds(sparseprop),
+        "sparseprop_ratio": sparseprop and asdict(ratio(sparseprop, ours)),
         "ran": sorted({decision.strategy for decision in fast.report.decisions}),
     }
 
@@ -120,22 +129,60 @@ def inference(model: nn.Module, batch: torch.Tensor) -> Step:
     return step
 
 
+def layer(model: nn.Module, batch: torch.Tensor) -> Step:
+    x = batch.requires_grad_()
+    cotangent = torch.randn_like(model(x))
+
+    def step() -> tuple[float, ...]:
+        model.zero_grad()
+        x.grad = None
+        start = time.perf_counter()
+        y = model(x)
+        middle = time.perf_counter()
+        y.backward(cotangent)
+        return middle - start, time.perf_counter() - middle
+
+    return step
+
+
+STEPS = {"step": training_step, "inference": inference, "layer": layer}
+
+
 def table(rows: list[dict[str, Any]]) -> Table:
-    found = Table("network", "pruned", "B", "", "PyTorch ms", "format", "bppsa ms", "ratio", "quartiles", "goal", "ran")
+    found = Table(
+        "network",
+        "pruned",
+        "B",
+        "",
+        "PyTorch ms",
+        "format",
+        "bppsa ms",
+        "ratio",
+        "quartiles",
+        "goal",
+        "sparseprop",
+        "ran",
+    )
     for row in rows:
         spread, goal = row["ratio"], row["goal"]
         found.add_row(
             *(row["network"], f"{row['pruned']:.0%} {row['scheme']}", str(row["B"])),
             *(
-                "step" if row["training"] else "inference",
+                row["what"],
                 f"{row['peer_ms']:.3g}",
                 row["format"],
                 f"{row['ours_ms']:.3g}",
             ),
             *(f"{spread['median']:.3g}x", f"{spread['low']:.3g}-{spread['high']:.3g}"),
-            *(f"{goal:g}x" if goal else "", ", ".join(row["ran"])),
+            *(f"{goal:g}x" if goal else "", beside_sparseprop(row), ", ".join(row["ran"])),
         )
     return found
+
+
+def beside_sparseprop(row: dict[str, Any]) -> str:
+    if row["sparseprop_ms"] is None:
+        return ""
+    return f"{row['sparseprop_ms']:.3g} ms, {row['sparseprop_ratio']['median']:.3g}x"
 
 
 def networks(text: str) -> list[str]:
@@ -162,7 +209,10 @@ def main() -> None:
     for case in cases:
         torch.manual_seed(0)
         rows.append(measure(case, 2 if options.quick else options.repeats, 8 if options.quick else None))
-    Console(width=150).print(table(rows))
+    console = Console(width=150)
+    console.print(table(rows))
+    if not importlib.util.find_spec("sparseprop"):
+        console.print("sparseprop is not installed (pip install --no-build-isolation sparseprop)")
     folder = options.results or (None if options.quick else HERE / "results")
     if folder is not None:
         hardware = machine.hardware()

@@ -14,7 +14,8 @@ from bppsa import _calls, _scan
 from bppsa._chain_plans import Options
 from bppsa._modules import chained
 from bppsa._modules.classes import Recurrent, rewrite
-from bppsa._pruned.classes import adopt_pruned
+from bppsa._pruned.adopt import adopt_pruned
+from bppsa._pruned.masked import give_masks
 from bppsa._pruned.masks import given_masks
 from bppsa._workers.start import counterparts, scheduled
 from bppsa._workers.training import Settings
@@ -73,14 +74,15 @@ def compile(
 
     nn.Conv2d and nn.Linear are pruned by torch.nn.utils.prune, by a parametrization that multiplies with a mask, or by
     `masks`: the name of a weight, such as "features.0.weight", -> bool tensor of its shape, True where it is kept.
-    With `sparse="auto"` the zeros that any other weight has now are taken for its mask. Such zeros stay zero where the
-    kept weights are run; a layer left to PyTorch has a dense gradient, and where that has moved them it stays with
-    PyTorch. Inductor, and a scan over stages, are given pruned layers as they are.
+    With `sparse="auto"` the zeros that any other weight has now are taken for its mask. A given mask belongs to the
+    layer from then on: whoever runs it, what is outside of the mask is read as zero and has a zero gradient, whatever
+    is loaded. Inductor, and a scan over stages, are given pruned layers as they are.
 
     schedule: trains on several workers (`bppsa.schedule`): the result has `step(x, target)`, a training step, and can
     be called as a module. Workers are the ranks of torch.distributed where a process group is there, threads otherwise.
     The model is cut into `stages`, a number or a list of modules, by flops for `example_inputs`, a whole batch: a
-    tensor or a tuple, by default the first call's. A batch is cut into `microbatches` by torch.tensor_split.
+    tensor or a tuple, by default the first call's. A batch is cut into `microbatches` by torch.tensor_split: the first
+    tensor, and those that have as many rows in the example, if the model treats them as rows.
     loss_fn(output, target) is a mean over rows, or a sum where its `reduction` says so; loss_weight(target) -> float is
     what a micro-batch counts where that is not its rows. data: "global", every rank is given the whole batch, or
     "local", each brings its own rows (`ddp`, `fsdp`). seed: of what jobs draw, by default torch's initial seed.
@@ -100,17 +102,21 @@ def compile(
             raise StrategyError("schedule= goes with strategy and forward alone of the other options")
         if data not in DATA:
             raise StrategyError(f"unknown data={data!r}; known: {', '.join(DATA)}")
-        settings = Settings(schedule, microbatches, workers, loss_fn, loss_weight, seed, data == "local")
-        fast = rewrite(model, chosen, ahead)[0]
-        return scheduled(fast, settings, counterparts(model, fast, stages), example_inputs)
+        asked = chosen, ahead
+        settings = Settings(schedule, microbatches, workers, loss_fn, loss_weight, seed, data == "local", asked)
+        fast, by_path = rewrite(model, chosen, ahead)
+        compiled = scheduled(fast, settings, counterparts(model, fast, stages), example_inputs)
+        compiled.__dict__["report"] = Report(tuple(by_path.values()), NOT_YET)
+        return compiled
     given = given_masks(model, masks, sparse)
     fast, by_path = rewrite(model, chosen, ahead)
     scans = chosen.name not in ("auto", "sequential")
     if scans and given:
         raise StrategyError(f"masks= and sparse= go with strategy 'auto' or 'sequential', not with {chosen}")
+    give_masks(fast, given)
     options = Options(chosen, strict, budget)
     if fallback == "eager":  # Inductor is given the layers as they are
-        pruned = {} if scans else adopt_pruned(fast, given)
+        pruned = {} if scans else adopt_pruned(fast)
         by_path |= pruned or {decision.path: decision for decision in chains(fast, options)}
     found = tuple(by_path.values())
     if fallback == "inductor":  # what is decided while a graph is traced holds for all calls

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import fx
 from torch.utils import _pytree as pytree
 
 from bppsa._calls import explaining, forward_of_model, note, strategy_of_model
@@ -13,7 +14,7 @@ from bppsa._predict import choose_scan
 from bppsa._scan_checks import Cell, check_inputs, checked, name_of
 from bppsa._scan_plans import find
 from bppsa._sweeps import with_structure
-from bppsa.errors import BuildError, Reason, Unsupported
+from bppsa.errors import BuildError, PartitionError, Reason, Unsupported
 from bppsa.fxpasses.models import recording_model
 from bppsa.plan.forward import SEQUENTIAL, Forward, forward_of
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
@@ -54,6 +55,11 @@ def scan(
         raise Unsupported(OWN_CHAIN)
     carry_leaves, carry_spec = pytree.tree_flatten(carry)
     x_leaves, x_spec = pytree.tree_flatten(xs)
+    if any(isinstance(leaf, fx.Proxy) for leaf in (*carry_leaves, *x_leaves)):
+        raise PartitionError(
+            f"the forward that is cut into stages calls bppsa.scan over {name_of(cell)}, which cannot be traced; cut "
+            f"the model by hand, with a module that calls it as one of stages=[module, ...]"
+        )
     check_inputs(carry_leaves, x_leaves)
     found = find(cell, carry_leaves, carry_spec, x_leaves, x_spec)
     steps, rows = x_leaves[0].shape[0], carry_leaves[0].shape[0] if carry_leaves and carry_leaves[0].dim() else 0

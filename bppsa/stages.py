@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import nn
 
 from bppsa.schedule.compare import in_columns
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 
 INPUT = -1  # the "stage" that an argument of the model comes from
+WHOLE = "whole"  # in the meta of a stage's node: no place to split the backward, since it gives several tensors, or one
+# that is read and then changed in place
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,7 @@ class Stages:
     arguments: int
     bind: Callable[..., list[Any]] = field(repr=False)  # the model's call (*args, **kwargs) -> its arguments
     assemble: Callable[[Any], Any] = field(repr=False)  # outputs of the last stage -> what the model returns
+    by_rows: tuple[bool, ...] = field(default=(), kw_only=True)  # of each leaf of the arguments, whether it has rows
 
     def __len__(self) -> int:
         return len(self.stages)
@@ -85,6 +89,16 @@ class Stages:
             **({"seconds": f"{stage.seconds:.3g}"} if measured else {}),
             "out bytes": scaled(sum(self.values[i].bytes for i in stage.outputs)),
         }
+
+
+def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call of an ATen op draws random numbers: who cuts a model and who runs it have to agree."""
+    if torch.Tag.nondeterministic_seeded not in op.tags:
+        return False
+    arguments = op._schema.arguments
+    given = {a.name: a.default_value for a in arguments}  # what equals its default may be left out of a call
+    given |= {a.name: value for a, value in zip(arguments, args, strict=False)} | dict(kwargs)
+    return given.get("dropout_p") != 0 and given.get("train") is not False
 
 
 def places(schedule: Schedule, s: int, B: int) -> dict[str, str]:
@@ -133,4 +147,5 @@ class OverTime(Stages):
     layers: tuple[Layer, ...]  # in the order in which they run
     arguments_axes: tuple[Axes, ...]  # of each leaf of the list of arguments
     outputs_axes: tuple[Axes, ...]  # of each leaf of what the module returns
+    end_flops: float  # of a chunk, behind the last layer
     example: tuple[Any, ...] = field(repr=False)  # what the module returns for a short call

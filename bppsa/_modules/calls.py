@@ -17,10 +17,12 @@ from torch.autograd import forward_ad
 from torch.nn.utils.rnn import PackedSequence
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bppsa._modules import autocast
 from bppsa._modules.shapes import shapes_of, weights_of
 from bppsa.errors import Reason
+from bppsa.runtime.worker.draws import Seeded
 
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
 _TYPES = (Tensor, nn.Parameter)  # a subclass may mean anything by an op
@@ -47,10 +49,15 @@ def is_ordinary_moment() -> bool:
     return (
         torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
-        and torch._C._len_torch_dispatch_stack() == 0
+        and (torch._C._len_torch_dispatch_stack() == 0 or _only_seeds())
         and (torch._C._len_torch_function_stack() == 0 or _only_default_devices())
         and torch._C._get_tracing_state() is None
     )
+
+
+def _only_seeds() -> bool:
+    """A job's random numbers come from a mode too, which changes nothing else."""
+    return all(type(mode) is Seeded for mode in _get_current_dispatch_mode_stack())
 
 
 def _only_default_devices() -> bool:

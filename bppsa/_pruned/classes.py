@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,17 +14,18 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from bppsa import _calls
 from bppsa._modules.calls import is_ordinary_moment, is_plain
+from bppsa._pruned.densities import Density, densities, have_moved
 from bppsa._pruned.draft import KeptEntries
-from bppsa._pruned.masks import LAYERS, is_masked
 from bppsa._pruned.regions import Environment, Segment, grow, operands, run_node, run_region
-from bppsa._pruned.told import decide, told
+from bppsa._pruned.rewritten import Rewritten
+from bppsa._pruned.told import How, decide, told
 from bppsa._pruned.tracing import state, trace
-from bppsa.codegen import build
 from bppsa.codegen.blocked.native import LANES, prepare
 from bppsa.codegen.blocked.window import Window
 from bppsa.errors import BuildError, Reason, Unsupported
 from bppsa.plan.choose import Choice
 from bppsa.report import Decision, warn_once
+from bppsa.runtime.blocked.pointwise import Dropout, Pointwise
 
 MOST_PLANS = 32  # for states and shapes; a model that needs more is left to PyTorch
 
@@ -38,6 +38,7 @@ class Plan:
     segments: list[Segment]
     unread: list[list[fx.Node]]  # after each segment
     decisions: list[list[Decision]]  # of each segment
+    densities: list[Density]
 
     @functools.cached_property
     def has_regions(self) -> bool:
@@ -53,30 +54,22 @@ class Memo:
     """What a module has found out about itself; a copy begins with none."""
 
     plans: dict[Any, Plan | Reason] = field(default_factory=dict)
-    entries: dict[tuple[str, Window], KeptEntries] = field(default_factory=dict)
-
-    def check_again(self) -> None:
-        """PyTorch runs the layers, with dense gradients: what given masks leave out need not stay zero."""
-        for entries in self.entries.values():
-            entries.check_again()
+    entries: dict[tuple[nn.Module, Window], KeptEntries] = field(default_factory=dict)
 
 
-class Pruned(nn.Module):
-    """Goes before the module's own class, and finds everything through `self`."""
+class Pruned(Rewritten):
+    """Finds everything through `self`."""
 
     _bppsa_path: str
-    _bppsa_masks: Mapping[str, Tensor]  # given ones, by name
     _bppsa_memo: Memo | None
-    _bppsa_origin: type[nn.Module]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling():
-            return super().forward(*args, **kwargs)
-        if not is_usual(args, kwargs) or _has_any_global_hook():
-            if self._bppsa_memo is not None:
-                self._bppsa_memo.check_again()
+        if torch.compiler.is_compiling() or not is_usual(args, kwargs) or _has_any_global_hook():
             return super().forward(*args, **kwargs)
         return self._bppsa_run(args)
+
+    def _bppsa_plain(self, *args: Any) -> Any:
+        return super().forward(*args)
 
     def _bppsa_run(self, args: tuple[Tensor, ...]) -> Any:
         memo = self.__dict__.get("_bppsa_memo")
@@ -85,12 +78,13 @@ class Pruned(nn.Module):
         training = torch.is_grad_enabled()
         key = state(self), training, tuple((x.shape, x.dtype, x.requires_grad) for x in args), torch.get_num_threads()
         plan = memo.plans.get(key)
+        if isinstance(plan, Plan) and have_moved(plan.densities):
+            del memo.plans[key]
+            plan = None
         if plan is None and len(memo.plans) >= MOST_PLANS:
             plan = Reason(f"more than {MOST_PLANS} shapes of input, or states of its modules")
         if plan is None:
             return self._bppsa_first(key, memo, args)
-        if isinstance(plan, Reason) or not plan.has_regions:
-            memo.check_again()
         if isinstance(plan, Reason):
             _calls.note(Decision(self._bppsa_path, "pruned", "pytorch", str(plan)))
             return super().forward(*args)
@@ -105,8 +99,6 @@ class Pruned(nn.Module):
             graph = list(trace(self).nodes)
             result, plan = discover(graph, self, memo, args)
             memo.plans[key] = plan
-            if not plan.has_regions:
-                memo.check_again()
         except Unsupported as error:
             memo.plans[key] = error.reason
         except BuildError as error:
@@ -116,13 +108,6 @@ class Pruned(nn.Module):
             plan.tell()
             return result
         return self._bppsa_run(args)
-
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        origin = type(self).__dict__.get("_bppsa_origin")
-        if origin is None:
-            return super().__reduce_ex__(protocol)
-        kept = {k: v for k, v in self.__dict__.items() if k != "_bppsa_memo"}
-        return _blank, (origin,), {**kept, "_bppsa_memo": None}
 
 
 # Where Dynamo has left a module to Python it tries to compile each frame below; ours are not meant for tracing.
@@ -153,36 +138,43 @@ def begin(graph: list[fx.Node], args: tuple[Tensor, ...]) -> Environment:
 
 def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor, ...]) -> tuple[Any, Plan]:
     known, segments, decisions = begin(graph, args), list[Segment](), list[list[Decision]]()
-    training, dtype = torch.is_grad_enabled(), args[0].dtype
+    how = How(torch.is_grad_enabled(), args[0].dtype)
     at = 0
     while graph[at].op != "output":
         node = graph[at]
         if node.op == "placeholder":
             at += 1
             continue
-        segment = grow(graph, at, known, root, root._bppsa_masks, memo.entries)
-        choice = decide(segment, training, dtype)
-        tensors = operands(segment, known, root, root._bppsa_masks)
+        segment = grow(graph, at, known, root, memo.entries)
+        choice = decide(segment, how)
+        tensors = operands(segment, known)
         if segment.layers and isinstance(tensors, Reason):
             choice = Choice("pytorch", str(tensors), {})
         if choice.strategy == "blocked" and not isinstance(tensors, Reason):
-            prepare([layer.window for layer in segment.layers], dtype)
+            build_kernels(segment, how.dtype)
             run_region(segment, known, tensors)
         else:
             stop = max(segment.stop, at + 1)
             segment = Segment(at, stop, layers=segment.layers, ended=segment.ended)
             run_nodes(graph[at:stop], known, root)
-        decisions.append(told(segment, graph, choice, root))
+        decisions.append(told(segment, graph, choice, root, how))
         segments.append(segment)
         at = segment.stop
-    plan = Plan(graph, segments, last_read(graph, segments), decisions)
+    plan = Plan(graph, segments, last_read(graph, segments), decisions, densities(root))
     return fx.node.map_arg(graph[at].args[0], known.__getitem__), plan
+
+
+def build_kernels(segment: Segment, dtype: torch.dtype) -> None:
+    """All at once, side by side. Raises BuildError."""
+    assert segment.region is not None
+    steps = [node.step for node in segment.region.nodes if isinstance(node.step, (Pointwise, Dropout))]
+    prepare([layer.window for layer in segment.layers], [k for step in steps for k in step.kernels(dtype)], dtype)
 
 
 def run(plan: Plan, root: Pruned, args: tuple[Tensor, ...]) -> Any:
     known = begin(plan.graph, args)
     for segment, unread, decisions in zip(plan.segments, plan.unread, plan.decisions, strict=True):
-        tensors = operands(segment, known, root, root._bppsa_masks) if segment.region is not None else None
+        tensors = operands(segment, known) if segment.region is not None else None
         if isinstance(tensors, list):
             run_region(segment, known, tensors)
         else:
@@ -206,47 +198,3 @@ def last_read(graph: list[fx.Node], segments: list[Segment]) -> list[list[fx.Nod
     place = {node: i for i, node in enumerate(graph)}
     ends = {node: max((place[user] for user in node.users), default=place[node]) for node in graph}
     return [[node for node, end in ends.items() if s.start <= end < s.stop] for s in segments]
-
-
-def adopt_pruned(root: nn.Module, masks: Mapping[str, Tensor]) -> dict[str, Decision]:
-    """Give the topmost modules of a clone that hold pruned layers the class that runs these; by path what they are."""
-    found: dict[str, Decision] = {}
-    if not any(is_pruned(path, m, masks) for path, m in root.named_modules()) or build.available() is not None:
-        return found
-    _adopt(root, "", masks, found)
-    return found
-
-
-def _adopt(module: nn.Module, path: str, masks: Mapping[str, Tensor], found: dict[str, Decision]) -> None:
-    prefix = f"{path}." if path else ""
-    own = {name.removeprefix(prefix): mask for name, mask in masks.items() if name.startswith(prefix)}
-    if isinstance(module, LAYERS) or not any(is_pruned(name, m, own) for name, m in module.named_modules()):
-        return
-    before: type = type(module)
-    module.__class__ = pruned_class(before)
-    module.__dict__.update(_bppsa_path=path, _bppsa_masks=own, _bppsa_memo=None)
-    try:
-        trace(module)
-        found[path] = Decision(path, "pruned", "waiting", "decided in its first call")
-    except Unsupported as error:
-        module.__class__ = before
-        for name in ("_bppsa_path", "_bppsa_masks", "_bppsa_memo"):
-            del module.__dict__[name]
-        found[path] = Decision(path, "pruned", "pytorch", str(error.reason))
-        for name, child in module.named_children():
-            _adopt(child, f"{prefix}{name}", masks, found)
-
-
-def is_pruned(path: str, module: nn.Module, masks: Mapping[str, Tensor]) -> bool:
-    return isinstance(module, LAYERS) and is_masked(module, masks.get(f"{path}.weight"))
-
-
-@functools.cache
-def pruned_class(cls: Any) -> type:
-    names = {name: getattr(cls, name) for name in ("__module__", "__qualname__", "__doc__")}
-    return type(cls.__name__, (Pruned, cls), {**names, "_bppsa_origin": cls, "_bppsa_forward": cls.forward})
-
-
-def _blank(cls: type) -> Any:
-    """For pickle and copy: an object of the class made of `cls` that waits for its state."""
-    return object.__new__(pruned_class(cls))

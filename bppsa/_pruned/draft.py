@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, fx, nn
 
+from bppsa._pruned.masks import Layer as Weighted
 from bppsa._pruned.masks import Weight, kept, parameter_of, weight_of
 from bppsa.codegen.blocked.window import Window
 from bppsa.errors import Reason, Unsupported
@@ -31,48 +32,36 @@ class Value:
 
 @dataclass(frozen=True)
 class Parameter:
-    """Where a step's parameter is: `name` of the module at `path`."""
+    """Where a step's parameter is: `name` of the module."""
 
-    path: str
+    module: nn.Module
     name: str
 
-    def of(self, root: nn.Module, given: Mapping[str, Tensor]) -> Tensor | None:
-        module = root.get_submodule(self.path)
-        if self.name == "weight" and isinstance(module, (nn.Conv2d, nn.Linear)):
-            return weight_of(module, given.get(f"{self.path}.weight")).parameter
-        return parameter_of(module, self.name)
+    def now(self) -> Tensor | None:
+        if self.name == "weight" and isinstance(self.module, (nn.Conv2d, nn.Linear)):
+            return weight_of(self.module).parameter
+        return parameter_of(self.module, self.name)
 
 
 class KeptEntries:
     """The entries of one layer for one geometry, made anew when its mask has become another one."""
 
-    def __init__(self, root: nn.Module, path: str, given: Tensor | None, window: Window, groups: int) -> None:
-        self.root, self.path, self.given, self.window, self.groups = root, path, given, window, groups
-        self._made: tuple[Tensor | None, int, torch.dtype, Entries] | None = None
-        self._checked: nn.Parameter | None = None
+    def __init__(self, layer: Weighted, path: str, window: Window, groups: int) -> None:
+        self.layer, self.path, self.window, self.groups = layer, path, window, groups
+        self._made: tuple[Weight, list[int], torch.dtype, Entries] | None = None
 
     def __call__(self) -> Entries:
-        weight = weight_of(self.root.get_submodule(self.path), self.given)  # type: ignore[arg-type]
-        mask, dtype = weight.mask, weight.parameter.dtype
-        self._check(weight)
-        version = 0 if mask is None else mask._version
-        if self._made is None or self._made[0] is not mask or self._made[1:3] != (version, dtype):
-            bits = torch.ones(weight.parameter.shape, dtype=torch.bool) if mask is None else kept(mask, self.path)
+        """Those of the masks that `renew` has seen last."""
+        return (self._made or self.renew())[-1]
+
+    def renew(self) -> tuple[Weight, list[int], torch.dtype, Entries]:
+        weight = weight_of(self.layer)
+        versions, dtype = [mask._version for mask in weight.masks], weight.parameter.dtype
+        if self._made is None or self._made[1:3] != (versions, dtype) or not weight.has_masks_of(self._made[0]):
+            bits = kept(weight, self.path)
             bits = bits if bits.dim() == 4 else bits[..., None, None]
-            self._made = mask, version, dtype, Entries(bits, self.window, self.groups, dtype)
-        return self._made[-1]
-
-    def check_again(self) -> None:
-        """Look at the weight again before the next use."""
-        self._checked = None
-
-    def _check(self, weight: Weight) -> None:
-        """That a weight is zero outside of the mask given for it."""
-        if self.given is None or weight.mask is None or weight.parameter is self._checked:
-            return
-        if weight.parameter.detach().cpu()[~weight.mask].any():
-            raise Unsupported(Reason(f"{self.path}.weight is not zero outside of the mask given for it"))
-        self._checked = weight.parameter
+            self._made = weight, versions, dtype, Entries(bits, self.window, self.groups, dtype)
+        return self._made
 
 
 @dataclass(frozen=True)
@@ -95,8 +84,7 @@ class Draft:
     """`root`: the traced module, which all paths are relative to. node: that which is being laid."""
 
     root: nn.Module
-    given: Mapping[str, Tensor]
-    memo: dict[tuple[str, Window], KeptEntries]
+    memo: dict[tuple[nn.Module, Window], KeptEntries]
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[int, fx.Node] = field(default_factory=dict)
     values: list[Value] = field(default_factory=list)
@@ -122,8 +110,8 @@ class Draft:
         out = self.new(step.shape(*(v.shape for v in inputs)), dims or inputs[0].dims)
         places: list[int | None] = []
         for path, name in params:
-            parameter = Parameter(path, name)
-            there = parameter.of(self.root, self.given) is not None
+            parameter = Parameter(self.root.get_submodule(path), name)
+            there = parameter.now() is not None
             places.append(len(self.params) if there else None)
             self.params += [parameter] if there else []
         self.nodes.append(Node(step, tuple(v.number for v in inputs), out.number, tuple(places)))
@@ -132,10 +120,10 @@ class Draft:
         return out
 
     def layer(self, kind: str, path: str, window: Window, channels: int, groups: int, x: Value) -> Value:
-        given = self.given.get(f"{path}.weight")
-        key = path, window
-        entries = self.memo.get(key) or self.memo.setdefault(key, KeptEntries(self.root, path, given, window, groups))
-        entries()  # what is wrong with its mask is said here
+        module: Weighted = self.root.get_submodule(path)  # type: ignore[assignment]
+        key = module, window
+        entries = self.memo.get(key) or self.memo.setdefault(key, KeptEntries(module, path, window, groups))
+        entries.renew()  # what is wrong with its mask is said here
         first = x.number in self.inputs
         self.layers.append(
             Layer(path, kind, window, x.shape.channels, channels, groups, x.shape.samples, entries, first)
@@ -152,14 +140,13 @@ class Draft:
 
     def is_own(self, x: object) -> bool:
         """Made in this region, and read by nobody but the present node."""
+        return isinstance(x, Value) and self.reads_alone(x) and x.number not in self.inputs
+
+    def reads_alone(self, x: Value) -> bool:
+        """The present node, whose first argument x is, is the only one that reads it."""
         source = self.node.args[0] if self.node and self.node.args else None
-        return (
-            isinstance(x, Value)
-            and isinstance(source, fx.Node)
-            and len(source.users) == 1
-            and x.number not in self.inputs
-            and x.number not in self.shared
-        )
+        alone = isinstance(source, fx.Node) and sum(map(reads_numbers, source.users)) == 1
+        return alone and x.number not in self.shared
 
     def rectify(self, x: Value, inplace: bool) -> Value:
         """ReLU: within the step that made x if nobody else reads x, else a step of its own."""
@@ -183,3 +170,9 @@ class Draft:
             dims,
             frozenset(self.rectified),
         )
+
+
+def reads_numbers(node: fx.Node) -> bool:
+    """And not only the shape."""
+    asks = (node.op, node.target) == ("call_method", "size") or (node.target is getattr and node.args[1:] == ("shape",))
+    return not asks

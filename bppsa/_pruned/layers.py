@@ -12,14 +12,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx, nn
-from torch.nn.utils import parametrize
+from torch import Tensor, fx, nn
 
 from bppsa._pruned.draft import Draft, Value
+from bppsa._pruned.pointwise import pointwise
+from bppsa._pruned.rewritten import kind_of
 from bppsa._pruned.tracing import has_only_pruning_hooks
 from bppsa.codegen.blocked.window import Pair, Window
 from bppsa.errors import Reason, Unsupported
 from bppsa.runtime.blocked.norm import BatchNorm
+from bppsa.runtime.blocked.pointwise import Dropout
 from bppsa.runtime.blocked.pooling import MaxPool, MeanPool, adaptive, average
 from bppsa.runtime.blocked.sums import Flatten, Sum
 
@@ -54,13 +56,22 @@ def rows(x: Any) -> Value:
 def conv(draft: Draft, module: nn.Conv2d, path: str, x: Any) -> Value:
     x = image(x)
     refuse(module.padding_mode != "zeros", f"padding_mode={module.padding_mode!r}")
-    refuse(isinstance(module.padding, str) and module.padding != "valid", f"padding={module.padding!r}")
-    padding = (0, 0) if isinstance(module.padding, str) else pair(module.padding)
+    padding = padding_of(module)
     size = x.shape.height, x.shape.width
     window = Window(size, pair(module.kernel_size), pair(module.stride), padding, pair(module.dilation))
     refuse(min(window.out) < 1, "the kernel is larger than its input")
     refuse(x.shape.channels != module.in_channels, f"{x.shape.channels} channels come in, not {module.in_channels}")
     return draft.layer("conv2d", path, window, module.out_channels, module.groups, x)
+
+
+def padding_of(module: nn.Conv2d) -> Pair:
+    if not isinstance(module.padding, str):
+        return pair(module.padding)
+    if module.padding == "valid":
+        return 0, 0
+    down, across = (d * (k - 1) for d, k in zip(pair(module.dilation), pair(module.kernel_size), strict=True))
+    refuse(down % 2 == 1 or across % 2 == 1, "padding='same' that is not the same on both sides")
+    return down // 2, across // 2
 
 
 def linear(draft: Draft, module: nn.Linear, path: str, x: Any) -> Value:
@@ -88,17 +99,30 @@ def avg_pool_module(draft: Draft, module: nn.AvgPool2d, path: str, x: Any) -> Va
     return avg_pool(draft, x, m.kernel_size, m.stride, m.padding, m.ceil_mode, m.count_include_pad, m.divisor_override)
 
 
-def dropout(draft: Draft, module: nn.Dropout, path: str, x: Any) -> Any:
-    refuse(module.training and module.p > 0, "dropout draws random numbers in training")
-    return x
-
-
 # Functions -----------------------------------------------------------------------------------------------------------
 
 
 def relu(draft: Draft, x: Any, inplace: bool = False) -> Value:
     refuse(not isinstance(x, Value), "its input is no image")
     return draft.rectify(x, inplace)
+
+
+def dropout(draft: Draft, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    if not training or p == 0:
+        return x
+    return drop(draft, x, p, inplace, channels=False)
+
+
+def dropout2d(draft: Draft, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    return drop(draft, image(x), p, inplace, channels=True) if training and p > 0 else x
+
+
+def drop(draft: Draft, x: Any, p: float, inplace: bool, *, channels: bool) -> Value:
+    refuse(not isinstance(x, Value), "its input is no image")
+    refuse(not 0 < p < 1, f"dropout with p={p}")
+    refuse(inplace and not draft.is_own(x), "a change in place of what others read")
+    s = x.shape
+    return draft.add(Dropout(p, channels, (s.samples, s.channels, s.height, s.width)[: x.dims]), (x,))
 
 
 def max_pool(
@@ -149,8 +173,9 @@ def adaptive_avg_pool(draft: Draft, x: Any, output_size: Any) -> Value:
 
 
 def add(draft: Draft, a: Any, b: Any, alpha: float = 1) -> Value:
-    both = isinstance(a, Value) and isinstance(b, Value)
-    refuse(not both or a.shape != b.shape or a.dims != b.dims or alpha != 1, "no sum of two images of one shape")
+    if not isinstance(a, Value) or not isinstance(b, Value) or alpha != 1:
+        return pointwise(draft, "add", torch.add, (a, b), {"alpha": alpha})
+    refuse(a.shape != b.shape or a.dims != b.dims, "no sum of two images of one shape")
     return draft.add(Sum(relu=False), (a, b))
 
 
@@ -161,7 +186,13 @@ def add_in_place(draft: Draft, a: Any, b: Any, alpha: float = 1) -> Value:
 
 def flatten(draft: Draft, x: Any, start_dim: int = 0, end_dim: int = -1) -> Value:
     refuse(not isinstance(x, Value) or start_dim != 1 or end_dim not in (-1, x.dims - 1), "not flatten(1)")
-    return x if x.dims == 2 else draft.add(Flatten(), (x,), dims=2)
+    if x.dims == 2:
+        return x
+    refuse(not draft.reads_alone(x), "a view of what others read")  # who changes one in place changes the other
+    out = draft.add(Flatten(), (x,), dims=2)
+    if x.number in draft.inputs:  # the caller's
+        draft.shared.add(out.number)
+    return out
 
 
 def view(draft: Draft, x: Any, *sizes: Any) -> Value:
@@ -201,14 +232,17 @@ MODULES: dict[type, Callable[..., Any]] = {
     nn.AdaptiveAvgPool2d: lambda draft, module, path, x: adaptive_avg_pool(draft, x, module.output_size),
     nn.Flatten: lambda draft, module, path, x: flatten(draft, x, module.start_dim, module.end_dim),
     nn.Identity: lambda draft, module, path, x: x,
-    nn.Dropout: dropout,
-    nn.Dropout2d: dropout,
+    nn.Dropout: lambda draft, module, path, x: dropout(draft, x, module.p, module.training, module.inplace),
+    nn.Dropout2d: lambda draft, module, path, x: dropout2d(draft, x, module.p, module.training, module.inplace),
 }
 FUNCTIONS: dict[Any, Callable[..., Any]] = {
     F.relu: relu,
     F.relu_: lambda draft, x: relu(draft, x, True),
     torch.relu: relu,
     torch.relu_: lambda draft, x: relu(draft, x, True),
+    F.dropout: dropout,
+    torch.dropout: lambda draft, x, p, train: dropout(draft, x, p, train),
+    F.dropout2d: dropout2d,
     F.max_pool2d: max_pool,
     torch.max_pool2d: max_pool,
     F.avg_pool2d: avg_pool,
@@ -237,13 +271,24 @@ def lay(draft: Draft, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
     if node.op == "call_module":
         path = str(node.target)
         module = draft.root.get_submodule(path)
-        kind = parametrize.type_before_parametrizations(module)
-        refuse(kind not in MODULES, f"no kernel for {kind.__name__}")
-        refuse(not has_only_pruning_hooks(module), "it has hooks")
-        return MODULES[kind](draft, module, path, *args, **kwargs)
+        kind = kind_of(module)
+        refuse(module is not draft.root and not has_only_pruning_hooks(module), "it has hooks")
+        if kind in MODULES:
+            return MODULES[kind](draft, module, path, *args, **kwargs)
+        refuse(not is_torchs(kind), f"no kernel for {kind.__name__}")
+        return pointwise(draft, kind.__name__, module.forward, args, kwargs)
     table: Any = {"call_function": FUNCTIONS, "call_method": METHODS}.get(node.op, {})
-    refuse(node.target not in table, f"no kernel for {getattr(node.target, '__name__', node.target)}")
+    name = str(getattr(node.target, "__name__", node.target))
+    if node.target not in table:
+        fn: Any = getattr(Tensor, name, None) if node.op == "call_method" else node.target
+        refuse(not callable(fn) or (node.op == "call_function" and not is_torchs(fn)), f"no kernel for {name}")
+        return pointwise(draft, name, fn, args, kwargs)
     try:
         return table[node.target](draft, *args, **kwargs)
     except TypeError as error:  # arguments of a form that the table's function does not know
         raise Unsupported(Reason(str(error))) from error
+
+
+def is_torchs(fn: Any) -> bool:
+    """And no function or class of the user's, which may do more than it returns."""
+    return str(fn.__module__).split(".")[0] in ("torch", "_operator")

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
+from bppsa._pruned.masked import mask_given
+from bppsa._pruned.rewritten import kind_of
 from bppsa.errors import ArgumentError, InputError, InputValueError, Reason, Unsupported
 from bppsa.fxpasses.capture import record
 
@@ -43,6 +45,9 @@ def given_masks(model: nn.Module, masks: Mapping[str, Tensor] | None, sparse: st
         if not isinstance(mask, Tensor) or mask.dtype is not torch.bool or mask.shape != weight.shape:
             what = f"{mask.dtype} {list(mask.shape)}" if isinstance(mask, Tensor) else type(mask).__name__
             raise InputError(f"masks: {name} needs a bool tensor of shape {list(weight.shape)}, not {what}")
+        if kind_of(layers[name]) not in LAYERS:
+            kind = kind_of(layers[name]).__name__
+            raise ArgumentError(f"masks: {name} is of a {kind}, whose weight others may read; use torch.nn.utils.prune")
         if not has_own_weight(layers[name]):
             raise ArgumentError(f"masks: {name} has a mask or a parametrization of its own; use either")
         if weight.detach()[~mask].any():
@@ -51,7 +56,8 @@ def given_masks(model: nn.Module, masks: Mapping[str, Tensor] | None, sparse: st
         found[name] = mask.cpu()
     if sparse == "auto":
         for name, layer in layers.items():
-            if name not in found and has_own_weight(layer) and not layer.weight.all():
+            own = kind_of(layer) in LAYERS and has_own_weight(layer)
+            if name not in found and own and not layer.weight.all():
                 found[name] = layer.weight.detach().cpu() != 0
     return found
 
@@ -60,25 +66,30 @@ def has_own_weight(layer: Layer) -> bool:
     return isinstance(layer._parameters.get("weight"), nn.Parameter)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Weight:
-    """A Parameter and which of its elements count; mask None: all."""
+    """A Parameter; an element counts where none of the masks is zero."""
 
     parameter: nn.Parameter
-    mask: Tensor | None
+    masks: tuple[Tensor, ...]
+
+    def has_masks_of(self, other: Weight) -> bool:
+        return len(self.masks) == len(other.masks) and all(a is b for a, b in zip(self.masks, other.masks, strict=True))
 
 
-def weight_of(layer: Layer, given: Tensor | None) -> Weight:
+def weight_of(layer: Layer) -> Weight:
     """Raises Unsupported where the weight is anything but a Parameter times a mask."""
+    mask_of_ours = mask_given(layer)
+    given = () if mask_of_ours is None else (mask_of_ours,)
     if has_own_weight(layer):
         return Weight(layer._parameters["weight"], given)  # type: ignore[arg-type]
     original, mask = layer._parameters.get("weight_orig"), layer._buffers.get("weight_mask")
     if original is not None and mask is not None:
-        return Weight(original, mask)
+        return Weight(original, (mask, *given))
     if parametrize.is_parametrized(layer, "weight"):
         steps: Any = layer.parametrizations["weight"]  # type: ignore[index]
         if len(steps) == 1 and isinstance(steps.original, nn.Parameter):
-            return Weight(steps.original, mask_of(steps[0], steps.original))
+            return Weight(steps.original, (mask_of(steps[0], steps.original), *given))
     if layer._parameters.get("weight") is not None:
         raise Unsupported(Reason("another tensor is there for its weight (torch.func.functional_call)"))
     raise Unsupported(Reason("its weight is not a Parameter times a mask", mend="use torch.nn.utils.prune"))
@@ -118,13 +129,21 @@ def is_pruning(hook: object) -> bool:
     return isinstance(hook, prune.BasePruningMethod) and hook._tensor_name in ("weight", "bias")
 
 
-def is_masked(layer: Layer, given: Tensor | None) -> bool:
-    return given is not None or "weight_mask" in layer._buffers or parametrize.is_parametrized(layer, "weight")
+def is_masked(layer: Layer) -> bool:
+    own = "weight_mask" in layer._buffers or parametrize.is_parametrized(layer, "weight")
+    return own or mask_given(layer) is not None
 
 
-def kept(mask: Tensor, path: str) -> Tensor:
+def kept(weight: Weight, path: str) -> Tensor:
     """bool, True where a weight is kept. Raises Unsupported for a mask of other values than 0 and 1."""
-    bits = mask.detach() != 0
-    if mask.dtype is not torch.bool and not torch.equal(mask.detach(), bits.to(mask.dtype)):
-        raise Unsupported(Reason(f"the mask of {path}.weight has other values than 0 and 1", mend="use 0 and 1"))
-    return bits.cpu()
+    shape = weight.parameter.shape
+    found: Tensor | None = None
+    for mask in weight.masks:
+        bits = mask.detach() if mask.dtype is torch.bool else mask.detach() == 1
+        if mask.dtype is not torch.bool and torch.count_nonzero(bits) != torch.count_nonzero(mask):
+            raise Unsupported(Reason(f"the mask of {path}.weight has other values than 0 and 1", mend="use 0 and 1"))
+        if mask.shape != shape:
+            what = f"the mask of {path}.weight is {list(mask.shape)}, the weight {list(shape)}"
+            raise Unsupported(Reason(what, mend="give the mask the weight's shape"))
+        found = bits.cpu() if found is None else found & bits.cpu()
+    return torch.ones(shape, dtype=torch.bool) if found is None else found

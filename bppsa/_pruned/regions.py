@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,8 @@ from bppsa._pruned.layers import lay
 from bppsa.codegen.blocked.native import LANES
 from bppsa.codegen.blocked.window import Window
 from bppsa.errors import Reason, Unsupported
-from bppsa.runtime.blocked.region import Region, run
+from bppsa.runtime.blocked.apply import run
+from bppsa.runtime.blocked.region import Region
 
 Environment = dict[fx.Node, Any]
 
@@ -42,11 +42,10 @@ def grow(
     start: int,
     known: Environment,
     root: nn.Module,
-    given: Mapping[str, Tensor],
-    memo: dict[tuple[str, Window], KeptEntries],
+    memo: dict[tuple[nn.Module, Window], KeptEntries],
 ) -> Segment:
     """The longest region that begins at node `start`; known: what the nodes before it gave. It may be empty."""
-    draft = Draft(root, given, memo)
+    draft = Draft(root, memo)
     found: Environment = {}
     ended, stop = None, start
 
@@ -115,17 +114,15 @@ def is_image(value: Any) -> bool:
     )
 
 
-def operands(
-    segment: Segment, known: Environment, root: nn.Module, given: Mapping[str, Tensor]
-) -> list[Tensor | None] | Reason:
+def operands(segment: Segment, known: Environment) -> list[Tensor | None] | Reason:
     """The tensors that the region takes, or why it cannot take them in this call."""
     inputs = [known[node] for node in segment.inputs]
     if not all(map(is_image, inputs)) or segment.shapes != tuple(tuple(x.shape) for x in inputs):
         return Reason("its input is not of the shape that its region was made for")
     try:
-        tensors = [*inputs, *(parameter.of(root, given) for parameter in segment.params)]
+        tensors = [*inputs, *(parameter.now() for parameter in segment.params)]
         for layer in segment.layers:
-            layer.entries()
+            layer.entries.renew()
     except Unsupported as error:  # a mask or a weight that has become another one
         return error.reason
     there = [t for t in tensors if t is not None]
@@ -145,7 +142,9 @@ def run_node(node: fx.Node, known: Environment, root: nn.Module) -> Any:
     """As PyTorch runs it."""
     args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
     if node.op == "call_module":
-        return root.get_submodule(str(node.target))(*args, **kwargs)
+        module = root.get_submodule(str(node.target))
+        call: Any = module if module is not root else root._bppsa_plain
+        return call(*args, **kwargs)
     if node.op == "call_function":
         return node.target(*args, **kwargs)
     if node.op == "call_method":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import fx, nn
@@ -10,9 +11,10 @@ from torch import fx, nn
 from bppsa._pruned.draft import Layer
 from bppsa._pruned.masks import LAYERS
 from bppsa._pruned.regions import Segment
+from bppsa._pruned.rewritten import kind_of
 from bppsa.codegen.blocked.native import LANES
 from bppsa.plan.choose import Choice
-from bppsa.plan.sparse import Work, choose_region
+from bppsa.plan.sparse import Work, choose_region, gain_of
 from bppsa.report import Decision
 
 
@@ -25,35 +27,50 @@ def work_of(layer: Layer) -> Work:
     return Work(kept, weights, out, activations, masked=kept < weights, first=layer.first)
 
 
-def decide(segment: Segment, training: bool, dtype: torch.dtype) -> Choice:
+class How(NamedTuple):
+    """What a choice depends on besides the layers."""
+
+    training: bool
+    dtype: torch.dtype
+
+
+def decide(segment: Segment, how: How) -> Choice:
     if not segment.layers:
         return Choice("pytorch", "no convolution or linear layer in it", {})
     works = [work_of(layer) for layer in segment.layers]
-    return choose_region(works, segment.layers[0].samples, LANES[dtype], training)
+    return choose_region(works, segment.layers[0].samples, LANES[how.dtype], how.training)
 
 
-def told(segment: Segment, graph: list[fx.Node], choice: Choice, root: nn.Module) -> list[Decision]:
-    """One Decision a layer of the segment; its numbers say where layouts are converted."""
+def told(segment: Segment, graph: list[fx.Node], choice: Choice, root: nn.Module, how: How) -> list[Decision]:
+    """One Decision a layer of the segment, which says where layouts are converted, and why a region ends."""
     prefix = root.__dict__["_bppsa_path"]
     found = []
     for i, layer in enumerate(segment.layers):
         work = work_of(layer)
+        gain = gain_of(work, layer.samples, LANES[how.dtype], how.training)
         numbers = {"density": round(work.kept / work.weights, 4), "B": layer.samples, "kept": work.kept}
+        numbers |= {"gain": round(gain, 1 if gain >= 1 else 2)}
         if segment.region is None:
             strategy, reason = "pytorch", choice.reason
         else:
             strategy = "sparse" if work.kept < work.weights else "blocked"
             reason = f"in a region of {len(segment.layers)} layers, {choice.reason}"
             reason += "; converts its input" if i == 0 else ""
-            reason += "; its region's output is converted back" if i + 1 == len(segment.layers) else ""
+            reason += f"; {border(segment, graph[segment.stop])}" if i + 1 == len(segment.layers) else ""
         found.append(Decision(join(prefix, layer.path), layer.kind, strategy, reason, numbers))
     if not segment.layers and (node := graph[segment.start]).op == "call_module":
         module = root.get_submodule(str(node.target))
         if isinstance(module, LAYERS) and segment.ended is not None:
-            kind = type(module).__name__.lower()
+            kind = kind_of(module).__name__.lower()
             found.append(Decision(join(prefix, str(node.target)), kind, "pytorch", str(segment.ended)))
     return found
 
 
+def border(segment: Segment, after: fx.Node) -> str:
+    """How a region ends."""
+    why = "" if after.op == "output" else f" ({segment.ended})"
+    return f"its region's output is converted back{why}"
+
+
 def join(prefix: str, path: str) -> str:
-    return f"{prefix}.{path}" if prefix else path
+    return f"{prefix}.{path}" if prefix and path else prefix or path

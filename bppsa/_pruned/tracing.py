@@ -37,6 +37,8 @@ def trace(module: nn.Module) -> fx.Graph:
 
     Arguments that have a default are taken to be left out.
     """
+    if isinstance(module, LAYERS):
+        return alone()
     signature = inspect.signature(type(module)._bppsa_forward)  # type: ignore[attr-defined]
     parameters = list(signature.parameters.values())[1:]
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
@@ -49,6 +51,13 @@ def trace(module: nn.Module) -> fx.Graph:
     except (TraceError, TypeError, ValueError, AttributeError, RuntimeError, KeyError, IndexError) as error:
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise Unsupported(Reason(f"its forward cannot be traced: {said}", mend=MEND)) from error
+
+
+def alone() -> fx.Graph:
+    """Of a module that is a layer itself."""
+    graph = fx.Graph()
+    graph.output(graph.call_module("", (graph.placeholder("input"),)))
+    return graph
 
 
 def state(module: nn.Module) -> tuple[Any, ...]:

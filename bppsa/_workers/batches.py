@@ -23,12 +23,20 @@ def rows_of(arguments: Any) -> int:
     return sizes[0]
 
 
-def parts(value: Any, rows: int, count: int) -> list[Any]:
-    """A pytree for each micro-batch: tensors of `rows` rows are cut as torch.tensor_split does, all else goes along
+def parts(value: Any, batched: Sequence[bool], count: int) -> list[Any]:
+    """A pytree for each micro-batch: leaves that are batched are cut as torch.tensor_split does, all else goes along
     as it is."""
     leaves, spec = tree_flatten(value)
-    cut = [x.tensor_split(count) if is_batched(x, rows) else [x] * count for x in leaves]
+    cut = [x.tensor_split(count) if rows else [x] * count for x, rows in zip(leaves, batched, strict=True)]
     return [tree_unflatten([pieces[b] for pieces in cut], spec) for b in range(count)]
+
+
+def check_rows(leaves: Sequence[Any], batched: Sequence[bool], rows: int) -> None:
+    """Raises InputError where what is batched has not that many rows."""
+    for leaf, cut in zip(leaves, batched, strict=True):
+        if cut and not is_batched(leaf, rows):
+            got = f"a tensor {list(leaf.shape)}" if isinstance(leaf, Tensor) else repr(leaf)
+            raise InputError(f"the batch has {rows} rows, as its first tensor does, and {got} has not as many")
 
 
 def is_batched(x: Any, rows: int) -> bool:
@@ -43,6 +51,11 @@ def joined(values: Sequence[Any], sizes: Sequence[int]) -> Any:
 
     def join(pieces: Sequence[Any]) -> Any:
         if not isinstance(pieces[0], Tensor):
+            if any(piece is not pieces[0] and piece != pieces[0] for piece in pieces):
+                raise InputError(
+                    f"the model returns {', '.join(map(repr, pieces))} for the micro-batches, which cannot be joined; "
+                    f"return tensors with rows in dimension 0, or use step()"
+                )
             return pieces[0]
         for piece, size in zip(pieces, sizes, strict=True):
             if not is_batched(piece, size):
@@ -75,10 +88,11 @@ class Batch:
         """Of `wanted`. found: of each micro-batch and argument, those of the argument's tensors."""
         grads = []
         for v, tensors in enumerate(self.arguments):
+            cut = [piece for piece in tree_leaves(self.call.arguments[self.mine[0]][v]) if isinstance(piece, Tensor)]
             for at, x in enumerate(tensors):
                 if x.requires_grad:
                     pieces = [found[b, v][at] if (b, v) in found else None for b in self.mine]
-                    sizes = [self.sizes[b] for b in self.mine] if is_batched(x, self.rows) else None
+                    sizes = [self.sizes[b] for b in self.mine] if cut[at] is not x else None
                     grads.append(whole(x, pieces, sizes))
         return grads
 

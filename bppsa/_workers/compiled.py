@@ -57,9 +57,10 @@ class Scheduled(nn.Module):
             raise ArgumentError("step(x, target) takes the model's arguments and then a target")
         given, target = (inputs, None) if self._settings.loss_fn is None else (inputs[:-1], inputs[-1])
         training = self.begin(*given, **kwargs)
-        batch = training.batch(given, kwargs, Modes(True, False, Modes.here().autocast))
-        loss = training.loss(batch, target)
-        found, _ = training.run("step", replace(batch.call, loss=loss, outputs=return_outputs))
+        with training.engine.call():
+            batch = training.batch(given, kwargs, Modes(True, False, Modes.here().autocast))
+            loss = training.loss(batch, target)
+            found, _ = training.run("step", replace(batch.call, loss=loss, outputs=return_outputs))
         named = dict(self.named_parameters())
         accumulate(
             [named[name] for name in found.grads] + batch.wanted,
@@ -73,7 +74,12 @@ class Scheduled(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """What the model returns for the whole batch: all forwards, and in `.backward()` all backwards."""
-        training, modes = self.begin(*args, **kwargs), Modes.here()
+        training = self.begin(*args, **kwargs)
+        with training.engine.call():
+            return self._outputs(training, args, kwargs)
+
+    def _outputs(self, training: Training, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        modes = Modes.here()
         batch = training.batch(args, kwargs, modes)
         if not modes.grad:
             return training.outputs(training.run("forward", replace(batch.call, outputs=True))[0], batch)
@@ -100,8 +106,8 @@ class Scheduled(nn.Module):
         return total
 
     def full_state_dict(self) -> dict[str, Any]:
-        """The whole model's state_dict, in its order, on every rank. Every rank calls it."""
-        own = {name: value.detach() for name, value in self.state_dict().items()}
+        """A copy of the whole model's state_dict, in its order, on every rank. Every rank calls it."""
+        own = {name: value.detach().clone() for name, value in self.state_dict().items()}
         found = self._started().engine.gather(own)
         return {name: found[name] for name in self._names if name in found}
 
@@ -165,7 +171,8 @@ class Whole(torch.autograd.Function):
                 "the model again"
             )
         call = replace(ctx.call, cotangents=ctx.training.cotangents(ctx.made, ctx.batch, grads))
-        (found, _), ctx.state = ctx.training.run("backward", call, ctx.state), None
+        with ctx.training.engine.call():
+            (found, _), ctx.state = ctx.training.run("backward", call, ctx.state), None
         weights = (found.grads.get(name) for name in ctx.names)
         return (None, None, None, None, *weights, *ctx.batch.gradients(found.arguments))
 
@@ -193,5 +200,5 @@ def warn_of_step(plan: Plan) -> None:
         warnings.warn(
             "called as a module, a schedule runs all forwards before the first backward, and holds the activations of "
             "all micro-batches; compiled.step(x, target) runs it as it is",
-            stacklevel=5,
+            stacklevel=6,
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from bppsa._workers.member import Member, Run
+from bppsa._workers.member import Asked, Member, Run
 from bppsa._workers.plans import Plan, batches
 from bppsa.runtime.worker.execute import run_all
 from bppsa.runtime.worker.gradients import Sums, total
@@ -26,9 +27,12 @@ def nothing(*of: object) -> None: ...
 class Local:
     rank = 0
 
-    def __init__(self, stages: Stages, model: nn.Module) -> None:
-        self.stages, self.model = stages, model
+    def __init__(self, stages: Stages, model: nn.Module, asked: Asked) -> None:
+        self.stages, self.model, self.asked = stages, model, asked
         self.members: dict[int, Member] = {}
+
+    def call(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
         """state: what the forward gave, for a backward alone."""
@@ -38,7 +42,7 @@ class Local:
         sums = [Sums(batches(lanes)) for lanes in plan.steps]
         lanes = []
         for worker in range(count):
-            run = Run(plan, call, results[worker], sums[worker], transport, alarm, nothing, nothing, {}, ())
+            run = Run(plan, call, results[worker], sums[worker], transport, alarm, nothing, nothing, {}, (), self.asked)
             lanes += self.member(worker, count).lanes(run)
         threads = torch.get_num_threads()
         try:

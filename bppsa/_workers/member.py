@@ -11,9 +11,13 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from bppsa._calls import pop, push
 from bppsa._recurrent import sweep_of
 from bppsa._workers.plans import Plan
 from bppsa.errors import ScheduleError
+from bppsa.plan.forward import Forward
+from bppsa.plan.strategy import Strategy
+from bppsa.report import Decision
 from bppsa.runtime.worker.execute import Lane
 from bppsa.runtime.worker.fetched import Fetched
 from bppsa.runtime.worker.gradients import Sums
@@ -27,11 +31,12 @@ from bppsa.schedule.messages import Message
 from bppsa.schedule.program import Action
 from bppsa.stages import OverTime, Stage, Stages
 
+Asked = tuple[Strategy, Forward]  # by the user, for scans and recurrences
+
 
 @dataclass(frozen=True)
 class Run:
-    """One call, as one worker has part in it. ended: called with a stage when its gradients are summed; between: by a
-    lane after each job."""
+    """One call, as one worker has part in it. ended: called with a stage when its gradients are summed."""
 
     plan: Plan
     call: Call
@@ -43,6 +48,7 @@ class Run:
     between: Callable[[], None]
     fetches: Mapping[Action, Message]
     frees: Collection[Action]
+    asked: Asked
 
 
 class Member:
@@ -61,7 +67,8 @@ class Member:
     ) -> None:
         self.worker, self.stages, self.model = worker, stages, model
         self.neighbours, self.foreign, self.device = neighbours, foreign, device
-        self.lent = {name: lent(tensor) for name, tensor in tensors_in(model).items()}
+        own = tensors_in(model)
+        self.names, self.lent = first_names(own), {name: lent(tensor) for name, tensor in own.items()}
         self.shells: dict[tuple[int, int], Shell] = {}  # by lane and stage
         self.fetched: dict[tuple[int, int], Fetched] = {}
 
@@ -88,7 +95,7 @@ class Member:
                     mailbox,
                     run.transport,
                     run.plan.readers[self.worker],
-                    partial(threads_each, threads),
+                    partial(inside, threads, run.results.decisions, run.asked),
                     run.results.times,
                     run.fetches,
                     run.frees,
@@ -101,8 +108,8 @@ class Member:
     def follow(self) -> None:
         """Weights that were moved, converted, replaced or frozen since."""
         own = tensors_in(self.model)
-        check_names(own, self.lent)
-        moved = [name for name, tensor in own.items() if tensor.data_ptr() != self.lent[name].data_ptr()]
+        check_names(first_names(own), self.names)
+        moved = [name for name, tensor in own.items() if not same_memory(tensor, self.lent[name])]
         self.lent.update({name: lent(own[name]) for name in moved})
         for name, tensor in own.items():
             self.lent[name].requires_grad_(tensor.requires_grad)
@@ -140,14 +147,30 @@ def tensors_of(stage: Stage) -> dict[str, Tensor]:
     return {stage.names[name]: tensor for name, tensor in own.items() if name in stage.names}
 
 
-def check_names(now: Collection[str], then: Collection[str]) -> None:
-    """Raises ScheduleError where the model has other Parameters or buffers than when it was cut."""
-    other = sorted(set(now) ^ set(then))
+def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Of each name, the first name of its tensor."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
+
+
+def check_names(now: Mapping[str, str], then: Mapping[str, str]) -> None:
+    """Raises ScheduleError where the model has other Parameters or buffers than when it was cut, or ties others."""
+    other = sorted(now.keys() ^ then.keys())
     if other:
         raise ScheduleError(
             f"the model was cut {'with' if other[0] in then else 'without'} {other[0]}: what prunes or parametrizes "
             f"its weights comes before bppsa.compile; compile the model again"
         )
+    tied = [name for name in now if now[name] != then[name]]
+    if tied:
+        raise ScheduleError(
+            f"{tied[0]} was the same Parameter as {then[tied[0]]} when the model was cut, and is {now[tied[0]]} now: "
+            f"load_state_dict(assign=True) unties weights; tie it as it was, or compile the model again"
+        )
+
+
+def same_memory(a: Tensor, b: Tensor) -> bool:
+    return a is b or (a.layout is torch.strided and a.data_ptr() == b.data_ptr())
 
 
 def lent(tensor: Tensor) -> Tensor:
@@ -156,7 +179,11 @@ def lent(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def threads_each(lanes: int) -> Iterator[None]:
-    """The cores are shared out among the lanes of all workers."""
+def inside(lanes: int, taken: list[Decision], asked: Asked) -> Iterator[None]:
+    """What the thread of a lane runs in: the cores are shared out among all lanes, and decisions noted in `taken`."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // lanes))
-    yield
+    push(taken, *asked)
+    try:
+        yield
+    finally:
+        pop()

@@ -1,23 +1,21 @@
-"""A call of a recurrent model whose time axis is cut: its batch is cut into micro-batches, and each into chunks.
-
-Part b * K + k is chunk k of micro-batch b: losses, outputs, cotangents and gradients of arguments are by part.
-"""
+"""Training of a recurrent model whose time axis is cut: its batch is cut into micro-batches, and each into chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
-import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa._workers.batches import Batch, by_leaf
 from bppsa._workers.losses import Share
-from bppsa._workers.time_losses import TimeLoss, by_part, time_loss
-from bppsa._workers.training import Training
+from bppsa._workers.time_batches import TimeBatch
+from bppsa._workers.time_losses import TimeLoss, time_loss
+from bppsa._workers.time_parts import Parts, lengths, pieces
+from bppsa._workers.training import Settings, Training
 from bppsa.errors import InputError, ScheduleError
 from bppsa.runtime.worker.draws import Seed
 from bppsa.runtime.worker.modes import Modes
@@ -26,134 +24,116 @@ from bppsa.runtime.worker.pipeline import Call
 from bppsa.runtime.worker.results import Outcome
 from bppsa.schedule.messages import Items
 from bppsa.schedule.spec import Schedule
-from bppsa.stages import Axes, OverTime
-
-
-@dataclass(frozen=True)
-class TimeBatch(Batch):
-    """steps: of each chunk. axes: of each tensor of each argument."""
-
-    model: OverTime
-    steps: list[int]
-    axes: list[list[Axes]]
-
-    def gradients(self, found: Mapping[tuple[int, int], Sequence[Tensor | None]]) -> list[Tensor | None]:
-        parts = range(len(self.sizes) * len(self.steps))
-        return [
-            self.joined([found[part, v][at] for part in parts], self.axes[v][at], shape=list(x.shape))
-            for v, tensors in enumerate(self.arguments)
-            for at, x in enumerate(tensors)
-            if x.requires_grad
-        ]
-
-    def joined(self, pieces: Sequence[Tensor | None], axes: Axes, shape: list[int]) -> Tensor | None:
-        """A gradient of this shape from those of the parts. What has not been cut has been read by several."""
-        K = len(self.steps)
-
-        def over(parts: Sequence[Tensor | None], axis: int | None, sizes: Sequence[int], shape: list[int]) -> Any:
-            known = [part for part in parts if part is not None]
-            if not known or axis is None:
-                return reduce(torch.add, known) if known else None
-            at = [[*shape[:axis], size, *shape[axis + 1 :]] for size in sizes]
-            filled = zip(parts, at, strict=True)
-            return torch.cat([known[0].new_zeros(size) if part is None else part for part, size in filled], axis)
-
-        rows = []
-        for b, size in enumerate(self.sizes):
-            of_rows = [size if axis == axes.rows else n for axis, n in enumerate(shape)]
-            rows.append(over(pieces[b * K : b * K + K], axes.time, self.steps, of_rows))
-        return over(rows, axes.rows, self.sizes, shape)
-
-    def cotangents(self, grads: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
-        """Of each part. grads: of each leaf of what the module returns."""
-        cut = [self.cut(grad, axes) for grad, axes in zip(grads, self.model.outputs_axes, strict=True)]
-        return [list(column) for column in zip(*cut, strict=True)]
-
-    def cut(self, grad: Tensor | None, axes: Axes) -> list[Tensor | None]:
-        """What is of the last step goes to the last chunk."""
-        K = len(self.steps)
-        if grad is None:
-            return [None] * (len(self.sizes) * K)
-        found: list[Tensor | None] = []
-        for rows in [grad] if axes.rows is None else grad.split(self.sizes, axes.rows):
-            found += [None] * (K - 1) + [rows] if axes.time is None else list(rows.split(self.steps, axes.time))
-        return found
-
-    def outputs(self, made: Mapping[int, Any]) -> Any:
-        """made: what the module returned, by part."""
-        K, flat = len(self.steps), [tree_flatten(made[part]) for part in sorted(made)]
-
-        def whole(pieces: Sequence[Any], axes: Axes) -> Any:
-            if not isinstance(pieces[0], Tensor):
-                return pieces[-1]
-            of_rows = [pieces[b * K : b * K + K] for b in range(len(self.sizes))]
-            rows = [chunks[-1] if axes.time is None else torch.cat(list(chunks), axes.time) for chunks in of_rows]
-            return rows[0] if axes.rows is None else torch.cat(rows, axes.rows)
-
-        columns = zip(*(leaves for leaves, _ in flat), strict=True)
-        found = [whole(pieces, axes) for pieces, axes in zip(columns, self.model.outputs_axes, strict=True)]
-        return self.model.assemble(tree_unflatten(found, flat[0][1]))
+from bppsa.schedule.zoo.time_chunks import END, with_ends
+from bppsa.stages import OverTime
 
 
 class TimeTraining(Training):
     """Of a model cut over time."""
 
     stages: OverTime
-    losses: TimeLoss | None = None  # as the first step's target shows
+
+    def __init__(self, model: nn.Module, settings: Settings, stages: OverTime) -> None:
+        super().__init__(model, settings, stages)
+        self.losses: TimeLoss | None = None
+        self.extremes: set[int] = set()  # of the targets that it was tried with
 
     def items(self, schedule: Schedule) -> tuple[Items, Items]:
         assert schedule.inputs is not None
         return partial(reads, schedule.inputs, self.stages.chunks), writes
 
+    def bound(self, count: int) -> Schedule:
+        return with_ends(super().bound(count), len(self.stages), self.stages.chunks)
+
+    def costs(self, schedule: Schedule) -> dict[str, list[float]]:
+        """A summary is a sweep of the columns of a matrix, in twice the precision; to combine summaries costs nothing
+        beside it. Where R is B's own sweep, B is what is left of it. L goes forward and back."""
+        assert schedule.inputs is not None
+        forward = super().costs(schedule)["F"]
+        found = {d: [0.0] * len(forward) for _, _, d in schedule.jobs or ()} | {"F": forward}
+        found[END] = [3 * self.stages.end_flops] * len(forward)
+        for s, cost in enumerate(forward):
+            is_sweep = (s, 0, "R") in (schedule.inputs(s, 0, "B") or ())
+            found["B"][s] = cost if is_sweep else 2 * cost
+            if "R" in found:
+                found["R"][s] = cost if is_sweep else 2 * cost * self.columns(s // self.stages.chunks)
+        return found
+
+    def columns(self, layer: int) -> int:
+        """Of the matrix that the layer's summary is found with."""
+        module: Any = self.stages.stages[0].module.get_submodule(self.stages.layers[layer].path)
+        return (module.proj_size or module.hidden_size) + module.hidden_size * (module.mode == "LSTM") + 2
+
     def batch(self, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes) -> TimeBatch:
-        """Cut into micro-batches; jobs cut these into chunks. Raises InputError where there are too few steps."""
-        if self.settings.local:
-            raise ScheduleError("data='local' goes with ranks that have rows of their own; blelloch(K) cuts time")
-        arguments, model = self.stages.bind(*args, **kwargs), self.stages
+        """Cut into micro-batches; jobs cut these into chunks.
+
+        Raises InputError where there are no rows, or fewer steps than chunks; ScheduleError for a norm in training.
+        """
+        self.check()
+        model = self.stages
+        arguments = model.bind(*args, **kwargs)
         leaves, spec = tree_flatten(arguments)
-        steps = self.length(leaves, "time", 1)
-        rows = self.length(leaves, "rows", 1)
-        if steps < model.chunks:
-            raise InputError(f"{steps} steps cannot be cut into {model.chunks} chunks; give more, or blelloch({steps})")
-        count = min(self.settings.microbatches, rows)
-        sizes = lengths(rows, count)
-        cut = [by_part(x, Axes(rows=of.rows), sizes, [0]) for x, of in zip(leaves, model.arguments_axes, strict=True)]
-        seeds = [Seed(self.seed, self.calls, b) for b in range(count)]
-        self.calls += 1
+        parts = self.parts(leaves)
+        by_row = [pieces(x, of.rows, parts.rows) for x, of in zip(leaves, model.arguments_axes, strict=True)]
+        count = len(parts.rows)
         tensors = [[x for x in tree_leaves(argument) if isinstance(x, Tensor)] for argument in arguments]
         axes = iter([of for x, of in zip(leaves, model.arguments_axes, strict=True) if isinstance(x, Tensor)])
         shapes = [(tuple(x.shape), x.dtype) for of_argument in tensors for x in of_argument]
-        parts = [tree_unflatten([pieces[b] for pieces in cut], spec) for b in range(count)]
+        call = Call(
+            arguments=[tree_unflatten([column[b] for column in by_row], spec) for b in range(count)],
+            modes=modes,
+            seeds=[Seed(self.seed, self.calls, b) for b in range(count)],
+            signature=repr((modes, shapes)),
+        )
+        self.calls += 1
         return TimeBatch(
-            Call(parts, modes, seeds, repr((modes, shapes))),
-            range(count),
-            rows,
-            sizes,
-            tensors,
-            model,
-            lengths(steps, model.chunks),
-            [[next(axes) for _ in of_argument] for of_argument in tensors],
+            call=call,
+            mine=range(count),
+            rows=sum(parts.rows),
+            sizes=list(parts.rows),
+            arguments=tensors,
+            model=model,
+            parts=parts,
+            axes=[[next(axes) for _ in of_argument] for of_argument in tensors],
         )
 
-    def length(self, leaves: Sequence[Any], axis: str, otherwise: int) -> int:
-        """Raises InputError where arguments disagree."""
-        found = {
-            leaf.shape[at]
-            for leaf, of in zip(leaves, self.stages.arguments_axes, strict=True)
-            if (at := getattr(of, axis)) is not None
-        }
+    def check(self) -> None:
+        """Raises ScheduleError for what no chunk can do alone."""
+        if self.settings.local:
+            raise ScheduleError("data='local' goes with ranks that have rows of their own; blelloch(K) cuts time")
+        for path, module in self.stages.stages[0].module.named_modules():
+            if isinstance(module, _NormBase) and self.model.get_submodule(path).training:
+                raise ScheduleError(
+                    f"{path} ({type(module).__name__}) is in training, where it takes its statistics over all steps, "
+                    f"and a chunk has only its own; call .eval() on it, or take nn.LayerNorm"
+                )
+
+    def parts(self, leaves: Sequence[Any]) -> Parts:
+        """leaves: of the arguments."""
+        steps, rows, chunks = self.size(leaves, "time"), self.size(leaves, "rows"), self.stages.chunks
+        if not rows:
+            raise InputError("a batch without rows cannot be cut into micro-batches; give at least one")
+        if steps < chunks:
+            raise InputError(f"{steps} steps cannot be cut into {chunks} chunks; give more, or blelloch({steps})")
+        return Parts(lengths(rows, min(self.settings.microbatches, rows)), lengths(steps, chunks))
+
+    def size(self, leaves: Sequence[Any], axis: str) -> int:
+        """Along the axis of "time" or of "rows", 1 where none has such. Raises InputError where leaves disagree."""
+        places = [(leaf, getattr(of, axis)) for leaf, of in zip(leaves, self.stages.arguments_axes, strict=True)]
+        found = {leaf.shape[at] for leaf, at in places if at is not None}
         if len(found) > 1:
             raise InputError(f"arguments have {' and '.join(map(str, sorted(found)))} {axis}, which have to be as many")
-        return found.pop() if found else otherwise
+        return found.pop() if found else 1
 
     def loss(self, batch: Batch, target: Any) -> Share:
+        """How a loss is to be cut is found again where a target has a number beyond those before, which may be one that
+        counts otherwise than others, such as `ignore_index`."""
         assert isinstance(batch, TimeBatch)
-        if self.losses is None:
-            settings = self.settings
-            self.losses = time_loss(
-                self.stages, settings.loss_fn, settings.loss_weight, target, sum(batch.sizes), sum(batch.steps)
-            )
-        return self.losses.share(target, batch.sizes, batch.steps)
+        extremes = extremes_of(target)
+        if self.losses is None or not extremes <= self.extremes:
+            self.extremes |= extremes
+            self.losses = time_loss(self.stages, self.settings.loss_fn, self.settings.loss_weight, target, batch.parts)
+        return self.losses.share(target, batch.parts)
 
     def outputs(self, found: Outcome, batch: Batch) -> Any:
         return batch.outputs(found.outputs)
@@ -162,6 +142,8 @@ class TimeTraining(Training):
         return batch.cotangents(by_leaf(self.stages.example, self.stages.assemble, grads))
 
 
-def lengths(size: int, count: int) -> list[int]:
-    """Of the parts that torch.tensor_split makes."""
-    return [size // count + (part < size % count) for part in range(count)]
+def extremes_of(target: Any) -> set[int]:
+    """The least and the largest of its whole numbers."""
+    leaves = [x for x in tree_leaves(target) if isinstance(x, Tensor) and x.numel()]
+    whole = [x for x in leaves if not (x.is_floating_point() or x.is_complex())]
+    return {int(end) for x in whole for end in (x.min(), x.max())}

@@ -15,11 +15,12 @@ from bppsa.schedule.program import Action
 from bppsa.schedule.simulator import Cost, simulate
 from bppsa.schedule.spec import F, Jobs, Schedule, W
 from bppsa.schedule.timeline import Timeline
+from bppsa.schedule.zoo.time_chunks import END
 
 KINDS: Mapping[str, Callable[[str], bool]] = {  # which directions a call runs
     "step": lambda d: True,
-    "forward": lambda d: d == F,
-    "backward": lambda d: d != F,
+    "forward": lambda d: d in (F, END),
+    "backward": lambda d: d not in (F, END),
 }
 
 
@@ -62,15 +63,7 @@ def make_plan(
     writes: Items,
 ) -> Plan:
     """Raises ScheduleError where the schedule cannot run."""
-    timeline = simulate(
-        schedule,
-        S=S,
-        B=B,
-        W=workers,
-        forward=costs["F"],
-        backward=costs["B"],
-        weight=costs["W"],
-    )
+    timeline = simulate(schedule, S=S, B=B, W=workers, costs=costs)
     check_runs(timeline)
     waits, signals = tokens(timeline)
     lists = [[Action(*job) for job in jobs] for jobs in timeline.jobs_of]

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from bppsa._workers.agreement import check_replicas, checksums, signature
 from bppsa._workers.exchange import Exchange, Numbers, Owners, make_exchange
-from bppsa._workers.member import Member, Run, tensors_of
+from bppsa._workers.member import Asked, Member, Run, tensors_of
 from bppsa._workers.plans import Plan, batches
 from bppsa._workers.reducing import Reducing
+from bppsa.errors import ScheduleError
 from bppsa.runtime.worker.execute import JobError, run_all
 from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.group import GroupTransport
@@ -35,7 +38,9 @@ class Ranks:
         owners: Owners,
         transport: GroupTransport,
         neighbours: int,
+        asked: Asked,
     ) -> None:
+        self.asked = asked
         self.stages, self.owners, self.transport, self.model = stages, owners, transport, model
         self.rank, self.size = transport.rank, transport.size
         foreign = [s for s in range(len(stages)) if self.rank not in owners[s]]
@@ -43,12 +48,23 @@ class Ranks:
         self.exchanges: dict[int, Exchange] = {}  # by the identity of a plan, which is kept
         self.plans: list[Plan] = []
         self.steps = 0
+        self.ran_nothing = True
+
+    @contextmanager
+    def call(self) -> Iterator[None]:
+        """A call of the model, of every rank: what is raised within on one of them is raised on all."""
+        self.steps += 1
+        self.transport.begin(self.steps)
+        with self.transport.telling("a call of the model"):
+            yield
 
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
         """state: what the forward gave, for a backward alone. Raises WorkerError on every rank where one fails."""
         exchange = self.exchange(plan)
-        self.transport.begin(self.steps, (plan.messages, call.signature, call.outputs, call.loss is None))
-        self.steps += 1
+        self.transport.sign(signature(plan, call))
+        if self.ran_nothing:
+            check_replicas(self.share(checksums(tensors_in(self.model))))
+            self.ran_nothing = False
         results = state[0].going_on() if state else Results()
         sums = Sums(batches(plan.steps[self.rank]))
         reducing = Reducing(self.transport, self.rank, exchange.reductions, sums)
@@ -66,10 +82,12 @@ class Ranks:
                 reducing.go_on,
                 exchange.fetches,
                 exchange.frees,
+                self.asked,
             )
             lanes = self.member.lanes(run)
             if lanes:
                 run_all([lane.run for lane in lanes], run.alarm)
+            self.transport.doing("the sums of gradients")
             grads = reducing.gradients()
             everyone = self.reports(plan, exchange, results)
             self.transport.finish()
@@ -84,7 +102,7 @@ class Ranks:
         return self.exchanges[id(plan)]
 
     def tell(self, failure: BaseException) -> None:
-        """Every rank, of a job that failed here."""
+        """Every rank, of what failed here."""
         if isinstance(failure, JobError):
             self.transport.fail(f"job {failure.action}", failure.__cause__ or failure)
         else:
@@ -95,8 +113,11 @@ class Ranks:
         return [told[rank] for rank in range(self.size)]
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        self.transport.begin(self.steps, "gather")
-        self.steps += 1
+        with self.call():
+            self.transport.sign({"the call": "full_state_dict"})
+            return self.gathered(tensors)
+
+    def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         numbers = Numbers(0)
         found: dict[str, Tensor] = {}
         messages = [numbers.message("D", 0, i, j) for i in range(self.size) for j in range(self.size) if i != j]
@@ -123,7 +144,7 @@ class Ranks:
         for message in exchange.fetches.values():
             if message.source == self.rank:
                 tensors = tensors_of(self.stages.stages[message.item.number])
-                self.transport.send(message, [own[name].detach() for name in tensors])
+                self.transport.send(message, [sendable(name, own[name], like) for name, like in tensors.items()])
 
     def reports(self, plan: Plan, exchange: Exchange, results: Results) -> list[Results]:
         """What each rank has to tell, by rank."""
@@ -139,6 +160,21 @@ class Ranks:
                 told = self.transport.receive(exchange.reports[rank, self.rank])
                 found.append(reported(plan.actions(rank), told))
         return found
+
+
+def sendable(name: str, tensor: Tensor, like: Tensor) -> Tensor:
+    """like: what the ranks that receive it have memory for. Raises ScheduleError where the tensor is another."""
+    if (tensor.shape, tensor.dtype) != (like.shape, like.dtype):
+        raise ScheduleError(
+            f"{name} was {like.dtype} {list(like.shape)} when the model was cut, is {tensor.dtype} "
+            f"{list(tensor.shape)} now, and is sent to other ranks; convert the model before bppsa.compile"
+        )
+    return detached(tensor)
+
+
+def detached(tensor: Tensor) -> Tensor:
+    """It still says whether it is frozen."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def report(actions: Sequence[Action], results: Results) -> dict[str, Any]:

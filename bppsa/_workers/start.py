@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from hashlib import blake2b
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from bppsa._workers.agreement import fingerprint
 from bppsa._workers.compiled import Scheduled
 from bppsa._workers.fill import fill
 from bppsa._workers.local import Local
-from bppsa._workers.member import tensors_of
 from bppsa._workers.over_time import TimeTraining
 from bppsa._workers.ranks import Ranks
+from bppsa._workers.rows import by_rows
 from bppsa._workers.training import Settings, Training
 from bppsa.errors import ScheduleError
 from bppsa.fxpasses.over_time import over_time
@@ -32,7 +33,8 @@ def scheduled(model: nn.Module, settings: Settings, stages: int | Sequence[nn.Mo
     """example: a batch of the model's arguments, or None: the first call's. Raises as `bppsa.compile` says."""
 
     def begin(compiled: Scheduled, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Training:
-        return start(compiled, settings, cut(model, settings, stages, args, kwargs))
+        cutting = partial(cut, model, settings, stages, args, kwargs)
+        return start_in_group(compiled, settings, cutting) if in_group() else start(compiled, settings, cutting())
 
     compiled = Scheduled(model, settings, begin)
     if example is not None:
@@ -63,7 +65,8 @@ def cut(
     chunks = getattr(settings.schedule, "chunks", None)
     if chunks is not None:
         return over_time(model, args, kwargs, chunks)
-    return partition(model, tuple(args), stages, example_kwargs=kwargs)
+    found = partition(model, tuple(args), stages, example_kwargs=kwargs)
+    return replace(found, by_rows=by_rows(model, found, args, kwargs))
 
 
 def in_group() -> bool:
@@ -71,22 +74,29 @@ def in_group() -> bool:
 
 
 def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
-    if not in_group():
-        training = training_of(stages)(compiled, settings, stages)
-        check_square(settings, training.plan("step", settings.microbatches).timeline)
-        fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
-        training.engine = Local(stages, compiled)
-        return training
-    transport = GroupTransport(device=device_for(compiled))
-    settings = placed(settings, transport.size)
     training = training_of(stages)(compiled, settings, stages)
-    timeline = training.plan("step", settings.microbatches).timeline
-    check_square(settings, timeline)
-    if transport.size != timeline.W:
-        raise ScheduleError(
-            f"the schedule is for W={timeline.W} workers, and the process group has {transport.size} ranks; "
-            f"start as many, or choose a schedule for them"
-        )
+    check_square(settings, training.plan("step", settings.microbatches).timeline)
+    fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
+    training.engine = Local(stages, compiled, settings.asked)
+    return training
+
+
+def start_in_group(compiled: Scheduled, settings: Settings, cutting: Callable[[], Stages]) -> Training:
+    """Raises on every rank where one raises."""
+    transport = GroupTransport(device=device_for(compiled))
+    with transport.telling("compile"):
+        settings = seeded(placed(settings, transport.size), transport)
+        stages = cutting()
+        training = training_of(stages)(compiled, settings, stages)
+        timeline = training.plan("step", settings.microbatches).timeline
+        check_square(settings, timeline)
+        if transport.size != timeline.W:
+            raise ScheduleError(
+                f"the schedule is for W={timeline.W} workers, and the process group has {transport.size} ranks; "
+                f"start as many, or choose a schedule for them"
+            )
+    if settings.seed is None:  # ranks may have seeds of their own, for their data
+        training.seed = transport.share(training.seed)[0]
     transport.agree(fingerprint(training))
     owners: dict[int, list[int]] = {}
     for number, (s, _, _) in enumerate(timeline.jobs):
@@ -97,7 +107,7 @@ def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
     leave_others(compiled, stages, keep)
     fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
     training.stages = light
-    training.engine = Ranks(light, compiled, owners, transport, neighbours(transport.size))
+    training.engine = Ranks(light, compiled, owners, transport, neighbours(transport.size), settings.asked)
     return training
 
 
@@ -120,25 +130,15 @@ def placed(settings: Settings, ranks: int) -> Settings:
     return replace(settings, workers=ranks)
 
 
+def seeded(settings: Settings, transport: GroupTransport) -> Settings:
+    """With rank 0's seed, where none is given."""
+    seeds = transport.share(torch.initial_seed() if settings.seed is None else settings.seed)
+    return replace(settings, seed=seeds[0] if settings.seed is None else settings.seed)
+
+
 def neighbours(ranks: int) -> int:
     """How many ranks share this machine: torchrun says so."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
-
-
-def fingerprint(training: Training) -> dict[str, str]:
-    """What has to be the same on all ranks."""
-    plan = training.plan("step", training.settings.microbatches)
-    tensors = [
-        (name, tuple(tensor.shape), str(tensor.dtype), tensor.requires_grad)
-        for stage in training.stages.stages
-        for name, tensor in tensors_of(stage).items()
-    ]
-    program = [[str(step) for step in lane] for lanes in plan.steps for lane in lanes]
-    return {"the model": digest(tensors), "the schedule": digest(program)}
-
-
-def digest(value: Any) -> str:
-    return blake2b(repr(value).encode(), digest_size=8).hexdigest()
 
 
 def leave_others(model: nn.Module, stages: Stages, keep: set[str]) -> None:

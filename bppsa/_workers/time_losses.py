@@ -1,14 +1,14 @@
 """The loss of a chunk of time as its share of the whole batch's.
 
-A loss over all steps is read as a mean over rows and steps, or as a sum where its `reduction` says so. A loss whose
-target has no steps is of the last chunk's output, as one that reads the last step is. Before the first step this
-reading is tried on a short output.
+It is read in one of two ways. Of all steps: a mean over rows and steps, or a sum where its `reduction` says so; what
+of the target has steps is cut as the output is. Of the last step: of the last chunk's output and the whole target, and
+nothing of other chunks. Before the first step both are tried on a short output, and the loss has to be one of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa._workers.losses import LossFunction, LossWeight, Share
+from bppsa._workers.time_parts import Parts, lengths
 from bppsa.errors import ArgumentError, ScheduleError
 from bppsa.stages import Axes, OverTime
 
@@ -27,65 +28,64 @@ class TimeLoss:
     loss_fn: LossFunction
     loss_weight: LossWeight | None
     axes: tuple[Axes, ...]
+    of_all_steps: bool
 
     @property
-    def of_all_steps(self) -> bool:
-        return any(of.time is not None for of in self.axes)
+    def of_last_step(self) -> TimeLoss:
+        return replace(self, axes=tuple(Axes(None, of.rows) for of in self.axes), of_all_steps=False)
 
-    def share(self, target: Any, sizes: Sequence[int], steps: Sequence[int]) -> Share:
-        """sizes: rows of each micro-batch; steps: of each chunk. By part."""
+    def share(self, target: Any, parts: Parts) -> Share:
+        """Of each part."""
+        leaves, spec = tree_flatten(target)
+        columns = [parts.cut(leaf, of) for leaf, of in zip(leaves, self.axes, strict=True)]
+        targets = [tree_unflatten([column[part] for column in columns], spec) for part in range(len(parts))]
         sums = getattr(self.loss_fn, "reduction", "mean") == "sum"
-        targets, counted = self.cut(target, sizes, steps), []
-        for part, of_part in enumerate(targets):
-            b, k = divmod(part, len(steps))
-            if not self.of_all_steps and k < len(steps) - 1:
-                counted.append(0.0)
-            elif sums:
-                counted.append(1.0)
-            elif self.loss_weight is not None:
-                counted.append(float(self.loss_weight(of_part)))
-            else:
-                counted.append(float(sizes[b] * steps[k] if self.of_all_steps else sizes[b]))
+        counted = [self.counts(part, targets[part], parts, sums) for part in range(len(parts))]
         total = 1.0 if sums else sum(counted)
         return Share(self.loss_fn, targets, [count / total if total else count for count in counted])
 
-    def cut(self, target: Any, sizes: Sequence[int], steps: Sequence[int]) -> list[Any]:
-        leaves, spec = tree_flatten(target)
-        columns = [by_part(leaf, of, sizes, steps) for leaf, of in zip(leaves, self.axes, strict=True)]
-        if not columns:
-            return [target] * (len(sizes) * len(steps))
-        return [tree_unflatten(list(pieces), spec) for pieces in zip(*columns, strict=True)]
-
-
-def by_part(x: Any, axes: Axes, sizes: Sequence[int], steps: Sequence[int]) -> list[Any]:
-    """Its piece for each part, chunk by chunk of each micro-batch; what has no such axis goes along whole."""
-    found: list[Any] = []
-    for rows in [x] * len(sizes) if axes.rows is None else x.split(list(sizes), axes.rows):
-        found += [rows] * len(steps) if axes.time is None else rows.split(list(steps), axes.time)
-    return found
+    def counts(self, part: int, target: Any, parts: Parts, sums: bool) -> float:
+        """What a part counts in the batch's loss."""
+        if not self.of_all_steps and not parts.is_last(part):
+            return 0.0
+        if sums:
+            return 1.0
+        if self.loss_weight is not None:
+            return float(self.loss_weight(target))
+        b, k = divmod(part, len(parts.steps))
+        return float(parts.rows[b] * parts.steps[k] if self.of_all_steps else parts.rows[b])
 
 
 def time_loss(
-    model: OverTime, loss_fn: LossFunction | None, loss_weight: LossWeight | None, target: Any, rows: int, steps: int
+    model: OverTime, loss_fn: LossFunction | None, loss_weight: LossWeight | None, target: Any, parts: Parts
 ) -> TimeLoss:
-    """For targets like this one, of so many rows and steps.
+    """For targets like this one, of a batch with these parts.
 
     Raises ArgumentError where there is no loss, ScheduleError where that of the whole output is not that of its chunks.
     """
     if loss_fn is None:
         raise ArgumentError("a model cut over time returns outputs, and no loss of all its steps; give loss_fn=")
     like = min(model.outputs_axes, key=lambda of: of.time is None, default=Axes())
-    leaves, spec = tree_flatten(target)
-    axes = tuple(axes_of(leaf, like, rows, steps) for leaf in leaves)
-    loss = TimeLoss(loss_fn, loss_weight, axes)
-    if model.chunks > 1:
-        short = tree_unflatten([narrowed(leaf, of, model) for leaf, of in zip(leaves, axes, strict=True)], spec)
-        check(model, loss, short)
-    return loss
+    axes = tuple(axes_of(leaf, like, sum(parts.rows), sum(parts.steps)) for leaf in tree_leaves(target))
+    read = TimeLoss(loss_fn, loss_weight, axes, of_all_steps=True)
+    if model.chunks == 1:
+        return read
+    short = Short.of(model, cut_rows=len(parts.rows) > 1)
+    target = short.target(target, axes)
+    whole = float(loss_fn(model.assemble(model.example), target).detach())
+    for reading in (read, read.of_last_step):
+        if short.gives(reading, target, whole):
+            return reading
+    raise ScheduleError(
+        f"the time axis cannot be cut under this loss: for {sum(short.parts.steps)} steps at once it is {whole:.6g}, "
+        f"and neither chunks' losses put together nor the last chunk's alone give that; let loss_fn be of the last "
+        f"step alone or a mean over rows and steps, give it reduction='sum', or say what a part counts by "
+        f"loss_weight(target)"
+    )
 
 
 def axes_of(leaf: Any, like: Axes, rows: int, steps: int) -> Axes:
-    """like: of an output."""
+    """Of a leaf of the target. like: of an output."""
     if not isinstance(leaf, Tensor):
         return Axes()
 
@@ -97,50 +97,57 @@ def axes_of(leaf: Any, like: Axes, rows: int, steps: int) -> Axes:
     return Axes(found(steps, like.time, across), across)
 
 
-def narrowed(leaf: Any, axes: Axes, model: OverTime) -> Any:
-    """To the rows and steps of the model's example."""
-    rows, steps = example_size(model)
-    for axis, size in ((axes.time, steps), (axes.rows, rows)):
-        leaf = leaf if axis is None else leaf.narrow(axis, 0, size)
-    return leaf
+@dataclass(frozen=True)
+class Short:
+    """What the model returns for its short example, cut in two over time. outputs: of each part."""
+
+    parts: Parts
+    outputs: list[Any]
+    tolerance: float  # relative
+
+    @staticmethod
+    def of(model: OverTime, *, cut_rows: bool) -> Short:
+        leaves, spec = tree_flatten(model.example)
+        rows, steps = 1, 2  # where no output has steps, all of them are the last chunk's
+        for leaf, of in zip(leaves, model.outputs_axes, strict=True):
+            rows = rows if of.rows is None else leaf.shape[of.rows]
+            steps = steps if of.time is None else leaf.shape[of.time]
+        parts = Parts(lengths(rows, 2 if cut_rows and rows > 1 else 1), lengths(steps, 2))
+        columns = [parts.cut(leaf, of) for leaf, of in zip(leaves, model.outputs_axes, strict=True)]
+        for column, of in zip(columns, model.outputs_axes, strict=True):
+            if of.time is None:  # the first chunk's last step is another than the second's
+                column[:] = [x if parts.is_last(part) else drawn_like(x) for part, x in enumerate(column)]
+        outputs = [tree_unflatten([column[part] for column in columns], spec) for part in range(len(parts))]
+        real = [x.dtype for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+        tolerance = max((torch.finfo(dtype).eps for dtype in (*real, torch.get_default_dtype())), default=0.0) ** 0.5
+        return Short(parts, [model.assemble(output) for output in outputs], tolerance)
+
+    def target(self, target: Any, axes: Sequence[Axes]) -> Any:
+        """Of so many rows and steps."""
+        leaves, spec = tree_flatten(target)
+        return tree_unflatten([self.shortened(leaf, of) for leaf, of in zip(leaves, axes, strict=True)], spec)
+
+    def shortened(self, leaf: Any, axes: Axes) -> Any:
+        """Of whole numbers all kinds, sorted by steps: what is counted otherwise than others, such as `ignore_index`,
+        is then in one part."""
+        short = leaf
+        for axis, size in ((axes.time, sum(self.parts.steps)), (axes.rows, sum(self.parts.rows))):
+            short = short if axis is None else short.narrow(axis, 0, size)
+        if axes.time is None or leaf.is_floating_point() or leaf.is_complex():
+            return short
+        kinds = leaf.unique()
+        some = kinds[torch.linspace(0, len(kinds) - 1, short.numel(), device=leaf.device).long()]
+        return some.view_as(short.movedim(axes.time, 0)).movedim(0, axes.time)
+
+    def gives(self, loss: TimeLoss, target: Any, whole: float) -> bool:
+        """Whether the parts' losses add up to the whole's."""
+        try:
+            share = loss.share(target, self.parts)
+            total = sum(float(share(output, part)) for part, output in enumerate(self.outputs))
+        except (ArgumentError, RuntimeError, ValueError, TypeError, LookupError):  # what losses raise of other sizes
+            return False
+        return abs(total - whole) <= self.tolerance * max(1.0, abs(whole))
 
 
-def example_size(model: OverTime) -> tuple[int, int]:
-    """Its rows and steps; of one step where outputs are of the last."""
-    rows, steps = 1, 1
-    for leaf, of in zip(tree_leaves(model.example), model.outputs_axes, strict=True):
-        rows = rows if of.rows is None else leaf.shape[of.rows]
-        steps = steps if of.time is None else leaf.shape[of.time]
-    return rows, steps
-
-
-@torch.no_grad()
-def check(model: OverTime, loss: TimeLoss, target: Any) -> None:
-    rows, steps = example_size(model)
-    if steps < 2:
-        steps = 2  # no output has steps: all of them are the last chunk's
-    leaves, spec = tree_flatten(model.example)
-    halves = [steps - steps // 2, steps // 2]
-    columns = [by_part(leaf, of, [rows], halves) for leaf, of in zip(leaves, model.outputs_axes, strict=True)]
-    for column, of in zip(columns, model.outputs_axes, strict=True):
-        if of.time is None and isinstance(column[0], Tensor) and column[0].is_floating_point():
-            column[0] = torch.randn_like(column[0])  # the first chunk's last step is another than the second's
-    whole = loss.loss_fn(model.assemble(model.example), target)
-    share = loss.share(target, [rows], halves)
-    outputs = [model.assemble(tree_unflatten(list(pieces), spec)) for pieces in zip(*columns, strict=True)]
-    total = sum((share(output, part) for part, output in enumerate(outputs)), torch.zeros(()))
-    difference = float(total) - float(whole)
-    if abs(difference) > torch.finfo(total.dtype).eps ** 0.5 * max(1.0, abs(float(whole))):
-        raise ScheduleError(
-            f"the time axis cannot be cut under this loss: of {steps} steps at once it is {float(whole):.6g}, and "
-            f"{'put together from two chunks' if loss.of_all_steps else 'of the last chunk alone'} {float(total):.6g}; "
-            f"{MENDS[loss.of_all_steps]}"
-        )
-
-
-MENDS = {
-    True: "let loss_fn be a mean over rows and steps, give it reduction='sum', or say what a part counts by "
-    "loss_weight(target)",
-    False: "a target without steps goes with a loss of the last step; let the model return that step alone, or give a "
-    "target for each step",
-}
+def drawn_like(x: Any) -> Any:
+    return torch.randn_like(x) if isinstance(x, Tensor) and x.is_floating_point() else x

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -11,10 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bppsa._workers.batches import Batch, by_leaf, parts, rows_of
+from bppsa._workers.batches import Batch, by_leaf, check_rows, is_batched, parts, rows_of
 from bppsa._workers.losses import LossFunction, LossWeight, Share, counts, share
+from bppsa._workers.member import Asked
 from bppsa._workers.plans import KINDS, Plan, check_changes, make_plan, only, own_batches, predicted
 from bppsa.errors import InputError, ScheduleError
+from bppsa.plan.forward import SEQUENTIAL
+from bppsa.plan.strategy import AUTO
+from bppsa.report import Report
 from bppsa.runtime.worker import norms
 from bppsa.runtime.worker.draws import Seed
 from bppsa.runtime.worker.modes import Modes
@@ -37,12 +42,16 @@ class Settings:
     loss_weight: LossWeight | None
     seed: int | None  # None: torch's initial seed
     local: bool = False  # whether each rank brings its own rows
+    asked: Asked = (AUTO, SEQUENTIAL)
 
 
 class Engine(Protocol):
     """Runs a plan on all workers. state: what a forward gave, for its backward. rank: of this process."""
 
     rank: int
+
+    def call(self) -> AbstractContextManager[None]:
+        """Around each call of the model: what one worker raises, all raise."""
 
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]: ...
 
@@ -71,13 +80,22 @@ class Training:
         """Of a call of `count` micro-batches. Raises ScheduleError where the schedule cannot run."""
         if (kind, count) not in self.plans:
             stages, workers = self.stages, self.settings.workers
-            bound = bound_to(self.settings.schedule, len(stages), count, workers)
-            costs = costs_of(stages, "W" in bound.directions)
+            bound = self.bound(count)
             chosen = only(bound, len(stages), count, KINDS[kind])
-            plan = make_plan(chosen, len(stages), count, workers, costs, *self.items(bound))
+            plan = make_plan(chosen, len(stages), count, workers, self.costs(bound), *self.items(bound))
             check_changes(plan.timeline, [stage.changes for stage in stages.stages])
             self.plans[kind, count] = plan
         return self.plans[kind, count]
+
+    def bound(self, count: int) -> Schedule:
+        """The schedule, for these stages and so many micro-batches."""
+        return bound_to(self.settings.schedule, len(self.stages), count, self.settings.workers)
+
+    def costs(self, schedule: Schedule) -> dict[str, list[float]]:
+        """Of each stage's jobs: seconds where they were measured, flops otherwise; a backward is two forwards."""
+        stages, split = self.stages.stages, "W" in schedule.directions
+        forward = [max(stage.flops if stage.seconds is None else stage.seconds, 1e-9) for stage in stages]
+        return {"F": forward, "B": [cost * (1 if split else 2) for cost in forward], "W": forward}
 
     def items(self, schedule: Schedule) -> tuple[Items, Items]:
         """What a job reads and writes."""
@@ -94,7 +112,8 @@ class Training:
             raise InputError(
                 f"rank {self.engine.rank} brings {rows} rows for its {len(mine)} micro-batches; bring more"
             )
-        cut = dict(zip(mine, parts(arguments, rows, len(mine)), strict=True))
+        check_rows(tree_leaves(arguments), self.stages.by_rows, rows)
+        cut = dict(zip(mine, parts(arguments, self.stages.by_rows, len(mine)), strict=True))
         sizes = self.shared({b: rows_of(part) for b, part in cut.items()})
         seeds = [Seed(self.seed, self.calls, b) for b in range(count)]
         self.calls += 1
@@ -126,6 +145,8 @@ class Training:
                 if norm.running_mean is not None:  # in a group: owned here
                     norms.apply(norm, mean, variance)
         self.ran = plan, measured(plan.timeline, found)
+        once = {decision.path: decision for decision in found.decisions}  # of several micro-batches the last
+        self.model.__dict__["report"] = Report(tuple(once.values()))
         return found, state
 
     def last(self) -> tuple[Plan, Timeline]:
@@ -140,7 +161,8 @@ class Training:
     def loss(self, batch: Batch, target: Any) -> Share:
         """Of the micro-batches' outputs."""
         loss_fn, weight = self.settings.loss_fn, self.settings.loss_weight
-        targets = dict(zip(batch.mine, parts(target, batch.rows, len(batch.mine)), strict=True))
+        batched = [is_batched(leaf, batch.rows) for leaf in tree_leaves(target)]
+        targets = dict(zip(batch.mine, parts(target, batched, len(batch.mine)), strict=True))
         count = self.shared({b: counts(loss_fn, weight, targets[b], batch.sizes[b]) for b in batch.mine})
         order = range(len(batch.sizes))
         return share(loss_fn, [targets.get(b) for b in order], [count[b] for b in order])
@@ -153,12 +175,6 @@ class Training:
         what the last stage returned for a micro-batch."""
         totals = zip(by_leaf(made, self.stages.assemble, grads), tree_leaves(made), strict=True)
         return batch.cotangents([grad for grad, x in totals if isinstance(x, Tensor)])
-
-
-def costs_of(stages: Stages, split: bool) -> dict[str, list[float]]:
-    """Of each stage's jobs: seconds where they were measured, flops otherwise; a backward is two forwards."""
-    forward = [max(stage.flops if stage.seconds is None else stage.seconds, 1e-9) for stage in stages.stages]
-    return {"F": forward, "B": [cost * (1 if split else 2) for cost in forward], "W": forward}
 
 
 def measured(timeline: Timeline, found: Outcome) -> Timeline:

@@ -14,7 +14,7 @@ from bppsa.codegen.columns import Columns, is_uniform
 from bppsa.codegen.ir import Access, Buffer, Dot, Expr, Group, Kind, Op, Reduce, Store, load, rewrite, topological
 from bppsa.codegen.lower import Root
 
-EXPENSIVE = {Op.DOT, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.DIV, Op.SQRT}
+EXPENSIVE = {Op.DOT, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.DIV, Op.SQRT}
 
 Home = tuple[int, int]  # the group that computes something: level and width
 Part = tuple[Expr, int]  # a value of so many columns; 1 for what is the same in all of them

@@ -38,6 +38,7 @@ EVALUATE: dict[Op, Callable[..., Tensor]] = {
     Op.SQRT: torch.sqrt,
     Op.TANH: torch.tanh,
     Op.SIGMOID: torch.sigmoid,
+    Op.ERF: torch.erf,
     Op.EXPONENT: exponent,
     Op.LDEXP: lambda x, n: torch.ldexp(x, n.int()),
     Op.LT: lambda a, b: (a < b).to(a.dtype),

@@ -34,6 +34,7 @@ class Op(enum.Enum):
     SQRT = ("sqrt", 1)
     TANH = ("tanh", 1)
     SIGMOID = ("sigmoid", 1)
+    ERF = ("erf", 1)
     EXPONENT = ("exponent", 1)  # floor(log2 |x|), as far as LDEXP takes it; 0 where x is subnormal or not finite
     LDEXP = ("ldexp", 2)  # x * 2**n for whole n whose power of two is a normal number, and so is its reciprocal
     LT = ("lt", 2)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from bppsa.codegen.ir import Expr, Op
 
-LONG = frozenset({Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID})
+LONG = frozenset({Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF})
 
 
 def levels(nodes: Sequence[Expr]) -> dict[Expr, int]:

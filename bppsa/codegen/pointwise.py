@@ -36,6 +36,7 @@ def mul(a: Value, b: Value) -> Expr:
 sub, div = build(Op.SUB), build(Op.DIV)
 neg, absolute, exp, log, sqrt = build(Op.NEG), build(Op.ABS), build(Op.EXP), build(Op.LOG), build(Op.SQRT)
 tanh, sigmoid, maximum, minimum = build(Op.TANH), build(Op.SIGMOID), build(Op.MAX), build(Op.MIN)
+erf = build(Op.ERF)
 lt, le, eq, where = build(Op.LT), build(Op.LE), build(Op.EQ), build(Op.WHERE)
 
 
@@ -82,9 +83,9 @@ def elu(x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) ->
     return where(le(x, 0.0), mul(alpha * scale, expm1(scaled(x, input_scale))), scaled(x, scale))
 
 
-def gelu(x: Value, approximate: str = "none") -> Expr | None:
-    if approximate != "tanh":
-        return None
+def gelu(x: Value, approximate: str = "none") -> Expr:
+    if approximate == "none":
+        return mul(mul(0.5, x), add(1.0, erf(mul(x, math.sqrt(0.5)))))
     inner = mul(math.sqrt(2 / math.pi), add(x, mul(0.044715, mul(x, mul(x, x)))))
     return mul(mul(0.5, x), add(1.0, tanh(inner)))
 
@@ -132,8 +133,14 @@ POINTWISE: dict[Any, Callable[..., Expr | None]] = {
     aten.leaky_relu.default: lambda x, slope=0.01: where(lt(0.0, x), x, mul(slope, x)),
     aten.silu.default: lambda x: mul(x, sigmoid(x)),
     aten.softplus.default: softplus,
+    aten.mish.default: lambda x: mul(x, tanh(softplus(x, threshold=math.inf))),
     aten.elu.default: elu,
+    aten.celu.default: lambda x, alpha=1.0: elu(x, alpha, 1, 1 / alpha),
     aten.gelu.default: gelu,
+    aten.erf.default: erf,
+    aten.threshold.default: lambda x, threshold, value: where(le(x, threshold), value, x),
+    aten.hardshrink.default: lambda x, bound=0.5: where(le(absolute(x), bound), 0.0, x),
+    aten.softshrink.default: lambda x, bound=0.5: sub(x, clamp(x, -bound, bound)),
     aten.hardtanh.default: lambda x, low=-1.0, high=1.0: clamp(x, low, high),
     aten.hardsigmoid.default: lambda x: div(clamp(add(x, 3.0), 0.0, 6.0), 6.0),
     aten.hardswish.default: lambda x: mul(x, div(clamp(add(x, 3.0), 0.0, 6.0), 6.0)),

@@ -30,6 +30,7 @@ CPP: dict[Op, str] = {
     Op.SQRT: "square_root({})",
     Op.TANH: "hyperbolic_tangent({})",
     Op.SIGMOID: "sigmoid({})",
+    Op.ERF: "error_function({})",
     Op.EXPONENT: "exponent({})",
     Op.LDEXP: "times_power_of_two({}, {})",
     Op.LT: "truth<V>({} < {})",

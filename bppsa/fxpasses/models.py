@@ -81,6 +81,7 @@ class ModelRecorder(Recorder):
         return isinstance(value, Tensor) and not value.requires_grad and geometry(value) not in self.nodes
 
 
+TABLES = ("_parameters", "_buffers", "_modules")  # of attributes of a module that it keeps apart
 State = list[tuple[str, Any, Any]]  # where, a container, a copy of it
 
 
@@ -97,15 +98,24 @@ def state_of(model: nn.Module) -> State:
 
 
 def restore(state: State) -> str:
-    """Put back what was changed; where that was, or ""."""
+    """Put back what was changed; which attribute that was, or ""."""
     changed = ""
     for path, container, before in state:
         if same(container, before):
             continue
-        changed = changed or path or "<model>"
+        changed = changed or attribute(path, container, before)
         container.clear()
         container.extend(before) if isinstance(container, list) else container.update(before)
     return changed
+
+
+def attribute(path: str, container: Any, before: Any) -> str:
+    """The path of the attribute in which a container of state_of differs."""
+    owner, _, table = path.rpartition(".")
+    if table not in TABLES and not (isinstance(container, dict) and "_modules" in container):
+        return path
+    key = next((key for key in {**container, **before} if container.get(key) is not before.get(key)), "")
+    return ".".join(filter(None, (owner if table in TABLES else path, key)))
 
 
 def same(container: Any, before: Any) -> bool:

@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from bppsa.plan.choose import Choice, Numbers
 
 MARGIN = 1.2  # how many times faster a region has to be predicted
-OURS_CALL_MS, OURS_STEP_MS = 0.1, 0.03
+OURS_CALL_MS = 0.1  # of each pass through a region: of the forward, and of the backward
+# A row with so many of its weights goes through channels chunk by chunk, which stay in the nearest cache.
+LEAST_DENSITY = 0.15
+OURS_PRODUCTS, OURS_CHUNKED = 50e6, 65e6  # multiply-adds a millisecond
+OURS_ENTRIES = {"forward": 1.6e6, "backward": 0.7e6}  # a millisecond and pass: values fetched, gradients put away
+OURS_GRADIENTS = 8e6  # of all weights, written a millisecond
 THEIRS_STEP_MS = 0.02
-OURS_PRODUCTS = 50e6  # multiply-adds a millisecond
 THEIRS_PRODUCTS = 120e6
-THEIRS_NARROW = 30e6  # of a linear layer, whose weight is read for few samples
-REALS = 4e6  # numbers read or written a millisecond, of activations and weights
+THEIRS_WEIGHTS = {"linear": 3e6, "conv": 12e6}  # a millisecond and pass, however few samples there are
+REALS = 16e6  # numbers read or written a millisecond, of activations and of weights that are masked
 
 
 @dataclass(frozen=True)
@@ -36,27 +40,40 @@ class Work:
     def linear(self) -> bool:
         return self.pixels == 1
 
+    def passes(self, training: bool) -> int:
+        return (2 if self.first else 3) if training else 1
+
 
 def ours_ms(work: Work, rows: int, training: bool) -> float:
     """rows: samples, with those that fill up the last block."""
-    passes = (2 if work.first else 3) if training else 1
-    moved = passes * work.activations * rows + (2 if training else 1) * work.weights / 4
-    return OURS_STEP_MS + passes * work.kept * work.pixels * rows / OURS_PRODUCTS + moved / REALS / 4
+    passes = work.passes(training)
+    entries = work.kept / OURS_ENTRIES["forward"] + (passes - 1) * work.kept / OURS_ENTRIES["backward"]
+    gradients = work.weights / OURS_GRADIENTS if training else 0
+    moved = passes * work.activations * rows / REALS
+    chunked = not work.linear and work.kept >= LEAST_DENSITY * work.weights
+    rate = OURS_CHUNKED if chunked else OURS_PRODUCTS
+    return passes * work.kept * work.pixels * rows / rate + entries + gradients + moved
 
 
 def theirs_ms(work: Work, samples: int, training: bool) -> float:
-    passes = (2 if work.first else 3) if training else 1
-    rate = THEIRS_NARROW if work.linear else THEIRS_PRODUCTS
-    masking = (3 if training else 1) * work.weights / REALS / 4 if work.masked else 0
-    return THEIRS_STEP_MS + passes * work.weights * work.pixels * samples / rate + masking
+    passes = work.passes(training)
+    products = passes * work.weights * work.pixels * samples / THEIRS_PRODUCTS
+    reading = passes * work.weights / THEIRS_WEIGHTS["linear" if work.linear else "conv"]
+    masking = (3 if training else 1) * work.weights / REALS if work.masked else 0
+    return THEIRS_STEP_MS + products + reading + masking
 
 
 def choose_region(layers: Sequence[Work], samples: int, lanes: int, training: bool) -> Choice:
     rows = -(-samples // lanes) * lanes
-    ours = OURS_CALL_MS + sum(ours_ms(layer, rows, training) for layer in layers)
+    ours = OURS_CALL_MS * (2 if training else 1) + sum(ours_ms(layer, rows, training) for layer in layers)
     theirs = sum(theirs_ms(layer, samples, training) for layer in layers)
     gain, what = theirs / ours, "forward and backward" if training else "forward"
     numbers: Numbers = {"predicted ms": round(ours, 3), "PyTorch's": round(theirs, 3)}
     if gain < MARGIN:
         return Choice("pytorch", f"{what} predicted {gain:.2f} times as fast as PyTorch's", numbers)
     return Choice("blocked", f"{what} predicted {gain:.1f} times as fast as PyTorch's", numbers)
+
+
+def gain_of(work: Work, samples: int, lanes: int, training: bool) -> float:
+    """How many times as fast one layer is predicted, conversions left aside."""
+    return theirs_ms(work, samples, training) / ours_ms(work, -(-samples // lanes) * lanes, training)

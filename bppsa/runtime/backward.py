@@ -19,7 +19,7 @@ from bppsa.chain import Structure
 from bppsa.plan.strategy import Division, Strategy, divide
 from bppsa.report import warn_once
 from bppsa.runtime.chunks import Chunks
-from bppsa.runtime.extent import Extent, Given
+from bppsa.runtime.extent import Extent, Given, rows_contiguous
 from bppsa.runtime.pairs import REAL, Pair, Rows
 from bppsa.runtime.reduce import Reduction
 from bppsa.runtime.scan_levels import exclusive
@@ -131,7 +131,7 @@ def reduce(sweep: Sweep, reduction: Reduction, running: Tensor, asked: Asked, **
     extent, dtype = asked.extent, reduction.dtype
     given = {f"carry{i}": state for i, state in enumerate(asked.passed.states)} | asked.passed.private
     given |= {f"g_output{k}": sweep.zeros(extent, k) if g is None else g for k, g in enumerate(asked.g_outputs)}
-    given = {name: tensor.to(dtype) for name, tensor in given.items()} | reduction.buffers(running)
+    given = {name: rows_contiguous(tensor.to(dtype)) for name, tensor in given.items()} | reduction.buffers(running)
     sources = [t if t is None else t.to(dtype) for t in asked.sources]
     params = [p.to(dtype) for p in asked.params]
     tensors = sweep.named(reduction.kernel, given | reduction.vectors(params), sources, params, extent)

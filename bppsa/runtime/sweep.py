@@ -49,6 +49,14 @@ class Gradients:
     params: list[Tensor | None]
 
 
+@dataclass(frozen=True)
+class Swept:
+    """What a backward sweep leaves: gradients of the carries before it, and what the products after it read."""
+
+    carries: list[Tensor]  # [B, n] each
+    tensors: dict[str, Tensor]
+
+
 class Sweep:
     """`build` makes kernels callable: `codegen.interpret.run` bound to each, or their machine code. `reduction`: asked
     for by scans only; `diagonal=True` gives that of a simplified J^T. `multiply` computes the products that remain
@@ -117,6 +125,20 @@ class Sweep:
     ) -> Gradients:
         """g_outputs: [T, B, n] each, g_finals: [B, n] each; None for zeros. chunk: for kernels that run in chunks of so
         many steps; then g_finals enter each chunk, [C, B, n], and so do the gradients of carries leave them."""
+        swept = self.swept(passed, sources, params, g_outputs, g_finals, extent, **chunk)
+        return self.completed(swept, sources, params, extent, needs)
+
+    def swept(
+        self,
+        passed: Passed,
+        sources: Given,
+        params: Sequence[Tensor],
+        g_outputs: Given,
+        g_finals: Given,
+        extent: Extent,
+        **chunk: int,
+    ) -> Swept:
+        """The first half of `backward`."""
         kernel, given = self.program.backward, dict(passed.private)
         for i, state in enumerate(passed.states):
             given[f"carry{i}"] = state
@@ -132,9 +154,14 @@ class Sweep:
             given[f"g_carry{i}"] = g
         tensors = self.named(kernel, given, sources, params, extent)
         self.run(kernel, tensors, extent, **chunk)
-        tensors = given | tensors  # a matmul may read a state that the sweep does not
-        g_sources, g_params = self.after(tensors, extent, sources, params, needs.sources, needs.params)
-        return Gradients(g_sources, carries, g_params)
+        return Swept(carries, given | tensors)  # a matmul may read a state that the sweep does not
+
+    def completed(
+        self, swept: Swept, sources: Given, params: Sequence[Tensor], extent: Extent, needs: Needs
+    ) -> Gradients:
+        """The second half of `backward`."""
+        g_sources, g_params = self.after(swept.tensors, extent, sources, params, needs.sources, needs.params)
+        return Gradients(g_sources, swept.carries, g_params)
 
     def zeros(self, extent: Extent, output: int) -> Tensor:
         """The cotangent of an output that nobody reads: one row of zeros that every step and row sees."""

@@ -56,6 +56,7 @@ def test_fit_keeps_calls_and_fits_them_again(tmp_path: Path) -> None:
 
 
 def test_a_prediction_says_that_it_is_one(tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="needs Triton, which counts a kernel's bytes and flops")
     kept = tmp_path / "h200.json"
     said = run("predicted.py", "--quick", "--results", kept)
     assert said.startswith("PREDICTION, not measured: H200")

@@ -186,7 +186,6 @@ REFUSED: list[tuple[str, Callable[[Tensor, Tensor], Any]]] = [
     ("aten.sin.default: has no kernel", lambda h, x: torch.sin(h) + x),
     ("aten._softmax.default: has no kernel", lambda h, x: h.softmax(1) + x),
     ("arguments", lambda h, x: (h * h + 1) ** 0.3 + x),
-    ("arguments", lambda h, x: torch.nn.functional.gelu(h) + x),
     ("every other column", lambda h, x: torch.cat([h[:, ::2], h[:, 1::2]], 1) + x),
     ("computes with torch.int64", lambda h, x: x * (h > 0).sum(1, keepdim=True)),
     ("changes torch.float64 to torch.float32", lambda h, x: h + h.float()),

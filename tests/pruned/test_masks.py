@@ -96,6 +96,33 @@ def test_masks_may_change_between_steps() -> None:
     assert_same_step(plain, fast, batch(4))
 
 
+def test_pruning_by_and_by_is_planned_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan is for about so many weights; masks that keep as many only move."""
+    monkeypatch.setattr(plan, "MARGIN", 1.2)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(600, 600), nn.Linear(600, 600))
+    fast, x = bppsa.compile(prune_all(copy.deepcopy(plain), 0.1)), torch.randn(16, 600)
+    prune_all(plain, 0.1)
+    ran, plans = [], []
+    for step, kept in enumerate((0.9, 0.9, 0.03, 0.03, 0.9)):
+        for i in range(2):
+            mask = torch.rand(600, 600, generator=torch.Generator().manual_seed(step + i)) < kept
+            plain[i].weight_mask.copy_(mask)
+            fast[i].weight_mask.copy_(mask)
+        assert error(plain(x), fast(x)) < 1e-5
+        ran.append(*set(kernels(fast)))
+        plans += fast.__dict__["_bppsa_memo"].plans.values()
+    assert ran == ["pytorch", "pytorch", "sparse", "sparse", "pytorch"]
+    assert plans[0] is plans[1] is not plans[2] is plans[3] is not plans[4]
+    assert len(plans) == 5
+
+
+def prune_all(model: nn.Module, amount: float) -> nn.Module:
+    for layer in model:
+        prune.random_unstructured(layer, "weight", amount)
+    return model
+
+
 def test_all_pruned_and_nothing_pruned() -> None:
     plain, fast, batch = twins("lenet", amount=0.5)
     for m in (plain, fast):
@@ -148,18 +175,19 @@ def masked() -> tuple[nn.Module, nn.Module, dict[str, Tensor]]:
     return start, bppsa.compile(start, masks=masks), masks
 
 
-@pytest.mark.parametrize(("kind", "warm"), [(Tensor.detach, False), (Tensor.detach, True), (nn.Parameter, True)])
-def test_swapped_parameters_are_pytorchs(kind: Callable[[Tensor], Tensor], warm: bool) -> None:
-    start, fast, _ = masked()
+@pytest.mark.parametrize("kind", [Tensor.detach, nn.Parameter])
+@pytest.mark.parametrize("warm", [False, True])
+def test_swapped_parameters_count_within_the_mask(kind: Callable[[Tensor], Tensor], warm: bool) -> None:
+    start, fast, masks = masked()
     x = torch.randn(4, 1, 16, 16).double()
     expected = start(x)
     if warm:
         fast(x)
     ones = {name: kind(torch.ones_like(p)) for name, p in fast.named_parameters()}
-    assert error(torch.func.functional_call(start, ones, (x,)), torch.func.functional_call(fast, ones, (x,))) < 1e-12
-    left = {d.path: d for d in fast.report.decisions}["3"]
-    assert left.strategy == "pytorch"
-    assert "functional_call" in left.reason or "not zero outside" in left.reason
+    kept = {name: p * masks[name] if name in masks else p for name, p in ones.items()}
+    assert error(torch.func.functional_call(start, kept, (x,)), torch.func.functional_call(fast, ones, (x,))) < 1e-12
+    assert set(kernels(fast)) == {"sparse" if kind is nn.Parameter else "pytorch"}
+    assert kind is nn.Parameter or "functional_call" in fast.report.decisions[1].reason
     assert error(expected, fast(x)) < 1e-12
     assert set(kernels(fast)) == {"sparse"}
 
@@ -213,20 +241,88 @@ def test_other_pruned_parameters(network: str, layer: str, name: str) -> None:
                 m.get_parameter(f"{layer}.{name}_orig").mul_(2)
 
 
-def test_zeros_that_pytorch_has_moved_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training does not gain and is left to PyTorch, with dense gradients; inference gains."""
-    start, fast, _ = masked()
+def masks_over(model: nn.Module, masks: dict[str, Tensor]) -> nn.Module:
+    """The same by torch.nn.utils.prune."""
+    for name, mask in masks.items():
+        prune.custom_from_mask(model.get_submodule(name.removesuffix(".weight")), "weight", mask)
+    return model
+
+
+def revived(model: nn.Module) -> None:
+    """As an optimizer does whose momentum is from before pruning, a checkpoint, an assignment."""
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if p.dim() > 1:
+                assert name
+                p.copy_(torch.randn_like(p))
+
+
+@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize("sparse", ["masks", "auto"])
+def test_given_masks_are_masks_whoever_runs_the_layers(
+    left: bool, sparse: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, _, masks = masked()
+    fast = bppsa.compile(start, masks=masks if sparse == "masks" else None, sparse=sparse)
+    plain = masks_over(copy.deepcopy(start), masks)
+    monkeypatch.setattr(plan, "MARGIN", 1e9 if left else 0.0)
+    for change in (False, True):
+        for model in (plain, fast) if change else ():
+            revived(model)
+        for steps in range(2):
+            x = torch.randn(4, 1, 16, 16, generator=torch.Generator().manual_seed(steps)).double()
+            gradients = []
+            for model in (plain, fast):
+                model.zero_grad()
+                model(x).square().sum().backward()
+                gradients.append({n.removesuffix("_orig"): p.grad for n, p in model.named_parameters()})
+            for name, gradient in gradients[0].items():
+                assert error(gradient, gradients[1][name]) < 1e-11
+            assert error(plain(x), fast(x)) < 1e-12
+        assert set(kernels(fast)) == {"pytorch" if left else "sparse"}
+
+
+def test_given_masks_on_the_compiled_model_meet_others() -> None:
+    """A second compile, and torch.nn.utils.prune on what has a given mask."""
+    start, fast, masks = masked()
     x = torch.randn(4, 1, 16, 16).double()
     with torch.no_grad():
-        fast(x)
+        start[3].weight[0] = 0
+    again = bppsa.compile(fast, masks={"3.weight": torch.arange(6).view(6, 1, 1, 1).expand(6, 4, 3, 3) > 0})
+    plain = masks_over(copy.deepcopy(start), masks)
+    prune.custom_from_mask(plain[3], "weight", plain[3].weight != 0)
+    assert_like(plain, again, x)
+    more = torch.rand(10, 24) < 0.5
+    for model in (plain, again):
+        prune.custom_from_mask(model[7], "weight", more)
+    assert_like(plain, again, x)
+
+
+def assert_like(plain: nn.Module, fast: nn.Module, x: Tensor) -> None:
+    y = fast(x)
+    assert error(plain(x), y) < 1e-12
     assert set(kernels(fast)) == {"sparse"}
-    monkeypatch.setattr(plan, "MARGIN", 1e9)
-    optimizer = torch.optim.SGD(fast.parameters(), 0.1)
-    fast(x).sum().backward()
-    optimizer.step()
+    y.sum().backward()
+
+
+def test_a_loaded_state_is_read_within_the_masks() -> None:
+    _, fast, masks = masked()
+    x = torch.randn(4, 1, 16, 16).double()
+    dense = model()
+    fast(x)
+    fast.load_state_dict(dense.state_dict())
+    assert fast.state_dict().keys() == dense.state_dict().keys()
+    assert error(masks_over(dense, masks)(x), fast(x)) < 1e-12
+
+
+def test_masks_of_what_reads_its_weight_elsewhere() -> None:
+    attention = nn.MultiheadAttention(8, 2)
+    with pytest.raises(ArgumentError, match=r"out_proj\.weight is of a NonDynamicallyQuantizableLinear"):
+        bppsa.compile(attention, masks={"out_proj.weight": torch.ones(8, 8, dtype=torch.bool)})
     with torch.no_grad():
-        assert error(start(x), fast(x)) < 1e-12
-    assert "0.weight is not zero outside" in str(fast.report)
+        attention.out_proj.weight[0] = 0
+    assert type(bppsa.compile(attention, sparse="auto").out_proj) is type(attention.out_proj)
 
 
 def test_explain_takes_masks() -> None:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrize, prune
 
 import bppsa
 from tests.pruned.support import (
@@ -15,8 +19,10 @@ from tests.pruned.support import (
     assert_same_step,
     error,
     kernels,
+    pruned,
     twins,
 )
+from tests.pruned.test_masks import Mask
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -122,3 +128,89 @@ def test_copies_and_pickles_run_alone() -> None:
         assert not torch.equal(twin(x), expected)
     assert torch.equal(fast(x), expected)
     assert torch.equal(model(x).isfinite(), expected.isfinite())
+
+
+LONE = [
+    (lambda: nn.Linear(9, 7), (9,)),
+    (lambda: nn.Linear(9, 7, bias=False), (9,)),
+    (lambda: nn.Conv2d(4, 6, 3, 2, 1, groups=2), (4, 9, 9)),
+    (lambda: nn.Sequential(nn.Linear(9, 7)), (9,)),
+    (lambda: nn.Sequential(nn.Sequential(nn.Conv2d(4, 6, 3))), (4, 9, 9)),
+]
+
+
+@pytest.mark.parametrize(("make", "shape"), LONE)
+@pytest.mark.parametrize("how", ["prune", "parametrization", "masks"])
+def test_a_model_of_one_layer(make: Callable[[], nn.Module], shape: tuple[int, ...], how: str) -> None:
+    torch.manual_seed(0)
+    plain = make().double()
+    fast, mask = copy.deepcopy(plain), {}
+    for model in (plain, fast):
+        path, layer = next((path, m) for path, m in model.named_modules() if isinstance(m, (nn.Conv2d, nn.Linear)))
+        kept = torch.rand(layer.weight.shape, generator=torch.Generator().manual_seed(1)) < 0.4
+        if how == "parametrization":
+            parametrize.register_parametrization(layer, "weight", Mask(kept.double()))
+        elif how == "prune":
+            prune.custom_from_mask(layer, "weight", kept)
+        else:
+            mask[f"{path}.weight" if path else "weight"] = kept
+            with torch.no_grad():
+                layer.weight.mul_(kept)
+    called: list[nn.Module] = []
+    before = type(fast)
+    fast = bppsa.compile(fast, masks=mask or None)
+    assert isinstance(fast, before)
+    assert before.__name__ == type(fast).__name__
+    hook = fast.register_forward_hook(lambda module, *_: called.append(module))
+    if how == "masks":
+        results = []
+        for model in (plain, fast):
+            y = model(torch.ones(3, *shape).double())
+            y.square().sum().backward()
+            results.append([y, *(p.grad for p in model.parameters())])
+        results[0][1] = results[0][1] * kept
+        assert all(error(a, b) < 1e-12 for a, b in zip(*results, strict=True))
+    else:
+        for samples in (3, 11):
+            assert_same_step(plain, fast, torch.randn(samples, *shape).double())
+    assert kernels(fast) == ["sparse"]
+    assert called
+    hook.remove()
+    x = torch.randn(5, *shape).double()
+    assert error(plain(x), fast(x)) < 1e-12
+    for twin in (copy.deepcopy(fast), pickle.loads(pickle.dumps(fast))) if how == "masks" else ():
+        assert error(plain(x), twin(x)) < 1e-12
+        assert kernels(twin) == ["sparse"]
+    assert error(plain(x[:0]), fast(x[:0])) == 0
+    assert kernels(fast) == ["pytorch"]
+    assert fast.bfloat16()(x.bfloat16()).dtype is torch.bfloat16
+
+
+class Shared(nn.Module):
+    """Layers called several times, in a loop, on images of two sizes; a batch norm among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4)
+        self.layers = nn.ModuleList([nn.Conv2d(4, 4, 1), self.conv])
+        self.head = nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = F.relu(x + self.norm(self.conv(x)))
+        x = F.avg_pool2d(x, 2)
+        for layer in self.layers:
+            x = F.silu(layer(x))
+        x = torch.flatten(F.max_pool2d(x, 2), 1)
+        return self.head(torch.tanh(self.head(x)))
+
+
+def test_layers_called_several_times() -> None:
+    models = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        models.append(pruned(Shared().double(), 0.6))
+    plain, fast = models[0], bppsa.compile(models[1])
+    for _ in range(2):
+        assert_same_step(plain, fast, torch.randn(5, 4, 8, 8).double())
+        assert kernels(fast) == ["sparse"] * 7

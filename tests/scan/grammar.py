@@ -23,6 +23,8 @@ UNARY: list[Callable[[Tensor], Tensor]] = [
     functional.elu,
     functional.softplus,
     functional.leaky_relu,
+    functional.gelu,
+    functional.mish,
     lambda a: functional.gelu(a, approximate="tanh"),
     lambda a: torch.clamp(a, -0.7, 0.6),
     lambda a: torch.exp(torch.tanh(a)),

@@ -10,26 +10,32 @@ from hypothesis import strategies as st
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import Job, blelloch, simulate
-from bppsa.schedule.zoo.time_chunks import MIDDLES
+from bppsa.schedule.zoo.time_chunks import END, MIDDLES, with_ends
 
 middles = st.sampled_from(sorted(MIDDLES))
 Word = tuple[int, ...]  # which summaries a job's result is the product of, in order
 
 
 def words(K: int, middle: str, layers: int) -> dict[Job, Word]:
-    """The scan on words, whose concatenation is as associative as matrices are, and commutes as little: a summary is
-    its chunk, every other job of the scan concatenates what it reads."""
+    """The scan on words, whose concatenation is as associative as matrices are, and commutes as little: every job of
+    the scan concatenates what it reads, R with its chunk behind. Of each B, what enters it, or its R before it."""
     schedule = blelloch(K, middle).build(K * layers, 1)
     assert schedule.inputs is not None
     found: dict[Job, Word] = {}
 
+    def entering(job: Job) -> Word:
+        sources = [source for source in schedule.inputs(*job) if source[2] not in "FB"]
+        if job[2] == "B" and (own := (job[0], job[1], "R")) in sources:
+            assert sources == [own]
+            return entering(own)
+        return sum(map(word, sources), ())
+
     def word(job: Job) -> Word:
         if job not in found:
-            sources = [source for source in schedule.inputs(*job) if source[2] not in "FB"]
-            found[job] = job[:1] if job[2] == "R" else sum(map(word, sources), ())
+            found[job] = entering(job) + job[:1] * (job[2] == "R")
         return found[job]
 
-    return {(s, 0, "B"): word((s, 0, "B")) for s in range(K * layers)}
+    return {(s, 0, "B"): entering((s, 0, "B")) for s in range(K * layers)}
 
 
 @given(K=st.integers(2, 40), middle=middles, layers=st.integers(1, 3))
@@ -68,11 +74,13 @@ def test_every_job_but_a_sweep_is_read_by_another(K: int, B: int, middle: str) -
 @pytest.mark.parametrize("log_K", range(1, 8))
 def test_depth_and_work(log_K: int) -> None:
     """K - 1 messages in a chain, about 2 log2 K in the tree, log2 K by doubling; products of matrices: none, less than
-    K, less than K log2 K. Read off timelines in which only the scan takes time."""
+    K, less than K log2 K. Read off timelines in which only the scan takes time. Without summaries: K - 1 sweeps."""
     K = 2**log_K
     free = {"S": K, "B": 1, "forward": 0, "backward": 0}
     spans = {m: simulate(blelloch(K, m), costs={"R": 0}, **free).makespan for m in MIDDLES}
     assert spans["chain"] == K - 1
+    assert spans["linear"] == 0
+    assert simulate(blelloch(K, "linear"), **free).makespan == K - 1
     assert spans["doubling"] == (K - 2).bit_length()
     assert spans["blelloch"] <= 2 * log_K
     counts = {m: sum(d[0] in "UH" for _, _, d in simulate(blelloch(K, m), **free).start) for m in MIDDLES}
@@ -109,7 +117,8 @@ def test_a_worker_prefers_what_others_wait_for(K: int, B: int, middle: str) -> N
     for of in timeline.jobs_of:
         for chosen, later in pairwise(of):
             if ready[later] <= timeline.start[chosen]:
-                assert "FRB".find(chosen[2]) <= "FRB".find(later[2])
+                order = MIDDLES[middle](K).first
+                assert order.find(chosen[2]) <= order.find(later[2])
 
 
 def test_fewer_workers_than_chunks() -> None:
@@ -121,5 +130,20 @@ def test_fewer_workers_than_chunks() -> None:
 def test_refusals() -> None:
     with pytest.raises(ScheduleError, match="K=4 chunks has S=4 stages"):
         simulate(blelloch(4), S=3, B=1)
-    with pytest.raises(ScheduleError, match="chain, blelloch, doubling"):
+    with pytest.raises(ScheduleError, match="chain, linear, blelloch, doubling"):
         blelloch(4, middle="ladner-fischer")
+
+
+@given(K=st.integers(1, 6), B=st.integers(1, 3), layers=st.integers(1, 3), middle=middles)
+def test_ends_are_behind_the_last_layer_and_no_forward_waits_for_them(K: int, B: int, layers: int, middle: str) -> None:
+    S = K * layers
+    plain = simulate(blelloch(K, middle), S=S, B=B)
+    timeline = simulate(with_ends(plain.graph.schedule, S, K), S=S, B=B, W=K, costs={END: 7})
+    assert set(timeline.jobs) - set(plain.jobs) == {(s, b, END) for s in range(S - K, S) for b in range(B)}
+    reads = {(timeline.jobs[p], timeline.jobs[q]) for p, q in timeline.graph.inputs()}
+    assert not any(p[2] == END and q[2] not in "RB" for p, q in reads)
+    for s in range(S - K, S):
+        for b in range(B):
+            assert timeline.worker[s, b, END] == s % K
+            assert ((s, b, "F"), (s, b, END)) in reads
+            assert all(((s, b, END), job) in reads for job in ((s, b, "R"), (s, b, "B")) if job in timeline.start)

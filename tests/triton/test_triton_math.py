@@ -19,7 +19,14 @@ pytest.importorskip(
 )
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # where Triton's interpreter runs them (tests/conftest.py)
-EXACT = {Op.EXP: torch.exp, Op.LOG: torch.log, Op.SQRT: torch.sqrt, Op.TANH: torch.tanh, Op.SIGMOID: torch.sigmoid}
+EXACT = {
+    Op.EXP: torch.exp,
+    Op.LOG: torch.log,
+    Op.SQRT: torch.sqrt,
+    Op.TANH: torch.tanh,
+    Op.SIGMOID: torch.sigmoid,
+    Op.ERF: torch.erf,
+}
 REAL = {torch.float32: "float", torch.float64: "double"}
 ULP = {torch.float32: 4, torch.float64: 4}
 NAN, INF = math.nan, math.inf
@@ -63,6 +70,7 @@ def test_special_values(dtype: torch.dtype) -> None:
     for op, expected in {
         Op.TANH: [NAN, 1, -1, 0.0, -0.0, 1, -1],
         Op.SIGMOID: [NAN, 1, 0, 0.5, 0.5, 1, 0],
+        Op.ERF: [NAN, 1, -1, 0.0, -0.0, 1, -1],
         Op.EXP: [NAN, INF, 0, 1, 1, INF, 0],
     }.items():
         got, wanted = apply(op, x), torch.tensor(expected, dtype=dtype)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 
 from bppsa import compile
-from bppsa.errors import ScheduleError
+from bppsa.errors import InputError, ScheduleError
 from bppsa.schedule import Recipe, ddp, fslpp, gpipe, lpp, zero_bubble
 from tests.workers import support, zoo
 
@@ -208,6 +208,17 @@ def test_pruning_comes_before_compiling() -> None:
         compiled.step(*batch())
 
 
+def test_weights_stay_tied() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    compiled = scheduled(model, stages=2)
+    x = torch.randn(5, 4)
+    compiled.step(x, x)
+    compiled.load_state_dict(model.state_dict(), assign=True)  # which makes two of the one Parameter
+    with pytest.raises(ScheduleError, match=r"2\.weight was the same Parameter as 0\.weight .* tie it"):
+        compiled.step(x, x)
+
+
 class Halves(nn.Module):
     """Dropout by functions, which ask the module that calls them."""
 
@@ -297,3 +308,35 @@ def test_loss_weight_says_what_a_micro_batch_counts() -> None:
     expected.backward()
     support.close(compiled.step(x, target), expected.detach())
     support.same(support.gradients(compiled), support.gradients(model))
+
+
+class Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, mask: Tensor, scale: Tensor) -> Tensor:
+        """x: [B, 4, 4]; mask: [4, 4]; scale: [B, 1, 1]."""
+        return self.b(mask @ self.a(x).tanh()) * scale
+
+
+@pytest.mark.parametrize("rows", [4, 5])  # of the example: as many as the mask has, or not
+def test_a_mask_with_as_many_rows_as_the_batch_is_not_cut(rows: int) -> None:
+    model, mask = Masked(), torch.rand(4, 4, requires_grad=True)
+    compiled = scheduled(model, stages=2, microbatches=4, example_inputs=(*inputs(rows)[:1], mask, inputs(rows)[1]))
+    for B in (4, 6):
+        x, scale, target = inputs(B)
+        expected = F.mse_loss(model(x, mask, scale), target)
+        expected.backward()
+        of_mask, mask.grad = mask.grad, None
+        support.close(compiled.step(x, mask, scale, target), expected.detach())
+        support.same(support.gradients(compiled), support.gradients(model))
+        support.close(mask.grad, of_mask)
+        mask.grad = None
+    with pytest.raises(InputError, match=r"the batch has 4 rows.* a tensor \[3, 1, 1\] has not as many"):
+        compiled.step(inputs(4)[0], mask, inputs(3)[1], inputs(4)[2])
+
+
+def inputs(rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """x, scale and target."""
+    return torch.randn(rows, 4, 4), torch.rand(rows, 1, 1), torch.randn(rows, 4, 3)

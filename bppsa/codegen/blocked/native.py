@@ -1,95 +1,85 @@
-"""The kernels of blocked images as Python functions: addresses and sizes in, nothing allocated.
+"""The kernels of blocked images as addresses that a table of calls may name, and what runs such a table.
 
-Several Python threads may call them: a call keeps its state to itself, and ctypes releases the GIL.
+Several Python threads may run tables: a run keeps its state to itself, and ctypes releases the GIL.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from bppsa.codegen import build
-from bppsa.codegen.blocked import print_conv
+from bppsa.codegen.blocked import print_conv, print_pointwise
 from bppsa.codegen.blocked.window import Window
-from bppsa.codegen.native import INT, INT64, POINTER, REAL
+from bppsa.codegen.ir import Kernel
+from bppsa.codegen.native import INT64, POINTER, REAL
 from bppsa.codegen.print_cpp import skeleton
 
 LANES = {torch.float32: 16, torch.float64: 8}  # samples in a block: a cache line of each
 
-# p: an address, n: a number, i: a small one
-SIGNATURES = {
-    "pack": "ppnnnii",
-    "unpack": "ppnnni",
-    "add": "pppnii",
-    "join": "ppppni",
-    "max_pool": "ppppni",
-    "max_pool_backward": "pppppni",
-    "mean_pool": "pppppnii",
-    "moments": "pppnnnni",
-    "scale": "ppppnnnii",
-    "norm_sums": "pppppnnnni",
-    "norm_backward": "pppppppnnnni",
-    "channel_sums": "ppnnni",
-}
-CONV_SIGNATURES = {
-    "gather": "pppni",
-    "reorder": "pppni",
-    "forward": "pppppnnnnnii",
-    "backward": "pppppnnnnni",
-    "weights": "ppppppnnnnnnip",
-}
-TYPES = {"p": POINTER, "n": INT64, "i": INT}
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry point (skeleton/call.h): where it is, and how many arguments it takes."""
+
+    address: int
+    count: int
 
 
 @dataclass(frozen=True)
 class Functions:
-    """A library's entry points. An argument that is a tensor, or None, is passed as its address."""
+    """A library's entry points by name."""
 
-    entries: dict[str, Any]
+    library: ctypes.CDLL
 
-    def __getattr__(self, name: str) -> Any:
-        entry = self.entries[name]
-
-        def call(*arguments: Any) -> None:
-            entry(*[a.data_ptr() if isinstance(a, Tensor) else a for a in arguments])
-
-        return call
-
-
-def functions(source: str, signatures: dict[str, str]) -> Functions:
-    library = build.library(source)
-    entries = {}
-    for name, signature in signatures.items():
-        entry = entries[name] = getattr(library, f"bppsa_{name}")
-        entry.argtypes, entry.restype = [TYPES[letter] for letter in signature], None
-    return Functions(entries)
+    @functools.cache  # noqa: B019  libraries stay loaded
+    def __getattr__(self, name: str) -> Entry:
+        count = INT64.in_dll(self.library, f"bppsa_{name}_count").value
+        address = ctypes.cast(getattr(self.library, f"bppsa_{name}"), POINTER).value
+        assert address is not None
+        return Entry(address, count)
 
 
 @functools.cache
 def images(dtype: torch.dtype) -> Functions:
     """Raises `BuildError`."""
-    return functions(images_source(REAL[dtype]), SIGNATURES)
+    return Functions(build.library(images_source(REAL[dtype])))
 
 
 def images_source(real: str) -> str:
-    return "\n".join([f"using real = {real};", *map(skeleton, ("vec.h", "arena.h", "blocked.h", "images.h"))])
+    texts = map(skeleton, ("vec.h", "arena.h", "call.h", "blocked.h", "images.h", "norm.h", "table.h"))
+    return "\n".join([f"using real = {real};", *texts])
 
 
 @functools.cache
 def conv(window: Window, dtype: torch.dtype) -> Functions:
     """Raises `BuildError`."""
-    return functions(print_conv.source(window, REAL[dtype], is_wide()), CONV_SIGNATURES)
+    return Functions(build.library(print_conv.source(window, REAL[dtype], is_wide())))
 
 
-def prepare(windows: Sequence[Window], dtype: torch.dtype) -> None:
-    """Build what `conv` of each will need, side by side. Raises `BuildError`."""
+def weights_room(kernels: Functions, row_size: int) -> int:
+    """Reals that `weights` of `conv` works in, for each thread."""
+    room = kernels.library.bppsa_weights_room
+    room.argtypes, room.restype = (INT64,), INT64
+    return int(room(row_size))
+
+
+@functools.cache
+def pointwise(kernel: Kernel, dtype: torch.dtype) -> Entry:
+    """Raises `BuildError`."""
+    return Functions(build.library(print_pointwise.source(kernel, REAL[dtype]))).pointwise
+
+
+def prepare(windows: Sequence[Window], kernels: Sequence[Kernel], dtype: torch.dtype) -> None:
+    """Build what `conv` of each window, and each kernel, will need, side by side. Raises `BuildError`."""
     sources = {print_conv.source(window, REAL[dtype], is_wide()) for window in windows}
+    sources |= {print_pointwise.source(kernel, REAL[dtype]) for kernel in kernels}
     build.build_many([images_source(REAL[dtype]), *sources])
 
 
@@ -98,6 +88,13 @@ def is_wide() -> bool:
     return "avx512vl" in build.cpu_features().split()
 
 
-def numbers(values: Sequence[int]) -> Any:
-    """An int64 array for an argument `p`; the caller keeps it alive."""
-    return (ctypes.c_int64 * len(values))(*values)
+@functools.cache
+def runner(dtype: torch.dtype) -> Any:
+    """`bppsa_run` of skeleton/table.h. Raises `BuildError`."""
+    run = build.library(images_source(REAL[dtype])).bppsa_run
+    run.argtypes, run.restype = (POINTER, INT64, POINTER, POINTER), None
+    return run
+
+
+def address(numbers: array[int]) -> int:
+    return numbers.buffer_info()[0]

@@ -89,6 +89,17 @@ class Sweep:
         """All target pixels, in tiles of at most so many."""
         return tuple(tile for phase in self.phases for tile in self._tiles(phase, pixels))
 
+    def reach(self, pixels: int) -> Pair:
+        """Of the largest tile: how many pixels it has, and how many of the source's it reads."""
+        sizes = [(tile.size, tile.phase) for tile in self.tiles(pixels)]
+        size, phase = max(sizes, key=lambda pair: pair[0][0] * pair[0][1])
+        spread = [[getattr(tap, axis) for tap in phase.taps] or [0] for axis in ("y", "x")]
+        read = [
+            min(extent, (count - 1) * step + max(places) - min(places) + 1)
+            for count, step, places, extent in zip(size, self.step, spread, self.source, strict=True)
+        ]
+        return size[0] * size[1], read[0] * read[1]
+
     def _tiles(self, phase: Phase, pixels: int) -> list[Tile]:
         rows, columns = phase.count
         if not rows or not columns:

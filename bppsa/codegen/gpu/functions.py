@@ -37,6 +37,25 @@ def hyperbolic_tangent(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def error_function(x: tl.tensor) -> tl.tensor:
+    """W. J. Cody's rational approximations (1969): x R(x^2) near 0, else 1 - e^(-x^2) R(|x|)."""
+    y = tl.where(tl.abs(x) > 6.0, 6.0, tl.abs(x))  # beyond, it is 1 to the last bit
+    z = y * y
+    top = ((1.85777706184603153e-1 * z + 3.16112374387056560) * z + 1.13864154151050156e2) * z
+    top = (top + 3.77485237685302021e2) * z + 3.20937758913846947e3
+    bottom = ((z + 2.36012909523441209e1) * z + 2.44024637934444173e2) * z + 1.28261652607737228e3
+    bottom = bottom * z + 2.84423683343917062e3
+    far_top = ((2.15311535474403846e-8 * y + 5.64188496988670089e-1) * y + 8.88314979438837594) * y
+    far_top = ((far_top + 6.61191906371416295e1) * y + 2.98635138197400131e2) * y + 8.81952221241769090e2
+    far_top = ((far_top * y + 1.71204761263407058e3) * y + 2.05107837782607147e3) * y + 1.23033935479799725e3
+    far_bottom = ((y + 1.57449261107098347e1) * y + 1.17693950891312499e2) * y + 5.37181101862009858e2
+    far_bottom = ((far_bottom * y + 1.62138957456669019e3) * y + 3.29079923573345963e3) * y
+    far_bottom = ((far_bottom + 4.36261909014324716e3) * y + 3.43936767414372164e3) * y + 1.23033935480374942e3
+    far = 1.0 - exponential(-z) * (far_top / far_bottom)
+    return tl.where(y < 0.5, x * (top / bottom), tl.where(x < 0.0, -far, far))
+
+
+@triton.jit
 def maximum(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return tl.where((a > b) | (a != a), a, b)
 

@@ -28,6 +28,7 @@ TRITON: dict[Op, str] = {
     Op.SQRT: "tl.sqrt({})",
     Op.TANH: "hyperbolic_tangent({})",
     Op.SIGMOID: "sigmoid({})",
+    Op.ERF: "error_function({})",
     Op.EXPONENT: "exponent({})",
     Op.LDEXP: "times_power_of_two({}, {})",
     Op.LT: "({} < {}).to(REAL)",

@@ -4,12 +4,6 @@ namespace {
 constexpr int64_t L = 64 / sizeof(real);
 using V = Vec<L>;
 
-// A kept weight: the source pixel it reads, in reals from the source pixel of a tile, and its value of now.
-struct Entry {
-  integer offset;
-  real value;
-};
-
 struct Range {
   int64_t begin, end;
 };
@@ -34,6 +28,23 @@ template <int COUNT>
 INLINE V lane_sums(const V* vectors) {
   if constexpr (COUNT == 1) return vectors[0];
   else return folded<L / COUNT>(lane_sums<COUNT / 2>(vectors), lane_sums<COUNT / 2>(vectors + COUNT / 2));
+}
+
+// target[0 .. count] = source, past the caches where the machine can; FENCE() makes it seen by other threads.
+INLINE void stream(const real* source, real* target, int64_t count) {
+  int64_t i = 0;
+  for (; i < count && (uintptr_t)(target + i) % sizeof(V) != 0; ++i) target[i] = source[i];
+  for (; count - i >= L; i += L) {
+#if WIDE
+    _mm512_stream_si512((__m512i*)(target + i), (__m512i)load<V>(source + i));
+#elif defined(__AVX2__)
+    _mm256_stream_si256((__m256i*)(target + i), (__m256i)load<Vec<L / 2>>(source + i));
+    _mm256_stream_si256((__m256i*)(target + i + L / 2), (__m256i)load<Vec<L / 2>>(source + i + L / 2));
+#else
+    store(target + i, load<V>(source + i));
+#endif
+  }
+  for (; i < count; ++i) target[i] = source[i];
 }
 
 // Runs f(part, parts) on so many threads.

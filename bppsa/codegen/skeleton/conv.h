@@ -2,20 +2,23 @@
 // What was printed for a geometry knows its tiles: their places, and which taps reach which of their pixels.
 namespace {
 
-// A sparse matrix: a row for each channel of the target, in it a run of entries for each tap.
+// A sparse matrix: a row for each channel of the target, in it a run of entries for each tap; or, for each of some chunks
+// of the source's channels, a run for each tap.
 struct Rows {
-  const int32_t* at;  // where each run begins, [rows * taps + 1]
-  const Entry* entries;
-  int64_t rows, taps;
+  const int32_t* at;       // where each run begins, [rows * chunks * taps + 1]
+  const int32_t* offsets;  // of the source pixel that each entry reads, in reals from the source pixel of a tile
+  const real* values;
+  int64_t rows, chunks, taps;
 
-  INLINE const int32_t* runs(int64_t row) const { return at + row * taps; }
+  INLINE const int32_t* runs(int64_t row, int64_t chunk = 0) const { return at + (row * chunks + chunk) * taps; }
+  INLINE int64_t begin(int64_t row) const { return runs(row)[0]; }
   // Whole rows with about a part-th of all entries.
   int64_t first(int part, int parts) const {
-    const int64_t wanted = (int64_t)at[rows * taps] * part / parts;
+    const int64_t wanted = begin(rows) * part / parts;
     int64_t low = 0, high = rows;
     while (low < high) {
       const int64_t middle = (low + high) / 2;
-      if (at[middle * taps] < wanted) low = middle + 1;
+      if (begin(middle) < wanted) low = middle + 1;
       else high = middle;
     }
     return part == parts ? rows : low;
@@ -40,7 +43,8 @@ template <int PLANES, int PIXELS>
 struct Sums {
   static constexpr int CHAINS = PLANES * PIXELS >= 8 ? 1 : PLANES * PIXELS >= 4 ? 2 : 4;
   V sums[CHAINS][PLANES][PIXELS];
-  const Entry* entries;
+  const int32_t* offsets;
+  const real* values;
   const real* source;
   int64_t block;
 
@@ -49,15 +53,20 @@ struct Sums {
       UNROLL for (int p = 0; p < PLANES; ++p)
         UNROLL for (int i = 0; i < PIXELS; ++i) sums[c][p][i] = V{};
   }
+  INLINE void resume(const V* partial) {
+    clear();
+    UNROLL for (int p = 0; p < PLANES; ++p)
+      UNROLL for (int i = 0; i < PIXELS; ++i) sums[0][p][i] = partial[p * PIXELS + i];
+  }
   // Entries `from` to `to` reach rows Y0 to Y1 and columns X0 to X1 of a tile WIDTH wide, whose neighbours' source
   // pixels are ROW and STEP reals apart.
   template <int WIDTH, int Y0, int Y1, int X0, int X1, int64_t ROW, int64_t STEP>
   INLINE void span(int64_t from, int64_t to) {
-    const Entry *e = entries + from, *end = entries + to;
-    for (; end - e >= CHAINS; e += CHAINS)
-      UNROLL for (int c = 0; c < CHAINS; ++c) add<WIDTH, Y0, Y1, X0, X1, ROW, STEP>(c, e[c]);
+    int64_t n = from;
+    for (; to - n >= CHAINS; n += CHAINS)
+      UNROLL for (int c = 0; c < CHAINS; ++c) add<WIDTH, Y0, Y1, X0, X1, ROW, STEP>(c, n + c);
     if constexpr (CHAINS > 1)
-      for (; e < end; ++e) add<WIDTH, Y0, Y1, X0, X1, ROW, STEP>(0, *e);
+      for (; n < to; ++n) add<WIDTH, Y0, Y1, X0, X1, ROW, STEP>(0, n);
   }
   INLINE V total(int p, int i) const {
     V sum = sums[0][p][i];
@@ -67,9 +76,9 @@ struct Sums {
 
  private:
   template <int WIDTH, int Y0, int Y1, int X0, int X1, int64_t ROW, int64_t STEP>
-  INLINE void add(int c, const Entry& e) {
-    const V value = splat<V>(e.value);
-    const real* pixel = source + e.offset;
+  INLINE void add(int c, int64_t n) {
+    const V value = splat<V>(values[n]);
+    const real* pixel = source + offsets[n];
     UNROLL for (int p = 0; p < PLANES; ++p)
       UNROLL for (int y = Y0; y < Y1; ++y)
         UNROLL for (int x = X0; x < X1; ++x)
@@ -81,7 +90,7 @@ struct Sums {
 template <int PLANES, int PIXELS>
 struct Products {
   V gradient[PLANES][PIXELS];
-  const Entry* entries;
+  const int32_t* offsets;
   const real* source;
   int64_t block;
   V* sums;  // of the chunk's entries, which begin at `begin`
@@ -90,7 +99,7 @@ struct Products {
   template <int WIDTH, int Y0, int Y1, int X0, int X1, int64_t ROW, int64_t STEP>
   INLINE void span(int64_t from, int64_t to) {
     for (int64_t n = from; n < to; ++n) {
-      const real* pixel = source + entries[n].offset;
+      const real* pixel = source + offsets[n];
       V chains[2] = {sums[n - begin], V{}};
       UNROLL for (int p = 0; p < PLANES; ++p)
         UNROLL for (int y = Y0; y < Y1; ++y)
@@ -112,6 +121,19 @@ INLINE void for_blocks(Range blocks, F f) {
     for (; b < blocks.end; ++b) f(std::integral_constant<int, 1>(), b);
 }
 
+// So many rows go through the chunks together: a chunk of the source's channels, and the rows' sums, stay in the nearest
+// cache.
+constexpr int64_t TOGETHER = 16;
+
+// f(row, chunk) for all of both
+template <class F>
+INLINE void for_chunks(const Rows& rows, Range range, F f) {
+  const int64_t step = rows.chunks > 1 ? TOGETHER : range.end - range.begin;
+  for (int64_t from = range.begin; from < range.end; from += step)
+    for (int64_t chunk = 0; chunk < rows.chunks; ++chunk)
+      for (int64_t row = from; row < std::min(from + step, range.end); ++row) f(row, chunk);
+}
+
 // target = rows * source, through the epilogue. Threads share tiles and blocks, or, where there are few of these, rows.
 template <class S, class Epilogue>
 void sweep(const Rows& rows, const Image& source, const Image& target, int64_t blocks, int threads, Epilogue epilogue) {
@@ -125,64 +147,112 @@ void sweep(const Rows& rows, const Image& source, const Image& target, int64_t b
       for_blocks<S::PLANES>({first, std::min(first + S::PLANES, blocks)}, [&](auto planes, int64_t block) {
         S::tile(unit % S::TILES, [&](auto kind, const Place& place) {
           using Kind = decltype(kind);
-          Sums<planes, Kind::HEIGHT * Kind::WIDTH> sums;
-          sums.entries = rows.entries, sums.block = source.block;
+          constexpr int PIXELS = Kind::HEIGHT * Kind::WIDTH;
+          V partial[TOGETHER][planes * PIXELS];
+          Sums<planes, PIXELS> sums;
+          sums.offsets = rows.offsets, sums.values = rows.values, sums.block = source.block;
           sums.source = source.data + block * source.block + place.source;
-          for (int64_t row = channels.begin; row < channels.end; ++row) {
-            sums.clear();
-            Kind::spans(sums, rows.runs(row));
+          for_chunks(rows, channels, [&](int64_t row, int64_t chunk) {
+            V* const own_partial = partial[(row - channels.begin) % TOGETHER];
+            if (chunk == 0) sums.clear();
+            else sums.resume(own_partial);
+            Kind::spans(sums, rows.runs(row, chunk));
             const int64_t base = block * target.block + row * target.plane + place.target;
             UNROLL for (int p = 0; p < planes; ++p)
-              UNROLL for (int i = 0; i < Kind::HEIGHT * Kind::WIDTH; ++i) {
+              UNROLL for (int i = 0; i < PIXELS; ++i) {
                 const int64_t at = base + p * target.block + Kind::at(i);
-                store(target.data + at, epilogue(sums.total(p, i), row, at));
+                if (chunk + 1 < rows.chunks) own_partial[p * PIXELS + i] = sums.total(p, i);
+                else store(target.data + at, epilogue(sums.total(p, i), row, at));
               }
-          }
+          });
         });
       });
     }
   });
 }
 
-constexpr int64_t CHUNK = 4096;  // entries whose sums stay in the cache while tiles pass by
+// The gradients of a convolution's parameters. bias may be null.
+struct Gradients {
+  real* weight;           // [rows, row_size]
+  const int32_t* places;  // where in it that of each entry is
+  int64_t row_size;
+  real* bias;
+};
 
-// gradient[place of an entry] = its product with the target's gradient, summed over pixels and samples; all else of the
-// gradient's rows is zero.
+// A gradient that is larger than a core's cache is written past it: it would push out what is read next.
+constexpr int64_t LARGE = 1 << 20;
+
+// Some rows whose sums stay in the cache while tiles pass by: so many entries, or a single row.
+constexpr int64_t MOST_ENTRIES = 4096, MOST_ROWS = 256;
+
+struct Workspace {
+  V* sums;    // of these rows' entries
+  V* biases;  // of the rows themselves
+  real* row;
+  static int64_t entries(int64_t row_size) { return ceil_div(std::max(MOST_ENTRIES, row_size), L) * L; }
+  static int64_t vectors(int64_t row_size) { return entries(row_size) + MOST_ROWS + ceil_div(row_size, L) + 1; }
+  Workspace(V* all, int part, int64_t row_size) {
+    sums = all + part * vectors(row_size), biases = sums + entries(row_size), row = (real*)(biases + MOST_ROWS);
+  }
+};
+
+// Each entry of rows `from` to `to`, and each of these rows' biases: the target's gradient times what it reads, summed
+// over pixels and samples, lane by lane.
+template <class S>
+INLINE void multiply(const Rows& rows, int64_t from, int64_t to, const Image& source, const Image& target,
+                     int64_t blocks, const Workspace& work) {
+  const int64_t begin = rows.begin(from), end = rows.begin(to);
+  std::fill(work.sums, work.sums + ceil_div(end - begin, L) * L, V{});
+  std::fill(work.biases, work.biases + (to - from), V{});
+  for_blocks<S::PLANES>({0, blocks}, [&](auto planes, int64_t block) {
+    for (int64_t t = 0; t < S::TILES; ++t) {
+      S::tile(t, [&](auto kind, const Place& place) {
+        using Kind = decltype(kind);
+        Products<planes, Kind::HEIGHT * Kind::WIDTH> all;
+        all.offsets = rows.offsets, all.block = source.block, all.sums = work.sums, all.begin = begin;
+        all.source = source.data + block * source.block + place.source;
+        for_chunks(rows, {from, to}, [&](int64_t row, int64_t chunk) {
+          const real* pixels = target.data + block * target.block + row * target.plane + place.target;
+          V together[2] = {};
+          UNROLL for (int p = 0; p < planes; ++p)
+            UNROLL for (int i = 0; i < Kind::HEIGHT * Kind::WIDTH; ++i) {
+              all.gradient[p][i] = load<V>(pixels + p * target.block + Kind::at(i));
+              together[i & 1] += all.gradient[p][i];
+            }
+          if (chunk == 0) work.biases[row - from] += together[0] + together[1];
+          Kind::spans(all, rows.runs(row, chunk));
+        });
+      });
+    }
+  });
+}
+
+// All gradients; zero where there is no entry.
 template <class S>
 void products(const Rows& rows, const Image& source, const Image& target, int64_t blocks, int threads,
-              const int32_t* places, real* gradient, int64_t row_size, V* workspace) {
+              const Gradients& to, V* workspace) {
+  const int64_t fitting = S::TILES > 1 || rows.chunks > 1 ? MOST_ENTRIES : MOST_ENTRIES / L;
+  const bool large = rows.rows * to.row_size * (int64_t)sizeof(real) > LARGE;
   in_parallel(threads, [&](int part, int parts) {
-    const Range channels = rows.share(part, parts);
-    V* sums = workspace + rows.runs(channels.begin)[0] + part * L;
-    for (int64_t row = channels.begin, next; row < channels.end; row = next) {
-      const int64_t begin = rows.runs(row)[0];
-      for (next = row + 1; next < channels.end && rows.runs(next + 1)[0] - begin <= CHUNK;) ++next;
-      const int64_t end = rows.runs(next)[0];
-      std::fill(sums, sums + ceil_div(end - begin, L) * L, V{});
-      for_blocks<S::PLANES>({0, blocks}, [&](auto planes, int64_t block) {
-        for (int64_t t = 0; t < S::TILES; ++t) {
-          S::tile(t, [&](auto kind, const Place& place) {
-            using Kind = decltype(kind);
-            Products<planes, Kind::HEIGHT * Kind::WIDTH> all;
-            all.entries = rows.entries, all.block = source.block, all.sums = sums, all.begin = begin;
-            all.source = source.data + block * source.block + place.source;
-            for (int64_t r = row; r < next; ++r) {
-              if (rows.runs(r)[0] == rows.runs(r + 1)[0]) continue;
-              const real* from = target.data + block * target.block + r * target.plane + place.target;
-              UNROLL for (int p = 0; p < planes; ++p)
-                UNROLL for (int i = 0; i < Kind::HEIGHT * Kind::WIDTH; ++i)
-                  all.gradient[p][i] = load<V>(from + p * target.block + Kind::at(i));
-              Kind::spans(all, rows.runs(r));
-            }
-          });
-        }
-      });
-      std::memset(gradient + row * row_size, 0, (next - row) * row_size * sizeof(real));
-      for (int64_t n = begin; n < end; n += L) {
-        const V together = lane_sums<L>(sums + (n - begin));
-        for (int64_t i = 0; i < std::min(L, end - n); ++i) gradient[places[n + i]] = together[i];
+    const Range own = rows.share(part, parts);
+    const Workspace work(workspace, part, to.row_size);
+    for (int64_t first = own.begin, next; first < own.end; first = next) {
+      const int64_t begin = rows.begin(first), most = std::min(own.end, first + MOST_ROWS);
+      for (next = first + 1; next < most && rows.begin(next + 1) - begin <= fitting;) ++next;
+      multiply<S>(rows, first, next, source, target, blocks, work);
+      for (int64_t n = 0; n < rows.begin(next) - begin; n += L) work.sums[n / L] = lane_sums<L>(work.sums + n);
+      const real* totals = (const real*)work.sums - begin;
+      for (int64_t row = first; row < next; ++row) {
+        real* target_row = to.weight + row * to.row_size;
+        real* written = large ? work.row : target_row;
+        std::memset(written, 0, to.row_size * sizeof(real));
+        for (int64_t n = rows.begin(row); n < rows.begin(row + 1); ++n)
+          written[to.places[n] - row * to.row_size] = totals[n];
+        if (large) stream(work.row, target_row, to.row_size);
+        if (to.bias != nullptr) to.bias[row] = sum(work.biases[row - first]);
       }
     }
+    if (large) FENCE();
   });
 }
 

@@ -1,33 +1,31 @@
-// The C entry points of one convolution. Images are blocked, `at` and `entries` as in Rows; nothing is allocated.
+// The entry points of one convolution. Images are blocked, `at`, `offsets` and `values` as in Rows; nothing is allocated.
 // source_plane, target_plane: reals of one channel of a block; rows, channels: of the target and the source.
 namespace {
 
 Image image(const real* data, int64_t channels, int64_t plane) { return {(real*)data, plane, channels * plane}; }
 
-}  // namespace
-
 // Entry n takes the value that weight[places[n]] has now.
-extern "C" void bppsa_gather(Entry* entries, const int32_t* places, const real* weight, int64_t count, int threads) {
+void gather(real* values, const int32_t* places, const real* weight, int64_t count, int threads) {
   in_parallel(threads, [&](int part, int parts) {
     const Range own = share(count, part, parts);
-    for (int64_t n = own.begin; n < own.end; ++n) entries[n].value = weight[places[n]];
+    for (int64_t n = own.begin; n < own.end; ++n) values[n] = weight[places[n]];
   });
 }
 
 // Entry n takes the value of entry order[n] of another order.
-extern "C" void bppsa_reorder(Entry* entries, const int32_t* order, const Entry* others, int64_t count, int threads) {
+void reorder(real* values, const int32_t* order, const real* others, int64_t count, int threads) {
   in_parallel(threads, [&](int part, int parts) {
     const Range own = share(count, part, parts);
-    for (int64_t n = own.begin; n < own.end; ++n) entries[n].value = others[order[n]].value;
+    for (int64_t n = own.begin; n < own.end; ++n) values[n] = others[order[n]];
   });
 }
 
 // bias: null, or a number for each row. relu: whether the target is rectified.
-extern "C" void bppsa_forward(const real* source, real* target, const int32_t* at, const Entry* entries,
-                              const real* bias, int64_t rows, int64_t channels, int64_t source_plane,
-                              int64_t target_plane, int64_t blocks, int relu, int threads) {
+void forward(const real* source, real* target, const int32_t* at, const int32_t* offsets, const real* values,
+             const real* bias, int64_t rows, int64_t chunks, int64_t channels, int64_t source_plane, int64_t target_plane,
+             int64_t blocks, int relu, int threads) {
   const Image from = image(source, channels, source_plane), to = image(target, rows, target_plane);
-  const Rows matrix{at, entries, rows, Forward::TAPS};
+  const Rows matrix{at, offsets, values, rows, chunks, Forward::TAPS};
   const auto run = [&](auto epilogue) { sweep<Forward>(matrix, from, to, blocks, threads, epilogue); };
   const auto biased = [&](V x, int64_t row) { return bias == nullptr ? x : x + bias[row]; };
   if (relu) run([&](V x, int64_t row, int64_t) { return rectified(biased(x, row)); });
@@ -35,22 +33,33 @@ extern "C" void bppsa_forward(const real* source, real* target, const int32_t* a
 }
 
 // kept: null, or the input of the forward where it was rectified: nothing passes where that is zero.
-extern "C" void bppsa_backward(const real* source, real* target, const int32_t* at, const Entry* entries,
-                               const real* kept, int64_t rows, int64_t channels, int64_t source_plane,
-                               int64_t target_plane, int64_t blocks, int threads) {
+void backward(const real* source, real* target, const int32_t* at, const int32_t* offsets, const real* values,
+              const real* kept, int64_t rows, int64_t chunks, int64_t channels, int64_t source_plane, int64_t target_plane,
+              int64_t blocks, int threads) {
   const Image from = image(source, channels, source_plane), to = image(target, rows, target_plane);
-  const Rows matrix{at, entries, rows, Backward::TAPS};
+  const Rows matrix{at, offsets, values, rows, chunks, Backward::TAPS};
   const auto run = [&](auto epilogue) { sweep<Backward>(matrix, from, to, blocks, threads, epilogue); };
   if (kept != nullptr) run([&](V x, int64_t, int64_t i) { return passed(x, load<V>(kept + i)); });
   else run([&](V x, int64_t, int64_t) { return x; });
 }
 
-// gradient, [rows, row_size]: at places[n] that of entry n, from the forward's source and its target's gradient; zero
-// everywhere else. workspace: a cache line for each entry, and L more for each thread.
-extern "C" void bppsa_weights(const real* source, const real* target, const int32_t* at, const Entry* entries,
-                              const int32_t* places, real* gradient, int64_t row_size, int64_t rows, int64_t channels,
-                              int64_t source_plane, int64_t target_plane, int64_t blocks, int threads, V* workspace) {
+// From the forward's source and its target's gradient those of the weight, [rows, row_size], at places[n] that of entry
+// n and zero everywhere else; and of the bias, unless that is null. workspace: bppsa_weights_room for each thread
+void weights(const real* source, const real* target, const int32_t* at, const int32_t* offsets, const int32_t* places,
+             real* weight, real* bias, int64_t row_size, int64_t rows, int64_t chunks, int64_t channels, int64_t source_plane,
+             int64_t target_plane, int64_t blocks, int threads, V* workspace) {
   const Image from = image(source, channels, source_plane), to = image(target, rows, target_plane);
-  const Rows matrix{at, entries, rows, Forward::TAPS};
-  products<Forward>(matrix, from, to, blocks, threads, places, gradient, row_size, workspace);
+  const Rows matrix{at, offsets, nullptr, rows, chunks, Forward::TAPS};
+  products<Forward>(matrix, from, to, blocks, threads, {weight, places, row_size, bias}, workspace);
 }
+
+}  // namespace
+
+ENTRY(gather, gather)
+ENTRY(reorder, reorder)
+ENTRY(forward, forward)
+ENTRY(backward, backward)
+ENTRY(weights, weights)
+
+// reals
+extern "C" int64_t bppsa_weights_room(int64_t row_size) { return Workspace::vectors(row_size) * L; }

@@ -1,5 +1,4 @@
-// What stands between convolutions, on blocked images: layout, pooling, sums, batch normalization. A plane is one
-// channel of one block. Sizes are run-time numbers: memory, not arithmetic, takes the time here.
+// What stands between convolutions, on blocked images: layout, pooling, sums. A plane is one channel of one block. Sizes are run-time numbers: memory, not arithmetic, takes the time here.
 namespace {
 
 // f(plane) for all of them, shared by the threads.
@@ -75,36 +74,71 @@ struct Channel {
 using Byte = unsigned char;
 typedef Byte Bytes __attribute__((vector_size(L)));
 
-}  // namespace
-
-// image: [samples, channels, pixels] -> blocked. Lanes without a sample repeat the last one, or are zero.
-extern "C" void bppsa_pack(const real* image, real* blocked, int64_t samples, int64_t channels, int64_t pixels,
-                           int repeat, int threads) {
-  for_planes(ceil_div(samples, L) * channels, threads, [&](int64_t plane) {
-    const int64_t first = plane / channels * L, channel = plane % channels;
-    for (int64_t i = 0; i < pixels; ++i) {
-      real* to = blocked + (plane * pixels + i) * L;
-      for (int64_t lane = 0; lane < L; ++lane) {
-        const int64_t sample = std::min(first + lane, samples - 1);
-        to[lane] = repeat || first + lane < samples ? image[(sample * channels + channel) * pixels + i] : 0;
-      }
+// Lane j of vector i becomes lane i of vector j: blocks of half the size change sides, then those within them.
+template <int HALF = L / 2>
+INLINE void transpose(V* rows) {
+  if constexpr (HALF > 0) {
+    Int<V> low, high;
+    UNROLL for (int i = 0; i < L; ++i) {
+      const bool second = i & HALF;
+      low[i] = second ? L + i - HALF : i, high[i] = second ? L + i : i + HALF;
     }
+    UNROLL for (int i = 0; i < L; ++i) {
+      if (i & HALF) continue;
+      const V a = rows[i], b = rows[i + HALF];
+      rows[i] = __builtin_shuffle(a, b, low), rows[i + HALF] = __builtin_shuffle(a, b, high);
+    }
+    transpose<HALF / 2>(rows);
+  }
+}
+
+INLINE V first(const real* from, int64_t count) {
+  V v{};
+  std::memcpy(&v, from, count * sizeof(real));
+  return v;
+}
+
+// f(block, its samples, column, columns) for squares of a matrix [samples, columns], L or fewer of both.
+template <class F>
+void for_squares(int64_t samples, int64_t columns, int threads, F f) {
+  const int64_t across = ceil_div(columns, L);
+  for_planes(ceil_div(samples, L) * across, threads, [&](int64_t square) {
+    const int64_t block = square / across, column = square % across * L;
+    f(block, std::min(L, samples - block * L), column, std::min(L, columns - column));
   });
 }
 
-extern "C" void bppsa_unpack(const real* blocked, real* image, int64_t samples, int64_t channels, int64_t pixels,
-                             int threads) {
-  for_planes(ceil_div(samples, L) * channels, threads, [&](int64_t plane) {
-    const int64_t first = plane / channels * L, channel = plane % channels;
-    for (int64_t lane = 0; lane < std::min(L, samples - first); ++lane) {
-      real* to = image + ((first + lane) * channels + channel) * pixels;
-      for (int64_t i = 0; i < pixels; ++i) to[i] = blocked[(plane * pixels + i) * L + lane];
+// image: [samples, channels, pixels] -> blocked. Lanes without a sample repeat the last one, or are zero.
+void pack(const real* image, real* blocked, int64_t samples, int64_t channels, int64_t pixels, int repeat, int threads) {
+  const int64_t columns = channels * pixels;
+  for_squares(samples, columns, threads, [&](int64_t block, int64_t held, int64_t column, int64_t count) {
+    V rows[L];
+    for (int64_t i = 0; i < L; ++i) {
+      const real* from = image + (block * L + std::min(i, held - 1)) * columns + column;
+      rows[i] = i >= held && !repeat ? V{} : count == L ? load<V>(from) : first(from, count);
+    }
+    transpose(rows);
+    for (int64_t i = 0; i < count; ++i) store(blocked + (block * columns + column + i) * L, rows[i]);
+  });
+}
+
+void unpack(const real* blocked, real* image, int64_t samples, int64_t channels, int64_t pixels, int threads) {
+  const int64_t columns = channels * pixels;
+  for_squares(samples, columns, threads, [&](int64_t block, int64_t held, int64_t column, int64_t count) {
+    V rows[L];
+    for (int64_t i = 0; i < L; ++i)
+      rows[i] = i < count ? load<V>(blocked + (block * columns + column + i) * L) : V{};
+    transpose(rows);
+    for (int64_t i = 0; i < held; ++i) {
+      real* to = image + (block * L + i) * columns + column;
+      if (count == L) store(to, rows[i]);
+      else std::memcpy(to, &rows[i], count * sizeof(real));
     }
   });
 }
 
 // target = a + b, rectified or not; b may be null. count: of reals
-extern "C" void bppsa_add(const real* a, const real* b, real* target, int64_t count, int relu, int threads) {
+void add(const real* a, const real* b, real* target, int64_t count, int relu, int threads) {
   for_planes(count / L, threads, [&](int64_t i) {
     const V sum = b == nullptr ? load<V>(a + i * L) : load<V>(a + i * L) + load<V>(b + i * L);
     store(target + i * L, relu ? rectified(sum) : sum);
@@ -112,7 +146,7 @@ extern "C" void bppsa_add(const real* a, const real* b, real* target, int64_t co
 }
 
 // target = (a + b) where `kept` is not zero; b and kept may be null.
-extern "C" void bppsa_join(const real* a, const real* b, const real* kept, real* target, int64_t count, int threads) {
+void join(const real* a, const real* b, const real* kept, real* target, int64_t count, int threads) {
   for_planes(count / L, threads, [&](int64_t i) {
     V sum = load<V>(a + i * L);
     if (b != nullptr) sum += load<V>(b + i * L);
@@ -120,10 +154,8 @@ extern "C" void bppsa_join(const real* a, const real* b, const real* kept, real*
   });
 }
 
-namespace {
-
 template <bool QUARTERS>
-void max_pool(const Window& w, const real* source, real* target, Byte* places, int64_t planes, int threads) {
+void maxima(const Window& w, const real* source, real* target, Byte* places, int64_t planes, int threads) {
   for_planes(planes, threads, [&](int64_t plane) {
     const real* from = source + plane * w.height * w.width * L;
     for (int64_t row = 0, at = plane * w.rows * w.columns * L; row < w.rows; ++row) {
@@ -148,7 +180,7 @@ void max_pool(const Window& w, const real* source, real* target, Byte* places, i
 }
 
 template <bool QUARTERS>
-void max_pool_backward(const Window& w, const real* source, real* target, const Byte* places, const real* kept,
+void maxima_backward(const Window& w, const real* source, real* target, const Byte* places, const real* kept,
                        int64_t planes, int threads) {
   const bool complete = w.complete();
   for_planes(planes, threads, [&](int64_t plane) {
@@ -170,25 +202,23 @@ void max_pool_backward(const Window& w, const real* source, real* target, const 
   });
 }
 
-}  // namespace
-
 // places: of each output pixel and sample, where in the window its maximum was found; null: nobody will ask.
-extern "C" void bppsa_max_pool(const real* source, real* target, Byte* places, const int64_t* window, int64_t planes,
+void max_pool(const real* source, real* target, Byte* places, const int64_t* window, int64_t planes,
                                int threads) {
   const Window& w = *(const Window*)window;
-  (w.quarters() ? max_pool<true> : max_pool<false>)(w, source, target, places, planes, threads);
+  (w.quarters() ? maxima<true> : maxima<false>)(w, source, target, places, planes, threads);
 }
 
 // kept: null, or the forward's target where its source was rectified
-extern "C" void bppsa_max_pool_backward(const real* source, real* target, const Byte* places, const real* kept,
+void max_pool_backward(const real* source, real* target, const Byte* places, const real* kept,
                                         const int64_t* window, int64_t planes, int threads) {
   const Window& w = *(const Window*)window;
-  (w.quarters() ? max_pool_backward<true> : max_pool_backward<false>)(w, source, target, places, kept, planes, threads);
+  (w.quarters() ? maxima_backward<true> : maxima_backward<false>)(w, source, target, places, kept, planes, threads);
 }
 
 // Means over windows: output row i is the mean over source rows [bounds[2 i], bounds[2 i + 1]), and so for columns,
 // whose bounds follow; shares: by which each row's and each column's sum is multiplied. transposed: its J^T instead.
-extern "C" void bppsa_mean_pool(const real* source, real* target, const int64_t* bounds, const real* shares,
+void mean_pool(const real* source, real* target, const int64_t* bounds, const real* shares,
                                 const int64_t* sizes, int64_t planes, int transposed, int threads) {
   const int64_t height = sizes[0], width = sizes[1], rows = sizes[2], columns = sizes[3];
   const int64_t* across = bounds + 2 * rows;
@@ -214,64 +244,21 @@ extern "C" void bppsa_mean_pool(const real* source, real* target, const int64_t*
   });
 }
 
-// mean and biased variance of each channel
-extern "C" void bppsa_moments(const real* source, double* mean, double* variance, int64_t channels, int64_t blocks,
-                              int64_t pixels, int64_t lanes, int threads) {
-  for_planes(channels, threads, [&](int64_t c) {
-    const Channel channel{c, channels, blocks, pixels, lanes};
-    mean[c] = channel.sum([&](int64_t i) { return load<V>(source + i); }) / channel.count();
-    const V centre = splat<V>((real)mean[c]);
-    const double off = mean[c] - (double)(real)mean[c];
-    const double squares = channel.sum([&](int64_t i) {
-      const V x = load<V>(source + i) - centre;
-      return x * x;
-    });
-    variance[c] = squares / channel.count() - off * off;
-  });
-}
-
-// target = source * scale + shift by channel, rectified or not
-extern "C" void bppsa_scale(const real* source, real* target, const real* scale, const real* shift, int64_t channels,
-                            int64_t blocks, int64_t pixels, int relu, int threads) {
-  for_planes(blocks * channels, threads, [&](int64_t plane) {
-    const V a = splat<V>(scale[plane % channels]), b = splat<V>(shift[plane % channels]);
-    for (int64_t i = plane * pixels * L; i < (plane + 1) * pixels * L; i += L) {
-      const V y = load<V>(source + i) * a + b;
-      store(target + i, relu ? rectified(y) : y);
-    }
-  });
-}
-
-// By channel: the sums of g and of g (x - mean).
-extern "C" void bppsa_norm_sums(const real* g, const real* x, const double* mean, double* plain, double* weighted,
-                                int64_t channels, int64_t blocks, int64_t pixels, int64_t lanes, int threads) {
-  for_planes(channels, threads, [&](int64_t c) {
-    const Channel channel{c, channels, blocks, pixels, lanes};
-    const V centre = splat<V>((real)mean[c]);
-    plain[c] = channel.sum([&](int64_t i) { return load<V>(g + i); });
-    weighted[c] = channel.sum([&](int64_t i) { return load<V>(g + i) * (load<V>(x + i) - centre); });
-  });
-}
-
-// target = g * a + (x - mean) * b + c by channel, zero in lanes without a sample
-extern "C" void bppsa_norm_backward(const real* g, const real* x, const double* mean, real* target, const real* a,
-                                    const real* b, const real* c, int64_t channels, int64_t blocks, int64_t pixels,
-                                    int64_t lanes, int threads) {
-  for_planes(blocks * channels, threads, [&](int64_t plane) {
-    const int64_t k = plane % channels;
-    const Int<V> mask = held(plane / channels + 1 < blocks ? L : lanes);
-    const V centre = splat<V>((real)mean[k]);
-    for (int64_t i = plane * pixels * L; i < (plane + 1) * pixels * L; i += L) {
-      const V y = load<V>(g + i) * a[k] + (load<V>(x + i) - centre) * b[k] + c[k];
-      store(target + i, mask ? y : V{});
-    }
-  });
-}
-
 // By channel: the sum of g over pixels and samples, the gradient of a bias.
-extern "C" void bppsa_channel_sums(const real* g, real* sums, int64_t channels, int64_t blocks, int64_t pixels,
+void channel_sums(const real* g, real* sums, int64_t channels, int64_t blocks, int64_t pixels,
                                    int threads) {
   for_planes(channels, threads, [&](int64_t c) {
     sums[c] = Channel{c, channels, blocks, pixels, L}.sum([&](int64_t i) { return load<V>(g + i); });
   });
 }
+
+}  // namespace
+
+ENTRY(pack, pack)
+ENTRY(unpack, unpack)
+ENTRY(add, add)
+ENTRY(join, join)
+ENTRY(max_pool, max_pool)
+ENTRY(max_pool_backward, max_pool_backward)
+ENTRY(mean_pool, mean_pool)
+ENTRY(channel_sums, channel_sums)

@@ -138,6 +138,33 @@ INLINE V sigmoid(V x) {
   return real(1) / (exponential<-1>(x) + real(1));
 }
 
+// A quotient of polynomials in z, the highest powers' coefficients first.
+template <int N, class V>
+INLINE V quotient(const double (&top)[N], const double (&bottom)[N], V z) {
+  V p = splat<V>(top[0]), q = splat<V>(bottom[0]);
+  UNROLL for (int i = 1; i < N; ++i) p = p * z + real(top[i]), q = q * z + real(bottom[i]);
+  return p / q;
+}
+
+// W. J. Cody, Rational Chebyshev approximation for the error function (1969): x R(x^2) near 0, else 1 - e^(-x^2) R(|x|).
+template <class V>
+INLINE V error_function(V x) {
+  constexpr double NEAR_TOP[] = {1.85777706184603153e-1, 3.16112374387056560, 1.13864154151050156e2,
+                                 3.77485237685302021e2, 3.20937758913846947e3};
+  constexpr double NEAR_BOTTOM[] = {1, 2.36012909523441209e1, 2.44024637934444173e2, 1.28261652607737228e3,
+                                    2.84423683343917062e3};
+  constexpr double FAR_TOP[] = {2.15311535474403846e-8, 5.64188496988670089e-1, 8.88314979438837594,
+                                6.61191906371416295e1,  2.98635138197400131e2,  8.81952221241769090e2,
+                                1.71204761263407058e3,  2.05107837782607147e3,  1.23033935479799725e3};
+  constexpr double FAR_BOTTOM[] = {1, 1.57449261107098347e1, 1.17693950891312499e2, 5.37181101862009858e2,
+                                   1.62138957456669019e3, 3.29079923573345963e3, 4.36261909014324716e3,
+                                   3.43936767414372164e3, 1.23033935480374942e3};
+  const V y = at_most(absolute(x), 6);  // beyond, it is 1 to the last bit
+  const V square = y * y, tail = exponential<-1>(square) * quotient(FAR_TOP, FAR_BOTTOM, y);
+  const V far = real(1) - tail;
+  return y < real(0.5) ? x * quotient(NEAR_TOP, NEAR_BOTTOM, square) : x < 0 ? -far : far;
+}
+
 // x = 2^n (1 + f) with sqrt(1/2) <= 1 + f < sqrt(2); log(1 + f) by s = f / (2 + f), as in fdlibm's e_log.c
 template <class V>
 INLINE V logarithm(V x) {

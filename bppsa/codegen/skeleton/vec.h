@@ -7,8 +7,10 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 #define PAUSE() _mm_pause()
+#define FENCE() _mm_sfence()
 #else
 #define PAUSE()
+#define FENCE()
 #endif
 
 #include <algorithm>

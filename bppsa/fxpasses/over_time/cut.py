@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice, product
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
-from bppsa.errors import PartitionError, ScheduleError
-from bppsa.fxpasses.over_time.trial import MEND, Mixed, tried
+from bppsa.errors import InputError, PartitionError, ScheduleError
+from bppsa.fxpasses.over_time.examples import guesses, is_one_step, shortened
+from bppsa.fxpasses.over_time.layers import is_recurrent, layers_of
+from bppsa.fxpasses.over_time.verdict import MEND, Found, Mixed, packed, tried
 from bppsa.fxpasses.partition import trace_in_both_modes
 from bppsa.fxpasses.partition.arguments import Arguments, flatten
+from bppsa.fxpasses.partition.effects import facts
+from bppsa.fxpasses.partition.graph import Graph
+from bppsa.fxpasses.partition.kept import kept
 from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
-from bppsa.fxpasses.partition.order import facts
-from bppsa.stages import Axes, Layer, OverTime, Stage
+from bppsa.fxpasses.partition.refusals import BY_HAND, WHAT_FORWARDS_RAISE
+from bppsa.stages import Axes, OverTime, Stage
 
-STEPS, ROWS = 12, 5  # of the examples that the model is traced and tried with
-GUESSES = 16
+CUTS = "blelloch(K) cuts calls of nn.RNN, nn.GRU and nn.LSTM, in a forward that torch.fx can trace"
 
 
 class Alone(nn.Module):
@@ -39,87 +44,104 @@ def over_time(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
     """args, kwargs: a call of the model. With some of its steps and rows the model is traced, and tried in chunks.
 
     Raises ScheduleError where the model is not recurrent, or where steps meet outside of its recurrent layers, with the
-    module's path and the mend; PartitionError where it cannot be traced.
+    module's path and the mend; PartitionError where it cannot be traced; InputError where one step is all there is.
     """
-    recurrent = [module for module in model.modules() if isinstance(module, nn.RNNBase)]
+    recurrent = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.RNNBase)]
     if not recurrent:
         raise ScheduleError(f"{name(model)} has no nn.RNN, nn.GRU or nn.LSTM, whose time blelloch(K) could cut; {MEND}")
+    path, module = recurrent[0]
+    if any(map(is_packed, tree_leaves((args, kwargs), is_leaf=is_packed))):
+        raise packed(path or name(model))
     root = Alone(model) if isinstance(model, nn.RNNBase) else model
     signature = inspect.signature(root.forward)
     given = flatten(signature, args, kwargs)
     leaves, spec = tree_flatten(list(given.values()))
+    tries = list(guesses(leaves, int(module.batch_first)))
     first: Mixed | PartitionError | None = None
-    for axes in islice(guesses(leaves, int(recurrent[0].batch_first)), GUESSES):
+    for axes in tries:
         short = tree_unflatten([shortened(leaf, of) for leaf, of in zip(leaves, axes, strict=True)], spec)
         try:
             return cut(root, Arguments(signature, tuple(given), tuple(short)), axes, chunks)
         except (Mixed, PartitionError) as error:
             first = first or error
+    if tries and is_one_step(leaves, tries[0]):
+        raise InputError(
+            f"{name(model)} was to be cut for a call of one step, which shows nothing of time; call it with two steps "
+            f"or more first, or give such example_inputs="
+        ) from first
     raise first or ScheduleError(f"{name(model)} was called without a tensor that has steps; {MEND}")
-
-
-def guesses(leaves: Sequence[Any], usual: int) -> Iterator[tuple[Axes, ...]]:
-    """Where each argument may have its steps and rows, the most likely first. usual: the axis of time in an input of
-    the first recurrent module."""
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0]
-    if not tensors:
-        return
-    longest = max(tensors, key=lambda leaf: leaf.numel())
-    for axis in sorted(range(longest.dim()), key=lambda a: (a != usual, a)):
-        steps = longest.shape[axis]
-        across = int(axis == 0)
-        rows = longest.shape[across] if longest.dim() > 1 else None
-        yield from product(*(places(leaf, steps, rows, axis) for leaf in leaves))
-
-
-def places(leaf: Any, steps: int, rows: int | None, usual: int) -> list[Axes]:
-    if not isinstance(leaf, Tensor):
-        return [Axes()]
-    times: list[int | None] = [axis for axis in range(leaf.dim()) if leaf.shape[axis] == steps]
-    times.sort(key=lambda axis: axis != usual)
-    found = []
-    for time in (*times, None):
-        across = [a for a in (0, 1) if a != time and a < leaf.dim() and leaf.shape[a] == rows]
-        if time is None and leaf.dim() == 3:
-            across.reverse()  # a state, [L, B, n]
-        found.append(Axes(time, across[0] if across else None))
-    return found
-
-
-def shortened(leaf: Any, axes: Axes) -> Any:
-    """The first of its steps and rows."""
-    for axis, most in ((axes.time, STEPS), (axes.rows, ROWS)):
-        if axis is not None:
-            leaf = leaf.narrow(axis, 0, min(most, leaf.shape[axis]))
-    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: int) -> OverTime:
     """axes: of each leaf of the arguments. Raises Mixed where steps are not there."""
-    traced = trace_in_both_modes(root, arguments if not is_on_meta(root) else on_meta(arguments))
+    traced = graph_of(root, arguments)
     graph = stage_module(root, traced.graph, traced.constants)
-    calls = [node for node in graph.graph.nodes if node.op == "call_module" and is_recurrent(graph, node)]
-    if not calls:
+    layers = layers_of(graph)
+    if not layers:
         raise ScheduleError(f"the forward of {name(root)} calls none of its recurrent modules; {MEND}")
-    layers = tuple(layer for node in calls for layer in layers_of(graph, node))
     found = tried(graph, arguments.examples, axes)
-    if found.rows is None:
-        axes = tuple(Axes(of.time) for of in axes)
-    draws = [(node.name, i) for i, node in enumerate(graph.graph.nodes) if facts(node).draws and node not in calls]
-    names = names_of(graph, first_names(root.model if isinstance(root, Alone) else root))
-    flops = sum(facts(node).flops for node in graph.graph.nodes) / (len(layers) * chunks)
-    stage = Stage(graph, (), (), names, flops=flops, draws=tuple(draws))
+    flops = [facts(node).flops for node in graph.graph.nodes]
+    ends = 1 + max(at for at, node in enumerate(graph.graph.nodes) if is_recurrent(graph, node))
+    count = len(layers) * chunks
     return OverTime(
-        (stage,) * (len(layers) * chunks),
-        (),
-        len(arguments.names),
-        arguments.bind,
-        traced.assemble,
-        chunks,
-        layers,
-        axes,
-        tuple(Axes(*of) for of in zip(found.times, found.rows or [None] * len(found.times), strict=True)),
-        tree_map(as_in, found.output, traced.examples),
+        stages=(stage_of(root, graph, sum(flops[:ends]) / count),) * count,
+        values=(),
+        arguments=len(arguments.names),
+        bind=arguments.bind,
+        assemble=traced.assemble,
+        chunks=chunks,
+        layers=layers,
+        arguments_axes=axes if found.rows is not None else tuple(Axes(of.time) for of in axes),
+        outputs_axes=found.axes,
+        end_flops=sum(flops[ends:]) / chunks,
+        example=example_of(found, traced),
+    )
+
+
+def graph_of(root: nn.Module, arguments: Arguments) -> Graph:
+    try:
+        return trace_in_both_modes(root, arguments if not is_on_meta(root) else on_meta(arguments))
+    except PartitionError as error:
+        for path in packed_in(root, arguments):
+            raise packed(path) from error
+        raise PartitionError(f"{str(error).removesuffix(BY_HAND)}{CUTS}") from error
+
+
+def packed_in(root: nn.Module, arguments: Arguments) -> list[str]:
+    """Paths of recurrent modules that are called with packed sequences."""
+    found: list[str] = []
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args, path=path: found.extend([path] * is_packed(args[0])))
+        for path, module in root.named_modules()
+        if isinstance(module, nn.RNNBase)
+    ]
+    args, kwargs = arguments.call(arguments.examples)
+    try:
+        with kept(root), torch.no_grad():
+            root(*args, **kwargs)
+    except WHAT_FORWARDS_RAISE:
+        return []
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def is_packed(value: Any) -> bool:
+    return isinstance(value, PackedSequence)
+
+
+def stage_of(root: nn.Module, graph: fx.GraphModule, flops: float) -> Stage:
+    """Any of the stages, all of which have the whole graph. flops: of one."""
+    nodes = list(enumerate(graph.graph.nodes))
+    return Stage(
+        graph,
+        inputs=(),
+        outputs=(),
+        names=names_of(graph, first_names(root.model if isinstance(root, Alone) else root)),
+        ops=sum(node.op.startswith("call_") for _, node in nodes),
+        flops=flops,
+        draws=tuple((node.name, at) for at, node in nodes if facts(node).draws and not is_recurrent(graph, node)),
     )
 
 
@@ -131,36 +153,10 @@ def on_meta(arguments: Arguments) -> Arguments:
     return replace(arguments, examples=tree_map_only(Tensor, lambda x: x.to("meta"), arguments.examples))
 
 
-def as_in(x: Any, example: Any) -> Any:
-    return x.to(example.dtype) if isinstance(x, Tensor) else x
+def example_of(found: Found, traced: Graph) -> Any:
+    """What the graph returned in the trial, with the dtypes that the model has."""
+    return tree_map(lambda x, like: x.to(like.dtype) if isinstance(x, Tensor) else x, found.output, traced.examples)
 
 
 def name(model: nn.Module) -> str:
     return type(model.model if isinstance(model, Alone) else model).__name__
-
-
-def is_recurrent(graph: fx.GraphModule, node: fx.Node) -> bool:
-    return isinstance(graph.get_submodule(str(node.target)), nn.RNNBase)
-
-
-def layers_of(graph: fx.GraphModule, node: fx.Node) -> list[Layer]:
-    """Raises ScheduleError for a recurrent module whose chunks cannot follow each other."""
-    path = str(node.target)
-    module: Any = graph.get_submodule(path)
-    kind = type(module).__name__
-    if module.bidirectional:
-        raise ScheduleError(
-            f"{path} is a bidirectional {kind}, whose second direction begins at the end of time, where the first "
-            f"ends: chunks would wait for each other; use bidirectional=False, or {MEND}"
-        )
-    if has_hooks(module):
-        raise ScheduleError(
-            f"{path} ({kind}) has hooks, which would see chunks of the call; remove them, set weights by "
-            f"torch.nn.utils.parametrize, or {MEND}"
-        )
-    at, count = list(graph.graph.nodes).index(node), len(graph.graph.nodes)
-    return [Layer(node.name, number, path, at + number * count) for number in range(module.num_layers)]
-
-
-def has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)

@@ -19,17 +19,21 @@ from bppsa.fxpasses.partition.arguments import Arguments, arguments_of
 from bppsa.fxpasses.partition.balance import balanced
 from bppsa.fxpasses.partition.building import build
 from bppsa.fxpasses.partition.by_hand import by_hand
+from bppsa.fxpasses.partition.effects import facts
+from bppsa.fxpasses.partition.graph import Graph
 from bppsa.fxpasses.partition.kept import kept
 from bppsa.fxpasses.partition.modes import in_both_modes
-from bppsa.fxpasses.partition.order import facts, ordered
-from bppsa.fxpasses.partition.tracing import Graph, trace
+from bppsa.fxpasses.partition.order import Order, ordered
+from bppsa.fxpasses.partition.tracing import trace
+from bppsa.fxpasses.partition.unfit import check_fit
 from bppsa.fxpasses.partition.verify import called, check_same
 from bppsa.stages import Stages
 
 __all__ = ["partition"]
 HIDDEN = (
-    "it gives something else when it is traced, so its forward asks for what tracing hides, as isinstance(x, Tensor) "
-    "does; take that out, or cut the model by hand, with stages=[module, ...]"
+    "its graph gives something else than the model, so the forward does something that calls of PyTorch's functions do "
+    "not show, such as counting its calls or looking into tensors by numpy; take that out, or cut the model by hand, "
+    "with stages=[module, ...]"
 )
 
 
@@ -52,27 +56,41 @@ def partition(
     """
     if not isinstance(stages, int):
         return by_hand(model, stages, example_inputs, example_kwargs or {})
+    check_fit(model)
     arguments = arguments_of(model, example_inputs, example_kwargs or {})
     traced = trace_in_both_modes(model, arguments)
     order = ordered(traced.graph)
     if not 1 <= stages <= len(order.blocks):
-        raise PartitionError(
-            f"{type(model).__name__} cannot be cut into {stages} stages; there can be 1 to {len(order.blocks)}"
-        )
+        raise too_many(model, order, stages)
     costs = [sum(facts(node).flops for node in block) for block in order.blocks]
     return build(model, traced, order, balanced(costs, order.crossing(), stages), arguments)
 
 
 def trace_in_both_modes(model: nn.Module, arguments: Arguments) -> Graph:
     """The model's graph, which was seen to give what the model gives."""
+    traced = trace_in_mode(model, arguments)
+    training = model.training
+    with kept(model):
+        model.train(not training)
+        try:
+            other: Graph | PartitionError = trace_in_mode(model, arguments)
+        except PartitionError as error:
+            other = error
+    return in_both_modes(traced, other, training)
+
+
+def trace_in_mode(model: nn.Module, arguments: Arguments) -> Graph:
+    """The same for its present mode alone."""
     with kept(model):
         traced = trace(model, arguments)
     with kept(model):
         check_same(model, traced.example(), called(model, arguments), HIDDEN)
-    with kept(model):
-        model.train(not model.training)
-        try:
-            other: Graph | PartitionError = trace(model, arguments)
-        except PartitionError as error:
-            other = error
-    return in_both_modes(traced, other, model.training)
+    return traced
+
+
+def too_many(model: nn.Module, order: Order, stages: int) -> PartitionError:
+    """Why there cannot be so many stages."""
+    most, largest = len(order.blocks), max(order.blocks, key=len, default=())
+    places = [place for node in largest if (place := node.meta.get("place"))]
+    why = f"; {len(largest)} ops stay together for what is changed in place, as at {places[-1]}" if places else ""
+    return PartitionError(f"{type(model).__name__} cannot be cut into {stages} stages; there can be 1 to {most}{why}")

@@ -78,6 +78,13 @@ def arguments_of(model: nn.Module, example: Any, keywords: Mapping[str, Any]) ->
             f"example_inputs do not fit {type(model).__name__}.forward{signature}: {error}; give a tuple of positional "
             f"arguments, and those by keyword as example_kwargs"
         ) from None
+    for name, leaf in ((name, leaf) for name, value in found.items() for leaf in tree_leaves(value)):
+        if not isinstance(leaf, Tensor) and any(isinstance(a, Tensor) for a in getattr(leaf, "__dict__", {}).values()):
+            kind = type(leaf).__name__
+            raise ArgumentError(
+                f"argument {name} is a {kind}, in which no tensors are found; give a tuple or a dict, or say what is "
+                f"in it by torch.export.register_dataclass({kind})"
+            )
     on_meta = any(parameter.is_meta for parameter in model.parameters())
     copies = tree_map_only(Tensor, lambda a: a.detach().to("meta") if on_meta else a.detach().clone(), found)
     return Arguments(signature, tuple(found), tuple(copies.values()))

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from torch import fx, nn
 
 from bppsa.fxpasses.partition.arguments import Arguments
+from bppsa.fxpasses.partition.effects import facts
+from bppsa.fxpasses.partition.graph import Graph
 from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
-from bppsa.fxpasses.partition.order import Order, facts
+from bppsa.fxpasses.partition.order import Order, overwritten
 from bppsa.fxpasses.partition.regions import copied_in_regions
-from bppsa.fxpasses.partition.tracing import Graph
-from bppsa.stages import INPUT, Stage, Stages, Value
+from bppsa.stages import INPUT, WHOLE, Stage, Stages, Value
 
 
 @dataclass
@@ -109,6 +110,7 @@ def part_graph(
     """A graph from what is received to a tuple of the results."""
     graph = fx.Graph()
     copies = {node: graph.placeholder(node.name) for node in received}
+    changed = overwritten(part.nodes)
 
     def copy_of(node: fx.Node) -> fx.Node:
         if node not in copies:
@@ -119,6 +121,7 @@ def part_graph(
     def copy(node: fx.Node) -> None:
         copies[node] = graph.node_copy(node, copy_of)
         copies[node].meta = {"draws": number[node]} if facts(node).draws else {}
+        copies[node].meta |= {WHOLE: True} if node in changed or node.meta.get("container") else {}
 
     copied_in_regions(graph, (*sorted(part.again, key=number.__getitem__), *part.nodes), copy)
     graph.output(tuple(map(copy_of, results)))

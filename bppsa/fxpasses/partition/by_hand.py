@@ -17,7 +17,7 @@ from bppsa.fxpasses.partition.arguments import Arguments, arguments_of, leaf_of
 from bppsa.fxpasses.partition.effects import Watch, storage
 from bppsa.fxpasses.partition.kept import kept
 from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
-from bppsa.fxpasses.partition.tracing import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.verify import called, check_same
 from bppsa.stages import INPUT, Stage, Stages, Value
 

@@ -36,6 +36,10 @@ def is_question(node: fx.Node) -> bool:
     return node.target in ASKED_BY_FUNCTION
 
 
+def asks_autograd(node: fx.Node) -> bool:
+    return node.target is getattr and node.args[1] in ASKED_OF_AUTOGRAD
+
+
 def is_decidable(node: fx.Node, value: Any) -> bool:
     """Whether the node's value, which holds no tensor, follows from shapes, dtypes, devices and numbers alone."""
     if node.op in ("get_attr", "call_module"):
@@ -47,12 +51,26 @@ def is_decidable(node: fx.Node, value: Any) -> bool:
     )
 
 
-def as_decided(value: Any, how: str, expected: Any = None, place: str = "") -> Any:
-    """The value as Python reads it. Raises PartitionError where another was expected."""
+def as_decided(value: Any, how: str | None, expected: Any = None, place: str = "") -> Any:
+    """The value as Python reads it; how=None: it does not, in this mode of the model. Raises PartitionError where
+    another was expected."""
+    if how is None:
+        return None
     found = CONVERSIONS[how](value)
     if expected is not None and found != expected:
         raise PartitionError(
-            f"{place} depends on {how} {found!r}, which was {how} {expected!r} for the example that the model was "
-            f"partitioned with; keep decisions apart from the size of the batch, or partition for such inputs"
+            f"{place}: Python reads {found!r} here, and read {expected!r} for the example with which the model was "
+            f"cut: what Python decides is decided then, and micro-batches have other sizes. Leave the number of rows "
+            f"to tensors, or give example_inputs that are alike"
         )
     return found
+
+
+def as_mode(training: bool, expected: bool, why: str) -> None:
+    """Raises PartitionError where the model runs in a mode in which it could not be traced."""
+    if training != expected:
+        now, then = ("training", "evaluation") if training else ("evaluation", "training")
+        raise PartitionError(f"the model was cut in {then} and runs in {now}, in which it cannot be cut: {why}")
+
+
+CHECKS = (as_decided, as_mode)

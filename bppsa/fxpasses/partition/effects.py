@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from bppsa.stages import draws
 
 aten = torch.ops.aten
 
@@ -43,13 +45,19 @@ class Facts:
     tensors: int = 0  # in its value
 
 
+NO_FACTS = Facts()
+
+
+def facts(node: fx.Node) -> Facts:
+    return node.meta.get("facts", NO_FACTS)
+
+
 class Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0.0
         self.draws = False
         self.written: set[StorageWeakRef] = set()
-        self.made: set[StorageWeakRef] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -62,13 +70,6 @@ class Watch(TorchDispatchMode):
         self.draws |= draws(func, args, kwargs)
         self.written.update(storage(tensor) for tensor in written(func, args, kwargs))
         return out
-
-
-def draws(func: Any, args: Any, kwargs: Any) -> bool:
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    given = {a.name: value for a, value in zip(func._schema.arguments, args, strict=False)} | kwargs
-    return given.get("dropout_p") != 0 and given.get("train") is not False
 
 
 # Their schemas do not say that in training they write to these arguments.

@@ -20,7 +20,7 @@ def kept(model: nn.Module) -> Iterator[None]:
     whole model has hooks. A layer that is always called as a whole may remember what it likes.
     """
     modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if not buffer.is_meta]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if can_change(buffer)]
     of_layers = [entry for layer in model.modules() if isinstance(layer, nn.RNNBase) for entry in state_of(layer)]
     whole = {id(container) for _, container, _ in of_layers}
     attributes = [entry for entry in state_of(model) if id(entry[1]) not in whole]
@@ -41,8 +41,13 @@ def kept(model: nn.Module) -> Iterator[None]:
                     buffer.copy_(before)
     if changed:
         raise PartitionError(
-            f"the forward of {changed} changes an attribute, which other stages do not see; keep state in buffers"
+            f"{type(model).__name__}: the forward changes {changed}, which other stages and the next micro-batch do "
+            f"not see; keep state in buffers, changed in place, and return what others need"
         )
+
+
+def can_change(buffer: torch.Tensor) -> bool:
+    return not buffer.is_meta and buffer.layout is torch.strided
 
 
 @contextmanager

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.arguments import leaf_of
-from bppsa.fxpasses.partition.decisions import as_decided
-from bppsa.fxpasses.partition.effects import Facts
+from bppsa.fxpasses.partition.decisions import CHECKS
+from bppsa.fxpasses.partition.effects import facts
 
-NO_FACTS = Facts()
 Block = tuple[fx.Node, ...]
 
 
@@ -48,41 +47,41 @@ class Order:
         return found
 
 
-def facts(node: fx.Node) -> Facts:
-    return node.meta.get("facts", NO_FACTS)
-
-
 def ordered(graph: fx.Graph) -> Order:
-    """Raises PartitionError where an argument is written in place."""
     written = {storage: node for node in graph.nodes for storage in facts(node).writes}
-    arguments_are_kept(graph, written)
     light = {node for node in graph.nodes if is_light(node) and not is_tied(node, written)}
     unread = never_read(graph, light)
     calls = [node for node in graph.nodes if node.op.startswith("call_") and node not in unread]
-    heavy = [node for node in calls if node not in light and node.target is not as_decided]
+    heavy = [node for node in calls if node not in light and node.target not in CHECKS]
     groups = with_followers(late(heavy, light, written), calls)
     lasting = {storage for node in graph.find_nodes(op="get_attr") for storage in facts(node).holds & written.keys()}
     return Order(tuple(merged(groups, lasting)), frozenset(light))
 
 
-def arguments_are_kept(graph: fx.Graph, written: dict[StorageWeakRef, fx.Node]) -> None:
-    for argument in graph.find_nodes(op="placeholder"):
-        for storage in facts(argument).holds & written.keys():
-            raise PartitionError(
-                f"{written[storage].name} changes the argument {argument.target} in place, where other stages read it; "
-                f"change a copy, as in {argument.target} = {argument.target}.clone()"
-            )
-
-
 def is_light(node: fx.Node) -> bool:
     part = node.target in (operator.getitem, leaf_of) and node.args[0].meta.get("container", False)
-    call = node.op in ("call_function", "call_method") and node.target is not as_decided
+    call = node.op in ("call_function", "call_method") and node.target not in CHECKS
     return call and (part or node.meta.get("decidable", False))
 
 
 def is_tied(node: fx.Node, written: dict[StorageWeakRef, fx.Node]) -> bool:
     """Whether it matters when the node runs, because something is written in place."""
     return any(facts(other).holds & written.keys() for other in (node, *node.all_input_nodes))
+
+
+def overwritten(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """Those whose value others read before it is changed in place."""
+    holders: dict[StorageWeakRef, list[fx.Node]] = {}
+    read: set[StorageWeakRef] = set()
+    found: set[fx.Node] = set()
+    for node in nodes:
+        for storage in facts(node).writes & read:
+            found.update(holders.get(storage, ()))
+        sources = {storage for source in node.all_input_nodes for storage in facts(source).holds}
+        read |= sources - facts(node).writes - facts(node).holds  # a view is looked at where it is read
+        for storage in facts(node).holds:
+            holders.setdefault(storage, []).append(node)
+    return found
 
 
 def never_read(graph: fx.Graph, light: set[fx.Node]) -> set[fx.Node]:
@@ -119,7 +118,7 @@ def with_followers(heavy: list[fx.Node], calls: list[fx.Node]) -> list[list[fx.N
             if after >= 0:
                 host[node] = after
                 groups[after].append(node)
-            elif node.target is as_decided and groups:
+            elif node.target in CHECKS and groups:
                 groups[0].append(node)
     return groups
 

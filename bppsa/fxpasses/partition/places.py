@@ -25,10 +25,15 @@ def place_here() -> str:
     return innermost(traceback.walk_stack(sys._getframe(1)))
 
 
+def is_users(frame: FrameType) -> bool:
+    file = frame.f_code.co_filename
+    return not file.startswith(NOT_THE_USERS) and not file.startswith("<")
+
+
 def innermost(frames: Iterable[tuple[FrameType, int]]) -> str:
     for frame, line in frames:
         file = frame.f_code.co_filename
-        if not file.startswith(NOT_THE_USERS) and not file.startswith("<"):
+        if is_users(frame):
             text = traceback.FrameSummary(file, line, frame.f_code.co_name).line
             return f"{file}:{line}: {text}" if text else f"{file}:{line}"
     return ""

@@ -10,100 +10,50 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.arguments import Arguments, is_fixed, leaf_of
-from bppsa.fxpasses.partition.decisions import as_decided, is_decidable
+from bppsa.fxpasses.partition.decisions import as_decided, asks_autograd, is_decidable
 from bppsa.fxpasses.partition.effects import Facts, Watch, facts_of
+from bppsa.fxpasses.partition.graph import Graph, numbered
 from bppsa.fxpasses.partition.overlooked import recorded
-from bppsa.fxpasses.partition.places import place_here, place_of
+from bppsa.fxpasses.partition.places import place_here
+from bppsa.fxpasses.partition.refusals import WHAT_FORWARDS_RAISE, refusal
 from bppsa.fxpasses.partition.regions import region_now
+from bppsa.fxpasses.partition.traced import Traced
 
-MEND = "cut the model by hand, with stages=[module, ...]"
 # They make tensors from sizes alone: a proxy among their arguments does not by itself turn them into nodes.
 FACTORIES = (
     *(torch.arange, torch.as_tensor, torch.empty, torch.eye, torch.full, torch.linspace, torch.ones, torch.rand),
     *(torch.randint, torch.randn, torch.randperm, torch.tensor, torch.tril_indices, torch.triu_indices, torch.zeros),
 )
 OPENED = (nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)  # they hold layers
-WHAT_FORWARDS_RAISE = (
-    *(TraceError, TypeError, ValueError, AttributeError, RuntimeError),
-    *(LookupError, NameError, AssertionError),
-)
 
 
-@dataclass(frozen=True)
-class Graph:
-    """graph: a placeholder for each argument; the output is a tuple of nodes. Nodes have Facts in meta["facts"].
+def trace(model: nn.Module, arguments: Arguments) -> Graph:
+    """The model's graph in its present mode, with facts about each node.
 
-    result: what the model returns, with the number of an output, as an Output, in the place of each.
+    Raises PartitionError where it cannot be traced.
     """
-
-    graph: fx.Graph
-    constants: dict[str, Tensor]  # of which get_attr nodes read
-    result: Any
-    examples: tuple[Any, ...]  # of the outputs
-
-    def assemble(self, outputs: Sequence[Any]) -> Any:
-        return tree_map(lambda leaf: outputs[leaf.number] if isinstance(leaf, Output) else leaf, self.result)
-
-    def example(self) -> Any:
-        """What it returns for the example."""
-        return self.assemble(self.examples)
-
-
-@dataclass(frozen=True)
-class Output:
-    number: int
-
-
-class Traced(fx.Proxy):
-    """Stands for what a node gives. What Python has to know at once is decided by the example."""
-
-    tracer: Tracer
-    example: Any
-
-    def __getattr__(self, name: str) -> Any:
-        if callable(getattr(self.example, name)):  # raises what the model would raise
-            return lambda *args, **kwargs: self.tracer.create_proxy("call_method", name, (self, *args), kwargs)
-        return self.tracer.create_proxy("call_function", getattr, (self, name), {})
-
-    def __index__(self) -> int:
-        return self.tracer.decided(self, "index")
-
-    def __int__(self) -> int:
-        return self.tracer.decided(self, "int")
-
-    def __float__(self) -> float:
-        return self.tracer.decided(self, "float")
-
-    def __len__(self) -> int:
-        return self.tracer.decided(self.tracer.create_proxy("call_function", len, (self,), {}), "index")
-
-    def __contains__(self, item: Any) -> bool:
-        return bool(self.tracer.create_proxy("call_function", operator.contains, (self, item), {}))
-
-    def __setitem__(self, index: Any, value: Any) -> None:
-        self.tracer.create_proxy("call_function", operator.setitem, (self, index, value), {})
-
-
-def in_place(name: str) -> Callable[[Traced, Any], Traced]:
-    change = getattr(operator, name)
-    return lambda proxy, other: proxy.tracer.create_proxy("call_function", change, (proxy, other), {})
-
-
-CHANGING = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
-for sign in CHANGING:
-    setattr(Traced, f"__i{sign}__", in_place(f"__i{sign}__"))
+    tracer = Tracer(arguments)
+    try:
+        with torch.enable_grad(), recorded(model, tracer.create_proxy, lambda: tracer.running):
+            graph = tracer.trace(model)
+        for node in graph.nodes:
+            node.meta.pop("is_wrapped", None)  # by which a GraphModule would wrap the op for all that is traced later
+    except PartitionError:
+        raise
+    except WHAT_FORWARDS_RAISE as error:
+        raise refusal(model, error) from error
+    return Graph(graph, tracer.constants, tracer.result, tracer.examples)
 
 
 class Tracer(fx.Tracer):
@@ -115,6 +65,7 @@ class Tracer(fx.Tracer):
         self.arguments = arguments
         self.constants: dict[str, Tensor] = {}
         self.seen: set[StorageWeakRef] = set()  # storages of arguments, of attributes and of what nodes give
+        self.given: set[StorageWeakRef] = set()  # those of arguments
         self.running = False  # a leaf, for the example: all that it calls is its own affair
         self.result: Any = None
         self.examples: tuple[Any, ...] = ()
@@ -130,9 +81,7 @@ class Tracer(fx.Tracer):
         return not isinstance(m, OPENED) and super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self.running:
-            return forward(*args, **kwargs)
-        if m is self.root:
+        if self.running or m is self.root:
             return forward(*args, **kwargs)
         return super().call_module(m, forward, args, kwargs)
 
@@ -144,8 +93,7 @@ class Tracer(fx.Tracer):
         args, kwargs = self.arguments.call([self.placeholder(name, example) for name, example in named])
 
         def forward(root: nn.Module) -> tuple[Any, ...]:
-            leaves, spec = tree_flatten(root(*args, **kwargs))
-            outputs, self.result = numbered(leaves, spec)
+            outputs, self.result = numbered(*tree_flatten(root(*args, **kwargs)))
             self.examples = tuple(output.example for output in outputs)
             return outputs
 
@@ -156,6 +104,7 @@ class Tracer(fx.Tracer):
         proxy = Traced(self.create_node("placeholder", name, (), {}), self)
         proxy.example = example
         self.note(proxy, Watch(), decidable=True)
+        self.given |= proxy.node.meta["facts"].holds
         leaves, spec = tree_flatten(example)
         if not leaves or all(map(is_fixed, leaves)):
             return example
@@ -170,6 +119,11 @@ class Tracer(fx.Tracer):
     def create_arg(self, a: Any) -> Any:
         if isinstance(a, fx.Proxy):
             return a.node
+        if isinstance(a, torch.Generator):
+            raise TraceError(
+                "random numbers are drawn from a generator of the model's own, and micro-batches draw each from "
+                "theirs; leave generator= out"
+            )
         if isinstance(a, Tensor) and not isinstance(a, nn.Parameter) and not self.is_buffer(a):
             return self.create_node("get_attr", self.constant(a), (), {})
         return super().create_arg(a)
@@ -179,7 +133,10 @@ class Tracer(fx.Tracer):
 
     def constant(self, tensor: Tensor) -> str:
         if tensor.requires_grad:
-            raise TraceError("a tensor was computed from parameters where no call of a layer or function can be seen")
+            raise TraceError(
+                "a tensor was computed from parameters alone, by ops that no graph saw; read them as attributes, such "
+                "as self.layer.weight, and not by parameters()"
+            )
         for name, known in self.constants.items():
             if known is tensor:
                 return name
@@ -217,12 +174,22 @@ class Tracer(fx.Tracer):
         self.seen |= facts.holds
         container = facts.tensors > 0 and not isinstance(proxy.example, Tensor)
         proxy.node.meta.update(facts=facts, container=container, decidable=decidable and not facts.tensors)
+        if facts.writes & self.given:
+            raise TraceError("an argument is changed in place, where other stages read it; change a copy, as x.clone()")
+        if facts.writes:
+            proxy.node.meta["place"] = place_here()
 
     # What Python decides
 
     def decided(self, proxy: Traced, how: str) -> Any:
         if not proxy.node.meta["decidable"]:
-            raise TraceError("Python decides by the values of a tensor")
+            raise TraceError(
+                "Python asks whether a gradient flows to a tensor, which differs from call to call; decide by "
+                "self.training"
+                if asks_autograd(proxy.node)
+                else "Python needs the value of a tensor (as in if, while, int() or float()), which is there only when "
+                "the model runs; compute with torch.where or a mask, or take the test out"
+            )
         answer = as_decided(proxy.example, how)
         arguments = (proxy.node, how, answer, place_here())
         self.create_node("call_function", as_decided, arguments, {}).meta.update(facts=Facts(), decidable=True)
@@ -238,42 +205,3 @@ class Tracer(fx.Tracer):
 
     def keys(self, obj: Any) -> Any:
         return obj.example.keys()
-
-
-def numbered(leaves: list[Any], spec: TreeSpec) -> tuple[tuple[Any, ...], Any]:
-    """The outputs, each once, and the structure of the result with their numbers in it."""
-    numbers: dict[int, int] = {}
-    outputs: list[Any] = []
-    for i, leaf in enumerate(leaves):
-        if isinstance(leaf, fx.Proxy):
-            if id(leaf.node) not in numbers:
-                numbers[id(leaf.node)] = len(outputs)
-                outputs.append(leaf)
-            leaves[i] = Output(numbers[id(leaf.node)])
-        elif not isinstance(leaf, (Tensor, bool, int, float, complex, str, type(None))):
-            raise TraceError(
-                f"the model returns a {type(leaf).__name__}, in which no tensors are found; return a tuple or a dict, "
-                f"or register the class as a pytree"
-            )
-    return tuple(outputs), tree_unflatten(leaves, spec)
-
-
-def trace(model: nn.Module, arguments: Arguments) -> Graph:
-    """The model's graph in its present mode, with facts about each node.
-
-    Raises PartitionError where it cannot be traced.
-    """
-    tracer = Tracer(arguments)
-    try:
-        with torch.enable_grad(), recorded(tracer.create_proxy, lambda: tracer.running):
-            graph = tracer.trace(model)
-        for node in graph.nodes:
-            node.meta.pop("is_wrapped", None)  # by which a GraphModule would wrap the op for all that is traced later
-    except PartitionError:
-        raise
-    except WHAT_FORWARDS_RAISE as error:
-        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise PartitionError(
-            f"{type(model).__name__} cannot be traced: {said}, at {place_of(error)}; {MEND}"
-        ) from error
-    return Graph(graph, tracer.constants, tracer.result, tracer.examples)

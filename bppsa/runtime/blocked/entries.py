@@ -2,35 +2,41 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy
 import torch
 from torch import Tensor
 
-from bppsa.codegen.blocked.native import LANES
+from bppsa.codegen.blocked.native import LANES, is_wide
+from bppsa.codegen.blocked.print_conv import PIXELS
 from bppsa.codegen.blocked.window import Sweep, Window
 from bppsa.errors import Reason, Unsupported
+from bppsa.plan.sparse import LEAST_DENSITY
 
-FIELDS = {
-    torch.float32: numpy.dtype([("offset", numpy.int32), ("value", numpy.float32)]),
-    torch.float64: numpy.dtype([("offset", numpy.int64), ("value", numpy.float64)]),
-}
+NEAR = 16 << 10  # bytes of the nearest cache that a chunk of channels may take
+LEAST_PIXELS = 8  # of a tile: fewer do not pay for putting their sums aside between chunks
+SPARSE = 16  # one in so many keys: comparing them is faster than marks in a table
+MOST = numpy.iinfo(numpy.int32).max
+TOO_LARGE = "a weight, or a block of images, of more than 2^31 numbers"
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A row for each channel of a sweep's target, in it a run for each tap (skeleton/conv.h).
+    """A row for each channel of a sweep's target, in it for each chunk of channels a run for each tap.
 
-    at: int32 [rows * taps + 1]. entries: the offset that each reads at, beside room for its value. places: int32 [E],
-    where in the weight each value is from.
+    That is how skeleton/conv.h reads them.
+
+    at: int32 [rows * chunks * taps + 1]. offsets: int32 [E], where in its source each entry reads, in reals.
+    places: int32 [E], where in the weight its value is.
     """
 
     at: Tensor
-    entries: Tensor
+    offsets: Tensor
     places: Tensor
     rows: int
+    chunks: int
 
     @property
     def count(self) -> int:
@@ -38,52 +44,84 @@ class Rows:
 
 
 class Entries:
-    """Both orders of one weight's kept entries.
-
-    Values are written into `forward` for each forward, under the lock, and from there into `backward` for a backward
-    of the same `generation`; order: int32 [E], where in `forward` each entry of `backward` is.
-    """
+    """Both orders of one weight's kept entries. order: int32 [E], where in `forward` each entry of `backward` is;
+    row_size: elements of the weight for each output channel."""
 
     def __init__(self, mask: Tensor, window: Window, groups: int, dtype: torch.dtype) -> None:
         """mask: bool [N, C / groups, kernel height, kernel width]; True where a weight is kept."""
         out, inner, size = mask.shape[0] // groups, mask.shape[1], mask[0, 0].numel()
-        kept = mask.detach().contiguous().numpy().reshape(groups, out, inner, size)
-        steps = out * inner * size, inner * size, size
-        self.forward = rows_of(kept, steps, window.forward, window, dtype)
-        steps = steps[0], steps[2], steps[1]
-        self.backward = rows_of(kept.swapaxes(1, 2), steps, window.backward, window, dtype)
-        self.order = order_of(self.forward.places, self.backward.places)
-        self.lock = threading.Lock()
-        self.generation = 0
+        if mask.numel() > MOST:
+            raise Unsupported(Reason(TOO_LARGE))
+        places = numpy.flatnonzero(mask.detach().contiguous().numpy()).astype(numpy.int32)
+        channel, rest = split(places, inner * size)
+        group, row = split(channel, out)
+        column, element = split(rest, size)
+        kept = Kept(places, group, row, column, element)
+        self.forward, order = rows_of(kept, (groups, out, inner), window.forward, window, dtype)
+        kept = Kept(places, group, column, row, element)
+        self.backward, backward = rows_of(kept, (groups, inner, out), window.backward, window, dtype)
+        self.row_size = mask[0].numel()
+        place = numpy.empty_like(order)
+        place[order] = numpy.arange(len(order), dtype=numpy.int32)
+        self.order = torch.from_numpy(place[backward])
 
 
-def order_of(places: Tensor, wanted: Tensor) -> Tensor:
-    """int32: for each of `wanted`, where it is in `places`, which has the same numbers."""
-    by_place = torch.argsort(places)
-    order = torch.empty_like(by_place)
-    order[torch.argsort(wanted)] = by_place
-    return order.to(torch.int32)
+class Kept(NamedTuple):
+    """The kept entries in the weight's own order, int32 [E] each: where in the weight, and of which group, row and
+    column of a sweep, and element of the kernel."""
+
+    places: numpy.ndarray
+    group: numpy.ndarray
+    row: numpy.ndarray
+    column: numpy.ndarray
+    element: numpy.ndarray
 
 
-def rows_of(mask: numpy.ndarray, steps: tuple[int, int, int], sweep: Sweep, window: Window, dtype: torch.dtype) -> Rows:
-    """mask: [groups, rows of a group, columns of a group, elements of the kernel]; steps: in the weight, between its
-    groups, rows and columns."""
-    order = numpy.array([tap.row * window.kernel[1] + tap.column for tap in sweep.taps])
-    groups, rows, columns, _ = mask.shape
-    kept = numpy.ascontiguousarray(mask.swapaxes(2, 3)[:, :, order])  # [groups, rows, taps, columns]
-    run, column = numpy.divmod(numpy.flatnonzero(kept), columns)
-    row, tap = numpy.divmod(run, len(order))
-    group, row = numpy.divmod(row, rows)
+def split(numbers: numpy.ndarray, by: int) -> tuple[numpy.ndarray, numpy.ndarray]:
+    """Quotients and remainders; several times as fast as divmod."""
+    quotients = numbers // by
+    return quotients, numbers - quotients * by
+
+
+def rows_of(
+    kept: Kept, sizes: tuple[int, int, int], sweep: Sweep, window: Window, dtype: torch.dtype
+) -> tuple[Rows, numpy.ndarray]:
+    """And their order: of each entry of the rows, where it is among `kept`. sizes: groups, rows and columns of one."""
+    groups, rows, columns = sizes
+    count, taps = len(kept.places), len(sweep.taps)
+    tap_of = numpy.empty(taps, dtype=numpy.int32)
+    tap_of[[tap.row * window.kernel[1] + tap.column for tap in sweep.taps]] = numpy.arange(taps)
     pixels = numpy.array([tap.y * sweep.source[1] + tap.x for tap in sweep.taps], dtype=numpy.int64)
-    plane, fields = sweep.source[0] * sweep.source[1], FIELDS[dtype]
-    most = numpy.iinfo(numpy.int32).max
-    if max(groups * columns * plane * LANES[dtype], mask.size) > most:
-        raise Unsupported(Reason("a weight, or a block of images, of more than 2^31 numbers"))
-    entries = numpy.zeros(len(run), dtype=fields)
-    entries["offset"] = ((group * columns + column) * plane + pixels[tap]) * LANES[dtype]
-    at = numpy.zeros(groups * rows * len(order) + 1, dtype=numpy.int32)
+    density = count / max(1, groups * rows * columns * taps)
+    width = chunk_of(sweep, columns, density, dtype)
+    chunks, plane = -(-columns // width), sweep.source[0] * sweep.source[1]
+    if max(groups * columns * plane * LANES[dtype], groups * rows * chunks * taps * width) > MOST:
+        raise Unsupported(Reason(TOO_LARGE))
+    tap = tap_of[kept.element]
+    chunk, within = split(kept.column, width)
+    run = ((kept.group * rows + kept.row) * chunks + chunk) * taps + tap
+    order = order_of(run * width + within, groups * rows * chunks * taps * width)
+    offsets = ((kept.group * columns + kept.column) * plane + pixels[tap]) * LANES[dtype]
+    at = numpy.zeros(groups * rows * chunks * taps + 1, dtype=numpy.int32)
     at[1:] = numpy.cumsum(numpy.bincount(run, minlength=len(at) - 1))
-    places = group * steps[0] + row * steps[1] + column * steps[2] + order[tap]
-    arrays = at, entries.view(numpy.uint8), places.astype(numpy.int32)
-    begins, packed, where = (torch.from_numpy(array) for array in arrays)
-    return Rows(begins, packed, where, groups * rows)
+    begins, read, where = map(torch.from_numpy, (at, offsets[order].astype(numpy.int32), kept.places[order]))
+    return Rows(begins, read, where, groups * rows, chunks), order
+
+
+def order_of(keys: numpy.ndarray, most: int) -> numpy.ndarray:
+    """int32: how to sort keys that differ, below `most`."""
+    if len(keys) < most / SPARSE:
+        return torch.argsort(torch.from_numpy(keys)).to(torch.int32).numpy()
+    marked, where = numpy.zeros(most, dtype=bool), numpy.empty(most, dtype=numpy.int32)
+    marked[keys] = True
+    where[keys] = numpy.arange(len(keys), dtype=numpy.int32)
+    return where[numpy.flatnonzero(marked)]
+
+
+def chunk_of(sweep: Sweep, channels: int, density: float, dtype: torch.dtype) -> int:
+    """How many channels of the source a row goes through at a time: all, or as many of a tile as fit the near cache."""
+    if density < LEAST_DENSITY:
+        return channels
+    pixels, read = sweep.reach(PIXELS[is_wide()])
+    fitting = NEAR // (read * LANES[dtype] * dtype.itemsize)
+    return fitting if pixels >= LEAST_PIXELS and 0 < fitting < channels else channels

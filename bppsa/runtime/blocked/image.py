@@ -1,15 +1,14 @@
-"""Images in the blocked layout, and how tensors become them."""
+"""Images in the blocked layout, and the calls that make them of tensors and tensors of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from bppsa.codegen.blocked.native import LANES, images
 from bppsa.codegen.native import available_threads
-from bppsa.runtime import pool
+from bppsa.runtime.blocked.program import Place, Writer
 
 REALS_PER_THREAD = 16 << 10  # fewer are not worth waking another thread for
 
@@ -33,14 +32,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class Image:
-    """data: [blocks, channels, height, width, L], flat."""
+    """data: where in a program [blocks, channels, height, width, L] will be."""
 
-    data: Tensor
+    data: Place
     shape: Shape
+    dtype: torch.dtype
 
     @property
     def lanes(self) -> int:
-        return LANES[self.data.dtype]
+        return LANES[self.dtype]
 
     @property
     def blocks(self) -> int:
@@ -56,6 +56,10 @@ class Image:
         return self.shape.pixels * self.lanes
 
     @property
+    def count(self) -> int:
+        return self.planes * self.plane
+
+    @property
     def last(self) -> int:
         """Lanes of the last block that hold samples."""
         return self.shape.samples - (self.blocks - 1) * self.lanes
@@ -63,38 +67,33 @@ class Image:
     @property
     def threads(self) -> int:
         """For a pass over all of it."""
-        return max(1, min(available_threads(), self.data.numel() // REALS_PER_THREAD))
+        return max(1, min(available_threads(), self.count // REALS_PER_THREAD))
 
     def reshaped(self, shape: Shape) -> Image:
         """The same numbers: flattening channels and pixels moves nothing."""
-        return Image(self.data, shape)
+        return replace(self, shape=shape)
 
 
-def empty(shape: Shape, dtype: torch.dtype) -> Image:
-    lanes = LANES[dtype]
-    blocks = -(-shape.samples // lanes)
-    return Image(pool.take(blocks * lanes * shape.channels * shape.pixels, dtype), shape)
+def empty(to: Writer, shape: Shape, *, kept: bool = False) -> Image:
+    blocks = -(-shape.samples // to.lanes)
+    count = blocks * to.lanes * shape.channels * shape.pixels
+    return Image(to.take(count, kept=kept), shape, to.dtype)
 
 
-def pack(tensor: Tensor, *, repeat: bool) -> Image:
-    """`tensor`: [B, C], or [B, C, H, W]. repeat: lanes without a sample get the last one, else zeros."""
-    image = empty(Shape(*tensor.shape), tensor.dtype)
-    s = image.shape
-    source = tensor.contiguous()
-    images(tensor.dtype).pack(source, image.data, s.samples, s.channels, s.pixels, repeat, image.threads)
+def pack(to: Writer, tensor: Place, shape: Shape, *, repeat: bool, kept: bool = False) -> Image:
+    """Of a tensor of the shape. repeat: lanes without a sample get the last one, else zeros."""
+    image, s = empty(to, shape, kept=kept), shape
+    to.call(images(to.dtype).pack, tensor, image.data, s.samples, s.channels, s.pixels, repeat, image.threads)
     return image
 
 
-def unpack(image: Image, dims: int) -> Tensor:
-    """[B, C, H, W], or [B, C] with 2 `dims`."""
+def unpack(to: Writer, image: Image, tensor: Place) -> None:
     s = image.shape
-    tensor = torch.empty(s.samples, s.channels, *(s.height, s.width)[: dims - 2], dtype=image.data.dtype)
-    images(image.data.dtype).unpack(image.data, tensor, s.samples, s.channels, s.pixels, image.threads)
-    return tensor
+    to.call(images(to.dtype).unpack, image.data, tensor, s.samples, s.channels, s.pixels, image.threads)
 
 
-def join(a: Image, b: Image | None, kept: Image | None) -> Image:
+def join(to: Writer, a: Image, b: Image | None, kept: Image | None) -> Image:
     """a + b where `kept`, a rectified image, is not zero."""
-    out = empty(a.shape, a.data.dtype)
-    images(a.data.dtype).join(a.data, b and b.data, kept and kept.data, out.data, a.data.numel(), a.threads)
+    out = empty(to, a.shape)
+    to.call(images(to.dtype).join, a.data, b and b.data, kept and kept.data, out.data, a.count, a.threads)
     return out

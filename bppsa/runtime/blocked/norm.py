@@ -1,4 +1,4 @@
-"""Batch normalization over blocked images; statistics and their gradients are summed in double precision."""
+"""Batch normalization over blocked images (skeleton/norm.h)."""
 
 from __future__ import annotations
 
@@ -9,85 +9,93 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.codegen.blocked import native
-from bppsa.errors import InputValueError
+from bppsa.errors import InputError, InputValueError
 from bppsa.runtime.blocked.image import Image, Shape, empty
-from bppsa.runtime.blocked.step import Gradients, Kept, Wanted
+from bppsa.runtime.blocked.program import Place, Writer
+from bppsa.runtime.blocked.step import Keep, Kept, Step, Wanted
 
 
 class Moments(NamedTuple):
     """Of each channel, float64 [C]; of_batch: of this batch, else the running ones."""
 
-    mean: Tensor
-    rstd: Tensor
+    mean: Place
+    rstd: Place
     of_batch: bool
 
 
-class BatchNorm:
+class BatchNorm(Step):
     """parameters: scale [C] and shift [C], or None. module: whose running statistics are used and kept up."""
 
-    masks = reads_output = False
     reads_input = True
 
     def __init__(self, module: nn.BatchNorm1d | nn.BatchNorm2d, path: str, relu: bool) -> None:
         self.module, self.path, self.relu = module, path, relu
+        self._numbers: tuple[tuple[float, ...], Tensor] | None = None
 
     def shape(self, *inputs: Shape) -> Shape:
-        return inputs[0]
+        s = inputs[0]
+        if self.depends()[0] and s.samples * s.pixels == 1:
+            raise InputValueError(f"{self.path}: more than one value a channel is needed in training, and there is one")
+        return s
 
-    def forward(self, inputs: Sequence[Image], params: Sequence[Tensor | None], save: bool) -> tuple[Image, Moments]:
-        (x,), (weight, bias) = inputs, params
-        moments = self.moments(x)
-        scale = moments.rstd if weight is None else moments.rstd * weight.detach().double()
-        shift = -moments.mean * scale if bias is None else bias.detach().double() - moments.mean * scale
-        out, dtype, s = empty(x.shape, x.data.dtype), x.data.dtype, x.shape
-        sizes = s.channels, x.blocks, s.pixels, self.relu, x.threads
-        native.images(dtype).scale(x.data, out.data, scale.to(dtype), shift.to(dtype), *sizes)
+    def depends(self) -> tuple[bool, bool]:
+        """Whether this batch's statistics are used, and whether the running ones follow them."""
+        training = self.module.training
+        return training or self.module._buffers["running_mean"] is None, training and self.module.track_running_stats
+
+    def brings(self, dtype: torch.dtype) -> Sequence[Tensor]:
+        """Epsilon and how much of this batch the running statistics take, and these where they are used or kept up."""
+        module, (of_batch, follow), part = self.module, self.depends(), 0.0
+        mean, variance, count = (module._buffers[n] for n in ("running_mean", "running_var", "num_batches_tracked"))
+        if follow:
+            assert count is not None
+            count.add_(1)
+            part = 1 / float(count) if module.momentum is None else module.momentum
+        numbers = self.numbers(module.eps, part)
+        if of_batch and not follow:
+            return (numbers,)
+        assert mean is not None
+        assert variance is not None
+        for running in (mean, variance):
+            if running.dtype is not dtype or not running.is_contiguous():
+                raise InputError(f"{self.path}: its running statistics are not contiguous, or not {dtype} as its input")
+        if follow:
+            torch.autograd.graph.increment_version((mean, variance))
+        return numbers, mean, variance
+
+    def numbers(self, *numbers: float) -> Tensor:
+        if self._numbers is None or self._numbers[0] != numbers:
+            self._numbers = numbers, torch.tensor(numbers, dtype=torch.float64)
+        return self._numbers[1]
+
+    def forward(
+        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
+    ) -> tuple[Image, Moments]:
+        (x,), (numbers, *running) = inputs, brought
+        s, (of_batch, _) = x.shape, self.depends()
+        out = empty(to, s, kept=keep.output)
+        moments = Moments(*(to.take(s.channels, torch.float64, kept=keep.own) for _ in range(2)), of_batch)
+        statistics = running or (None, None)
+        to.call(
+            native.images(to.dtype).norm,
+            *(x.data, out.data, *params, *statistics, numbers, moments.mean, moments.rstd),
+            *(s.channels, x.blocks, s.pixels, x.last, of_batch, self.relu, x.threads),
+        )
+        if not keep.own:
+            to.free(moments.mean)
+            to.free(moments.rstd)
         return out, moments
 
-    def moments(self, x: Image) -> Moments:
-        module, s = self.module, x.shape
-        if not module.training and module.running_mean is not None and module.running_var is not None:
-            mean, variance = module.running_mean.double(), module.running_var.double()
-            return Moments(mean, torch.rsqrt(variance + module.eps), of_batch=False)
-        count = s.samples * s.pixels
-        if count == 1:
-            raise InputValueError(f"{self.path}: more than one value a channel is needed in training, and there is one")
-        mean, variance = torch.empty(2, s.channels, dtype=torch.float64)
-        kernels = native.images(x.data.dtype)
-        kernels.moments(x.data, mean, variance, s.channels, x.blocks, s.pixels, x.last, x.threads)
-        if module.training and module.track_running_stats:
-            self.keep(mean, variance * (count / (count - 1)))
-        return Moments(mean, torch.rsqrt(variance + module.eps), of_batch=True)
-
-    def keep(self, mean: Tensor, variance: Tensor) -> None:
-        module = self.module
-        assert module.num_batches_tracked is not None
-        module.num_batches_tracked.add_(1)
-        momentum = 1 / float(module.num_batches_tracked) if module.momentum is None else module.momentum
-        for running, new in ((module.running_mean, mean), (module.running_var, variance)):
-            assert running is not None
-            running.mul_(1 - momentum).add_(new.to(running.dtype), alpha=momentum)
-
-    def backward(self, g: Image, kept: Kept, params: Sequence[Tensor | None], wanted: Wanted) -> Gradients:
-        (x,), (weight, bias) = kept.inputs, params
-        moments: Moments = kept.own
+    def backward(
+        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+    ) -> tuple[Image | None]:
+        (x,), (weight, _), moments = kept.inputs, params, kept.own
         assert x is not None
-        dtype, s = x.data.dtype, x.shape
-        sizes = s.channels, x.blocks, s.pixels, x.last, x.threads
-        plain, weighted = torch.empty(2, s.channels, dtype=torch.float64)
-        kernels = native.images(dtype)
-        kernels.norm_sums(g.data, x.data, moments.mean, plain, weighted, *sizes)
-        to_x = None
-        if wanted.inputs[0]:
-            scale = moments.rstd if weight is None else moments.rstd * weight.detach().double()
-            slope = torch.zeros_like(scale)
-            offset = torch.zeros_like(scale)
-            if moments.of_batch:
-                count = s.samples * s.pixels
-                slope, offset = -scale * moments.rstd.square() * weighted / count, -scale * plain / count
-            to_x = empty(s, dtype)
-            factors = [t.to(dtype) for t in (scale, slope, offset)]
-            kernels.norm_backward(g.data, x.data, moments.mean, to_x.data, *factors, *sizes)
-        to_weight = (weighted * moments.rstd).to(dtype) if weight is not None and wanted.params[0] else None
-        to_bias = plain.to(dtype) if bias is not None and wanted.params[1] else None
-        return Gradients((to_x,), (to_weight, to_bias))
+        s = x.shape
+        to_x = empty(to, s) if wanted.inputs[0] else None
+        to.call(
+            native.images(to.dtype).norm_backward,
+            *(g.data, x.data, weight, moments.mean, moments.rstd, to_x and to_x.data, *wanted.params),
+            *(s.channels, x.blocks, s.pixels, x.last, moments.of_batch, x.threads),
+        )
+        return (to_x,)

@@ -6,44 +6,43 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from bppsa.codegen.blocked import native
 from bppsa.codegen.blocked.window import Pair, Window
-from bppsa.runtime import pool
 from bppsa.runtime.blocked.image import Image, Shape, empty
-from bppsa.runtime.blocked.step import Gradients, Kept, Wanted
+from bppsa.runtime.blocked.program import Place, Writer
+from bppsa.runtime.blocked.step import Keep, Kept, Step, Wanted
 
 
-class MaxPool:
+class MaxPool(Step):
     masks = reads_output = True  # where the maximum is zero, so is all that the mask could tell
-    reads_input = False
 
     def __init__(self, window: Window) -> None:
         self.window = window
         w = window
-        self._numbers = native.numbers([*w.size, *w.out, *w.kernel, *w.stride, *w.padding, *w.dilation])
+        self._numbers = torch.tensor([*w.size, *w.out, *w.kernel, *w.stride, *w.padding, *w.dilation])
 
     def shape(self, *inputs: Shape) -> Shape:
         return Shape(inputs[0].samples, inputs[0].channels, *self.window.out)
 
     def forward(
-        self, inputs: Sequence[Image], params: Sequence[Tensor | None], save: bool
-    ) -> tuple[Image, tuple[Shape, Tensor] | None]:
+        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
+    ) -> tuple[Image, tuple[Shape, Place] | None]:
         (x,) = inputs
-        out = empty(self.shape(x.shape), x.data.dtype)
-        places = pool.take(out.data.numel(), torch.uint8) if save else None
-        kernels = native.images(x.data.dtype)
-        kernels.max_pool(x.data, out.data, places, self._numbers, x.planes, x.threads)
+        out = empty(to, self.shape(x.shape), kept=keep.output)
+        places = to.take(out.count, torch.uint8, kept=True) if keep.own else None
+        to.call(native.images(to.dtype).max_pool, x.data, out.data, places, self._numbers, x.planes, x.threads)
         return out, None if places is None else (x.shape, places)
 
-    def backward(self, g: Image, kept: Kept, params: Sequence[Tensor | None], wanted: Wanted) -> Gradients:
+    def backward(
+        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+    ) -> tuple[Image]:
         shape, places = kept.own
-        to_x = empty(shape, g.data.dtype)
+        to_x = empty(to, shape)
         mask = kept.output.data if wanted.rectified and kept.output else None
-        kernels = native.images(g.data.dtype)
-        kernels.max_pool_backward(g.data, to_x.data, places, mask, self._numbers, g.planes, to_x.threads)
-        return Gradients((to_x,))
+        kernel = native.images(to.dtype).max_pool_backward
+        to.call(kernel, g.data, to_x.data, places, mask, self._numbers, g.planes, to_x.threads)
+        return (to_x,)
 
 
 @dataclass(frozen=True)
@@ -65,32 +64,35 @@ def average(size: int, kernel: int, stride: int, padding: int, count_padding: bo
     return Means(tuple(bounds), tuple(1 / (kernel if count_padding else b - a) for a, b in bounds))
 
 
-class MeanPool:
-    masks = reads_input = reads_output = False
-
+class MeanPool(Step):
     def __init__(self, size: Pair, down: Means, across: Means) -> None:
         self.out = len(down.bounds), len(across.bounds)
-        self._bounds = native.numbers([n for bound in (*down.bounds, *across.bounds) for n in bound])
+        self._bounds = torch.tensor([*down.bounds, *across.bounds])
         self._shares = torch.tensor([*down.shares, *across.shares], dtype=torch.float64)
-        self._sizes = native.numbers([*size, *self.out])
-        self.size = size
+        self._sizes = torch.tensor([*size, *self.out])
+        self.size, self.means = size, (down, across)
 
     def shape(self, *inputs: Shape) -> Shape:
         return Shape(inputs[0].samples, inputs[0].channels, *self.out)
 
-    def forward(self, inputs: Sequence[Image], params: Sequence[Tensor | None], save: bool) -> tuple[Image, None]:
+    def forward(
+        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
+    ) -> tuple[Image, None]:
         (x,) = inputs
-        out = empty(self.shape(x.shape), x.data.dtype)
-        self._run(x, out, transposed=False)
+        out = empty(to, self.shape(x.shape), kept=keep.output)
+        self._write(to, x, out, transposed=False)
         return out, None
 
-    def backward(self, g: Image, kept: Kept, params: Sequence[Tensor | None], wanted: Wanted) -> Gradients:
-        to_x = empty(Shape(g.shape.samples, g.shape.channels, *self.size), g.data.dtype)
-        self._run(g, to_x, transposed=True)
-        return Gradients((to_x,))
+    def backward(
+        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+    ) -> tuple[Image]:
+        to_x = empty(to, Shape(g.shape.samples, g.shape.channels, *self.size))
+        self._write(to, g, to_x, transposed=True)
+        return (to_x,)
 
-    def _run(self, source: Image, target: Image, *, transposed: bool) -> None:
-        shares = self._shares.to(source.data.dtype)
-        kernels, threads = native.images(source.data.dtype), (target if transposed else source).threads
-        tables = self._bounds, shares, self._sizes
-        kernels.mean_pool(source.data, target.data, *tables, source.planes, transposed, threads)
+    def _write(self, to: Writer, source: Image, target: Image, *, transposed: bool) -> None:
+        tables = self._bounds, self._shares.to(to.dtype), self._sizes
+        threads = (target if transposed else source).threads
+        to.call(
+            native.images(to.dtype).mean_pool, source.data, target.data, *tables, source.planes, transposed, threads
+        )

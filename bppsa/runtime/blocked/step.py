@@ -1,27 +1,38 @@
-"""What a layer of a region is: a forward on images, a backward on their cotangents.
+"""What a layer of a region is: the calls of its forward on images, and those of its backward on their cotangents.
 
+A step computes nothing itself: it writes calls into a program, once for each state and shape, and programs are run.
 A value may be *rectified*: the output of a ReLU that the step which made it has applied. Its cotangent passes only
 where the value is not zero; whoever reads the value last applies that, inside its own kernel where it can.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from bppsa.runtime.blocked.image import Image, Shape
+from bppsa.runtime.blocked.program import Place, Writer
+
+
+class Keep(NamedTuple):
+    """What stays until the backward: what only the step's own needs, and its output."""
+
+    own: bool
+    output: bool
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Of which inputs and parameters a gradient is asked for. rectified: the input was, and its mask is to be
-    applied."""
+    """Of which inputs and parameters a gradient is asked for: for a parameter where it goes, or None. rectified: the
+    input was, and its mask is to be applied."""
 
     inputs: tuple[bool, ...]
-    params: tuple[bool, ...]
+    params: tuple[Place | None, ...]
     rectified: bool
 
 
@@ -34,21 +45,32 @@ class Kept:
     own: Any = None
 
 
-@dataclass(frozen=True)
-class Gradients:
-    inputs: tuple[Image | None, ...]
-    params: tuple[Tensor | None, ...] = field(default=())
+class Step(ABC):
+    masks = False  # can apply the mask of a rectified input itself
+    reads_input = False  # in its backward
+    reads_output = False
+    renames = False  # its output is its input
 
+    @abstractmethod
+    def shape(self, *inputs: Shape) -> Shape:
+        """Of the output."""
 
-class Step(Protocol):
-    masks: bool  # can apply the mask of a rectified input itself
-    reads_input: bool  # in its backward
-    reads_output: bool
+    def depends(self) -> Any:
+        """What else than shapes its calls depend on: where that has become another, they are written anew."""
+        return None
 
-    def shape(self, *inputs: Shape) -> Shape: ...
+    def brings(self, dtype: torch.dtype) -> Sequence[Tensor]:
+        """What each forward is given besides parameters, contiguous: buffers, numbers that change."""
+        return ()
 
-    def forward(self, inputs: Sequence[Image], params: Sequence[Tensor | None], save: bool) -> tuple[Image, Any]:
-        """The output, and what only this step keeps for its backward if it is to be saved."""
-        ...
+    @abstractmethod
+    def forward(
+        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
+    ) -> tuple[Image, Any]:
+        """The output, and what only this step keeps for its backward."""
 
-    def backward(self, g: Image, kept: Kept, params: Sequence[Tensor | None], wanted: Wanted) -> Gradients: ...
+    @abstractmethod
+    def backward(
+        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+    ) -> tuple[Image | None, ...]:
+        """The inputs' cotangents. Gradients of parameters go where `wanted` says."""

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from bppsa.codegen.blocked.native import images
 from bppsa.runtime.blocked.image import Image, Shape, empty
-from bppsa.runtime.blocked.step import Gradients, Kept, Wanted
+from bppsa.runtime.blocked.program import Place, Writer
+from bppsa.runtime.blocked.step import Keep, Kept, Step, Wanted
 
 
-class Sum:
+class Sum(Step):
     """The sum of two images, or one image alone; rectified or not."""
-
-    masks = reads_input = reads_output = False
 
     def __init__(self, relu: bool) -> None:
         self.relu = relu
@@ -22,29 +19,36 @@ class Sum:
     def shape(self, *inputs: Shape) -> Shape:
         return inputs[0]
 
-    def forward(self, inputs: Sequence[Image], params: Sequence[Tensor | None], save: bool) -> tuple[Image, None]:
+    def forward(
+        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
+    ) -> tuple[Image, None]:
         a, *more = inputs
-        out = empty(a.shape, a.data.dtype)
+        out = empty(to, a.shape, kept=keep.output)
         b = more[0].data if more else None
-        images(a.data.dtype).add(a.data, b, out.data, a.data.numel(), self.relu, a.threads)
+        to.call(images(to.dtype).add, a.data, b, out.data, a.count, self.relu, a.threads)
         return out, None
 
-    def backward(self, g: Image, kept: Kept, params: Sequence[Tensor | None], wanted: Wanted) -> Gradients:
-        return Gradients((g,) * len(wanted.inputs))
+    def backward(
+        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+    ) -> tuple[Image, ...]:
+        return (g,) * len(wanted.inputs)
 
 
-class Flatten:
+class Flatten(Step):
     """Its output is the input under another shape, and is rectified where that is: who reads it applies the mask."""
 
-    masks = True
-    reads_input = reads_output = False
+    masks = renames = True
 
     def shape(self, *inputs: Shape) -> Shape:
         return inputs[0].flat()
 
-    def forward(self, inputs: Sequence[Image], params: Sequence[Tensor | None], save: bool) -> tuple[Image, Shape]:
+    def forward(
+        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
+    ) -> tuple[Image, Shape]:
         (x,) = inputs
         return x.reshaped(x.shape.flat()), x.shape
 
-    def backward(self, g: Image, kept: Kept, params: Sequence[Tensor | None], wanted: Wanted) -> Gradients:
-        return Gradients((g.reshaped(kept.own),))
+    def backward(
+        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+    ) -> tuple[Image]:
+        return (g.reshaped(kept.own),)

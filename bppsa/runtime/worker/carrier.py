@@ -1,66 +1,117 @@
-"""How large tensors go from rank to rank: through shared memory where both have it, else over the process group."""
+"""Large tensors on their way between ranks, over a process group of torch.distributed.
+
+Waiting for a transfer may take for ever where the partner is killed: gloo fails some of the transfers of a closed
+connection, and leaves others to the group's timeout. So daemon threads that nobody waits for do that, one for each peer
+and direction: they say when a transfer has ended, and whoever needs it watches for failures meanwhile. The first call
+for a peer may wait too, until the partner connects; these threads make it, in `meet`, before any other.
+
+Tested with gloo. With NCCL the same calls are made, on a group for each direction, because two ranks' unmatched sends
+to each other would wait for each other; this has not been run for want of two GPUs.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from queue import SimpleQueue
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from bppsa.runtime.worker.shared import Place, meet
+TAGS = 1 << 30  # those from 0 are for transfers
+Post = Callable[[list[Tensor], int, int], dist.Work]  # of tensors, peer and tag
+Ended = Callable[[], None]
+Failed = Callable[[RuntimeError], None]
 
-_TAGS = 1 << 30
 
-Way = tuple[Place, ...] | int  # of a message's large tensors: where they are, or with which tag the first one comes
-Tensors = tuple[Tensor, ...]
+class _Transfer(NamedTuple):
+    """tensors: kept until it has ended."""
+
+    works: Callable[[], Sequence[dist.Work]]
+    tensors: Sequence[Tensor]
+    ended: Ended
+    failed: Failed
 
 
 class Carrier:
-    """Of one rank. Every rank makes one, in the same order. Tensors are uint8 [N], on `wire`.
+    """Both ends give the tensors of a transfer the same tags, from `tag` on, and begin the transfers of a direction in
+    the same order.
 
-    With NCCL there is a group for each direction, because two ranks' unmatched sends to each other would wait for each
-    other.
+    wire: the device that tensors are on. Either `ended` or `failed` is called for each transfer, by a thread.
     """
 
     def __init__(self, group: dist.ProcessGroup, wire: torch.device) -> None:
-        self._rank, self._wire, self._upward = dist.get_rank(group), wire, group
+        self._rank, self._wire = dist.get_rank(group), wire
+        self._upward = group
         self._downward = group if wire.type == "cpu" else _twin(group)
-        self._tags: Counter[int] = Counter()  # of the next tensor to a peer
-        self._memory = meet(group, wire)
+        self._lock = threading.Lock()
+        self._queues: dict[tuple[int, bool], SimpleQueue[_Transfer | None]] = {}
 
-    def send(self, peer: int, large: Tensors) -> tuple[Way, list[dist.Work]]:
-        """To one peer, a message at a time. The way is for its `receive`."""
-        if peer in self._memory.readers:
-            return tuple(map(self._memory.outgoing.put, large)), []
-        tag, self._tags[peer] = self._tags[peer], (self._tags[peer] + len(large)) % _TAGS
-        group = self._upward if peer > self._rank else self._downward
-        return tag, [group.send([tensor], peer, tag + index) for index, tensor in enumerate(large)]
+    def send(self, target: int, tensors: Sequence[Tensor], tag: int, failed: Failed) -> None:
+        works = _posted(self._group(target, True).send, target, tensors, tag)
+        self._queue(target, True).put(_Transfer(works, tensors, lambda: None, failed))
 
-    def receive(self, peer: int, way: Way, sizes: Sequence[int]) -> tuple[Tensors, list[dist.Work]]:
-        """The tensors, which hold the message when the work is done; of shared memory until `release`."""
-        if isinstance(way, tuple):
-            return tuple(map(self._memory.incoming[peer].view, way)), []
-        large = tuple(torch.empty(size, dtype=torch.uint8, device=self._wire) for size in sizes)
-        group = self._upward if peer < self._rank else self._downward
-        return large, [group.recv([tensor], peer, way + index) for index, tensor in enumerate(large)]
+    def receive(self, source: int, tensors: Sequence[Tensor], tag: int, ended: Ended, failed: Failed) -> None:
+        works = _posted(self._group(source, False).recv, source, tensors, tag)
+        self._queue(source, False).put(_Transfer(works, tensors, ended, failed))
 
-    @contextmanager
-    def opened(self, peer: int, way: Way, large: Tensors, keep: bool) -> Iterator[Tensors]:
-        """The tensors within the block; keep: also after it."""
-        try:
-            yield tuple(map(torch.clone, large)) if keep and isinstance(way, tuple) else large
-        finally:
-            self.release(peer, way)
-
-    def release(self, peer: int, way: Way) -> None:
-        for place in way if isinstance(way, tuple) else ():
-            self._memory.incoming[peer].give_back(place)
+    def meet(self, peer: int, ended: Ended, failed: Failed) -> None:
+        """Has the group connect to a peer, in both directions. ended: called for each of the two."""
+        for sends in (True, False):
+            token, group = torch.zeros(1, dtype=torch.uint8, device=self._wire), self._group(peer, sends)
+            works = partial(_post, group.send if sends else group.recv, peer, [token], TAGS)
+            self._queue(peer, sends).put(_Transfer(works, [token], ended, failed))
 
     def close(self) -> None:
-        self._memory.outgoing.close()
+        """Lets the threads end that do not wait in the group."""
+        with self._lock:
+            for queue in self._queues.values():
+                queue.put(None)
+
+    def _group(self, peer: int, sends: bool) -> dist.ProcessGroup:
+        return self._upward if (peer > self._rank) == sends else self._downward
+
+    def _queue(self, peer: int, sends: bool) -> SimpleQueue[_Transfer | None]:
+        with self._lock:
+            if (peer, sends) not in self._queues:
+                self._queues[peer, sends] = queue = SimpleQueue[_Transfer | None]()
+                name = f"bppsa-{'to' if sends else 'from'}-{peer}"
+                threading.Thread(target=_carry, args=(queue,), name=name, daemon=True).start()
+            return self._queues[peer, sends]
+
+
+def _carry(queue: SimpleQueue[_Transfer | None]) -> None:
+    while (transfer := queue.get()) is not None:
+        try:
+            _wait(transfer)
+        except RuntimeError as error:
+            transfer.failed(error)
+        else:
+            transfer.ended()
+        del transfer  # or its tensors would live on until the next one
+
+
+def _wait(transfer: _Transfer) -> None:
+    for work in transfer.works():
+        work.wait()
+    if transfer.tensors[0].is_cuda:  # where waiting only has this thread's stream wait
+        torch.cuda.current_stream(transfer.tensors[0].device).synchronize()
+
+
+def _post(post: Post, peer: int, tensors: Sequence[Tensor], tag: int) -> Sequence[dist.Work]:
+    return [post([tensor], peer, tag + i) for i, tensor in enumerate(tensors)]
+
+
+def _posted(post: Post, peer: int, tensors: Sequence[Tensor], tag: int) -> Callable[[], Sequence[dist.Work]]:
+    """What raises here, as the group knows already that the peer is gone, is raised in the thread that waits."""
+    try:
+        works = _post(post, peer, tensors, tag)
+    except RuntimeError:
+        return partial(_post, post, peer, tensors, tag)
+    return lambda: works
 
 
 def _twin(group: dist.ProcessGroup) -> dist.ProcessGroup:

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import WorkerError
+from bppsa.stages import draws
 
 aten = torch.ops.aten
 
@@ -81,7 +82,7 @@ class Seeded(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
+        if not draws(func, args, kwargs) or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         drawn = WITH_GENERATOR.get(func) or taking_generator(func)
         if drawn is None:
@@ -109,6 +110,7 @@ def native_dropout(x: Tensor, p: float, train: bool | None, *, generator: torch.
 
 WITH_GENERATOR: Mapping[Any, Callable[..., Any]] = {  # ops of which no overload takes a generator
     aten.native_dropout.default: native_dropout,
+    aten.dropout.default: lambda x, p, train, generator: native_dropout(x, p, train, generator=generator)[0],
     aten.rand_like.default: lambda x, generator, **like: torch.empty_like(x, **like).uniform_(generator=generator),
     aten.randn_like.default: lambda x, generator, **like: torch.empty_like(x, **like).normal_(generator=generator),
 }

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
+from threading import Thread
 from time import perf_counter
 
 from bppsa.errors import WorkerError
 from bppsa.runtime.worker.fetched import Fetched
-from bppsa.runtime.worker.mailbox import Alarm, Mailbox, Stopped
-from bppsa.runtime.worker.transport import Transport, Work
+from bppsa.runtime.worker.mailbox import Alarm, Mailbox
+from bppsa.runtime.worker.transport import Stopped, Transport, Work
 from bppsa.schedule.messages import Item, Message, Step
 from bppsa.schedule.program import Action
 
@@ -39,26 +39,38 @@ class Lane:
     def run(self) -> None:
         """Raises JobError where a job raises, and WorkerError where another worker has failed."""
         with self.inside():
-            for at, step in enumerate(self.steps):
-                if not at % AHEAD:
-                    coming = self.steps[at : at + 2 * AHEAD]
-                    self.transport.expect(*(message for step in coming for message in step.receives))
-                for following in self.steps[at + 1 : at + 2]:
-                    if following.action in self.fetches:
-                        self.transport.expect(self.fetches[following.action])
-                self.run_step(step)
-                self.between()
+            try:
+                for at, step in enumerate(self.steps):
+                    self.expect(at)
+                    self.run_step(step)
+                    self.between()
+            finally:
+                for fetched in self.fetched.values():
+                    fetched.free()
+
+    def expect(self, at: int) -> None:
+        """What comes in after the step of this number."""
+        if not at % AHEAD:
+            coming = self.steps[at : at + 2 * AHEAD]
+            self.transport.expect(*(message for step in coming for message in step.receives))
+        for step in self.steps[at + 1 : at + 2]:
+            if step.action in self.fetches:
+                self.transport.expect(self.fetches[step.action])
 
     def run_step(self, step: Step) -> None:
         for message in step.receives:
             self.mailbox.put(message.item, self.transport.receive(message), self.readers[message.item])
         if step.action in self.fetches:
-            self.transport.receive(self.fetches[step.action], self.fetched[step.action.stage].room())
+            fetched = self.fetched[step.action.stage]
+            fetched.filled(self.transport.receive(self.fetches[step.action], fetched.room()))
         inputs = [self.mailbox.take(item) for item in step.reads]
         data = [value for item, value in zip(step.reads, inputs, strict=True) if not item.is_token]
+        self.transport.doing(f"job {step.action}")
         begin = perf_counter()
         try:
             results = iter(self.work.run(step.action, data))
+        except Stopped:  # of another worker, as a job sends what it has made
+            raise
         except Exception as error:
             raise JobError(self.worker, step.action, error) from error
         self.times[step.action] = begin, perf_counter()
@@ -81,20 +93,34 @@ class JobError(WorkerError):
 
 def run_all(jobs: Sequence[Callable[[], None]], alarm: Alarm) -> None:
     """Each in a thread of its own, one alone in this one. Raises the first failure, when all have ended."""
-
-    def told(future: Future[None]) -> None:
-        error = future.exception()
-        if error is not None and not isinstance(error, Stopped):
-            alarm.ring(error)
-
     if len(jobs) == 1:
-        try:
+        with ringing(alarm):
             return jobs[0]()
-        except BaseException as error:
-            alarm.ring(error)
-            raise
-    with ThreadPoolExecutor(len(jobs), "bppsa worker") as pool:
-        for job in jobs:
-            pool.submit(job).add_done_callback(told)
+    threads = [Thread(target=in_thread, args=(job, alarm), name="bppsa worker") for job in jobs]
+    try:
+        with ringing(alarm):
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
     if alarm.failure is not None:
         raise alarm.failure
+
+
+def in_thread(job: Callable[[], None], alarm: Alarm) -> None:
+    with suppress(BaseException), ringing(alarm):  # who started the thread raises what has rung
+        job()
+
+
+@contextmanager
+def ringing(alarm: Alarm) -> Iterator[None]:
+    """Whatever ends the block early, an interrupt too, ends all threads after the jobs that they run."""
+    try:
+        yield
+    except BaseException as error:
+        alarm.ring(error)
+        raise

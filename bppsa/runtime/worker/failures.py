@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Set
 
-from bppsa.errors import WorkerError
+from bppsa.runtime.worker.transport import Stopped
 
-# Seconds in which the reason of a closed connection should be here: an exception elsewhere, or what the neighbour of
+# Seconds in which the reason of a closed connection should be here: an exception elsewhere, or what the confidant of
 # a dead worker knows of its job. It takes milliseconds.
 _HEARSAY = 1.0
 
@@ -20,7 +21,7 @@ class Failures:
     def __init__(self, changed: threading.Condition, rank: int, size: int) -> None:
         self._changed, self._rank, self._size = changed, rank, size
         self._texts: dict[int, str] = {}  # by step
-        self._died: dict[int, str] = {}
+        self._gone: dict[int, str] = {}  # by worker, and why
         self._left: set[int] = set()
         self._closed: set[int] = set()  # connections whose worker said nothing
         self._finished: dict[int, int] = {}  # the last step of each peer
@@ -30,8 +31,9 @@ class Failures:
         self._jobs[peer] = job
 
     def finished(self, peer: int, step: int) -> None:
-        """The peer needs nothing more for this step, and nobody needs it: it may go."""
+        """The peer needs nothing more in this step: it may go, if nobody needs more of it."""
         self._finished[peer] = step
+        self._jobs.pop(peer, None)
 
     def failed(self, step: int, text: str) -> None:
         self._texts.setdefault(step, text)
@@ -41,8 +43,8 @@ class Failures:
         self._left.add(peer)
         self._changed.notify_all()
 
-    def died(self, peer: int, text: str) -> None:
-        self._died.setdefault(peer, text)
+    def gone(self, worker: int, text: str) -> None:
+        self._gone.setdefault(worker, text)
         self._changed.notify_all()
 
     def closed(self, peer: int) -> str | None:
@@ -51,31 +53,47 @@ class Failures:
         self._changed.notify_all()
         if confidant(peer, self._size) != self._rank:
             return None
-        job = self._jobs.get(peer)
-        text = _death(peer, job)
-        self.died(peer, text)
+        text = _death(peer, self._jobs.get(peer))
+        self.gone(peer, text)
         return text
 
     def forget(self, step: int) -> None:
         """Exceptions of earlier steps."""
         self._texts = {number: text for number, text in self._texts.items() if number >= step}
 
-    def check(self, step: int) -> None:
-        """Raises WorkerError where the step has failed on any rank, or a rank is gone that it needs."""
-        gone = {peer for peer in self._closed | self._left | set(self._died) if self._finished.get(peer, -1) < step}
-        if gone and not self._explained(step):
+    def known(self, step: int) -> bool:
+        """Whether every rank learns without this one that the step fails."""
+        return step in self._texts or bool(self._missing(step))
+
+    def check(self, step: int, sources: Set[int] = frozenset()) -> None:
+        """Raises Stopped where the step has failed on any rank, or a rank is gone that it needs. sources: of what
+        is not there yet; they are needed though they may have finished. Who was gone first is named: others may have
+        ended for that reason."""
+        missing = self._missing(step) | (self._absent() & sources)
+        if missing and not self._explained(step):
             self._changed.wait_for(lambda: self._explained(step), timeout=_HEARSAY)
         if step in self._texts:
-            raise WorkerError(self._texts[step])
-        texts = [self._died[peer] for peer in sorted(gone & set(self._died))]
-        texts += [_death(peer, None) for peer in sorted(gone & self._closed - set(self._died))]
-        texts += [f"worker {peer} has closed its transport" for peer in sorted(gone & self._left)]
-        if texts:
-            raise WorkerError(f"{texts[0]}; the process group must be rebuilt")
+            raise Stopped(self._texts[step])
+        if missing:
+            first = next(iter(self._gone.values()), "") or self._reason(min(missing))
+            raise Stopped(f"{first}; the process group must be rebuilt")
+
+    def gone_soon(self, peer: int) -> bool:
+        """Whether the peer is gone, or turns out to be in the time that the news takes."""
+        return self._changed.wait_for(lambda: peer in self._absent(), timeout=_HEARSAY)
+
+    def _reason(self, peer: int) -> str:
+        return f"worker {peer} has closed its transport" if peer in self._left else _death(peer, None)
+
+    def _absent(self) -> set[int]:
+        return self._closed | self._left | set(self._gone)
+
+    def _missing(self, step: int) -> set[int]:
+        return {worker for worker in self._absent() if self._finished.get(worker, -1) < step}
 
     def _explained(self, step: int) -> bool:
         """Whether there is more to say than that connections are closed: whoever closed them may have had a reason."""
-        return step in self._texts or bool(self._died)
+        return step in self._texts or bool(self._gone)
 
 
 def confidant(rank: int, size: int) -> int:

@@ -37,6 +37,11 @@ class Fetched:
             storage.resize_(size)
         return self.writable
 
+    def filled(self, written: Sequence[Tensor]) -> None:
+        """written: the tensors of `room`, which require a gradient where their owner's do now."""
+        for tensor, source in zip(self.tensors.values(), written, strict=True):
+            tensor.requires_grad_(source.requires_grad)
+
     def free(self) -> None:
         for storage in self.storages:
             storage.resize_(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-INLINE = 1 << 14  # bytes: tensors up to this size travel with the description
-ALL_INLINE = 1 << 16  # bytes: of all such tensors of a message
+# Up to these sizes the latency of the process group, and of the threads that wait for it, is more than copying costs.
+INLINE = 1 << 17  # bytes: tensors up to this size travel with the description
+ALL_INLINE = 1 << 18  # bytes: of all such tensors of a message
 
 
 @dataclass(frozen=True)
@@ -37,11 +39,6 @@ class Layout:
     tree: pytree.TreeSpec
     leaves: tuple[TensorLayout | None, ...]
 
-    @property
-    def sizes(self) -> list[int]:
-        """Bytes of the large tensors."""
-        return [leaf.bytes for leaf in self.leaves if leaf and not leaf.inline]
-
     def __reduce__(self) -> tuple[Any, ...]:
         """The containers themselves travel: torch's own way to pickle a TreeSpec raises a warning."""
         return _with_containers, (pytree.tree_unflatten(range(len(self.leaves)), self.tree), self.leaves)
@@ -54,12 +51,12 @@ def _with_containers(containers: Any, leaves: tuple[TensorLayout | None, ...]) -
 @dataclass(frozen=True)
 class Packed:
     """small: the bytes of the inline tensors; large: the others, each one dimension of uint8 on the wire's device;
-    objects: the leaves that are no tensors."""
+    objects: the leaves that are no tensors, pickled."""
 
     layout: Layout
     small: bytes
     large: tuple[Tensor, ...]
-    objects: tuple[Any, ...]
+    objects: bytes
 
 
 def pack(value: Any, wire: torch.device) -> Packed:
@@ -81,13 +78,21 @@ def pack(value: Any, wire: torch.device) -> Packed:
         else:
             large.append(_as_bytes(leaf, wire))
     objects = tuple(leaf for leaf, layout in zip(leaves, layouts, strict=True) if layout is None)
-    return Packed(Layout(tree, tuple(layouts)), b"".join(small), tuple(large), objects)
+    pickled = pickle.dumps(objects) if objects else b""
+    return Packed(Layout(tree, tuple(layouts)), b"".join(small), tuple(large), pickled)
+
+
+def buffers(layout: Layout, wire: torch.device) -> tuple[Tensor, ...]:
+    """Room for the large tensors of a message."""
+    sizes = [leaf.bytes for leaf in layout.leaves if leaf and not leaf.inline]
+    return tuple(torch.empty(size, dtype=torch.uint8, device=wire) for size in sizes)
 
 
 def unpack(packed: Packed, device: torch.device, into: Sequence[Tensor] | None = None) -> Any:
     """The value again. device: of tensors that were not on the CPU; into: tensors that take the values, in order."""
     small = torch.frombuffer(bytearray(packed.small), dtype=torch.uint8) if packed.small else torch.empty(0)
-    large, objects, targets = iter(packed.large), iter(packed.objects), iter(into or ())
+    objects = iter(pickle.loads(packed.objects) if packed.objects else ())
+    large, targets = iter(packed.large), iter(into or ())
     start, leaves = 0, []
     for layout in packed.layout.leaves:
         if layout is None:
@@ -100,8 +105,8 @@ def unpack(packed: Packed, device: torch.device, into: Sequence[Tensor] | None =
             flat = next(large)
         tensor = flat.view(layout.dtype).view(layout.shape)
         tensor = tensor if layout.device == "cpu" else tensor.to(device)
-        tensor = tensor.requires_grad_(layout.gradient)
-        leaves.append(tensor if into is None else _written(next(targets), tensor))
+        tensor = tensor if into is None else _written(next(targets), tensor)
+        leaves.append(tensor.requires_grad_(layout.gradient))
     return pytree.tree_unflatten(leaves, packed.layout.tree)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from bppsa.errors import WorkerError
+from bppsa.runtime.worker.transport import Stopped
 from bppsa.schedule.messages import Message
 
 
@@ -46,17 +46,13 @@ class Mailbox:
     def take(self, key: Hashable) -> Any:
         with self.alarm.changed:
             self.alarm.changed.wait_for(lambda: key in self.values or self.alarm.failure)
-            if key not in self.values:
+            if self.alarm.failure is not None:
                 raise Stopped from self.alarm.failure
             entry = self.values[key]
             entry[1] -= 1
             if not entry[1]:
                 del self.values[key]
             return entry[0]
-
-
-class Stopped(WorkerError):
-    """Another thread has failed."""
 
 
 class Threads:
@@ -75,5 +71,7 @@ class Threads:
 
     def has(self, message: Message) -> bool:
         return message.number in self.mail.values
+
+    def doing(self, job: str) -> None: ...
 
     def finish(self) -> None: ...

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from bppsa.errors import PartitionError
 
@@ -72,7 +73,10 @@ def taken(path: str, norm: Any) -> Seen:
 @torch.no_grad()
 def apply(norm: Any, mean: Tensor, variance: Tensor) -> None:
     """One batch's statistics into a norm's running ones, as its own forward would have."""
-    norm.num_batches_tracked.add_(1)
-    share = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
+    if isinstance(norm, _InstanceNorm):  # which counts no batches
+        share = norm.momentum or 0.0
+    else:
+        norm.num_batches_tracked.add_(1)
+        share = norm.momentum if norm.momentum is not None else 1.0 / float(norm.num_batches_tracked)
     norm.running_mean.mul_(1 - share).add_(mean, alpha=share)
     norm.running_var.mul_(1 - share).add_(variance, alpha=share)

@@ -89,7 +89,7 @@ class Pipeline:
                 for (xs, _), new in zip(flat, leaves, strict=True)
             ]
             read = [{name: weights[name] for name in names if name in weights} for names in shell.readings]
-            pairs = [Middle(x, own) for x, own in zip(middles, read, strict=True) if own]
+            pairs = [Middle(x, own) for x, own in zip(middles, read, strict=True) if own and wants_gradient(x)]
             results.kept[s, b] = Kept(held, [tensors(value) for value in made], weights, pairs)
         return [] if last else [tree_map(without_graph, value) for value in made]
 
@@ -179,9 +179,13 @@ def writes(stages: Stages, action: Action) -> list[Item]:
     return []
 
 
+def wants_gradient(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.requires_grad
+
+
 def leaf_of(x: Any, gradients: bool) -> Tensor | None:
     """A leaf in the place of a tensor that a gradient flows to."""
-    return x.detach().requires_grad_() if gradients and isinstance(x, Tensor) and x.requires_grad else None
+    return x.detach().requires_grad_() if gradients and wants_gradient(x) else None
 
 
 def tensors(value: Any) -> list[Tensor]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from bppsa.report import Decision
 from bppsa.runtime.worker.gradients import Grads
 from bppsa.runtime.worker.norms import Seen
 from bppsa.schedule.program import Action
@@ -53,6 +54,7 @@ class Results:
         self.seen: dict[tuple[int, int], list[Seen]] = {}  # by stage and micro-batch
         self.kept: dict[tuple[int, int], Any] = {}  # what forwards leave for backwards
         self.times: Times = {}
+        self.decisions: list[Decision] = []  # of the recurrences that ran in this process
         self.held = self.peak = 0
         self.lock = threading.Lock()
 
@@ -79,6 +81,7 @@ class Outcome:
     times: Times
     peaks: list[int]
     grads: Grads
+    decisions: list[Decision]
 
 
 def outcome(workers: Sequence[Results], grads: Grads) -> Outcome:
@@ -95,6 +98,7 @@ def outcome(workers: Sequence[Results], grads: Grads) -> Outcome:
         {job: time for results in workers for job, time in results.times.items()},
         [results.peak for results in workers],
         grads,
+        [decision for results in workers for decision in results.decisions],
     )
 
 

@@ -11,6 +11,7 @@ import mmap
 import os
 import secrets
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -104,6 +105,16 @@ class Memory(NamedTuple):
     outgoing: Outgoing
     readers: frozenset[int]
     incoming: dict[int, Incoming]
+
+    def put(self, peer: int, tensors: Sequence[Tensor]) -> tuple[Place, ...]:
+        """Where the peer finds them; nowhere where it shares no memory."""
+        return tuple(map(self.outgoing.put, tensors)) if peer in self.readers else ()
+
+    def take(self, peer: int, places: Sequence[Place], into: Sequence[Tensor]) -> None:
+        """Copies what the peer has put there, and gives the blocks back."""
+        for place, tensor in zip(places, into, strict=True):
+            tensor.copy_(self.incoming[peer].view(place))
+            self.incoming[peer].give_back(place)
 
 
 def meet(group: dist.ProcessGroup, wire: torch.device) -> Memory:

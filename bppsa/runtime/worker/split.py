@@ -2,7 +2,8 @@
 
 Between the two stand the outputs of the ops that read weights. B finds the gradients there; W goes on from each to the
 op's own weights, and computes nothing of B again. That holds where each weight is read by one op and each such op gives
-one tensor: otherwise an output's gradient would flow to a weight on two ways, and W goes through the whole stage.
+one tensor that is still what it was when others read it: otherwise an output's gradient would flow to a weight on two
+ways, and W goes through the whole stage.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from collections import Counter
 
 from torch import fx, nn
+
+from bppsa.stages import WHOLE
 
 Reading = tuple[str, tuple[str, ...]]  # an op, by the name of its node, and the names in the stage of what it reads
 
@@ -21,17 +24,22 @@ def readings(module: nn.Module) -> list[Reading]:
     found = [(node, weights_of(module, node)) for node in module.graph.nodes]
     found = [(node, names) for node, names in found if names]
     read = Counter(id(module.get_parameter(name)) for _, names in found for name in names)
-    if any(times > 1 for times in read.values()) or any(gives_several(node) for node, _ in found):
+    unfit = any(gives_several(node) or node.meta.get(WHOLE) for node, _ in found)
+    if unfit or any(times > 1 for times in read.values()):
         return []
     return [(node.name, tuple(names)) for node, names in found]
 
 
 def weights_of(module: fx.GraphModule, node: fx.Node) -> list[str]:
+    """Of the modules and Parameters that the node is given, each once."""
+    given = [str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr"]
     if node.op == "call_module":
-        called = module.get_submodule(str(node.target))
-        return [f"{node.target}.{name}" for name, _ in called.named_parameters()]
-    own = dict(module.named_parameters(remove_duplicate=False))
-    return [str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr" and arg.target in own]
+        given.append(str(node.target))
+    found: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if any(name == path or name.startswith(f"{path}.") for path in given):
+            found.setdefault(id(parameter), name)
+    return list(found.values())
 
 
 def gives_several(node: fx.Node) -> bool:

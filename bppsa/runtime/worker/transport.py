@@ -7,15 +7,20 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from bppsa.errors import WorkerError
 from bppsa.schedule.messages import Message
 from bppsa.schedule.program import Action
+
+
+class Stopped(WorkerError):
+    """Another worker has failed, as the text says."""
 
 
 class Transport(Protocol):
     """Between the workers of one step. A value is a pytree of tensors and other objects that pickle.
 
-    All threads of a worker use one transport. Where a worker has failed, every call of all others raises WorkerError
-    within seconds, those that wait as well.
+    All threads of a worker use one transport. Where a worker has failed, every call of all others raises Stopped within
+    seconds, those that wait as well.
     """
 
     def send(self, message: Message, value: Any) -> None:
@@ -29,6 +34,9 @@ class Transport(Protocol):
 
     def has(self, message: Message) -> bool:
         """Whether `receive` would not wait."""
+
+    def doing(self, job: str) -> None:
+        """Says which job the worker begins, which is told should its process die."""
 
     def finish(self) -> None:
         """Waits until all that was sent has arrived."""

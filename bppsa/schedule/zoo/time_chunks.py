@@ -13,11 +13,11 @@ gives for the same chunk, on the same worker.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule.spec import Job, Recipe, Schedule
+from bppsa.schedule.spec import F, Job, Recipe, Schedule
 from bppsa.schedule.zoo.shared import call
 
 Step = tuple[int, str]  # (place, direction); place p is chunk K - 1 - p: the scan begins at the end of time
@@ -28,17 +28,27 @@ class Middle:
     """An exclusive scan over the summaries ("R") of places 0 to K - 2.
 
     inputs: of each step, the steps whose results it combines, the earlier place first. enters[p]: the step whose result
-    is the cotangent that enters place p, for p > 0; into place 0 comes the loss's.
+    is the cotangent that B of place p begins with; into place 0 comes the loss's. first: directions in the order in
+    which a worker prefers them, behind all others.
     """
 
     inputs: dict[Step, list[Step]]
     enters: dict[int, Step]
+    first: str = "FRB"
 
 
 def chain(K: int) -> Middle:
     """E(p), the cotangent behind place p: a product of a matrix and a vector, K - 1 messages deep."""
     inputs = {(p, "E"): [*([(p - 1, "E")] if p else []), (p, "R")] for p in range(K - 1)}
     return Middle(inputs, {p: (p - 1, "E") for p in range(1, K)})
+
+
+def linear(K: int) -> Middle:
+    """No summaries: R(p) is back-propagation through place p, from the cotangent that R(p - 1) hands on, and leaves to
+    its B what no other place waits for. K - 1 of them deep, and no work besides back-propagation's; micro-batches and
+    layers fill the pipeline."""
+    inputs = {(p, "R"): [(p - 1, "R")] for p in range(1, K - 1)}
+    return Middle(inputs, {K - 1: (K - 2, "R")} if K > 1 else {}, first="FB")
 
 
 def tree(K: int) -> Middle:
@@ -74,16 +84,24 @@ def doubling(K: int) -> Middle:
     return Middle(inputs, {p: total(K, p - 1) for p in range(1, K)})
 
 
-MIDDLES: dict[str, Callable[[int], Middle]] = {"chain": chain, "blelloch": tree, "doubling": doubling}
+MIDDLES: dict[str, Callable[[int], Middle]] = {
+    "chain": chain,
+    "linear": linear,
+    "blelloch": tree,
+    "doubling": doubling,
+}
 
 
 def blelloch(K: int, middle: str = "chain") -> Recipe:
     """The time axis of a recurrence cut into K chunks, one a worker, or K / W of them where W is given.
 
-    middle: "chain", "blelloch" or "doubling", how the summaries are scanned. Micro-batches pipeline through the forward
-    as in gpipe. Every worker owns the weights, which all chunks share (metrics count a copy a chunk). S has to be K, a
-    stage a chunk, or L * K for L recurrent layers, stage l * K + k being chunk k of layer l; or 1: the layer that is
-    cut. Directions: F, R, E or U<l> and D or H<l>, and B; `simulate(costs={"R": ..., "U": ...})` prices them.
+    middle: "chain", "blelloch" or "doubling", how the summaries are scanned; or "linear": there are none, and each
+    chunk hands its cotangent to the one before it, as back-propagation does. A summary of a dense recurrence takes
+    up to its width times the work of a sweep, so on CPUs with K > 2 "linear" is the one to take.
+    Micro-batches pipeline through the forward as in gpipe. Every worker owns the weights, which all chunks share
+    (metrics count a copy a chunk). S has to be K, a stage a chunk, or L * K for L recurrent layers, stage l * K + k
+    being chunk k of layer l; or 1: the layer that is cut. Directions: F, R, E or U<l> and D or H<l>, and B;
+    `simulate(costs={"R": ..., "U": ...})` prices them.
     """
     if middle not in MIDDLES:
         raise ScheduleError(f"middle={middle!r} is none of {', '.join(MIDDLES)}")
@@ -103,23 +121,27 @@ def blelloch(K: int, middle: str = "chain") -> Recipe:
             p = K - 1 - k
             if d == "F":
                 return [*([(s - 1, b, "F")] if k else []), *([(s - K, b, "F")] if layer else [])]
-            above = [(s + K, b, "B")] if layer < layers - 1 else []
-            if d == "R":
-                return [(s, b, "F"), *above]
+            read = scan.inputs.get((p, d), [])
             if d == "B":
-                return [(s, b, "F"), *([job(scan.enters[p], layer, b)] if p else []), *above]
-            return [job(step, layer, b) for step in scan.inputs[p, d]]
+                read = [*([scan.enters[p]] if p in scan.enters else []), *([(p, "R")] if is_sweep(p) else [])]
+            combined = [job(step, layer, b) for step in read]
+            above = [(s + K, b, "B")] if layer < layers - 1 else []
+            return [(s, b, "F"), *combined, *above] if d in "RB" else combined
+
+        def is_sweep(p: int) -> bool:
+            """Whether R is the sweep of B, which goes on from there: nothing, or what is known, enters from behind."""
+            return p < K - 1 and (p == 0 or (p, "R") in scan.inputs)
 
         def steps() -> Iterator[tuple[Step, int]]:
             yield from (((p, "F"), layer) for layer in range(layers) for p in reversed(range(K)))
             for layer in reversed(range(layers)):
-                yield from (((p, "R"), layer) for p in range(K - 1))
-                yield from ((step, layer) for step in scan.inputs)
+                summaries = dict.fromkeys((p, "R") for p in range(K - 1))
+                yield from ((step, layer) for step in summaries | scan.inputs)
                 yield from (((p, "B"), layer) for p in range(K))
 
         def n(s: int, b: int, d: str) -> Any:
             """What others wait for goes first: the scan, then forwards, summaries, and the sweeps last."""
-            return ("FRB".find(d), b)
+            return (scan.first.find(d), b)
 
         def w(s: int, b: int, d: str) -> tuple[int, int]:
             worker = s % K * workers // K
@@ -129,3 +151,27 @@ def blelloch(K: int, middle: str = "chain") -> Recipe:
         return Schedule(w=w, n=n, jobs=jobs, inputs=inputs, W=workers)
 
     return Recipe(call("blelloch", {"middle": middle}, K=K), build, chunks=K)
+
+
+END = "L"
+
+
+def with_ends(schedule: Schedule, S: int, K: int) -> Schedule:
+    """One of `blelloch`, for S = L * K stages, where what follows the last layer, up to the loss, is a job L of its own
+    for each chunk: the next chunk's F does not wait for it."""
+    assert schedule.n is not None
+    assert schedule.inputs is not None
+    assert schedule.jobs is not None
+    read, rank = schedule.inputs, schedule.n
+
+    def inputs(s: int, b: int, d: str) -> Sequence[Job]:
+        if d == END:
+            return [(s, b, F)]
+        return [*(read(s, b, d) or ()), *([(s, b, END)] if s >= S - K and d in "RB" else [])]
+
+    def n(s: int, b: int, d: str) -> Any:
+        """Behind what other chunks wait for."""
+        return (0.5, b) if d == END else rank(s, b, d)
+
+    ends = [(s, b, END) for s, b, d in schedule.jobs if d == F and s >= S - K]
+    return replace(schedule, jobs=[*schedule.jobs, *ends], inputs=inputs, n=n)

@@ -62,6 +62,15 @@ def softplus(x: Tensor, out: Tensor, beta: Number = 1, threshold: Number = 20) -
     return choose(x * beta > threshold, 1.0, torch.sigmoid(x * beta), x)
 
 
+def mish(x: Tensor, out: Tensor) -> Tensor:
+    t = torch.tanh(torch.nn.functional.softplus(x, threshold=math.inf))
+    return t + x * torch.sigmoid(x) * (1 - t * t)
+
+
+def erf(x: Tensor, out: Tensor) -> Tensor:
+    return torch.exp(-(x * x)) * (2 / math.sqrt(math.pi))
+
+
 DERIVATIVES: dict[Any, Callable[..., Operand]] = {
     aten.neg.default: lambda x, out: -1.0,
     aten.abs.default: lambda x, out: torch.sign(x),
@@ -80,6 +89,9 @@ DERIVATIVES: dict[Any, Callable[..., Operand]] = {
     aten.gelu.default: gelu,
     aten.elu.default: elu,
     aten.softplus.default: softplus,
+    aten.mish.default: mish,
+    aten.celu.default: lambda x, out, alpha=1.0: elu(x, out, alpha, 1, 1 / alpha),
+    aten.erf.default: erf,
     aten.leaky_relu.default: lambda x, out, slope=0.01: choose(x > 0, 1.0, slope, x),
 }
 
@@ -134,6 +146,16 @@ def clamp_min(x: Tensor, min: Number, *, out: Tensor) -> Operators:
 @rule(aten.clamp_max.default)
 def clamp_max(x: Tensor, max: Number, *, out: Tensor) -> Operators:
     return clamp(x, None, max, out=out)
+
+
+@rule(aten.threshold.default)
+def threshold(x: Tensor, threshold: Number, value: Number, *, out: Tensor) -> Operators:
+    return (select(torch.logical_not(x <= threshold), x),)
+
+
+@rule(aten.hardshrink.default, aten.softshrink.default)
+def shrink(x: Tensor, bound: Number = 0.5, *, out: Tensor) -> Operators:
+    return (select(torch.logical_not(torch.logical_and(x >= -bound, x <= bound)), x),)
 
 
 @rule(aten.hardsigmoid.default)

@@ -13,7 +13,7 @@ from bppsa.errors import ScheduleError, WorkerError
 from bppsa.runtime.worker.group import GroupTransport
 from tests.runtime.worker.ranks import message, run
 
-LARGE = 100_000  # elements: more than what travels with its announcement
+LARGE = 200_000  # elements: more than what travels with its announcement
 
 
 def same(a: Any, b: Any) -> bool:
@@ -46,7 +46,7 @@ def values() -> list[Any]:
 
 def every_kind(transport: GroupTransport) -> int:
     right = 0
-    for step in range(3):
+    for step in range(1, 4):
         transport.begin(step)
         for number, value in enumerate(values()):
             if transport.rank == 0:
@@ -65,7 +65,7 @@ def test_values_of_every_kind_in_any_order() -> None:
 def one_layout(transport: GroupTransport) -> Any:
     """Other shapes in a later step, and the tensors of a message given by the receiver."""
     seen = []
-    for step, size in enumerate((LARGE, LARGE, LARGE + 1, 5)):
+    for step, size in enumerate((LARGE, LARGE, LARGE + 1, 5), 1):
         transport.begin(step)
         if transport.rank == 0:
             transport.send(message(0, 0, 1), (torch.full((size,), float(step)), "objects change", step))
@@ -78,7 +78,7 @@ def one_layout(transport: GroupTransport) -> Any:
 
 
 def test_shapes_may_change_and_the_receiver_may_give_the_room() -> None:
-    assert run(2, one_layout)[1] == [(True, True, True, step) for step in range(4)]
+    assert run(2, one_layout)[1] == [(True, True, True, step) for step in range(1, 5)]
 
 
 def two_lanes(transport: GroupTransport) -> bool:
@@ -96,7 +96,7 @@ def two_lanes(transport: GroupTransport) -> bool:
             if got.shape != (size,) or not bool((got == back).all()):
                 failures.append(index)
 
-    for step in range(2):
+    for step in (1, 2):
         transport.begin(step)
         threads = [threading.Thread(target=lane, args=(number,)) for number in range(2)]
         for thread in threads:
@@ -113,7 +113,7 @@ def test_two_threads_of_a_rank() -> None:
 
 def late(transport: GroupTransport) -> float:
     """The sender does not wait for a receiver that sleeps."""
-    transport.begin(0)
+    transport.begin(1)
     start = time.monotonic()
     if transport.rank == 0:
         for number in range(50):
@@ -135,12 +135,12 @@ def test_send_does_not_wait() -> None:
 def agreement(transport: GroupTransport) -> list[str]:
     transport.agree({"model": "same", "stages": 4})
     texts = []
-    for fingerprint in (f"model {transport.rank == 1}", {"model": "same", f"only on {transport.rank}": 1}):
+    for fingerprint in ({"model": transport.rank == 1}, {"model": "same", f"only on {transport.rank}": 1}):
         try:
             transport.agree(fingerprint)
         except ScheduleError as error:
             texts.append(str(error))
-    transport.begin(0)
+    transport.begin(1)
     transport.finish()
     return texts
 
@@ -149,8 +149,7 @@ def test_differing_fingerprints_are_named() -> None:
     texts = run(3, agreement)
     assert texts[0] == texts[1] == texts[2]
     whole, keys = texts[0]
-    assert "'model False' on worker 0 and 2" in whole
-    assert "'model True' on worker 1" in whole
+    assert "model: False on worker 0 and 2, True on worker 1" in whole
     assert "model:" not in keys
     assert "only on 2: nothing on worker 0 and 1, 1 on worker 2" in keys
 
@@ -163,15 +162,24 @@ def ping(transport: GroupTransport) -> None:
         transport.receive(message(0, 0, 1))
 
 
-def other_shapes(transport: GroupTransport) -> str:
-    transport.begin(0, ("rows", 8 + transport.rank))
-    with pytest.raises(WorkerError) as caught:
+def other_rows(transport: GroupTransport) -> None:
+    """The first and the last rank send each other nothing."""
+    transport.begin(1)
+    transport.sign({"rows": "8" if transport.rank else "9", "modes": "train"})
+    if transport.rank < 2:
         ping(transport)
-    transport.begin(1, "rows")
+    transport.finish()
+
+
+def other_rows_then_the_same(transport: GroupTransport) -> str:
+    with pytest.raises(WorkerError) as caught:
+        other_rows(transport)
+    transport.begin(2)
+    transport.sign({"rows": "8", "modes": "train"})
     transport.finish()
     return str(caught.value)
 
 
 def test_ranks_with_different_batches() -> None:
-    for text in run(2, other_shapes):
-        assert "different shapes" in text
+    for text in run(3, other_rows_then_the_same):
+        assert "different work; rows: 9 on worker 0, 8 on worker" in text

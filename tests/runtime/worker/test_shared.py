@@ -53,7 +53,7 @@ def test_no_file_is_left_open() -> None:
 def blocks(transport: GroupTransport) -> tuple[list[int], int, int]:
     """Of two ranks of one machine: who shares, and how many blocks it takes to send the same message in each step. In
     two steps it is sent and not received."""
-    memory: Memory = transport._carrier._memory
+    memory: Memory = transport._memory
     for step in range(6):
         transport.begin(step)
         if transport.rank == 0:
@@ -85,7 +85,7 @@ def test_ranks_of_one_machine_share() -> None:
 
 def without_memory(transport: GroupTransport, *args: Any) -> list[bool]:
     """As ranks of two machines."""
-    transport._carrier._memory = Memory(Outgoing(), frozenset(), {})
+    transport._memory = Memory(Outgoing(), frozenset(), {})
     values = [torch.randn(50_000, generator=torch.Generator().manual_seed(n)) for n in range(3)]
     same = []
     for step in range(2):

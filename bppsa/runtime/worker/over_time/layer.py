@@ -1,8 +1,8 @@
 """One recurrent layer on one chunk of time: its forward, its summary and its backward, and how summaries combine.
 
-A summary is the pair (J^T, b) of all steps of the chunk. Behind the last chunk nothing comes but what the loss gives,
-so of that chunk J^T is not needed: its summary is the cotangent before it, a vector, and so is all that is combined
-with it. Pairs are formed of the chunks between the first and the last only.
+A summary is the pair (J^T, b) of all steps of the chunk (BPPSA section 3.1). Behind the last chunk nothing comes but
+what the loss gives, so of that chunk J^T is not needed: its summary is the cotangent before it, a vector, and so is all
+that is combined with it. Pairs are formed of the chunks between the first and the last only.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from bppsa.runtime.backward import Asked, by_block, by_carry, pair_of
 from bppsa.runtime.extent import Extent, Given
 from bppsa.runtime.pairs import Pair, Rows, apply, compose
-from bppsa.runtime.sweep import Gradients, Needs, Passed, Sweep
+from bppsa.runtime.sweep import Gradients, Needs, Passed, Sweep, Swept
 
 Packed = tuple[Tensor | None, ...]  # a pair, as tensors
 Summary = Tensor | Packed  # a vector is [B, N]: the cotangents of all carries side by side
@@ -34,20 +33,21 @@ class Ran:
     weights: Sequence[Tensor]
     extent: Extent
 
-    def summary(self, g_y: Tensor | None, g_finals: Given, *, last: bool) -> Summary:
-        """g_y: [T, B, n]; g_finals: [B, n] each; what the loss and the layers above give for this chunk, None for
-        zeros. last: no chunk comes after it."""
-        asked = self.asked(g_y, g_finals, Needs([False], [False] * len(self.weights)))
-        return torch.cat(asked.of(self.sweep).carries, 1) if last else packed(pair_of(self.sweep, asked))
+    def pair(self, g_y: Tensor | None) -> Packed:
+        """g_y: [T, B, n], what the loss and the layers above give for this chunk, None for zeros."""
+        nothing = Needs([False], [False] * len(self.weights))
+        asked = Asked(self.passed, [self.x], self.weights, [g_y], (), self.extent, nothing)
+        return packed(pair_of(self.sweep, asked))
 
-    def backward(self, entering: Tensor | None, g_y: Tensor | None, g_finals: Given, needs: Needs) -> Gradients:
-        """entering: [B, N], the cotangent that comes from the chunks after it, in the place of g_finals."""
+    def swept(self, entering: Tensor | None, g_y: Tensor | None, g_finals: Given) -> Swept:
+        """entering: [B, N], the cotangent that comes from the chunks after it; g_finals: [B, n] each, what the loss
+        gives in its place where there are none."""
         if entering is not None:
             g_finals = entering.split(list(self.sweep.recurrence.carries), 1)
-        return self.asked(g_y, g_finals, needs).of(self.sweep)
+        return self.sweep.swept(self.passed, [self.x], self.weights, [g_y], g_finals, self.extent)
 
-    def asked(self, g_y: Tensor | None, g_finals: Given, needs: Needs) -> Asked:
-        return Asked(self.passed, [self.x], self.weights, [g_y], g_finals, self.extent, needs)
+    def gradients(self, swept: Swept, needs: Needs) -> Gradients:
+        return self.sweep.completed(swept, [self.x], self.weights, self.extent, needs)
 
 
 def run(sweep: Sweep, x: Tensor, carries: Given, weights: Sequence[Tensor], *, save: bool) -> Ran:

@@ -1,9 +1,10 @@
 """The jobs of the distributed scan: a recurrent model whose time axis is cut into K chunks (schedule.zoo.time_chunks).
 
 Stage l * K + k is recurrent layer l on chunk k. F runs what comes before the layer, from the layer below on, and the
-layer, from the carry that chunk k - 1 left; the last layer's F goes on to the end of the model and its loss, whose
-cotangents it takes at once. R is the layer's summary, the other jobs of the scan combine summaries, and B is the
-backward of the layer, from the cotangent that enters at the chunk's end, and of what comes before it.
+layer, from the carry that chunk k - 1 left; behind the last layer's F, L goes on to the end of the model and its loss,
+whose cotangents it takes at once. R is the layer's summary, the other jobs of the scan combine summaries, and B is the
+backward of the layer, from the cotangent that enters at the chunk's end, and of what comes before it. Where that
+cotangent is known when R runs, which it is for the last chunk, R is B's sweep, and B goes on from there.
 
 Losses, outputs and gradients of arguments are left for part b * K + k: chunk k of micro-batch b.
 """
@@ -11,7 +12,7 @@ Losses, outputs and gradients of arguments are left for part b * K + k: chunk k 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from bppsa.runtime.extent import Given
-from bppsa.runtime.sweep import Needs, Sweep
-from bppsa.runtime.worker.draws import drawing_from
+from bppsa.runtime.sweep import Sweep
+from bppsa.runtime.worker.draws import Seed, drawing_from
 from bppsa.runtime.worker.gradients import Sums
-from bppsa.runtime.worker.over_time.layer import Ran, combined, run
-from bppsa.runtime.worker.over_time.module import ModuleCall
+from bppsa.runtime.worker.over_time.chunk import Chunk
+from bppsa.runtime.worker.over_time.layer import Summary, combined
 from bppsa.runtime.worker.over_time.walk import Walk
 from bppsa.runtime.worker.pipeline import Call, without_graph
 from bppsa.runtime.worker.results import Results
@@ -33,28 +34,8 @@ from bppsa.schedule.program import Action
 from bppsa.stages import OverTime
 
 Inputs = Callable[[int, int, str], Any]  # a schedule's
+Job = Callable[..., list[Any]]  # of a layer, a chunk, a micro-batch and what it reads: what it leaves for others
 Sweeps = Callable[[nn.RNNBase, int, Tensor], Sweep]  # of a module's layer, for its input [T, B, I]
-
-
-@dataclass(frozen=True)
-class Called:
-    """A layer's call on one chunk. given: x, the weights and the carries before it, with their autograd graphs; y,
-    [T, B, n], and finals, [B, n] each, are leaves."""
-
-    ran: Ran
-    given: Given
-    y: Tensor
-    finals: Sequence[Tensor]
-
-
-@dataclass
-class Chunk:
-    """One chunk of one micro-batch, from its first F to its last B."""
-
-    walk: Walk
-    module: ModuleCall | None = None  # the call whose layers run
-    called: dict[int, Called] = field(default_factory=dict)  # of each layer
-    end: list[Any] | None = None  # leaves of the model's output, where the backward has still to begin
 
 
 class TimeChunks:
@@ -71,138 +52,113 @@ class TimeChunks:
         sweeps: Sweeps,
     ) -> None:
         """ended: called with a stage when the worker has its last gradient of the stage's weights."""
-        self.model, self.call, self.results, self.sums, self.ended, self.sweeps = (
-            model,
-            call,
-            results,
-            sums,
-            ended,
-            sweeps,
-        )
+        self.model, self.call, self.results = model, call, results
+        self.sums, self.ended, self.sweeps = sums, ended, sweeps
         self.K = model.chunks
         self.gradients = call.modes.grad and not call.modes.inference
-        chunks: list[Chunk] = list(results.kept.values())
-        self.used = {layer: called.ran.sweep for chunk in chunks for layer, called in chunk.called.items()}
-        shell = shells[min(shells)]
+        self.chunks: dict[tuple[int, int], Chunk] = results.kept  # by chunk and micro-batch
+        calls = [entry for chunk in self.chunks.values() for entry in chunk.called.items()]
+        self.used = {layer: called.ran.sweep for layer, called in calls}
+        shell = shells[min(shells)]  # all stages have one module
         self.graph: Any = shell.module
         weights = {name: getattr(module, attribute) for name, module, attribute in shell.slots}
         self.weights = {name: weight for name, weight in weights.items() if weight.requires_grad}
+        self.jobs: dict[str, Job] = {"F": self.forward, "L": self.end, "R": self.summary, "B": self.backward}
 
     def run(self, action: Action, inputs: Sequence[Any]) -> Sequence[Any]:
-        (layer, k), b = divmod(action.stage, self.K), action.batch
+        layer, k = divmod(action.stage, self.K)
         with self.call.modes.entered():
-            if action.kind == "F":
-                return [self.forward(layer, k, b, *inputs)]
-            if action.kind == "R":
-                return [self.summary(layer, k, b)]
-            if action.kind == "B":
-                self.backward(layer, k, b, *inputs)
-                return []
-            return [combined(inputs, self.used[layer])]
-
-    def forward(self, layer: int, k: int, b: int, carries: Given | None = None) -> tuple[Tensor, ...]:
-        """From the carry before the chunk to that after it, [B, n] each."""
-        node, number, path, op = self.model.layers[layer]
-        chunk = self.begun(k, b) if layer == 0 else self.chunk(k, b)
-        with drawing_from(replace(self.call.seeds[b], batch=self.part(k, b))):
-            if number == 0:
-                args, kwargs = chunk.walk.until(node)
-                chunk.module = ModuleCall(self.graph.get_submodule(path), *args, **kwargs)
-            module = chunk.module
-            assert module is not None
-            called = self.called(chunk, module, number, module.initial(number) if carries is None else carries)
-            module.advance(called.y, called.finals, op)
-            if module.ended:
-                chunk.walk.go_on(module.result())
-                chunk.module = None
-            if self.gradients:
-                self.results.hold(+1)
-                chunk.called[layer], self.used[layer] = called, called.ran.sweep
-            if layer == len(self.model.layers) - 1:
-                self.end(chunk, k, b)
-        return tuple(final.detach() for final in called.finals)
-
-    def begun(self, k: int, b: int) -> Chunk:
-        leaves, spec = tree_flatten(list(self.call.arguments[b]))
-        cut = [at_chunk(x, of.time, k, self.K) for x, of in zip(leaves, self.model.arguments_axes, strict=True)]
-        walk = Walk(self.graph, tree_unflatten(cut, spec), self.weights, gradients=self.gradients)
-        self.results.kept[k, b] = chunk = Chunk(walk)
-        return chunk
-
-    def chunk(self, k: int, b: int) -> Chunk:
-        return self.results.kept[k, b]
+            return self.jobs.get(action.kind, self.combine)(layer, k, action.batch, *inputs)
 
     def part(self, k: int, b: int) -> int:
         return b * self.K + k
 
-    def called(self, chunk: Chunk, module: ModuleCall, number: int, carries: Given) -> Called:
-        x, weights = module.x, module.weights(number)
-        sweep = self.sweeps(module.module, number, x)
-        if self.gradients and self.K > 2:
-            sweep.reduction()  # is built where an error can be met
-        source, *params = (t.detach().to(sweep.dtype) for t in (x, *weights))
-        states = [None if t is None else t.detach().to(sweep.dtype) for t in carries]
-        ran = run(sweep, source, states, params, save=self.gradients)
-        made = (ran.passed.outputs[0], *ran.passed.finals)
-        y, *finals = (chunk.walk.leaf(tensor.detach().to(x.dtype)) for tensor in made)
-        return Called(ran, [x, *weights, *carries], y, finals)
+    def seed(self, k: int, b: int) -> Seed:
+        return replace(self.call.seeds[b], batch=self.part(k, b))
 
-    def end(self, chunk: Chunk, k: int, b: int) -> None:
-        """Of the model."""
-        made = chunk.walk.end()
+    def forward(self, layer: int, k: int, b: int, carries: Given | None = None) -> list[tuple[Tensor, ...]]:
+        """From the carry before the chunk, [B, n] each, to that after it; None: what the module begins with."""
+        node, number, path, op = self.model.layers[layer]
+        if layer == 0:
+            self.chunks[k, b] = self.begun(k, b)
+        chunk = self.chunks[k, b]
+        with drawing_from(self.seed(k, b)):
+            module = chunk.begin(node, self.graph, path) if number == 0 else chunk.module
+            assert module is not None
+            given = module.initial(number) if carries is None else carries
+            sweep = self.sweeps(module.module, number, module.x)
+            called = chunk.call(sweep, module.weights(number), given, save=self.gradients)
+            chunk.advance(called, op)
+            if self.gradients:
+                self.results.hold(+1)
+                chunk.called[layer], self.used[layer] = called, called.ran.sweep
+        return [tuple(final.detach() for final in called.finals)]
+
+    def begun(self, k: int, b: int) -> Chunk:
+        leaves, spec = tree_flatten(list(self.call.arguments[b]))
+        cut = [at_chunk(x, of.time, k, self.K) for x, of in zip(leaves, self.model.arguments_axes, strict=True)]
+        return Chunk(Walk(self.graph, tree_unflatten(cut, spec), self.weights, gradients=self.gradients))
+
+    def end(self, layer: int, k: int, b: int) -> list[Any]:
+        """From the last layer to what the model returns, and its loss."""
+        chunk, part = self.chunks[k, b], self.part(k, b)
+        with drawing_from(self.seed(k, b)):
+            made = chunk.walk.end()
         if self.call.outputs:
-            self.results.outputs[self.part(k, b)] = tree_map(without_graph, made)
+            self.results.outputs[part] = tree_map(without_graph, made)
         if self.call.loss is not None:
-            loss = self.call.loss(self.model.assemble(made), self.part(k, b))
-            self.results.losses[self.part(k, b)] = loss.detach()
+            loss = self.call.loss(self.model.assemble(made), part)
+            del made  # scores are large, and the backward of a loss seldom needs them
+            self.results.losses[part] = loss.detach()
             chunk.walk.back([loss], [torch.ones_like(loss)])
         elif self.gradients:
             chunk.end = tree_leaves(made)
         if not self.gradients:
-            del self.results.kept[k, b]
+            del self.chunks[k, b]
+        return []
 
-    def summary(self, layer: int, k: int, b: int) -> Any:
-        chunk, last = self.chunk(k, b), k == self.K - 1
-        return chunk.called[layer].ran.summary(*self.arrived(chunk, layer, k, b), last=last)
+    def in_backward(self, k: int, b: int) -> Chunk:
+        chunk = self.chunks[k, b]
+        if self.call.loss is None:
+            chunk.begin_backward(self.call.cotangents[self.part(k, b)])
+        return chunk
 
-    def backward(self, layer: int, k: int, b: int, entering: Tensor | None = None) -> None:
-        chunk = self.chunk(k, b)
-        arrived = self.arrived(chunk, layer, k, b)
-        called = chunk.called.pop(layer)
-        chunk.walk.forget([called.y, *called.finals])
-        x, *weights = called.given[: 1 + len(called.ran.weights)]
-        needs = Needs([x.requires_grad], [weight.requires_grad for weight in weights])
-        found = called.ran.backward(entering, *arrived, needs)
-        chunk.walk.back(called.given, [*found.sources, *found.params, *found.carries])
+    def summary(self, layer: int, k: int, b: int, *entering: Tensor) -> list[Summary]:
+        """entering: [B, N], the cotangent at the chunk's end, where the chunks behind it are known."""
+        chunk = self.in_backward(k, b)
+        if not entering and k < self.K - 1:
+            return [chunk.pair(layer)]
+        chunk.swept[layer] = swept = chunk.sweep(layer, *entering)
+        return [torch.cat(swept.carries, 1)]
+
+    def combine(self, layer: int, k: int, b: int, *summaries: Summary) -> list[Summary]:
+        """Of chunks that follow each other, the last chunk's first."""
+        return [combined(summaries, self.used[layer])]
+
+    def backward(self, layer: int, k: int, b: int, entering: Tensor | None = None) -> list[Any]:
+        """entering: [B, N], the cotangent at the chunk's end. Leaves gradients with `sums`."""
+        chunk = self.in_backward(k, b)
+        grads = chunk.finish(layer, entering)
         if layer == 0:
             for v in range(self.model.arguments):
                 self.results.arguments[self.part(k, b), v] = chunk.walk.of_argument(v)
-            del self.results.kept[k, b]
+            del self.chunks[k, b]
         self.results.hold(-1)
         stage = layer * self.K + k
-        if self.sums.add(stage, b, chunk.walk.taken()):
+        if self.sums.add(stage, b, grads):
             self.ended(stage)
-
-    def arrived(self, chunk: Chunk, layer: int, k: int, b: int) -> tuple[Tensor | None, list[Tensor | None]]:
-        """The cotangents of a layer's y, [T, B, n], and of its final carries, [B, n] each, from the loss and from the
-        layers above."""
-        if chunk.end is not None:
-            chunk.walk.back(chunk.end, self.call.cotangents[self.part(k, b)])
-            chunk.end = None
-        called = chunk.called[layer]
-        found = [chunk.walk.gradient(leaf) for leaf in (called.y, *called.finals)]
-        g_y, *g_finals = (None if g is None else g.to(called.ran.sweep.dtype) for g in found)
-        return g_y, g_finals
+        return []
 
 
 def reads(inputs: Inputs, K: int, action: Action) -> list[Item]:
-    """What F and B leave for other jobs of their own chunk stays with the worker, and is no item. inputs: the
-    schedule's."""
-    return [Item(d, s, b) for s, b, d in inputs(*action) if s % K != action.stage % K or d not in "FB"]
+    """What F, L, B and, for its B, R leave for other jobs of their own chunk stays with the worker, and is no item.
+    inputs: the schedule's."""
+    stays = "FLBR" if action.kind == "B" else "FLB"
+    return [Item(d, s, b) for s, b, d in inputs(*action) if s % K != action.stage % K or d not in stays]
 
 
 def writes(action: Action) -> list[Item]:
-    return [] if action.kind == "B" else [Item(action.kind, action.stage, action.batch)]
+    return [] if action.kind in "LB" else [Item(action.kind, action.stage, action.batch)]
 
 
 def at_chunk(x: Any, axis: int | None, k: int, K: int) -> Any:

@@ -1,15 +1,14 @@
-"""Connections from every worker to every other: small frames, and the news that a worker is gone.
+"""Small frames between a worker and every other, and the news that a worker is gone.
 
 A killed process closes its connections at once, whoever hosts the store and whatever its threads were doing; so nothing
-has to beat, and a job may take minutes. The thread sleeps in `select` between frames.
+has to beat, a job may take minutes, and a process that is only stopped is not taken for dead. The thread sleeps in
+`select` between frames.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
 import os
-import secrets
 import selectors
 import socket
 import struct
@@ -19,14 +18,9 @@ import weakref
 from collections import deque
 from typing import NamedTuple, Protocol
 
-import torch.distributed as dist
-
 _HEAD = struct.Struct("<BIII")  # kind, step, number, bytes of the body
-_HELLO = struct.Struct("<I16s")  # rank and token of the one who connects
 _BYE = 0  # kind of the frame that announces a closed connection; other kinds are the listener's
 _CHUNK = 1 << 18
-# A host that vanishes without closing its connections is noticed after 3 s + 3 * 1.5 s of silence.
-_KEEP_ALIVE = (("SO_KEEPALIVE", 1), ("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4))
 
 
 class Frame(NamedTuple):
@@ -43,6 +37,9 @@ class Listener(Protocol):
 
     def lost(self, peer: int, left: bool) -> None:
         """The connection is closed; left: the peer said so before."""
+
+    def broken(self, error: BaseException) -> None:
+        """The thread ends, as a call of the listener has raised."""
 
 
 class _Line:
@@ -108,7 +105,7 @@ _WATCHES: weakref.WeakSet[Watch] = weakref.WeakSet()
 class Watch:
     """The connections of one rank, and the thread that reads them. `tell` never blocks.
 
-    connections: by peer, as `connect` makes them. The listener is held weakly.
+    connections: by peer, non-blocking. The listener is held weakly.
     """
 
     def __init__(self, connections: dict[int, socket.socket], listener: Listener) -> None:
@@ -151,6 +148,7 @@ class Watch:
 
     def forget(self) -> None:
         """In a forked child: closes its copies, or a killed parent would seem to live on."""
+        self._closing = True
         for line in self._lines.values():
             line.connection.close()
 
@@ -159,14 +157,21 @@ class Watch:
             self._bell.send(b"!")
 
     def _run(self) -> None:
-        while not self._closing:
-            for key, events in self._selector.select():
-                if key.data is None:
-                    self._drain_bell()
-                elif events & selectors.EVENT_READ:
-                    self._hear(key.data)
-            self._write()
-        self._end()
+        try:
+            while not self._closing:
+                for key, events in self._selector.select():
+                    if key.data is None:
+                        self._drain_bell()
+                    elif events & selectors.EVENT_READ:
+                        self._hear(key.data)
+                self._write()
+        except BaseException as error:
+            listener = self._listener()
+            if listener is not None:
+                listener.broken(error)
+            raise
+        finally:
+            self._end()
 
     def _drain_bell(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -220,71 +225,3 @@ def _forget_all() -> None:
 
 
 os.register_at_fork(after_in_child=_forget_all)
-
-
-def connect(group: dist.ProcessGroup) -> dict[int, socket.socket]:
-    """A connection to each other rank of the group, by rank. Every rank calls it.
-
-    Ports and tokens are exchanged over the group; whoever does not know the token of a rank is not let in.
-    """
-    rank, size = dist.get_rank(group), dist.get_world_size(group)
-    machine = (socket.gethostname(), _boot())
-    machines = _exchange(machine, group)
-    host = "127.0.0.1" if set(machines) == {machine} else ""
-    token = secrets.token_bytes(16)
-    connections: dict[int, socket.socket] = {}
-    with socket.create_server((host, 0), backlog=size) as server:
-        places = _exchange((_addresses(), server.getsockname()[1], token), group)
-        for peer in range(rank):
-            addresses, port, its_token = places[peer]
-            addresses = ["127.0.0.1"] if machines[peer] == machine else addresses
-            connections[peer] = _reach(addresses, port)
-            connections[peer].sendall(_HELLO.pack(rank, its_token))
-        while len(connections) < size - 1:
-            connection, _ = server.accept()
-            connection.settimeout(10)
-            with contextlib.suppress(OSError, struct.error):
-                peer, its_token = _HELLO.unpack(connection.recv(_HELLO.size, socket.MSG_WAITALL))
-                if hmac.compare_digest(its_token, token) and peer > rank:
-                    connections[peer] = connection
-    for connection in connections.values():
-        connection.setblocking(False)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        for name, value in _KEEP_ALIVE:
-            level = socket.SOL_SOCKET if name.startswith("SO_") else socket.IPPROTO_TCP
-            if hasattr(socket, name):
-                connection.setsockopt(level, getattr(socket, name), value)
-    return connections
-
-
-def _exchange(mine: object, group: dist.ProcessGroup) -> list:
-    everyone: list = [None] * dist.get_world_size(group)
-    dist.all_gather_object(everyone, mine, group=group)
-    return everyone
-
-
-def _boot() -> str:
-    """Tells machines of one name apart."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read()
-    except OSError:
-        return ""
-
-
-def _addresses() -> list[str]:
-    """Where other machines may reach this one: the interface that leads to the store's host first."""
-    found = []
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ.get("MASTER_ADDR", "192.0.2.1"), 9))  # nothing is sent
-        found.append(probe.getsockname()[0])
-    with contextlib.suppress(OSError):
-        found += socket.gethostbyname_ex(socket.gethostname())[2]
-    return list(dict.fromkeys(found))
-
-
-def _reach(addresses: list[str], port: int) -> socket.socket:
-    for address in addresses[:-1]:
-        with contextlib.suppress(OSError):
-            return socket.create_connection((address, port), timeout=5)
-    return socket.create_connection((addresses[-1], port), timeout=5)

@@ -1,0 +1,73 @@
+"""Any pointwise function or module of torch as a step: recorded once on stand-ins, with its J^T by the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from bppsa._pruned.draft import Draft, Value
+from bppsa.chain import Recurrence, Role, Stream
+from bppsa.codegen.blocked.elementwise import Elementwise
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.capture import record
+from bppsa.fxpasses.decompose import DECOMPOSE
+from bppsa.fxpasses.jacobian import differentiable, transpose
+from bppsa.runtime.blocked.pointwise import Pointwise
+
+aten = torch.ops.aten
+DECOMPOSED = {
+    **DECOMPOSE,
+    aten.log_sigmoid_forward.default: lambda x: (-F.softplus(-x, threshold=torch.inf), x),
+}
+
+
+def pointwise(draft: Draft, name: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Value:
+    """The value of fn(*args, **kwargs). Raises Unsupported where it is more than a pointwise function of images."""
+    values = list(dict.fromkeys(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Value)))
+    if not values or any((v.shape, v.dims) != (values[0].shape, values[0].dims) for v in values):
+        raise Unsupported(Reason(f"no kernel for {name}: its inputs are not images of one shape"))
+    function, changed = recorded(name, fn, values, args, kwargs)
+    if any(changed[1:]) or (changed[0] and not (args and args[0] is values[0] and draft.is_own(values[0]))):
+        raise Unsupported(Reason("a change in place of what others read", mend="use the form that returns a new one"))
+    return draft.add(Pointwise(function), values)
+
+
+def recorded(
+    name: str, fn: Callable[..., Any], values: list[Value], args: Any, kwargs: dict[str, Any]
+) -> tuple[Elementwise, list[bool]]:
+    """The function, and of each image whether it is changed in place."""
+
+    def call(*images: Tensor) -> Any:
+        own = [image.clone() for image in images]  # which may be changed
+        given = dict(zip(values, own, strict=True))
+        replaced = tree_map_only(Value, given.__getitem__, (tuple(args), kwargs))
+        return fn(*replaced[0], **replaced[1]), own
+
+    stand_ins = [torch.zeros(1, 1) for _ in values]
+    try:  # whatever torch says to shapes that the function was not meant for
+        recording = record(call, stand_ins, decompose=DECOMPOSED)
+    except Unsupported as error:
+        raise Unsupported(Reason(f"no kernel for {name}: {error.reason}")) from error
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise Unsupported(Reason(f"no kernel for {name}: {str(error).splitlines()[0]}")) from error
+    result, own = recording.result
+    changed = [node.args[:1] != (argument,) for node, argument in zip(own, recording.arguments, strict=True)]
+    if not isinstance(result, fx.Node) or result not in differentiable(recording.graph) or recording.captured:
+        raise Unsupported(Reason(f"no kernel for {name}: it is no function of images alone"))
+    for i, node in enumerate(recording.arguments):
+        node.meta["role"] = Role("stream", i)
+    recording.graph.output(((), (result,)))
+    recording.graph.eliminate_dead_code()
+    streams = tuple(Stream(i, None, 1, 1) for i in range(len(values)))
+    body = Recurrence(None, recording.graph, None, streams, (), (1,))
+    try:
+        function = Elementwise(body, transpose(body))
+        function.forward(1), function.backward(1)
+    except Unsupported as error:
+        raise Unsupported(Reason(f"no kernel for {name}: {error.reason}")) from error
+    return function, changed

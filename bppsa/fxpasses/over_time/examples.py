@@ -1,0 +1,57 @@
+"""Which axes of a call's arguments may be time and rows, and the short example to try them with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice, product
+from typing import Any
+
+from torch import Tensor
+
+from bppsa.stages import Axes
+
+STEPS, ROWS = 12, 5  # of the examples
+GUESSES = 16
+
+
+def guesses(leaves: Sequence[Any], usual: int) -> Iterator[tuple[Axes, ...]]:
+    """The axes of each leaf, the likeliest first. usual: where the first recurrent module's input has its time.
+
+    The largest tensor has an axis of time. Where others have as many steps or rows along an axis, that is theirs.
+    """
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0]
+    if tensors:
+        yield from islice(guesses_by(max(tensors, key=Tensor.numel), leaves, usual), GUESSES)
+
+
+def guesses_by(longest: Tensor, leaves: Sequence[Any], usual: int) -> Iterator[tuple[Axes, ...]]:
+    for time in sorted(range(longest.dim()), key=lambda axis: (axis != usual, axis)):
+        rows = longest.shape[int(time == 0)] if longest.dim() > 1 else None
+        yield from product(*(places(leaf, longest.shape[time], rows, time) for leaf in leaves))
+
+
+def places(leaf: Any, steps: int, rows: int | None, usual: int) -> list[Axes]:
+    """Where a leaf may have so many steps and rows: nowhere at last, as a state has no steps."""
+    if not isinstance(leaf, Tensor):
+        return [Axes()]
+    times: list[int | None] = [axis for axis in range(leaf.dim()) if leaf.shape[axis] == steps]
+    times.sort(key=lambda axis: axis != usual)
+    found = []
+    for time in (*times, None):
+        across = [axis for axis in (0, 1) if axis != time and axis < leaf.dim() and leaf.shape[axis] == rows]
+        if time is None and leaf.dim() == 3:
+            across.reverse()  # a state, [L, B, n]
+        found.append(Axes(time, across[0] if across else None))
+    return found
+
+
+def shortened(leaf: Any, axes: Axes) -> Any:
+    """The first of its steps and rows."""
+    for axis, most in ((axes.time, STEPS), (axes.rows, ROWS)):
+        if axis is not None:
+            leaf = leaf.narrow(axis, 0, min(most, leaf.shape[axis]))
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
+
+
+def is_one_step(leaves: Sequence[Any], axes: Sequence[Axes]) -> bool:
+    return any(of.time is not None and leaf.shape[of.time] == 1 for leaf, of in zip(leaves, axes, strict=True))

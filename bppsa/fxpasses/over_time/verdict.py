@@ -1,0 +1,133 @@
+"""Whether steps of time meet nowhere but in recurrent layers: the whole against two chunks of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_leaves
+
+from bppsa.errors import ScheduleError
+from bppsa.fxpasses.over_time.parts import NoAxis, alike, axis_of, halves
+from bppsa.fxpasses.over_time.trial import Run, Trial, trial_of
+from bppsa.fxpasses.partition.refusals import WHAT_FORWARDS_RAISE
+from bppsa.stages import Axes
+
+MEND = "cut the model into stages instead, as schedule=gpipe() does"
+
+
+class Mixed(ScheduleError):
+    """Steps meet outside of recurrent layers, if these axes are time."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """times, rows: of each leaf of what the graph returns, its axis of time, None where it is of the last step, and of
+    the batch's rows. `rows` is None where rows meet. output: what the graph returned, in float64."""
+
+    times: list[int | None]
+    rows: list[int | None] | None
+    output: Any
+
+    @property
+    def axes(self) -> tuple[Axes, ...]:
+        rows = self.rows or [None] * len(self.times)
+        return tuple(Axes(time, row) for time, row in zip(self.times, rows, strict=True))
+
+
+def tried(graph: fx.GraphModule, arguments: Sequence[Any], axes: Sequence[Axes]) -> Found:
+    """axes: of each leaf of the arguments. Raises Mixed where steps meet, with the place."""
+    with trial_of(graph, arguments) as trial:
+        whole = trial.run(trial.given)
+        for node, reading in whole.readings.items():
+            if isinstance(reading.input, PackedSequence):
+                raise packed(str(node.target))
+        times = over_chunks(trial, whole, axes)
+        return Found(times, over_rows(trial, whole, axes), whole.returned)
+
+
+def packed(path: str) -> ScheduleError:
+    return ScheduleError(
+        f"{path} reads a packed sequence, whose rows end at different steps, so that chunks of time have no common "
+        f"rows; pad it, and mask the loss"
+    )
+
+
+def over_chunks(trial: Trial, whole: Run, axes: Sequence[Axes]) -> list[int | None]:
+    """The axis of time of each leaf that is returned, None where it is of the last step."""
+    early, late = halves(trial.given, [of.time for of in axes])
+    try:
+        first = trial.run(early)
+        second = trial.run(late, before=first)
+    except WHAT_FORWARDS_RAISE as error:
+        said = str(error).strip().splitlines()[0]
+        raise Mixed(f"the time axis cannot be cut: chunks of it raise {said!r}; {MEND}") from error
+    runs = (whole, first, second)
+    for node in whole.readings:
+        check_reading(node, *runs)
+    found = [axis_of(*values) for values in zip(*(tree_leaves(run.returned) for run in runs), strict=True)]
+    for axis, value in zip(found, tree_leaves(whole.returned), strict=True):
+        if isinstance(axis, NoAxis):
+            what = f"what it returns, {list(value.shape) if isinstance(value, Tensor) else value},"
+            raise mixed(what, trial.graph.output_node(), runs)
+    return known(found)
+
+
+def check_reading(node: fx.Node, *runs: Run) -> None:
+    """Of a recurrent module, in the whole and in its first and second chunk."""
+    (module, input, states), first, second = (run.readings[node] for run in runs)
+    time = 1 if module.batch_first and input.dim() == 3 else 0
+    if axis_of(input, first.input, second.input) != time:
+        raise mixed(f"what {node.target} reads", node, runs)
+    for whole, *parts in zip(*map(tree_leaves, (states, first.states, second.states)), strict=True):
+        if not all(alike(whole, part) for part in parts):
+            raise mixed(f"the initial state of {node.target}", node, runs)
+
+
+def over_rows(trial: Trial, whole: Run, axes: Sequence[Axes]) -> list[int | None] | None:
+    """The axis of rows of each leaf that is returned; None where rows meet, or there are none."""
+    if any(reading.input.dim() == 2 for reading in whole.readings.values()):
+        return None
+    try:
+        runs = (whole, *map(trial.run, halves(trial.given, [of.rows for of in axes])))
+    except WHAT_FORWARDS_RAISE:
+        return None
+    found = [axis_of(*values) for values in zip(*(tree_leaves(run.returned) for run in runs), strict=True)]
+    return None if any(isinstance(axis, NoAxis) for axis in found) else known(found)
+
+
+def known(axes: Sequence[int | NoAxis | None]) -> list[int | None]:
+    return [axis for axis in axes if not isinstance(axis, NoAxis)]
+
+
+def mixed(what: str, at: fx.Node, runs: Sequence[Run]) -> Mixed:
+    """Names the first op before `at` whose value is not of chunks."""
+    before = ancestors(at)
+    for node in at.graph.nodes:
+        if node in before and node.op in ("call_module", "call_function", "call_method"):
+            values = zip(*(tree_leaves(run.env[node]) for run in runs), strict=False)
+            if any(isinstance(axis_of(*of), NoAxis) for of in values):
+                return Mixed(
+                    f"the time axis cannot be cut: {what} is not its chunks side by side, from {place(node)} on; only "
+                    f"recurrent layers may look at other steps; {MEND}"
+                )
+    return Mixed(f"the time axis cannot be cut: {what} has no axis of steps where it is expected; {MEND}")
+
+
+def place(node: fx.Node) -> str:
+    if node.op == "call_module":
+        return f"module {node.target}"
+    return f"{getattr(node.target, '__name__', node.target)} ({node.name})"
+
+
+def ancestors(node: fx.Node) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    stack = list(node.all_input_nodes)
+    while stack:
+        if (one := stack.pop()) not in found:
+            found.add(one)
+            stack += one.all_input_nodes
+    return found

@@ -1,0 +1,40 @@
+"""Why a model cannot be cut, for somebody who has never seen its graph: the line, what happens there, and the mend."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.fx.proxy import TraceError
+
+from bppsa.errors import PartitionError
+from bppsa.fxpasses.partition.places import place_of
+
+WHAT_FORWARDS_RAISE = (
+    *(TraceError, TypeError, ValueError, AttributeError, RuntimeError),
+    *(LookupError, NameError, AssertionError, NotImplementedError),
+)
+BY_HAND = "cut the model by hand, with stages=[module, ...]"
+# Part of what Python or PyTorch says while a model is traced -> what that tells the model's author.
+MEANINGS = {
+    "Traced": "an activation is given to code that takes nothing but real tensors; do the same by functions of torch",
+    "dynamo-optimized": "a part of the model was made by torch.compile; cut the model as it was before",
+    "does not require grad": "the forward differentiates, and stages run it without the autograd graph of the whole",
+    "argument of type: <class 'function'>": "a function is given to an op; call the function itself",
+}
+
+
+def refusal(model: nn.Module, error: BaseException) -> PartitionError:
+    """What to raise for an error of a model's forward that came while it was traced."""
+    place = place_of(error)
+    return PartitionError(
+        f"{type(model).__name__} cannot be traced{f' at {place}' if place else ''}: {meaning(error)}; or {BY_HAND}"
+    )
+
+
+def meaning(error: BaseException) -> str:
+    said = first_line(error)
+    return next((told for part, told in MEANINGS.items() if part in said), said)
+
+
+def first_line(error: BaseException) -> str:
+    said = str(error).strip()
+    return said.splitlines()[0] if said else type(error).__name__

@@ -1,0 +1,47 @@
+"""Parts of a model that no stage can hold, told before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from bppsa.errors import PartitionError
+
+
+def has_lazy(module: nn.Module) -> bool:
+    own = (*module._parameters.values(), *module._buffers.values())
+    return any(tensor is not None and is_lazy(tensor) for tensor in own)
+
+
+def has_old_norm(module: nn.Module) -> bool:
+    return any(isinstance(hook, (WeightNorm, SpectralNorm)) for hook in module._forward_pre_hooks.values())
+
+
+UNFIT: tuple[tuple[Callable[[Any], bool], str], ...] = (
+    (has_lazy, "has parameters without a shape yet; call the model once before it is cut"),
+    (
+        has_old_norm,
+        "sets its weight anew in each forward; take weight_norm or spectral_norm of torch.nn.utils.parametrizations",
+    ),
+    (
+        lambda module: isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)),
+        "spreads the batch over devices by itself; cut its .module",
+    ),
+    (lambda module: hasattr(module, "_orig_mod"), "was made by torch.compile; cut the model as it was before"),
+)
+
+
+def check_fit(model: nn.Module) -> None:
+    """Raises PartitionError where a module cannot be part of a stage."""
+    if isinstance(model, torch.jit.ScriptModule):
+        raise PartitionError(f"{type(model).__name__}: TorchScript cannot be cut; give the model as it was before")
+    for path, module in model.named_modules():
+        for is_unfit, why in UNFIT:
+            if is_unfit(module):
+                raise PartitionError(f"{path or 'the model'} ({type(module).__name__}) {why}")

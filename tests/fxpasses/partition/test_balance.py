@@ -1,0 +1,59 @@
+"""Cuts of a sequence against all cuts there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bppsa.fxpasses.partition.balance import MARGIN, balanced
+
+CLOSE = 1e-6
+
+
+def cuts(n: int, stages: int) -> Iterator[list[int]]:
+    """The ends of the stages, in all ways."""
+    for inner in combinations(range(1, n), stages - 1):
+        yield [*inner, n]
+
+
+def largest(costs: Sequence[float], ends: Sequence[int]) -> float:
+    return max(sum(costs[a:b]) for a, b in pairwise([0, *ends]))
+
+
+def sent(crossing: Sequence[float], ends: Sequence[int]) -> float:
+    return sum(crossing[end - 1] for end in ends[:-1])
+
+
+@st.composite
+def sequences(draw: st.DrawFn) -> tuple[list[float], list[float], int]:
+    """Costs, bytes between neighbours, stages."""
+    n = draw(st.integers(1, 9))
+    costs = draw(st.lists(st.integers(0, 9).map(float), min_size=n, max_size=n))
+    crossing = draw(st.lists(st.integers(0, 5).map(float), min_size=n - 1, max_size=n - 1))
+    return costs, crossing, draw(st.integers(1, n))
+
+
+@given(sequences())
+def test_balanced_is_the_best_of_all_cuts(drawn: tuple[list[float], list[float], int]) -> None:
+    """The fewest bytes of the cuts whose largest stage is near the least possible, and of these the most even."""
+    costs, crossing, stages = drawn
+    every = list(cuts(len(costs), stages))
+    least = min(largest(costs, ends) for ends in every)
+    even = [ends for ends in every if largest(costs, ends) <= least * (1 + MARGIN) + CLOSE]
+    fewest = min(sent(crossing, ends) for ends in even)
+    best = min(largest(costs, ends) for ends in even if sent(crossing, ends) <= fewest + CLOSE)
+
+    found = balanced(costs, crossing, stages)
+
+    assert found in every
+    assert sent(crossing, found) == pytest.approx(fewest)
+    assert largest(costs, found) == pytest.approx(best, rel=CLOSE, abs=CLOSE)
+
+
+def test_a_long_sequence_is_even() -> None:
+    ends = balanced([1.0] * 10_000, [1.0] * 9_999, 64)
+    assert largest([1.0] * 10_000, ends) <= 157 * (1 + MARGIN)

@@ -1,0 +1,59 @@
+"""Calls that the stages were not cut for, and modules that are no stages of the model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bppsa import partition
+from bppsa.errors import ArgumentError, PartitionError
+from tests.fxpasses.partition.support import run
+
+
+class Decides(nn.Module):
+    """By the number of rows, which later batches need not have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, flag: bool = True) -> Tensor:
+        y = self.a(x)
+        if x.shape[0] > 3:
+            y = y * 2
+        return self.b(y)
+
+
+def test_a_decision_that_another_batch_would_take_otherwise_is_refused() -> None:
+    cut = partition(Decides(), torch.randn(4, 4), 2)
+    run(cut, torch.randn(7, 4))
+    with pytest.raises(PartitionError, match=r"if x\.shape\[0\] > 3.*Python reads False here, and read True"):
+        run(cut, torch.randn(2, 4))
+
+
+def test_a_call_is_as_the_example_was() -> None:
+    cut = partition(Decides(), torch.randn(4, 4), 2)
+    with pytest.raises(PartitionError, match="argument flag is False, and the model was partitioned for True"):
+        run(cut, torch.randn(4, 4), False)
+    with pytest.raises(PartitionError, match="another structure"):
+        run(cut, [torch.randn(4, 4)])
+
+
+@pytest.mark.parametrize("stages", [0, 9])
+def test_so_many_stages_there_can_be(stages: int) -> None:
+    with pytest.raises(PartitionError, match=rf"cannot be cut into {stages} stages; there can be 1 to 4"):
+        partition(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), torch.randn(3, 4), stages)
+
+
+def test_modules_by_hand_are_the_models_and_compute_what_it_does() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
+    x = torch.randn(3, 4)
+    with pytest.raises(PartitionError, match="stages is empty"):
+        partition(model, x, [])
+    with pytest.raises(PartitionError, match="a Linear that is no submodule of Sequential"):
+        partition(model, x, [model[0], nn.Linear(4, 4)])
+    with pytest.raises(PartitionError, match="do not give what it gives"):
+        partition(model, x, [model[0], model[2]])
+    with pytest.raises(ArgumentError, match="give a tuple of positional arguments"):
+        partition(model, (x, x), 2)

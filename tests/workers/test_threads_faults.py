@@ -1,0 +1,68 @@
+"""What fails in a thread raises in the caller, who may go on; an interrupt waits only for the jobs that run."""
+
+from __future__ import annotations
+
+import copy
+import re
+import threading
+import traceback
+from typing import Any
+
+import pytest
+
+import bppsa
+from bppsa.errors import WorkerError
+from bppsa.schedule import Recipe, ddp, lpp, one_f_one_b, zero_bubble
+from tests.workers import faults
+from tests.workers.faults import Armed
+
+
+def compiled_for(net: Any, schedule: Recipe, microbatches: int = 4) -> Any:
+    own = copy.deepcopy(net)
+    return bppsa.compile(own, schedule=schedule, stages=list(own), microbatches=microbatches, loss_fn=faults.loss_fn)
+
+
+@pytest.mark.parametrize("kind", ["F", "B", "W", "loss"])
+@pytest.mark.parametrize("schedule", [one_f_one_b(), zero_bubble(), lpp(G=2), ddp()], ids=repr)
+def test_an_exception_is_raised_in_the_caller(schedule: Recipe, kind: str) -> None:
+    net, (x, target) = faults.model(), faults.batch()
+    compiled = compiled_for(net, schedule)
+    compiled.step(x, target)
+    compiled.zero_grad()
+    Armed.arm(kind, 0 if kind == "loss" else 2, faults.explode)
+    with pytest.raises(WorkerError) as caught:
+        compiled.step(x, target)
+    job = {"loss": "3F", "W": "2W" if repr(schedule) == "zero_bubble" else "2B"}.get(kind, f"2{kind}")
+    assert re.match(rf"worker \d failed in job {job}\d: ZeroDivisionError: of the test", str(caught.value))
+    cause = caught.value.__cause__
+    assert isinstance(cause, ZeroDivisionError)
+    assert "in explode" in "".join(traceback.format_exception(cause))
+    assert all(parameter.grad is None for parameter in compiled.parameters())
+    compiled.step(x, target)
+    assert faults.exact(net, compiled, x, target)
+
+
+@pytest.mark.parametrize("schedule", [one_f_one_b(), ddp()], ids=repr)
+def test_an_interrupt_ends_all_threads(schedule: Recipe) -> None:
+    net, (x, target) = faults.model(), faults.batch()
+    compiled = compiled_for(net, schedule)
+    compiled.step(x, target)
+    compiled.zero_grad()
+    Armed.arm("F", 2, faults.interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compiled.step(x, target)
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("bppsa worker")]
+    assert all(parameter.grad is None for parameter in compiled.parameters())
+    compiled.step(x, target)
+    assert faults.exact(net, compiled, x, target)
+
+
+def test_one_worker_is_interrupted() -> None:
+    """Its jobs run in the calling thread."""
+    net, (x, target) = faults.model(), faults.batch()
+    compiled = compiled_for(net, ddp(), microbatches=1)
+    Armed.arm("F", 2, faults.interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        compiled.step(x, target)
+    compiled.step(x, target)
+    assert faults.exact(net, compiled, x, target)
