@@ -1,7 +1,7 @@
 """Messages between the ranks of a process group.
 
-Large tensors go through memory that ranks of one machine share, or over the group, by a `Carrier`. Letters announce them
-over the connections of a `Watch`, and hold small values themselves:
+Large tensors go through memory that ranks of one machine share, or over the group, by a `Carrier`. Letters announce
+them over the connections of a `Watch`, and hold small values themselves:
 
     receiver                              sender
     expect:  WANT step, numbers  ->
