@@ -58,6 +58,10 @@ def at_most(key: str, limit: str) -> Callable[[Row], str]:
     return lambda row: f"[{'green' if row.get(key, 0) <= row[limit] else 'red'}]{number(row[limit])}"
 
 
+def listed(counts: list[int]) -> str:
+    return ", ".join(map(str, counts))
+
+
 def both(measured: Row, predicted: Row) -> str:
     return ", ".join(f"{way} {number(ms)} ({number(predicted[way])})" for way, ms in measured.items())
 
@@ -68,6 +72,7 @@ RATIO: tuple[Column, ...] = (("ratio", ratio("ratio")), ("quartiles", lambda row
 PHASES: tuple[Column, ...] = (("forward", ratio("forward")), ("backward", ratio("backward")))
 GOAL: tuple[Column, ...] = (("goal", goal_of("ratio", "goal")),)
 NET: tuple[Column, ...] = (("", value("net")), ("B", value("B")))
+SCHEDULE: tuple[Column, ...] = tuple((name, value(name)) for name in ("schedule", "S", "B", "W"))
 STRATEGY: tuple[Column, ...] = (("ran", value("strategy")),)
 SPARSE: tuple[Column, ...] = (
     ("", value("product")),
@@ -188,6 +193,39 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("over PyTorch", lambda row: times(row["over_pytorch"])),
         ("ms measured (predicted)", lambda row: both(row["measured_ms"], row["predicted_ms"])),
     ),
+    "schedules": (
+        *SCHEDULE,
+        ("F ms", lambda row: number(row["job_ms"]["F"])),
+        ("B ms", lambda row: number(row["job_ms"]["B"])),
+        ("predicted ms", value("predicted_ms")),
+        ("measured ms", value("measured_ms")),
+        ("over", value("over")),
+        ("step ms", value("step_ms")),
+        ("over", value("step_over")),
+        ("peaks simulated", lambda row: listed(row["peaks_simulated"])),
+        ("measured", lambda row: listed(row["peaks_measured"])),
+    ),
+    "pipelines": (
+        ("jobs", value("jobs")),
+        *SCHEDULE[:3],
+        ("PyTorch's", value("peer")),
+        *MS,
+        *RATIO,
+        ("difference", value("difference")),
+    ),
+    "workers": (("jobs", value("jobs")), *SCHEDULE, *MS, *RATIO, ("difference", value("difference"))),
+    "waves": (
+        ("", value("way")),
+        ("waves", value("waves")),
+        ("S", value("S")),
+        ("step s", value("step_s")),
+        ("peak, simulated", value("peaks_simulated")),
+        ("measured", value("peaks_measured")),
+        ("MiB, simulated", value("simulated_MiB")),
+        ("measured", value("peak_MiB")),
+        ("mean MiB, simulated", value("simulated_mean_MiB")),
+        ("measured", value("mean_MiB")),
+    ),
     "memory": (
         *KIND,
         ("PyTorch MiB", value("peer_MiB")),
@@ -214,6 +252,10 @@ TITLES = {
     "jacobian": "bppsa.jacobian of three convolutions with tanh between them, beside torch.func.jacrev",
     "choice": "What auto chose, where it was furthest from the best",
     "memory": "Peak memory of a process above its imports, after 5 training steps",
+    "schedules": "Two ranks: measured makespan and step over the simulated makespan, with the times that jobs took",
+    "pipelines": "Two ranks: PyTorch's own pipelines, DDP and FSDP beside the same schedule",
+    "workers": "One process, workers that are threads: a loop over the same micro-batches beside a schedule",
+    "waves": "Memory of one device in a step: waves one after the other, and in tick-tock",
 }
 
 

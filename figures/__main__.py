@@ -23,7 +23,7 @@ import machine
 import store
 from figures import drawing, fig7, fig8, fig9, fig13, page
 from figures.figure import FULL, QUICK, SCALED, Figure, Options, Record
-from figures.schedules import diagrams, groups, time_chunks, wavelet, zero_bubble
+from figures.schedules import diagrams, groups, time_chunks, wavelet, waves, zero_bubble
 from figures.sparse import fig5, fig6, fig10, table1
 from figures.ways import USUAL, WAYS
 
@@ -40,6 +40,7 @@ FIGURES: dict[str, Figure] = {
     "schedules": diagrams.FIGURE,
     "groups": groups.FIGURE,
     "wavelet": wavelet.FIGURE,
+    "waves": waves.FIGURE,
     "zero_bubble": zero_bubble.FIGURE,
     "time_chunks": time_chunks.FIGURE,
 }

@@ -12,13 +12,16 @@ from torch import Tensor, nn
 from bppsa._workers.member import Asked, Member, Run
 from bppsa._workers.plans import Plan, batches
 from bppsa.runtime.worker.execute import run_all
-from bppsa.runtime.worker.gradients import Sums
+from bppsa.runtime.worker.gradients import Sums, total
 from bppsa.runtime.worker.mailbox import Alarm, Threads
 from bppsa.runtime.worker.pipeline import Call
-from bppsa.runtime.worker.results import Outcome, Results, outcome, total
+from bppsa.runtime.worker.results import Outcome, Results, outcome
 from bppsa.stages import Stages
 
 T = TypeVar("T")
+
+
+def nothing(*of: object) -> None: ...
 
 
 class Local:
@@ -39,9 +42,7 @@ class Local:
         sums = [Sums(batches(lanes)) for lanes in plan.steps]
         lanes = []
         for worker in range(count):
-            run = Run(
-                plan, call, results[worker], sums[worker], transport, alarm, lambda stage: None, {}, (), self.asked
-            )
+            run = Run(plan, call, results[worker], sums[worker], transport, alarm, nothing, nothing, {}, (), self.asked)
             lanes += self.member(worker, count).lanes(run)
         threads = torch.get_num_threads()
         try:

@@ -45,6 +45,7 @@ class Run:
     transport: Transport
     alarm: Alarm
     ended: Callable[[int], None]
+    between: Callable[[], None]
     fetches: Mapping[Action, Message]
     frees: Collection[Action]
     asked: Asked
@@ -75,6 +76,7 @@ class Member:
         """Those that have something to do."""
         self.follow()
         mailbox, found = Mailbox(run.alarm), []
+        threads = self.neighbours * sum(map(bool, run.plan.steps[self.worker]))
         for lane, steps in enumerate(run.plan.steps[self.worker]):
             used = sorted({step.action.stage for step in steps})
             work = work_of(
@@ -93,11 +95,12 @@ class Member:
                     mailbox,
                     run.transport,
                     run.plan.readers[self.worker],
-                    partial(inside, self.neighbours, run.results.decisions, run.asked),
+                    partial(inside, threads, run.results.decisions, run.asked),
                     run.results.times,
                     run.fetches,
                     run.frees,
                     {s: self.fetched[lane, s] for s in used if (lane, s) in self.fetched},
+                    run.between,
                 )
             )
         return [lane for lane in found if lane.steps]
@@ -176,9 +179,9 @@ def lent(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def inside(neighbours: int, taken: list[Decision], asked: Asked) -> Iterator[None]:
-    """What the thread of a lane runs in: the cores are shared out among the workers, and decisions noted in `taken`."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // neighbours))
+def inside(lanes: int, taken: list[Decision], asked: Asked) -> Iterator[None]:
+    """What the thread of a lane runs in: the cores are shared out among all lanes, and decisions noted in `taken`."""
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // lanes))
     push(taken, *asked)
     try:
         yield

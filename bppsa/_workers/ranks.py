@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from bppsa._workers.agreement import check_replicas, checksums, signature
-from bppsa._workers.exchange import Exchange, Numbers, Owners, Reduction, make_exchange
+from bppsa._workers.exchange import Exchange, Numbers, Owners, make_exchange
 from bppsa._workers.member import Asked, Member, Run, tensors_of
 from bppsa._workers.plans import Plan, batches
+from bppsa._workers.reducing import Reducing
 from bppsa.errors import ScheduleError
 from bppsa.runtime.worker.execute import JobError, run_all
-from bppsa.runtime.worker.gradients import Grads, Sums, summed
+from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.group import GroupTransport
 from bppsa.runtime.worker.mailbox import Alarm
 from bppsa.runtime.worker.pipeline import Call
@@ -66,7 +67,7 @@ class Ranks:
             self.ran_nothing = False
         results = state[0].going_on() if state else Results()
         sums = Sums(batches(plan.steps[self.rank]))
-        finish = Finish(self, exchange, sums)
+        reducing = Reducing(self.transport, self.rank, exchange.reductions, sums)
         threads = torch.get_num_threads()
         try:
             self.lend_out(exchange)
@@ -77,7 +78,8 @@ class Ranks:
                 sums,
                 self.transport,
                 Alarm(self.tell),
-                finish.ended,
+                reducing.ended,
+                reducing.go_on,
                 exchange.fetches,
                 exchange.frees,
                 self.asked,
@@ -86,7 +88,7 @@ class Ranks:
             if lanes:
                 run_all([lane.run for lane in lanes], run.alarm)
             self.transport.doing("the sums of gradients")
-            grads = finish.gradients()
+            grads = reducing.gradients()
             everyone = self.reports(plan, exchange, results)
             self.transport.finish()
         finally:
@@ -168,46 +170,6 @@ def sendable(name: str, tensor: Tensor, like: Tensor) -> Tensor:
             f"{list(tensor.shape)} now, and is sent to other ranks; convert the model before bppsa.compile"
         )
     return detached(tensor)
-
-
-class Finish:
-    """The sums of gradients over ranks: each rank's goes to a root, which adds them in the order of ranks."""
-
-    def __init__(self, ranks: Ranks, exchange: Exchange, sums: Sums) -> None:
-        self.transport, self.rank, self.sums = ranks.transport, ranks.rank, sums
-        self.reductions = exchange.reductions
-        self.left = [{s for s in r.stages if s in sums.turns} for r in exchange.reductions]
-
-    def ended(self, stage: int) -> None:
-        """This rank has its last gradient of the stage: it is sent while other jobs run."""
-        for r, left in zip(self.reductions, self.left, strict=True):
-            if stage in left:
-                left.remove(stage)
-                message = r.contributions[self.rank]
-                if message is not None and not left:
-                    self.transport.send(message, self.sums.of(r.stages, r.names))
-
-    def gradients(self) -> Grads:
-        """Of the weights that this rank owns."""
-        found: Grads = {}
-        for r in self.reductions:
-            if r.root == self.rank:
-                total = self.collected(r)
-                for message in r.results.values():
-                    self.transport.send(message, total)
-                found.update(total)
-        for r in self.reductions:
-            if self.rank in r.results:
-                found.update(self.transport.receive(r.results[self.rank]))
-        return found
-
-    def collected(self, r: Reduction) -> Grads:
-        total: Grads = {}
-        for message in r.contributions.values():
-            total = summed(
-                total, self.sums.of(r.stages, r.names) if message is None else self.transport.receive(message)
-            )
-        return total
 
 
 def detached(tensor: Tensor) -> Tensor:

@@ -10,10 +10,11 @@ import pytest
 import torch
 from matplotlib import pyplot
 
-from figures import page
+from figures import drawing, page
 from figures.__main__ import measured
 from figures.figure import QUICK, Options
-from figures.schedules import diagrams, groups, time_chunks, wavelet, zero_bubble
+from figures.schedules import diagrams, groups, time_chunks, wavelet, waves, zero_bubble
+from schedules_waves import STATM
 
 OPTIONS = Options(QUICK, 1.0, torch.device("cpu"), ("PyTorch", "auto"))
 MODULES = (diagrams, groups, wavelet, zero_bubble, time_chunks)
@@ -30,6 +31,19 @@ def test_draws(module: Any, tmp_path: Path) -> None:
     pyplot.close(picture)
     assert (tmp_path / "a.png").stat().st_size > 10_000
     assert module.FIGURE.simulated
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="only Linux tells what is resident")
+def test_memory_of_waves_is_drawn_as_measured(tmp_path: Path) -> None:
+    record = measured(waves.FIGURE, OPTIONS)
+    for of in record["ways"].values():
+        times, levels = zip(*of["measured_MiB"], strict=True)
+        assert list(times) == sorted(times)
+        assert max(levels) > 0
+        assert of["peaks_measured"] >= 1
+        assert max(held for _, held in of["simulated"]) >= 1
+    drawing.save(waves.FIGURE.draw(record), record, tmp_path / "a.png")
+    assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
 def test_the_page_has_the_diagrams_and_table_1(tmp_path: Path) -> None:

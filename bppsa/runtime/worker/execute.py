@@ -16,6 +16,8 @@ from bppsa.runtime.worker.transport import Stopped, Transport, Work
 from bppsa.schedule.messages import Item, Message, Step
 from bppsa.schedule.program import Action
 
+AHEAD = 4  # jobs of which the messages are asked for at once; of weights, which are large, one job's
+
 
 @dataclass(frozen=True)
 class Lane:
@@ -32,24 +34,28 @@ class Lane:
     fetches: Mapping[Action, Message]  # jobs that need weights which are not there
     frees: Collection[Action]  # jobs after which fetched weights are given up
     fetched: Mapping[int, Fetched]  # by stage
+    between: Callable[[], None]  # what else the thread does after each job
 
     def run(self) -> None:
         """Raises JobError where a job raises, and WorkerError where another worker has failed."""
         with self.inside():
             try:
                 for at, step in enumerate(self.steps):
-                    for following in self.steps[at + 1 : at + 2]:
-                        self.expect(following)
+                    self.expect(at)
                     self.run_step(step)
+                    self.between()
             finally:
                 for fetched in self.fetched.values():
                     fetched.free()
 
-    def expect(self, step: Step) -> None:
-        for message in step.receives:
-            self.transport.expect(message)
-        if step.action in self.fetches:
-            self.transport.expect(self.fetches[step.action])
+    def expect(self, at: int) -> None:
+        """What comes in after the step of this number."""
+        if not at % AHEAD:
+            coming = self.steps[at : at + 2 * AHEAD]
+            self.transport.expect(*(message for step in coming for message in step.receives))
+        for step in self.steps[at + 1 : at + 2]:
+            if step.action in self.fetches:
+                self.transport.expect(self.fetches[step.action])
 
     def run_step(self, step: Step) -> None:
         for message in step.receives:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -11,14 +11,15 @@ Grads = dict[str, Tensor]  # by the model's names; what has no gradient is not t
 
 
 class Sum:
-    """The first gradients are borrowed: autograd gives the same memory to several weights, or to a weight and to the
-    stage before. From the second on they are the sum's own, and added to in place."""
+    """own: names whose gradient is the sum's own memory, and is added to in place. The first one that comes is borrowed
+    as a rule: autograd gives the same memory to several weights, or to a weight and to the stage before."""
 
     def __init__(self) -> None:
         self.grads: Grads = {}
         self.own: set[str] = set()
 
-    def add(self, grads: Grads) -> None:
+    def add(self, grads: Grads, own: Collection[str] = ()) -> None:
+        """own: names whose gradient nobody else holds."""
         for name, grad in grads.items():
             if name in self.own:
                 self.grads[name].add_(grad)
@@ -27,11 +28,16 @@ class Sum:
                 self.own.add(name)
             else:
                 self.grads[name] = grad
+                if name in own:
+                    self.own.add(name)
 
-    def take(self, names: Sequence[str]) -> Grads:
-        """Those of some weights, which nobody else holds."""
-        found = {name: self.grads.pop(name) for name in names if name in self.grads}
-        return {name: grad if name in self.own else grad.clone() for name, grad in found.items()}
+    def take(self, names: Collection[str]) -> tuple[Grads, set[str]]:
+        """Those of some weights, which it gives up, and which of them were its own."""
+        return {name: self.grads.pop(name) for name in names if name in self.grads}, self.own.intersection(names)
+
+    def result(self) -> Grads:
+        """All, held by nobody else."""
+        return {name: grad if name in self.own else grad.clone() for name, grad in self.grads.items()}
 
 
 class Sums:
@@ -53,20 +59,21 @@ class Sums:
                 self.sums[stage].add(self.early.pop((stage, turns.pop(0))))
             return not turns
 
-    def whole(self) -> Grads:
+    def whole(self) -> Sum:
         return self.of(sorted(self.sums), sorted({name for one in self.sums.values() for name in one.grads}))
 
-    def of(self, stages: Sequence[int], names: Sequence[str]) -> Grads:
-        """What the worker has computed of some weights' gradients, over these stages in their order."""
-        grads: Grads = {}
+    def of(self, stages: Sequence[int], names: Sequence[str]) -> Sum:
+        """What the worker has computed of some weights' gradients, over these stages in their order; it is given up."""
+        found = Sum()
         for stage in stages:
             if stage in self.sums:
-                grads = summed(grads, self.sums[stage].take(names))
-        return grads
+                found.add(*self.sums[stage].take(names))
+        return found
 
 
-def summed(a: Grads, b: Grads) -> Grads:
-    """Adds into the tensors of a, which nobody else holds."""
-    for name, grad in b.items():
-        a[name] = a[name].add_(grad) if name in a else grad
-    return a
+def total(sums: Iterable[Sum]) -> Grads:
+    """Over workers in their order."""
+    found = Sum()
+    for one in sums:
+        found.add(one.grads, one.own)
+    return found.result()

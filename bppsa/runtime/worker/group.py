@@ -4,7 +4,7 @@ Large tensors go over the group, by a `Carrier`. Letters announce them over the 
 values themselves:
 
     receiver                              sender
-    expect:  WANT step, number   ->
+    expect:  WANT step, numbers  ->
                                  <-       send: DATA step, number, letter
     carrier: irecv               <-       carrier: isend
     receive: waits for the carrier
@@ -19,6 +19,7 @@ from __future__ import annotations
 import pickle
 import threading
 import traceback
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from functools import partial
@@ -119,13 +120,15 @@ class GroupTransport:
         if due:
             self._transmit(self._peers[message.target], key, packed)
 
-    def expect(self, message: Message) -> None:
-        key = (self._step, message.number)
+    def expect(self, *messages: Message) -> None:
+        wanted: dict[int, list[int]] = {}  # a frame for each source: it interrupts a job there
         with self._changed:
             self._failures.check(self._step)
-            first = self._table.ask(key)
-        if first:
-            self._watch.tell(message.source, Frame(_WANT, *key))
+            for message in messages:
+                if self._table.ask((self._step, message.number)):
+                    wanted.setdefault(message.source, []).append(message.number)
+        for source, numbers in wanted.items():
+            self._watch.tell(source, Frame(_WANT, self._step, 0, array("I", numbers).tobytes()))
 
     def receive(self, message: Message, into: Sequence[Tensor] | None = None) -> Any:
         self.expect(message)
@@ -134,6 +137,11 @@ class GroupTransport:
             self._wait(lambda: set() if key in self._table.arrived else {message.source})
             packed = self._table.arrived.pop(key)
         return unpack(packed, self.device, into)
+
+    def has(self, message: Message) -> bool:
+        """Whether `receive` would not wait."""
+        with self._changed:
+            return (self._step, message.number) in self._table.arrived
 
     def finish(self) -> None:
         """Waits until every rank has come here, and so has received what was sent to it."""
@@ -204,10 +212,12 @@ class GroupTransport:
         self._give_up(f"worker {self.rank} hears no messages any more: {summary}")
 
     def _on_want(self, peer: _Peer, key: Key, body: bytes) -> None:
-        with self._changed:
-            packed = self._table.want(key)
-        if packed is not None:
-            self._transmit(peer, key, packed)
+        for number in array("I", body):
+            wanted = (key[0], number)
+            with self._changed:
+                packed = self._table.want(wanted)
+            if packed is not None:
+                self._transmit(peer, wanted, packed)
 
     def _on_data(self, peer: _Peer, key: Key, body: bytes) -> None:
         packed, tag = peer.reader.read(body)

@@ -64,10 +64,13 @@ class Threads:
     def send(self, message: Message, value: Any) -> None:
         self.mail.put(message.number, value)
 
-    def expect(self, message: Message) -> None: ...
+    def expect(self, *messages: Message) -> None: ...
 
     def receive(self, message: Message, into: Sequence[Tensor] | None = None) -> Any:
         return self.mail.take(message.number)
+
+    def has(self, message: Message) -> bool:
+        return message.number in self.mail.values
 
     def doing(self, job: str) -> None: ...
 

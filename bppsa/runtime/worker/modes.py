@@ -25,6 +25,9 @@ class Modes:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
+        if not self.autocast and self == Modes.here():  # in the thread that made the call
+            yield
+            return
         with ExitStack() as stack:
             for device, dtype in self.autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype))

@@ -53,6 +53,8 @@ class Pipeline:
         self.stages, self.call, self.shells, self.results = stages, call, shells, results
         self.sums, self.ended = sums, ended
         self.jobs = {"F": self.forward, "B": self.backward, "W": self.weights}
+        self.gradients = call.modes.grad and not call.modes.inference
+        self.lent = {s: shell.weights() for s, shell in shells.items()}
 
     def run(self, action: Action, inputs: Sequence[Any]) -> Sequence[Any]:
         with self.call.modes.entered():
@@ -60,7 +62,7 @@ class Pipeline:
 
     def forward(self, s: int, b: int, inputs: Sequence[Any]) -> list[Any]:
         stage, shell, results = self.stages.stages[s], self.shells[s], self.results
-        gradients = self.call.modes.grad and not self.call.modes.inference
+        gradients, weights = self.gradients, self.lent[s]
         if gradients:
             results.hold(+1)
         from_jobs = iter(inputs)
@@ -82,8 +84,6 @@ class Pipeline:
         if last:
             made = self.finish(b, made)
         if gradients:
-            weights = {name: getattr(module, attribute) for name, module, attribute in shell.slots}
-            weights = {name: weight for name, weight in weights.items() if weight.requires_grad}
             held = [
                 [leaf for x, leaf in zip(xs, new, strict=True) if isinstance(x, Tensor)]
                 for (xs, _), new in zip(flat, leaves, strict=True)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from bppsa.report import Decision
-from bppsa.runtime.worker.gradients import Grads, summed
+from bppsa.runtime.worker.gradients import Grads
 from bppsa.runtime.worker.norms import Seen
 from bppsa.schedule.program import Action
 
@@ -100,14 +100,6 @@ def outcome(workers: Sequence[Results], grads: Grads) -> Outcome:
         grads,
         [decision for results in workers for decision in results.decisions],
     )
-
-
-def total(workers: Iterable[Grads]) -> Grads:
-    """Over workers in their order."""
-    grads: Grads = {}
-    for of_worker in workers:
-        grads = summed(grads, of_worker)
-    return grads
 
 
 def added(a: Sequence[Tensor | None] | None, b: Sequence[Tensor | None]) -> list[Tensor | None]:

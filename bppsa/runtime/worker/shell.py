@@ -33,17 +33,24 @@ class Shell:
         if isinstance(self.module, fx.GraphModule):
             draw_by_number(self.module, dict(stage.draws))
         self.norms = norms_of(self.module)
-        self.paths = [path for path, _ in stage.module.named_modules()]
+        self.followers = [(self.module.get_submodule(path), path) for path, _ in stage.module.named_modules()]
 
     def lend(self, tensors: Mapping[str, Tensor]) -> None:
         """Tensors by the model's names: Parameters where it has Parameters, and buffers."""
         for name, module, attribute in self.slots:
             setattr(module, attribute, tensors[name])
 
+    def weights(self) -> dict[str, Tensor]:
+        """Of what is lent to it, those that gradients are wanted of, by the model's names."""
+        lent = {name: getattr(module, attribute) for name, module, attribute in self.slots}
+        return {name: tensor for name, tensor in lent.items() if tensor.requires_grad}
+
     def follow(self, model: nn.Module) -> None:
         """Train or evaluate as the modules of the model do now."""
-        for path in self.paths:
-            self.module.get_submodule(path).training = model.get_submodule(path).training
+        for own, path in self.followers:
+            mode = model.get_submodule(path).training
+            if own.training != mode:
+                own.training = mode
 
 
 def tensors_in(module: nn.Module) -> dict[str, Tensor]:

@@ -26,11 +26,14 @@ class Transport(Protocol):
     def send(self, message: Message, value: Any) -> None:
         """Hands the value on and does not wait for the receiver. The tensors must not change until `finish`."""
 
-    def expect(self, message: Message) -> None:
-        """Says that `receive` of the message comes soon, so that it may be brought meanwhile."""
+    def expect(self, *messages: Message) -> None:
+        """Says that `receive` of these comes soon, so that they may be brought meanwhile."""
 
     def receive(self, message: Message, into: Sequence[Tensor] | None = None) -> Any:
         """Waits for a message. into: tensors to write its tensors into, in the order of the pytree."""
+
+    def has(self, message: Message) -> bool:
+        """Whether `receive` would not wait."""
 
     def doing(self, job: str) -> None:
         """Says which job the worker begins, which is told should its process die."""

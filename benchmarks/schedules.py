@@ -1,0 +1,141 @@
+"""Schedules that run on two ranks of this machine, one thread each: beside their simulation, and beside PyTorch.
+
+    python benchmarks/schedules.py                       everything, some ten minutes; nothing else should run
+    python benchmarks/schedules.py --only pipelines      some parts; the others stay as they were in the file
+    python benchmarks/schedules.py --only schedules --schedules gpipe,ddp       the same for some rows of a part
+    python benchmarks/schedules.py --quick               sizes of nothing: only shows that all of it runs
+    python benchmarks/schedules.py --show                measures nothing: prints what is kept
+
+Results are kept in benchmarks/results/, a file for each machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+import machine
+import schedules_threads
+import schedules_waves
+import store
+from comparison import Options, Row
+from parts import Part, measure_part, names_of, show
+from schedules_cases import CASES, LARGE, RANKS, SMALL, TINY, Case, Size
+
+HERE = Path(__file__).parent
+# glibc keeps what is freed, for both sides: fresh pages cost a virtual machine more than the work in them.
+KEEPING = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(32 << 30)}
+Measured = tuple[Case, Size]
+
+
+def schedule_cases(options: Options) -> list[Measured]:
+    return [(case, TINY if options.quick else LARGE) for case in CASES[:: 6 if options.quick else 1]]
+
+
+def schedules(case: Measured, options: Options) -> list[Row]:
+    return [on_ranks("predictions", *case, options.repeats)]
+
+
+def pipeline_cases(options: Options) -> list[Measured]:
+    cases = [case for case in CASES if case.peer is not None]
+    if options.quick:
+        return [(case, TINY) for case in cases if case.peer in ("1F1B", "ZBV", "DDP")]
+    return [(case, size) for size in (LARGE, SMALL) for case in cases]
+
+
+def pipelines(case: Measured, options: Options) -> list[Row]:
+    return [on_ranks("peers", *case, options.repeats * case[1].samples)]
+
+
+def on_ranks(measurement: str, case: Case, size: Size, repeats: int) -> Row:
+    """What rank 0 of new processes prints. Raises SystemExit with what a rank that failed had to say."""
+    arguments = json.dumps({"case": asdict(case), "size": asdict(size), "repeats": repeats})
+    env = os.environ | KEEPING | {"OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        given = [str(Path(folder) / "store"), measurement, arguments]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, str(HERE / "schedules_rank.py"), str(rank), *given],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(RANKS)
+        ]
+        told = [rank.communicate() for rank in ranks]
+    for rank, (_, errors) in zip(ranks, told, strict=True):
+        if rank.returncode:
+            raise SystemExit(f"{measurement} of {case}: {errors}")
+    found: dict[str, Any] = json.loads(told[0][0])
+    return {"schedule": case.schedule, "S": case.S, "B": case.B, "peer": case.peer, "jobs": size.name, **found}
+
+
+PARTS = {
+    "schedules": Part(schedule_cases, schedules),
+    "pipelines": Part(pipeline_cases, pipelines),
+    "workers": Part(schedules_threads.cases, schedules_threads.measure),
+    "waves": Part(schedules_waves.cases, schedules_waves.measure),
+}
+
+
+def chosen(part: Part, schedules: list[str] | None) -> Part:
+    """The part, or its rows of these schedules."""
+
+    def cases(options: Options) -> list[Any]:
+        return [case for case in part.cases(options) if schedules is None or case[0].schedule in schedules]
+
+    return Part(cases, part.measure)
+
+
+def merged(before: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Runs, in which what was measured again stands once."""
+
+    def key(row: Row) -> tuple[Any, ...]:
+        return tuple(row.get(name) for name in ("schedule", "S", "B", "W", "jobs", "way"))
+
+    again = {key(row) for run in new for row in run["rows"]}
+    kept = [{**run, "rows": [row for row in run["rows"] if key(row) not in again]} for run in before]
+    return [*(run for run in kept if run["rows"]), *new]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", type=names_of(PARTS), default=list(PARTS), help=f"parts: {', '.join(PARTS)}")
+    parser.add_argument("--schedules", type=lambda text: text.split(","), help="rows of these only, with commas")
+    parser.add_argument("--threads", type=int, default=2, help="of PyTorch in one process (default: 2)")
+    parser.add_argument("--repeats", type=int, help="interleaved samples of each side (default: 7, with --quick 2)")
+    parser.add_argument("--quick", action="store_true", help="keeps nothing unless --results is given")
+    parser.add_argument("--show", action="store_true", help="measure nothing, print what is kept")
+    parser.add_argument("--results", type=Path, help="folder (default: benchmarks/results)")
+    arguments = parser.parse_args()
+    folder = arguments.results or (None if arguments.quick else HERE / "results")
+    console, hardware = Console(), machine.hardware()
+    kept = folder and folder / machine.file_name(hardware)
+    results: store.Results = store.load(kept) if kept else {}
+    results["machine"] = hardware
+    torch.set_num_threads(arguments.threads)
+    options = Options(arguments.threads, arguments.repeats or (2 if arguments.quick else 7), arguments.quick)
+    for name in arguments.only:
+        if arguments.show:
+            for run in results.get(name, ()):
+                show(name, run["rows"], console)
+            continue
+        measured = measure_part(name, chosen(PARTS[name], arguments.schedules), options, console)
+        results[name] = merged(results.get(name, []), measured)
+        if kept:
+            store.save(kept, results)
+
+
+if __name__ == "__main__":
+    main()
