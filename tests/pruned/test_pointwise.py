@@ -93,7 +93,11 @@ def interpreted(kernel: Kernel, *operands: Tensor) -> list[Tensor]:
     return [result.view(-1) for result in results[len(rows) :]]
 
 
-@pytest.mark.parametrize("fn", [*MODULES, *FUNCTIONS[:5]], ids=str)
+def name_of(fn: Any) -> str:
+    return str(fn) if isinstance(fn, nn.Module) else fn.__name__
+
+
+@pytest.mark.parametrize("fn", [*MODULES, *FUNCTIONS[:5]], ids=name_of)
 def test_an_activation_and_its_derivative_are_pytorchs(fn: Callable[[Tensor], Tensor]) -> None:
     (step,) = steps_of(fn)
     assert isinstance(step, Pointwise)
