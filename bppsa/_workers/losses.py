@@ -84,7 +84,7 @@ def check_mean(loss_fn: LossFunction, loss: Tensor, output: Any, target: Any) ->
     whole, rounding = float(loss), torch.finfo(loss.dtype).eps ** 0.5
     if math.isfinite(whole) and math.isfinite(mean) and abs(whole - mean) > rounding * max(abs(whole), abs(mean)):
         raise ArgumentError(
-            f"loss_fn gives {whole:.6g} for {rows} rows and {losses[0]:.6g} and {losses[1]:.6g} for their halves, so it "
+            f"loss_fn gives {whole:.6g} for {rows} rows, and {losses[0]:.6g} and {losses[1]:.6g} for their halves: it "
             f"is no mean over rows, and the micro-batches' losses do not make the batch's; give it reduction='sum' "
             f"where it is a sum, or loss_weight=, what a micro-batch counts, such as loss_weight=len"
         )

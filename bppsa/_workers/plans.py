@@ -94,7 +94,8 @@ def own_batches(plan: Plan, rank: int) -> list[int]:
     mine = [b for b, (worker,) in sorted(workers.items()) if worker == rank]
     if not mine:
         raise ScheduleError(
-            f"data='local': rank {rank} has no micro-batch to bring rows for; give microbatches={len(plan.steps)} or more"
+            f"data='local': rank {rank} has no micro-batch to bring rows for; give microbatches={len(plan.steps)}, or "
+            f"more"
         )
     return mine
 

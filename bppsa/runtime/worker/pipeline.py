@@ -54,7 +54,6 @@ class Pipeline:
         self.sums, self.ended = sums, ended
         self.jobs = {"F": self.forward, "B": self.backward, "W": self.weights}
         self.gradients = call.modes.grad and not call.modes.inference
-        self.lent = {s: shell.weights() for s, shell in shells.items()}
 
     def run(self, action: Action, inputs: Sequence[Any]) -> Sequence[Any]:
         with self.call.modes.entered():
@@ -62,7 +61,7 @@ class Pipeline:
 
     def forward(self, s: int, b: int, inputs: Sequence[Any]) -> list[Any]:
         stage, shell, results = self.stages.stages[s], self.shells[s], self.results
-        gradients, weights = self.gradients, self.lent[s]
+        gradients, weights = self.gradients, shell.weights()
         if gradients:
             results.hold(+1)
         from_jobs = iter(inputs)
