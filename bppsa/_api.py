@@ -108,6 +108,10 @@ def compile(
         compiled = scheduled(fast, settings, counterparts(model, fast, stages), example_inputs)
         compiled.__dict__["report"] = Report(tuple(by_path.values()), NOT_YET)
         return compiled
+    if loss_fn is not None or loss_weight is not None or workers is not None:
+        raise StrategyError(
+            "loss_fn, loss_weight and workers go with schedule=, which gives the model its step(x, target)"
+        )
     given = given_masks(model, masks, sparse)
     fast, by_path = rewrite(model, chosen, ahead)
     scans = chosen.name not in ("auto", "sequential")

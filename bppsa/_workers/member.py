@@ -123,7 +123,8 @@ class Member:
             self.shells[lane, s] = Shell(stage, call.split)
             if s in self.foreign:
                 self.fetched[lane, s] = Fetched(tensors_of(stage), self.device)
-            self.shells[lane, s].lend(self.fetched[lane, s].tensors if (lane, s) in self.fetched else self.lent)
+            fetched = self.fetched.get((lane, s))
+            self.shells[lane, s].lend(fetched.tensors if fetched else self.lent, fetched is not None)
         self.shells[lane, s].follow(self.model)
         return self.shells[lane, s]
 

@@ -117,7 +117,10 @@ def places(schedule: Schedule, jobs: Grid | Listed, W: int | None) -> tuple[list
     workers = W or schedule.W or 1 + max((at for at in chain(owner, worker) if isinstance(at, Integral)), default=0)
     among = f"and there are W={workers} workers, the ints 0 to {workers - 1}" if workers > 0 else "no int of at least 0"
     for number in outside(worker, workers):
-        raise ScheduleError(f"job {jobs[number]} is on worker {worker[number]!r}, {among}; look at w and W")
+        raise ScheduleError(
+            f"job {jobs[number]} is on worker {worker[number]!r}, {among}; look at w and W: most schedules of the zoo "
+            f"take a worker a stage, and interleaved, lpp and fslpp several stages a worker"
+        )
     for number in outside(owner, workers):
         raise ScheduleError(
             f"job {jobs[number]}: the weights of stage {jobs[number][0]} are owned by nobody; w names worker "

@@ -175,3 +175,41 @@ def nested(rank: int) -> None:
 
 def test_values_of_every_kind_between_stages() -> None:
     run_ranks(nested, 2)
+
+
+class Slices(nn.Module):
+    """Each layer reads a slice of a buffer and one of a Parameter, as of a mask or a table of positions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.randn(9, WIDTH, dtype=torch.float64))
+        self.positions = nn.Parameter(torch.randn(9, WIDTH, dtype=torch.float64))
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        table, positions = self.table[:4], self.positions[:4]
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) + table.sum(0) * positions.sum(0)
+        return x
+
+
+def slicing(rank: int, schedule: str) -> None:
+    torch.manual_seed(0)
+    net, (x, target) = Slices(), batch()
+    compiled = bppsa.compile(
+        copy.deepcopy(net),
+        schedule=SCHEDULES[schedule],
+        stages=4,
+        microbatches=3,
+        loss_fn=functional.mse_loss,
+        example_inputs=x,
+    )
+    for _ in range(2):
+        compiled.zero_grad()
+        compiled.step(x, target)
+        agrees(compiled, reference(net, x, target, 3))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_slice_of_a_fetched_weight_outlives_it(schedule: str) -> None:
+    assert run_ranks(slicing, 2, schedule) == [None, None]

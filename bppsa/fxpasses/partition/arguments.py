@@ -91,7 +91,16 @@ def arguments_of(model: nn.Module, example: Any, keywords: Mapping[str, Any]) ->
 
 
 def flatten(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    bound = signature.bind(*args, **kwargs)
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        takes = ", ".join(
+            str(parameter.replace(annotation=parameter.empty)) for parameter in signature.parameters.values()
+        )
+        raise ArgumentError(
+            f"the model takes ({takes}): {error}. Of step(x, target), with loss_fn=, the last argument is the loss's; "
+            f"without loss_fn= all are the model's, which returns its loss"
+        ) from error
     bound.apply_defaults()
     found: dict[str, Any] = {}
     for name, value in bound.arguments.items():

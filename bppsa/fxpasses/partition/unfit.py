@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.nn.utils.prune import BasePruningMethod
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -28,6 +29,11 @@ UNFIT: tuple[tuple[Callable[[Any], bool], str], ...] = (
     (
         has_old_norm,
         "sets its weight anew in each forward; take weight_norm or spectral_norm of torch.nn.utils.parametrizations",
+    ),
+    (
+        lambda module: any(isinstance(hook, BasePruningMethod) for hook in module._forward_pre_hooks.values()),
+        "is pruned by torch.nn.utils.prune, whose hook sets its weight in each forward; make the pruning permanent by "
+        "prune.remove, or register a parametrization that multiplies with the mask",
     ),
     (
         lambda module: isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)),

@@ -78,6 +78,7 @@ class Pipeline:
         with drawing_from(self.call.seeds[b]), watched(shell.norms) as seen:
             made = shell.module(*given)
         made, middles = made if shell.readings else (made, ())
+        made = shell.apart(made)
         results.seen[s, b] = seen
         last = s == len(self.stages) - 1
         if last:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
 
 from bppsa.runtime.worker.draws import Drawing
 from bppsa.runtime.worker.norms import norms_of
@@ -33,13 +34,22 @@ class Shell:
         if isinstance(self.module, fx.GraphModule):
             draw_by_number(self.module, dict(stage.draws))
         self.norms = norms_of(self.module)
+        self.passing: set[int | None] = set()  # storages of fetched weights
         root, like = self.module.get_submodule(stage.root), stage.module.get_submodule(stage.root)
         self.followers = [(root.get_submodule(path), path) for path, _ in like.named_modules()]
 
-    def lend(self, tensors: Mapping[str, Tensor]) -> None:
-        """Tensors by the model's names: Parameters where it has Parameters, and buffers."""
+    def lend(self, tensors: Mapping[str, Tensor], fetched: bool = False) -> None:
+        """Tensors by the model's names: Parameters where it has Parameters, and buffers. fetched: their memory is given
+        up after a job."""
         for name, module, attribute in self.slots:
             setattr(module, attribute, tensors[name])
+        self.passing = {storage_of(tensor) for tensor in tensors.values()} if fetched else set()
+
+    def apart(self, made: Any) -> Any:
+        """What a forward made, with copies of what lies in memory that is given up, as a slice of a buffer does."""
+        if not self.passing:
+            return made
+        return tree_map(lambda x: x.clone() if isinstance(x, Tensor) and storage_of(x) in self.passing else x, made)
 
     def weights(self) -> dict[str, Tensor]:
         """Of what is lent to it, those that gradients are wanted of, by the model's names."""
@@ -52,6 +62,10 @@ class Shell:
             mode = model.get_submodule(path).training
             if own.training != mode:
                 own.training = mode
+
+
+def storage_of(tensor: Tensor) -> int | None:
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
 
 
 def tensors_in(module: nn.Module) -> dict[str, Tensor]:
