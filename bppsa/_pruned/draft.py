@@ -93,13 +93,17 @@ class Draft:
     shared: set[int] = field(default_factory=set)  # values that a name more than one reads
     layers: list[Layer] = field(default_factory=list)
     node: fx.Node | None = None
+    dtype: torch.dtype | None = None  # of all its images, from the first that enters on
 
     def new(self, shape: Shape, dims: int) -> Value:
         self.values.append(Value(len(self.values), shape, dims))
         return self.values[-1]
 
     def enter(self, tensor: Tensor, node: fx.Node) -> Value:
-        """`tensor`: [B, C] or [B, C, H, W], computed outside."""
+        """`tensor`: [B, C] or [B, C, H, W], computed outside. Raises Unsupported where others are of another dtype."""
+        if self.dtype not in (None, tensor.dtype):
+            raise Unsupported(Reason(f"{tensor.dtype} comes into a region of {self.dtype}"))
+        self.dtype = tensor.dtype
         value = self.new(Shape(*tensor.shape), tensor.dim())
         self.inputs[value.number] = node
         return value

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +12,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bppsa._pruned.draft import Draft, Value
 from bppsa.chain import Recurrence, Role, Stream
-from bppsa.codegen.blocked.elementwise import Elementwise
+from bppsa.codegen.blocked.elementwise import SAME, Elementwise, values_of
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.capture import record
+from bppsa.fxpasses.capture import Recorder, record
 from bppsa.fxpasses.decompose import DECOMPOSE
 from bppsa.fxpasses.jacobian import differentiable, transpose
 from bppsa.runtime.blocked.pointwise import Pointwise
@@ -26,19 +26,33 @@ DECOMPOSED = {
 }
 
 
+class WithoutViews(Recorder):
+    """Whether a view is more than what it views depends on the shape, and the stand-ins' is none of an image."""
+
+    def write_down(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
+        if func.is_view and func not in SAME:
+            raise Unsupported(Reason("is a view", op=str(func)))
+        return super().write_down(func, args, kwargs)
+
+
 def pointwise(draft: Draft, name: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Value:
     """The value of fn(*args, **kwargs). Raises Unsupported where it is more than a pointwise function of images."""
     values = list(dict.fromkeys(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Value)))
     if not values or any((v.shape, v.dims) != (values[0].shape, values[0].dims) for v in values):
         raise Unsupported(Reason(f"no kernel for {name}: its inputs are not images of one shape"))
-    function, changed = recorded(name, fn, values, args, kwargs)
+    function, changed = recorded(name, fn, values, draft.dtype, args, kwargs)
     if any(changed[1:]) or (changed[0] and not (args and args[0] is values[0] and draft.is_own(values[0]))):
         raise Unsupported(Reason("a change in place of what others read", mend="use the form that returns a new one"))
     return draft.add(Pointwise(function), values)
 
 
 def recorded(
-    name: str, fn: Callable[..., Any], values: list[Value], args: Any, kwargs: dict[str, Any]
+    name: str,
+    fn: Callable[..., Any],
+    values: list[Value],
+    dtype: torch.dtype | None,
+    args: Any,
+    kwargs: dict[str, Any],
 ) -> tuple[Elementwise, list[bool]]:
     """The function, and of each image whether it is changed in place."""
 
@@ -48,9 +62,9 @@ def recorded(
         replaced = tree_map_only(Value, given.__getitem__, (tuple(args), kwargs))
         return fn(*replaced[0], **replaced[1]), own
 
-    stand_ins = [torch.zeros(1, 1) for _ in values]
+    stand_ins = [torch.zeros(2, 3, dtype=dtype) for _ in values]
     try:  # whatever torch says to shapes that the function was not meant for
-        recording = record(call, stand_ins, decompose=DECOMPOSED)
+        recording = record(call, stand_ins, recorder=WithoutViews(DECOMPOSED))
     except Unsupported as error:
         raise Unsupported(Reason(f"no kernel for {name}: {error.reason}")) from error
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -66,7 +80,8 @@ def recorded(
     streams = tuple(Stream(i, None, 1, 1) for i in range(len(values)))
     body = Recurrence(None, recording.graph, None, streams, (), (1,))
     try:
-        function = Elementwise(body, transpose(body))
+        ahead = values_of(body)  # the rule of an op that has no kernel is not asked: it may be none of numbers
+        function = Elementwise(body, ahead, transpose(body))
         function.forward(1), function.backward(1)
     except Unsupported as error:
         raise Unsupported(Reason(f"no kernel for {name}: {error.reason}")) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
@@ -32,6 +33,7 @@ class Segment:
     params: tuple[Parameter, ...] = ()
     layers: tuple[Layer, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()  # of the inputs
+    dtype: torch.dtype | None = None  # of all that the region computes with
     constants: tuple[tuple[fx.Node, Any], ...] = ()  # what nodes of the region give that is no tensor, and its value
     aliases: tuple[tuple[fx.Node, fx.Node], ...] = ()  # nodes that give an input of the region as it is, and that
     ended: Reason | None = None  # why it goes no further
@@ -97,6 +99,7 @@ def finish(
         tuple(draft.params),
         tuple(draft.layers),
         tuple(tuple(known[node].shape) for node in draft.inputs.values()),
+        draft.dtype,
         tuple(constants),
         tuple(aliases),
         ended,
@@ -126,8 +129,8 @@ def operands(segment: Segment, known: Environment) -> list[Tensor | None] | Reas
     except Unsupported as error:  # a mask or a weight that has become another one
         return error.reason
     there = [t for t in tensors if t is not None]
-    same = all(t.dtype is inputs[0].dtype and t.device.type == "cpu" and is_plain(t) for t in there)
-    return tensors if same else Reason("its parameters are not all of its input's dtype, plain and on the CPU")
+    same = all(t.dtype is segment.dtype and t.device.type == "cpu" and is_plain(t) for t in there)
+    return tensors if same else Reason("not all it reads is of the dtype it was made for, plain and on the CPU")
 
 
 def run_region(segment: Segment, known: Environment, tensors: list[Tensor | None]) -> None:

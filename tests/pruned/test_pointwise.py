@@ -74,13 +74,13 @@ def graph_of(fn: Callable[[Tensor], Tensor]) -> tuple[nn.Module, fx.Graph]:
     return root, fx.Tracer().trace(root)
 
 
-def steps_of(fn: Callable[[Tensor], Tensor]) -> list[Step]:
+def steps_of(fn: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32) -> list[Step]:
     root, graph = graph_of(fn)
     draft, known = Draft(root, {}), dict[fx.Node, Any]()
     for node in graph.nodes:
         draft.node = node
         if node.op == "placeholder":
-            known[node] = draft.enter(torch.zeros(3, 4, 5, 5), node)
+            known[node] = draft.enter(torch.zeros(3, 4, 5, 5, dtype=dtype), node)
         elif node.op != "output":
             known[node] = lay(draft, node, *fx.node.map_arg((node.args, node.kwargs), known.__getitem__))
     return [node.step for node in draft.nodes]
@@ -134,6 +134,14 @@ NOT_POINTWISE: list[Callable[[Tensor], Tensor]] = [
     nn.Softmax2d(),
     nn.InstanceNorm2d(4),
     torch.sin,
+    torch.atan,
+    torch.nan_to_num,
+    lambda x: x.std(),
+    lambda x: x.transpose(0, 1),
+    lambda x: x.narrow(1, 0, 3),
+    lambda x: x.to(torch.bfloat16),
+    lambda x: x.double(),
+    lambda x: x.to("meta"),
 ]
 
 
@@ -141,6 +149,12 @@ NOT_POINTWISE: list[Callable[[Tensor], Tensor]] = [
 def test_what_is_not_pointwise_is_refused(fn: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(Unsupported, match="no kernel for"):
         steps_of(fn)
+
+
+def test_a_conversion_is_one_by_the_dtype_of_the_region() -> None:
+    assert len(steps_of(lambda x: x.float())) == 1
+    with pytest.raises(Unsupported, match="changes the dtype"):
+        steps_of(lambda x: x.float(), torch.float64)
 
 
 def both(*layers: nn.Module) -> tuple[nn.Module, nn.Module]:
@@ -174,6 +188,43 @@ def test_a_region_goes_on_through_activations() -> None:
         assert one_region(fast)
     x = torch.randn(20, 3, 9, 9)
     assert error(plain.float()(x), fast.float()(x)) < 1e-5
+
+
+class Between(nn.Module):
+    def __init__(self, fn: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.fn = nn.Linear(8, 8), nn.Linear(8, 8), fn
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.fn(self.first(x * self.scale)))
+
+
+LEFT: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x.to(torch.bfloat16).double(),
+    lambda x: x.float().double(),
+    lambda x: x.nan_to_num(),
+    lambda x: x / (x.std() + 1),
+    lambda x: x.t(),
+]
+
+
+@pytest.mark.parametrize("fn", LEFT)
+def test_what_has_no_kernel_ends_a_region_and_not_the_forward(fn: Callable[[Tensor], Tensor]) -> None:
+    plain, fast = both(Between(fn))
+    assert_same_step(plain, fast, torch.randn(8, 8).double())
+    assert set(kernels(fast)) == {"sparse"}
+    assert not one_region(fast)
+
+
+def test_a_region_is_of_one_dtype() -> None:
+    """The arguments tell nothing of it: the buffer has become another one."""
+    plain, fast = both(Between(lambda x: x.float() + x))
+    x = torch.randn(8, 8)
+    assert error(plain.float()(x), fast.float()(x)) < 1e-5
+    assert one_region(fast)
+    assert error(plain.double()(x), fast.double()(x)) < 1e-12
+    assert set(kernels(fast)) == {"pytorch"}
 
 
 class Aliased(nn.Module):

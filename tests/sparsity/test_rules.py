@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bppsa.errors import Reason
+from bppsa.fxpasses.capture import nothing_saved
 from bppsa.sparsity import add, compose, lookup
 from bppsa.sparsity.rules.registry import RULES, rule
 from tests.sparsity.functions import FUNCTION_SAMPLES
@@ -176,6 +177,13 @@ def test_relu_of_nan_passes_the_cotangent_as_pytorch_does():
     x = torch.tensor([[torch.nan]])
     (op,) = lookup(aten.relu.default)(x, out=x.relu())
     assert op.mv(torch.ones(1, 1)).item() == 1
+
+
+def test_a_derivative_by_autograd_is_had_where_nothing_is_saved():
+    x = Random(0)(B, 5)
+    with nothing_saved():
+        (op,) = lookup(aten.atan.default)(x, out=x.atan())
+    close(op.mv(torch.ones_like(x)), 1 / (1 + x * x))
 
 
 def test_repeated_argument_adds_up():

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ class Elementwise:
     """y = f(x0, x1, ...): a body whose streams are the images, without carry, and its transposed body."""
 
     body: Recurrence
+    values: dict[fx.Node, Expr]  # `values_of` the body
     transposed: Transposed
 
     @property
@@ -40,18 +40,14 @@ class Elementwise:
         """The images that have a cotangent."""
         return [i for i, node in enumerate(self.transposed.streams) if node is not None]
 
-    @cached_property
-    def forward_values(self) -> dict[fx.Node, Expr]:
-        return expressions(self.body.body, lambda role: load(Access(f"x{role.index}")))
-
     def forward(self, width: int) -> Kernel:
         """Arguments: x0, x1, ..., y."""
         (result,) = self.body.output_nodes
-        return kernel("pointwise", self.operands, {"y": self.forward_values[result]}, width)
+        return kernel("pointwise", self.operands, {"y": self.values[result]}, width)
 
     def backward(self, width: int) -> Kernel:
         """Arguments: y's cotangent g, x0, x1, ..., and the cotangents of those that are reached."""
-        by_name = {node.name: expr for node, expr in self.forward_values.items()}
+        by_name = {node.name: expr for node, expr in self.values.items()}
         leaves: dict[str, Callable[[Role], Expr]] = {
             "g_output": lambda role: load(Access("g")),
             "stream": lambda role: load(Access(f"x{role.index}")),
@@ -66,6 +62,11 @@ def kernel(name: str, operands: list[str], results: dict[str, Expr], width: int)
     buffers = tuple(Buffer(name, Kind.STREAM, width) for name in (*operands, *results))
     stores = tuple(Store(Access(target), value) for target, value in results.items())
     return verify(Kernel(name, buffers, (Group(width, stores),)))
+
+
+def values_of(body: Recurrence) -> dict[fx.Node, Expr]:
+    """What each node of the body computes. Raises Unsupported for what the kernel language has no words for."""
+    return expressions(body.body, lambda role: load(Access(f"x{role.index}")))
 
 
 def expressions(graph: fx.Graph, leaf: Callable[[Role], Expr]) -> dict[fx.Node, Expr]:
@@ -85,6 +86,10 @@ def expression(node: fx.Node, args: Any) -> Expr:
     if target in FILLS:
         return const(FILLS[target](node.args))
     if target in SAME:
+        if node.meta["val"].dtype is not node.args[0].meta["val"].dtype:  # and rounds
+            raise Unsupported(Reason("changes the dtype", op=str(target)))
+        if torch.device(node.kwargs.get("device") or "cpu").type != "cpu":
+            raise Unsupported(Reason("changes the device", op=str(target)))
         return args[0]
     if target not in POINTWISE or (target is aten.add.Tensor and truths):
         raise Unsupported(Reason("has no kernel", op=str(target)))

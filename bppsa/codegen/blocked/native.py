@@ -21,7 +21,7 @@ from bppsa.codegen.ir import Kernel
 from bppsa.codegen.native import INT64, POINTER, REAL
 from bppsa.codegen.print_cpp import skeleton
 
-LANES = {torch.float32: 16, torch.float64: 8}  # samples in a block: a cache line of each
+LANES = {dtype: print_conv.LANES[real] for dtype, real in REAL.items()}
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from bppsa.codegen.blocked.window import Sweep, Tile, Window
 from bppsa.codegen.print_cpp import skeleton
 from bppsa.codegen.print_point import body
 
-LANES = {"float": 16, "double": 8}
+LANES = {"float": 16, "double": 8}  # samples in a block: a cache line of each
 # Pixels in registers at once: a wide machine has 32 registers of a cache line each, others 16 of half a line.
 PIXELS = {True: 16, False: 4}
 SKELETON = ("vec.h", "arena.h", "call.h", "blocked.h", "conv.h")

@@ -4,5 +4,5 @@ autograd node around all of them.
 Belongs here: images and their conversion (`image`), the kept entries of a weight as the kernels read them (`entries`),
 a step for each kind of layer, and the region that runs them (`region`).
 
-Does not belong here: which modules become steps (`fxpasses.layers`), and whether that pays (`plan.sparse`).
+Does not belong here: which modules become steps (`bppsa._pruned.layers`), and whether that pays (`bppsa.plan.sparse`).
 """

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, ops
 from torch._ops import OpOverload
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bppsa.sparsity.across import AcrossRows
@@ -38,7 +39,7 @@ def by_autograd(op: OpOverload) -> Any:
     """The rule of a pointwise op whose arguments have one shape: the sum's gradient holds every derivative."""
 
     def pointwise(*args: Any, out: Tensor, **kwargs: Any) -> Operators:
-        with torch.enable_grad():
+        with torch.enable_grad(), saved_tensors_hooks(as_it_is, as_it_is):  # not those around
             arguments = tree_map(watched, args)
             tensors = [a for a in tree_leaves(arguments) if isinstance(a, Tensor)]
             real = [a for a in tensors if a.requires_grad]
@@ -48,6 +49,10 @@ def by_autograd(op: OpOverload) -> Any:
         return tuple(None if d is None else Diagonal(d) for d in derivatives)
 
     return pointwise
+
+
+def as_it_is(a: Tensor) -> Tensor:
+    return a
 
 
 def watched(a: Any) -> Any:
