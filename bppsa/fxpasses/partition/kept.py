@@ -22,8 +22,7 @@ def kept(model: nn.Module) -> Iterator[None]:
     """The model's buffers, modes and attributes, and the random state, are as before afterwards.
 
     Raises PartitionError where the forward changes an attribute, since stages do not share attributes, and where the
-    whole model has hooks. A layer that is always called as a whole may remember what it likes.
-    One thread at a time.
+    whole model has hooks. A layer that is always called as a whole may remember what it likes. Other threads wait.
     """
     with ALONE:
         yield from keeping(model)
