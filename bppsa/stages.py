@@ -45,6 +45,7 @@ class Stage:
     flops: float = 0.0  # of the forward of the whole example batch
     cost: float = 0.0  # by which stages are made equal: flops, and the bytes that ops read and write as flops
     changes: tuple[str, ...] = ()  # buffers that the forward changes in place, by the model's names
+    root: str = ""  # where in `module` the model is, whose paths go on from there
     draws: tuple[tuple[str, int], ...] = ()  # nodes of `module` that draw random numbers, and their places in the model
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa._workers.batches import Batch
 from bppsa._workers.plans import Plan
@@ -158,13 +158,20 @@ class Whole(torch.autograd.Function):
         spec.append(structure)
         ctx.training, ctx.batch, ctx.call, ctx.names = training, batch, call, names
         ctx.made = next(iter(found.outputs.values()))
-        ctx.mark_non_differentiable(*(x for x in leaves if isinstance(x, Tensor) and not x.is_floating_point()))
+        flows = [isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(training.stages.assemble(ctx.made))]
+        pairs = zip(leaves, flows, strict=True)
+        ctx.mark_non_differentiable(*(x for x, flow in pairs if isinstance(x, Tensor) and not flow))
         ctx.set_materialize_grads(False)
         return tuple(leaves)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        """Raises WorkerError where it is asked for a second time."""
+        """Raises WorkerError where it is asked for a second time, or for gradients of gradients."""
+        if torch.is_grad_enabled():  # create_graph=True
+            raise WorkerError(
+                "a scheduled model gives no gradients of gradients: its jobs free what they kept; take a penalty on "
+                "gradients of the model itself"
+            )
         if ctx.state is None:
             raise WorkerError(
                 "a second backward through one call of a scheduled model: the first has freed what its jobs kept; call "
@@ -186,8 +193,8 @@ def accumulate(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Non
             continue
         if x._backward_hooks or x._post_accumulate_grad_hooks or not x.is_leaf:
             through.append((x, grad))
-        elif x.grad is None:
-            x.grad = grad
+        elif x.grad is None:  # a gradient may share memory with another one's, or with itself, where it is expanded
+            x.grad = grad if isinstance(x, nn.Parameter) else grad.clone(memory_format=torch.contiguous_format)
         else:
             x.grad += grad
     if through:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
+from bppsa._workers.batches import is_batched, parts, rows_of
 from bppsa.errors import ArgumentError
 
 LossFunction = Callable[..., Tensor]
@@ -24,6 +27,7 @@ class Share:
     loss_fn: LossFunction | None  # None: the model returns its loss
     targets: Sequence[Any]
     weights: Sequence[float]
+    tries: bool = False  # whether the loss is tried: is it the mean that it is taken for?
 
     def __call__(self, output: Any, batch: int) -> Tensor:
         if not self.weights[batch]:  # a mean over nothing is no number, and it counts for nothing
@@ -33,6 +37,8 @@ class Share:
             got = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             whose = "the model returns" if self.loss_fn is None else "loss_fn gives"
             raise ArgumentError(f"{whose} {got}, and a step needs a loss, a tensor []; give loss_fn=, with a reduction")
+        if self.tries and self.loss_fn is not None:
+            check_mean(self.loss_fn, loss.detach(), output, self.targets[batch])
         return loss * self.weights[batch]
 
 
@@ -62,8 +68,34 @@ def option(loss_fn: LossFunction | None, name: str, default: Any) -> Any:
     return getattr(loss_fn, "keywords", {}).get(name, getattr(loss_fn, name, default))
 
 
-def share(loss_fn: LossFunction | None, targets: Sequence[Any], counted: Sequence[float]) -> Share:
+@torch.no_grad()
+def check_mean(loss_fn: LossFunction, loss: Tensor, output: Any, target: Any) -> None:
+    """Raises ArgumentError where the loss [] of a micro-batch is not the mean of its halves' losses."""
+    rows = rows_of(output)
+    if rows < 2:
+        return
+    outputs, targets = in_halves(output, rows), in_halves(target, rows)
+    sizes = (rows + 1) // 2, rows // 2
+    weights = [counts(loss_fn, None, half, size) for half, size in zip(targets, sizes, strict=True)]
+    if not all(weights):
+        return
+    losses = [float(loss_fn(out, half)) for out, half in zip(outputs, targets, strict=True)]
+    mean = sum(weight * of_half for weight, of_half in zip(weights, losses, strict=True)) / sum(weights)
+    whole, rounding = float(loss), torch.finfo(loss.dtype).eps ** 0.5
+    if math.isfinite(whole) and math.isfinite(mean) and abs(whole - mean) > rounding * max(abs(whole), abs(mean)):
+        raise ArgumentError(
+            f"loss_fn gives {whole:.6g} for {rows} rows, and {losses[0]:.6g} and {losses[1]:.6g} for their halves: it "
+            f"is no mean over rows, and the micro-batches' losses do not make the batch's; give it reduction='sum' "
+            f"where it is a sum, or loss_weight=, what a micro-batch counts, such as loss_weight=len"
+        )
+
+
+def in_halves(value: Any, rows: int) -> list[Any]:
+    return parts(value, [is_batched(leaf, rows) for leaf in tree_leaves(value)], 2)
+
+
+def share(loss_fn: LossFunction | None, targets: Sequence[Any], counted: Sequence[float], tries: bool = False) -> Share:
     if option(loss_fn, "reduction", "mean") == "sum":
         return Share(loss_fn, targets, [1.0] * len(counted))
     total = sum(counted)
-    return Share(loss_fn, targets, [count / total if total else count for count in counted])
+    return Share(loss_fn, targets, [count / total if total else count for count in counted], tries)

@@ -181,9 +181,14 @@ def lent(tensor: Tensor) -> Tensor:
 @contextmanager
 def inside(lanes: int, taken: list[Decision], asked: Asked) -> Iterator[None]:
     """What the thread of a lane runs in: the cores are shared out among all lanes, and decisions noted in `taken`."""
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // lanes))
+    torch.set_num_threads(max(1, cores() // lanes))
     push(taken, *asked)
     try:
         yield
     finally:
         pop()
+
+
+def cores() -> int:
+    """That this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

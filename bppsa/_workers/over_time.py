@@ -69,6 +69,7 @@ class TimeTraining(Training):
 
         Raises InputError where there are no rows, or fewer steps than chunks; ScheduleError for a norm in training.
         """
+        number, self.calls = self.calls, self.calls + 1  # also of a batch that is refused here and not elsewhere
         self.check()
         model = self.stages
         arguments = model.bind(*args, **kwargs)
@@ -82,10 +83,9 @@ class TimeTraining(Training):
         call = Call(
             arguments=[tree_unflatten([column[b] for column in by_row], spec) for b in range(count)],
             modes=modes,
-            seeds=[Seed(self.seed, self.calls, b) for b in range(count)],
-            signature=repr((modes, shapes)),
+            seeds=[Seed(self.seed, number, b) for b in range(count)],
+            signature=repr((number, modes, shapes)),
         )
-        self.calls += 1
         return TimeBatch(
             call=call,
             mine=range(count),

@@ -24,7 +24,7 @@ KINDS: Mapping[str, Callable[[str], bool]] = {  # which directions a call runs
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Plan:
     """steps: of each worker and lane. readers: of each worker, how many of its steps read an item."""
 
@@ -91,7 +91,13 @@ def own_batches(plan: Plan, rank: int) -> list[int]:
                 f"data='local': micro-batch {b} has jobs on workers {', '.join(map(str, sorted(several)))}, and its "
                 f"rows would be on one; give every rank the whole batch, or take ddp() or fsdp()"
             )
-    return [b for b, (worker,) in sorted(workers.items()) if worker == rank]
+    mine = [b for b, (worker,) in sorted(workers.items()) if worker == rank]
+    if not mine:
+        raise ScheduleError(
+            f"data='local': rank {rank} has no micro-batch to bring rows for; give microbatches={len(plan.steps)}, or "
+            f"more"
+        )
+    return mine
 
 
 def predicted(plan: Plan, measured: Timeline) -> Timeline:

@@ -45,8 +45,7 @@ class Ranks:
         self.rank, self.size = transport.rank, transport.size
         foreign = [s for s in range(len(stages)) if self.rank not in owners[s]]
         self.member = Member(self.rank, stages, model, neighbours, foreign, transport.device)
-        self.exchanges: dict[int, Exchange] = {}  # by the identity of a plan, which is kept
-        self.plans: list[Plan] = []
+        self.exchanges: dict[Plan, Exchange] = {}
         self.steps = 0
         self.ran_nothing = True
 
@@ -96,10 +95,9 @@ class Ranks:
         return outcome(everyone, grads), [results]
 
     def exchange(self, plan: Plan) -> Exchange:
-        if id(plan) not in self.exchanges:
-            self.plans.append(plan)
-            self.exchanges[id(plan)] = make_exchange(plan, self.stages, self.owners)
-        return self.exchanges[id(plan)]
+        if plan not in self.exchanges:
+            self.exchanges[plan] = make_exchange(plan, self.stages, self.owners)
+        return self.exchanges[plan]
 
     def tell(self, failure: BaseException) -> None:
         """Every rank, of what failed here."""

@@ -151,4 +151,7 @@ class Short:
 
 
 def drawn_like(x: Any) -> Any:
-    return torch.randn_like(x) if isinstance(x, Tensor) and x.is_floating_point() else x
+    """Other numbers of its size, the same on every rank, and none of the caller's."""
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        return x
+    return torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)

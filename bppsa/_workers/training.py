@@ -72,6 +72,7 @@ class Training:
         self.model, self.settings, self.stages = model, settings, stages
         self.plans: dict[tuple[str, int], Plan] = {}
         self.calls = 0
+        self.tried = False  # whether the loss has been seen to be the mean that it is taken for
         self.ran: tuple[Plan, Timeline] | None = None
         self.seed = torch.initial_seed() if settings.seed is None else settings.seed
         self.engine: Engine
@@ -103,6 +104,7 @@ class Training:
 
     def batch(self, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes) -> Batch:
         """Cut into micro-batches. Raises InputError where there are no rows, or too few of a rank's own."""
+        number, self.calls = self.calls, self.calls + 1  # also of a batch that is refused here and not elsewhere
         arguments = self.stages.bind(*args, **kwargs)
         rows, most = rows_of(arguments), self.settings.microbatches
         count = most if self.settings.local else min(most, rows)
@@ -115,11 +117,10 @@ class Training:
         check_rows(tree_leaves(arguments), self.stages.by_rows, rows)
         cut = dict(zip(mine, parts(arguments, self.stages.by_rows, len(mine)), strict=True))
         sizes = self.shared({b: rows_of(part) for b, part in cut.items()})
-        seeds = [Seed(self.seed, self.calls, b) for b in range(count)]
-        self.calls += 1
+        seeds = [Seed(self.seed, number, b) for b in range(count)]
         tensors = [[x for x in tree_leaves(argument) if isinstance(x, Tensor)] for argument in arguments]
         shapes = [(tuple(x.shape), x.dtype) for of_argument in tensors for x in of_argument]
-        signature = repr((modes, list(sizes.values()) if self.settings.local else shapes))
+        signature = repr((number, modes, list(sizes.values()) if self.settings.local else shapes))
         call = Call(
             [cut.get(b, ()) for b in range(count)],
             modes,
@@ -165,7 +166,8 @@ class Training:
         targets = dict(zip(batch.mine, parts(target, batched, len(batch.mine)), strict=True))
         count = self.shared({b: counts(loss_fn, weight, targets[b], batch.sizes[b]) for b in batch.mine})
         order = range(len(batch.sizes))
-        return share(loss_fn, [targets.get(b) for b in order], [count[b] for b in order])
+        tries, self.tried = weight is None and not self.tried, True
+        return share(loss_fn, [targets.get(b) for b in order], [count[b] for b in order], tries)
 
     def outputs(self, found: Outcome, batch: Batch) -> Any:
         return batch.outputs({b: self.stages.assemble(found.outputs[b]) for b in batch.mine})

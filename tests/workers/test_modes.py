@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.utils import prune
 
 from bppsa import compile
-from bppsa.errors import InputError, ScheduleError
+from bppsa.errors import InputError, ScheduleError, WorkerError
 from bppsa.schedule import Recipe, ddp, fslpp, gpipe, lpp, zero_bubble
 from tests.workers import support, zoo
 
@@ -294,6 +294,14 @@ def test_a_mean_over_classes_is_the_whole_batchs(name: str, schedule: Recipe) ->
     expected.backward()
     support.close(compiled.step(x, target), expected.detach())
     support.same(support.gradients(compiled), support.gradients(model))
+
+
+@pytest.mark.parametrize("loss_fn", [lambda y, t: F.cross_entropy(y, t, reduction="sum"), lambda y, t: y.norm()])
+def test_a_loss_that_is_no_mean_is_found_out(loss_fn: Callable[[Tensor, Tensor], Tensor]) -> None:
+    compiled = scheduled(perceptron(), gpipe(), loss_fn=loss_fn)
+    x, target = torch.randn(8, 4), torch.tensor([0, 1, 1, 1, 2, 0, 2, 0])
+    with pytest.raises(WorkerError, match="no mean over rows"):
+        compiled.step(x, target)
 
 
 def test_loss_weight_says_what_a_micro_batch_counts() -> None:

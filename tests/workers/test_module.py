@@ -181,3 +181,53 @@ def test_what_is_wrong_is_said() -> None:
         compiled.step(torch.randn(4, 4), torch.randn(4, 4))
     with pytest.raises(InputError, match="no tensor with rows"):
         compiled.step(torch.tensor(1.0), torch.tensor(1.0))
+
+
+class Shared(nn.Module):
+    """Two arguments without rows whose gradients autograd gives in one memory, and one whose gradient is expanded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor, p: Tensor, q: Tensor, r: Tensor) -> Tensor:
+        return self.b(torch.tanh(self.a(x)) + (p + q)) * r.sum()
+
+
+def test_gradients_of_arguments_have_memory_of_their_own() -> None:
+    model = Shared()
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=1, loss_fn=nn.MSELoss())
+    x, target = torch.randn(5, 4), torch.randn(5, 4)
+    given, twins = ([torch.ones(4, requires_grad=True) for _ in range(3)] for _ in range(2))
+    for _ in range(3):
+        nn.functional.mse_loss(model(x, *given), target).backward()
+        compiled.step(x, *twins, target)
+    support.close([t.grad for t in twins], [t.grad for t in given])
+
+
+class Spectrum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = self.b(torch.tanh(self.a(x)))
+        return h, torch.fft.fft(h), h.detach()
+
+
+def test_a_complex_output_has_a_gradient_and_a_detached_one_none() -> None:
+    model = Spectrum()
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=2)
+    x = torch.randn(6, 4)
+    for run in (model, compiled):
+        h, spectrum, constant = run(x)
+        assert not constant.requires_grad
+        (h.sum() + spectrum.abs().square().sum() + constant.sum()).backward()
+    support.same(support.gradients(compiled), support.gradients(model))
+
+
+def test_gradients_of_gradients_are_refused() -> None:
+    compiled = compile(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), schedule=gpipe(), stages=2, microbatches=2)
+    x = torch.randn(6, 4, requires_grad=True)
+    with pytest.raises(WorkerError, match="no gradients of gradients"):
+        torch.autograd.grad(compiled(x).sum(), x, create_graph=True)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import re
+import signal
 import threading
 import traceback
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -42,6 +44,15 @@ def test_an_exception_is_raised_in_the_caller(schedule: Recipe, kind: str) -> No
     assert faults.exact(net, compiled, x, target)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Also where the tests run in the background, whose processes ignore interrupts."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("schedule", [one_f_one_b(), ddp()], ids=repr)
 def test_an_interrupt_ends_all_threads(schedule: Recipe) -> None:
     net, (x, target) = faults.model(), faults.batch()
@@ -57,6 +68,7 @@ def test_an_interrupt_ends_all_threads(schedule: Recipe) -> None:
     assert faults.exact(net, compiled, x, target)
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_one_worker_is_interrupted() -> None:
     """Its jobs run in the calling thread."""
     net, (x, target) = faults.model(), faults.batch()

@@ -140,6 +140,7 @@ def stage_of(root: nn.Module, graph: fx.GraphModule, flops: float, cost: float) 
         inputs=(),
         outputs=(),
         names=names_of(graph, first_names(root.model if isinstance(root, Alone) else root)),
+        root="model" if isinstance(root, Alone) else "",
         ops=sum(node.op.startswith("call_") for _, node in nodes),
         flops=flops,
         cost=cost,

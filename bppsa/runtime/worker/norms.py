@@ -21,7 +21,7 @@ from bppsa.errors import PartitionError
 class Seen(NamedTuple):
     """One call of a norm: the mean and the unbiased variance that it normalised by."""
 
-    path: str  # of the norm in the model
+    path: str  # of the norm in the stage's module
     mean: Tensor
     variance: Tensor
 

@@ -38,7 +38,7 @@ class Call:
 
 
 class Pipeline:
-    """The work of one lane. shells: of each stage that it runs; weights: the Parameters lent to them, by name."""
+    """The work of one lane. shells: of each stage that it runs."""
 
     def __init__(
         self,
@@ -54,7 +54,6 @@ class Pipeline:
         self.sums, self.ended = sums, ended
         self.jobs = {"F": self.forward, "B": self.backward, "W": self.weights}
         self.gradients = call.modes.grad and not call.modes.inference
-        self.lent = {s: shell.weights() for s, shell in shells.items()}
 
     def run(self, action: Action, inputs: Sequence[Any]) -> Sequence[Any]:
         with self.call.modes.entered():
@@ -62,7 +61,7 @@ class Pipeline:
 
     def forward(self, s: int, b: int, inputs: Sequence[Any]) -> list[Any]:
         stage, shell, results = self.stages.stages[s], self.shells[s], self.results
-        gradients, weights = self.gradients, self.lent[s]
+        gradients, weights = self.gradients, shell.weights()
         if gradients:
             results.hold(+1)
         from_jobs = iter(inputs)
@@ -105,7 +104,7 @@ class Pipeline:
 
     def backward(self, s: int, b: int, inputs: Sequence[Any]) -> list[Any]:
         kept = self.results.kept[s, b]
-        outs, cotangents = self.seeds(s, b, kept, inputs)
+        outs, cotangents = self.ends(s, b, kept, inputs)
         leaves = [leaf for xs in kept.leaves for leaf in xs if leaf is not None]
         later = [middle.made for middle in kept.middles] if self.call.split else list(kept.weights.values())
         found = gradients_of(outs, [*leaves, *later], cotangents, keep=self.call.split)
@@ -135,7 +134,7 @@ class Pipeline:
         self.done(s, b, grads)
         return []
 
-    def seeds(self, s: int, b: int, kept: Kept, inputs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    def ends(self, s: int, b: int, kept: Kept, inputs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
         """The outputs that the backward begins at, and the gradients there: from each reader in the order of stages."""
         if s == len(self.stages) - 1:
             made = [x for xs in kept.made for x in xs]

@@ -33,7 +33,8 @@ class Shell:
         if isinstance(self.module, fx.GraphModule):
             draw_by_number(self.module, dict(stage.draws))
         self.norms = norms_of(self.module)
-        self.followers = [(self.module.get_submodule(path), path) for path, _ in stage.module.named_modules()]
+        root, like = self.module.get_submodule(stage.root), stage.module.get_submodule(stage.root)
+        self.followers = [(root.get_submodule(path), path) for path, _ in like.named_modules()]
 
     def lend(self, tensors: Mapping[str, Tensor]) -> None:
         """Tensors by the model's names: Parameters where it has Parameters, and buffers."""
