@@ -17,6 +17,8 @@ import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -58,27 +60,33 @@ def pipelines(case: Measured, options: Options) -> list[Row]:
 
 
 def on_ranks(measurement: str, case: Case, size: Size, repeats: int) -> Row:
-    """What rank 0 of new processes prints. Raises SystemExit with what a rank that failed had to say."""
+    """What rank 0 of new processes prints. Raises SystemExit with what ranks that failed had to say."""
     arguments = json.dumps({"case": asdict(case), "size": asdict(size), "repeats": repeats})
     env = os.environ | KEEPING | {"OMP_NUM_THREADS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        given = [str(Path(folder) / "store"), measurement, arguments]
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, str(HERE / "schedules_rank.py"), str(rank), *given],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in range(RANKS)
-        ]
-        told = [rank.communicate() for rank in ranks]
-    for rank, (_, errors) in zip(ranks, told, strict=True):
-        if rank.returncode:
-            raise SystemExit(f"{measurement} of {case}: {errors}")
-    found: dict[str, Any] = json.loads(told[0][0])
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        ranks = []
+        for rank in range(RANKS):
+            command = [str(HERE / "schedules_rank.py"), str(rank), str(folder / "store"), measurement, arguments]
+            with open(folder / f"out {rank}", "w") as out, open(folder / f"errors {rank}", "w") as errors:
+                ranks.append(subprocess.Popen([sys.executable, *command], env=env, stdout=out, stderr=errors))
+        if failed := failures(ranks):
+            said = "\n".join((folder / f"errors {rank}").read_text() for rank in failed)
+            raise SystemExit(f"{measurement} of {case}: {said}")
+        found: dict[str, Any] = json.loads((folder / "out 0").read_text())
     return {"schedule": case.schedule, "S": case.S, "B": case.B, "peer": case.peer, "jobs": size.name, **found}
+
+
+def failures(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """Those that failed, once all have ended: where one fails the others are killed, as they would wait for it."""
+    try:
+        while None in (codes := [rank.poll() for rank in ranks]) and not any(codes):
+            time.sleep(0.2)
+        return [rank for rank, code in enumerate(codes) if code]
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
 
 
 PARTS = {

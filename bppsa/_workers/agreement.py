@@ -45,15 +45,17 @@ def signature(plan: Plan, call: Call) -> dict[str, str]:
     }
 
 
-def checksums(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """Of their bytes, the same in whatever order they are added."""
-    return {
-        name: int(tensor.detach().contiguous().view(-1).view(torch.uint8).sum(dtype=torch.int64))
-        for name, tensor in tensors.items()
-    }
+def checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Of their bytes."""
+    return {name: checksum(tensor) for name, tensor in tensors.items()}
 
 
-def check_replicas(told: Sequence[Mapping[str, int]]) -> None:
+def checksum(tensor: Tensor) -> str:
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
+    return blake2b(flat.view(torch.uint8).numpy().data, digest_size=16).hexdigest()
+
+
+def check_replicas(told: Sequence[Mapping[str, str]]) -> None:
     """told: of each rank, the checksums of what it owns. Raises ScheduleError where owners of a weight differ."""
     differing = {}
     for name in sorted({name for of_rank in told for name in of_rank}):

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -17,16 +17,17 @@ from bppsa._workers.compiled import Scheduled
 from bppsa._workers.fill import fill
 from bppsa._workers.local import Local
 from bppsa._workers.over_time import TimeTraining
-from bppsa._workers.ranks import Ranks
 from bppsa._workers.rows import by_rows
 from bppsa._workers.training import Settings, Training
 from bppsa.errors import ScheduleError
 from bppsa.fxpasses.over_time import over_time
 from bppsa.fxpasses.partition import partition
-from bppsa.runtime.worker.group import GroupTransport
 from bppsa.runtime.worker.shell import holder, hollow, tensors_in
 from bppsa.schedule.timeline import Timeline
 from bppsa.stages import OverTime, Stages
+
+if TYPE_CHECKING:
+    from bppsa.runtime.worker.group import GroupTransport
 
 
 def scheduled(model: nn.Module, settings: Settings, stages: int | Sequence[nn.Module], example: Any) -> Scheduled:
@@ -83,6 +84,9 @@ def start(compiled: Scheduled, settings: Settings, stages: Stages) -> Training:
 
 def start_in_group(compiled: Scheduled, settings: Settings, cutting: Callable[[], Stages]) -> Training:
     """Raises on every rank where one raises."""
+    from bppsa._workers.ranks import Ranks  # they need a PyTorch that was built with torch.distributed
+    from bppsa.runtime.worker.group import GroupTransport
+
     transport = GroupTransport(device=device_for(compiled))
     with transport.telling("compile"):
         settings = seeded(placed(settings, transport.size), transport)

@@ -27,7 +27,7 @@ from bppsa.fxpasses.partition.kept import kept
 from bppsa.fxpasses.partition.modes import in_both_modes
 from bppsa.fxpasses.partition.order import Order, ordered
 from bppsa.fxpasses.partition.tracing import trace
-from bppsa.fxpasses.partition.unfit import check_fit
+from bppsa.fxpasses.partition.unfit import check_fit, check_traceable
 from bppsa.fxpasses.partition.verify import called, check_same
 from bppsa.stages import Stages
 
@@ -57,9 +57,10 @@ def partition(
     the least possible, the others share what it leaves evenly; of all such cuts this sends the fewest bytes.
     Raises PartitionError where the model cannot be traced, or cut into so many stages.
     """
+    check_fit(model)
     if not isinstance(stages, int):
         return by_hand(model, stages, example_inputs, example_kwargs or {})
-    check_fit(model)
+    check_traceable(model)
     arguments = arguments_of(model, example_inputs, example_kwargs or {})
     traced = trace_in_both_modes(model, arguments)
     order = ordered(traced.graph)

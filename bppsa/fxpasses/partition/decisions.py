@@ -40,7 +40,7 @@ def asks_autograd(node: fx.Node) -> bool:
     return node.target is getattr and node.args[1] in ASKED_OF_AUTOGRAD
 
 
-def is_decidable(node: fx.Node, value: Any) -> bool:
+def is_decidable(node: fx.Node) -> bool:
     """Whether the node's value, which holds no tensor, follows from shapes, dtypes, devices and numbers alone."""
     if node.op in ("get_attr", "call_module"):
         return False

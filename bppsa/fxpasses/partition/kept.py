@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,14 +12,23 @@ from torch import nn
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.models import restore, state_of
 
+# Held while a model runs for this or is traced: the random state, PyTorch's settings and what tracing replaces are the
+# process's. Two threads at it would each put back what the other had made of them.
+ALONE = threading.RLock()
+
 
 @contextmanager
 def kept(model: nn.Module) -> Iterator[None]:
     """The model's buffers, modes and attributes, and the random state, are as before afterwards.
 
     Raises PartitionError where the forward changes an attribute, since stages do not share attributes, and where the
-    whole model has hooks. A layer that is always called as a whole may remember what it likes.
+    whole model has hooks. A layer that is always called as a whole may remember what it likes. Other threads wait.
     """
+    with ALONE:
+        yield from keeping(model)
+
+
+def keeping(model: nn.Module) -> Iterator[None]:
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if can_change(buffer)]
     of_layers = [entry for layer in model.modules() if isinstance(layer, nn.RNNBase) for entry in state_of(layer)]

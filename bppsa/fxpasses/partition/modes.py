@@ -226,9 +226,12 @@ def shared_names(own: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, 
     """Of the other trace's constants: the name of an equal one, or a new name."""
     names = {}
     for name, value in other.items():
-        equal = (n for n, v in own.items() if v.dtype == value.dtype and torch.equal(v, value))
-        names[name] = next(equal, f"{name}_other")
+        names[name] = next((n for n, v in own.items() if equal(v, value)), f"{name}_other")
     return names
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
 
 
 def either(a: Facts, b: Facts) -> Facts:

@@ -40,7 +40,10 @@ Running = Callable[[], bool]
 
 @contextmanager
 def recorded(model: nn.Module, create_proxy: CreateProxy, running: Running) -> Iterator[None]:
-    """Makes nodes of them within the block, except in what runs below a node, which `running` tells."""
+    """Makes nodes of them within the block, except where `running` tells that what is called is no part of the graph.
+
+    What is replaced for this is the process's: one thread at a time, and `running` is to be true for all others.
+    """
     apply = torch.autograd.Function.__dict__["apply"]
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:

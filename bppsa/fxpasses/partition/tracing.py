@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,6 +25,7 @@ from bppsa.fxpasses.partition.arguments import Arguments, is_fixed, leaf_of
 from bppsa.fxpasses.partition.decisions import as_decided, asks_autograd, is_decidable
 from bppsa.fxpasses.partition.effects import Facts, Watch, facts_of
 from bppsa.fxpasses.partition.graph import Graph, numbered
+from bppsa.fxpasses.partition.kept import ALONE
 from bppsa.fxpasses.partition.overlooked import recorded
 from bppsa.fxpasses.partition.places import place_here
 from bppsa.fxpasses.partition.refusals import WHAT_FORWARDS_RAISE, refusal
@@ -45,7 +47,7 @@ def trace(model: nn.Module, arguments: Arguments) -> Graph:
     """
     tracer = Tracer(arguments)
     try:
-        with torch.enable_grad(), recorded(model, tracer.create_proxy, lambda: tracer.running):
+        with ALONE, torch.enable_grad(), recorded(model, tracer.create_proxy, lambda: tracer.running):
             graph = tracer.trace(model)
         for node in graph.nodes:
             node.meta.pop("is_wrapped", None)  # by which a GraphModule would wrap the op for all that is traced later
@@ -66,12 +68,18 @@ class Tracer(fx.Tracer):
         self.constants: dict[str, Tensor] = {}
         self.seen: set[StorageWeakRef] = set()  # storages of arguments, of attributes and of what nodes give
         self.given: set[StorageWeakRef] = set()  # those of arguments
-        self.running = False  # a leaf, for the example: all that it calls is its own affair
+        self.below_node = False  # a leaf runs for the example: all that it calls is its own affair
+        self.thread = threading.get_ident()
         self.result: Any = None
         self.examples: tuple[Any, ...] = ()
         used = {t.device.type for t in tree_leaves(arguments.examples) if isinstance(t, Tensor)}
         self.devices = sorted({"cpu", *filter(torch.amp.is_autocast_available, used)})  # the meta device has none
         self.outside = region_now(self.devices)
+
+    @property
+    def running(self) -> bool:
+        """Whether what is called now is no part of the graph: below a node, or in a thread that does not trace."""
+        return self.below_node or threading.get_ident() != self.thread
 
     # What becomes a node
 
@@ -137,6 +145,11 @@ class Tracer(fx.Tracer):
                 "a tensor was computed from parameters alone, by ops that no graph saw; read them as attributes, such "
                 "as self.layer.weight, and not by parameters()"
             )
+        if tensor.is_meta:
+            raise PartitionError(
+                f"{place_here()}: a tensor on the meta device is read that is neither a Parameter nor a buffer, so it "
+                f"never gets values; make it a buffer, by self.register_buffer(name, tensor)"
+            )
         for name, known in self.constants.items():
             if known is tensor:
                 return name
@@ -151,13 +164,13 @@ class Tracer(fx.Tracer):
         proxy.node.meta["region"] = region_now(self.devices).since(self.outside)
         args, kwargs = fx.node.map_aggregate((args, kwargs), lambda a: a.example if isinstance(a, Traced) else a)
         watch = Watch()
-        self.running = True
+        self.below_node = True
         try:
             with torch.no_grad(), watch:
                 proxy.example = self.run(kind, target, args, kwargs)
         finally:
-            self.running = False
-        self.note(proxy, watch, is_decidable(proxy.node, proxy.example))
+            self.below_node = False
+        self.note(proxy, watch, is_decidable(proxy.node))
         return proxy
 
     def run(self, kind: str, target: Any, args: Any, kwargs: Any) -> Any:

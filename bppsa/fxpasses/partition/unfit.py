@@ -1,4 +1,4 @@
-"""Parts of a model that no stage can hold, told before it runs."""
+"""Parts of a model that no stage can hold, or that cannot be traced, told before it runs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ def has_old_norm(module: nn.Module) -> bool:
     return any(isinstance(hook, (WeightNorm, SpectralNorm)) for hook in module._forward_pre_hooks.values())
 
 
-UNFIT: tuple[tuple[Callable[[Any], bool], str], ...] = (
+Reasons = tuple[tuple[Callable[[Any], bool], str], ...]
+UNFIT: Reasons = (
     (has_lazy, "has parameters without a shape yet; call the model once before it is cut"),
     (
         has_old_norm,
         "sets its weight anew in each forward; take weight_norm or spectral_norm of torch.nn.utils.parametrizations",
     ),
+)
+UNTRACEABLE: Reasons = (
     (
         lambda module: any(isinstance(hook, BasePruningMethod) for hook in module._forward_pre_hooks.values()),
         "is pruned by torch.nn.utils.prune, whose hook sets its weight in each forward; make the pruning permanent by "
@@ -45,9 +48,18 @@ UNFIT: tuple[tuple[Callable[[Any], bool], str], ...] = (
 
 def check_fit(model: nn.Module) -> None:
     """Raises PartitionError where a module cannot be part of a stage."""
+    check(model, UNFIT)
+
+
+def check_traceable(model: nn.Module) -> None:
+    """Raises PartitionError where a module can only be part of a stage that is cut by hand."""
     if isinstance(model, torch.jit.ScriptModule):
         raise PartitionError(f"{type(model).__name__}: TorchScript cannot be cut; give the model as it was before")
+    check(model, UNTRACEABLE)
+
+
+def check(model: nn.Module, reasons: Reasons) -> None:
     for path, module in model.named_modules():
-        for is_unfit, why in UNFIT:
-            if is_unfit(module):
+        for is_so, why in reasons:
+            if is_so(module):
                 raise PartitionError(f"{path or 'the model'} ({type(module).__name__}) {why}")

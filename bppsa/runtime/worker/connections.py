@@ -16,6 +16,7 @@ from bppsa.errors import WorkerError
 
 _HELLO = struct.Struct("<I16s")  # rank and token of the one who connects
 _LIMIT = 120.0  # seconds to wait for the others
+_ELSEWHERE = "192.0.2.1"  # of no machine: kept for documents
 # An idle connection to a host that has vanished without closing it is closed after 3 s + 3 * 1.5 s of silence.
 _KEEP_ALIVE = (("SO_KEEPALIVE", 1), ("TCP_KEEPIDLE", 3), ("TCP_KEEPINTVL", 1), ("TCP_KEEPCNT", 4))
 
@@ -84,14 +85,16 @@ def _boot() -> str:
 
 
 def _addresses() -> list[str]:
-    """Where other machines may reach this one: the interface that leads to the store's host first."""
+    """Where other machines may reach this one: the interface that leads to the store's host first, and what only this
+    machine reaches last. On the store's host its own name may be no more than that, so another way out is asked too."""
     found = []
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((os.environ.get("MASTER_ADDR", "192.0.2.1"), 9))  # nothing is sent
-        found.append(probe.getsockname()[0])
+    for host in (os.environ.get("MASTER_ADDR", _ELSEWHERE), _ELSEWHERE):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # nothing is sent
+            found.append(probe.getsockname()[0])
     with contextlib.suppress(OSError):
         found += socket.gethostbyname_ex(socket.gethostname())[2]
-    return list(dict.fromkeys(found))
+    return sorted(dict.fromkeys(found), key=lambda address: address.startswith("127."))
 
 
 def _reach(peer: int, addresses: list[str], port: int) -> socket.socket:

@@ -78,15 +78,6 @@ class GroupTransport:
         self._shared: dict[Key, dict[int, Any]] = {}  # by step and number of the share, by rank
         self._signatures: dict[int, dict[int, Mapping[str, str]]] = {}  # by step, by rank
         self._failures = Failures(self._changed, self.rank, self.size)
-        self._handlers: dict[int, Callable[[_Peer, Key, bytes], None]] = {
-            _WANT: self._on_want,
-            _DATA: self._on_data,
-            _SIGN: self._on_sign,
-            _SHARE: self._on_share,
-            _JOB: self._on_job,
-            _FAIL: self._on_fail,
-            _GONE: self._on_gone,
-        }
         self._carrier = Carrier(group, self._wire)
         self._watch = Watch(connect(group), self)
         # Not weakref.finalize, which a process of multiprocessing leaves out at its end: it would end without goodbye.
@@ -197,7 +188,7 @@ class GroupTransport:
     # The thread of the watch.
 
     def heard(self, peer: int, frame: Frame) -> None:
-        self._handlers[frame.kind](self._peers[peer], (frame.step, frame.number), frame.body)
+        _HANDLERS[frame.kind](self, self._peers[peer], (frame.step, frame.number), frame.body)
 
     def lost(self, peer: int, left: bool) -> None:
         with self._changed:
@@ -305,6 +296,18 @@ class GroupTransport:
         while sources := missing():
             self._failures.check(self._step, sources)
             self._changed.wait()
+
+
+# Not bound to a transport: one that held them would be in a reference cycle, and not closed when it is let go.
+_HANDLERS: dict[int, Callable[[GroupTransport, _Peer, Key, bytes], None]] = {
+    _WANT: GroupTransport._on_want,
+    _DATA: GroupTransport._on_data,
+    _SIGN: GroupTransport._on_sign,
+    _SHARE: GroupTransport._on_share,
+    _JOB: GroupTransport._on_job,
+    _FAIL: GroupTransport._on_fail,
+    _GONE: GroupTransport._on_gone,
+}
 
 
 def _close(watch: Watch, carrier: Carrier) -> None:

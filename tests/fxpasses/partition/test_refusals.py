@@ -128,6 +128,29 @@ def test_parts_that_no_stage_can_hold(make: Callable[[], nn.Module], said: str) 
         partition(make(), torch.randn(3, 4), 1)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(("make", "said"), UNFIT[:2])
+def test_parts_that_no_stage_can_hold_by_hand(make: Callable[[], nn.Module], said: str) -> None:
+    model = make()
+    with pytest.raises(PartitionError, match=said):
+        partition(model, torch.randn(3, 4), [model[0]])
+
+
+def test_a_tensor_on_the_meta_device_that_nobody_can_fill() -> None:
+    def masked(self: Model, x: Tensor) -> Tensor:
+        return x * self.mask
+
+    with torch.device("meta"):
+        model = Model(masked)
+        model.mask = torch.ones(4)
+    with pytest.raises(PartitionError, match=r"return x \* self.mask: .* meta device .* self.register_buffer"):
+        partition(model, torch.randn(3, 4), 2)
+    mask = model.mask
+    del model.mask
+    model.register_buffer("mask", mask)
+    assert len(partition(model, torch.randn(3, 4), 2)) == 2
+
+
 def test_classes_in_which_no_tensors_are_found() -> None:
     with pytest.raises(PartitionError, match=r"returns a Pair.* torch.export.register_dataclass\(Pair\)"):
         partition(nn.Sequential(nn.Linear(4, 4), Wrap()), torch.randn(3, 4), 1)

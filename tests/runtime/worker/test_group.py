@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ import torch
 
 from bppsa.errors import ScheduleError, WorkerError
 from bppsa.runtime.worker.group import GroupTransport
-from tests.runtime.worker.ranks import message, run
+from tests.runtime.worker.ranks import LIMIT, message, run
+from tests.workers.ranks import run_ranks
 
 LARGE = 200_000  # elements: more than what travels with its announcement
 
@@ -183,3 +186,26 @@ def other_rows_then_the_same(transport: GroupTransport) -> str:
 def test_ranks_with_different_batches() -> None:
     for text in run(3, other_rows_then_the_same):
         assert "different work; rows: 9 on worker 0, 8 on worker" in text
+
+
+def let_go(rank: int) -> bool:
+    """Whether the transport is closed without the garbage collector, when its threads have ended what they were at."""
+    gc.disable()
+    transport = GroupTransport()
+    transport.begin(1)
+    if rank == 0:
+        transport.send(message(0, 0, 1), torch.ones(LARGE))
+    else:
+        transport.receive(message(0, 0, 1))
+    transport.finish()
+    alive, close = weakref.ref(transport), transport.close
+    del transport
+    for _ in range(100):
+        if alive() is None and not close.still_active():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def test_a_transport_that_is_let_go_is_closed() -> None:
+    assert run_ranks(let_go, 2, timeout=LIMIT) == [True, True]

@@ -1,0 +1,38 @@
+"""The checksums by which owners of a weight see that they hold the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from bppsa._workers.agreement import check_replicas, checksums
+from bppsa.errors import ScheduleError
+
+VALUES = (
+    torch.arange(6.0),
+    torch.arange(6).bfloat16(),
+    torch.arange(6) * (1 + 2j),
+    torch.arange(6) % 2 == 0,
+    torch.arange(6, dtype=torch.int8).requires_grad_(False),
+)
+
+
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: str(value.dtype))
+def test_the_order_of_elements_counts(value: Tensor) -> None:
+    there = {"weight": value.roll(1)}
+    check_replicas([checksums({"weight": value}), checksums({"weight": value.clone()})])
+    with pytest.raises(ScheduleError, match="weight are not the same on worker 0 and 1"):
+        check_replicas([checksums({"weight": value}), checksums(there)])
+
+
+def test_strides_do_not_count() -> None:
+    value = torch.randn(3, 4)
+    assert checksums({"": value.t()}) == checksums({"": value.t().contiguous()})
+    assert checksums({"": value.t()}) != checksums({"": value})
+
+
+def test_scalars_and_tensors_of_nothing() -> None:
+    found = checksums({"one": torch.tensor(1.0), "two": torch.tensor(2.0), "none": torch.zeros(0, 3)})
+    assert len(set(found.values())) == 3
+    assert checksums({"two": torch.tensor(2.0, requires_grad=True)})["two"] == found["two"]
