@@ -31,13 +31,13 @@ UNFIT: Reasons = (
         has_old_norm,
         "sets its weight anew in each forward; take weight_norm or spectral_norm of torch.nn.utils.parametrizations",
     ),
-)
-UNTRACEABLE: Reasons = (
     (
         lambda module: any(isinstance(hook, BasePruningMethod) for hook in module._forward_pre_hooks.values()),
         "is pruned by torch.nn.utils.prune, whose hook sets its weight in each forward; make the pruning permanent by "
         "prune.remove, or register a parametrization that multiplies with the mask",
     ),
+)
+UNTRACEABLE: Reasons = (
     (
         lambda module: isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)),
         "spreads the batch over devices by itself; cut its .module",
