@@ -47,7 +47,7 @@ HEAD = """\
 import triton
 import triton.language as tl
 
-from bppsa.codegen.gpu.functions import exponent, exponential, hyperbolic_tangent
+from bppsa.codegen.gpu.functions import error_function, exponent, exponential, hyperbolic_tangent
 from bppsa.codegen.gpu.functions import maximum, minimum, moved, sigmoid, times_power_of_two
 
 
