@@ -93,7 +93,8 @@ def module_recurrence(mode: str, inputs: int, hidden: int, projection: int, bias
         cell = cells.projected_lstm
     weights = [(gates * hidden, inputs), (gates * hidden, out), *[(gates * hidden,)] * 2 * bias]
     weights += [(out, hidden)] if projection else []
-    with _disable_current_modes():
+    # The first call may be under autocast, and the recording is kept for all calls.
+    with _disable_current_modes(), torch.autocast("cpu", enabled=False):
         carry = [torch.empty(TRACED_ROWS, width) for width in (out, hidden)[:states]]
         recording = record(cell, (carry, torch.empty(TRACED_ROWS, inputs), *map(torch.empty, weights)))
         nexts, y = recording.result

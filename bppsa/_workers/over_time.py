@@ -84,7 +84,7 @@ class TimeTraining(Training):
             arguments=[tree_unflatten([column[b] for column in by_row], spec) for b in range(count)],
             modes=modes,
             seeds=[Seed(self.seed, number, b) for b in range(count)],
-            signature=repr((number, modes, shapes)),
+            signature=repr((modes, shapes)),
         )
         return TimeBatch(
             call=call,

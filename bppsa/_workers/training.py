@@ -120,7 +120,7 @@ class Training:
         seeds = [Seed(self.seed, number, b) for b in range(count)]
         tensors = [[x for x in tree_leaves(argument) if isinstance(x, Tensor)] for argument in arguments]
         shapes = [(tuple(x.shape), x.dtype) for of_argument in tensors for x in of_argument]
-        signature = repr((number, modes, list(sizes.values()) if self.settings.local else shapes))
+        signature = repr((modes, list(sizes.values()) if self.settings.local else shapes))
         call = Call(
             [cut.get(b, ()) for b in range(count)],
             modes,

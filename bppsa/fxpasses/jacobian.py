@@ -138,7 +138,7 @@ def differentiable(graph: fx.Graph) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in graph.nodes:
         value = node.meta.get("val")
-        if value is None or not value.dtype.is_floating_point or node.target is aten.detach.default:
+        if not isinstance(value, Tensor) or not value.dtype.is_floating_point or node.target is aten.detach.default:
             continue
         if node.op == "placeholder" or any(arg in found for arg in node.all_input_nodes):
             found.add(node)
