@@ -209,3 +209,13 @@ def test_weight_shapes_that_no_kernel_may_trust(taken: list[Taken]) -> None:
     with pytest.raises(RuntimeError, match=r"weight_hh_l0 is \[2, 2\]"):
         ours(torch.randn(5, 2, 3))
     assert not taken
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_first_call_under_autocast_changes_no_later_one(kind: Any) -> None:
+    plain = kind(11, 13)  # of sizes that no other test records
+    compiled = fast(plain)
+    x = torch.randn(5, 2, 11)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert compiled(x)[0].dtype == plain(x)[0].dtype
+    torch.testing.assert_close(compiled(x)[0], plain(x)[0])

@@ -12,6 +12,7 @@ to each other would wait for each other; this has not been run for want of two G
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
@@ -21,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+_MOMENT = 1.0  # seconds
 TAGS = 1 << 30  # those from 0 are for transfers
 Post = Callable[[list[Tensor], int, int], dist.Work]  # of tensors, peer and tag
 Ended = Callable[[], None]
@@ -49,6 +51,7 @@ class Carrier:
         self._downward = group if wire.type == "cpu" else _twin(group)
         self._lock = threading.Lock()
         self._queues: dict[tuple[int, bool], SimpleQueue[_Transfer | None]] = {}
+        self._threads: list[threading.Thread] = []
 
     def send(self, target: int, tensors: Sequence[Tensor], tag: int, failed: Failed) -> None:
         works = _posted(self._group(target, True).send, target, tensors, tag)
@@ -66,10 +69,15 @@ class Carrier:
             self._queue(peer, sends).put(_Transfer(works, [token], ended, failed))
 
     def close(self) -> None:
-        """Lets the threads end that do not wait in the group."""
+        """Lets the threads end that do not wait in the group; others get a moment to see that it has failed: who comes
+        back from it while the interpreter shuts down aborts the process."""
         with self._lock:
             for queue in self._queues.values():
                 queue.put(None)
+        end = time.monotonic() + _MOMENT
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
 
     def _group(self, peer: int, sends: bool) -> dist.ProcessGroup:
         return self._upward if (peer > self._rank) == sends else self._downward
@@ -79,7 +87,8 @@ class Carrier:
             if (peer, sends) not in self._queues:
                 self._queues[peer, sends] = queue = SimpleQueue[_Transfer | None]()
                 name = f"bppsa-{'to' if sends else 'from'}-{peer}"
-                threading.Thread(target=_carry, args=(queue,), name=name, daemon=True).start()
+                self._threads.append(threading.Thread(target=_carry, args=(queue,), name=name, daemon=True))
+                self._threads[-1].start()
             return self._queues[peer, sends]
 
 
