@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -33,10 +34,17 @@ _lowering = threading.Lock()  # expressions are interned without a lock of their
 TRACED_ROWS = 2  # any number but 1, which broadcasts
 
 
+@contextmanager
+def apart() -> Iterator[None]:
+    """What is recorded here is kept for all calls: the first one may be traced, or under autocast."""
+    with _disable_current_modes(), torch.autocast("cpu", enabled=False):
+        yield
+
+
 @functools.lru_cache(maxsize=1024)
 def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool, device: str = "cpu") -> Sweep:
     """Raises `Unsupported` for what cannot be fused. `inline`: see `program.build`. device: a type, "cpu" or "cuda"."""
-    with _lowering, _disable_current_modes():  # the caller may be tracing
+    with _lowering, apart():
         lowered = program.build(recurrence, jacobian.transpose(recurrence), inline=inline)
     make = functools.partial(reduction_of, recurrence, dtype, inline, device)
     if device == "cuda":
@@ -65,7 +73,7 @@ def reduction_of(
     diagonal: of `with_diagonals`."""
     taken, weights = with_diagonals(recurrence) if diagonal else (recurrence, ())
     structure = structure_of(taken)
-    with _lowering, _disable_current_modes():
+    with _lowering, apart():
         transposed = jacobian.transpose(recurrence)
         simplified = jacobian.transpose(taken) if diagonal else None
         kernel = reduction.reduction(
@@ -81,7 +89,8 @@ def reduction_of(
 @functools.lru_cache(maxsize=1024)
 def structure_of(recurrence: Recurrence) -> Structure:
     """Of one step's J^T."""
-    return patterns.structure_of(recurrence)
+    with apart():
+        return patterns.structure_of(recurrence)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -93,8 +102,7 @@ def module_recurrence(mode: str, inputs: int, hidden: int, projection: int, bias
         cell = cells.projected_lstm
     weights = [(gates * hidden, inputs), (gates * hidden, out), *[(gates * hidden,)] * 2 * bias]
     weights += [(out, hidden)] if projection else []
-    # The first call may be under autocast, and the recording is kept for all calls.
-    with _disable_current_modes(), torch.autocast("cpu", enabled=False):
+    with apart():
         carry = [torch.empty(TRACED_ROWS, width) for width in (out, hidden)[:states]]
         recording = record(cell, (carry, torch.empty(TRACED_ROWS, inputs), *map(torch.empty, weights)))
         nexts, y = recording.result
