@@ -11,6 +11,7 @@ from torch import nn
 import bppsa
 from comparison import Options, Row
 from schedules_cases import LARGE, SMALL, TINY, Case, Size, batch, network
+from schedules_rank import difference, gradients
 from timing import Step, interleave, milliseconds, ratio
 
 LOSS = nn.MSELoss()
@@ -48,10 +49,14 @@ def measure(of: Measured, options: Options) -> list[Row]:
 
     steps = {"peer": timed(loop, plain), "ours": timed(ours, compiled)}
     samples = interleave(steps, options.repeats * size.samples)
+    off = difference(gradients(plain), gradients(compiled))
     return [
         {"schedule": case.schedule, "S": case.S, "B": case.B, "W": W, "jobs": size.name}
         | {f"{side}_ms": milliseconds(found) for side, found in samples.items()}
-        | {"ratio": asdict(ratio(samples["peer"], samples["ours"])), "difference": difference(plain, compiled)}
+        | {
+            "ratio": asdict(ratio(samples["peer"], samples["ours"])),
+            "difference": off,
+        }
     ]
 
 
@@ -63,13 +68,3 @@ def timed(run: Any, module: nn.Module) -> Step:
         return (time.perf_counter() - start,)
 
     return step
-
-
-def difference(plain: nn.Module, compiled: nn.Module) -> float:
-    """Of gradients, the largest, relative to the largest entry."""
-    grads = zip(plain.parameters(), compiled.parameters(), strict=True)
-    return max(
-        float((a.grad - b.grad).abs().max() / a.grad.abs().max())
-        for a, b in grads
-        if a.grad is not None and b.grad is not None
-    )

@@ -30,6 +30,8 @@ STATM = Path("/proc/self/statm")
 MMAP_BYTES = 1 << 16  # a tensor of this size has pages of its own, which go back to the system when it is freed
 PERIOD = 1e-3
 POINTS = 500  # of a curve
+SIZES = (6, 16, 512, 4096)  # waves, stages, width, rows
+QUICK_SIZES = (2, 4, 16, 2000)
 
 Curve = list[tuple[float, float]]
 
@@ -39,7 +41,7 @@ def cases(options: Options) -> list[str]:
 
 
 def measure(way: str, options: Options) -> list[Row]:
-    found = curves(way, *((2, 4, 16, 2000) if options.quick else (6, 16, 512, 4096)))
+    found = curves(way, *(QUICK_SIZES if options.quick else SIZES))
     measured, simulated = found.pop("measured_MiB"), found.pop("simulated")
     levels = [level for _, level in simulated]
     each = found["activation_MiB"]

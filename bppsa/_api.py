@@ -87,7 +87,8 @@ def compile(
     what a micro-batch counts where that is not its rows. data: "global", every rank is given the whole batch, or
     "local", each brings its own rows (`ddp`, `fsdp`). seed: of what jobs draw, by default torch's initial seed.
 
-    Raises StrategyError (a ValueError) for an unknown strategy, forward, fallback or `sparse`; for a mask that does not
+    Raises StrategyError (a ValueError) for an unknown strategy, forward, fallback or `sparse`, and for options of a
+    schedule without one; for a mask that does not
     fit its weight ArgumentError (a TypeError), InputError (a RuntimeError) or InputValueError (a ValueError);
     with a schedule ScheduleError (a ValueError) where it cannot run, PartitionError (a RuntimeError) where the model
     cannot be cut.

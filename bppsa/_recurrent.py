@@ -17,7 +17,7 @@ from bppsa._machine import machine_of
 from bppsa._predict import counts_of
 from bppsa._sweeps import compile_recurrence, module_recurrence, with_structure
 from bppsa.chain import Recurrence
-from bppsa.errors import BuildError
+from bppsa.errors import BuildError, first_line
 from bppsa.plan.choose import Call, Numbers, choose, is_too_short, multiply_inline, too_short
 from bppsa.plan.forward import SEQUENTIAL, Forward
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
@@ -56,7 +56,7 @@ def run(
         if undrawn is not None:
             torch.set_rng_state(undrawn)  # PyTorch draws the masks again
         warn_once(f"bppsa leaves recurrences to PyTorch: {error}")
-        noted(module, replace(decision, strategy="pytorch", forward="sequential", reason=str(error).splitlines()[0]))
+        noted(module, replace(decision, strategy="pytorch", forward="sequential", reason=first_line(error)))
         return NotImplemented
     noted(module, told(decision, memory, solver, rested=ahead is not asked))
     return result

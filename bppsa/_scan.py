@@ -14,7 +14,7 @@ from bppsa._predict import choose_scan
 from bppsa._scan_checks import Cell, check_inputs, checked, name_of
 from bppsa._scan_plans import find
 from bppsa._sweeps import with_structure
-from bppsa.errors import BuildError, PartitionError, Reason, Unsupported
+from bppsa.errors import BuildError, PartitionError, Reason, Unsupported, first_line
 from bppsa.fxpasses.models import recording_model
 from bppsa.plan.forward import SEQUENTIAL, Forward, forward_of
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
@@ -88,7 +88,7 @@ def scan(
         nexts, ys = plan.run(carry_leaves, x_leaves, plan.captured(environment), reverse, *how)
     except BuildError as error:
         warn_once(f"bppsa.scan runs cells op by op: {error}")
-        note(Decision(name_of(cell), "scan", "pytorch", str(error).splitlines()[0], numbers))
+        note(Decision(name_of(cell), "scan", "pytorch", first_line(error), numbers))
         return reference.loop(checked(cell, carry_leaves, carry_spec), carry, xs, reverse=reverse)
     note(told(decision, plan.memory, solver, rested=ahead is not forward))
     return pytree.tree_unflatten(nexts, carry_spec), pytree.tree_unflatten(ys, plan.y_spec)

@@ -6,6 +6,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def first_line(error: BaseException) -> str:
+    """Of what an error says, or its type where it says nothing."""
+    said = str(error).strip()
+    return said.splitlines()[0] if said else type(error).__name__
+
+
 class BppsaError(Exception):
     """Base of every exception raised here. Its text names the place, the facts and the mend."""
 

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from bppsa._pruned.draft import Draft, Value
 from bppsa.chain import Recurrence, Role, Stream
 from bppsa.codegen.blocked.elementwise import SAME, Elementwise, values_of
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.fxpasses.capture import Recorder, record
 from bppsa.fxpasses.decompose import DECOMPOSE
 from bppsa.fxpasses.jacobian import differentiable, transpose
@@ -68,7 +68,7 @@ def recorded(
     except Unsupported as error:
         raise Unsupported(Reason(f"no kernel for {name}: {error.reason}")) from error
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise Unsupported(Reason(f"no kernel for {name}: {str(error).splitlines()[0]}")) from error
+        raise Unsupported(Reason(f"no kernel for {name}: {first_line(error)}")) from error
     result, own = recording.result
     changed = [node.args[:1] != (argument,) for node, argument in zip(own, recording.arguments, strict=True)]
     if not isinstance(result, fx.Node) or result not in differentiable(recording.graph) or recording.captured:

@@ -14,7 +14,8 @@ from torch import fx, nn
 from torch.fx.proxy import TraceError
 
 from bppsa._pruned.masks import LAYERS, is_pruning
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Reason, Unsupported, first_line
+from bppsa.fxpasses.partition.kept import ALONE
 
 PLAIN = (bool, int, float, str, type(None), tuple)
 MEND = "compile the part of the model that has no control flow of its own"
@@ -45,12 +46,12 @@ def trace(module: nn.Module) -> fx.Graph:
         raise Unsupported(Reason("a forward with *args or **kwargs", mend=MEND))
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
     try:  # what a proxy cannot do raises whatever the user's code, or PyTorch, raises over it
-        return Tracer().trace(module, concrete_args=defaults or None)
+        with ALONE:
+            return Tracer().trace(module, concrete_args=defaults or None)
     except Unsupported:
         raise
     except (TraceError, TypeError, ValueError, AttributeError, RuntimeError, KeyError, IndexError) as error:
-        said = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise Unsupported(Reason(f"its forward cannot be traced: {said}", mend=MEND)) from error
+        raise Unsupported(Reason(f"its forward cannot be traced: {first_line(error)}", mend=MEND)) from error
 
 
 def alone() -> fx.Graph:

@@ -68,6 +68,10 @@ def option(loss_fn: LossFunction | None, name: str, default: Any) -> Any:
     return getattr(loss_fn, "keywords", {}).get(name, getattr(loss_fn, name, default))
 
 
+def is_sum(loss_fn: LossFunction | None) -> bool:
+    return bool(option(loss_fn, "reduction", "mean") == "sum")
+
+
 @torch.no_grad()
 def check_mean(loss_fn: LossFunction, loss: Tensor, output: Any, target: Any) -> None:
     """Raises ArgumentError where the loss [] of a micro-batch is not the mean of its halves' losses."""
@@ -95,7 +99,7 @@ def in_halves(value: Any, rows: int) -> list[Any]:
 
 
 def share(loss_fn: LossFunction | None, targets: Sequence[Any], counted: Sequence[float], tries: bool = False) -> Share:
-    if option(loss_fn, "reduction", "mean") == "sum":
+    if is_sum(loss_fn):
         return Share(loss_fn, targets, [1.0] * len(counted))
     total = sum(counted)
     return Share(loss_fn, targets, [count / total if total else count for count in counted], tries)

@@ -8,13 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from bppsa._workers.exchange import Reduction
 from bppsa.runtime.worker.gradients import Grads, Sum, Sums, total
-from bppsa.runtime.worker.transport import Transport
+from bppsa.runtime.worker.group import GroupTransport
 
 
 class Reducing:
     """Of one rank in one step."""
 
-    def __init__(self, transport: Transport, rank: int, reductions: Sequence[Reduction], sums: Sums) -> None:
+    def __init__(self, transport: GroupTransport, rank: int, reductions: Sequence[Reduction], sums: Sums) -> None:
         self.transport, self.rank, self.sums = transport, rank, sums
         self.computing = [(r, set(sums.turns).intersection(r.stages)) for r in reductions]
         self.complete: list[Reduction] = []  # of this rank's part, which is not yet sent
@@ -22,15 +22,18 @@ class Reducing:
         self.results = [r for r in reductions if rank in r.results]
         self.found: Grads = {}
         self.lock = threading.Lock()  # of lanes
-        self.ended(-1)
+        self.note_complete()  # what this rank computes nothing of
 
     def ended(self, stage: int) -> None:
         """This rank has its last gradient of the stage."""
         with self.lock:
             for _, stages in self.computing:
                 stages.discard(stage)
-            self.complete += [r for r, stages in self.computing if not stages]
-            self.computing = [(r, stages) for r, stages in self.computing if stages]
+            self.note_complete()
+
+    def note_complete(self) -> None:
+        self.complete += [r for r, stages in self.computing if not stages]
+        self.computing = [(r, stages) for r, stages in self.computing if stages]
 
     def go_on(self) -> None:
         """Between two jobs: sends what is complete, and adds what has come. Waits for nothing."""

@@ -13,9 +13,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflat
 from bppsa._workers.batches import is_batched, rows_of
 from bppsa.fxpasses.partition.kept import kept
 from bppsa.fxpasses.partition.refusals import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.verify import same
 from bppsa.stages import Stages
-
-CLOSE = 1e-3
 
 
 def by_rows(model: nn.Module, stages: Stages, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[bool, ...]:
@@ -56,7 +55,7 @@ def agrees(
     except WHAT_FORWARDS_RAISE:
         return False
     pairs = [(a, b[:half]) for a, b in zip(tree_leaves(found), tree_leaves(whole), strict=True) if is_batched(b, rows)]
-    return bool(pairs) and all(a.shape == b.shape and torch.allclose(a, b, CLOSE, CLOSE) for a, b in pairs)
+    return bool(pairs) and all(same(a, b) for a, b in pairs)
 
 
 def run(stages: Stages, leaves: Sequence[Any], spec: TreeSpec) -> Any:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from bppsa._workers.losses import LossFunction, LossWeight, Share
+from bppsa._workers.losses import LossFunction, LossWeight, Share, is_sum
 from bppsa._workers.time_parts import Parts, lengths
 from bppsa.errors import ArgumentError, ScheduleError
 from bppsa.stages import Axes, OverTime
@@ -39,7 +39,7 @@ class TimeLoss:
         leaves, spec = tree_flatten(target)
         columns = [parts.cut(leaf, of) for leaf, of in zip(leaves, self.axes, strict=True)]
         targets = [tree_unflatten([column[part] for column in columns], spec) for part in range(len(parts))]
-        sums = getattr(self.loss_fn, "reduction", "mean") == "sum"
+        sums = is_sum(self.loss_fn)
         counted = [self.counts(part, targets[part], parts, sums) for part in range(len(parts))]
         total = 1.0 if sums else sum(counted)
         return Share(self.loss_fn, targets, [count / total if total else count for count in counted])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -180,10 +180,12 @@ class Training:
 
 
 def measured(timeline: Timeline, found: Outcome) -> Timeline:
-    """The same jobs at the times they took, from the first one's start."""
+    """The same jobs where they ran, at the times they took, from the first one's start."""
     times: Mapping[Any, tuple[float, float]] = found.times
+    workers: Mapping[Any, int] = found.workers
     first = min(start for start, _ in times.values())
     start, end = ([times[job][at] - first for job in timeline.jobs] for at in (0, 1))
-    told = Timeline(timeline.graph, start, end, timeline.activation_size, timeline.weight_size)
+    graph = replace(timeline.graph, worker=[workers[job] for job in timeline.jobs])
+    told = Timeline(graph, start, end, timeline.activation_size, timeline.weight_size)
     told.__dict__["peak_activations"] = found.peaks  # counted as it ran, which the times alone tell only roughly
     return told

@@ -11,12 +11,9 @@ from figures import drawing
 from figures.figure import QUICK, Figure, Options, Record
 from figures.paper import beside
 
-SIZES = (6, 16, 512, 4096)  # waves, stages, width, rows
-QUICK_SIZES = (2, 4, 16, 2000)
-
 
 def measure(options: Options) -> Record:
-    sizes = QUICK_SIZES if options.size == QUICK else SIZES
+    sizes = schedules_waves.QUICK_SIZES if options.size == QUICK else schedules_waves.SIZES
     found = {way: schedules_waves.curves(way, *sizes) for way in schedules_waves.WAYS}
     return {
         "data": "random numbers",

@@ -5,22 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import bppsa
-from bppsa.plan import sparse
 
 TOLERANCE = 1e-11
-
-
-@pytest.fixture(autouse=True)
-def always_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These networks are too small to gain."""
-    monkeypatch.setattr(sparse, "MARGIN", 0.0)
 
 
 class Block(nn.Module):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import bppsa
-from tests.pruned.support import NETWORKS, always_blocked, assert_same_step, error, kernels, pruned, twins  # noqa: F401
+from tests.pruned.support import NETWORKS, assert_same_step, error, kernels, pruned, twins
 
 
 class Everything(nn.Module):

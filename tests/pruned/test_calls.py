@@ -15,7 +15,7 @@ import bppsa
 from bppsa.codegen import build
 from bppsa.errors import Reason
 from bppsa.plan import sparse
-from tests.pruned.support import NETWORKS, always_blocked, assert_same_step, error, kernels, lenet, pruned, twins  # noqa: F401
+from tests.pruned.support import NETWORKS, assert_same_step, error, kernels, lenet, pruned, twins
 
 HOOKS = ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
 
@@ -140,8 +140,10 @@ def test_other_precisions_transforms_and_autocast_are_pytorchs() -> None:
     assert error(expected, mapped) < 1e-12
     fast.bfloat16()
     assert fast(x.bfloat16()).dtype is torch.bfloat16
+    assert "torch.bfloat16 on cpu" in fast.report.decisions[0].reason
     with torch.autocast("cpu", torch.bfloat16):
         assert fast.float()(x.float()).dtype is torch.bfloat16
+    assert "autocast" in fast.report.decisions[0].reason
 
 
 def test_a_weight_changed_before_its_backward_is_noticed() -> None:

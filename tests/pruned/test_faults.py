@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 
 import bppsa
 from bppsa.errors import InputValueError
-from tests.pruned.support import NETWORKS, always_blocked, assert_same_step, error, kernels, pruned, twins  # noqa: F401
+from tests.pruned.support import assert_same_step, error, kernels, pruned, twins
 
 
 @pytest.mark.parametrize("shape", [(6, 1, 3, 3), (1, 1, 1, 1), (6, 4, 1, 3)])

@@ -15,7 +15,7 @@ from torch.nn.utils import parametrize, prune
 import bppsa
 from bppsa.errors import ArgumentError, InputError, InputValueError, StrategyError
 from bppsa.plan import sparse as plan
-from tests.pruned.support import always_blocked, assert_same_step, error, kernels, lenet, twins  # noqa: F401
+from tests.pruned.support import assert_same_step, error, kernels, lenet, twins
 
 
 class Mask(nn.Module):

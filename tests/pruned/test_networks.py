@@ -15,7 +15,6 @@ from torch.nn.utils import parametrize, prune
 import bppsa
 from tests.pruned.support import (
     NETWORKS,
-    always_blocked,  # noqa: F401
     assert_same_step,
     error,
     kernels,

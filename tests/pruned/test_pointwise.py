@@ -19,7 +19,7 @@ from bppsa.codegen.ir import Kernel
 from bppsa.errors import Unsupported
 from bppsa.runtime.blocked.pointwise import Pointwise
 from bppsa.runtime.blocked.step import Step
-from tests.pruned.support import always_blocked, assert_same_step, error, kernels, pruned  # noqa: F401
+from tests.pruned.support import assert_same_step, error, kernels, pruned
 
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.0, 6.0, 2.0, -2.0, 20.5, -40.0]
 

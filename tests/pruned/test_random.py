@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import bppsa
-from tests.pruned.support import always_blocked, error, kernels  # noqa: F401
+from tests.pruned.support import error, kernels
 
 TOLERANCE = 1e-10
 sizes = st.integers(1, 3)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,12 +18,7 @@ from bppsa.errors import InputError, ScheduleError, WorkerError
 from bppsa.schedule import Recipe, ddp, fslpp, gpipe, lpp, zero_bubble
 from tests.workers import support, zoo
 
-
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    torch.manual_seed(0)
-    with support.float64():
-        yield
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 def perceptron() -> nn.Sequential:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,14 +14,7 @@ from bppsa.errors import ArgumentError, InputError, ScheduleError, WorkerError
 from bppsa.schedule import ddp, gpipe, lpp, one_f_one_b
 from tests.workers import support, zoo
 
-
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    torch.manual_seed(0)
-    with support.float64():
-        yield
-
-
+pytestmark = pytest.mark.usefixtures("in_float64")
 LAYERS = zoo.Layers((("linear", 0), ("tied", 0), ("skip", 1), ("frozen", 0), ("input", 0)), (1, 3), 0)
 
 

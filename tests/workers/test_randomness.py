@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,7 @@ from bppsa import compile
 from bppsa.schedule import ddp, one_f_one_b, wavelet_dp
 from tests.workers import support, zoo
 
-
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    torch.manual_seed(0)
-    with support.float64():
-        yield
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 class Noisy(nn.Module):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,12 +14,7 @@ from bppsa.errors import PartitionError
 from bppsa.schedule import ddp, gpipe, lpp, one_f_one_b, zero_bubble
 from tests.workers import support
 
-
-@pytest.fixture(autouse=True)
-def float64() -> Iterator[None]:
-    torch.manual_seed(0)
-    with support.float64():
-        yield
+pytestmark = pytest.mark.usefixtures("in_float64")
 
 
 class Recurrences(nn.Module):

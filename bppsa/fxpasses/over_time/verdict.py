@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
-from bppsa.errors import ScheduleError
+from bppsa.errors import ScheduleError, first_line
 from bppsa.fxpasses.over_time.parts import NoAxis, alike, axis_of, halves
 from bppsa.fxpasses.over_time.trial import Run, Trial, trial_of
 from bppsa.fxpasses.partition.refusals import WHAT_FORWARDS_RAISE
@@ -63,8 +63,7 @@ def over_chunks(trial: Trial, whole: Run, axes: Sequence[Axes]) -> list[int | No
         first = trial.run(early)
         second = trial.run(late, before=first)
     except WHAT_FORWARDS_RAISE as error:
-        said = str(error).strip().splitlines()[0]
-        raise Mixed(f"the time axis cannot be cut: chunks of it raise {said!r}; {MEND}") from error
+        raise Mixed(f"the time axis cannot be cut: chunks of it raise {first_line(error)!r}; {MEND}") from error
     runs = (whole, first, second)
     for node in whole.readings:
         check_reading(node, *runs)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from torch import nn
-from torch.fx.proxy import TraceError
 
-from bppsa.errors import PartitionError
+from bppsa.errors import PartitionError, first_line
 from bppsa.fxpasses.partition.places import place_of
 
 WHAT_FORWARDS_RAISE = (
-    *(TraceError, TypeError, ValueError, AttributeError, RuntimeError),
-    *(LookupError, NameError, AssertionError, NotImplementedError),
+    *(TypeError, ValueError, AttributeError, RuntimeError),  # and torch.fx's TraceError, a ValueError
+    *(LookupError, NameError, AssertionError),
 )
 BY_HAND = "cut the model by hand, with stages=[module, ...]"
 # Part of what Python or PyTorch says while a model is traced -> what that tells the model's author.
@@ -33,8 +32,3 @@ def refusal(model: nn.Module, error: BaseException) -> PartitionError:
 def meaning(error: BaseException) -> str:
     said = first_line(error)
     return next((told for part, told in MEANINGS.items() if part in said), said)
-
-
-def first_line(error: BaseException) -> str:
-    said = str(error).strip()
-    return said.splitlines()[0] if said else type(error).__name__

@@ -1,4 +1,4 @@
-"""Whether a graph gives what its model gives: Python may have decided by what tracing hides, such as isinstance."""
+"""Whether a graph gives what its model gives: a forward may do what calls of PyTorch's functions do not show."""
 
 from __future__ import annotations
 

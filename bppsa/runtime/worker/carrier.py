@@ -1,9 +1,9 @@
 """Large tensors on their way between ranks, over a process group of torch.distributed.
 
 Waiting for a transfer may take for ever where the partner is killed: gloo fails some of the transfers of a closed
-connection, and leaves others to the group's timeout. So daemon threads that nobody waits for do that, one for each peer
-and direction: they say when a transfer has ended, and whoever needs it watches for failures meanwhile. The first call
-for a peer may wait too, until the partner connects; these threads make it, in `meet`, before any other.
+connection, and leaves others to the group's timeout. So daemon threads do that, one for each peer and direction: they
+say when a transfer has ended, and whoever needs it watches for failures meanwhile. The first call for a peer may wait
+too, until the partner connects; these threads make it, in `meet`, before any other.
 
 Tested with gloo. With NCCL the same calls are made, on a group for each direction, because two ranks' unmatched sends
 to each other would wait for each other; this has not been run for want of two GPUs.

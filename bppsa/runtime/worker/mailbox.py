@@ -69,9 +69,4 @@ class Threads:
     def receive(self, message: Message, into: Sequence[Tensor] | None = None) -> Any:
         return self.mail.take(message.number)
 
-    def has(self, message: Message) -> bool:
-        return message.number in self.mail.values
-
     def doing(self, job: str) -> None: ...
-
-    def finish(self) -> None: ...

@@ -72,13 +72,14 @@ class Results:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of all workers. grads: those of the weights that this process owns. peaks: by worker."""
+    """Of all workers. grads: those of the weights that this process owns. workers: who ran a job. peaks: by worker."""
 
     losses: dict[int, Tensor]
     outputs: dict[int, tuple[Any, ...]]
     arguments: dict[tuple[int, int], list[Tensor | None]]
     seen: dict[tuple[int, int], list[Seen]]
     times: Times
+    workers: dict[Action, int]
     peaks: list[int]
     grads: Grads
     decisions: list[Decision]
@@ -96,6 +97,7 @@ def outcome(workers: Sequence[Results], grads: Grads) -> Outcome:
         arguments,
         {key: seen for results in workers for key, seen in results.seen.items()},
         {job: time for results in workers for job, time in results.times.items()},
+        {job: worker for worker, results in enumerate(workers) for job in results.times},
         [results.peak for results in workers],
         grads,
         [decision for results in workers for decision in results.decisions],

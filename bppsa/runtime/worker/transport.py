@@ -24,7 +24,7 @@ class Transport(Protocol):
     """
 
     def send(self, message: Message, value: Any) -> None:
-        """Hands the value on and does not wait for the receiver. The tensors must not change until `finish`."""
+        """Hands the value on and does not wait for the receiver. The tensors must not change in this step."""
 
     def expect(self, *messages: Message) -> None:
         """Says that `receive` of these comes soon, so that they may be brought meanwhile."""
@@ -32,14 +32,8 @@ class Transport(Protocol):
     def receive(self, message: Message, into: Sequence[Tensor] | None = None) -> Any:
         """Waits for a message. into: tensors to write its tensors into, in the order of the pytree."""
 
-    def has(self, message: Message) -> bool:
-        """Whether `receive` would not wait."""
-
     def doing(self, job: str) -> None:
         """Says which job the worker begins, which is told should its process die."""
-
-    def finish(self) -> None:
-        """Waits until all that was sent has arrived."""
 
 
 class Work(Protocol):

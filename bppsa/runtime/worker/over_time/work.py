@@ -61,8 +61,7 @@ class TimeChunks:
         self.used = {layer: called.ran.sweep for layer, called in calls}
         shell = shells[min(shells)]  # all stages have one module
         self.graph: Any = shell.module
-        weights = {name: getattr(module, attribute) for name, module, attribute in shell.slots}
-        self.weights = {name: weight for name, weight in weights.items() if weight.requires_grad}
+        self.weights = shell.weights()
         self.jobs: dict[str, Job] = {"F": self.forward, "L": self.end, "R": self.summary, "B": self.backward}
 
     def run(self, action: Action, inputs: Sequence[Any]) -> Sequence[Any]:
