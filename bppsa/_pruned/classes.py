@@ -10,17 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
-from torch.nn.modules.module import _has_any_global_hook
 
 from bppsa import _calls
-from bppsa._modules.calls import is_ordinary_moment, is_plain
 from bppsa._pruned.densities import Density, densities, have_moved
 from bppsa._pruned.draft import KeptEntries
 from bppsa._pruned.regions import Environment, Segment, grow, operands, run_node, run_region
 from bppsa._pruned.rewritten import Rewritten
 from bppsa._pruned.told import How, decide, told
 from bppsa._pruned.tracing import state, trace
-from bppsa.codegen.blocked.native import LANES, prepare
+from bppsa._pruned.unusual import unusual
+from bppsa.codegen.blocked.native import prepare
 from bppsa.codegen.blocked.window import Window
 from bppsa.errors import BuildError, Reason, Unsupported
 from bppsa.plan.choose import Choice
@@ -64,7 +63,10 @@ class Pruned(Rewritten):
     _bppsa_memo: Memo | None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or not is_usual(args, kwargs) or _has_any_global_hook():
+        if torch.compiler.is_compiling():
+            return super().forward(*args, **kwargs)
+        if reason := unusual(args, kwargs):
+            note_left(self._bppsa_path, reason)
             return super().forward(*args, **kwargs)
         return self._bppsa_run(args)
 
@@ -86,7 +88,7 @@ class Pruned(Rewritten):
         if plan is None:
             return self._bppsa_first(key, memo, args)
         if isinstance(plan, Reason):
-            _calls.note(Decision(self._bppsa_path, "pruned", "pytorch", str(plan)))
+            note_left(self._bppsa_path, plan)
             return super().forward(*args)
         if plan.has_regions:
             return run(plan, self, args)
@@ -115,15 +117,8 @@ class Pruned(Rewritten):
 set_code_exec_strategy(Pruned._bppsa_run.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
-def is_usual(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """A call with plain tensors, which nothing transforms or watches, and no autocast."""
-    return (
-        not kwargs
-        and bool(args)
-        and all(is_plain(x) and x.device.type == "cpu" and x.dtype in LANES for x in args)
-        and is_ordinary_moment()
-        and not torch.is_autocast_enabled("cpu")
-    )
+def note_left(path: str, reason: Reason) -> None:
+    _calls.note(Decision(path, "pruned", "pytorch", str(reason)))
 
 
 def begin(graph: list[fx.Node], args: tuple[Tensor, ...]) -> Environment:

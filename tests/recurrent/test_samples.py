@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.testing._internal.common_modules import ModuleInfo, module_db
 from torch.utils import _pytree as pytree
 
 from tests.recurrent.support import compiled, leaves, same, sweeps, weighted
+
+pytest.importorskip("expecttest", reason="PyTorch's own samples need it")
+
+from torch.testing._internal.common_modules import ModuleInfo, module_db
 
 INFOS = {info.name: info for info in module_db if info.module_cls in (nn.RNN, nn.GRU, nn.LSTM)}
 

@@ -64,7 +64,9 @@ def leaves(*trees: Any) -> list[Tensor]:
 
 def weighted(outputs: Sequence[Tensor]) -> Tensor:
     """A loss that reads every element with a weight of its own."""
-    return sum((o * torch.linspace(0.5, 1.5, o.numel(), dtype=o.dtype).view_as(o)).sum() for o in outputs)
+    return sum(
+        (o * torch.linspace(0.5, 1.5, o.numel(), dtype=o.dtype, device=o.device).view_as(o)).sum() for o in outputs
+    )
 
 
 def results(scan: Scan, example: Example, *, reverse: bool = False) -> tuple[list[Tensor], list[Tensor | None]]:

@@ -22,13 +22,10 @@ from tests.codegen.kernels import add, at, gated_backward, gated_forward, normal
 from tests.codegen.programs import by_inference, by_sweep, interpreted, packed
 from tests.codegen.programs import operands as given_to
 from tests.scan.support import reduction_of, same
+from tests.triton import needed
 from tests.triton.models import MODELS, built
 
-pytest.importorskip(
-    "triton",
-    minversion="3.6" if torch.cuda.is_available() else "3.7",
-    reason="needs triton 3.6 or newer, without a GPU 3.7, whose interpreter runs with new numpys",
-)
+needed.triton()
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # where Triton's interpreter runs them (tests/conftest.py)
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}
@@ -250,6 +247,8 @@ def test_columns_share_a_sample(model: str, extent: Extent) -> None:
     """The reduction of a chunk: all its columns, their powers of two, and what is not a number."""
     sweep = interpreted(built(model, 5))
     made, given = sweep.reduction(), given_to(sweep.recurrence, extent)
+    for tensor in (*given.sources, *given.params):
+        tensor /= 4  # near h = 1 a column is as exact as 1 - h * h, in which a GPU rounds once and the CPU twice
     passed = sweep.forward(given.sources, given.carries, given.params, extent, save=True)
     known = {f"carry{i}": state for i, state in enumerate(passed.states)} | passed.private
     known |= {f"g_output{k}": g for k, g in enumerate(given.g_outputs)}

@@ -22,10 +22,9 @@ from bppsa.report import warn_once
 from bppsa.runtime import backward as driver
 from bppsa.runtime.reference import loop
 from tests.scan.support import leaves, same, weighted
+from tests.triton import needed
 
-pytest.importorskip(
-    "triton", minversion="3.7", reason="needs triton 3.7 or newer, whose interpreter runs with new numpys"
-)
+needed.triton()
 
 TritonError = pytest.importorskip("triton.errors").TritonError
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -11,12 +11,9 @@ from torch import Tensor
 from bppsa.codegen.gpu.native import TritonKernel
 from bppsa.codegen.ir import Access, Buffer, Expr, Group, Kernel, Kind, Op, Store
 from tests.codegen.kernels import at
+from tests.triton import needed
 
-pytest.importorskip(
-    "triton",
-    minversion="3.6" if torch.cuda.is_available() else "3.7",
-    reason="needs triton 3.6 or newer, without a GPU 3.7, whose interpreter runs with new numpys",
-)
+needed.triton()
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # where Triton's interpreter runs them (tests/conftest.py)
 EXACT = {

@@ -16,13 +16,10 @@ from bppsa.runtime.newton import Shots
 from bppsa.runtime.sweep import Gradients, Needs, Sweep
 from tests.codegen.programs import Operands, operands, packed
 from tests.scan.support import interpreted, same
+from tests.triton import needed
 from tests.triton.models import MODELS
 
-pytest.importorskip(
-    "triton",
-    minversion="3.6" if torch.cuda.is_available() else "3.7",
-    reason="needs triton 3.6 or newer, without a GPU 3.7, whose interpreter runs with new numpys",
-)
+needed.triton()
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # where Triton's interpreter runs them
 EXTENTS = [Extent(5, 2), Extent(7, 3, reverse=True), packed([6, 3, 1]), packed([5, 5], reverse=True)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,14 +10,11 @@ from bppsa.sparsity import Pattern, product
 from bppsa.sparsity.engine import ATEN
 from tests.sparsity.patterns import random_pattern
 from tests.sparsity.samples import Random
+from tests.triton import needed
 
-pytest.importorskip(
-    "triton",
-    minversion="3.6" if torch.cuda.is_available() else "3.7",
-    reason="needs triton 3.6 or newer, without a GPU 3.7, whose interpreter runs with new numpys",
-)
+needed.triton()
 
-from bppsa.codegen.gpu.native_sparse import TritonSparse, pairs_of
+from bppsa.codegen.gpu.native_sparse import TritonSparse, pairs_of  # noqa: E402  it imports triton
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # where Triton's interpreter runs them
 sizes = st.integers(0, 20)
