@@ -11,6 +11,14 @@ struct Rows {
   int64_t rows, chunks, taps;
 
   INLINE const int32_t* runs(int64_t row, int64_t chunk = 0) const { return at + (row * chunks + chunk) * taps; }
+  // What a chunk begins with, a while before it is read: a machine fetches by itself only what follows what it has read.
+  INLINE void fetch(int64_t row, int64_t chunk) const {
+    const int64_t from = *runs(row, chunk);
+    UNROLL for (int64_t n = 0; n < 3; ++n) {
+      __builtin_prefetch(offsets + from + n * LINE);
+      if (values != nullptr) __builtin_prefetch(values + from + n * LINE);
+    }
+  }
   INLINE int64_t begin(int64_t row) const { return runs(row)[0]; }
   // Whole rows with about a part-th of all entries.
   int64_t first(int part, int parts) const {
@@ -135,7 +143,10 @@ INLINE void for_chunks(const Rows& rows, Range range, F f) {
   const int64_t step = rows.chunks > 1 ? TOGETHER : range.end - range.begin;
   for (int64_t from = range.begin; from < range.end; from += step)
     for (int64_t chunk = 0; chunk < rows.chunks; ++chunk)
-      for (int64_t row = from; row < std::min(from + step, range.end); ++row) f(row, chunk);
+      for (int64_t row = from; row < std::min(from + step, range.end); ++row) {
+        if (chunk + 1 < rows.chunks) rows.fetch(row, chunk + 1);
+        f(row, chunk);
+      }
 }
 
 // Rows of the target on one tile of PLANES blocks, row by row: write(row, sums) gets them. By value: what is written
@@ -163,6 +174,8 @@ INLINE void rows_of_tile(const Rows rows, const Range range, const real* source,
       for (int64_t i = 0; i < count; ++i, runs += apart) {
         if (chunk == 0) sums.clear();
         else sums.resume(partial[i]);
+        if (chunk < last) rows.fetch(from + i, chunk + 1);
+        else if (from + i + TOGETHER < range.end) rows.fetch(from + i + TOGETHER, 0);
         Kind::spans(sums, runs);
         if (chunk < last) sums.put_aside(partial[i]);
         else write(from + i, sums);
