@@ -18,6 +18,7 @@ from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.fxpasses.partition.kept import ALONE
 
 PLAIN = (bool, int, float, str, type(None), tuple)
+LIVE = ("momentum", "eps")  # of a batch norm, which asks for them in each call
 MEND = "compile the part of the model that has no control flow of its own"
 
 
@@ -68,11 +69,8 @@ def state(module: nn.Module) -> tuple[Any, ...]:
         found.append(ref(child))  # another module may take its place
         found.append(child is not module and not has_only_pruning_hooks(child))  # its own hooks are run around it
         found += map(type, child._parameters.values())  # torch.func.functional_call swaps them for other tensors
-        if child.__module__.startswith("torch.nn.modules."):
-            found.append(child.training)
-        else:
-            own = child.__dict__
-            found += [(k, v) for k, v in own.items() if type(v) in PLAIN and not k.startswith("_bppsa")]
+        own = child.__dict__
+        found += [(k, v) for k, v in own.items() if type(v) in PLAIN and k not in LIVE and not k.startswith("_bppsa")]
     return tuple(found)
 
 
