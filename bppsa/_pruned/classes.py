@@ -15,7 +15,7 @@ from bppsa import _calls
 from bppsa._pruned.densities import Density, densities, have_moved
 from bppsa._pruned.draft import KeptEntries
 from bppsa._pruned.regions import Environment, Segment, Taken, grow, operands, run_node, run_region
-from bppsa._pruned.rewritten import Rewritten
+from bppsa._pruned.rewritten import Rewritten, is_reported
 from bppsa._pruned.seen import Seen
 from bppsa._pruned.told import How, decide, told
 from bppsa._pruned.tracing import state, trace
@@ -77,6 +77,15 @@ class Pruned(Rewritten):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return super().forward(*args, **kwargs)
+        if not is_reported(self):
+            return self._bppsa_call(args, kwargs)
+        _calls.begin(self)
+        try:
+            return self._bppsa_call(args, kwargs)
+        finally:
+            _calls.pop()
+
+    def _bppsa_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if reason := unusual(args, kwargs):
             note_left(self._bppsa_path, reason)
             return super().forward(*args, **kwargs)

@@ -14,6 +14,7 @@ from torch import fx, nn
 from torch.fx.proxy import TraceError
 
 from bppsa._pruned.masks import LAYERS, is_pruning
+from bppsa._pruned.rewritten import is_reported
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.fxpasses.partition.kept import ALONE
 
@@ -31,6 +32,8 @@ class Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.is_leaf_module(m, "") and has_hooks(m):
             raise Unsupported(Reason(f"hooks of {self.path_of_module(m)}, a module of several layers"))
+        if is_reported(m):
+            raise Unsupported(Reason(f"{self.path_of_module(m)} is a compiled model of its own"))
         return super().call_module(m, forward, args, kwargs)
 
 
