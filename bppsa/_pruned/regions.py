@@ -112,7 +112,7 @@ def is_image(value: Any) -> bool:
     return (
         isinstance(value, Tensor)
         and is_plain(value)
-        and value.device.type == "cpu"
+        and value.is_cpu
         and value.dtype in LANES
         and value.dim() in (2, 4)
         and value.numel() > 0
@@ -133,7 +133,7 @@ def operands(segment: Segment, known: Environment, before: Taken | None) -> Take
             layer.entries.renew()
     except Unsupported as error:  # a mask or a weight that has become another one
         return error.reason
-    if all(t.dtype is segment.dtype and t.device.type == "cpu" and is_plain(t) for t in (*inputs, *tensors)):
+    if all(t.dtype is segment.dtype and t.is_cpu and is_plain(t) for t in (*inputs, *tensors)):
         return Taken(tensors, segment)
     return Reason("not all it reads is of the dtype it was made for, plain and on the CPU")
 

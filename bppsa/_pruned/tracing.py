@@ -69,7 +69,7 @@ def state(module: nn.Module) -> tuple[Any, ...]:
     """What a trace, and which layers have a kernel, depends on besides the inputs."""
     found: list[Any] = []
     for child in module.modules():
-        found.append(ref(child))  # another module may take its place
+        found += ref(child), type(child)  # another module may take its place
         found.append(child is not module and not has_only_pruning_hooks(child))  # its own hooks are run around it
         found += map(type, child._parameters.values())  # torch.func.functional_call swaps them for other tensors
         own = child.__dict__
