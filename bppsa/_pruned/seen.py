@@ -30,8 +30,11 @@ class Seen:
     def __init__(self, root: nn.Module) -> None:
         modules = tuple(root.modules())
         self._parts = modules[1:]
+        self._tables = [getattr(module, name) for module in modules for name in TABLES]
+        self._readable = all(isinstance(table, dict) for table in self._tables)
+        if not self._readable:  # those of torch.jit's modules are in C++: all is found out in each call
+            return
         self._read = [reader(module) for module in modules]
-        self._tables = [module.__dict__[name] for module in modules for name in TABLES]
         self._filled = [table for table in self._tables if table]
         self._masks = [mask for module in modules for mask in masks_of(module)]
         self._found = tuple(self._now(modules))
@@ -39,6 +42,8 @@ class Seen:
 
     def holds(self, root: nn.Module) -> bool:
         """Whether all that has been found is there still, and nothing else."""
+        if not self._readable:
+            return False
         modules = root, *self._parts
         try:
             return all(map(is_, self._now(modules), self._found)) and self._numbers_now(modules) == self._numbers

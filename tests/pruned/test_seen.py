@@ -189,6 +189,29 @@ def test_a_mask_from_inference_mode_is_left_to_pytorch() -> None:
     assert "from torch.inference_mode()" in fast.report.decisions[0].reason
 
 
+class WithScript(nn.Module):
+    """A part that its forward does not read, whose tables are torch.jit's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.part = nn.Linear(8, 8), torch.jit.trace(nn.Linear(3, 3), torch.randn(1, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).relu()
+
+
+def test_a_module_of_torch_jit_in_the_model() -> None:
+    torch.manual_seed(0)
+    model, x = WithScript(), torch.randn(4, 8)
+    prune.l1_unstructured(model.layer, "weight", 0.5)
+    fast = bppsa.compile(model)
+    for _ in range(CALLS):
+        assert error(model(x), fast(x)) < 1e-6
+        assert kernels(fast) == ["sparse"]
+    fast.layer.weight_mask.zero_()
+    assert error(model.layer.bias.relu().expand(4, 8), fast(x)) < 1e-6
+
+
 def test_a_model_that_is_let_go_is_gone() -> None:
     _, fast, batch = twins("lenet")
     for _ in range(CALLS):
