@@ -14,10 +14,15 @@ from torch import fx, nn
 from torch.fx.proxy import TraceError
 
 from bppsa._pruned.masks import LAYERS, is_pruning
+from bppsa._pruned.rewritten import is_reported
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.fxpasses.partition.kept import ALONE
 
-PLAIN = (bool, int, float, str, type(None), tuple)
+PLAIN = (bool, int, float, str, type(None))
+CONTAINERS = (tuple, list, set, dict)
+LARGEST = 64  # elements of a container that is looked into, as those of flags and sizes are
+OF_ALL = frozenset(vars(nn.Module()))  # attributes that any module has
+LIVE = ("momentum", "eps")  # of a batch norm, which asks for them in each call
 MEND = "compile the part of the model that has no control flow of its own"
 
 
@@ -30,6 +35,8 @@ class Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.is_leaf_module(m, "") and has_hooks(m):
             raise Unsupported(Reason(f"hooks of {self.path_of_module(m)}, a module of several layers"))
+        if is_reported(m):
+            raise Unsupported(Reason(f"{self.path_of_module(m)} is a compiled model of its own"))
         return super().call_module(m, forward, args, kwargs)
 
 
@@ -65,15 +72,29 @@ def state(module: nn.Module) -> tuple[Any, ...]:
     """What a trace, and which layers have a kernel, depends on besides the inputs."""
     found: list[Any] = []
     for child in module.modules():
-        found.append(ref(child))  # another module may take its place
+        found += ref(child), type(child)  # another module may take its place
         found.append(child is not module and not has_only_pruning_hooks(child))  # its own hooks are run around it
         found += map(type, child._parameters.values())  # torch.func.functional_call swaps them for other tensors
-        if child.__module__.startswith("torch.nn.modules."):
-            found.append(child.training)
-        else:
-            own = child.__dict__
-            found += [(k, v) for k, v in own.items() if type(v) in PLAIN and not k.startswith("_bppsa")]
+        own = child.__dict__
+        found += [(k, v) for k, v in own.items() if type(v) in PLAIN and k not in LIVE and not k.startswith("_bppsa")]
+        found += map(contents, containers(child))
     return tuple(found)
+
+
+def containers(module: nn.Module) -> list[Any]:
+    """Attributes in which its forward may look for flags and sizes."""
+    own = module.__dict__.items()
+    return [v for k, v in own if type(v) in CONTAINERS and k not in OF_ALL and not k.startswith("_bppsa")]
+
+
+def contents(value: Any, depth: int = 6) -> Any:
+    """What is plain in a container, hashable."""
+    if type(value) in PLAIN:
+        return value
+    if type(value) not in CONTAINERS or len(value) > LARGEST or depth == 0:
+        return type(value)
+    items = value.items() if type(value) is dict else value
+    return type(value), *(contents(item, depth - 1) for item in items)
 
 
 def has_only_pruning_hooks(module: nn.Module) -> bool:

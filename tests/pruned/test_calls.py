@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -155,6 +156,30 @@ def test_a_weight_changed_before_its_backward_is_noticed() -> None:
         y.sum().backward()
 
 
+@pytest.mark.parametrize("held", [{"twice": [False]}, [("twice", {"twice": False})]], ids=["dict", "list"])
+def test_flags_in_containers_are_looked_at_in_each_call(held: Any) -> None:
+    class Switched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.held = nn.Sequential(nn.Linear(6, 6), nn.ReLU()), held
+
+        def forward(self, x: Tensor) -> Tensor:
+            twice = self.held["twice"][0] if isinstance(self.held, dict) else self.held[0][1]["twice"]
+            return self.layers(self.layers(x)) if twice else self.layers(x)
+
+    torch.manual_seed(0)
+    model = Switched().double()
+    prune.l1_unstructured(model.layers[0], "weight", 0.7)
+    fast, x = bppsa.compile(model), torch.randn(3, 6).double()
+    for _ in range(3):
+        once = fast(x)
+    if isinstance(fast.held, dict):
+        fast.held["twice"][0] = True
+    else:
+        fast.held[0][1]["twice"] = True
+    assert error(fast.layers(once), fast(x)) < 1e-12
+
+
 def test_flags_of_the_users_own_are_looked_at_in_each_call() -> None:
     class Switched(nn.Module):
         def __init__(self) -> None:
@@ -194,3 +219,17 @@ def test_a_removed_mask_leaves_a_dense_layer() -> None:
             prune.remove(layer, "weight")
     assert_same_step(plain, fast, batch(4))
     assert set(kernels(fast)) == {"blocked"}
+
+
+def test_a_compiled_model_within_another_one() -> None:
+    """Which tells of both; and what has been noted is put away after an error too."""
+    torch.manual_seed(0)
+    inner = bppsa.compile(pruned(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), 0.5))
+    outer = bppsa.compile(nn.Sequential(inner, pruned(nn.Sequential(nn.Linear(8, 4)), 0.5)))
+    x = torch.randn(3, 8)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        outer(x[:, :5])
+    for _ in range(3):
+        assert error(outer[1](inner(x)), outer(x)) < 1e-6
+    assert [(d.path, d.strategy) for d in outer.report.decisions if d.path] == [("0.0", "sparse"), ("1.0", "sparse")]
+    assert kernels(inner) == ["sparse"]
