@@ -35,7 +35,7 @@ class Plan:
 
     graph: list[fx.Node]
     segments: list[Segment]
-    unread: list[list[fx.Node]]  # after each segment
+    unread: list[list[fx.Node]]  # after each node
     decisions: list[list[Decision]]  # of each segment
     densities: list[Density]
 
@@ -134,7 +134,7 @@ def begin(graph: list[fx.Node], args: tuple[Tensor, ...]) -> Environment:
 def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor, ...]) -> tuple[Any, Plan]:
     known, segments, decisions = begin(graph, args), list[Segment](), list[list[Decision]]()
     how = How(torch.is_grad_enabled(), args[0].dtype)
-    at = 0
+    at, unread = 0, last_read(graph)
     while graph[at].op != "output":
         node = graph[at]
         if node.op == "placeholder":
@@ -142,20 +142,21 @@ def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor,
             continue
         segment = grow(graph, at, known, root, memo.entries)
         choice = decide(segment, how)
-        tensors = operands(segment, known)
-        if segment.layers and isinstance(tensors, Reason):
+        tensors = operands(segment, known) if choice.strategy == "blocked" else None
+        if isinstance(tensors, Reason):
             choice = Choice("pytorch", str(tensors), {})
-        if choice.strategy == "blocked" and not isinstance(tensors, Reason):
+        if isinstance(tensors, list):
             build_kernels(segment, how.dtype)
             run_region(segment, known, tensors)
+            forget(unread[at : segment.stop], known)
         else:
             stop = max(segment.stop, at + 1)
             segment = Segment(at, stop, layers=segment.layers, ended=segment.ended)
-            run_nodes(graph[at:stop], known, root)
+            run_nodes(graph[at:stop], unread[at:stop], known, root)
         decisions.append(told(segment, graph, choice, root, how))
         segments.append(segment)
         at = segment.stop
-    plan = Plan(graph, segments, last_read(graph, segments), decisions, densities(root))
+    plan = Plan(graph, segments, unread, decisions, densities(root))
     return fx.node.map_arg(graph[at].args[0], known.__getitem__), plan
 
 
@@ -168,28 +169,35 @@ def build_kernels(segment: Segment, dtype: torch.dtype) -> None:
 
 def run(plan: Plan, root: Pruned, args: tuple[Tensor, ...]) -> Any:
     known = begin(plan.graph, args)
-    for segment, unread, decisions in zip(plan.segments, plan.unread, plan.decisions, strict=True):
+    for segment, decisions in zip(plan.segments, plan.decisions, strict=True):
+        own = slice(segment.start, segment.stop)
         tensors = operands(segment, known) if segment.region is not None else None
         if isinstance(tensors, list):
             run_region(segment, known, tensors)
+            forget(plan.unread[own], known)
         else:
-            run_nodes(plan.graph[segment.start : segment.stop], known, root)
+            run_nodes(plan.graph[own], plan.unread[own], known, root)
         for told_before in decisions:
             left = isinstance(tensors, Reason)
             _calls.note(replace(told_before, strategy="pytorch", reason=str(tensors)) if left else told_before)
-        for node in unread:
-            known.pop(node, None)
     return fx.node.map_arg(plan.graph[-1].args[0], known.__getitem__)
 
 
-def run_nodes(nodes: list[fx.Node], known: Environment, root: nn.Module) -> None:
-    for node in nodes:
+def run_nodes(nodes: list[fx.Node], unread: list[list[fx.Node]], known: Environment, root: nn.Module) -> None:
+    for node, done in zip(nodes, unread, strict=True):
         if node.op != "placeholder":
             known[node] = run_node(node, known, root)
+        forget([done], known)
 
 
-def last_read(graph: list[fx.Node], segments: list[Segment]) -> list[list[fx.Node]]:
-    """For each segment the nodes that nobody reads after it: what they gave need not be held on to."""
-    place = {node: i for i, node in enumerate(graph)}
-    ends = {node: max((place[user] for user in node.users), default=place[node]) for node in graph}
-    return [[node for node, end in ends.items() if s.start <= end < s.stop] for s in segments]
+def forget(unread: list[list[fx.Node]], known: Environment) -> None:
+    for node in itertools.chain(*unread):
+        known.pop(node, None)
+
+
+def last_read(graph: list[fx.Node]) -> list[list[fx.Node]]:
+    """For each node those that nobody reads after it: what they gave need not be held on to."""
+    place, last = {node: i for i, node in enumerate(graph)}, [list[fx.Node]() for _ in graph]
+    for node in graph:
+        last[max((place[user] for user in node.users), default=place[node])].append(node)
+    return last
