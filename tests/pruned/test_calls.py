@@ -211,3 +211,17 @@ def test_what_nobody_reads_any_more_is_let_go() -> None:
     with torch.no_grad():
         fast(batch(3))
     assert len(given) == len(fast)
+
+
+def test_a_compiled_model_within_another_one() -> None:
+    """Which tells of both; and what has been noted is put away after an error too."""
+    torch.manual_seed(0)
+    inner = bppsa.compile(pruned(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), 0.5))
+    outer = bppsa.compile(nn.Sequential(inner, pruned(nn.Sequential(nn.Linear(8, 4)), 0.5)))
+    x = torch.randn(3, 8)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        outer(x[:, :5])
+    for _ in range(3):
+        assert error(outer[1](inner(x)), outer(x)) < 1e-6
+    assert [(d.path, d.strategy) for d in outer.report.decisions if d.path] == [("0.0", "sparse"), ("1.0", "sparse")]
+    assert kernels(inner) == ["sparse"]
