@@ -15,8 +15,9 @@ from torch.utils import _pytree as pytree
 from bppsa import _machine, _scan, cells
 from bppsa._modules.classes import rewrite
 from bppsa._predict import choose_scan, counts_of
-from bppsa._recurrent import Spec, decide
+from bppsa._recurrent import decide
 from bppsa._scan_plans import find
+from bppsa._spec import Spec
 from bppsa._sweeps import structure_of
 from bppsa.chain import Recurrence
 from bppsa.errors import MachineError, Reason
@@ -123,8 +124,7 @@ def of_cell(kind: str, T: int, B: int, H: int, device: str) -> Subject:
         return lambda: reference.loop(cell, carry, x)[1]
 
     recurrence = recurrence_of(cell, carry, x)
-    blocks = structure_of(recurrence)
-    how = torch.float32, multiply_inline(B, device), device, LOOP, (blocks.count, blocks.width)
+    how = torch.float32, multiply_inline(B, device), device, LOOP, structure_of(recurrence)
     return Subject(run, [x, *cell.parameters()], counts_of(recurrence, *how), Size(T, B))
 
 

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from bppsa._forward import solver_of, warn_of
-from bppsa._recurrent import Spec, stack
+from bppsa._recurrent import stack
 from bppsa._scan_call import ScanCall
+from bppsa._spec import Spec
 from bppsa.plan.strategy import strategy_of
 from bppsa.runtime.autograd import Call
 from bppsa.runtime.extent import Extent, Given

@@ -15,7 +15,8 @@ from torch import nn
 import bppsa
 from bppsa import _machine, _measure, cells
 from bppsa._predict import choose_scan, counts_of
-from bppsa._recurrent import Spec, decide
+from bppsa._recurrent import decide
+from bppsa._spec import Spec
 from bppsa._sweeps import module_recurrence
 from bppsa.codegen.build import available
 from bppsa.errors import MachineError

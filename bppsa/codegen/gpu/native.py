@@ -83,7 +83,7 @@ class TritonKernel:
         last dimension contiguous; a WEIGHT may have any strides. active: int64 [T], never rising.
 
         chunk: steps of a chunk, by default all. Then a RUNNING buffer may be [B, n]; with chunks it is [chunks, B, n],
-        chunk c's values at its c."""
+        chunk c's values at its c. A STATE that chunks write is [chunks, chunk + 1, B, n], any other [T + 1, B, n]."""
         arguments = self.kernel.arguments
         if len(tensors) != len(arguments):
             raise ValueError(f"kernel {self.kernel.name} takes {len(arguments)} tensors, not {len(tensors)}")
@@ -96,7 +96,7 @@ class TritonKernel:
             if b.kind is Kind.COLUMN_SUM:
                 partial.append((tensor, tensor.new_zeros(programs, b.width)))
                 tensor = partial[-1][1]
-            given += [tensor, *strides(b.kind, tensor)]
+            given += [tensor, *strides(b.kind, tensor, chunk)]
         if programs:
             lengths = None if active is None else row_lengths(active, rows).to(tensors[0].device)
             ascending = self.kernel.along != reverse
@@ -138,9 +138,12 @@ def options(warps: int) -> dict[str, Any]:
     return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True, **registers}
 
 
-def strides(kind: Kind, tensor: Tensor) -> tuple[int, ...]:
+def strides(kind: Kind, tensor: Tensor, chunk: int) -> tuple[int, ...]:
     if kind is Kind.RUNNING and tensor.dim() == 2:
         return 0, tensor.stride(0)
+    if kind is Kind.STATE:  # time goes on through all chunks, each of which has a row more than steps
+        apart, *rows = tensor.stride()[:-1] if tensor.dim() == 4 else (chunk * tensor.stride(0), *tensor.stride()[:2])
+        return (apart - chunk * rows[0], *rows)
     return () if kind in (Kind.VECTOR, Kind.COLUMN_SUM) else tensor.stride()[:2]
 
 
