@@ -10,8 +10,8 @@ import torch
 from bppsa._machine import machine_of
 from bppsa._sweeps import compile_recurrence, structure_of
 from bppsa.chain import Recurrence, Structure
-from bppsa.codegen.gpu.columns import ROWS
-from bppsa.codegen.gpu.print_triton import warps_of
+from bppsa.codegen.gpu.columns import ROWS, blocks, padded
+from bppsa.codegen.gpu.print_triton import holds_weights, warps_of
 from bppsa.codegen.ir import Kind
 from bppsa.codegen.lower import Run
 from bppsa.codegen.native import REAL
@@ -57,6 +57,8 @@ def counts_of(
         word=word,
         tile=ROWS if gpu else 1,
         warps=warps_of(program.backward) if gpu else 1,
+        stretch=stretch(recurrence) if gpu else 1.0,
+        fits=not gpu or all(holds_weights(kernel, REAL[dtype]) for kernel in (program.forward, program.backward)),
         iterations=1 if structure is not None and structure.solves_at_once else ITERATIONS,
         replay=replay if program.replay.groups else None,
     )
@@ -81,6 +83,12 @@ def choose_scan(
     counts = counts_of(recurrence, dtype, multiply_inline(rows, device), device, LOOP, structure)
     call = Call([counts], Size(steps, rows), training, machine_of(device))
     return choose(asked, call, {}, ahead=ahead, explained=explained)
+
+
+def stretch(recurrence: Recurrence) -> float:
+    """Columns of the tiles that hold the carries, for each of theirs."""
+    tiles = [padded(width) for carry in recurrence.carries for _, width in blocks(carry)]
+    return sum(tiles) / sum(recurrence.carries)
 
 
 def counted(moved: int, flops: int, word: int) -> Each:

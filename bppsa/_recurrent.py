@@ -45,7 +45,7 @@ def run(
     asked, memory = module._bppsa_forward, module._bppsa_memory
     ahead = open_forward(asked, memory)
     library = x.is_cuda and torch.backends.cudnn.is_acceptable(x)
-    how = module._bppsa_strategy, spec, steps, rows, x.dtype, training, device, ahead, library, explaining()
+    how = module._bppsa_strategy, spec, steps, rows, x.dtype, training, device, ahead, explaining(), library
     decision = with_structure(decide(module._bppsa_path, *how), spec.recurrence)
     if decision.strategy == "pytorch":
         noted(module, decision)
@@ -140,8 +140,8 @@ def decide(
     training: bool,
     device: str,
     ahead: Forward = SEQUENTIAL,
-    library: bool = False,
     explained: bool = False,
+    library: bool = False,
 ) -> Decision:
     """ahead: the forward that is asked for. library: whether PyTorch has a kernel for a whole forward."""
     numbers: Numbers = {"T": steps, "B": rows, "H": spec.hidden}

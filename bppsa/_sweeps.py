@@ -26,7 +26,7 @@ from bppsa.fxpasses.capture import record
 from bppsa.fxpasses.diagonal import with_diagonals
 from bppsa.fxpasses.recurrence import split
 from bppsa.report import Decision
-from bppsa.runtime.multiply import Faster
+from bppsa.runtime.multiply import Faster, on_gpu
 from bppsa.runtime.reduce import Reduction
 from bppsa.runtime.sweep import Sweep
 
@@ -49,7 +49,7 @@ def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool,
     make = functools.partial(reduction_of, recurrence, dtype, inline, device)
     if device == "cuda":
         kernels = functools.partial(triton_kernels, REAL[dtype])
-        return Sweep(lowered, dtype, kernels, make, boundaries=boundaries, corrections=corrections)
+        return Sweep(lowered, dtype, kernels, make, on_gpu, boundaries, corrections)
     real = REAL[dtype]
 
     def build(kernels: Sequence[Kernel]) -> list[NativeKernel]:

@@ -194,7 +194,8 @@ def test_only_what_is_there_can_be_measured() -> None:
 
 @needs_compiler
 def test_what_was_measured_is_kept_and_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    small: dict[str, Any] = {"SHAPES": ((3, 2, 4),), "SCANNED": ((12, 1, 4),), "LOOPED": ((2, 1, 4),), "REPEATS": 1}
+    small: dict[str, Any] = {"SHAPES": {"cpu": ((3, 2, 4),)}, "SCANNED": {"cpu": ((12, 1, 4),)}}
+    small |= {"LOOPED": ((2, 1, 4),), "REPEATS": 1}
     for name, value in small.items():
         monkeypatch.setattr(_measure, name, value)
     monkeypatch.setattr(_measure, "MODULES", {"GRU": nn.GRU})

@@ -109,6 +109,8 @@ def choose(
     forward, why = choose_forward(ahead, call)
     if asked.name != "auto":
         choice = as_asked(asked, call.size.steps, call.training, numbers)
+    elif not all(counts.fits for counts in call.layers) and call.layers[0].peer != LOOP:
+        choice = Choice(PYTORCH, "the weights are more than a program of the GPU keeps: each step would wait", numbers)
     elif is_too_short(asked, forward, call.size.steps) and call.layers[0].peer != LOOP:
         choice = too_short(numbers)
     elif forward.name == ahead.name == "newton":  # PyTorch has no such forward to leave the call to

@@ -35,14 +35,13 @@ Phase = tuple[str, Work]
 
 @dataclass(frozen=True)
 class Rates:
-    """Microseconds: for a launch, a step, a million flops, a thousand bytes. host: what the caller's thread takes until
-    a GPU has all of it, which meanwhile works."""
+    """Microseconds: for a launch (on a GPU, what the caller's thread takes for it and for what stands around it), a
+    step, a million flops, a thousand bytes."""
 
     launch: float
     step: float
     flops: float
     bytes: float
-    host: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Machine:
 
     def us(self, phases: Iterable[Phase]) -> float:
         """Microseconds of phases that follow one another."""
-        return sum(max(sum(self.parts(name, work).values()), self.rates[name].host) for name, work in phases)
+        return sum(sum(self.parts(name, work).values()) for name, work in phases)
 
     def parts(self, name: str, work: Work) -> dict[str, float]:
         """Microseconds of one phase by what takes them. Pieces beyond the slots wait for another round, and fewer leave
@@ -88,4 +87,5 @@ class Machine:
     def of_json(read: Mapping[str, Any]) -> Machine:
         """The inverse of `as_json`. Raises KeyError or TypeError for what is no machine's record."""
         known = {field.name: read[field.name] for field in fields(Machine)}
-        return Machine(**known | {"rates": {name: Rates(**rates) for name, rates in read["rates"].items()}})
+        rates = {name: Rates(**{f.name: of[f.name] for f in fields(Rates)}) for name, of in read["rates"].items()}
+        return Machine(**known | {"rates": rates})

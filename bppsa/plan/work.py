@@ -41,7 +41,8 @@ class Counts:
     """Of one layer and direction; bytes in its dtype, flops in multiples of float32's.
 
     peer: the kind whose rates PyTorch has ("RNN", "GRU", "LSTM", "loop"); ops: that it launches in a step.
-    weights: bytes. blocks, width: the dense blocks of one step's J^T. tile: rows of a program, warps: of it.
+    weights: bytes. blocks, width: the dense blocks of one step's J^T. tile: rows of a program, warps: of it; fits:
+    whether it keeps the weights. stretch: how many times as wide its tiles are as what is in them.
     iterations: of Newton's that a forward is taken to need. replay: of what PyTorch's forward has not kept; hidden: of
     the recurrence of the carries that it does not show.
     """
@@ -59,6 +60,8 @@ class Counts:
     word: int  # bytes of a number
     tile: int = 1
     warps: int = 1
+    fits: bool = True
+    stretch: float = 1.0
     iterations: int = ITERATIONS
     replay: Each | None = None
     hidden: Counts | None = None
@@ -155,8 +158,9 @@ def to_boundaries(strategy: Strategy, counts: Counts, size: Size) -> list[Phase]
 
 def reduction(division: Division, counts: Counts, size: Size) -> Work:
     """Of every chunk to a pair: the backward's step on the columns of a matrix, that share what is read."""
-    columns = columns_of(counts)
-    flops, moved = counts.backward.flops * columns * size.points, counts.backward.bytes * size.points
+    columns = math.ceil(columns_of(counts) / counts.tile) * counts.tile
+    padded = counts.backward.flops * counts.stretch**2 if counts.width > 1 else counts.backward.flops
+    flops, moved = padded * columns * size.points, counts.backward.bytes * size.points
     pieces = counts.pieces(size.rows * columns, division.count)
     return Work(1, min(division.length, size.steps), flops, moved + counts.weights, pieces)
 

@@ -8,7 +8,7 @@ replay    what a forward sweep of ours would have saved                         
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -53,7 +53,7 @@ class Library:
             carries = [None if state is None else state[direction] for state in states]
             given, extent = weights[direction], extents[direction]
             known = self.states(at, sweep, x, shown, carries, given, extent)
-            found.append(replace(sweep.replay(known, [x], given, extent), finals=last))
+            found.append(sweep.replay(known, [x], given, extent, finals=last))
         return found
 
     def states(

@@ -104,13 +104,21 @@ class Sweep:
         tensors = self.swept_forward(kernel, states, sources, params, extent)
         return self.passing(states, tensors, extent, save=save)
 
-    def replay(self, states: Sequence[Tensor], sources: Given, params: Sequence[Tensor], extent: Extent) -> Passed:
-        """What `forward` leaves, from the states of all steps: none waits for another."""
+    def replay(
+        self,
+        states: Sequence[Tensor],
+        sources: Given,
+        params: Sequence[Tensor],
+        extent: Extent,
+        finals: Sequence[Tensor] | None = None,
+    ) -> Passed:
+        """What `forward` leaves, from the states of all steps: none waits for another. finals: the last ones, where
+        they are at hand."""
         kernel = self.program.replay
         self.prepare([kernel, self.program.backward])
         chunk = {} if self.boundaries is None else {"chunk": REPLAYED}
         tensors = self.swept_forward(kernel, states, sources, params, extent, **chunk)
-        return self.passing(states, tensors, extent, save=True)
+        return self.passing(states, tensors, extent, finals, save=True)
 
     def swept_forward(
         self,
@@ -132,14 +140,22 @@ class Sweep:
             self.run(kernel, tensors, extent, **chunk)
         return tensors
 
-    def passing(self, states: Sequence[Tensor], tensors: Mapping[str, Tensor], extent: Extent, *, save: bool) -> Passed:
+    def passing(
+        self,
+        states: Sequence[Tensor],
+        tensors: Mapping[str, Tensor],
+        extent: Extent,
+        finals: Sequence[Tensor] | None = None,
+        *,
+        save: bool,
+    ) -> Passed:
         """states: [T+1, B, n] each; tensors: what a kernel has written."""
         outputs = [
             tensors[f"output{k}"] if i is None else extent.after(states[i])
             for k, i in enumerate(self.program.output_carry)
         ]
         private = {name: tensors[name] for name in self.private} if save else {}
-        return Passed(tuple(outputs), tuple(map(extent.end, states)), tuple(states), private)
+        return Passed(tuple(outputs), tuple(finals or map(extent.end, states)), tuple(states), private)
 
     def allocated(self, kernel: Kernel, extent: Extent) -> list[Tensor]:
         """The states that a forward kernel writes."""

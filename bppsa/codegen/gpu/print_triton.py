@@ -128,6 +128,11 @@ def printed(kernel: Kernel, real: str, columns: int = 1) -> Printed:
     return Printed(_Sweep(kernel, block, hold=hold, early=early).text(real), warps, block)
 
 
+def holds_weights(kernel: Kernel, real: str) -> bool:
+    """Whether a program keeps them for all its steps. A step that reads them again takes many times as long."""
+    return _Sweep(kernel, block_of(kernel, 1), hold=True, early=True).loads.held * BYTES[real] <= HELD_BYTES
+
+
 def stores_over(group: Group, name: str, after: bool, piece: Piece) -> bool:
     return any(
         (target.buffer, target.after) == (name, after)
