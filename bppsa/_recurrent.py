@@ -44,7 +44,7 @@ def run(
     spec, training, device = Spec.of(module), torch.is_grad_enabled(), x.device.type
     asked, memory = module._bppsa_forward, module._bppsa_memory
     ahead = open_forward(asked, memory)
-    library = x.is_cuda and torch.backends.cudnn.is_acceptable(x)
+    library = x.is_cuda and torch.backends.cudnn.is_acceptable(x) and spec.fits_in_one
     how = module._bppsa_strategy, spec, steps, rows, x.dtype, training, device, ahead, explaining(), library
     decision = with_structure(decide(module._bppsa_path, *how), spec.recurrence)
     if decision.strategy == "pytorch":

@@ -67,6 +67,11 @@ class Spec:
         return found
 
     @property
+    def fits_in_one(self) -> bool:
+        """Whether cuDNN takes a layer's weights as they are, or as `_torch_rnn.in_one` lays them out."""
+        return self.bias or self.layers == 1
+
+    @property
     def states(self) -> int:
         return 2 if self.mode == "LSTM" else 1
 

@@ -74,4 +74,5 @@ class Library:
         if hidden is None:
             return [whole]
         recover = Solver(NEWTON).of(hidden, at)
-        return [whole, *recover([x, extent.before(whole)], carries[1:], params, extent, save=False).states]
+        given = [x, extent.before(whole)]  # to save keeps the states of all steps, where an inference needs the last
+        return [whole, *recover(given, carries[1:], params, extent, save=True).states]
