@@ -31,7 +31,8 @@ from bppsa.runtime.stack import Stack
 from bppsa.runtime.sweep import Sweep
 
 States = tuple[Tensor, ...]
-FEW = 32  # steps; PyTorch is never the faster one by its start beyond
+FEW = 32  # steps; PyTorch is never the faster one by its start beyond, on a CPU
+MOST_SHORT = 1024  # sizes whose decisions a module keeps at hand
 
 
 def run(
@@ -44,9 +45,8 @@ def run(
     spec, training, device = Spec.of(module), torch.is_grad_enabled(), x.device.type
     asked, memory = module._bppsa_forward, module._bppsa_memory
     ahead = open_forward(asked, memory)
-    library = x.is_cuda and torch.backends.cudnn.is_acceptable(x) and spec.fits_in_one
-    how = module._bppsa_strategy, spec, steps, rows, x.dtype, training, device, ahead, explaining(), library
-    decision = with_structure(decide(module._bppsa_path, *how), spec.recurrence)
+    how = module._bppsa_strategy, spec, steps, rows, x.dtype, training, device, ahead, explaining()
+    decision = with_structure(decide(module._bppsa_path, *how, library=is_cudnns(spec, x)), spec.recurrence)
     if decision.strategy == "pytorch":
         noted(module, decision)
         return NotImplemented
@@ -66,26 +66,34 @@ def run(
 
 
 def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
-    """Whether PyTorch is to run the call for its few steps: asked before anything else, so that it costs such a call
-    next to nothing."""
+    """Whether PyTorch is to run the call, for its few steps or on a GPU: asked before anything else, so that it costs
+    such a call next to nothing."""
     if type(input) is not Tensor or input.dim() != 3:
         return False
     steps = input.size(int(module.batch_first))
     ahead: Forward = module.__dict__["_bppsa_forward"]
     asked = module.__dict__["_bppsa_strategy"].name != "auto" or ahead.name == "newton"
-    if steps > FEW or asked or explaining():
+    if (steps > FEW and not input.is_cuda) or asked or explaining():
         return False
     rows, device = input.size(int(not module.batch_first)), "cuda" if input.is_cuda else "cpu"
     key = (steps, rows, input.dtype, torch.is_grad_enabled(), device)
     short: dict[Any, Decision] = module.__dict__["_bppsa_short"]
     known = short.get(key)
     if known is None:
-        known = decide(module._bppsa_path, AUTO, Spec.of(module), *key, ahead)
+        spec = Spec.of(module)
+        known = decide(module._bppsa_path, AUTO, spec, *key, ahead, library=is_cudnns(spec, input))
+        if len(short) >= MOST_SHORT:
+            short.clear()
         short[key] = known
     if known.strategy != "pytorch":
         return False
     noted(module, known)
     return True
+
+
+def is_cudnns(spec: Spec, x: Tensor) -> bool:
+    """Whether cuDNN runs the whole forward where PyTorch does."""
+    return x.is_cuda and torch.backends.cudnn.is_acceptable(x) and spec.fits_in_one
 
 
 def noted(module: nn.RNNBase, decision: Decision) -> None:

@@ -28,7 +28,7 @@ STEPS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
     "tanh": (lambda h, x: torch.tanh(h) * x, False),
     "compared": (lambda h, x: V * h + (h > 0) * x, False),
     "chosen by": (lambda h, x: torch.where(h > 0, x, -x), False),
-    "detached": (lambda h, x: V * h + torch.sin(h.detach()) * x, False),
+    "detached": (lambda h, x: V * h + torch.tanh(h.detach()) * x, False),
 }
 
 

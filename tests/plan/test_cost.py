@@ -43,9 +43,9 @@ def test_a_record_survives_json(device: str) -> None:
 
 
 def test_a_record_says_how_it_was_found() -> None:
-    for machine in SHIPPED.values():
-        assert machine.source.startswith("fitted by benchmarks/fit.py")
-        assert str(machine) == f"{machine.name}: {machine.source}"
+    for shipped in SHIPPED.values():
+        assert shipped.source.startswith("fitted by benchmarks/fit.py")
+        assert str(shipped) == f"{shipped.name}: {shipped.source}"
 
 
 def test_rates_of_a_record_that_knows_more_are_read() -> None:
