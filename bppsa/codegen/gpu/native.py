@@ -94,7 +94,7 @@ class TritonKernel:
         given: list[Tensor | int] = []
         for b, tensor in zip(buffers, tensors, strict=True):
             if b.kind is Kind.COLUMN_SUM:
-                partial.append((tensor, tensor.new_empty(programs, b.width)))
+                partial.append((tensor, tensor.new_zeros(programs, b.width)))
                 tensor = partial[-1][1]
             given += [tensor, *strides(b.kind, tensor, chunk)]
         if programs:
