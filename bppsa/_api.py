@@ -15,6 +15,7 @@ from bppsa._chain_plans import Options
 from bppsa._modules import chained
 from bppsa._modules.classes import Recurrent, rewrite
 from bppsa._pruned.adopt import adopt_pruned
+from bppsa._pruned.classes import Pruned
 from bppsa._pruned.masked import give_masks
 from bppsa._pruned.masks import given_masks
 from bppsa._workers.start import counterparts, scheduled
@@ -132,7 +133,7 @@ def compile(
     fast.__dict__["_bppsa_asked"] = chosen, ahead
     fast.__dict__["_bppsa_left"] = tuple(decision for decision in found if decision.strategy != "waiting")
     fast.__dict__["report"] = Report(found, NOT_YET if fallback == "eager" else "")
-    if not isinstance(fast, Recurrent):  # which keeps its own
+    if not isinstance(fast, (Recurrent, Pruned)):  # which keep their own
         fast.register_forward_pre_hook(begin_report)
         fast.register_forward_hook(end_report, always_call=True)
     if fallback == "inductor":
@@ -156,9 +157,7 @@ def chains(model: nn.Module, options: Options) -> list[Decision]:
 
 
 def begin_report(module: nn.Module, args: Any) -> None:
-    taken = list(module.__dict__.get("_bppsa_left", ()))
-    module.__dict__["report"] = Report(taken)
-    _calls.push(taken, *module.__dict__.get("_bppsa_asked", (None, None)))
+    _calls.begin(module)
 
 
 def end_report(module: nn.Module, args: Any, output: Any) -> None:

@@ -6,9 +6,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from torch import nn
+
 from bppsa.plan.forward import Forward
 from bppsa.plan.strategy import Strategy
-from bppsa.report import Decision
+from bppsa.report import Decision, Report
 
 _thread = threading.local()
 
@@ -53,6 +55,14 @@ def push(taken: list[Decision], strategy: Strategy | None, forward: Forward | No
     _thread.outer = [*getattr(_thread, "outer", []), before]
     _thread.taken, _thread.strategy = taken, strategy or strategy_of_model()
     _thread.forward = forward or forward_of_model()
+
+
+def begin(module: nn.Module) -> None:
+    """Note decisions in a report of `module`'s own, a compiled model's, until `pop`."""
+    own = module.__dict__
+    taken = list(own.get("_bppsa_left", ()))
+    own["report"] = Report(taken)
+    push(taken, *own.get("_bppsa_asked", (None, None)))
 
 
 def pop() -> None:

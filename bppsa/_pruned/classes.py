@@ -14,8 +14,9 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from bppsa import _calls
 from bppsa._pruned.densities import Density, densities, have_moved
 from bppsa._pruned.draft import KeptEntries
-from bppsa._pruned.regions import Environment, Segment, grow, operands, run_node, run_region
-from bppsa._pruned.rewritten import Rewritten
+from bppsa._pruned.regions import Environment, Segment, Taken, grow, operands, run_node, run_region
+from bppsa._pruned.rewritten import Rewritten, is_reported
+from bppsa._pruned.seen import Seen
 from bppsa._pruned.told import How, decide, told
 from bppsa._pruned.tracing import state, trace
 from bppsa._pruned.unusual import unusual
@@ -34,6 +35,7 @@ class Plan:
     """How a graph runs for one state of its modules and one shape of its inputs."""
 
     graph: list[fx.Node]
+    names: list[fx.Node]  # of the arguments
     segments: list[Segment]
     unread: list[list[fx.Node]]  # after each segment
     decisions: list[list[Decision]]  # of each segment
@@ -48,12 +50,22 @@ class Plan:
             _calls.note(decision)
 
 
+@dataclass(frozen=True, eq=False)
+class Last:
+    """The modules as the last call has found them; by form of a call its plan, by segment what regions have taken."""
+
+    seen: Seen
+    plans: dict[Any, Plan | Reason] = field(default_factory=dict)
+    taken: dict[Segment, Taken] = field(default_factory=dict)
+
+
 @dataclass(eq=False)
 class Memo:
     """What a module has found out about itself; a copy begins with none."""
 
     plans: dict[Any, Plan | Reason] = field(default_factory=dict)
     entries: dict[tuple[nn.Module, Window], KeptEntries] = field(default_factory=dict)
+    last: Last | None = None
 
 
 class Pruned(Rewritten):
@@ -65,6 +77,15 @@ class Pruned(Rewritten):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return super().forward(*args, **kwargs)
+        if not is_reported(self):
+            return self._bppsa_call(args, kwargs)
+        _calls.begin(self)
+        try:
+            return self._bppsa_call(args, kwargs)
+        finally:
+            _calls.pop()
+
+    def _bppsa_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if reason := unusual(args, kwargs):
             note_left(self._bppsa_path, reason)
             return super().forward(*args, **kwargs)
@@ -77,21 +98,24 @@ class Pruned(Rewritten):
         memo = self.__dict__.get("_bppsa_memo")
         if memo is None:
             memo = self.__dict__["_bppsa_memo"] = Memo()
-        training = torch.is_grad_enabled()
-        key = state(self), training, tuple((x.shape, x.dtype, x.requires_grad) for x in args), torch.get_num_threads()
-        plan = memo.plans.get(key)
-        if isinstance(plan, Plan) and have_moved(plan.densities):
-            del memo.plans[key]
-            plan = None
-        if plan is None and len(memo.plans) >= MOST_PLANS:
-            plan = Reason(f"more than {MOST_PLANS} shapes of input, or states of its modules")
+        last = memo.last
+        if last is None or not last.seen.holds(self):
+            last = memo.last = Last(Seen(self))
+        threads = torch.get_num_threads()
+        form = torch.is_grad_enabled(), threads, *((x.shape, x.dtype, x.requires_grad) for x in args)
+        plan = last.plans.get(form)
         if plan is None:
-            return self._bppsa_first(key, memo, args)
+            key = state(self), form
+            plan = plan_of(memo, key)
+            if plan is None:
+                return self._bppsa_first(key, memo, args)
+            if key in memo.plans:
+                last.plans[form] = plan
         if isinstance(plan, Reason):
             note_left(self._bppsa_path, plan)
             return super().forward(*args)
         if plan.has_regions:
-            return run(plan, self, args)
+            return run(plan, self, last, args)
         plan.tell()
         return super().forward(*args)
 
@@ -117,12 +141,23 @@ class Pruned(Rewritten):
 set_code_exec_strategy(Pruned._bppsa_run.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
+def plan_of(memo: Memo, key: Any) -> Plan | Reason | None:
+    """None where it is to be made, for the first time or anew."""
+    plan = memo.plans.get(key)
+    if isinstance(plan, Plan) and have_moved(plan.densities):
+        del memo.plans[key]
+        plan = None
+    if plan is None and len(memo.plans) >= MOST_PLANS:
+        return Reason(f"more than {MOST_PLANS} shapes of input, or states of its modules")
+    return plan
+
+
 def note_left(path: str, reason: Reason) -> None:
     _calls.note(Decision(path, "pruned", "pytorch", str(reason)))
 
 
-def begin(graph: list[fx.Node], args: tuple[Tensor, ...]) -> Environment:
-    names = [node for node in graph if node.op == "placeholder"]
+def begin(names: list[fx.Node], args: tuple[Tensor, ...]) -> Environment:
+    """names: those of the arguments."""
     if len(args) > len(names):
         raise Unsupported(Reason("more arguments than its forward was traced with"))
     known: Environment = dict(zip(names, args, strict=False))
@@ -132,7 +167,8 @@ def begin(graph: list[fx.Node], args: tuple[Tensor, ...]) -> Environment:
 
 
 def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor, ...]) -> tuple[Any, Plan]:
-    known, segments, decisions = begin(graph, args), list[Segment](), list[list[Decision]]()
+    names = [node for node in graph if node.op == "placeholder"]
+    known, segments, decisions = begin(names, args), list[Segment](), list[list[Decision]]()
     how = How(torch.is_grad_enabled(), args[0].dtype)
     at = 0
     while graph[at].op != "output":
@@ -142,12 +178,12 @@ def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor,
             continue
         segment = grow(graph, at, known, root, memo.entries)
         choice = decide(segment, how)
-        tensors = operands(segment, known)
-        if segment.layers and isinstance(tensors, Reason):
-            choice = Choice("pytorch", str(tensors), {})
-        if choice.strategy == "blocked" and not isinstance(tensors, Reason):
+        taken = operands(segment, known, None)
+        if segment.layers and isinstance(taken, Reason):
+            choice = Choice("pytorch", str(taken), {})
+        if choice.strategy == "blocked" and isinstance(taken, Taken):
             build_kernels(segment, how.dtype)
-            run_region(segment, known, tensors)
+            run_region(segment, known, taken)
         else:
             stop = max(segment.stop, at + 1)
             segment = Segment(at, stop, layers=segment.layers, ended=segment.ended)
@@ -155,7 +191,7 @@ def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor,
         decisions.append(told(segment, graph, choice, root, how))
         segments.append(segment)
         at = segment.stop
-    plan = Plan(graph, segments, last_read(graph, segments), decisions, densities(root))
+    plan = Plan(graph, names, segments, last_read(graph, segments), decisions, densities(root))
     return fx.node.map_arg(graph[at].args[0], known.__getitem__), plan
 
 
@@ -166,17 +202,22 @@ def build_kernels(segment: Segment, dtype: torch.dtype) -> None:
     prepare([layer.window for layer in segment.layers], [k for step in steps for k in step.kernels(dtype)], dtype)
 
 
-def run(plan: Plan, root: Pruned, args: tuple[Tensor, ...]) -> Any:
-    known = begin(plan.graph, args)
+def run(plan: Plan, root: Pruned, last: Last, args: tuple[Tensor, ...]) -> Any:
+    known, as_seen = begin(plan.names, args), True
     for segment, unread, decisions in zip(plan.segments, plan.unread, plan.decisions, strict=True):
-        tensors = operands(segment, known) if segment.region is not None else None
-        if isinstance(tensors, list):
-            run_region(segment, known, tensors)
+        taken: Taken | Reason | None = None
+        if segment.region is not None:
+            as_seen = as_seen or last.seen.holds(root)
+            taken = operands(segment, known, last.taken.get(segment) if as_seen else None)
+        if isinstance(taken, Taken):
+            last.taken[segment] = taken
+            run_region(segment, known, taken)
         else:
             run_nodes(plan.graph[segment.start : segment.stop], known, root)
-        for told_before in decisions:
-            left = isinstance(tensors, Reason)
-            _calls.note(replace(told_before, strategy="pytorch", reason=str(tensors)) if left else told_before)
+            as_seen = False  # a hook, or a layer of the user's, may change what comes after it
+        for decision in decisions:
+            left = isinstance(taken, Reason)
+            _calls.note(replace(decision, strategy="pytorch", reason=str(taken)) if left else decision)
         for node in unread:
             known.pop(node, None)
     return fx.node.map_arg(plan.graph[-1].args[0], known.__getitem__)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from bppsa._pruned.masks import LAYERS, Layer, Weight, kept, weight_of
+from bppsa._pruned.masks import LAYERS, Layer, Weight, kept, marks, weight_of
 from bppsa.errors import Unsupported
 
 MOVED = 0.1  # of the kept weights that a plan was made for
@@ -21,15 +21,15 @@ class Density:
     layer: Layer
     planned: int  # kept weights
     weight: Weight
-    versions: list[int]
+    marks: list[int]
 
     def has_moved(self) -> bool:
         """Looks at the masks only if they have changed since it was last asked."""
         weight = weight_of(self.layer)
-        versions = [mask._version for mask in weight.masks]
-        if versions == self.versions and weight.has_masks_of(self.weight):
+        marked = marks(weight.masks)
+        if marked == self.marks and weight.has_masks_of(self.weight):
             return False
-        self.weight, self.versions = weight, versions
+        self.weight, self.marks = weight, marked
         return abs(count(weight) - self.planned) > MOVED * self.planned
 
 
@@ -39,7 +39,7 @@ def densities(root: nn.Module) -> list[Density]:
         if isinstance(layer, LAYERS):
             try:
                 weight = weight_of(layer)
-                found.append(Density(layer, count(weight), weight, [mask._version for mask in weight.masks]))
+                found.append(Density(layer, count(weight), weight, marks(weight.masks)))
             except Unsupported:  # no plan depends on it
                 continue
     return found

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx, nn
 
+from bppsa._pruned.masks import LAYERS, Weight, kept, marks, parameter_of, weight_of
 from bppsa._pruned.masks import Layer as Weighted
-from bppsa._pruned.masks import Weight, kept, parameter_of, weight_of
 from bppsa.codegen.blocked.window import Window
 from bppsa.errors import Reason, Unsupported
 from bppsa.runtime.blocked.conv import Conv
@@ -32,15 +32,33 @@ class Value:
 
 @dataclass(frozen=True)
 class Parameter:
-    """Where a step's parameter is: `name` of the module."""
+    """Where a step's parameter is: `name` of the module. shape: that which the step is made for."""
 
     module: nn.Module
     name: str
+    shape: torch.Size
 
-    def now(self) -> Tensor | None:
-        if self.name == "weight" and isinstance(self.module, (nn.Conv2d, nn.Linear)):
-            return weight_of(self.module).parameter
-        return parameter_of(self.module, self.name)
+    def now(self) -> Tensor:
+        """Raises Unsupported where the step cannot take it."""
+        found = parameter_now(self.module, self.name)
+        if found is None or found.shape != self.shape:
+            what = "gone" if found is None else f"{list(found.shape)}, not {list(self.shape)}"
+            raise Unsupported(Reason(f"its {self.name} is {what}"))
+        return found
+
+    def is_own(self, tensor: Tensor) -> bool:
+        """The module's, and not computed in each call (`parameter_of`)."""
+        return is_weight(self.module, self.name) or self.module._parameters.get(self.name) is tensor
+
+
+def is_weight(module: nn.Module, name: str) -> bool:
+    return name == "weight" and isinstance(module, LAYERS)
+
+
+def parameter_now(module: nn.Module, name: str) -> Tensor | None:
+    if is_weight(module, name):
+        return weight_of(module).parameter  # type: ignore[arg-type]
+    return parameter_of(module, name)
 
 
 class KeptEntries:
@@ -56,11 +74,11 @@ class KeptEntries:
 
     def renew(self) -> tuple[Weight, list[int], torch.dtype, Entries]:
         weight = weight_of(self.layer)
-        versions, dtype = [mask._version for mask in weight.masks], weight.parameter.dtype
-        if self._made is None or self._made[1:3] != (versions, dtype) or not weight.has_masks_of(self._made[0]):
+        marked, dtype = marks(weight.masks), weight.parameter.dtype
+        if self._made is None or self._made[1:3] != (marked, dtype) or not weight.has_masks_of(self._made[0]):
             bits = kept(weight, self.path)
             bits = bits if bits.dim() == 4 else bits[..., None, None]
-            self._made = weight, versions, dtype, Entries(bits, self.window, self.groups, dtype)
+            self._made = weight, marked, dtype, Entries(bits, self.window, self.groups, dtype)
         return self._made
 
 
@@ -114,10 +132,10 @@ class Draft:
         out = self.new(step.shape(*(v.shape for v in inputs)), dims or inputs[0].dims)
         places: list[int | None] = []
         for path, name in params:
-            parameter = Parameter(self.root.get_submodule(path), name)
-            there = parameter.now() is not None
-            places.append(len(self.params) if there else None)
-            self.params += [parameter] if there else []
+            module = self.root.get_submodule(path)
+            there = parameter_now(module, name)
+            places.append(None if there is None else len(self.params))
+            self.params += [] if there is None else [Parameter(module, name, there.shape)]
         self.nodes.append(Node(step, tuple(v.number for v in inputs), out.number, tuple(places)))
         if isinstance(step, Flatten) and inputs[0].number in self.rectified:
             self.rectified.add(out.number)

@@ -6,8 +6,9 @@ move to another dtype.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,6 +24,7 @@ from bppsa.fxpasses.capture import record
 aten = torch.ops.aten
 Layer = nn.Conv2d | nn.Linear
 LAYERS = (nn.Conv2d, nn.Linear)
+_version = attrgetter("_version")
 _factors: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # by parametrization
 
 
@@ -77,8 +79,21 @@ class Weight:
         return len(self.masks) == len(other.masks) and all(a is b for a, b in zip(self.masks, other.masks, strict=True))
 
 
+def marks(masks: Sequence[Tensor]) -> list[int]:
+    """What tells whether any of them has been changed in place, or given other memory."""
+    return [*map(_version, masks), *map(Tensor.data_ptr, masks)]
+
+
 def weight_of(layer: Layer) -> Weight:
-    """Raises Unsupported where the weight is anything but a Parameter times a mask."""
+    """Raises Unsupported where the weight is anything but a Parameter times a mask whose changes can be noticed."""
+    found = product_of(layer)
+    if any(mask.is_inference() for mask in found.masks):
+        what = "its mask is from torch.inference_mode(), where changes in place leave no trace"
+        raise Unsupported(Reason(what, mend="prune outside of it"))
+    return found
+
+
+def product_of(layer: Layer) -> Weight:
     mask_of_ours = mask_given(layer)
     given = () if mask_of_ours is None else (mask_of_ours,)
     if has_own_weight(layer):

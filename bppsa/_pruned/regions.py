@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ from bppsa._pruned.layers import lay
 from bppsa.codegen.blocked.native import LANES
 from bppsa.codegen.blocked.window import Window
 from bppsa.errors import Reason, Unsupported
-from bppsa.runtime.blocked.apply import run
+from bppsa.runtime.blocked.apply import is_memory, run
 from bppsa.runtime.blocked.region import Region
 
 Environment = dict[fx.Node, Any]
+form = attrgetter("dtype", "shape")
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,32 +112,57 @@ def is_image(value: Any) -> bool:
     return (
         isinstance(value, Tensor)
         and is_plain(value)
-        and value.device.type == "cpu"
+        and value.is_cpu
         and value.dtype in LANES
         and value.dim() in (2, 4)
         and value.numel() > 0
     )
 
 
-def operands(segment: Segment, known: Environment) -> list[Tensor | None] | Reason:
-    """The tensors that the region takes, or why it cannot take them in this call."""
+def operands(segment: Segment, known: Environment, before: Taken | None) -> Taken | Reason:
+    """The parameters that the region takes, or why it cannot take them, or its inputs, in this call. before: what it
+    has taken from modules that are as they were."""
     inputs = [known[node] for node in segment.inputs]
     if not all(map(is_image, inputs)) or segment.shapes != tuple(tuple(x.shape) for x in inputs):
         return Reason("its input is not of the shape that its region was made for")
+    if before is not None and before.holds():
+        return before
     try:
-        tensors = [*inputs, *(parameter.now() for parameter in segment.params)]
+        tensors = [parameter.now() for parameter in segment.params]
         for layer in segment.layers:
             layer.entries.renew()
     except Unsupported as error:  # a mask or a weight that has become another one
         return error.reason
-    there = [t for t in tensors if t is not None]
-    same = all(t.dtype is segment.dtype and t.device.type == "cpu" and is_plain(t) for t in there)
-    return tensors if same else Reason("not all it reads is of the dtype it was made for, plain and on the CPU")
+    if all(t.dtype is segment.dtype and t.is_cpu and is_plain(t) for t in (*inputs, *tensors)):
+        return Taken(tensors, segment)
+    return Reason("not all it reads is of the dtype it was made for, plain and on the CPU")
 
 
-def run_region(segment: Segment, known: Environment, tensors: list[Tensor | None]) -> None:
+class Taken:
+    """Parameters that a region has taken, and may take again while `holds` and while its modules are as they were."""
+
+    def __init__(self, tensors: list[Tensor], segment: Segment) -> None:
+        self.tensors = tensors
+        self._layers = segment.layers
+        self._own = all(map(Parameter.is_own, segment.params, tensors))
+        self._types, self._forms = list(map(type, tensors)), list(map(form, tensors))
+        self._entries = [layer.entries() for layer in segment.layers]
+
+    def holds(self) -> bool:
+        """`Tensor.data` gives a Parameter that stays the same one another form."""
+        return (
+            self._own
+            and list(map(type, self.tensors)) == self._types
+            and list(map(form, self.tensors)) == self._forms
+            and all(map(is_memory, self.tensors))
+            and [layer.entries() for layer in self._layers] == self._entries
+        )
+
+
+def run_region(segment: Segment, known: Environment, taken: Taken) -> None:
     assert segment.region is not None
-    for names, output in zip(segment.outputs, run(segment.region, tensors), strict=True):
+    inputs = [known[node] for node in segment.inputs]
+    for names, output in zip(segment.outputs, run(segment.region, [*inputs, *taken.tensors]), strict=True):
         known.update(dict.fromkeys(names, output))
     known.update(segment.constants)
     known.update((name, known[source]) for name, source in segment.aliases)

@@ -22,6 +22,11 @@ class Rewritten(nn.Module):
         return _blank, (own["_bppsa_before"], own["_bppsa_origin"]), {**self.__dict__, "_bppsa_memo": None}
 
 
+def is_reported(module: nn.Module) -> bool:
+    """Whether it is a compiled model, and not only a part of one."""
+    return "report" in module.__dict__
+
+
 def put_before(module: nn.Module, cls: type[Rewritten]) -> None:
     """Give `module` a class made of `cls` and of what it is."""
     own = type(module).__dict__

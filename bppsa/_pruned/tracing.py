@@ -14,10 +14,12 @@ from torch import fx, nn
 from torch.fx.proxy import TraceError
 
 from bppsa._pruned.masks import LAYERS, is_pruning
+from bppsa._pruned.rewritten import is_reported
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.fxpasses.partition.kept import ALONE
 
 PLAIN = (bool, int, float, str, type(None), tuple)
+LIVE = ("momentum", "eps")  # of a batch norm, which asks for them in each call
 MEND = "compile the part of the model that has no control flow of its own"
 
 
@@ -30,6 +32,8 @@ class Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.is_leaf_module(m, "") and has_hooks(m):
             raise Unsupported(Reason(f"hooks of {self.path_of_module(m)}, a module of several layers"))
+        if is_reported(m):
+            raise Unsupported(Reason(f"{self.path_of_module(m)} is a compiled model of its own"))
         return super().call_module(m, forward, args, kwargs)
 
 
@@ -65,14 +69,11 @@ def state(module: nn.Module) -> tuple[Any, ...]:
     """What a trace, and which layers have a kernel, depends on besides the inputs."""
     found: list[Any] = []
     for child in module.modules():
-        found.append(ref(child))  # another module may take its place
+        found += ref(child), type(child)  # another module may take its place
         found.append(child is not module and not has_only_pruning_hooks(child))  # its own hooks are run around it
         found += map(type, child._parameters.values())  # torch.func.functional_call swaps them for other tensors
-        if child.__module__.startswith("torch.nn.modules."):
-            found.append(child.training)
-        else:
-            own = child.__dict__
-            found += [(k, v) for k, v in own.items() if type(v) in PLAIN and not k.startswith("_bppsa")]
+        own = child.__dict__
+        found += [(k, v) for k, v in own.items() if type(v) in PLAIN and k not in LIVE and not k.startswith("_bppsa")]
     return tuple(found)
 
 

@@ -29,7 +29,7 @@ def unusual(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reason | None:
     for x in args:
         if not is_plain(x):
             return OTHER
-        if x.device.type != "cpu" or x.dtype not in LANES:
+        if not x.is_cpu or x.dtype not in LANES:
             return Reason(
                 f"pruned layers have kernels for float32 and float64 on a CPU, not for {x.dtype} on {x.device}"
             )

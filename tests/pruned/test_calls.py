@@ -194,3 +194,17 @@ def test_a_removed_mask_leaves_a_dense_layer() -> None:
             prune.remove(layer, "weight")
     assert_same_step(plain, fast, batch(4))
     assert set(kernels(fast)) == {"blocked"}
+
+
+def test_a_compiled_model_within_another_one() -> None:
+    """Which tells of both; and what has been noted is put away after an error too."""
+    torch.manual_seed(0)
+    inner = bppsa.compile(pruned(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), 0.5))
+    outer = bppsa.compile(nn.Sequential(inner, pruned(nn.Sequential(nn.Linear(8, 4)), 0.5)))
+    x = torch.randn(3, 8)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        outer(x[:, :5])
+    for _ in range(3):
+        assert error(outer[1](inner(x)), outer(x)) < 1e-6
+    assert [(d.path, d.strategy) for d in outer.report.decisions if d.path] == [("0.0", "sparse"), ("1.0", "sparse")]
+    assert kernels(inner) == ["sparse"]

@@ -76,7 +76,7 @@ def test_a_module_moved_to_another_dtype_or_device(move: str, warm: bool) -> Non
     assert (expected.dtype, expected.device, expected.shape) == (got.dtype, got.device, got.shape)
     if move != "meta":
         assert error(expected.double(), got.double()) < {torch.float64: 1e-12, torch.float32: 1e-5}.get(dtype, 1e-12)
-    runs = {"sparse"} if move in ("double", "float") else set()
+    runs = {"sparse"} if move in ("double", "float") else {"pytorch"}
     assert set(kernels(fast)) == runs
     with pytest.raises(RuntimeError):  # PyTorch's
         fast(x.to(torch.int32))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -20,7 +20,6 @@ from bppsa.runtime.blocked.region import Region
 _keys = torch._C._dispatch_keys
 with torch.inference_mode(False):
     _USUAL = _keys(torch.empty(0, device="cpu"))
-_written: WeakKeyDictionary[Region, dict[Any, Forward]] = WeakKeyDictionary()  # by whether to save, and threads
 
 
 @dataclass(frozen=True)
@@ -32,26 +31,26 @@ class Tape:
     brought: list[Sequence[Tensor]]
 
 
-def run(region: Region, tensors: Sequence[Tensor | None]) -> tuple[Tensor, ...]:
+def run(region: Region, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The region's outputs, with gradients if autograd wants any. tensors: the inputs, then the parameters."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return _Apply.apply(region, *tensors)
+    if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
+        return _apply(region, *tensors)
     return run_forward(region, tensors, save=False)[0]
 
 
-def run_forward(region: Region, tensors: Sequence[Tensor | None], *, save: bool) -> tuple[tuple[Tensor, ...], Tape]:
-    first = tensors[0]
-    assert first is not None
-    brought = [node.step.brings(first.dtype) for node in region.nodes]
+def run_forward(region: Region, tensors: Sequence[Tensor], *, save: bool) -> tuple[tuple[Tensor, ...], Tape]:
+    """Without autograd: in a node of its own, or where nobody asks for a gradient."""
+    dtype = tensors[0].dtype
+    brought = [node.step.brings(dtype) for node in region.nodes]
     depends = [node.step.depends() for node in region.nodes]
-    written, key = _written.setdefault(region, {}), (save, available_threads())
-    forward = written.get(key)
+    key = save, available_threads()
+    forward = region.programs.get(key)
     if forward is None or forward.depends != depends:
-        forward = written[key] = write_forward(region, tensors, [len(b) for b in brought], depends, save=save)
-    given = [t.detach().contiguous() for t in tensors if t is not None]
-    outputs = tuple(torch.empty(size, dtype=first.dtype) for size in forward.outputs)
+        forward = write_forward(region, tensors, [len(b) for b in brought], depends, save=save)
+        region.programs[key] = forward
+    outputs = tuple([torch.empty(size, dtype=dtype) for size in forward.outputs])
     tape = pool.take(forward.program.tape, torch.uint8) if save else None
-    forward.program.run(tape, [*given, *(t for b in brought for t in b), *outputs])
+    forward.program.run(tape, [*map(Tensor.contiguous, tensors), *chain.from_iterable(brought), *outputs])
     return outputs, Tape(forward, tape, brought)
 
 
@@ -59,24 +58,23 @@ def run_backward(
     region: Region,
     grads: Sequence[Tensor | None],
     tape: Tape,
-    params: Sequence[Tensor | None],
+    params: Sequence[Tensor],
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """The gradients of inputs and parameters. needs: whether each is asked for."""
-    key = tuple(g is not None for g in grads), tuple(needs), available_threads()
+    key = tuple([g is not None for g in grads]), tuple(needs), available_threads()
     backward = tape.forward.backwards.get(key)
     if backward is None:
         backward = tape.forward.backwards[key] = write_backward(region, tape.forward, key[0], needs)
-    given = [t.detach().contiguous() for t in (*grads, *params) if t is not None]
-    dtype = backward.program.dtype
+    given, dtype = [g for g in grads if g is not None], backward.program.dtype
     found = {i: pool.take(math.prod(size), dtype).view(size) for i, size in backward.gradients}
-    backward.program.run(tape.data, [*given, *found.values()])
+    backward.program.run(tape.data, [*map(Tensor.contiguous, (*given, *params)), *found.values()])
     return [found.get(i) for i in range(len(needs))]
 
 
 class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, region: Region, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, region: Region, *tensors: Tensor) -> tuple[Tensor, ...]:
         outputs, ctx.tape = run_forward(region, tensors, save=True)
         ctx.region = region
         ctx.save_for_backward(*tensors)  # a change in place before the backward is an error
@@ -92,6 +90,10 @@ class _Apply(torch.autograd.Function):
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.tape = None
         return None, *run_backward(region, grads, tape, tensors[len(region.inputs) :], needs)
+
+
+# `Function.apply` looks at each tensor for what a functorch transform has left; none is under way, and all are plain.
+_apply = super(torch.autograd.Function, _Apply).apply
 
 
 def is_memory(cotangent: Tensor | None) -> bool:

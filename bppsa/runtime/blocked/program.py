@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -46,9 +47,12 @@ class Program:
         """tape: uint8, with at least `self.tape` bytes. tensors: contiguous, for the memories from TENSORS on."""
         work = pool.take(self.work, torch.uint8)
         tape_at = 0 if tape is None else tape.data_ptr()
-        bases = array("q", [0, tape_at, work.data_ptr(), *(t.data_ptr() for t in tensors)])
-        tables = native.address(self.calls), len(self.calls) // 3, native.address(self.arguments)
-        self.run_calls(*tables, native.address(bases))
+        bases = array("q", [0, tape_at, work.data_ptr(), *map(Tensor.data_ptr, tensors)])
+        self.run_calls(*self._tables, native.address(bases))
+
+    @cached_property
+    def _tables(self) -> tuple[int, int, int]:
+        return native.address(self.calls), len(self.calls) // 3, native.address(self.arguments)
 
 
 class Writer:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from bppsa.runtime.blocked.step import Step
 
@@ -23,13 +24,17 @@ class Node:
 @dataclass(frozen=True, eq=False)
 class Region:
     """inputs, outputs: values that come in and go out as tensors; dims: of each of these tensors. rectified: values
-    that a ReLU has made, within the step that computes them. No two steps take one parameter."""
+    that a ReLU has made, within the step that computes them. No two steps take one parameter.
+
+    programs: those written for it (`passes.Forward`), by whether to keep what a backward needs, and threads.
+    """
 
     nodes: tuple[Node, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     dims: dict[int, int]
     rectified: frozenset[int]
+    programs: dict[Any, Any] = field(default_factory=dict)
 
     @cached_property
     def readers(self) -> Counter[int]:
