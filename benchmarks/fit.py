@@ -15,7 +15,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -39,6 +39,7 @@ SIZES = {  # drawn evenly by their logarithms
     "cpu": {"T": (1, 3000), "B": (1, 64), "H": (4, 512)},
     "cuda": {"T": (10, 30000), "B": (1, 512), "H": (16, 180)},
 }
+SHIPPED_GPU = "nvidia-h200"  # whose calls the shipped record is fitted to
 WIDTHS = (20, 32, 64, 128)  # on a GPU, whose kernels are compiled for each
 LONGEST_TREE = {"cpu": 3000, "cuda": 1000}  # steps
 KINDS = (*MODULES, *MODULES, *CELLS)  # the modules twice as often
@@ -92,27 +93,16 @@ def calls_of(device: str, row: Row) -> Iterator[tuple[str, Measured]]:
         yield name, Measured(passes[name.split()[1]], us)
 
 
-def of_grid(rows: Sequence[Row]) -> list[Row]:
-    """The rows of benchmarks/gpu.py as `measured` gives them."""
-    cases: dict[tuple, dict[str, float]] = {}
-    for row in rows:
-        us = cases.setdefault(tuple(row[key] for key in ("kind", "T", "B", "H")), {})
-        way = {"cuDNN": PYTORCH}.get(row["way"], row["way"])
-        if "backward_ms" in row and way != "auto":
-            us[f"{way} backward"] = 1e3 * row["backward_ms"]
-            ahead = row.get("forward", "sequential")
-            us[f"{way} forward" if ahead == "sequential" else f"{ahead} ahead"] = 1e3 * row["forward_ms"]
-    return [dict(zip(("kind", "T", "B", "H"), case, strict=True)) | {"us": us} for case, us in cases.items()]
-
-
 def main() -> None:
     arguments = parse()
     console = Console()
     hardware, known = machine.hardware(), SHIPPED[arguments.device]
     kept = arguments.results / machine.file_name(hardware)
-    if arguments.device == "cuda":
+    if arguments.device == "cuda" and not arguments.show:
         hardware = {**device.hardware(), **hardware}
         kept = arguments.results / f"{machine.slug(hardware['gpu'])}.json"
+    elif arguments.device == "cuda":  # needs no GPU
+        kept = arguments.results / f"{SHIPPED_GPU}.json"
     results = store.load(kept) | {"machine": hardware}
     rows: list[Row] = results["fit"][0]["rows"] if arguments.add or arguments.show else []
     if not arguments.show:
@@ -127,8 +117,7 @@ def main() -> None:
             rows.append(measured(arguments.device, kind, T, B, H))
         results["fit"] = [{"on": on, "rows": rows}]
         store.save(kept, results)
-    grid = of_grid(results["gpu"][0]["rows"]) if "gpu" in results else []
-    calls = [call for row in [*rows, *grid] for call in calls_of(arguments.device, row)]
+    calls = [call for row in rows for call in calls_of(arguments.device, row)]
     found = fitted(known, [call for _, call in calls], known.name, known.source, known.margin)
     for name, rates in found.rates.items():
         console.print(f'        "{name}": Rates({rates.launch:g}, {rates.step:g}, {rates.flops:g}, {rates.bytes:g}),')

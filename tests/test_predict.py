@@ -109,7 +109,7 @@ def test_on_a_gpu_the_backward_goes_on_from_cudnns_forward() -> None:
     assert (long.strategy, long.forward) == ("chunked", "pytorch")
     assert "; forward pytorch: PyTorch's own predicted" in long.reason
     assert on_h200(nn.LSTM, 30_000, 20).forward == "pytorch"
-    for left in (on_h200(nn.GRU, 300, 20), on_h200(nn.LSTM, 30_000, 64)):
+    for left in (on_h200(nn.GRU, 300, 20), on_h200(nn.GRU, 1200, 20), on_h200(nn.LSTM, 30_000, 64)):
         assert (left.strategy, left.forward) == ("pytorch", "sequential")
 
 

@@ -65,7 +65,7 @@ class Call:
         calls; but what Python loops over is told to be fused, so there it is the loop that has to be sure."""
         if self.layers[0].peer == LOOP:
             return 1 / SURE
-        return self.machine.margin + (7 / max(self.size.steps, 1)) ** 2
+        return self.machine.margin + (self.machine.short / max(self.size.steps, 1)) ** 2
 
     def ms(self, strategy: Strategy | str, forward: Forward = SEQUENTIAL) -> float:
         """Predicted; of PyTorch by "pytorch"."""

@@ -51,7 +51,8 @@ class Machine:
 
     device: "cpu" or "cuda". source: how the rates were found; "prediction" where nothing was measured. slots: pieces of
     work that run at once, where others wait for them; None where pieces share what there is, as rows share a CPU's
-    registers. margin: how many times faster than PyTorch's a prediction has to be before it is believed.
+    registers. margin: how many times faster than PyTorch's a prediction has to be before it is believed;
+    short: steps of a call whose prediction may be off by as much again (on a GPU, where its host is what takes time).
     """
 
     name: str
@@ -60,6 +61,7 @@ class Machine:
     margin: float
     rates: Mapping[str, Rates]
     slots: int | None = None
+    short: int = 7
 
     def __str__(self) -> str:
         return f"{self.name}: {self.source}"
@@ -86,6 +88,6 @@ class Machine:
     @staticmethod
     def of_json(read: Mapping[str, Any]) -> Machine:
         """The inverse of `as_json`. Raises KeyError or TypeError for what is no machine's record."""
-        known = {field.name: read[field.name] for field in fields(Machine)}
+        known = {field.name: read[field.name] for field in fields(Machine) if field.name in read}
         rates = {name: Rates(**{f.name: of[f.name] for f in fields(Rates)}) for name, of in read["rates"].items()}
         return Machine(**known | {"rates": rates})

@@ -40,6 +40,7 @@ H200 = Machine(
     source="fitted by benchmarks/fit.py --device cuda",
     margin=1.1,
     slots=132 * 8,
+    short=1000,
     rates={
         "inference": Rates(292, 0.697, 0.0148, 0.000237),
         "forward": Rates(315, 0.472, 0.0328, 0.00018),

@@ -40,6 +40,9 @@ def test_a_gain_has_to_be_sure() -> None:
     left = choose(AUTO, call(machine(margin=3.0, **twice)), {})
     assert (left.strategy, "too little to be sure of" in left.reason) == ("pytorch", True)
     assert choose(AUTO, call(machine(margin=1.3, **twice), steps=5), {}).strategy == "pytorch"
+    slow_to_start = replace(machine(margin=1.3, **twice), short=1000)
+    taken = [choose(AUTO, call(slow_to_start, steps), {}).strategy for steps in (1000, 10_000)]
+    assert taken == ["pytorch", "sequential"]
 
 
 @pytest.mark.parametrize("steps", [1, 2])
