@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from bppsa._pruned.masks import LAYERS, marks, weight_of
+from bppsa._pruned.tracing import containers, contents
 from bppsa.errors import Unsupported
 
 TABLES = (
@@ -37,6 +38,7 @@ class Seen:
         self._read = [reader(module) for module in modules]
         self._filled = [table for table in self._tables if table]
         self._masks = [mask for module in modules for mask in masks_of(module)]
+        self._containers = [container for module in modules for container in containers(module)]
         self._found = tuple(self._now(modules))
         self._numbers = self._numbers_now(modules)
 
@@ -55,10 +57,10 @@ class Seen:
         attributes = [read(module.__dict__) for read, module in zip(self._read, modules, strict=True)]
         return chain(map(type, modules), chain.from_iterable(attributes), *map(dict.values, self._filled))
 
-    def _numbers_now(self, modules: tuple[nn.Module, ...]) -> list[int]:
-        """Sizes of the tables, and marks of the masks."""
+    def _numbers_now(self, modules: tuple[nn.Module, ...]) -> list[Any]:
+        """Sizes of the tables, marks of the masks, and what is in containers that users have put there."""
         sizes = chain(map(len, map(vars, modules)), map(len, self._tables))
-        return [*sizes, *marks(self._masks)]
+        return [*sizes, *marks(self._masks), *map(contents, self._containers)]
 
 
 def reader(module: nn.Module) -> Callable[[dict[str, Any]], Any]:

@@ -18,7 +18,10 @@ from bppsa._pruned.rewritten import is_reported
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.fxpasses.partition.kept import ALONE
 
-PLAIN = (bool, int, float, str, type(None), tuple)
+PLAIN = (bool, int, float, str, type(None))
+CONTAINERS = (tuple, list, set, dict)
+LARGEST = 64  # elements of a container that is looked into, as those of flags and sizes are
+OF_ALL = frozenset(vars(nn.Module()))  # attributes that any module has
 LIVE = ("momentum", "eps")  # of a batch norm, which asks for them in each call
 MEND = "compile the part of the model that has no control flow of its own"
 
@@ -74,7 +77,24 @@ def state(module: nn.Module) -> tuple[Any, ...]:
         found += map(type, child._parameters.values())  # torch.func.functional_call swaps them for other tensors
         own = child.__dict__
         found += [(k, v) for k, v in own.items() if type(v) in PLAIN and k not in LIVE and not k.startswith("_bppsa")]
+        found += map(contents, containers(child))
     return tuple(found)
+
+
+def containers(module: nn.Module) -> list[Any]:
+    """Attributes in which its forward may look for flags and sizes."""
+    own = module.__dict__.items()
+    return [v for k, v in own if type(v) in CONTAINERS and k not in OF_ALL and not k.startswith("_bppsa")]
+
+
+def contents(value: Any, depth: int = 6) -> Any:
+    """What is plain in a container, hashable."""
+    if type(value) in PLAIN:
+        return value
+    if type(value) not in CONTAINERS or len(value) > LARGEST or depth == 0:
+        return type(value)
+    items = value.items() if type(value) is dict else value
+    return type(value), *(contents(item, depth - 1) for item in items)
 
 
 def has_only_pruning_hooks(module: nn.Module) -> bool:

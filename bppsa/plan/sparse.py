@@ -14,7 +14,7 @@ from bppsa.plan.choose import Choice, Numbers
 MARGIN = 1.2  # how many times faster a region has to be predicted
 OURS_CALL_MS = 0.1  # of each pass through a region: of the forward, and of the backward
 # A row with so many of its weights goes through channels chunk by chunk, which stay in the nearest cache.
-LEAST_DENSITY = 0.15
+LEAST_DENSITY = 0.04
 OURS_PRODUCTS, OURS_CHUNKED = 50e6, 65e6  # multiply-adds a millisecond
 OURS_ENTRIES = {"forward": 1.6e6, "backward": 0.7e6}  # a millisecond and pass: values fetched, gradients put away
 OURS_GRADIENTS = 8e6  # of all weights, written a millisecond

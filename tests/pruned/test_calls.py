@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -153,6 +154,30 @@ def test_a_weight_changed_before_its_backward_is_noticed() -> None:
         fast[7].weight_orig.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+
+
+@pytest.mark.parametrize("held", [{"twice": [False]}, [("twice", {"twice": False})]], ids=["dict", "list"])
+def test_flags_in_containers_are_looked_at_in_each_call(held: Any) -> None:
+    class Switched(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.held = nn.Sequential(nn.Linear(6, 6), nn.ReLU()), held
+
+        def forward(self, x: Tensor) -> Tensor:
+            twice = self.held["twice"][0] if isinstance(self.held, dict) else self.held[0][1]["twice"]
+            return self.layers(self.layers(x)) if twice else self.layers(x)
+
+    torch.manual_seed(0)
+    model = Switched().double()
+    prune.l1_unstructured(model.layers[0], "weight", 0.7)
+    fast, x = bppsa.compile(model), torch.randn(3, 6).double()
+    for _ in range(3):
+        once = fast(x)
+    if isinstance(fast.held, dict):
+        fast.held["twice"][0] = True
+    else:
+        fast.held[0][1]["twice"] = True
+    assert error(fast.layers(once), fast(x)) < 1e-12
 
 
 def test_flags_of_the_users_own_are_looked_at_in_each_call() -> None:

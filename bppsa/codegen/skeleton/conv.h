@@ -11,6 +11,14 @@ struct Rows {
   int64_t rows, chunks, taps;
 
   INLINE const int32_t* runs(int64_t row, int64_t chunk = 0) const { return at + (row * chunks + chunk) * taps; }
+  // What a chunk begins with, a while before it is read: a machine fetches by itself only what follows what it has read.
+  INLINE void fetch(int64_t row, int64_t chunk) const {
+    const int64_t from = *runs(row, chunk);
+    UNROLL for (int64_t n = 0; n < 3; ++n) {
+      __builtin_prefetch(offsets + from + n * LINE);
+      if (values != nullptr) __builtin_prefetch(values + from + n * LINE);
+    }
+  }
   INLINE int64_t begin(int64_t row) const { return runs(row)[0]; }
   // Whole rows with about a part-th of all entries.
   int64_t first(int part, int parts) const {
@@ -57,6 +65,10 @@ struct Sums {
     clear();
     UNROLL for (int p = 0; p < PLANES; ++p)
       UNROLL for (int i = 0; i < PIXELS; ++i) sums[0][p][i] = partial[p * PIXELS + i];
+  }
+  INLINE void put_aside(V* partial) const {
+    UNROLL for (int p = 0; p < PLANES; ++p)
+      UNROLL for (int i = 0; i < PIXELS; ++i) partial[p * PIXELS + i] = total(p, i);
   }
   // Entries `from` to `to` reach rows Y0 to Y1 and columns X0 to X1 of a tile WIDTH wide, whose neighbours' source
   // pixels are ROW and STEP reals apart.
@@ -131,7 +143,45 @@ INLINE void for_chunks(const Rows& rows, Range range, F f) {
   const int64_t step = rows.chunks > 1 ? TOGETHER : range.end - range.begin;
   for (int64_t from = range.begin; from < range.end; from += step)
     for (int64_t chunk = 0; chunk < rows.chunks; ++chunk)
-      for (int64_t row = from; row < std::min(from + step, range.end); ++row) f(row, chunk);
+      for (int64_t row = from; row < std::min(from + step, range.end); ++row) {
+        if (chunk + 1 < rows.chunks) rows.fetch(row, chunk + 1);
+        f(row, chunk);
+      }
+}
+
+// Rows of the target on one tile of PLANES blocks, row by row: write(row, sums) gets them. By value: what is written
+// could otherwise change what is read.
+template <class Kind, int PLANES, class Write>
+INLINE void rows_of_tile(const Rows rows, const Range range, const real* source, const int64_t block, Write write) {
+  constexpr int PIXELS = Kind::HEIGHT * Kind::WIDTH;
+  Sums<PLANES, PIXELS> sums;
+  sums.offsets = rows.offsets, sums.values = rows.values, sums.source = source, sums.block = block;
+  if (rows.chunks == 1) {
+    const int32_t* runs = rows.runs(range.begin);
+    for (int64_t row = range.begin; row < range.end; ++row, runs += rows.taps) {
+      sums.clear();
+      Kind::spans(sums, runs);
+      write(row, sums);
+    }
+    return;
+  }
+  V partial[TOGETHER][PLANES * PIXELS];
+  const int64_t apart = rows.chunks * rows.taps, last = rows.chunks - 1;
+  for (int64_t from = range.begin; from < range.end; from += TOGETHER) {
+    const int64_t count = std::min(TOGETHER, range.end - from);
+    for (int64_t chunk = 0; chunk <= last; ++chunk) {
+      const int32_t* runs = rows.runs(from, chunk);
+      for (int64_t i = 0; i < count; ++i, runs += apart) {
+        if (chunk == 0) sums.clear();
+        else sums.resume(partial[i]);
+        if (chunk < last) rows.fetch(from + i, chunk + 1);
+        else if (from + i + TOGETHER < range.end) rows.fetch(from + i + TOGETHER, 0);
+        Kind::spans(sums, runs);
+        if (chunk < last) sums.put_aside(partial[i]);
+        else write(from + i, sums);
+      }
+    }
+  }
 }
 
 // target = rows * source, through the epilogue. Threads share tiles and blocks, or, where there are few of these, rows.
@@ -147,24 +197,17 @@ void sweep(const Rows& rows, const Image& source, const Image& target, int64_t b
       for_blocks<S::PLANES>({first, std::min(first + S::PLANES, blocks)}, [&](auto planes, int64_t block) {
         S::tile(unit % S::TILES, [&](auto kind, const Place& place) {
           using Kind = decltype(kind);
-          constexpr int PIXELS = Kind::HEIGHT * Kind::WIDTH;
-          V partial[TOGETHER][planes * PIXELS];
-          Sums<planes, PIXELS> sums;
-          sums.offsets = rows.offsets, sums.values = rows.values, sums.block = source.block;
-          sums.source = source.data + block * source.block + place.source;
-          for_chunks(rows, channels, [&](int64_t row, int64_t chunk) {
-            V* const own_partial = partial[(row - channels.begin) % TOGETHER];
-            if (chunk == 0) sums.clear();
-            else sums.resume(own_partial);
-            Kind::spans(sums, rows.runs(row, chunk));
-            const int64_t base = block * target.block + row * target.plane + place.target;
-            UNROLL for (int p = 0; p < planes; ++p)
-              UNROLL for (int i = 0; i < PIXELS; ++i) {
-                const int64_t at = base + p * target.block + Kind::at(i);
-                if (chunk + 1 < rows.chunks) own_partial[p * PIXELS + i] = sums.total(p, i);
-                else store(target.data + at, epilogue(sums.total(p, i), row, at));
-              }
-          });
+          real* const data = target.data;
+          const int64_t base = block * target.block + place.target, plane = target.plane, next = target.block;
+          rows_of_tile<Kind, planes>(
+              rows, channels, source.data + block * source.block + place.source, source.block,
+              [=](int64_t row, const auto& sums) {
+                UNROLL for (int p = 0; p < planes; ++p)
+                  UNROLL for (int i = 0; i < Kind::HEIGHT * Kind::WIDTH; ++i) {
+                    const int64_t at = base + row * plane + p * next + Kind::at(i);
+                    store(data + at, epilogue(sums.total(p, i), row, at));
+                  }
+              });
         });
       });
     }

@@ -27,9 +27,9 @@ void forward(const real* source, real* target, const int32_t* at, const int32_t*
   const Image from = image(source, channels, source_plane), to = image(target, rows, target_plane);
   const Rows matrix{at, offsets, values, rows, chunks, Forward::TAPS};
   const auto run = [&](auto epilogue) { sweep<Forward>(matrix, from, to, blocks, threads, epilogue); };
-  const auto biased = [&](V x, int64_t row) { return bias == nullptr ? x : x + bias[row]; };
-  if (relu) run([&](V x, int64_t row, int64_t) { return rectified(biased(x, row)); });
-  else run([&](V x, int64_t row, int64_t) { return biased(x, row); });
+  const auto biased = [=](V x, int64_t row) { return bias == nullptr ? x : x + bias[row]; };
+  if (relu) run([=](V x, int64_t row, int64_t) { return rectified(biased(x, row)); });
+  else run([=](V x, int64_t row, int64_t) { return biased(x, row); });
 }
 
 // kept: null, or the input of the forward where it was rectified: nothing passes where that is zero.
@@ -39,7 +39,7 @@ void backward(const real* source, real* target, const int32_t* at, const int32_t
   const Image from = image(source, channels, source_plane), to = image(target, rows, target_plane);
   const Rows matrix{at, offsets, values, rows, chunks, Backward::TAPS};
   const auto run = [&](auto epilogue) { sweep<Backward>(matrix, from, to, blocks, threads, epilogue); };
-  if (kept != nullptr) run([&](V x, int64_t, int64_t i) { return passed(x, load<V>(kept + i)); });
+  if (kept != nullptr) run([=](V x, int64_t, int64_t i) { return passed(x, load<V>(kept + i)); });
   else run([&](V x, int64_t, int64_t) { return x; });
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +16,9 @@ from bppsa.codegen.blocked.window import Sweep, Window
 from bppsa.errors import Reason, Unsupported
 from bppsa.plan.sparse import LEAST_DENSITY
 
-NEAR = 16 << 10  # bytes of the nearest cache that a chunk of channels may take
+# Bytes of the nearest cache that a chunk of channels takes where every weight is kept. The fewer are kept, the longer a
+# chunk has to be to pay for its begin and its end, beyond the cache even: both costs balance at the density's root.
+NEAR = 11 << 10
 LEAST_PIXELS = 8  # of a tile: fewer do not pay for putting their sums aside between chunks
 SPARSE = 16  # one in so many keys: comparing them is faster than marks in a table
 MOST = numpy.iinfo(numpy.int32).max
@@ -123,5 +126,5 @@ def chunk_of(sweep: Sweep, channels: int, density: float, dtype: torch.dtype) ->
     if density < LEAST_DENSITY:
         return channels
     pixels, read = sweep.reach(PIXELS[is_wide()])
-    fitting = NEAR // (read * LANES[dtype] * dtype.itemsize)
+    fitting = int(NEAR / math.sqrt(density)) // (read * LANES[dtype] * dtype.itemsize)
     return fitting if pixels >= LEAST_PIXELS and 0 < fitting < channels else channels
