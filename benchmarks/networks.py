@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
+
+from timing import interleave, milliseconds
 
 CLASSES = 10
 VGG = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")
@@ -97,19 +101,37 @@ def prepared(make: Callable[[], nn.Module], scheme: Callable[[nn.Module, float],
 
 
 def in_sparseprop(model: nn.Module, batch: Tensor) -> nn.Module:
-    """Its pruned convolutions by the faster of sparseprop's modules for this batch, the rest as it is."""
-    from sparseprop.modules import sparsify_conv2d_auto  # type: ignore[import-not-found]
+    """Each pruned convolution by whichever takes least for this batch: either of sparseprop's modules, or itself.
 
-    sizes: dict[nn.Module, torch.Size] = {}
+    sparseprop's own `swap_modules_with_sparse` decides likewise, by one cold run of each.
+    """
+    from sparseprop.modules import SparseConv2d  # type: ignore[import-not-found]
+
+    inputs: dict[nn.Module, Tensor] = {}
     layers = prunable(model)
-    for layer in layers:
-        prune.remove(layer, "weight")
-        layer.register_forward_pre_hook(lambda module, given: sizes.update({module: given[0].shape}))
-    with torch.no_grad():
-        model(batch)
+    hooks = [m.register_forward_hook(lambda module, given, _: inputs.update({module: given[0]})) for m in layers]
+    model(batch)
+    for hook in hooks:
+        hook.remove()
     for name, layer in list(model.named_modules()):
         if layer in layers:
-            layer._forward_pre_hooks.clear()
+            others = [SparseConv2d.from_dense(layer, vectorizing_over_on=over) for over in (False, True)]
             parent, _, child = name.rpartition(".")
-            setattr(model.get_submodule(parent), child, sparsify_conv2d_auto(layer, sizes[layer]))
+            setattr(model.get_submodule(parent), child, fastest([layer, *others], inputs[layer]))
     return model
+
+
+def fastest(layers: list[nn.Module], given: Tensor) -> nn.Module:
+    """Of a forward and a backward."""
+    x = given.detach().requires_grad_(given.requires_grad)
+
+    def step(layer: nn.Module) -> tuple[float]:
+        start = time.perf_counter()
+        y = layer(x)
+        y.backward(torch.ones_like(y))
+        return (time.perf_counter() - start,)
+
+    samples = interleave({str(i): partial(step, layer) for i, layer in enumerate(layers)}, 5)
+    for layer in layers:
+        layer.zero_grad()
+    return min(zip(layers, samples.values(), strict=True), key=lambda pair: milliseconds(pair[1]))[0]

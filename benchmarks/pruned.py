@@ -82,7 +82,7 @@ def measure(case: Case, repeats: int, width: int | None) -> dict[str, Any]:
         name: make_step(m, batch.to(memory_format=FORMATS[name]) if batch.dim() == 4 else batch)
         for name, m in models.items()
     }
-    if width is None and case.what == "step" and case.network == "vgg11" and importlib.util.find_spec("sparseprop"):
+    if width is None and case.what == "step" and "vgg11" in case.network and importlib.util.find_spec("sparseprop"):
         model = in_sparseprop(prepared(make, SCHEMES[case.scheme], case.pruned), batch)
         steps["sparseprop"] = make_step(model, batch)
     samples = interleave({**steps, "ours": make_step(fast, batch)}, repeats)

@@ -27,10 +27,21 @@ from timing import Spread, interleave, milliseconds, ratio
 
 SLOWER = 0.97
 DENSITIES = (0.1, 0.3, 0.5, 0.7, 0.9)
+BATCHES = (1, 4, 16, 64)
 
 
 def convs(channels: int) -> nn.Sequential:
     one, two = (nn.Conv2d(channels, channels, 3, padding=1) for _ in range(2))
+    return nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def strided(channels: int) -> nn.Sequential:
+    one, two = nn.Conv2d(channels, channels, 3, 2, 1), nn.Conv2d(channels, channels, 1, 2)
+    return nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def grouped(channels: int) -> nn.Sequential:
+    one, two = (nn.Conv2d(channels, channels, 3, padding=1, groups=4) for _ in range(2))
     return nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
@@ -49,6 +60,8 @@ MODELS: dict[str, tuple[Callable[[int], nn.Sequential], int, int]] = {
     "3x3, 16 channels, 32x32": (convs, 16, 32),
     "3x3, 128 channels, 8x8": (convs, 128, 8),
     "3x3, 512 channels, 2x2": (convs, 512, 2),
+    "stride 2, 128 channels, 16x16": (strided, 128, 16),
+    "4 groups, 128 channels, 8x8": (grouped, 128, 8),
     "1x1, 256 channels, 8x8": (pointwise, 256, 8),
     "linear 128": (perceptron, 128, 0),
     "linear 1024": (perceptron, 1024, 0),
@@ -117,7 +130,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(2)
     machine.require_onednn()
-    cases = list(product(options.models, DENSITIES, (1, 16, 64), (True, False)))
+    cases = list(product(options.models, DENSITIES, BATCHES, (True, False)))
     rows = [measure(*case, options.repeats) for case in cases]
     slower = [row for row in rows if row.slower]
     console = Console(width=150)

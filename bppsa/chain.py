@@ -32,6 +32,21 @@ FILLS: dict[Any, Callable[[tuple], float]] = {
     aten.scalar_tensor.default: lambda args: float(args[0]),
 }
 
+# Pointwise ops that torch does not mark as such, in one version or another.
+UNMARKED = {
+    aten.hardswish.default,
+    aten.leaky_relu.default,
+    aten.masked_fill.Tensor,
+    aten.rsub.Tensor,
+    aten.where.Scalar,
+    aten.where.ScalarOther,
+    aten.where.ScalarSelf,
+}
+
+
+def is_pointwise(op: Any) -> bool:
+    return torch.Tag.pointwise in op.tags or op in UNMARKED
+
 
 @dataclass(frozen=True)
 class Role:

@@ -37,7 +37,7 @@ class Plan:
     graph: list[fx.Node]
     names: list[fx.Node]  # of the arguments
     segments: list[Segment]
-    unread: list[list[fx.Node]]  # after each segment
+    unread: list[list[fx.Node]]  # after each node
     decisions: list[list[Decision]]  # of each segment
     densities: list[Density]
 
@@ -170,7 +170,7 @@ def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor,
     names = [node for node in graph if node.op == "placeholder"]
     known, segments, decisions = begin(names, args), list[Segment](), list[list[Decision]]()
     how = How(torch.is_grad_enabled(), args[0].dtype)
-    at = 0
+    at, unread = 0, last_read(graph)
     while graph[at].op != "output":
         node = graph[at]
         if node.op == "placeholder":
@@ -178,20 +178,21 @@ def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor,
             continue
         segment = grow(graph, at, known, root, memo.entries)
         choice = decide(segment, how)
-        taken = operands(segment, known, None)
-        if segment.layers and isinstance(taken, Reason):
+        taken = operands(segment, known, None) if choice.strategy == "blocked" else None
+        if isinstance(taken, Reason):
             choice = Choice("pytorch", str(taken), {})
-        if choice.strategy == "blocked" and isinstance(taken, Taken):
+        if isinstance(taken, Taken):
             build_kernels(segment, how.dtype)
             run_region(segment, known, taken)
+            forget(unread[at : segment.stop], known)
         else:
             stop = max(segment.stop, at + 1)
             segment = Segment(at, stop, layers=segment.layers, ended=segment.ended)
-            run_nodes(graph[at:stop], known, root)
+            run_nodes(graph[at:stop], unread[at:stop], known, root)
         decisions.append(told(segment, graph, choice, root, how))
         segments.append(segment)
         at = segment.stop
-    plan = Plan(graph, names, segments, last_read(graph, segments), decisions, densities(root))
+    plan = Plan(graph, names, segments, unread, decisions, densities(root))
     return fx.node.map_arg(graph[at].args[0], known.__getitem__), plan
 
 
@@ -204,7 +205,8 @@ def build_kernels(segment: Segment, dtype: torch.dtype) -> None:
 
 def run(plan: Plan, root: Pruned, last: Last, args: tuple[Tensor, ...]) -> Any:
     known, as_seen = begin(plan.names, args), True
-    for segment, unread, decisions in zip(plan.segments, plan.unread, plan.decisions, strict=True):
+    for segment, decisions in zip(plan.segments, plan.decisions, strict=True):
+        own = slice(segment.start, segment.stop)
         taken: Taken | Reason | None = None
         if segment.region is not None:
             as_seen = as_seen or last.seen.holds(root)
@@ -212,25 +214,31 @@ def run(plan: Plan, root: Pruned, last: Last, args: tuple[Tensor, ...]) -> Any:
         if isinstance(taken, Taken):
             last.taken[segment] = taken
             run_region(segment, known, taken)
+            forget(plan.unread[own], known)
         else:
-            run_nodes(plan.graph[segment.start : segment.stop], known, root)
+            run_nodes(plan.graph[own], plan.unread[own], known, root)
             as_seen = False  # a hook, or a layer of the user's, may change what comes after it
         for decision in decisions:
             left = isinstance(taken, Reason)
             _calls.note(replace(decision, strategy="pytorch", reason=str(taken)) if left else decision)
-        for node in unread:
-            known.pop(node, None)
     return fx.node.map_arg(plan.graph[-1].args[0], known.__getitem__)
 
 
-def run_nodes(nodes: list[fx.Node], known: Environment, root: nn.Module) -> None:
-    for node in nodes:
+def run_nodes(nodes: list[fx.Node], unread: list[list[fx.Node]], known: Environment, root: nn.Module) -> None:
+    for node, done in zip(nodes, unread, strict=True):
         if node.op != "placeholder":
             known[node] = run_node(node, known, root)
+        forget([done], known)
 
 
-def last_read(graph: list[fx.Node], segments: list[Segment]) -> list[list[fx.Node]]:
-    """For each segment the nodes that nobody reads after it: what they gave need not be held on to."""
-    place = {node: i for i, node in enumerate(graph)}
-    ends = {node: max((place[user] for user in node.users), default=place[node]) for node in graph}
-    return [[node for node, end in ends.items() if s.start <= end < s.stop] for s in segments]
+def forget(unread: list[list[fx.Node]], known: Environment) -> None:
+    for node in itertools.chain(*unread):
+        known.pop(node, None)
+
+
+def last_read(graph: list[fx.Node]) -> list[list[fx.Node]]:
+    """For each node those that nobody reads after it: what they gave need not be held on to."""
+    place, last = {node: i for i, node in enumerate(graph)}, [list[fx.Node]() for _ in graph]
+    for node in graph:
+        last[max((place[user] for user in node.users), default=place[node])].append(node)
+    return last

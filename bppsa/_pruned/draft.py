@@ -72,6 +72,10 @@ class KeptEntries:
         """Those of the masks that `renew` has seen last."""
         return (self._made or self.renew())[-1]
 
+    def count(self) -> int:
+        """Of the masks as they are now; nothing is made for it, as it may turn out that nobody reads the entries."""
+        return int(kept(weight_of(self.layer), self.path).count_nonzero())
+
     def renew(self) -> tuple[Weight, list[int], torch.dtype, Entries]:
         weight = weight_of(self.layer)
         marked, dtype = marks(weight.masks), weight.parameter.dtype
@@ -94,6 +98,7 @@ class Layer:
     groups: int
     samples: int
     entries: KeptEntries
+    kept: int  # weights
     first: bool  # reads an input of the region
 
 
@@ -145,10 +150,10 @@ class Draft:
         module: Weighted = self.root.get_submodule(path)  # type: ignore[assignment]
         key = module, window
         entries = self.memo.get(key) or self.memo.setdefault(key, KeptEntries(module, path, window, groups))
-        entries.renew()  # what is wrong with its mask is said here
+        count = entries.count()  # what is wrong with its mask is said here
         first = x.number in self.inputs
         self.layers.append(
-            Layer(path, kind, window, x.shape.channels, channels, groups, x.shape.samples, entries, first)
+            Layer(path, kind, window, x.shape.channels, channels, groups, x.shape.samples, entries, count, first)
         )
         return self.add(Conv(window, channels, entries, relu=False), (x,), ((path, "weight"), (path, "bias")))
 

@@ -19,12 +19,10 @@ from bppsa.report import Decision
 
 
 def work_of(layer: Layer) -> Work:
-    entries = layer.entries()
     (height, width), out = layer.window.size, math.prod(layer.window.out)
     weights = layer.inputs // layer.groups * layer.outputs * math.prod(layer.window.kernel)
     activations = layer.inputs * height * width + layer.outputs * out
-    kept = entries.forward.count
-    return Work(kept, weights, out, activations, masked=kept < weights, first=layer.first)
+    return Work(layer.kept, weights, out, activations, masked=layer.kept < weights, first=layer.first)
 
 
 class How(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from bppsa.chain import FILLS, ColumnSum, Outer, Recurrence, Role, Transposed, Weight, placeholders
+from bppsa.chain import FILLS, ColumnSum, Outer, Recurrence, Role, Transposed, Weight, is_pointwise, placeholders
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.capture import Recorder, nothing_saved
 from bppsa.sparsity.rules import lookup
@@ -89,7 +89,7 @@ class Walk:
     def operand(self, arg: fx.Node, user: fx.Node) -> Tensor:
         """Rules of pointwise ops see operands of one shape: the broadcast is a stage of its own."""
         value = self.value(arg)
-        if torch.Tag.pointwise in user.target.tags:
+        if is_pointwise(user.target):
             return value.expand(user.meta["val"].shape)
         return value
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bppsa.chain import FILLS, Recurrence, Role, Stream, Weight
+from bppsa.chain import FILLS, Recurrence, Role, Stream, Weight, is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.capture import Recording
 from bppsa.fxpasses.rowwise import check_rowwise
@@ -258,7 +258,7 @@ def stays_with_the_body(node: fx.Node) -> bool:
         return False
     if node.target in FILLS or node.target in STAYS:
         return True
-    return torch.Tag.pointwise in node.target.tags
+    return is_pointwise(node.target)
 
 
 def width(node: fx.Node) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bppsa.chain import FILLS
+from bppsa.chain import FILLS, is_pointwise
 from bppsa.errors import Reason, Unsupported
 
 aten = torch.ops.aten
@@ -45,7 +45,7 @@ def check_rowwise(node: fx.Node, rows: int, is_param: Callable[[fx.Node], bool])
         if all(names_no_batch(node, position) for position in ALONG_DIMS[target]):
             return
         raise Unsupported(Reason("works along the batch dimension", op=str(target)))
-    if torch.Tag.pointwise in target.tags:
+    if is_pointwise(target):
         return check_broadcast(node, is_param)
     raise Unsupported(Reason("is not one of the ops a fused cell may contain", op=str(target)))
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from bppsa.chain import Recurrence, Structure
+from bppsa.chain import Recurrence, Structure, is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.affine import is_affine
 from bppsa.fxpasses.jacobian import differentiable
@@ -72,7 +72,7 @@ def factors(node: fx.Node, real: set[fx.Node]) -> list[tuple[fx.Node, Transposed
     if node not in real:
         return []
     out = node.meta["val"]
-    pointwise = torch.Tag.pointwise in node.target.tags
+    pointwise = is_pointwise(node.target)
 
     def stand_in(argument: fx.Node) -> Tensor:
         value = argument.meta["val"]

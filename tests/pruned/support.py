@@ -104,7 +104,7 @@ def error(expected: Tensor, got: Tensor) -> float:
     return float(((expected - got).norm() / expected.norm().clamp_min(1e-30)).detach())
 
 
-def assert_same_step(plain: nn.Module, fast: nn.Module, x: Tensor) -> None:
+def assert_same_step(plain: nn.Module, fast: nn.Module, x: Tensor, tolerance: float = TOLERANCE) -> None:
     """Output, gradients of the input and of all parameters, and buffers, after one forward and backward."""
     results = []
     for model in (plain, fast):
@@ -118,7 +118,7 @@ def assert_same_step(plain: nn.Module, fast: nn.Module, x: Tensor) -> None:
     expected, got = results
     assert expected.keys() == got.keys()
     for name, value in expected.items():
-        assert error(value.double(), got[name].double()) < TOLERANCE, name
+        assert error(value.double(), got[name].double()) < tolerance, name
 
 
 def kernels(model: nn.Module) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import weakref
 from typing import Any
 
 import pytest
@@ -219,6 +220,22 @@ def test_a_removed_mask_leaves_a_dense_layer() -> None:
             prune.remove(layer, "weight")
     assert_same_step(plain, fast, batch(4))
     assert set(kernels(fast)) == {"blocked"}
+
+
+def test_what_nobody_reads_any_more_is_let_go() -> None:
+    """Without gradients PyTorch holds a layer's input and its output; hooks leave the layers to PyTorch."""
+    _, fast, batch = twins("perceptron")
+    given: list[weakref.ref[Tensor]] = []
+
+    def look(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        assert all(x() is None or x() is args[0] for x in given)
+        given.append(weakref.ref(output))
+
+    for layer in fast:
+        layer.register_forward_hook(look)
+    with torch.no_grad():
+        fast(batch(3))
+    assert len(given) == len(fast)
 
 
 def test_a_compiled_model_within_another_one() -> None:

@@ -177,7 +177,7 @@ def clipped() -> Example:
         z = x @ w + functional.leaky_relu(h, 0.2) @ u
         kept = torch.where((z > 0) & ~(h < -0.5), functional.elu(z), torch.clamp(z, -1, 0.5))
         h = torch.maximum(kept, h.abs() - 1) / (1 + z * z)
-        return h, functional.hardtanh(z) * torch.minimum(h, kept)
+        return h, functional.hardtanh(z) * torch.minimum(functional.hardswish(h), kept)
 
     return example(cell, h(), x(), w, u)
 
