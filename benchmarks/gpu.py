@@ -35,7 +35,8 @@ from timing import interleave, ratio, significant
 HERE = Path(__file__).parent
 WIDTH = 200  # of the table
 PEER, SCAN = "cuDNN", "MinGRU"
-STRATEGIES = ("sequential", "chunked")
+STRATEGIES = ("sequential", "chunked")  # each with the forward that auto takes beside it
+WAYS = ("auto", *STRATEGIES)
 SIZES = [(T, 16, H) for T in (1000, 10000, 30000) for H in (20, 32, 64)]  # T, B, H
 CASE_S = 2.0  # of interleaved samples
 LEAST_SAMPLES = 3
@@ -80,7 +81,7 @@ def measure(shape: Shape, repeats: int) -> list[Row]:
     rows: list[Row] = []
     ways: dict[str, tuple[nn.Module, Row]] = {}
     expected = None
-    for way in (*STRATEGIES,) if shape.kind == SCAN else (PEER, *STRATEGIES):
+    for way in WAYS if shape.kind == SCAN else (PEER, *WAYS):
         row = shape.row() | {"way": way}
         rows.append(row)
         try:
@@ -88,7 +89,7 @@ def measure(shape: Shape, repeats: int) -> list[Row]:
             found = results(problem, module)
             expected = expected or found
             row |= {"difference": difference(found, expected)} | ({"ran": PEER} if way == PEER else ran(module))
-            if row["ran"] != "pytorch":  # which is cuDNN once more, or a loop over the steps
+            if row["ran"] != "pytorch" or way == "auto":  # which is cuDNN once more, or a loop over the steps
                 row["launches"] = launches(problem, module)
                 ways[way] = module, row
         except FAILURES as failure:
@@ -124,7 +125,7 @@ def ran(module: nn.Module) -> Row:
     decision = next(iter(module.report.decisions), None)
     if decision is None or decision.strategy == "pytorch":
         return {"ran": "pytorch", "reason": "nothing was found to rewrite" if decision is None else decision.reason}
-    return {"ran": decision.strategy}
+    return {"ran": decision.strategy, "forward": decision.forward}
 
 
 def results(problem: Problem, module: nn.Module) -> list[Tensor]:
@@ -161,6 +162,7 @@ def main() -> None:
     on = {**machine.software(), **device.software(), "repeats": arguments.repeats}
     hardware = {**device.hardware(), **machine.hardware()}
     kept = arguments.results and arguments.results / f"{machine.slug(hardware['gpu'])}.json"
+    others = {name: part for name, part in store.load(kept).items() if name != "gpu"} if kept else {}
     rows: list[Row] = []
     end = time.monotonic() + 60 * arguments.minutes
     for at, shape in enumerate(shapes):
@@ -170,7 +172,7 @@ def main() -> None:
         console.print(f"{at + 1} of {len(shapes)}: {shape}")
         rows += measure(shape, arguments.repeats)
         if kept:  # after each case: what stops the run does not take the rest along
-            store.save(kept, {"machine": hardware, "gpu": [{"on": on, "rows": rows}]})
+            store.save(kept, others | {"machine": hardware, "gpu": [{"on": on, "rows": rows}]})
     Console(width=max(WIDTH, console.width)).print(terminal("gpu", rows))
     if kept:
         console.print(f"results are in {kept}")

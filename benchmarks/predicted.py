@@ -22,11 +22,11 @@ from rich.table import Table
 import machine
 import store
 from bppsa._machine import machine_of
-from bppsa._recurrent import Spec
+from bppsa._spec import Spec
 from bppsa._sweeps import compile_recurrence, reduction_of
 from bppsa.codegen.gpu.aot import boundaries_usage, usage
 from bppsa.codegen.traffic import traffic
-from bppsa.plan import work
+from bppsa.plan import forward, work
 from bppsa.plan.choose import Call
 from bppsa.plan.strategy import Strategy, divide
 from bppsa.plan.work import ITERATIONS, PYTORCH, Phase, Size
@@ -38,8 +38,8 @@ from timing import significant
 FILE = Path(__file__).parent / "results" / "h200-predicted.json"
 STEPS, ROWS, WIDTH = (1000, 10_000, 30_000), 16, 20
 CAPABILITY = 90
-NEWTON = f"newton({ITERATIONS}) + chunked"
-WAYS = (PYTORCH, "sequential", "chunked", "blelloch", "hybrid", NEWTON)
+BY_NEWTON = f"newton({ITERATIONS}) + chunked"
+WAYS = (PYTORCH, "sequential", "chunked", "blelloch", "hybrid", BY_NEWTON)
 
 
 def spec_of(kind: str) -> Spec:
@@ -80,9 +80,9 @@ def times(kind: str, T: int) -> Iterator[Row]:
     counts = call.layers[0]
     for way in WAYS:
         strategy = PYTORCH if way == PYTORCH else Strategy(way.rpartition(" ")[2])
-        shots = divide(strategy, T) if way == NEWTON else None
+        ahead = forward.NEWTON if way == BY_NEWTON else forward.SEQUENTIAL
         passes = {
-            "forward": work.forward(strategy, counts, call.size, True, shots),
+            "forward": work.forward(strategy, counts, call.size, True, ahead),
             "backward": work.backward(strategy, counts, call.size),
         }
         row = {"kind": kind, "T": T, "B": ROWS, "H": WIDTH, "way": way, "chunk": chunk_of(strategy, T)}

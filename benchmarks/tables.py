@@ -131,6 +131,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         *KIND,
         ("way", value("way")),
         ("ran", value("ran")),
+        ("forward", value("forward")),
         ("forward ms", value("forward_ms")),
         ("backward ms", value("backward_ms")),
         ("wall ms", value("wall_ms")),

@@ -41,7 +41,7 @@ def compile(
     model: nn.Module,
     *,
     strategy: str | Strategy = "auto",
-    forward: str | Forward = "sequential",
+    forward: str | Forward = "auto",
     fallback: str = "eager",
     strict: bool = False,
     budget: int | None = None,
@@ -65,9 +65,10 @@ def compile(
     Inductor (`fallback="inductor"`). `.report` of the result tells what its last call did and, before the first, what
     waits for it.
 
-    forward: "sequential", "newton" (`bppsa.strategies.newton`: all steps at once, by Newton's iteration) or "auto",
-    which is Newton's where it is predicted to pay. A module's or cell's call in which it does not converge runs step by
-    step, as do the next 8 (twice as many after each further failure in a row); then it is tried again.
+    forward: "sequential", "newton" (`bppsa.strategies.newton`: all steps at once, by Newton's iteration), "pytorch" (a
+    module's own, on a GPU cuDNN's; the backward is ours) or "auto", which on a GPU is the one predicted to be fastest.
+    A module's or cell's call in which Newton's does not converge runs step by step, as do the next 8 (twice as many
+    after each further failure in a row); then it is tried again.
     strict: where a strategy is asked for, a feed-forward stage without a rule is a ChainError (a RuntimeError) in the
     call, where it would otherwise be differentiated by autograd and split the scan.
     budget: bytes that a scan over stages may take for transposed Jacobians, by default a quarter of the machine's;
@@ -167,7 +168,7 @@ def explain(
     model: nn.Module | Callable[..., Any],
     *inputs: Any,
     strategy: str | Strategy = "auto",
-    forward: str | Forward = "sequential",
+    forward: str | Forward = "auto",
     fallback: str = "eager",
     strict: bool = False,
     budget: int | None = None,

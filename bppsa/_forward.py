@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from bppsa.plan.forward import SEQUENTIAL, Forward, forward_of
+from bppsa.plan.forward import RESTING, Forward, forward_of
 from bppsa.report import Decision, warn_once
 from bppsa.runtime.newton import Memory, Solver
 
 
 def open_forward(asked: Forward, memory: Memory) -> Forward:
-    """One sweep in the place of "auto" for some calls after Newton's iteration has failed."""
-    return SEQUENTIAL if asked.name == "auto" and memory.rests() else asked
+    """An "auto" without it for some calls after Newton's iteration has failed."""
+    return RESTING if asked.name == "auto" and memory.rests() else asked
 
 
 def solver_of(forward: str | Forward, memory: Memory) -> Solver | None:
@@ -30,9 +30,10 @@ def told(decision: Decision, memory: Memory, solver: Solver | None, *, rested: b
     outcomes = solver.outcomes
     failed = [outcome for outcome in outcomes if outcome.failure]
     memory.note(failed=bool(failed))
+    residuals = [outcome.residual for outcome in outcomes if outcome.residual is not None]
     numbers = {
         "iterations": max(outcome.iterations for outcome in outcomes),
-        "residual": max(outcome.residual for outcome in outcomes),
+        **({"residual": max(residuals)} if residuals else {}),
         "fallbacks": len(failed),
     }
     reason = decision.reason

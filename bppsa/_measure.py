@@ -15,8 +15,9 @@ from torch.utils import _pytree as pytree
 from bppsa import _machine, _scan, cells
 from bppsa._modules.classes import rewrite
 from bppsa._predict import choose_scan, counts_of
-from bppsa._recurrent import Spec, decide
+from bppsa._recurrent import decide
 from bppsa._scan_plans import find
+from bppsa._spec import Spec
 from bppsa._sweeps import structure_of
 from bppsa.chain import Recurrence
 from bppsa.errors import MachineError, Reason
@@ -24,6 +25,8 @@ from bppsa.plan import work
 from bppsa.plan.choose import multiply_inline
 from bppsa.plan.cost import Machine, Phase
 from bppsa.plan.fit import Measured, fitted
+from bppsa.plan.forward import LIBRARY, NEWTON, Forward
+from bppsa.plan.forward import SEQUENTIAL as STEP_BY_STEP
 from bppsa.plan.machines import SHIPPED
 from bppsa.plan.strategy import Strategy
 from bppsa.plan.work import LOOP, PYTORCH, Counts, Size
@@ -34,11 +37,15 @@ Inputs = Sequence[Tensor]
 
 SEQUENTIAL, CHUNKED, BLELLOCH = Strategy("sequential"), Strategy("chunked"), Strategy("blelloch")
 MODULES: dict[str, Callable[..., nn.RNNBase]] = {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}
-CELLS: dict[str, Callable[..., cells.Cell]] = {"MinGRU": cells.MinGRU, "LayerNormLSTM": cells.LayerNormLSTM}
+DIAGONAL = "MinGRU"
+CELLS: dict[str, Callable[..., cells.Cell]] = {DIAGONAL: cells.MinGRU, "LayerNormLSTM": cells.LayerNormLSTM}
 
-# T, B, H: each rate has calls that it decides.
-SHAPES = ((2, 2, 16), (10, 1, 256), (100, 1, 32), (100, 16, 20), (40, 32, 64), (12, 32, 256), (300, 16, 32))
-SCANNED = ((20, 2, 8), (40, 8, 16))  # of strategies that combine pairs
+# T, B, H by device: each rate has calls that it decides.
+SHAPES = {
+    "cpu": ((2, 2, 16), (10, 1, 256), (100, 1, 32), (100, 16, 20), (40, 32, 64), (12, 32, 256), (300, 16, 32)),
+    "cuda": ((10, 16, 32), (1000, 16, 32), (10000, 16, 32), (3000, 4, 64), (300, 256, 64)),
+}
+SCANNED = {"cpu": ((20, 2, 8), (40, 8, 16)), "cuda": ((30, 16, 32), (1000, 16, 32), (10000, 16, 32), (3000, 4, 64))}
 LOOPED = ((2, 4, 16), (30, 16, 32))
 REPEATS, LEAST_S, WARM_UP = 5, 1e-3, 2
 MARGIN = 1.02
@@ -63,53 +70,78 @@ def measure(device: str = "cpu") -> Machine:
 
 def calls(device: str) -> Iterator[Measured]:
     for kind in MODULES:
-        for shape in SHAPES:
+        for shape in SHAPES[device]:
             subject = of_module(kind, *shape, device)
             for way in (PYTORCH, SEQUENTIAL):
                 yield from subject.training(way)
                 yield from subject.inference(way)
-        for shape in SCANNED:
+        for shape in SCANNED[device]:
+            subject = of_module(kind, *shape, device)
             for way in (CHUNKED, BLELLOCH):
-                yield of_module(kind, *shape, device).training(way)[1]  # the forward is that of one sweep
+                yield subject.training(way)[1]  # the forward is that of one sweep
+            if device == "cuda":
+                yield subject.training(CHUNKED, LIBRARY)[0]
     for kind in CELLS:
         for shape in LOOPED:
             subject = of_cell(kind, *shape, device)
             yield from subject.training(PYTORCH)
             yield from subject.inference(PYTORCH)
+    for shape in SCANNED[device] if device == "cuda" else ():
+        yield from of_cell(DIAGONAL, *shape, device).training(CHUNKED, NEWTON)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What a call comes to in each way."""
+
+    counts: Counts
+    size: Size
+
+    def passes(self, way: Way, ahead: Forward = STEP_BY_STEP) -> list[list[Phase]]:
+        return [work.forward(way, self.counts, self.size, True, ahead), work.backward(way, self.counts, self.size)]
+
+    def inference(self, way: Way) -> list[Phase]:
+        return work.forward(way, self.counts, self.size, False)
+
+
+def counted(kind: str, T: int, B: int, H: int, device: str) -> Counted:
+    """Of one of MODULES or CELLS, its input as wide as its state."""
+    if kind in MODULES:
+        (counts,) = Spec.of(MODULES[kind](H, H)).counts(torch.float32, B, device)
+        return Counted(counts, Size(T, B))
+    cell = CELLS[kind](H, H)
+    recurrence = recurrence_of(cell, cell.initial(B), torch.randn(T, B, H))
+    how = torch.float32, multiply_inline(B, device), device, LOOP, structure_of(recurrence)
+    return Counted(counts_of(recurrence, *how), Size(T, B))
 
 
 @dataclass(frozen=True)
 class Subject:
     """What can be computed in several ways. run: gives y, [T, B, H]; inputs: whatever gets a gradient."""
 
-    run: Callable[[Way], Callable[[], Tensor]]
+    run: Callable[[Way, Forward], Callable[[], Tensor]]
     inputs: Inputs
-    counts: Counts
-    size: Size
+    comes_to: Counted
 
-    def training(self, way: Way) -> list[Measured]:
+    def training(self, way: Way, ahead: Forward = STEP_BY_STEP) -> list[Measured]:
         """The forward and the backward, each a call of its own."""
-        return timed(self.run(way), self.inputs, self.passes(way))
-
-    def passes(self, way: Way) -> list[list[Phase]]:
-        return [work.forward(way, self.counts, self.size, True), work.backward(way, self.counts, self.size)]
+        return timed(self.run(way, ahead), self.inputs, self.comes_to.passes(way, ahead))
 
     def inference(self, way: Way) -> list[Measured]:
         with torch.no_grad():
-            return timed(self.run(way), (), [work.forward(way, self.counts, self.size, False)])
+            return timed(self.run(way, STEP_BY_STEP), (), [self.comes_to.inference(way)])
 
 
 def of_module(kind: str, T: int, B: int, H: int, device: str) -> Subject:
-    """nn.RNN, nn.GRU or nn.LSTM, its input as wide as its state."""
+    """nn.RNN, nn.GRU or nn.LSTM."""
     module = MODULES[kind](H, H).to(device)
     x = torch.randn(T, B, H, device=device, requires_grad=True)
 
-    def run(way: Way) -> Callable[[], Tensor]:
-        chosen = rewrite(module, way)[0] if isinstance(way, Strategy) else module
+    def run(way: Way, ahead: Forward) -> Callable[[], Tensor]:
+        chosen = rewrite(module, way, ahead)[0] if isinstance(way, Strategy) else module
         return lambda: chosen(x)[0]
 
-    (counts,) = Spec.of(module).counts(torch.float32, B, device)
-    return Subject(run, [x, *module.parameters()], counts, Size(T, B))
+    return Subject(run, [x, *module.parameters()], counted(kind, T, B, H, device))
 
 
 def of_cell(kind: str, T: int, B: int, H: int, device: str) -> Subject:
@@ -117,15 +149,12 @@ def of_cell(kind: str, T: int, B: int, H: int, device: str) -> Subject:
     cell = CELLS[kind](H, H).to(device)
     x, carry = torch.randn(T, B, H, device=device, requires_grad=True), cell.initial(B)
 
-    def run(way: Way) -> Callable[[], Tensor]:
+    def run(way: Way, ahead: Forward) -> Callable[[], Tensor]:
         if isinstance(way, Strategy):
-            return lambda: _scan.scan(cell, carry, x, strategy=way)[1]
+            return lambda: _scan.scan(cell, carry, x, strategy=way, forward=ahead)[1]
         return lambda: reference.loop(cell, carry, x)[1]
 
-    recurrence = recurrence_of(cell, carry, x)
-    blocks = structure_of(recurrence)
-    how = torch.float32, multiply_inline(B, device), device, LOOP, (blocks.count, blocks.width)
-    return Subject(run, [x, *cell.parameters()], counts_of(recurrence, *how), Size(T, B))
+    return Subject(run, [x, *cell.parameters()], counted(kind, T, B, H, device))
 
 
 def recurrence_of(cell: cells.Cell, carry: Any, x: Tensor) -> Recurrence:

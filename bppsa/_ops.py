@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from bppsa._forward import solver_of, warn_of
-from bppsa._recurrent import Spec, stack
+from bppsa._recurrent import stack
 from bppsa._scan_call import ScanCall
+from bppsa._spec import Spec
+from bppsa.plan.forward import LIBRARY, forward_of
 from bppsa.plan.strategy import strategy_of
 from bppsa.runtime.autograd import Call
 from bppsa.runtime.extent import Extent, Given
@@ -51,6 +53,7 @@ def module_call(
         strategy_of(strategy),
         solver_of(forward, Memory()),
         inline=True,
+        library=forward_of(forward) == LIBRARY,
     )
 
 

@@ -9,9 +9,9 @@ import torch
 
 from bppsa._machine import machine_of
 from bppsa._sweeps import compile_recurrence, structure_of
-from bppsa.chain import Recurrence
-from bppsa.codegen.gpu.columns import ROWS
-from bppsa.codegen.gpu.print_triton import warps_of
+from bppsa.chain import Recurrence, Structure
+from bppsa.codegen.gpu.columns import ROWS, blocks, padded
+from bppsa.codegen.gpu.print_triton import holds_weights, warps_of
 from bppsa.codegen.ir import Kind
 from bppsa.codegen.lower import Run
 from bppsa.codegen.native import REAL
@@ -20,7 +20,7 @@ from bppsa.codegen.traffic import traffic
 from bppsa.plan.choose import Call, Choice, choose, multiply_inline
 from bppsa.plan.forward import Forward
 from bppsa.plan.strategy import Strategy
-from bppsa.plan.work import LOOP, Counts, Each, Products, Size
+from bppsa.plan.work import ITERATIONS, LOOP, Counts, Each, Products, Size
 
 Sizes = Sequence[tuple[int, int]]  # of the weights of some products
 
@@ -34,14 +34,14 @@ def counts_of(
     inline: bool,
     device: str,
     peer: str,
-    blocks: tuple[int, int] | None = None,
+    structure: Structure | None = None,
 ) -> Counts:
-    """peer: whose rates PyTorch has. blocks: how many J^T has and how wide they are; without, it counts as dense.
+    """peer: whose rates PyTorch has. structure: of J^T; without, it counts as dense.
     Raises Unsupported, as `compile_recurrence` does."""
-    count, width = blocks or (1, sum(recurrence.carries))
+    count, width = (1, sum(recurrence.carries)) if structure is None else (structure.count, structure.width)
     program, word = compile_recurrence(recurrence, dtype, inline, device).program, dtype.itemsize
-    kernels = (program.inference, program.forward, program.backward)
-    inference, forward, backward = (counted(*traffic(kernel, REAL[dtype]), word) for kernel in kernels)
+    kernels = (program.inference, program.forward, program.backward, program.replay)
+    inference, forward, backward, replay = (counted(*traffic(kernel, REAL[dtype]), word) for kernel in kernels)
     hoisted, gpu = sum(depth * width for depth, width in before(program)), device == "cuda"
     return Counts(
         peer=peer,
@@ -57,6 +57,10 @@ def counts_of(
         word=word,
         tile=ROWS if gpu else 1,
         warps=warps_of(program.backward) if gpu else 1,
+        stretch=stretch(recurrence) if gpu else 1.0,
+        fits=not gpu or all(holds_weights(kernel, REAL[dtype]) for kernel in (program.forward, program.backward)),
+        iterations=1 if structure is not None and structure.solves_at_once else ITERATIONS,
+        replay=replay if program.replay.groups else None,
     )
 
 
@@ -74,13 +78,17 @@ def choose_scan(
 ) -> Choice:
     """For a cell of the user's own; ahead: the forward that is asked for. Only a scan and Newton's iteration depend on
     how J^T looks, which takes a while to find out."""
-    blocks = None
-    if explained or (device == "cuda" and (training or ahead.name != "sequential")):
-        structure = structure_of(recurrence)
-        blocks = structure.count, structure.width
-    counts = counts_of(recurrence, dtype, multiply_inline(rows, device), device, LOOP, blocks)
+    asks = explained or (device == "cuda" and (training or ahead.name != "sequential"))
+    structure = structure_of(recurrence) if asks else None
+    counts = counts_of(recurrence, dtype, multiply_inline(rows, device), device, LOOP, structure)
     call = Call([counts], Size(steps, rows), training, machine_of(device))
     return choose(asked, call, {}, ahead=ahead, explained=explained)
+
+
+def stretch(recurrence: Recurrence) -> float:
+    """Columns of the tiles that hold the carries, for each of theirs."""
+    tiles = [padded(width) for carry in recurrence.carries for _, width in blocks(carry)]
+    return sum(tiles) / sum(recurrence.carries)
 
 
 def counted(moved: int, flops: int, word: int) -> Each:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -14,23 +14,25 @@ from torch.nn import functional
 from bppsa._calls import explaining, note
 from bppsa._forward import open_forward, solver_of, told
 from bppsa._machine import machine_of
-from bppsa._predict import counts_of
-from bppsa._sweeps import compile_recurrence, module_recurrence, with_structure
-from bppsa.chain import Recurrence
+from bppsa._spec import Spec
+from bppsa._sweeps import compile_recurrence, with_structure
+from bppsa._torch_rnn import by_pytorch, in_one, layer_by_pytorch
 from bppsa.errors import BuildError, first_line
 from bppsa.plan.choose import Call, Numbers, choose, is_too_short, multiply_inline, too_short
-from bppsa.plan.forward import SEQUENTIAL, Forward
+from bppsa.plan.forward import LIBRARY, SEQUENTIAL, Forward
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
-from bppsa.plan.work import Counts, Size
+from bppsa.plan.work import Size
 from bppsa.report import Decision, Report, warn_once
 from bppsa.runtime import autograd
 from bppsa.runtime.extent import Extent, Given
+from bppsa.runtime.library import Library
 from bppsa.runtime.newton import Solver
 from bppsa.runtime.stack import Stack
 from bppsa.runtime.sweep import Sweep
 
 States = tuple[Tensor, ...]
-FEW = 32  # steps; PyTorch is never the faster one by its start beyond
+FEW = 32  # steps; PyTorch is never the faster one by its start beyond, on a CPU
+MOST_SHORT = 1024  # sizes whose decisions a module keeps at hand
 
 
 def run(
@@ -44,14 +46,15 @@ def run(
     asked, memory = module._bppsa_forward, module._bppsa_memory
     ahead = open_forward(asked, memory)
     how = module._bppsa_strategy, spec, steps, rows, x.dtype, training, device, ahead, explaining()
-    decision = with_structure(decide(module._bppsa_path, *how), spec.recurrence)
+    decision = with_structure(decide(module._bppsa_path, *how, library=is_cudnns(spec, x)), spec.recurrence)
     if decision.strategy == "pytorch":
         noted(module, decision)
         return NotImplemented
     solver = solver_of(decision.forward, memory)
     undrawn = torch.get_rng_state() if module.training and module.dropout > 0 else None
     try:
-        result = by_sweeps(module, x, batch_sizes, states, weights, strategy_of(decision.strategy), solver)
+        strategy, library = strategy_of(decision.strategy), decision.forward == str(LIBRARY)
+        result = by_sweeps(module, x, batch_sizes, states, weights, strategy, solver, library=library)
     except BuildError as error:
         if undrawn is not None:
             torch.set_rng_state(undrawn)  # PyTorch draws the masks again
@@ -63,26 +66,34 @@ def run(
 
 
 def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
-    """Whether PyTorch is to run the call for its few steps: asked before anything else, so that it costs such a call
-    next to nothing."""
+    """Whether PyTorch is to run the call, for its few steps or on a GPU: asked before anything else, so that it costs
+    such a call next to nothing."""
     if type(input) is not Tensor or input.dim() != 3:
         return False
     steps = input.size(int(module.batch_first))
     ahead: Forward = module.__dict__["_bppsa_forward"]
     asked = module.__dict__["_bppsa_strategy"].name != "auto" or ahead.name == "newton"
-    if steps > FEW or asked or explaining():
+    if (steps > FEW and not input.is_cuda) or asked or explaining():
         return False
     rows, device = input.size(int(not module.batch_first)), "cuda" if input.is_cuda else "cpu"
     key = (steps, rows, input.dtype, torch.is_grad_enabled(), device)
     short: dict[Any, Decision] = module.__dict__["_bppsa_short"]
     known = short.get(key)
     if known is None:
-        known = decide(module._bppsa_path, AUTO, Spec.of(module), *key, ahead)
+        spec = Spec.of(module)
+        known = decide(module._bppsa_path, AUTO, spec, *key, ahead, library=is_cudnns(spec, input))
+        if len(short) >= MOST_SHORT:
+            short.clear()
         short[key] = known
     if known.strategy != "pytorch":
         return False
     noted(module, known)
     return True
+
+
+def is_cudnns(spec: Spec, x: Tensor) -> bool:
+    """Whether cuDNN runs the whole forward where PyTorch does."""
+    return x.is_cuda and torch.backends.cudnn.is_acceptable(x) and spec.fits_in_one
 
 
 def noted(module: nn.RNNBase, decision: Decision) -> None:
@@ -100,6 +111,8 @@ def by_sweeps(
     weights: Sequence[Tensor],
     strategy: Strategy,
     solver: Solver | None,
+    *,
+    library: bool,
 ) -> tuple[Tensor, States]:
     """What `run` does once it is decided: in a dtype that has kernels, packed sequences padded, and back again."""
     spec = Spec.of(module)
@@ -115,9 +128,8 @@ def by_sweeps(
     inline = multiply_inline(extent.rows, extent.device.type)
     tensors = [x if lengths is None else source, *(states or [None] * spec.states), *weights, *masks]
     tensors = [t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors]
-    y, *finals = autograd.apply(
-        stack(spec, dtype, extent, bool(masks), strategy, solver, inline=inline, training=module.training), tensors
-    )
+    flags = {"inline": inline, "training": module.training, "library": library}
+    y, *finals = autograd.apply(stack(spec, dtype, extent, bool(masks), strategy, solver, **flags), tensors)
     if lengths is not None:
         y = torch._VF._pack_padded_sequence(y, lengths, False)[0]
     if y.dtype != x.dtype:
@@ -137,13 +149,14 @@ def decide(
     device: str,
     ahead: Forward = SEQUENTIAL,
     explained: bool = False,
+    library: bool = False,
 ) -> Decision:
-    """ahead: the forward that is asked for."""
+    """ahead: the forward that is asked for. library: whether PyTorch has a kernel for a whole forward."""
     numbers: Numbers = {"T": steps, "B": rows, "H": spec.hidden}
     if is_too_short(strategy, ahead, steps) and not explained:
         choice = too_short(numbers)
     else:
-        call = Call(spec.counts(dtype, rows, device), Size(steps, rows), training, machine_of(device))
+        call = Call(spec.counts(dtype, rows, device), Size(steps, rows), training, machine_of(device), library)
         choice = choose(strategy, call, numbers, ahead=ahead, explained=explained)
     return Decision(path, spec.mode.lower(), choice.strategy, choice.reason, choice.numbers, *choice.told)
 
@@ -164,69 +177,6 @@ def pad(packed: Sequence[Tensor], batch_sizes: Tensor) -> tuple[list[Tensor], Te
     return [data for data, _ in padded], padded[0][1]
 
 
-@dataclass(frozen=True)
-class Spec:
-    """What distinguishes one recurrent module from another, its weights aside. mode: as nn.RNNBase names it."""
-
-    mode: str
-    inputs: int
-    hidden: int
-    projection: int
-    layers: int
-    bias: bool
-    bidirectional: bool
-
-    @staticmethod
-    def of(module: nn.RNNBase) -> Spec:
-        sizes = (module.input_size, module.hidden_size, module.proj_size, module.num_layers)
-        return Spec(module.mode, *sizes, module.bias, module.bidirectional)
-
-    @property
-    def recurrence(self) -> Recurrence:
-        """Of the first layer."""
-        return self.recurrences[0]
-
-    @property
-    def recurrences(self) -> list[Recurrence]:
-        """A layer each."""
-        widths = [self.inputs, *[self.out * self.directions] * (self.layers - 1)]
-        return [module_recurrence(self.mode, width, self.hidden, self.projection, self.bias) for width in widths]
-
-    def counts(self, dtype: torch.dtype, rows: int, device: str) -> list[Counts]:
-        """Of every layer and direction. Half precision is computed in float32."""
-        real = torch.float64 if dtype == torch.float64 else torch.float32
-        how = real, multiply_inline(rows, device), device, self.peer(dtype, device)
-        return [counts for each in self.recurrences for counts in [counts_of(each, *how)] * self.directions]
-
-    @property
-    def states(self) -> int:
-        return 2 if self.mode == "LSTM" else 1
-
-    @property
-    def widths(self) -> tuple[int, ...]:
-        """Of the states."""
-        return (self.out, self.hidden)[: self.states]
-
-    @property
-    def directions(self) -> int:
-        return 1 + self.bidirectional
-
-    @property
-    def weights(self) -> int:
-        """Of one layer and direction."""
-        return 2 + 2 * self.bias + bool(self.projection)
-
-    def peer(self, dtype: torch.dtype, device: str) -> str:
-        """Whose rates PyTorch has: on a CPU only float32 LSTMs without projection run fused, by oneDNN."""
-        kind = self.mode.split("_")[0]
-        fused = device != "cpu" or (dtype == torch.float32 and not self.projection)
-        return "GRU" if kind == "LSTM" and not fused else kind
-
-    @property
-    def out(self) -> int:
-        return self.projection or self.hidden
-
-
 def stack(
     spec: Spec,
     dtype: torch.dtype,
@@ -237,16 +187,26 @@ def stack(
     *,
     inline: bool,
     training: bool = True,
+    library: bool = False,
 ) -> Stack:
     pytorch = partial(by_pytorch, spec, training, extent)
     sweeps = sweeps_of(spec, dtype, inline, extent.device.type)
-    return Stack(sweeps, spec.states, spec.weights, masked, extent, strategy, pytorch, solver)
+    ahead = library_of(spec, dtype, extent, inline) if library else None
+    return Stack(sweeps, spec.states, spec.weights, masked, extent, strategy, pytorch, solver, ahead)
 
 
 @lru_cache(maxsize=1024)
 def sweeps_of(spec: Spec, dtype: torch.dtype, inline: bool, device: str) -> tuple[tuple[Sweep, ...], ...]:
     return tuple(
         (compile_recurrence(recurrence, dtype, inline, device),) * spec.directions for recurrence in spec.recurrences
+    )
+
+
+@lru_cache(maxsize=1024)
+def hidden_of(spec: Spec, dtype: torch.dtype, inline: bool, device: str) -> tuple[Sweep | None, ...]:
+    return tuple(
+        None if hidden is None else compile_recurrence(hidden, dtype, inline, device)
+        for hidden in spec.hidden_recurrences
     )
 
 
@@ -257,28 +217,9 @@ def sweep_of(module: nn.RNNBase, layer: int, x: Tensor) -> Sweep:
     return sweeps_of(Spec.of(module), dtype, multiply_inline(x.shape[1], device), device)[layer][0]
 
 
-def by_pytorch(spec: Spec, training: bool, extent: Extent, tensors: Given) -> States:
-    """The call by torch._VF, a layer at a time, for whoever differentiates twice. x: [T, B, I], padded if packed."""
-    function, directions = getattr(torch._VF, spec.mode.lower()), spec.directions
-    x, given, rest = tensors[0], tensors[1 : 1 + spec.states], tensors[1 + spec.states :]
-    count = spec.weights * directions
-    masks = rest[count * spec.layers :]
-    states = [
-        x.new_zeros(spec.layers * directions, extent.rows, width) if s is None else s
-        for s, width in zip(given, spec.widths, strict=True)
-    ]
-    finals: list[Sequence[Tensor]] = []
-    for layer in range(spec.layers):
-        weights = list(rest[layer * count : (layer + 1) * count])
-        initial = [state[layer * directions : (layer + 1) * directions] for state in states]
-        hx = initial if spec.states > 1 else initial[0]
-        flags = (spec.bias, 1, 0.0, training, spec.bidirectional)
-        if extent.lengths is None:
-            x, *final = function(x, hx, weights, *flags, False)
-        else:
-            data, batch_sizes = torch._VF._pack_padded_sequence(x, extent.lengths, False)
-            data, *final = function(data, batch_sizes, hx, weights, *flags)
-            x = torch._VF._pad_packed_sequence(data, batch_sizes, False, 0.0, extent.steps)[0]
-        x = x * masks[layer] if layer < len(masks) else x
-        finals.append(final)
-    return (x, *(torch.cat(state) for state in zip(*finals, strict=True)))
+def library_of(spec: Spec, dtype: torch.dtype, extent: Extent, inline: bool) -> Library:
+    def run(x: Tensor, states: Given, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Without the memory that a backward of its own would read."""
+        return layer_by_pytorch(spec, False, extent, x, states, in_one(weights) if spec.layers > 1 else weights)
+
+    return Library(run, hidden_of(spec, dtype, inline, extent.device.type))

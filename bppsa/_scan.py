@@ -16,7 +16,8 @@ from bppsa._scan_plans import find
 from bppsa._sweeps import with_structure
 from bppsa.errors import BuildError, PartitionError, Reason, Unsupported, first_line
 from bppsa.fxpasses.models import recording_model
-from bppsa.plan.forward import SEQUENTIAL, Forward, forward_of
+from bppsa.plan.forward import AUTO as OPEN
+from bppsa.plan.forward import Forward, forward_of
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.plan.work import PYTORCH
 from bppsa.report import Decision, warn_once
@@ -41,7 +42,7 @@ def scan(
     cell must return one of the same structure, shapes and dtypes. xs: a pytree of [T, B, ...], T >= 1; ys: a pytree of
     [T, ...], in the order of xs also when `reverse` runs the steps from the last to the first. strategy: of the
     backward, a name or one of `bppsa.strategies`; None is that of the compiled model this is called in, or "auto".
-    forward: "sequential", "newton" (`bppsa.strategies.newton`) or "auto"; None is that of the model, or "sequential".
+    forward: "sequential", "newton" (`bppsa.strategies.newton`) or "auto"; None is that of the model, or "auto".
 
     A cell of pointwise ops, products with parameters, slices and concatenations of features and row sums (layer norm)
     on [B, n] values runs as one generated kernel each way; any other, and a call so short that the loop is predicted to
@@ -65,7 +66,7 @@ def scan(
     steps, rows = x_leaves[0].shape[0], carry_leaves[0].shape[0] if carry_leaves and carry_leaves[0].dim() else 0
     numbers = {"T": steps, "B": rows, "H": sum(leaf.shape[-1] for leaf in carry_leaves if leaf.dim() > 1)}
     asked = strategy_of((strategy_of_model() or AUTO) if strategy is None else strategy)
-    forward = forward_of((forward_of_model() or SEQUENTIAL) if forward is None else forward)
+    forward = forward_of((forward_of_model() or OPEN) if forward is None else forward)
     if isinstance(found, Reason):
         missed = [f"the strategy {asked}"] * (asked.name != "auto") + [f"forward {forward}"] * (
             forward.name == "newton"

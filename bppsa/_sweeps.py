@@ -26,7 +26,7 @@ from bppsa.fxpasses.capture import record
 from bppsa.fxpasses.diagonal import with_diagonals
 from bppsa.fxpasses.recurrence import split
 from bppsa.report import Decision
-from bppsa.runtime.multiply import Faster
+from bppsa.runtime.multiply import Faster, on_gpu
 from bppsa.runtime.reduce import Reduction
 from bppsa.runtime.sweep import Sweep
 
@@ -49,7 +49,7 @@ def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool,
     make = functools.partial(reduction_of, recurrence, dtype, inline, device)
     if device == "cuda":
         kernels = functools.partial(triton_kernels, REAL[dtype])
-        return Sweep(lowered, dtype, kernels, make, boundaries=boundaries, corrections=corrections)
+        return Sweep(lowered, dtype, kernels, make, on_gpu, boundaries, corrections)
     real = REAL[dtype]
 
     def build(kernels: Sequence[Kernel]) -> list[NativeKernel]:
@@ -94,8 +94,9 @@ def structure_of(recurrence: Recurrence) -> Structure:
 
 
 @functools.lru_cache(maxsize=1024)
-def module_recurrence(mode: str, inputs: int, hidden: int, projection: int, bias: bool) -> Recurrence:
-    """One layer and direction of nn.RNN, nn.GRU or nn.LSTM."""
+def module_recurrence(mode: str, inputs: int, hidden: int, projection: int, bias: bool, shown: int = 0) -> Recurrence:
+    """One layer and direction of nn.RNN, nn.GRU or nn.LSTM. shown: so many carries are known before, and given as
+    sources beside x: what is left is a recurrence of the others, without outputs."""
     cell, states, gates = cells.KINDS[mode]
     out = projection or hidden
     if projection:
@@ -104,9 +105,11 @@ def module_recurrence(mode: str, inputs: int, hidden: int, projection: int, bias
     weights += [(out, hidden)] if projection else []
     with apart():
         carry = [torch.empty(TRACED_ROWS, width) for width in (out, hidden)[:states]]
-        recording = record(cell, (carry, torch.empty(TRACED_ROWS, inputs), *map(torch.empty, weights)))
+        x = torch.empty(TRACED_ROWS, inputs)
+        given = (carry[shown:], [x, *carry[:shown]]) if shown else (carry, x)
+        recording = record(cells.behind(cell, shown) if shown else cell, (*given, *map(torch.empty, weights)))
         nexts, y = recording.result
-        return split(recording, states, 1, [y], nexts)
+        return split(recording, states - shown, 1 + shown, [] if shown else [y], nexts)
 
 
 def with_structure(decision: Decision, recurrence: Recurrence) -> Decision:

@@ -136,10 +136,12 @@ class Structure:
     """The J^T of one step as `count` dense blocks of [width, width]: count 1 is a dense J^T, width 1 a diagonal one.
 
     order: the places of the blocks' rows in the carry, all its leaves side by side, int64 [count, width].
+    affine: a step is an affine map of the carry, so that its J^T is the same wherever it is taken.
     """
 
     order: torch.Tensor
     nnz: int  # entries of J^T that can be non-zero
+    affine: bool = False
 
     @property
     def count(self) -> int:
@@ -148,6 +150,11 @@ class Structure:
     @property
     def width(self) -> int:
         return self.order.shape[1]
+
+    @property
+    def solves_at_once(self) -> bool:
+        """Whether all states come out of one scan, to rounding: numbers that do not meet, in an affine map."""
+        return self.affine and self.width == 1
 
     @property
     def kind(self) -> str:

@@ -15,10 +15,12 @@ from torch import nn
 import bppsa
 from bppsa import _machine, _measure, cells
 from bppsa._predict import choose_scan, counts_of
-from bppsa._recurrent import Spec, decide
+from bppsa._recurrent import decide
+from bppsa._spec import Spec
 from bppsa._sweeps import module_recurrence
 from bppsa.codegen.build import available
 from bppsa.errors import MachineError
+from bppsa.plan.forward import AUTO as AHEAD
 from bppsa.plan.forward import SEQUENTIAL, Forward
 from bppsa.plan.machines import SHIPPED
 from bppsa.plan.strategy import AUTO, Strategy
@@ -96,25 +98,47 @@ def test_the_fewest_steps_of_a_module_are_not_even_counted(monkeypatch: pytest.M
     assert decide("", AUTO, spec, 1, 2, torch.float32, True, "cpu").strategy == "pytorch"
 
 
-def test_a_gpu_without_a_measured_record_stays_with_cudnn_unless_the_gain_is_large() -> None:
-    found = decide("", AUTO, Spec.of(nn.GRU(20, 20)), 100, 16, torch.float32, True, "cuda", SEQUENTIAL, True)
+def on_h200(kind: type[nn.RNNBase], steps: int, hidden: int, name: str = "auto", *, rows: int = 16) -> Decision:
+    of = Spec.of(kind(hidden, hidden)), steps, rows, torch.float32, True, "cuda", Forward(name)
+    return decide("", AUTO, *of, library=True)
+
+
+def test_on_a_gpu_the_backward_goes_on_from_cudnns_forward() -> None:
+    """Of long sequences; short ones, and where J^T is wide, are cuDNN's."""
+    long = on_h200(nn.GRU, 10_000, 20)
+    assert (long.strategy, long.forward) == ("chunked", "pytorch")
+    assert "; forward pytorch: PyTorch's own predicted" in long.reason
+    assert on_h200(nn.LSTM, 30_000, 20).forward == "pytorch"
+    for left in (on_h200(nn.GRU, 300, 20), on_h200(nn.GRU, 1200, 20), on_h200(nn.LSTM, 30_000, 64)):
+        assert (left.strategy, left.forward) == ("pytorch", "sequential")
+
+
+def test_weights_that_a_program_of_a_gpu_does_not_keep_are_cudnns() -> None:
+    found = on_h200(nn.GRU, 30_000, 128, rows=1)
     assert found.strategy == "pytorch"
-    assert found.machine == "H200: prediction"
-    assert set(found.predicted) == {"pytorch", "sequential", "chunked", "blelloch", "hybrid", "newton + chunked"}
+    assert "weights" in found.reason
+    asked = decide("", Strategy("chunked"), Spec.of(nn.GRU(128, 128)), 300, 1, torch.float32, True, "cuda")
+    assert asked.strategy == "chunked"
+
+
+def test_every_forward_is_predicted() -> None:
+    found = decide("", AUTO, Spec.of(nn.GRU(20, 20)), 100, 16, torch.float32, True, "cuda", AHEAD, True, library=True)
+    assert found.machine.startswith("NVIDIA H200")
+    strategies = {"pytorch", "sequential", "chunked", "blelloch", "hybrid"}
+    assert set(found.predicted) == strategies | {"newton + chunked", "pytorch + chunked"}
 
 
 def test_the_forward_is_chosen_by_the_same_record() -> None:
     """Of a GPU: Newton's where it is long enough to pay, and only there."""
 
-    def found(steps: int, name: str, kind: type[nn.RNNBase] = nn.GRU) -> Decision:
-        spec = Spec.of(kind(20, 20))
+    def found(steps: int, name: str) -> Decision:
+        spec = Spec.of(nn.RNN(20, 20))
         return decide("", Strategy("chunked"), spec, steps, 16, torch.float32, True, "cuda", Forward(name))
 
     long, short, none = found(30_000, "auto"), found(100, "auto"), found(30_000, "sequential")
     assert (long.forward, short.forward, none.forward) == ("newton", "sequential", "sequential")
     assert "forward newton: Newton's iteration predicted" in long.reason
-    assert "forward sequential: Newton's iteration predicted" in short.reason
-    assert "forward" not in none.reason
+    assert "forward" not in short.reason + none.reason
     assert found(100, "newton").forward == "newton"
 
 
@@ -193,7 +217,8 @@ def test_only_what_is_there_can_be_measured() -> None:
 
 @needs_compiler
 def test_what_was_measured_is_kept_and_decides(monkeypatch: pytest.MonkeyPatch) -> None:
-    small: dict[str, Any] = {"SHAPES": ((3, 2, 4),), "SCANNED": ((12, 1, 4),), "LOOPED": ((2, 1, 4),), "REPEATS": 1}
+    small: dict[str, Any] = {"SHAPES": {"cpu": ((3, 2, 4),)}, "SCANNED": {"cpu": ((12, 1, 4),)}}
+    small |= {"LOOPED": ((2, 1, 4),), "REPEATS": 1}
     for name, value in small.items():
         monkeypatch.setattr(_measure, name, value)
     monkeypatch.setattr(_measure, "MODULES", {"GRU": nn.GRU})

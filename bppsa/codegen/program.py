@@ -51,6 +51,7 @@ class Program:
     recurrence: Recurrence
     forward: Kernel
     inference: Kernel  # saves nothing; carries that are no output are RUNNING
+    replay: Kernel  # the forward where all states are known: stores only what it saves, no step waits for another
     backward: Kernel
     output_carry: tuple[int | None, ...]  # output k is the state of carry i after the step
     outers: tuple[OuterSum, ...]
@@ -68,12 +69,22 @@ def build(recurrence: Recurrence, transposed: Transposed, *, inline: bool = Fals
         recurrence,
         verify(kernels[0]),
         verify(forward.inference()),
+        verify(replay(*kernels)),
         verify(kernels[1]),
         forward.output_carry,
         backward.outers,
         backward.stream_runs,
         backward.sum_runs,
     )
+
+
+def replay(forward: Kernel, backward: Kernel) -> Kernel:
+    """Without the stores of states, and what only they need; with every stream that the backward reads."""
+    states = {b.name for b in forward.buffers if b.kind is Kind.STATE}
+    kept = [(group, tuple(s for s in group.stores if s.target.buffer not in states)) for group in forward.groups]
+    groups = tuple(replace(group, stores=stores) for group, stores in kept if stores)
+    used = accessed(groups) | {b.name for b in backward.buffers if b.kind is Kind.STREAM}
+    return replace(forward, name="replay", groups=groups, buffers=tuple(b for b in forward.buffers if b.name in used))
 
 
 def projections(recurrence: Recurrence) -> dict[str, int]:

@@ -54,6 +54,16 @@ def projected_lstm(carry: State, x: Tensor, *params: Tensor) -> tuple[State, Ten
     return (h, c), h
 
 
+def behind(cell: Callable[..., tuple[State, Tensor]], shown: int) -> Callable[..., tuple[State, tuple[()]]]:
+    """The cell of the carries behind the first `shown`, which are given with x: (carry, (x, *shown), *params)."""
+
+    def rest(carry: State, given: State, *params: Tensor) -> tuple[State, tuple[()]]:
+        x, *known = given
+        return cell((*known, *carry), x, *params)[0][shown:], ()
+
+    return rest
+
+
 # nn.RNNBase.mode -> (cell, states a layer has, gates a weight stacks)
 KINDS: dict[str, tuple[Callable[..., tuple[State, Tensor]], int, int]] = {
     "RNN_TANH": (rnn(torch.tanh), 1, 1),

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa.chain import Recurrence, Structure, is_pointwise
 from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.affine import is_affine
 from bppsa.fxpasses.jacobian import differentiable
 from bppsa.sparsity.operators import Diagonal, Identity
 from bppsa.sparsity.rules import lookup
@@ -26,7 +27,7 @@ def structure_of(recurrence: Recurrence) -> Structure:
         blocks = connected(mask)
         if len({len(block) for block in blocks}) > 1:
             blocks = [list(range(len(mask)))]
-        return Structure(torch.tensor(blocks), int(mask.sum()))
+        return Structure(torch.tensor(blocks), int(mask.sum()), is_affine(recurrence))
 
 
 def connected(mask: Tensor) -> list[list[int]]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 
 from bppsa.plan import work
 from bppsa.plan.cost import Machine
-from bppsa.plan.forward import SEQUENTIAL, Forward, division
+from bppsa.plan.forward import LIBRARY, NEWTON, SEQUENTIAL, Forward, division
 from bppsa.plan.levels import complexity
-from bppsa.plan.strategy import NAMES, Division, Strategy, divide
+from bppsa.plan.strategy import NAMES, Strategy, divide
 from bppsa.plan.work import LOOP, PYTORCH, Counts, Size
 
 Numbers = dict[str, float | int | str]
@@ -18,9 +18,9 @@ INLINE_ROWS = 8
 FEWEST = 2  # steps; a call of no more is over before a prediction is worth anything
 SURE = 1.25  # times as fast as one sweep a scan, or a forward by Newton's iteration, has to be predicted
 
+WHAT = {NEWTON: "Newton's iteration", LIBRARY: "PyTorch's own"}
 # What auto chooses from. A CPU combines pairs by torch's ops, some 0.3 ms a step of the scan: no sweep takes as long.
 OPEN = {"cpu": ("sequential",), "cuda": ("sequential", "chunked")}
-NEWTON = Forward("newton")
 
 
 def multiply_inline(rows: int, device: str) -> bool:
@@ -50,12 +50,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class Call:
-    """What is chosen for. layers: the counts of every layer and direction."""
+    """What is chosen for. layers: the counts of every layer and direction. library: whether PyTorch has a kernel for
+    a whole forward."""
 
     layers: Sequence[Counts]
     size: Size
     training: bool
     machine: Machine
+    library: bool = False
 
     @property
     def margin(self) -> float:
@@ -63,30 +65,38 @@ class Call:
         calls; but what Python loops over is told to be fused, so there it is the loop that has to be sure."""
         if self.layers[0].peer == LOOP:
             return 1 / SURE
-        return self.machine.margin + (7 / max(self.size.steps, 1)) ** 2
+        return self.machine.margin + (self.machine.short / max(self.size.steps, 1)) ** 2
 
     def ms(self, strategy: Strategy | str, forward: Forward = SEQUENTIAL) -> float:
         """Predicted; of PyTorch by "pytorch"."""
-        works = (work.phases(strategy, counts, self.size, self.training, self.shots(forward)) for counts in self.layers)
+        works = (work.phases(strategy, counts, self.size, self.training, forward) for counts in self.layers)
         return sum(map(self.machine.us, works)) / 1e3
 
     def forward_ms(self, forward: Forward) -> float:
         """Of ours, without a backward."""
-        one, shots = Strategy("sequential"), self.shots(forward)
-        works = (work.forward(one, counts, self.size, self.training, shots) for counts in self.layers)
+        one = Strategy("sequential")
+        works = (work.forward(one, counts, self.size, self.training, forward) for counts in self.layers)
         return sum(map(self.machine.us, works)) / 1e3
 
-    def shots(self, forward: Forward) -> Division | None:
-        return division(forward, self.size.steps) if forward.name == "newton" else None
+    def parallel(self, *, iterate: bool = True) -> dict[Forward, float]:
+        """The other forwards than one sweep that can run, and how many times as fast each has to be predicted.
+        iterate: with those of which nobody knows whether they converge."""
+        exact = all(counts.iterations == 1 for counts in self.layers)
+        found = {}
+        if (exact or iterate) and division(NEWTON, self.size.steps).count > 1:
+            found[NEWTON] = 1.0 if exact else SURE
+        if self.library and self.training:
+            found[LIBRARY] = 1.0
+        return found
 
     def all_ms(self) -> dict[str, float]:
-        """Of PyTorch, of each strategy as it is by default, and of Newton's forward where it has chunks, beside the
-        strategy that suits it. Without gradients all are the one sweep forward."""
+        """Of PyTorch, of each strategy as it is by default, and of the other forwards beside the strategy that suits
+        them. Without gradients all are the one sweep forward."""
         names = [name for name in NAMES if name != "auto"] if self.training else ["sequential"]
         found = {PYTORCH: self.ms(PYTORCH)} | {name: self.ms(Strategy(name)) for name in names}
-        if division(NEWTON, self.size.steps).count > 1:
-            beside = OPEN[self.machine.device][-1]
-            found[f"newton + {beside}" if self.training else "newton"] = self.ms(Strategy(beside), NEWTON)
+        beside = OPEN[self.machine.device][-1]
+        for forward in self.parallel():
+            found[f"{forward} + {beside}" if self.training else str(forward)] = self.ms(Strategy(beside), forward)
         return found
 
 
@@ -99,13 +109,15 @@ def choose(
     forward, why = choose_forward(ahead, call)
     if asked.name != "auto":
         choice = as_asked(asked, call.size.steps, call.training, numbers)
+    elif not all(counts.fits for counts in call.layers) and call.layers[0].peer != LOOP:
+        choice = Choice(PYTORCH, "the weights are more than a program of the GPU keeps: each step would wait", numbers)
     elif is_too_short(asked, forward, call.size.steps) and call.layers[0].peer != LOOP:
         choice = too_short(numbers)
     elif forward.name == ahead.name == "newton":  # PyTorch has no such forward to leave the call to
         choice = Choice(fastest(call, forward)[0], "fits the forward", numbers)
     else:
         choice = least(call, forward, numbers)
-    if choice.strategy == PYTORCH and forward.name == "newton":  # for all it gains, PyTorch is faster
+    if choice.strategy == PYTORCH and forward != SEQUENTIAL:  # for all it gains, PyTorch is faster
         forward, why = SEQUENTIAL, ""
     if why:
         choice = replace(choice, reason=f"{choice.reason}; forward {forward}: {why}")
@@ -115,17 +127,20 @@ def choose(
 def choose_forward(asked: Forward, call: Call) -> tuple[Forward, str]:
     """Which forward runs a call that PyTorch does not, and why; "" where nobody asked."""
     steps = call.size.steps
-    if asked.name == "sequential":
-        return asked, ""
-    if division(asked, steps).count == 1:
+    if asked.name == "newton" and division(asked, steps).count == 1:
         return SEQUENTIAL, f"{steps} steps are a single chunk"
-    if asked.name == "newton":
-        return asked, "as asked"
-    if call.machine.device == "cpu":
-        return SEQUENTIAL, "a CPU has too few cores for the work of a parallel one"
-    gain = call.forward_ms(SEQUENTIAL) / call.forward_ms(NEWTON)
-    chosen = NEWTON if gain >= SURE else SEQUENTIAL
-    return chosen, f"Newton's iteration predicted {gain:.2g} times as fast as one sweep"
+    if asked.name == "pytorch" and call.layers[0].peer == LOOP:
+        return SEQUENTIAL, "PyTorch has no kernel for a cell"
+    if asked.name != "auto":
+        return asked, "as asked" if asked != SEQUENTIAL else ""
+    if call.machine.device == "cpu":  # too few cores for the work of a parallel one, and no library beats our sweep
+        return SEQUENTIAL, ""
+    one, chosen, gain = call.forward_ms(SEQUENTIAL), SEQUENTIAL, 1.0
+    for forward, margin in call.parallel(iterate=asked.iterations > 0).items():
+        faster = one / call.forward_ms(forward)
+        if faster > max(gain, margin):
+            chosen, gain = forward, faster
+    return chosen, "" if chosen == SEQUENTIAL else f"{WHAT[chosen]} predicted {gain:.2g} times as fast as one sweep"
 
 
 def fastest(call: Call, forward: Forward) -> tuple[str, float]:

@@ -35,14 +35,13 @@ Phase = tuple[str, Work]
 
 @dataclass(frozen=True)
 class Rates:
-    """Microseconds: for a launch, a step, a million flops, a thousand bytes. host: what the caller's thread takes until
-    a GPU has all of it, which meanwhile works."""
+    """Microseconds: for a launch (on a GPU, what the caller's thread takes for it and for what stands around it), a
+    step, a million flops, a thousand bytes."""
 
     launch: float
     step: float
     flops: float
     bytes: float
-    host: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,8 @@ class Machine:
 
     device: "cpu" or "cuda". source: how the rates were found; "prediction" where nothing was measured. slots: pieces of
     work that run at once, where others wait for them; None where pieces share what there is, as rows share a CPU's
-    registers. margin: how many times faster than PyTorch's a prediction has to be before it is believed.
+    registers. margin: how many times faster than PyTorch's a prediction has to be before it is believed;
+    short: steps of a call whose prediction may be off by as much again (on a GPU, where its host is what takes time).
     """
 
     name: str
@@ -61,13 +61,14 @@ class Machine:
     margin: float
     rates: Mapping[str, Rates]
     slots: int | None = None
+    short: int = 7
 
     def __str__(self) -> str:
         return f"{self.name}: {self.source}"
 
     def us(self, phases: Iterable[Phase]) -> float:
         """Microseconds of phases that follow one another."""
-        return sum(max(sum(self.parts(name, work).values()), self.rates[name].host) for name, work in phases)
+        return sum(sum(self.parts(name, work).values()) for name, work in phases)
 
     def parts(self, name: str, work: Work) -> dict[str, float]:
         """Microseconds of one phase by what takes them. Pieces beyond the slots wait for another round, and fewer leave
@@ -87,5 +88,6 @@ class Machine:
     @staticmethod
     def of_json(read: Mapping[str, Any]) -> Machine:
         """The inverse of `as_json`. Raises KeyError or TypeError for what is no machine's record."""
-        known = {field.name: read[field.name] for field in fields(Machine)}
-        return Machine(**known | {"rates": {name: Rates(**rates) for name, rates in read["rates"].items()}})
+        known = {field.name: read[field.name] for field in fields(Machine) if field.name in read}
+        rates = {name: Rates(**{f.name: of[f.name] for f in fields(Rates)}) for name, of in read["rates"].items()}
+        return Machine(**known | {"rates": rates})

@@ -24,7 +24,7 @@ class Measured:
 
 def fitted(known: Machine, calls: Sequence[Measured], name: str, source: str, margin: float) -> Machine:
     """`known` with every rate that `calls` tell of times a factor: least squares of relative errors, by turns in one
-    factor at a time, none of them negative. Rates of 0, and those of a host, stay what they are."""
+    factor at a time, none of them negative. Rates of 0 stay what they are."""
     rows = [{t: us / call.us for t, us in terms(known, call.phases)} for call in calls]
     factors = dict.fromkeys((t for row in rows for t in row), 1.0)
     members = {t: [(i, row[t]) for i, row in enumerate(rows) if t in row] for t in factors}

@@ -1,4 +1,5 @@
-"""How a forward may be run: one step after the other, or by Newton's iteration over chunks of steps."""
+"""How a forward may be run: one step after the other, by Newton's iteration over chunks of steps, or by PyTorch's own
+kernel, whose states the backward goes on from."""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from typing import Any
 from bppsa.errors import StrategyError
 from bppsa.plan.strategy import Division, Strategy, divide
 
-NAMES = ("sequential", "newton", "auto")
+NAMES = ("sequential", "newton", "pytorch", "auto")
 JACOBIANS = ("full", "diagonal")
+REPLAYED = 16  # steps of a chunk in which a GPU computes what PyTorch's forward has not kept
 MOST_ITERATIONS = 16  # a forward that converges takes two to six; what takes more rarely gets there
 TEXT = re.compile(r"(?P<name>\w+)(\((?P<options>[^()]*)\))?")
 READERS: Mapping[str, Callable[[str], Any]] = {
@@ -40,8 +42,8 @@ class Forward:
         """Raises StrategyError for a value that an option cannot have."""
         if self.name not in NAMES:
             raise StrategyError(f"unknown forward {self.name!r}; known: {', '.join(NAMES)}, bppsa.strategies.newton()")
-        for option, value in (("length", self.length), ("iterations", self.iterations)):
-            if value is not None and (type(value) is not int or value < 1):
+        for option, value, least in (("length", self.length, 1), ("iterations", self.iterations, self.name != "auto")):
+            if value is not None and (type(value) is not int or value < least):
                 raise StrategyError(f"{option}={value!r}; it has to be an int of at least 1")
         if self.tolerance is not None and not (0 < self.tolerance < math.inf):
             raise StrategyError(f"tolerance={self.tolerance!r}; it has to be a float above 0, or None for rounding's")
@@ -56,7 +58,8 @@ class Forward:
         return f"{self.name}({options})" if options else self.name
 
 
-SEQUENTIAL = Forward("sequential")
+SEQUENTIAL, NEWTON, LIBRARY, AUTO = map(Forward, ("sequential", "newton", "pytorch", "auto"))
+RESTING = Forward("auto", iterations=0)  # "auto" for a while after Newton's iteration has failed
 
 
 def forward_of(value: str | Forward) -> Forward:

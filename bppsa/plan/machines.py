@@ -32,35 +32,35 @@ EPYC = Machine(
     },
 )
 
-# No device was there: rooflines, and what is published of cuDNN's kernels, in their favour where in doubt. A slot is a
-# warp of up to 255 registers, 8 on each of 132 multiprocessors, as `make aot` finds for GRU and LSTM; a step waits for
-# a product, barriers and exponentials; memory moves 4 TB/s.
+# A slot is a warp of up to 255 registers, 8 on each of 132 multiprocessors, as `make aot` finds for GRU and LSTM. Of a
+# loop in Python only what a launch takes was measured.
 H200 = Machine(
-    name="H200",
+    name="NVIDIA H200, torch 2.11, cuDNN 9.19, triton 3.6",
     device="cuda",
-    source="prediction",
-    margin=2.0,
+    source="fitted by benchmarks/fit.py --device cuda",
+    margin=1.1,
     slots=132 * 8,
+    short=1000,
     rates={
-        "inference": Rates(5, 0.6, 0.01, 0.00025, host=200),
-        "forward": Rates(5, 0.6, 0.01, 0.00025, host=250),
-        "backward": Rates(5, 0.6, 0.01, 0.00025, host=250),
-        "products": Rates(4, 0, 0.02, 0.00025, host=20),
-        "reduce": Rates(5, 0.6, 0.01, 0.00025, host=60),
-        "scan": Rates(4, 0.35, 0.02, 0.00025, host=60),
-        "correct": Rates(80, 0.35, 0.02, 0.00025, host=400),
-        "GRU inference": Rates(10, 0.4, 0.02, 0.00025, host=60),
-        "GRU forward": Rates(10, 0.4, 0.02, 0.00025, host=60),
-        "GRU backward": Rates(20, 0.8, 0.02, 0.00025, host=80),
-        "LSTM inference": Rates(10, 0.4, 0.02, 0.00025, host=60),
-        "LSTM forward": Rates(10, 0.4, 0.02, 0.00025, host=60),
-        "LSTM backward": Rates(20, 0.8, 0.02, 0.00025, host=80),
-        "RNN inference": Rates(10, 0.4, 0.02, 0.00025, host=60),
-        "RNN forward": Rates(10, 0.4, 0.02, 0.00025, host=60),
-        "RNN backward": Rates(20, 0.8, 0.02, 0.00025, host=80),
-        "loop inference": Rates(5, 0, 0.02, 0.00025),
-        "loop forward": Rates(6, 0, 0.02, 0.00025),
-        "loop backward": Rates(12, 0, 0.02, 0.00025),
+        "inference": Rates(292, 0.697, 0.0148, 0.000237),
+        "forward": Rates(315, 0.472, 0.0328, 0.00018),
+        "backward": Rates(314, 0.434, 0.0323, 0.000166),
+        "products": Rates(67.8, 0, 0.0144, 1.49e-05),
+        "reduce": Rates(118, 0, 0.0379, 7.48e-05),
+        "scan": Rates(80.4, 0, 0.026, 0.000256),
+        "correct": Rates(389, 0.36, 0.02, 0.00025),
+        "GRU inference": Rates(0, 0.559, 0.0236, 0.000284),
+        "GRU forward": Rates(113, 0.595, 0.0239, 0.000276),
+        "GRU backward": Rates(0, 1.27, 0.0214, 0.000263),
+        "LSTM inference": Rates(128, 0.482, 0.0239, 0.000289),
+        "LSTM forward": Rates(140, 0.538, 0.0253, 0.000313),
+        "LSTM backward": Rates(73.8, 0.758, 0.0237, 0.000288),
+        "RNN inference": Rates(279, 0.501, 0.0226, 0.000262),
+        "RNN forward": Rates(99, 0.52, 0.0221, 0.000257),
+        "RNN backward": Rates(254, 0.635, 0.0248, 0.000273),
+        "loop inference": Rates(10, 0, 0.02, 0.00025),
+        "loop forward": Rates(15, 0, 0.02, 0.00025),
+        "loop backward": Rates(30, 0, 0.02, 0.00025),
     },
 )
 

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from bppsa.plan.cost import Phase, Work
+from bppsa.plan.forward import NEWTON, REPLAYED, SEQUENTIAL, Forward, division
 from bppsa.plan.levels import complexity
 from bppsa.plan.strategy import Division, Strategy, divide
 
@@ -40,7 +41,10 @@ class Counts:
     """Of one layer and direction; bytes in its dtype, flops in multiples of float32's.
 
     peer: the kind whose rates PyTorch has ("RNN", "GRU", "LSTM", "loop"); ops: that it launches in a step.
-    weights: bytes. blocks, width: the dense blocks of one step's J^T. tile: rows of a program, warps: of it.
+    weights: bytes. blocks, width: the dense blocks of one step's J^T. tile: rows of a program, warps: of it; fits:
+    whether it keeps the weights. stretch: how many times as wide its tiles are as what is in them.
+    iterations: of Newton's that a forward is taken to need. replay: of what PyTorch's forward has not kept; hidden: of
+    the recurrence of the carries that it does not show.
     """
 
     peer: str
@@ -56,6 +60,11 @@ class Counts:
     word: int  # bytes of a number
     tile: int = 1
     warps: int = 1
+    fits: bool = True
+    stretch: float = 1.0
+    iterations: int = ITERATIONS
+    replay: Each | None = None
+    hidden: Counts | None = None
 
     def pieces(self, rows: int, chunks: int = 1) -> int:
         return math.ceil(rows / self.tile) * self.warps * chunks
@@ -74,22 +83,24 @@ class Size:
 
 
 def phases(
-    strategy: Strategy | str, counts: Counts, size: Size, training: bool, shots: Division | None = None
+    strategy: Strategy | str, counts: Counts, size: Size, training: bool, ahead: Forward = SEQUENTIAL
 ) -> list[Phase]:
     """Of a forward, and in `training` a backward, by a strategy or by PyTorch."""
-    ahead = forward(strategy, counts, size, training, shots)
-    return ahead + (backward(strategy, counts, size) if training else [])
+    first = forward(strategy, counts, size, training, ahead)
+    return first + (backward(strategy, counts, size) if training else [])
 
 
 def forward(
-    strategy: Strategy | str, counts: Counts, size: Size, training: bool, shots: Division | None = None
+    strategy: Strategy | str, counts: Counts, size: Size, training: bool, ahead: Forward = SEQUENTIAL
 ) -> list[Phase]:
-    """shots: the chunks of Newton's iteration; None for one sweep."""
-    if shots is not None:
-        return newton(counts, size, shots)
+    """ahead: how; PyTorch has one way."""
     name, each = ("forward", counts.forward) if training else ("inference", counts.inference)
     if strategy == PYTORCH:
         return [by_pytorch(name, counts, size, each, counts.before)]
+    if ahead.name == "newton":
+        return newton(counts, size, division(ahead, size.steps))
+    if ahead.name == "pytorch":
+        return library(counts, size, training)
     return [*products(counts.before, counts, size), (name, sweep(each, counts, size))]
 
 
@@ -102,13 +113,23 @@ def backward(strategy: Strategy | str, counts: Counts, size: Size) -> list[Phase
     return [*chunked, ("backward", sweeps), *products(counts.after, counts, size)]
 
 
-def newton(counts: Counts, size: Size, shots: Division, iterations: int = ITERATIONS) -> list[Phase]:
-    """Of a forward by so many Newton iterations: a sweep of all chunks side by side before the first and in each, which
+def library(counts: Counts, size: Size, training: bool) -> list[Phase]:
+    """PyTorch's own forward, as it is without gradients; then what our backward reads beside its output."""
+    theirs = by_pytorch("inference", counts, size, counts.inference, counts.before)
+    if not training or counts.replay is None:
+        return [theirs]
+    hidden = [] if counts.hidden is None else newton(counts.hidden, size, division(NEWTON, size.steps))
+    replay = sweep(counts.replay, counts, size, REPLAYED, math.ceil(size.steps / REPLAYED))
+    return [theirs, *hidden, *products(counts.before, counts, size), ("forward", replay)]
+
+
+def newton(counts: Counts, size: Size, shots: Division) -> list[Phase]:
+    """Of a forward by Newton's iteration: a sweep of all chunks side by side before the first and in each, which
     begins with the products; and in each the chunks' reductions and, along them, the corrections."""
     swept = sweep(counts.forward, counts, size, min(shots.length, size.steps), shots.count)
     matrices = shots.count * size.rows * counts.blocks * counts.width**2
     correct = Work(1, shots.count, 2 * matrices, matrices * counts.word, size.rows)
-    sweeps = [*products(counts.before, counts, size), ("forward", swept)]
+    sweeps, iterations = [*products(counts.before, counts, size), ("forward", swept)], counts.iterations
     between = [("reduce", reduction(shots, counts, size)), ("correct", correct)]
     return [
         (name, work.times(count))
@@ -137,8 +158,9 @@ def to_boundaries(strategy: Strategy, counts: Counts, size: Size) -> list[Phase]
 
 def reduction(division: Division, counts: Counts, size: Size) -> Work:
     """Of every chunk to a pair: the backward's step on the columns of a matrix, that share what is read."""
-    columns = columns_of(counts)
-    flops, moved = counts.backward.flops * columns * size.points, counts.backward.bytes * size.points
+    columns = math.ceil(columns_of(counts) / counts.tile) * counts.tile
+    padded = counts.backward.flops * counts.stretch**2 if counts.width > 1 else counts.backward.flops
+    flops, moved = padded * columns * size.points, counts.backward.bytes * size.points
     pieces = counts.pieces(size.rows * columns, division.count)
     return Work(1, min(division.length, size.steps), flops, moved + counts.weights, pieces)
 

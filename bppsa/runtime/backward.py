@@ -176,4 +176,4 @@ def final(sweep: Sweep, asked: Asked) -> Tensor:
         torch.zeros(rows, width, dtype=sweep.dtype, device=device) if g is None else g
         for g, width in zip(asked.g_finals, sweep.recurrence.carries, strict=True)
     ]
-    return torch.cat(parts, 1)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, 1)

@@ -21,15 +21,21 @@ WIDEST = 256
 NARROW, BLOCK = 32, 32
 
 
-def by_torch(outers: Sequence[Outer], projections: Sequence[Projection]) -> None:
+def by_torch(
+    outers: Sequence[Outer],
+    projections: Sequence[Projection],
+    store: Callable[[Tensor, Tensor, Tensor], object] | None = None,
+) -> None:
+    """store: computes a gradient of a weight, by default `store_product`."""
+    store = store or store_product
     for outer in outers:
         for run in outer.runs:
             part = outer.out[:, run.start : run.start + run.width]
             right = outer.right[:, run.column : run.column + run.width]
             if part.stride(1) == 1:
-                store_product(part, outer.left.t(), right)
+                store(part, outer.left.t(), right)
             else:
-                store_product(part.t(), right.t(), outer.left)
+                store(part.t(), right.t(), outer.left)
     for projection in projections:
         for i, run in enumerate(projection.runs):
             left = projection.left[:, run.column : run.column + run.width]
@@ -38,6 +44,11 @@ def by_torch(outers: Sequence[Outer], projections: Sequence[Projection]) -> None
                 torch.mm(left, weight, out=projection.out)
             else:
                 projection.out.addmm_(left, weight)
+
+
+def on_gpu(outers: Sequence[Outer], projections: Sequence[Projection]) -> None:
+    """cuBLAS sums long products in parts itself."""
+    by_torch(outers, projections, lambda out, a, b: torch.mm(a, b, out=out))
 
 
 class Faster:

@@ -22,15 +22,11 @@ import torch
 from torch import Tensor
 
 from bppsa.plan.forward import Forward, division
-from bppsa.plan.strategy import Division
-from bppsa.runtime.backward import Asked, is_out_of_memory, reduce
-from bppsa.runtime.chunks import Chunks
+from bppsa.runtime.backward import is_out_of_memory
 from bppsa.runtime.extent import Extent, Given
-from bppsa.runtime.pairs import scaled
-from bppsa.runtime.reduce import Reduction
-from bppsa.runtime.sweep import Needs, Passed, Sweep, allocate
+from bppsa.runtime.shots import Shots, shots
+from bppsa.runtime.sweep import Passed, Sweep
 
-NOTHING = Needs((), ())
 # Of the residual, in units of rounding: enough, and where it does not fall any more, as good as it gets. A sweep's own
 # rounding is of that size, so that the error is that of one sweep over all steps.
 CONVERGED, AT_FLOOR = 4, 64
@@ -68,10 +64,11 @@ class Memory:
 
 @dataclass(frozen=True)
 class Outcome:
-    """iterations: reductions that were made; residual: the last one, relative; failure: why it is no solution."""
+    """iterations: reductions that were made; residual: the last one, relative, None where it was not asked for;
+    failure: why it is no solution."""
 
     iterations: int
-    residual: float
+    residual: float | None
     failure: str = ""
 
 
@@ -103,12 +100,15 @@ class Solver:
             return sweep.forward(sources, carries, params, extent, save=save)
         reduction = sweep.reduction(diagonal=self.forward.jacobian == "diagonal")
         try:
-            shots = Shots(sweep, reduction, chunks, sources, carries, params, extent)
-            outcome, entering = iterate(shots, self.guess(shots, at), self.forward)
+            side_by_side = shots(sweep, reduction, chunks, sources, carries, params, extent)
+            if reduction.structure.solves_at_once and self.forward.jacobian == "full":
+                self.outcomes.append(at_once(side_by_side))
+                return side_by_side.result(save=save)
+            outcome, entering = iterate(side_by_side, self.guess(side_by_side, at), self.forward)
             if not outcome.failure:
                 self.remember(entering, at)
                 self.outcomes.append(outcome)
-                return shots.result(save=save)
+                return side_by_side.result(save=save)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -127,101 +127,15 @@ class Solver:
             self.memory.entering[at] = entering
 
 
-class Shots:
-    """All chunks of one call side by side, as rows of a shorter one, each from a carry of its own.
-
-    Carries are [C, B, N] here, the carries of a cell side by side, chunks in the order of the recurrence.
-    """
-
-    def __init__(
-        self,
-        sweep: Sweep,
-        reduction: Reduction,
-        division: Division,
-        sources: Given,
-        carries: Given,
-        params: Sequence[Tensor],
-        extent: Extent,
-    ) -> None:
-        self.sweep, self.reduction, self.division = sweep, reduction, division
-        self.carries, self.params, self.extent = carries, params, extent
-        self.chunks = Chunks(extent, division.length, division.count)
-        self.sources = [t if t is None else self.chunks.cut(t) for t in sources]
-
-    def start(self) -> Tensor:
-        """A first guess: that every chunk begins as the first does."""
-        rows = self.extent.rows
-        given = [
-            torch.zeros(rows, width, dtype=self.sweep.dtype, device=self.extent.device) if h is None else h
-            for h, width in zip(self.carries, self.reduction.widths, strict=True)
-        ]
-        return torch.cat(given, 1).expand(self.division.count, -1, -1).clone()
-
-    def run(self, entering: Tensor) -> Tensor:
-        """What leaves each chunk."""
-        rows = self.chunks.sorted(self.along(entering).flatten(0, 1), 0)
-        carries = rows.split(list(self.reduction.widths), 1)
-        self.passed = self.sweep.forward(self.sources, carries, self.params, self.chunks.inner, save=True)
-        leaving = self.chunks.unsorted(torch.cat(self.passed.finals, 1), 0)
-        return self.along(leaving.unflatten(0, (self.division.count, self.extent.rows)))
-
-    def corrections(self, residual: Tensor) -> Tensor:
-        """d_c of every chunk, in the reduction's dtype. residual: r_c, of the last chunk 0."""
-        running = self.reduction.start(self.chunks.inner.rows, self.extent.device)
-        outputs = [None] * len(self.sweep.recurrence.outputs)
-        asked = Asked(self.passed, self.sources, self.params, outputs, (), self.chunks.inner, NOTHING)
-        reduce(self.sweep, self.reduction, running.flatten(0, 1), asked)
-        by_row = self.chunks.unsorted(running, 0).unflatten(0, (self.division.count, self.extent.rows))
-        by_row = self.along(by_row)
-        found = None if self.sweep.corrections is None else self.sweep.corrections(by_row, residual)
-        return self.one_by_one(by_row, residual) if found is None else found
-
-    def one_by_one(self, running: Tensor, residual: Tensor) -> Tensor:
-        """The corrections by torch's own ops, from all chunks' reductions [C, B, columns, pitch]."""
-        jacobian = jacobians(self.reduction, running.flatten(0, 1)).unflatten(0, running.shape[:2])
-        order = self.reduction.structure.order
-        right = residual[..., order].unsqueeze(-1)
-        d = [torch.zeros_like(right[0])]
-        for c in range(self.division.count - 1):
-            d.append(jacobian[c] @ d[-1] + right[c])
-        found = torch.empty_like(residual)
-        found[..., order] = torch.stack(d).squeeze(-1)
-        return found
-
-    def along(self, chunks: Tensor) -> Tensor:
-        return chunks.flip(0) if self.extent.reverse else chunks
-
-    def result(self, *, save: bool) -> Passed:
-        """As one sweep over all steps leaves it."""
-        inner, outer = self.chunks.inner, self.extent
-        states = []
-        for i, (state, carry) in enumerate(zip(self.passed.states, self.carries, strict=True)):
-            whole = allocate(self.sweep.program.forward.buffer(f"carry{i}"), outer, self.sweep.dtype)
-            outer.after(whole).copy_(self.visited(self.chunks.joined(inner.after(state))))
-            outer.start(whole, carry)
-            states.append(whole)
-        outputs = [
-            self.chunks.joined(output) if i is None else outer.after(states[i])
-            for output, i in zip(self.passed.outputs, self.sweep.program.output_carry, strict=True)
-        ]
-        private = {name: self.chunks.joined(t) for name, t in self.passed.private.items()} if save else {}
-        return Passed(tuple(outputs), tuple(map(outer.end, states)), tuple(states), private)
-
-    def visited(self, rows: Tensor) -> Tensor:
-        """With zeros where a packed row has ended: there stands the carry that its next chunk began with."""
-        if self.extent.lengths is None:
-            return rows
-        ended = torch.arange(self.extent.steps).unsqueeze(1) >= self.extent.lengths
-        return rows.masked_fill(ended.unsqueeze(-1).to(rows.device), 0.0)
-
-
-def jacobians(reduction: Reduction, running: Tensor) -> Tensor:
-    """J of every chunk, block by block, [rows, count, m, m], of what a reduction leaves: its transpose, whose columns
-    have a power of two beside them."""
-    width, size, order = reduction.structure.width, reduction.size, reduction.structure.order
-    columns = scaled(running[:, :width, :size], running[:, :width, size + 1 :].int())
-    through = running[:, -1:, :size].isnan()  # a reset selects, whatever stood there
-    return torch.where(through, columns, 0.0)[..., order].transpose(1, 2)
+def at_once(shots: Shots) -> Outcome:
+    """What enters each chunk, where chunks are affine maps of it: one iteration from zeros, with nothing to check.
+    Leaves `shots` at the sweep from there."""
+    entering = shots.start()
+    entering[1:] = 0.0
+    residual = shots.run(entering).to(shots.reduction.dtype)
+    found = shots.corrections(residual)[1:]
+    shots.run(torch.cat([entering[:1], found.to(entering.dtype)]))
+    return Outcome(1, None)
 
 
 def iterate(shots: Shots, entering: Tensor, forward: Forward) -> tuple[Outcome, Tensor]:

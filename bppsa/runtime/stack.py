@@ -13,6 +13,7 @@ from bppsa.plan.strategy import Strategy
 from bppsa.runtime.autograd import Result
 from bppsa.runtime.backward import Asked, backward, prepare
 from bppsa.runtime.extent import Extent, Given, Shape
+from bppsa.runtime.library import Library
 from bppsa.runtime.newton import Solver
 from bppsa.runtime.sweep import Needs, Passed, Sweep
 
@@ -34,6 +35,7 @@ class Stack:
     strategy: Strategy  # of the backward
     pytorch: Callable[[Given], tuple[Tensor, ...]]  # the same call by PyTorch's own ops
     solver: Solver | None = None  # of the forward; None: step by step
+    library: Library | None = None  # by which the forward is run in our sweeps' place
 
     def again(self, tensors: Given) -> tuple[Tensor, ...]:
         return self.pytorch(tensors)
@@ -78,12 +80,8 @@ class Stack:
         passes: list[Passed] = []
         inputs: list[Tensor] = []
         x = given.x
-        for layer, sweeps in enumerate(self.sweeps):
-            for direction, sweep in enumerate(sweeps):
-                carries = given.carries(layer, direction)
-                extent = self.run(direction)
-                forward = sweep.forward if self.solver is None else self.solver.of(sweep, (layer, direction))
-                passes.append(forward([x], carries, given.weights(layer, direction), extent, save=save))
+        for layer in range(len(self.sweeps)):
+            passes += self.passes_of(layer, x, given, save=save)
             outputs = [passed.outputs[0] for passed in passes[-self.directions :]]
             x = outputs[0] if self.directions == 1 else torch.cat(outputs, -1)
             if layer < len(given.masks):
@@ -97,6 +95,20 @@ class Stack:
         exposed = passes[-1].states[: self.exposed]
         private = [t for p in passes for t in (*p.states, *p.private.values()) if not any(t is e for e in exposed)]
         return Result((y, *finals), (*inputs, *private), exposed)
+
+    def passes_of(self, layer: int, x: Tensor, given: Unpacked, *, save: bool) -> list[Passed]:
+        """A layer's forward, by direction."""
+        sweeps, directions = self.sweeps[layer], range(self.directions)
+        weights = [given.weights(layer, direction) for direction in directions]
+        extents = [self.run(direction) for direction in directions]
+        if self.library is not None:
+            return self.library.layer(layer, sweeps, x, given.states(layer), weights, extents, save=save)
+        passes = []
+        for direction, sweep in enumerate(sweeps):
+            forward = sweep.forward if self.solver is None else self.solver.of(sweep, (layer, direction))
+            carries = given.carries(layer, direction)
+            passes.append(forward([x], carries, weights[direction], extents[direction], save=save))
+        return passes
 
     def backward(
         self, tensors: Given, saved: Sequence[Tensor], exposed: Sequence[Tensor], grads: Given, needs: Sequence[bool]
@@ -158,6 +170,11 @@ class Unpacked:
 
     def carries(self, layer: int, direction: int) -> list:
         at = layer * self.stack.directions + direction
+        return [None if t is None else t[at] for t in self.tensors[1 : self.first]]
+
+    def states(self, layer: int) -> list:
+        """Of all directions."""
+        at = slice(layer * self.stack.directions, (layer + 1) * self.stack.directions)
         return [None if t is None else t[at] for t in self.tensors[1 : self.first]]
 
     def slot(self, layer: int, direction: int) -> slice:

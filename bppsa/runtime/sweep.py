@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bppsa.codegen.ir import Buffer, Kernel, Kind
 from bppsa.codegen.program import Program
+from bppsa.plan.forward import REPLAYED
 from bppsa.runtime import pool
 from bppsa.runtime.after import After, logical
 from bppsa.runtime.extent import CPU, Extent, Given, Shape, flat, rows_contiguous
@@ -97,20 +98,69 @@ class Sweep:
         recurrence numbers them."""
         kernel = self.program.forward if save else self.program.inference
         self.prepare([kernel, self.program.backward] if save else [kernel])
-        tensors = self.named(kernel, {}, sources, params, extent)
+        states = self.allocated(kernel, extent)
+        for state, carry in zip(states, carries, strict=True):
+            extent.start(state, carry)
+        tensors = self.swept_forward(kernel, states, sources, params, extent)
+        return self.passing(states, tensors, extent, save=save)
+
+    def replay(
+        self,
+        states: Sequence[Tensor],
+        sources: Given,
+        params: Sequence[Tensor],
+        extent: Extent,
+        finals: Sequence[Tensor] | None = None,
+    ) -> Passed:
+        """What `forward` leaves, from the states of all steps: none waits for another. finals: the last ones, where
+        they are at hand."""
+        kernel = self.program.replay
+        self.prepare([kernel, self.program.backward])
+        chunk = {} if self.boundaries is None else {"chunk": REPLAYED}
+        tensors = self.swept_forward(kernel, states, sources, params, extent, **chunk)
+        return self.passing(states, tensors, extent, finals, save=True)
+
+    def swept_forward(
+        self,
+        kernel: Kernel,
+        states: Sequence[Tensor],
+        sources: Given,
+        params: Sequence[Tensor],
+        extent: Extent,
+        **chunk: int,
+    ) -> dict[str, Tensor]:
+        """All that a forward kernel is given and has written. chunk: as for `backward`; then the states are [C, chunk +
+        1, B, n], each chunk's with what enters it."""
+        given = {f"carry{i}": state for i, state in enumerate(states)}
+        tensors = self.named(kernel, given, sources, params, extent)
         for name, source, weight in self.products:
             if name in tensors:
                 torch.mm(flat(sources[source]), logical(params, weight), out=flat(tensors[name]))
-        states = tuple([tensors[f"carry{i}"] for i in range(len(carries))])
-        for state, carry in zip(states, carries, strict=True):
-            extent.start(state, carry)
-        self.run(kernel, tensors, extent)
+        if kernel.groups:
+            self.run(kernel, tensors, extent, **chunk)
+        return tensors
+
+    def passing(
+        self,
+        states: Sequence[Tensor],
+        tensors: Mapping[str, Tensor],
+        extent: Extent,
+        finals: Sequence[Tensor] | None = None,
+        *,
+        save: bool,
+    ) -> Passed:
+        """states: [T+1, B, n] each; tensors: what a kernel has written."""
         outputs = [
             tensors[f"output{k}"] if i is None else extent.after(states[i])
             for k, i in enumerate(self.program.output_carry)
         ]
         private = {name: tensors[name] for name in self.private} if save else {}
-        return Passed(tuple(outputs), tuple(map(extent.end, states)), states, private)
+        return Passed(tuple(outputs), tuple(finals or map(extent.end, states)), tuple(states), private)
+
+    def allocated(self, kernel: Kernel, extent: Extent) -> list[Tensor]:
+        """The states that a forward kernel writes."""
+        count = len(self.recurrence.carries)
+        return [allocate(kernel.buffer(f"carry{i}"), extent, self.dtype) for i in range(count)]
 
     def backward(
         self,

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 import bppsa
 from bppsa.errors import StrategyError
+from bppsa.runtime.library import Library
 from bppsa.runtime.newton import Solver
 from tests.backend.support import B, H, I, T, Within, compiled, leaves, random, recurrences, results, same
 
@@ -255,6 +256,17 @@ def test_a_parallel_forward() -> None:
             got = results(fast, inputs, [*model.parameters()])
         assert run.call_count == 1
         same(got, results(model, inputs, [*model.parameters()]))
+
+
+@pytest.mark.parametrize("make", [MODULES["gru-bidirectional"], MODULES["lstm-projection"]])
+def test_a_forward_by_pytorch(make: Callable[[], nn.RNNBase], graphs: list[fx.GraphModule]) -> None:
+    model, inputs = Within(make()).double(), [random(T, B, I)]
+    options = {"fallback": "eager", "forward": "pytorch", "strategy": "chunked"}
+    fast = torch.compile(model, backend="bppsa", fullgraph=True, options=options)
+    with mock.patch.object(Library, "layer", autospec=True, side_effect=Library.layer) as layer:
+        same(results(fast, inputs, [*model.parameters()]), results(model, inputs, [*model.parameters()]))
+    assert layer.call_count == model.inner.num_layers
+    assert len(recurrences(graphs)) == 1
 
 
 def test_an_unknown_forward() -> None:

@@ -52,6 +52,21 @@ def check(sweep: Sweep, built: Program, given: Operands, extent: Extent, toleran
 
 @pytest.mark.parametrize("inline", [False, True])
 @pytest.mark.parametrize("case", CASES)
+def test_a_replay_of_known_states_leaves_what_the_forward_does(case: Callable[[], Example], inline: bool) -> None:
+    built = build(make(case), inline=inline)
+    sweep = interpreted(built)
+    for extent in EXTENTS:
+        given = operands(built.recurrence, extent)
+        expected = sweep.forward(given.sources, given.carries, given.params, extent, save=True)
+        found = sweep.replay(expected.states, given.sources, given.params, extent)
+        assert list(found.private) == list(expected.private)
+        same(list(found.private.values()), list(expected.private.values()), 1e-12)
+        same([*found.outputs, *found.finals], [*expected.outputs, *expected.finals], 1e-12)
+    assert not any(store.target.after for group in built.replay.groups for store in group.stores)
+
+
+@pytest.mark.parametrize("inline", [False, True])
+@pytest.mark.parametrize("case", CASES)
 def test_a_program_is_its_recurrence(case: Callable[[], Example], inline: bool) -> None:
     built = build(make(case), inline=inline)
     for extent in EXTENTS:

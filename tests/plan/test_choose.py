@@ -9,7 +9,7 @@ import pytest
 from bppsa import strategies
 from bppsa.plan.choose import Call, choose
 from bppsa.plan.cost import Machine, Rates
-from bppsa.plan.forward import Forward
+from bppsa.plan.forward import RESTING, Forward
 from bppsa.plan.strategy import AUTO, Strategy
 from bppsa.plan.work import Size
 from tests.plan.records import counts, machine
@@ -40,6 +40,9 @@ def test_a_gain_has_to_be_sure() -> None:
     left = choose(AUTO, call(machine(margin=3.0, **twice)), {})
     assert (left.strategy, "too little to be sure of" in left.reason) == ("pytorch", True)
     assert choose(AUTO, call(machine(margin=1.3, **twice), steps=5), {}).strategy == "pytorch"
+    slow_to_start = replace(machine(margin=1.3, **twice), short=1000)
+    taken = [choose(AUTO, call(slow_to_start, steps), {}).strategy for steps in (1000, 10_000)]
+    assert taken == ["pytorch", "sequential"]
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -55,6 +58,33 @@ def test_scans_are_for_devices_whose_kernels_combine_pairs() -> None:
     assert choose(AUTO, call(machine("cuda", 1000, **rates), training=False), {}).strategy == "sequential"
     slow_scan = SLOW_PYTORCH | {"reduce": SLOW}
     assert choose(AUTO, call(machine("cuda", 1000, **slow_scan)), {}).strategy == "sequential"
+
+
+def test_a_forward_of_pytorchs_beside_a_backward_of_ours() -> None:
+    rates = FAST_SCAN | {"GRU_backward": SLOW, "forward": SLOW}
+    long = replace(call(machine("cuda", 1000, **rates)), library=True)
+    found = choose(AUTO, long, {}, ahead=AHEAD)
+    assert (found.strategy, found.forward) == ("chunked", "pytorch")
+    assert "forward pytorch: PyTorch's own predicted" in found.reason
+    for other in (replace(long, library=False), replace(long, training=False)):
+        assert choose(AUTO, other, {}, ahead=AHEAD).forward != "pytorch"
+    asked = choose(Strategy("chunked"), replace(long, library=False), {}, ahead=Forward("pytorch"))
+    assert (asked.forward, asked.reason) == ("pytorch", "as asked; forward pytorch: as asked")
+
+
+def test_what_a_program_cannot_hold_is_pytorchs_unless_asked_for() -> None:
+    wide = replace(call(machine("cuda", 1000, **SLOW_PYTORCH)), layers=[replace(counts(), fits=False)])
+    assert choose(AUTO, wide, {}).strategy == "pytorch"
+    assert choose(Strategy("chunked"), wide, {}).strategy == "chunked"
+
+
+def test_while_newton_rests_only_what_is_exact_is_tried() -> None:
+    rates = {"reduce": FAST, "correct": FAST}
+    iterated = call(machine("cuda", 1000, **rates), steps=10_000)
+    at_once = replace(iterated, layers=[replace(counts(), iterations=1)])
+    for of, resting in ((iterated, "sequential"), (at_once, "newton")):
+        assert choose(Strategy("chunked"), of, {}, ahead=AHEAD).forward == "newton"
+        assert choose(Strategy("chunked"), of, {}, ahead=RESTING).forward == resting
 
 
 def test_a_loop_in_python_has_to_be_the_sure_one() -> None:
@@ -99,9 +129,11 @@ def test_auto_takes_newton_where_it_is_predicted_to_pay(training: bool) -> None:
     found = choose(one, call(GPU, training=training), {}, ahead=AHEAD)
     assert found.forward == "newton"
     assert "as asked; forward newton: Newton's iteration predicted" in found.reason
-    for of, steps, why in ((SLOW_NEWTON, 1000, "predicted 0"), (GPU, 4, "single chunk"), (machine(), 1000, "a CPU")):
+    for of, steps in ((SLOW_NEWTON, 1000), (GPU, 4), (machine(), 1000)):
         left = choose(one, call(of, steps, training=training), {}, ahead=AHEAD)
-        assert (left.forward, why in left.reason) == ("sequential", True)
+        assert (left.forward, "forward" in left.reason) == ("sequential", False)
+    alone = choose(one, call(GPU, 4, training=training), {}, ahead=Forward("newton"))
+    assert (alone.forward, "single chunk" in alone.reason) == ("sequential", True)
 
 
 def test_what_nobody_asked_for_is_not_told() -> None:

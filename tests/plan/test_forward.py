@@ -15,6 +15,7 @@ from bppsa.plan.strategy import chunk_length
     [
         SEQUENTIAL,
         Forward("auto"),
+        Forward("pytorch"),
         strategies.newton(),
         strategies.newton(16, 5, 1e-6, "diagonal", True),
         strategies.newton(jacobian="diagonal"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from bppsa.plan.forward import NEWTON
 from bppsa.plan.strategy import Strategy, divide
 from bppsa.plan.work import PYTORCH, Size, backward, forward, newton, phases
 from tests.plan.records import counts
@@ -68,7 +69,7 @@ def test_pytorch_is_counted_at_rates_of_its_own() -> None:
 
 def test_newton_sweeps_once_more_than_it_corrects() -> None:
     shots = divide(Strategy("chunked"), 100)
-    none, thrice = (dict(newton(counts(), SIZE, shots, k)) for k in (0, 3))
+    none, thrice = (dict(newton(counts(iterations=k), SIZE, shots)) for k in (0, 3))
     assert list(thrice) == ["products", "forward", "reduce", "correct"]
     assert thrice["forward"] == none["forward"].times(4)
     assert thrice["products"] == none["products"].times(4)
@@ -76,5 +77,5 @@ def test_newton_sweeps_once_more_than_it_corrects() -> None:
     assert none["correct"].steps == 0
     assert thrice["correct"].steps == 3 * shots.count
     assert thrice["reduce"] == dict(backward(Strategy("chunked"), counts(), SIZE))["reduce"].times(3)
-    ours = phases(Strategy("chunked"), counts(), SIZE, True, shots)
+    ours = phases(Strategy("chunked"), counts(), SIZE, True, NEWTON)
     assert ours == newton(counts(), SIZE, shots) + backward(Strategy("chunked"), counts(), SIZE)

@@ -174,3 +174,19 @@ def test_what_failed_is_tried_again_after_ever_longer_rests() -> None:
     assert not memory.rests()
     memory.note(failed=True)
     assert memory.resting == waits[0]
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_affine_steps_of_numbers_take_one_iteration(dtype: torch.dtype, reverse: bool) -> None:
+    """From any carry: what is left of a large one counts where it has decayed, too."""
+    recurrence = module_recurrence("LSTM", 2, 5, 0, True, 1)
+    extent, narrow = Extent(200, 3, reverse), dtype is torch.float32
+    exact, sweep = (compile_recurrence(recurrence, d, False) for d in (torch.float64, dtype))
+    given = operands(recurrence, extent)
+    given.carries[0].mul_(1e6)
+    expected = exact.forward(given.sources, given.carries, given.params, extent, save=True)
+    found, sequential, solver = both(sweep, in_float32(given) if narrow else given, extent, strategies.newton(8))
+    assert [(outcome.iterations, outcome.residual) for outcome in solver.outcomes] == [(1, None)]
+    for ours, theirs, right in zip(found.states, sequential.states, expected.states, strict=True):
+        assert error(ours[-20:], right[-20:]) <= 2 * error(theirs[-20:], right[-20:]) + torch.finfo(dtype).eps

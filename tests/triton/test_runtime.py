@@ -78,6 +78,19 @@ def test_modules(make: Any, strategy: Strategy, launched: list[str]) -> None:
     assert launched.count("reduction") == (0 if strategy.name == "sequential" else 4)
 
 
+@pytest.mark.parametrize("make", [nn.RNN, nn.GRU, nn.LSTM])
+def test_a_forward_by_pytorch(make: Any, launched: list[str]) -> None:
+    """What the backward reads is replayed; of an LSTM's c two sweeps and a reduction come first."""
+    torch.manual_seed(0)
+    model = make(I, H, bidirectional=True).double().to(DEVICE)
+    x = torch.randn(T, B, I, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    fast = bppsa.compile(model, strategy=strategies.chunked(2), forward="pytorch")
+    same(gradients(fast, x, [x, *model.parameters()]), gradients(model, x, [x, *model.parameters()]))
+    counts = {name: launched.count(name) for name in ("forward", "reduction", "replay", "backward")}
+    lstm, rnn = make is nn.LSTM, make is nn.RNN
+    assert counts == {"forward": 4 * lstm, "reduction": 2 + 2 * lstm, "replay": 2 * (not rnn), "backward": 2}
+
+
 @pytest.mark.parametrize("jacobian", ["full", "diagonal"])
 @pytest.mark.parametrize("make", [nn.RNN, nn.GRU, nn.LSTM])
 def test_a_parallel_forward(make: Any, jacobian: str, launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from bppsa.plan.levels import linear
 from bppsa.plan.strategy import Division, Strategy
 from bppsa.runtime.backward import Asked, backward
 from bppsa.runtime.extent import Extent
-from bppsa.runtime.newton import Shots
+from bppsa.runtime.shots import AsRows, InPlace
 from bppsa.runtime.sweep import Gradients, Needs, Sweep
 from tests.codegen.programs import Operands, operands, packed
 from tests.scan.support import interpreted, same
@@ -104,7 +104,7 @@ def test_newtons_corrections(name: str, reverse: bool) -> None:
     sweep = compile_recurrence(recurrence, torch.float64, False, "cuda")
     given = on_device(operands(recurrence, extent), torch.float64)
     division = Division(2, 4, linear(4))
-    shots = Shots(sweep, sweep.reduction(), division, given.sources, given.carries, given.params, extent)
+    shots = InPlace(sweep, sweep.reduction(), division, given.sources, given.carries, given.params, extent)
     shots.run(torch.randn_like(shots.start()))
     residual = torch.randn_like(shots.start())
     found = shots.corrections(residual)
@@ -114,3 +114,23 @@ def test_newtons_corrections(name: str, reverse: bool) -> None:
     finally:
         sweep.corrections = kernel
     same([found], [expected], 1e-12)
+
+
+@pytest.mark.parametrize("steps", [6, 7])
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("name", ["GRU", "LSTM", "MinGRU", "LayerNormLSTM"])
+def test_chunks_of_a_forward_in_place_are_those_cut_to_rows(name: str, reverse: bool, steps: int) -> None:
+    recurrence, extent = MODELS[name](3), Extent(steps, 2, reverse, device=DEVICE)
+    sweep = compile_recurrence(recurrence, torch.float64, False, "cuda")
+    given = on_device(operands(recurrence, extent), torch.float64)
+    division = Division(2, -(-steps // 2), linear(-(-steps // 2)))
+    call = sweep, sweep.reduction(), division, given.sources, given.carries, given.params, extent
+    found, expected = InPlace(*call), AsRows(*call)
+    entering = torch.randn_like(found.start())
+    same([found.run(entering)], [expected.run(entering)], 1e-12)
+    residual = torch.randn_like(entering)
+    same([found.corrections(residual)], [expected.corrections(residual)], 1e-12)
+    ours, theirs = (shots.result(save=True) for shots in (found, expected))
+    assert list(ours.private) == list(theirs.private)
+    same([*ours.states, *ours.outputs, *ours.finals], [*theirs.states, *theirs.outputs, *theirs.finals], 1e-12)
+    same(list(ours.private.values()), list(theirs.private.values()), 1e-12)

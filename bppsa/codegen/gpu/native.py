@@ -8,7 +8,7 @@ import hashlib
 import importlib.util
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -83,26 +83,26 @@ class TritonKernel:
         last dimension contiguous; a WEIGHT may have any strides. active: int64 [T], never rising.
 
         chunk: steps of a chunk, by default all. Then a RUNNING buffer may be [B, n]; with chunks it is [chunks, B, n],
-        chunk c's values at its c."""
-        arguments = self.kernel.arguments
-        if len(tensors) != len(arguments):
-            raise ValueError(f"kernel {self.kernel.name} takes {len(arguments)} tensors, not {len(tensors)}")
+        chunk c's values at its c. A STATE that chunks write is [chunks, chunk + 1, B, n], any other [T + 1, B, n]."""
+        buffers = self.kernel.arguments
+        if len(tensors) != len(buffers):
+            raise ValueError(f"kernel {self.kernel.name} takes {len(buffers)} tensors, not {len(tensors)}")
         chunk = steps if chunk is None else chunk
         text = self.text(columns)
         programs = text.block.programs(rows, columns) * -(-steps // max(chunk, 1))
         partial: list[tuple[Tensor, Tensor]] = []
         given: list[Tensor | int] = []
-        for b, tensor in zip(arguments, tensors, strict=True):
+        for b, tensor in zip(buffers, tensors, strict=True):
             if b.kind is Kind.COLUMN_SUM:
                 partial.append((tensor, tensor.new_zeros(programs, b.width)))
                 tensor = partial[-1][1]
-            given += [tensor, *strides(b.kind, tensor)]
+            given += [tensor, *strides(b.kind, tensor, chunk)]
         if programs:
             lengths = None if active is None else row_lengths(active, rows).to(tensors[0].device)
             ascending = self.kernel.along != reverse
             scalars = (steps, rows * columns, columns, chunk, 1 if ascending else -1, int(reverse))
-            how = options(text.warps) | {"PRECISION": self.precision}
-            launch(self.kernel.name, module(text.source).sweep, programs, [*given, lengths, *scalars], how)
+            arguments = [*given, lengths, *scalars, self.precision]
+            launch(self.kernel.name, module(text.source).sweep, programs, arguments, options(text.warps))
         for total, parts in partial:
             torch.sum(parts, 0, out=total)
 
@@ -110,20 +110,46 @@ class TritonKernel:
 # What Triton says of its passes and its launcher, for which it has no errors of its own.
 OF_COMPILING = ("PassManager::run failed", "Failed to find C compiler")
 _refused: dict[tuple[int, int], str] = {}  # what did not compile: by function and device
+# What was compiled for which arguments, with the function, so that its id stays its own. Triton looks its own up, too,
+# but takes longer for it than many of these kernels run.
+_compiled: dict[Hashable, tuple[Any, Any]] = {}
+MOST_COMPILED = 4096
 
 
 def launch(name: str, function: Any, programs: int, arguments: Sequence[Any], how: dict[str, Any]) -> None:
     """Run `programs` of a function on the device of its first tensor. Raises BuildError where Triton cannot compile it,
     and again at once when it is asked for again."""
+    device = next(a.device for a in arguments if isinstance(a, Tensor))
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    with torch.cuda.device(device) if elsewhere else contextlib.nullcontext():
+        key = id(function), device.index, *how.values(), *map(seen, arguments)
+        known = _compiled.get(key)
+        if known is not None:
+            known[1][programs, 1, 1](*arguments)
+            return
+        kernel = compile_and_run(name, function, programs, arguments, how, -1 if device.index is None else device.index)
+        if kernel is not None:  # not from Triton's interpreter
+            if len(_compiled) >= MOST_COMPILED:
+                _compiled.clear()
+            _compiled[key] = function, kernel
+
+
+def seen(argument: Any) -> Hashable:
+    """What Triton compiles for: the type and alignment of a tensor, and of numbers whatever they are."""
+    return (argument.dtype, argument.data_ptr() % 16) if isinstance(argument, Tensor) else argument
+
+
+def compile_and_run(
+    name: str, function: Any, programs: int, arguments: Sequence[Any], how: dict[str, Any], device: int
+) -> Any:
+    """The compiled kernel."""
     from triton.errors import TritonError
 
-    device = next(a.device for a in arguments if isinstance(a, Tensor))
-    key = id(function), -1 if device.index is None else device.index
+    key = id(function), device
     if key in _refused:
         raise BuildError(_refused[key])
     try:
-        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            function[(programs,)](*arguments, **how)
+        return function[(programs,)](*arguments, **how)
     except (TritonError, subprocess.CalledProcessError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not str(error).startswith(OF_COMPILING):
             raise
@@ -138,9 +164,12 @@ def options(warps: int) -> dict[str, Any]:
     return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True, **registers}
 
 
-def strides(kind: Kind, tensor: Tensor) -> tuple[int, ...]:
+def strides(kind: Kind, tensor: Tensor, chunk: int) -> tuple[int, ...]:
     if kind is Kind.RUNNING and tensor.dim() == 2:
         return 0, tensor.stride(0)
+    if kind is Kind.STATE:  # time goes on through all chunks, each of which has a row more than steps
+        apart, *rows = tensor.stride()[:-1] if tensor.dim() == 4 else (chunk * tensor.stride(0), *tensor.stride()[:2])
+        return (apart - chunk * rows[0], *rows)
     return () if kind in (Kind.VECTOR, Kind.COLUMN_SUM) else tensor.stride()[:2]
 
 

@@ -2,9 +2,10 @@
 
 The chunks of a call run side by side. Chunk c covers `chunk` steps from c * chunk on. A RUNNING buffer has a part for
 each chunk, [chunks, B, n]: what stands before the chunk's first step, in the sweep's direction, and in the end what its
-last step left. So many `columns` of RUNNING rows share a sample: a row of everything else. Where they are many, a
-program takes columns of one sample (`columns.Block`). A STATE that the sweep writes is read from memory where a chunk
-begins, then carried in registers. `native.py` calls the function.
+last step left. So has a STATE that chunks write, [chunks, chunk + 1, B, n], or one chunk's last row would be what
+another one starts from. So many `columns` of RUNNING rows share a sample: a row of everything else. Where they are
+many, a program takes columns of one sample (`columns.Block`). A STATE that the sweep writes is read from memory where a
+chunk begins, then carried in registers. `native.py` calls the function.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ EARLY_BYTES = 128
 # The arguments of each kind of buffer: its address, then strides in elements.
 STRIDES = {
     Kind.STREAM: ("t", "b"),
-    Kind.STATE: ("t", "b"),
+    Kind.STATE: ("c", "t", "b"),
     Kind.RUNNING: ("c", "b"),
     Kind.VECTOR: (),
     Kind.WEIGHT: ("k", "n"),
@@ -125,6 +126,11 @@ def printed(kernel: Kernel, real: str, columns: int = 1) -> Printed:
     hold = loads.held * BYTES[real] <= HELD_BYTES
     early = loads.columns_fetched * block.samples * BYTES[real] <= EARLY_BYTES * warps * THREADS_A_WARP
     return Printed(_Sweep(kernel, block, hold=hold, early=early).text(real), warps, block)
+
+
+def holds_weights(kernel: Kernel, real: str) -> bool:
+    """Whether a program keeps them for all its steps. A step that reads them again takes many times as long."""
+    return _Sweep(kernel, block_of(kernel, 1), hold=True, early=True).loads.held * BYTES[real] <= HELD_BYTES
 
 
 def stores_over(group: Group, name: str, after: bool, piece: Piece) -> bool:
@@ -241,6 +247,7 @@ class _Sweep:
         parameters = [f"{b.name}_{part}" for b in self.kernel.arguments for part in ("at", *STRIDES[b.kind])]
         rows = [
             f"{b.name}_rows = {b.name}_at + {'row' if b.kind is Kind.RUNNING else 'sample'} * {b.name}_b"
+            + (f" + part.to(tl.int64) * {b.name}_c" if b.kind is Kind.STATE else "")
             for b in self.kernel.arguments
             if b.kind in (Kind.STREAM, Kind.STATE, Kind.RUNNING)
         ]
