@@ -130,9 +130,10 @@ def thinned(curve: Curve) -> Curve:
 
 
 def mean(curve: Any) -> float:
-    """Over time."""
+    """Over time; of the shortest runs there is one sample."""
+    (begin, first), *_, (end, _) = [*curve, curve[-1]]
     area = sum(level * (after - now) for (now, level), (after, _) in pairwise(curve))
-    return area / (curve[-1][0] - curve[0][0])
+    return area / (end - begin) if end > begin else first
 
 
 if __name__ == "__main__":

@@ -59,9 +59,9 @@ def test_a_prediction_says_that_it_is_one(tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="needs Triton, which counts a kernel's bytes and flops")
     kept = tmp_path / "h200.json"
     said = run("predicted.py", "--quick", "--results", kept)
-    assert said.startswith("PREDICTION, not measured: H200")
+    assert said.startswith("PREDICTION, not measured: NVIDIA H200")
     found = json.loads(kept.read_text())
-    assert found["machine"]["source"] == "prediction"
+    assert "benchmarks/fit.py" in found["machine"]["source"]
     assert {row["phase"] for row in found["phases"]} == {"reduce", "scan", "backward", "products"}
     assert all(key.startswith("predicted") for row in found["times"] for key in row if key.endswith(("_ms", "_us")))
     ways = {row["way"] for row in found["times"]}

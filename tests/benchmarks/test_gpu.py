@@ -59,9 +59,8 @@ def test_measures_every_way(quick: Callable[[], dict[str, Any]]) -> None:
     ((on, rows),) = [(part["on"], part["rows"]) for part in measured["gpu"]]
     assert {"torch", "triton", "cuda", "cudnn", "tf32", "revision", "dirty", "date"} <= set(on)
     assert [(row["kind"], row["way"]) for row in rows] == [
-        *((kind, way) for kind in ("GRU", "LSTM", "RNN") for way in ("cuDNN", "sequential", "chunked")),
-        ("MinGRU", "sequential"),
-        ("MinGRU", "chunked"),
+        *((kind, way) for kind in ("GRU", "LSTM", "RNN") for way in ("cuDNN", "auto", "sequential", "chunked")),
+        *(("MinGRU", way) for way in ("auto", "sequential", "chunked")),
     ]
     for row in rows:
         assert "error" not in row
