@@ -90,10 +90,9 @@ def compile(
     "local", each brings its own rows (`ddp`, `fsdp`). seed: of what jobs draw, by default torch's initial seed.
 
     Raises StrategyError (a ValueError) for an unknown strategy, forward, fallback or `sparse`, and for options of a
-    schedule without one; for a mask that does not
-    fit its weight ArgumentError (a TypeError), InputError (a RuntimeError) or InputValueError (a ValueError);
-    with a schedule ScheduleError (a ValueError) where it cannot run, PartitionError (a RuntimeError) where the model
-    cannot be cut.
+    schedule without one; for a mask that does not fit its weight ArgumentError (a TypeError), InputError (a
+    RuntimeError) or InputValueError (a ValueError); with a schedule ScheduleError (a ValueError) where it cannot run,
+    PartitionError (a RuntimeError) where the model cannot be cut.
     """
     chosen, ahead = check(strategy, fallback, sparse), forward_of(forward)
     if not isinstance(model, nn.Module):

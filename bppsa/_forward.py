@@ -26,14 +26,13 @@ def told(decision: Decision, memory: Memory, solver: Solver | None, *, rested: b
         if not rested or decision.strategy == "pytorch":
             return decision
         why = f"Newton's iteration did not converge, and is tried again after {memory.resting} more calls"
-        return replace(decision, reason=f"{decision.reason}; forward sequential: {why}")
+        return replace(decision, reason=f"{decision.reason}; forward {decision.forward}: {why}")
     outcomes = solver.outcomes
     failed = [outcome for outcome in outcomes if outcome.failure]
     memory.note(failed=bool(failed))
-    residuals = [outcome.residual for outcome in outcomes if outcome.residual is not None]
     numbers = {
         "iterations": max(outcome.iterations for outcome in outcomes),
-        **({"residual": max(residuals)} if residuals else {}),
+        "residual": max(outcome.residual for outcome in outcomes),
         "fallbacks": len(failed),
     }
     reason = decision.reason

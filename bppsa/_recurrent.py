@@ -25,6 +25,7 @@ from bppsa.plan.work import Size
 from bppsa.report import Decision, Report, warn_once
 from bppsa.runtime import autograd
 from bppsa.runtime.extent import Extent, Given
+from bppsa.runtime.feedforward_call import random_state, set_random_state
 from bppsa.runtime.library import Library
 from bppsa.runtime.newton import Solver
 from bppsa.runtime.stack import Stack
@@ -32,7 +33,7 @@ from bppsa.runtime.sweep import Sweep
 
 States = tuple[Tensor, ...]
 FEW = 32  # steps; PyTorch is never the faster one by its start beyond, on a CPU
-MOST_SHORT = 1024  # sizes whose decisions a module keeps at hand
+MOST_SIZES = 1024  # sizes whose decisions a module keeps at hand
 
 
 def run(
@@ -51,13 +52,13 @@ def run(
         noted(module, decision)
         return NotImplemented
     solver = solver_of(decision.forward, memory)
-    undrawn = torch.get_rng_state() if module.training and module.dropout > 0 else None
+    undrawn = random_state([x]) if module.training and module.dropout > 0 else None
     try:
         strategy, library = strategy_of(decision.strategy), decision.forward == str(LIBRARY)
         result = by_sweeps(module, x, batch_sizes, states, weights, strategy, solver, library=library)
     except BuildError as error:
         if undrawn is not None:
-            torch.set_rng_state(undrawn)  # PyTorch draws the masks again
+            set_random_state(undrawn)  # PyTorch draws the masks again
         warn_once(f"bppsa leaves recurrences to PyTorch: {error}")
         noted(module, replace(decision, strategy="pytorch", forward="sequential", reason=first_line(error)))
         return NotImplemented
@@ -77,12 +78,12 @@ def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
         return False
     rows, device = input.size(int(not module.batch_first)), "cuda" if input.is_cuda else "cpu"
     key = (steps, rows, input.dtype, torch.is_grad_enabled(), device)
-    short: dict[Any, Decision] = module.__dict__["_bppsa_short"]
+    short: dict[Any, Decision] = module.__dict__["_bppsa_left_alone"]
     known = short.get(key)
     if known is None:
         spec = Spec.of(module)
         known = decide(module._bppsa_path, AUTO, spec, *key, ahead, library=is_cudnns(spec, input))
-        if len(short) >= MOST_SHORT:
+        if len(short) >= MOST_SIZES:
             short.clear()
         short[key] = known
     if known.strategy != "pytorch":

@@ -27,7 +27,7 @@ class Recurrent(nn.RNNBase):
     _bppsa_strategy: Strategy = AUTO
     _bppsa_forward: Forward = SEQUENTIAL
     _bppsa_memory: Memory  # of Newton's iteration
-    _bppsa_short: dict[Any, Any]  # what was decided for calls of few steps
+    _bppsa_left_alone: dict[Any, Any]  # what was decided for calls that PyTorch may run, by their sizes
     _bppsa_origin: type[nn.RNNBase]  # in each class that `rewritten` made: the class that the user sees
 
     def forward(self, input: Any, hx: Any = None) -> Any:
@@ -124,7 +124,7 @@ def adopt(module: nn.Module, path: str, strategy: Strategy = AUTO, forward: Forw
         module.__class__ = type(cls.__name__, (base,), dict(cls.__dict__))
     else:
         module.__class__ = rewritten(cls)
-    module.__dict__.update(_bppsa_path=path, _bppsa_strategy=strategy, _bppsa_short={})
+    module.__dict__.update(_bppsa_path=path, _bppsa_strategy=strategy, _bppsa_left_alone={})
     module.__dict__.update(_bppsa_forward=forward, _bppsa_memory=Memory())
 
 

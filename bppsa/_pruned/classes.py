@@ -61,11 +61,14 @@ class Last:
 
 @dataclass(eq=False)
 class Memo:
-    """What a module has found out about itself; a copy begins with none."""
+    """What a module has found out about itself; a copy begins with none, as programs hold addresses."""
 
     plans: dict[Any, Plan | Reason] = field(default_factory=dict)
     entries: dict[tuple[nn.Module, Window], KeptEntries] = field(default_factory=dict)
     last: Last | None = None
+
+    def __reduce__(self) -> Any:
+        return Memo, ()
 
 
 class Pruned(Rewritten):

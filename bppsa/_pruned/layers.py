@@ -17,7 +17,7 @@ from torch import Tensor, fx, nn
 from bppsa._pruned.draft import Draft, Value
 from bppsa._pruned.pointwise import pointwise
 from bppsa._pruned.rewritten import kind_of
-from bppsa._pruned.tracing import has_only_pruning_hooks
+from bppsa._pruned.tracing import has_only_pruning_hooks, has_own_forward
 from bppsa.codegen.blocked.window import Pair, Window
 from bppsa.errors import Reason, Unsupported
 from bppsa.runtime.blocked.norm import BatchNorm
@@ -273,6 +273,7 @@ def lay(draft: Draft, node: fx.Node, args: Sequence[Any], kwargs: dict[str, Any]
         module = draft.root.get_submodule(path)
         kind = kind_of(module)
         refuse(module is not draft.root and not has_only_pruning_hooks(module), "it has hooks")
+        refuse(module is not draft.root and has_own_forward(module), "it has a forward that its class has not")
         if kind in MODULES:
             return MODULES[kind](draft, module, path, *args, **kwargs)
         refuse(not is_torchs(kind), f"no kernel for {kind.__name__}")

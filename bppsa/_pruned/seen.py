@@ -39,6 +39,8 @@ class Seen:
         self._filled = [table for table in self._tables if table]
         self._masks = [mask for module in modules for mask in masks_of(module)]
         self._containers = [container for module in modules for container in containers(module)]
+        self._parts_by_name = [module._modules for module in modules if module._modules]
+        self._names = self._names_now()
         self._found = tuple(self._now(modules))
         self._numbers = self._numbers_now(modules)
 
@@ -48,7 +50,8 @@ class Seen:
             return False
         modules = root, *self._parts
         try:
-            return all(map(is_, self._now(modules), self._found)) and self._numbers_now(modules) == self._numbers
+            same = all(map(is_, self._now(modules), self._found)) and self._numbers_now(modules) == self._numbers
+            return same and self._names_now() == self._names
         except KeyError:  # an attribute has been deleted
             return False
 
@@ -56,6 +59,10 @@ class Seen:
         """All objects in the modules' tables; as many as before where `_numbers_now` are the same."""
         attributes = [read(module.__dict__) for read, module in zip(self._read, modules, strict=True)]
         return chain(map(type, modules), chain.from_iterable(attributes), *map(dict.values, self._filled))
+
+    def _names_now(self) -> list[str]:
+        """Of parts, by which a forward may ask for them."""
+        return [*chain.from_iterable(self._parts_by_name)]
 
     def _numbers_now(self, modules: tuple[nn.Module, ...]) -> list[Any]:
         """Sizes of the tables, marks of the masks, and what is in containers that users have put there."""

@@ -20,7 +20,7 @@ from bppsa.fxpasses.partition.kept import ALONE
 
 PLAIN = (bool, int, float, str, type(None))
 CONTAINERS = (tuple, list, set, dict)
-LARGEST = 64  # elements of a container that is looked into, as those of flags and sizes are
+LARGEST = 1024  # elements of a container that is looked into, as those of flags and sizes are
 OF_ALL = frozenset(vars(nn.Module()))  # attributes that any module has
 LIVE = ("momentum", "eps")  # of a batch norm, which asks for them in each call
 MEND = "compile the part of the model that has no control flow of its own"
@@ -35,6 +35,8 @@ class Tracer(fx.Tracer):
     def call_module(self, m: nn.Module, forward: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.is_leaf_module(m, "") and has_hooks(m):
             raise Unsupported(Reason(f"hooks of {self.path_of_module(m)}, a module of several layers"))
+        if not self.is_leaf_module(m, "") and has_own_forward(m):
+            raise Unsupported(Reason(f"{self.path_of_module(m)} has a forward that its class has not"))
         if is_reported(m):
             raise Unsupported(Reason(f"{self.path_of_module(m)} is a compiled model of its own"))
         return super().call_module(m, forward, args, kwargs)
@@ -74,7 +76,9 @@ def state(module: nn.Module) -> tuple[Any, ...]:
     for child in module.modules():
         found += ref(child), type(child)  # another module may take its place
         found.append(child is not module and not has_only_pruning_hooks(child))  # its own hooks are run around it
+        found.append(child is not module and has_own_forward(child))
         found += map(type, child._parameters.values())  # torch.func.functional_call swaps them for other tensors
+        found += [name for name, _ in child.named_children()]  # a forward may ask by them
         own = child.__dict__
         found += [(k, v) for k, v in own.items() if type(v) in PLAIN and k not in LIVE and not k.startswith("_bppsa")]
         found += map(contents, containers(child))
@@ -84,16 +88,16 @@ def state(module: nn.Module) -> tuple[Any, ...]:
 def containers(module: nn.Module) -> list[Any]:
     """Attributes in which its forward may look for flags and sizes."""
     own = module.__dict__.items()
-    return [v for k, v in own if type(v) in CONTAINERS and k not in OF_ALL and not k.startswith("_bppsa")]
+    return [v for k, v in own if isinstance(v, CONTAINERS) and k not in OF_ALL and not k.startswith("_bppsa")]
 
 
 def contents(value: Any, depth: int = 6) -> Any:
     """What is plain in a container, hashable."""
     if type(value) in PLAIN:
         return value
-    if type(value) not in CONTAINERS or len(value) > LARGEST or depth == 0:
+    if not isinstance(value, CONTAINERS) or len(value) > LARGEST or depth == 0:
         return type(value)
-    items = value.items() if type(value) is dict else value
+    items = value.items() if isinstance(value, dict) else value
     return type(value), *(contents(item, depth - 1) for item in items)
 
 
@@ -102,6 +106,11 @@ def has_only_pruning_hooks(module: nn.Module) -> bool:
         all(map(is_pruning, module._forward_pre_hooks.values()))
         and not (module._forward_hooks or module._backward_hooks or module._backward_pre_hooks)
     )
+
+
+def has_own_forward(module: nn.Module) -> bool:
+    """One that somebody has put over its class's."""
+    return "forward" in module.__dict__
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -19,13 +19,13 @@ aten = torch.ops.aten
 AFFINE: dict[object, Collection[int] | None] = {
     **dict.fromkeys((aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar)),
     **dict.fromkeys((aten.neg.default, aten.clone.default, aten.cat.default, aten.alias.default)),
-    **dict.fromkeys((aten.slice.Tensor, aten.split.Tensor, aten.unsqueeze.default, aten.squeeze.dim)),
-    **dict.fromkeys((aten.view.default, aten.expand.default, aten.sum.dim_IntList)),
+    **dict.fromkeys((aten.slice.Tensor, aten.unsqueeze.default, aten.squeeze.dim, aten.sum.dim_IntList)),
     aten.mul.Tensor: (0, 1),
     aten.mul.Scalar: (0,),
     aten.div.Tensor: (0,),
     aten.div.Scalar: (0,),
     aten.mm.default: (0,),
+    aten.masked_fill.Scalar: (0,),
     aten.where.self: (1, 2),  # what it chooses between, not what by
 }
 
@@ -41,7 +41,7 @@ def is_affine(recurrence: Recurrence) -> bool:
             from_carry.add(node)
             at = [i for i, arg in enumerate(node.args) if not from_carry.isdisjoint(leaves(arg))]
             open_to = AFFINE.get(node.target, ())
-            if open_to is not None and (len(at) > 1 or at[0] not in open_to):
+            if open_to is not None and (len(at) != 1 or at[0] not in open_to):
                 return False
     return True
 

@@ -26,9 +26,8 @@ OPEN = {"cpu": ("sequential",), "cuda": ("sequential", "chunked")}
 def multiply_inline(rows: int, device: str) -> bool:
     """Whether a forward sweep multiplies x with its weight itself. That saves writing and reading the product, but each
     step reads the weight again: too much work for few rows, and on a GPU a step that all others wait for."""
-    return device == "cpu" and bool(
-        rows >= INLINE_ROWS
-    )  # where Dynamo takes the rows for a variable it makes a guard here
+    # where Dynamo takes the rows for a variable, bool() makes a guard here
+    return device == "cpu" and bool(rows >= INLINE_ROWS)
 
 
 @dataclass(frozen=True)
@@ -109,12 +108,12 @@ def choose(
     forward, why = choose_forward(ahead, call)
     if asked.name != "auto":
         choice = as_asked(asked, call.size.steps, call.training, numbers)
+    elif forward.name == ahead.name == "newton":  # PyTorch has no such forward to leave the call to
+        choice = Choice(fastest(call, forward)[0], "fits the forward", numbers)
     elif not all(counts.fits for counts in call.layers) and call.layers[0].peer != LOOP:
         choice = Choice(PYTORCH, "the weights are more than a program of the GPU keeps: each step would wait", numbers)
     elif is_too_short(asked, forward, call.size.steps) and call.layers[0].peer != LOOP:
         choice = too_short(numbers)
-    elif forward.name == ahead.name == "newton":  # PyTorch has no such forward to leave the call to
-        choice = Choice(fastest(call, forward)[0], "fits the forward", numbers)
     else:
         choice = least(call, forward, numbers)
     if choice.strategy == PYTORCH and forward != SEQUENTIAL:  # for all it gains, PyTorch is faster

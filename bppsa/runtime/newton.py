@@ -64,11 +64,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Outcome:
-    """iterations: reductions that were made; residual: the last one, relative, None where it was not asked for;
-    failure: why it is no solution."""
+    """iterations: reductions that were made; residual: the last one, relative; failure: why it is no solution."""
 
     iterations: int
-    residual: float | None
+    residual: float
     failure: str = ""
 
 
@@ -102,11 +101,12 @@ class Solver:
         try:
             side_by_side = shots(sweep, reduction, chunks, sources, carries, params, extent)
             if reduction.structure.solves_at_once and self.forward.jacobian == "full":
-                self.outcomes.append(at_once(side_by_side))
-                return side_by_side.result(save=save)
-            outcome, entering = iterate(side_by_side, self.guess(side_by_side, at), self.forward)
+                outcome = at_once(side_by_side)
+            else:
+                outcome, entering = iterate(side_by_side, self.guess(side_by_side, at), self.forward)
+                if not outcome.failure:
+                    self.remember(entering, at)
             if not outcome.failure:
-                self.remember(entering, at)
                 self.outcomes.append(outcome)
                 return side_by_side.result(save=save)
         except RuntimeError as error:
@@ -128,14 +128,24 @@ class Solver:
 
 
 def at_once(shots: Shots) -> Outcome:
-    """What enters each chunk, where chunks are affine maps of it: one iteration from zeros, with nothing to check.
-    Leaves `shots` at the sweep from there."""
+    """What enters each chunk, where chunks are affine maps of it: one iteration from zeros. Leaves `shots` at the sweep
+    from there. Where states grow, rounding does too: then it is no solution."""
     entering = shots.start()
     entering[1:] = 0.0
-    residual = shots.run(entering).to(shots.reduction.dtype)
-    found = shots.corrections(residual)[1:]
-    shots.run(torch.cat([entering[:1], found.to(entering.dtype)]))
-    return Outcome(1, None)
+    found = shots.corrections(shots.run(entering).to(shots.reduction.dtype))[1:]
+    entering = torch.cat([entering[:1], found.to(entering.dtype)])
+    wrong = wrong_of(shots, shots.run(entering), entering)[1]
+    if not math.isfinite(wrong):
+        return Outcome(1, wrong, "not finite")
+    rounded = wrong <= AT_FLOOR * torch.finfo(entering.dtype).eps
+    return Outcome(1, wrong, "" if rounded else "its states grow, and rounding with them")
+
+
+def wrong_of(shots: Shots, leaving: Tensor, entering: Tensor) -> tuple[Tensor, float]:
+    """What leaves each chunk less what enters the next, and how large that is, relative to the states."""
+    residual = torch.zeros_like(leaving, dtype=shots.reduction.dtype)  # the last chunk has no next
+    residual[:-1] = leaving[:-1].to(residual.dtype) - entering[1:]
+    return residual, relative(residual, leaving, list(shots.reduction.widths))
 
 
 def iterate(shots: Shots, entering: Tensor, forward: Forward) -> tuple[Outcome, Tensor]:
@@ -146,10 +156,9 @@ def iterate(shots: Shots, entering: Tensor, forward: Forward) -> tuple[Outcome, 
     wrongs: list[float] = []
     while True:
         leaving = shots.run(entering)
-        residual = torch.zeros_like(leaving, dtype=shots.reduction.dtype)  # the last chunk has no next
-        residual[:-1] = leaving[:-1].to(residual.dtype) - entering[1:]
-        wrongs.append(relative(residual, leaving, list(shots.reduction.widths)))
-        made, wrong = len(wrongs) - 1, wrongs[-1]
+        residual, wrong = wrong_of(shots, leaving, entering)
+        made = len(wrongs)
+        wrongs.append(wrong)
         if wrong <= tolerance or (wrong <= floor and made and wrong >= wrongs[-2]):
             return Outcome(made, wrong), entering
         failure = why_not(wrongs, forward.iterations)

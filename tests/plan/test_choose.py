@@ -76,6 +76,7 @@ def test_what_a_program_cannot_hold_is_pytorchs_unless_asked_for() -> None:
     wide = replace(call(machine("cuda", 1000, **SLOW_PYTORCH)), layers=[replace(counts(), fits=False)])
     assert choose(AUTO, wide, {}).strategy == "pytorch"
     assert choose(Strategy("chunked"), wide, {}).strategy == "chunked"
+    assert choose(AUTO, wide, {}, ahead=Forward("newton")).forward == "newton"
 
 
 def test_while_newton_rests_only_what_is_exact_is_tried() -> None:

@@ -91,6 +91,15 @@ def pruned(model: nn.Module, amount: float) -> nn.Module:
     return model
 
 
+class Mask(nn.Module):
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("mask", mask)
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return weight * self.mask
+
+
 def twins(name: str, amount: float = 0.7, seed: int = 0) -> tuple[nn.Module, nn.Module, Callable[[int], Tensor]]:
     """PyTorch's model, ours, and what makes a batch for them."""
     torch.manual_seed(seed)

@@ -15,16 +15,7 @@ from torch.nn.utils import parametrize, prune
 import bppsa
 from bppsa.errors import ArgumentError, InputError, InputValueError, StrategyError
 from bppsa.plan import sparse as plan
-from tests.pruned.support import assert_same_step, error, kernels, lenet, twins
-
-
-class Mask(nn.Module):
-    def __init__(self, mask: Tensor) -> None:
-        super().__init__()
-        self.register_buffer("mask", mask)
-
-    def forward(self, weight: Tensor) -> Tensor:
-        return weight * self.mask
+from tests.pruned.support import Mask, assert_same_step, error, kernels, lenet, twins
 
 
 def model() -> nn.Module:

@@ -15,13 +15,13 @@ from torch.nn.utils import parametrize, prune
 import bppsa
 from tests.pruned.support import (
     NETWORKS,
+    Mask,
     assert_same_step,
     error,
     kernels,
     pruned,
     twins,
 )
-from tests.pruned.test_masks import Mask
 
 
 @pytest.mark.parametrize("name", NETWORKS)

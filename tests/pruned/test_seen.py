@@ -11,10 +11,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import prune
+from torch.nn.utils import parametrize, prune
 
 import bppsa
-from tests.pruned.support import assert_same_step, error, kernels, pruned, twins
+from tests.pruned.support import Mask, assert_same_step, error, kernels, pruned, twins
 
 CALLS = 3  # the first makes a plan, the second looks it up, from the third on it is there
 
@@ -77,6 +77,14 @@ def wider_window(m: nn.Module) -> None:
     m[1].kernel_size, m[1].padding, m[1].stride = 4, 1, 2
 
 
+def own_forward(m: nn.Module) -> None:
+    m[2].forward = lambda y, before=m[2].forward: before(y) * 2
+
+
+def own_forward_of_a_pruned_layer(m: nn.Module) -> None:
+    m[3].forward = lambda y, before=m[3].forward: before(y) * 2
+
+
 CHANGES: list[Callable[[nn.Module], object]] = [
     lambda m: m.eval(),
     lambda m: m[8].register_forward_hook(double),
@@ -87,6 +95,7 @@ CHANGES: list[Callable[[nn.Module], object]] = [
     lambda m: m.__setitem__(8, nn.GELU()),
     *(hook_in_another_table, mask_in_place, another_mask, memory_of_a_mask, another_weight, memory_of_a_weight),
     *(weight_that_is_not_contiguous, weight_of_another_number, no_bias, another_class, wider_window),
+    *(own_forward, own_forward_of_a_pruned_layer),
 ]
 
 
@@ -98,6 +107,46 @@ def test_a_change_is_noticed(change: Callable[[nn.Module], object]) -> None:
     for model in (plain, fast):
         change(model)
     warm(plain, fast, x)
+
+
+class Asking(nn.Module):
+    """Its forward asks for a part by name, and for a flag in a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.ReLU()
+        self.flags = OrderedDict(double=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        y = self.last(y) if hasattr(self, "last") else y
+        return y * 2 if self.flags["double"] else y
+
+
+def another_name(m: nn.Module) -> None:
+    m.other = m.last
+    del m.last
+
+
+@pytest.mark.parametrize("change", [another_name, lambda m: m.flags.update(double=True)], ids=["name", "mapping"])
+def test_what_a_forward_asks_for_is_noticed(change: Callable[[nn.Module], object]) -> None:
+    torch.manual_seed(0)
+    plain = Asking().double()
+    fast = bppsa.compile(pruned(copy.deepcopy(plain), 0.5))
+    plain, x = pruned(plain, 0.5), torch.randn(3, 6).double()
+    warm(plain, fast, x)
+    for model in (plain, fast):
+        change(model)
+    warm(plain, fast, x)
+
+
+def test_a_copy_of_a_called_model_that_is_parametrized_begins_anew() -> None:
+    layer = nn.Linear(8, 16).double()
+    parametrize.register_parametrization(layer, "weight", Mask((torch.rand(16, 8) < 0.4).double()))
+    fast, x = bppsa.compile(layer), torch.randn(3, 8).double()
+    for _ in range(CALLS):
+        expected = fast(x)
+    assert error(expected, copy.deepcopy(fast)(x)) == 0
 
 
 @pytest.mark.parametrize("name", ["momentum", "eps"])

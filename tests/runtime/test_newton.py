@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from bppsa import strategies
+from bppsa import scan, strategies
+from bppsa._calls import collecting
 from bppsa._sweeps import compile_recurrence, module_recurrence
 from bppsa.plan.forward import Forward
 from bppsa.runtime.extent import Extent
@@ -187,6 +188,22 @@ def test_affine_steps_of_numbers_take_one_iteration(dtype: torch.dtype, reverse:
     given.carries[0].mul_(1e6)
     expected = exact.forward(given.sources, given.carries, given.params, extent, save=True)
     found, sequential, solver = both(sweep, in_float32(given) if narrow else given, extent, strategies.newton(8))
-    assert [(outcome.iterations, outcome.residual) for outcome in solver.outcomes] == [(1, None)]
+    assert [(outcome.iterations, outcome.failure) for outcome in solver.outcomes] == [(1, "")]
     for ours, theirs, right in zip(found.states, sequential.states, expected.states, strict=True):
         assert error(ours[-20:], right[-20:]) <= 2 * error(theirs[-20:], right[-20:]) + torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize(("factor", "x", "dtype"), [(1.5, -0.5, torch.float32), (3.0, -2.0, torch.float64)])
+def test_affine_steps_that_grow_run_one_after_the_other(factor: float, x: float, dtype: torch.dtype) -> None:
+    """h = factor * h + x stays at 1, where the powers of the factor are no numbers."""
+    start, xs = torch.ones(1, 2, dtype=dtype), torch.full((20_000, 1, 2), x, dtype=dtype)
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = factor * h + x
+        return h, h
+
+    with collecting() as decisions:
+        h, y = scan(cell, start, xs, forward="newton")
+    assert torch.equal(y, torch.ones_like(y))
+    assert torch.equal(h, start)
+    assert decisions[0].numbers["fallbacks"] == 1

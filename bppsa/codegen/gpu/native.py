@@ -109,7 +109,7 @@ class TritonKernel:
 
 # What Triton says of its passes and its launcher, for which it has no errors of its own.
 OF_COMPILING = ("PassManager::run failed", "Failed to find C compiler")
-_refused: dict[tuple[int, int], str] = {}  # what did not compile: by function and device
+_refused: dict[tuple[int, int], tuple[Any, str]] = {}  # what did not compile, by function and device: it, and why
 # What was compiled for which arguments, with the function, so that its id stays its own. Triton looks its own up, too,
 # but takes longer for it than many of these kernels run.
 _compiled: dict[Hashable, tuple[Any, Any]] = {}
@@ -147,14 +147,15 @@ def compile_and_run(
 
     key = id(function), device
     if key in _refused:
-        raise BuildError(_refused[key])
+        raise BuildError(_refused[key][1])
     try:
         return function[(programs,)](*arguments, **how)
     except (TritonError, subprocess.CalledProcessError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and not str(error).startswith(OF_COMPILING):
             raise
-        _refused[key] = f"Triton does not compile the kernel {name!r} for this GPU: {error}".splitlines()[0]
-        raise BuildError(_refused[key]) from error
+        why = f"Triton does not compile the kernel {name!r} for this GPU: {error}".splitlines()[0]
+        _refused[key] = function, why
+        raise BuildError(why) from error
 
 
 def options(warps: int) -> dict[str, Any]:

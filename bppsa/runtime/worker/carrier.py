@@ -6,7 +6,7 @@ say when a transfer has ended, and whoever needs it watches for failures meanwhi
 too, until the partner connects; these threads make it, in `meet`, before any other.
 
 Tested with gloo. With NCCL the same calls are made, on a group for each direction, because two ranks' unmatched sends
-to each other would wait for each other; this has not been run for want of two GPUs.
+to each other would wait for each other; this has been run with one rank only, for want of two GPUs.
 """
 
 from __future__ import annotations
