@@ -78,14 +78,14 @@ def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
         return False
     rows, device = input.size(int(not module.batch_first)), "cuda" if input.is_cuda else "cpu"
     key = (steps, rows, input.dtype, torch.is_grad_enabled(), device)
-    short: dict[Any, Decision] = module.__dict__["_bppsa_left_alone"]
-    known = short.get(key)
+    decided: dict[Any, Decision] = module.__dict__["_bppsa_left_alone"]
+    known = decided.get(key)
     if known is None:
         spec = Spec.of(module)
         known = decide(module._bppsa_path, AUTO, spec, *key, ahead, library=is_cudnns(spec, input))
-        if len(short) >= MOST_SIZES:
-            short.clear()
-        short[key] = known
+        if len(decided) >= MOST_SIZES:
+            decided.clear()
+        decided[key] = known
     if known.strategy != "pytorch":
         return False
     noted(module, known)

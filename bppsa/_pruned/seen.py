@@ -40,9 +40,8 @@ class Seen:
         self._masks = [mask for module in modules for mask in masks_of(module)]
         self._containers = [container for module in modules for container in containers(module)]
         self._parts_by_name = [module._modules for module in modules if module._modules]
-        self._names = self._names_now()
         self._found = tuple(self._now(modules))
-        self._numbers = self._numbers_now(modules)
+        self._values = self._values_now(modules)
 
     def holds(self, root: nn.Module) -> bool:
         """Whether all that has been found is there still, and nothing else."""
@@ -50,24 +49,20 @@ class Seen:
             return False
         modules = root, *self._parts
         try:
-            same = all(map(is_, self._now(modules), self._found)) and self._numbers_now(modules) == self._numbers
-            return same and self._names_now() == self._names
+            return all(map(is_, self._now(modules), self._found)) and self._values_now(modules) == self._values
         except KeyError:  # an attribute has been deleted
             return False
 
     def _now(self, modules: tuple[nn.Module, ...]) -> chain[Any]:
-        """All objects in the modules' tables; as many as before where `_numbers_now` are the same."""
+        """All objects in the modules' tables; as many as before where `_values_now` are the same."""
         attributes = [read(module.__dict__) for read, module in zip(self._read, modules, strict=True)]
         return chain(map(type, modules), chain.from_iterable(attributes), *map(dict.values, self._filled))
 
-    def _names_now(self) -> list[str]:
-        """Of parts, by which a forward may ask for them."""
-        return [*chain.from_iterable(self._parts_by_name)]
-
-    def _numbers_now(self, modules: tuple[nn.Module, ...]) -> list[Any]:
-        """Sizes of the tables, marks of the masks, and what is in containers that users have put there."""
-        sizes = chain(map(len, map(vars, modules)), map(len, self._tables))
-        return [*sizes, *marks(self._masks), *map(contents, self._containers)]
+    def _values_now(self, modules: tuple[nn.Module, ...]) -> list[Any]:
+        """Sizes of the tables, marks of the masks, what is in containers that users have put there, and names of parts,
+        by which a forward may ask for them."""
+        sizes, names = chain(map(len, map(vars, modules)), map(len, self._tables)), chain(*self._parts_by_name)
+        return [*sizes, *marks(self._masks), *map(contents, self._containers), *names]
 
 
 def reader(module: nn.Module) -> Callable[[dict[str, Any]], Any]:

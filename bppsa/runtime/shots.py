@@ -5,6 +5,7 @@ Carries are [C, B, N] here, the carries of a cell side by side, chunks in the or
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -24,7 +25,7 @@ from bppsa.runtime.sweep import Needs, Passed, Sweep, allocate
 NOTHING = Needs((), ())
 
 
-class Shots:
+class Shots(ABC):
     """One call cut into chunks. `passed` and what `corrections` reads are those of the last `run`."""
 
     def __init__(
@@ -49,17 +50,17 @@ class Shots:
         ]
         return torch.cat(given, 1).expand(self.division.count, -1, -1).clone()
 
+    @abstractmethod
     def run(self, entering: Tensor) -> Tensor:
         """What leaves each chunk; of the last one, after its last step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def reduced(self) -> Tensor:
         """Each chunk to its J^T, [C, B, columns, pitch]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def result(self, *, save: bool) -> Passed:
         """As one sweep over all steps leaves it."""
-        raise NotImplementedError
 
     def corrections(self, residual: Tensor) -> Tensor:
         """d_c of every chunk, in the reduction's dtype. residual: r_c, of the last chunk 0."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 import bppsa
+from bppsa.report import Decision
 from bppsa.runtime.sweep import Sweep
 
 T, B, I, H = 6, 3, 5, 11  # noqa: E741
@@ -66,6 +67,12 @@ def states(model: nn.RNNBase, *batch: int, grad: bool = True) -> Any:
     dtype = model.weight_hh_l0.dtype
     given = tuple(random(*shape, dtype=dtype, grad=grad) for shape in zero_states(model, *batch))
     return given if len(given) > 1 else given[0]
+
+
+def decision(fast: nn.Module) -> Decision:
+    """The only one."""
+    (found,) = fast.report.decisions
+    return found
 
 
 def leaves(result: Any) -> list[Tensor]:

@@ -20,16 +20,10 @@ import bppsa
 from bppsa import _recurrent, strategies
 from bppsa.plan.cost import Rates
 from bppsa.plan.machines import SHIPPED
-from bppsa.report import Decision
 from bppsa.runtime.newton import REST
-from tests.recurrent.support import KINDS, B, H, I, leaves, random, results, same, states
+from tests.recurrent.support import KINDS, B, H, I, decision, leaves, random, results, same, states
 
 STEPS = 24
-
-
-def decision(fast: nn.Module) -> Decision:
-    (found,) = fast.report.decisions
-    return found
 
 
 @settings(max_examples=30)

@@ -13,15 +13,9 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import bppsa
 from bppsa import _torch_rnn, cells
-from bppsa.report import Decision
-from tests.recurrent.support import KINDS, B, H, I, leaves, random, results, same, states
+from tests.recurrent.support import KINDS, B, H, I, decision, leaves, random, results, same, states
 
 STEPS = 24
-
-
-def decision(fast: nn.Module) -> Decision:
-    (found,) = fast.report.decisions
-    return found
 
 
 @settings(max_examples=30)
