@@ -18,7 +18,7 @@ from bppsa.codegen import build
 from bppsa.codegen.blocked import print_conv, print_pointwise
 from bppsa.codegen.blocked.window import Window
 from bppsa.codegen.ir import Kernel
-from bppsa.codegen.native import INT64, POINTER, REAL
+from bppsa.codegen.native import INT, INT64, POINTER, REAL
 from bppsa.codegen.print_cpp import skeleton
 
 LANES = {dtype: print_conv.LANES[real] for dtype, real in REAL.items()}
@@ -57,7 +57,7 @@ def images(dtype: torch.dtype) -> Functions:
 
 
 def images_source(real: str) -> str:
-    texts = map(skeleton, ("vec.h", "arena.h", "call.h", "blocked.h", "images.h", "norm.h", "table.h"))
+    texts = map(skeleton, ("vec.h", "arena.h", "call.h", "blocked.h", "images.h", "norm.h", "kept.h", "table.h"))
     return "\n".join([f"using real = {real};", *texts])
 
 
@@ -98,6 +98,14 @@ def runner(dtype: torch.dtype) -> Any:
     run = build.library(images_source(REAL[dtype])).bppsa_run
     run.argtypes, run.restype = (POINTER, INT64, POINTER, POINTER), None
     return run
+
+
+@functools.cache
+def adder(dtype: torch.dtype) -> Any:
+    """`bppsa_add_at` of skeleton/kept.h. Raises `BuildError`."""
+    add = build.library(images_source(REAL[dtype])).bppsa_add_at
+    add.argtypes, add.restype = (POINTER, POINTER, POINTER, ctypes.c_double, INT64, INT), None
+    return add
 
 
 def address(numbers: array[int]) -> int:

@@ -216,10 +216,11 @@ void sweep(const Rows& rows, const Image& source, const Image& target, int64_t b
 
 // The gradients of a convolution's parameters. bias may be null.
 struct Gradients {
-  real* weight;           // [rows, row_size]
-  const int32_t* places;  // where in it that of each entry is
+  real* weight;           // [rows, row_size], or, where `compact`, of each entry
+  const int32_t* places;  // where in [rows, row_size] that of each entry is
   int64_t row_size;
   real* bias;
+  bool compact;
 };
 
 // A gradient that is larger than a core's cache is written past it: it would push out what is read next.
@@ -270,12 +271,22 @@ INLINE void multiply(const Rows& rows, int64_t from, int64_t to, const Image& so
   });
 }
 
+// A row of the weight's gradient from those of its entries, totals[rows.begin(row)] and what follows. `room`: null, or of
+// one row, from which it is written past the caches.
+INLINE void spread(const Rows& rows, int64_t row, const Gradients& to, const real* totals, real* room) {
+  real* const target = to.weight + row * to.row_size;
+  real* const written = room == nullptr ? target : room;
+  std::memset(written, 0, to.row_size * sizeof(real));
+  for (int64_t n = rows.begin(row); n < rows.begin(row + 1); ++n) written[to.places[n] - row * to.row_size] = totals[n];
+  if (room != nullptr) stream(room, target, to.row_size);
+}
+
 // All gradients; zero where there is no entry.
 template <class S>
 void products(const Rows& rows, const Image& source, const Image& target, int64_t blocks, int threads,
               const Gradients& to, V* workspace) {
   const int64_t fitting = S::TILES > 1 || rows.chunks > 1 ? MOST_ENTRIES : MOST_ENTRIES / L;
-  const bool large = rows.rows * to.row_size * (int64_t)sizeof(real) > LARGE;
+  const bool large = !to.compact && rows.rows * to.row_size * (int64_t)sizeof(real) > LARGE;
   in_parallel(threads, [&](int part, int parts) {
     const Range own = rows.share(part, parts);
     const Workspace work(workspace, part, to.row_size);
@@ -285,13 +296,9 @@ void products(const Rows& rows, const Image& source, const Image& target, int64_
       multiply<S>(rows, first, next, source, target, blocks, work);
       for (int64_t n = 0; n < rows.begin(next) - begin; n += L) work.sums[n / L] = lane_sums<L>(work.sums + n);
       const real* totals = (const real*)work.sums - begin;
+      if (to.compact) std::copy(totals + begin, totals + rows.begin(next), to.weight + begin);
       for (int64_t row = first; row < next; ++row) {
-        real* target_row = to.weight + row * to.row_size;
-        real* written = large ? work.row : target_row;
-        std::memset(written, 0, to.row_size * sizeof(real));
-        for (int64_t n = rows.begin(row); n < rows.begin(row + 1); ++n)
-          written[to.places[n] - row * to.row_size] = totals[n];
-        if (large) stream(work.row, target_row, to.row_size);
+        if (!to.compact) spread(rows, row, to, totals, large ? work.row : nullptr);
         if (to.bias != nullptr) to.bias[row] = sum(work.biases[row - first]);
       }
     }

@@ -43,14 +43,15 @@ void backward(const real* source, real* target, const int32_t* at, const int32_t
   else run([&](V x, int64_t, int64_t) { return x; });
 }
 
-// From the forward's source and its target's gradient those of the weight, [rows, row_size], at places[n] that of entry
-// n and zero everywhere else; and of the bias, unless that is null. workspace: bppsa_weights_room for each thread
+// From the forward's source and its target's gradient those of the weight: [rows, row_size], at places[n] that of entry
+// n and zero everywhere else, or, where `compact`, those of the entries alone; and of the bias, unless that is null.
+// workspace: bppsa_weights_room for each thread
 void weights(const real* source, const real* target, const int32_t* at, const int32_t* offsets, const int32_t* places,
              real* weight, real* bias, int64_t row_size, int64_t rows, int64_t chunks, int64_t channels, int64_t source_plane,
-             int64_t target_plane, int64_t blocks, int threads, V* workspace) {
+             int64_t target_plane, int64_t blocks, int compact, int threads, V* workspace) {
   const Image from = image(source, channels, source_plane), to = image(target, rows, target_plane);
   const Rows matrix{at, offsets, nullptr, rows, chunks, Forward::TAPS};
-  products<Forward>(matrix, from, to, blocks, threads, {weight, places, row_size, bias}, workspace);
+  products<Forward>(matrix, from, to, blocks, threads, {weight, places, row_size, bias, compact != 0}, workspace);
 }
 
 }  // namespace

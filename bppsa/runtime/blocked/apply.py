@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from bppsa.codegen.native import available_threads
 from bppsa.runtime import pool
 from bppsa.runtime.blocked.again import gradients
-from bppsa.runtime.blocked.passes import Forward, write_backward, write_forward
+from bppsa.runtime.blocked.gradient import gradient_of
+from bppsa.runtime.blocked.kept import Kept
+from bppsa.runtime.blocked.passes import Forward, Gradient, write_backward, write_forward
 from bppsa.runtime.blocked.region import Region
 
 _keys = torch._C._dispatch_keys
@@ -62,14 +63,22 @@ def run_backward(
     needs: Sequence[bool],
 ) -> list[Tensor | None]:
     """The gradients of inputs and parameters. needs: whether each is asked for."""
-    key = tuple([g is not None for g in grads]), tuple(needs), available_threads()
+    ends = tuple([type(p) is nn.Parameter and p.is_contiguous() for p in params])
+    key = tuple([g is not None for g in grads]), tuple(needs), ends, available_threads()
     backward = tape.forward.backwards.get(key)
     if backward is None:
-        backward = tape.forward.backwards[key] = write_backward(region, tape.forward, key[0], needs)
+        backward = tape.forward.backwards[key] = write_backward(region, tape.forward, key[0], needs, ends)
     given, dtype = [g for g in grads if g is not None], backward.program.dtype
-    found = {i: pool.take(math.prod(size), dtype).view(size) for i, size in backward.gradients}
-    backward.program.run(tape.data, [*map(Tensor.contiguous, (*given, *params)), *found.values()])
+    room = [pool.take(gradient.count, dtype) for gradient in backward.gradients]
+    backward.program.run(tape.data, [*map(Tensor.contiguous, (*given, *params)), *room])
+    found = {g.of: as_tensor(g, numbers) for g, numbers in zip(backward.gradients, room, strict=True)}
     return [found.get(i) for i in range(len(needs))]
+
+
+def as_tensor(gradient: Gradient, numbers: Tensor) -> Tensor:
+    if gradient.places is None:
+        return numbers.view(gradient.size)
+    return gradient_of(Kept(numbers, gradient.places, torch.Size(gradient.size)))
 
 
 class _Apply(torch.autograd.Function):

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from torch import Tensor
+
 from bppsa.codegen.blocked import native
 from bppsa.codegen.blocked.window import Window
 from bppsa.codegen.native import available_threads
+from bppsa.plan.sparse import gives_kept_alone
 from bppsa.runtime.blocked.entries import Entries, Rows
 from bppsa.runtime.blocked.image import Image, Shape, empty
 from bppsa.runtime.blocked.program import Place, Writer
@@ -38,6 +41,10 @@ class Conv(Step):
     def depends(self) -> Entries:
         return self.entries()
 
+    def places(self, own: Values) -> Tensor | None:
+        rows, weights = own.entries.forward, own.entries.forward.rows * own.entries.row_size
+        return rows.places if gives_kept_alone(rows.count, weights) else None
+
     def forward(
         self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
     ) -> tuple[Image, Values]:
@@ -63,7 +70,7 @@ class Conv(Step):
         assert x is not None
         out = self.to_input(to, g, x, kept.own, wanted.rectified) if wanted.inputs[0] else None
         if to_weight is not None:
-            self.to_weight(to, g, x, kept.own.entries, to_weight, to_bias)
+            self.to_weight(to, g, x, kept.own.entries, to_weight, to_bias, wanted.compact)
         elif to_bias is not None:
             kernel = native.images(to.dtype).channel_sums
             to.call(kernel, g.data, to_bias, g.shape.channels, g.blocks, g.shape.pixels, g.threads)
@@ -84,15 +91,17 @@ class Conv(Step):
         to.free(transposed)
         return out
 
-    def to_weight(self, to: Writer, g: Image, x: Image, entries: Entries, weight: Place, bias: Place | None) -> None:
-        """All of the weight's gradient, zero where nothing is kept; and the bias's."""
+    def to_weight(
+        self, to: Writer, g: Image, x: Image, entries: Entries, weight: Place, bias: Place | None, compact: bool
+    ) -> None:
+        """All of the weight's gradient, zero where nothing is kept, or that of the entries alone; and the bias's."""
         rows, size = entries.forward, entries.row_size
         kernels, threads = native.conv(self.window, to.dtype), threads_for(rows, g)
         work = to.take(threads * native.weights_room(kernels, size))
         sizes = size, rows.rows, rows.chunks, x.shape.channels, x.plane, g.plane, x.blocks
         to.call(
             kernels.weights,
-            *(x.data, g.data, rows.at, rows.offsets, rows.places, weight, bias, *sizes, threads, work),
+            *(x.data, g.data, rows.at, rows.offsets, rows.places, weight, bias, *sizes, compact, threads, work),
         )
         to.free(work)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -34,15 +35,25 @@ class Forward:
     backwards: dict[Any, Backward] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Gradient:
+    """of: which of inputs and parameters. places: int32 [E], of the entries that alone are computed, or None."""
+
+    of: int
+    size: Sizes
+    places: Tensor | None = None
+
+    @property
+    def count(self) -> int:
+        return math.prod(self.size) if self.places is None else self.places.numel()
+
+
 @dataclass(frozen=True, eq=False)
 class Backward:
-    """The program takes the cotangents that there are, parameters, and the gradients.
-
-    gradients: which of inputs and parameters each is of, and its size.
-    """
+    """The program takes the cotangents that there are, parameters, and room for the gradients."""
 
     program: Program
-    gradients: list[tuple[int, Sizes]]
+    gradients: list[Gradient]
 
 
 class Uses:
@@ -91,8 +102,11 @@ def write_forward(
     return Forward(to.program(), depends, outputs, {v: values[v] for v in kept}, own, shapes)
 
 
-def write_backward(region: Region, forward: Forward, given: Sequence[bool], needs: Sequence[bool]) -> Backward:
-    """given: which outputs have a cotangent. needs: of each input and parameter, whether its gradient is asked for."""
+def write_backward(
+    region: Region, forward: Forward, given: Sequence[bool], needs: Sequence[bool], ends: Sequence[bool]
+) -> Backward:
+    """given: which outputs have a cotangent. needs: of each input and parameter, whether its gradient is asked for;
+    ends: of each parameter, whether that stays with it, and may hold kept entries alone."""
     to = Writer(forward.program.dtype)
     writer = _Cotangents(region, forward, to)
     for v, place, size in zip(region.outputs, places(to, given), forward.outputs, strict=True):
@@ -100,24 +114,25 @@ def write_backward(region: Region, forward: Forward, given: Sequence[bool], need
             writer.begin(v, place, Shape(*size))
     params = places(to, forward.params)
     needed, param_needs = region.needed(needs), needs[len(region.inputs) :]
-    gradients: list[tuple[int, Sizes]] = []
+    gradients: list[Gradient] = []
     for node, own in zip(reversed(region.nodes), reversed(forward.own), strict=True):
         if node.output not in writer.found or node.output not in needed:
             continue
         cotangent = writer.joined(node.output)
         asked: list[Place | None] = []
+        only = node.step.places(own) if node.params and node.params[0] is not None and ends[node.params[0]] else None
         for i in node.params:
             asked.append(to.tensor() if i is not None and param_needs[i] else None)
             if i is not None and param_needs[i]:
                 given_size = forward.params[i]
                 assert given_size is not None
-                gradients.append((len(region.inputs) + i, given_size))
-        writer.through(node, own, cotangent, chosen(params, node), asked, needed)
+                gradients.append(Gradient(len(region.inputs) + i, given_size, only if i == node.params[0] else None))
+        writer.through(node, own, cotangent, chosen(params, node), asked, needed, only is not None)
     for i, v in enumerate(region.inputs):
         if v in writer.found and v in needed:
             image = writer.joined(v)
             unpack(to, image, to.tensor())
-            gradients.append((i, size_of(image.shape, region.dims[v])))
+            gradients.append(Gradient(i, size_of(image.shape, region.dims[v])))
     return Backward(to.program(), gradients)
 
 
@@ -157,12 +172,13 @@ class _Cotangents:
         params: Sequence[Place | None],
         asked: Sequence[Place | None],
         needed: set[int],
+        compact: bool,
     ) -> None:
         """From the cotangent of a node's output to those of its inputs. asked: where its parameters' gradients go."""
         region, values = self.region, self.forward.values
         x = node.inputs[0]
         rectified = x in region.rectified and x not in region.masked_late
-        wanted = Wanted(tuple(v in needed for v in node.inputs), tuple(asked), rectified)
+        wanted = Wanted(tuple(v in needed for v in node.inputs), tuple(asked), rectified, compact)
         kept = Kept(tuple(map(values.get, node.inputs)), values.get(node.output), own)
         images = node.step.backward(self.to, cotangent, kept, params, wanted)
         for v, image in zip(node.inputs, images, strict=True):

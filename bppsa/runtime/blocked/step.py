@@ -29,11 +29,12 @@ class Keep(NamedTuple):
 @dataclass(frozen=True)
 class Wanted:
     """Of which inputs and parameters a gradient is asked for: for a parameter where it goes, or None. rectified: the
-    input was, and its mask is to be applied."""
+    input was, and its mask is to be applied. compact: of the first parameter only the entries at `Step.places`."""
 
     inputs: tuple[bool, ...]
     params: tuple[Place | None, ...]
     rectified: bool
+    compact: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,11 @@ class Step(ABC):
 
     def depends(self) -> Any:
         """What else than shapes its calls depend on: where that has become another, they are written anew."""
+        return None
+
+    def places(self, own: Any) -> Tensor | None:
+        """int32 [E], where in its first parameter the only entries are that may have a gradient; None for all of them.
+        own: what its forward has kept."""
         return None
 
     def brings(self, dtype: torch.dtype) -> Sequence[Tensor]:

@@ -1,0 +1,268 @@
+"""Gradients that hold kept entries alone: to whoever uses them they are PyTorch's dense ones."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from bppsa.plan import sparse
+from bppsa.runtime.blocked.gradient import KeptGradient, gradient_of, numbers
+from bppsa.runtime.blocked.kept import Kept
+from tests.pruned.support import NETWORKS, assert_same_step, error, twins
+
+SIZE = torch.Size((6, 4, 3, 3))
+PLACES = torch.arange(1, SIZE.numel(), 7, dtype=torch.int32)
+
+
+@pytest.fixture(autouse=True)
+def always_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sparse, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(sparse, "MOST_KEPT", 1.0)
+
+
+def made(seed: int = 0) -> KeptGradient:
+    values = torch.randn(len(PLACES), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return gradient_of(Kept(values, PLACES, SIZE))
+
+
+def dense(seed: int = 0) -> Tensor:
+    return copy.deepcopy(made(seed).dense())
+
+
+def holds_all(x: Tensor) -> bool:
+    return not isinstance(numbers(x), Kept)
+
+
+def weights_of(model: nn.Module) -> list[nn.Parameter]:
+    return [p for name, p in model.named_parameters() if name.endswith("weight_orig")]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_training_step_is_pytorchs(name: str) -> None:
+    plain, fast, batch = twins(name)
+    for samples in (3, 8, 11):
+        assert_same_step(plain, fast, batch(samples))
+        assert all(isinstance(p.grad, KeptGradient) for p in weights_of(fast))
+
+
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+}
+SGD_KEEPS = [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}, {"maximize": True}]
+VARIANTS = [
+    *(("sgd", flags) for flags in SGD_KEEPS),
+    *(("sgd", {"momentum": 0.9, "dampening": 0.1, "weight_decay": 0.1}), ("sgd", {"foreach": True, "momentum": 0.9})),
+    *(("sgd", {"fused": True, "momentum": 0.9}), ("sgd", {"weight_decay": 0.1})),
+    *(("adam", {}), ("adam", {"fused": True}), ("adam", {"foreach": True, "amsgrad": True}), ("adamw", {})),
+    *(("rmsprop", {"momentum": 0.5}), ("adagrad", {})),
+]
+CLIPS: dict[str, Callable[[Any], Any]] = {
+    "none": lambda parameters: None,
+    "norm": lambda parameters: clip_grad_norm_(parameters, 0.1),
+    "norm inf, foreach": lambda parameters: clip_grad_norm_(parameters, 0.1, float("inf"), foreach=True),
+    "value": lambda parameters: clip_grad_value_(parameters, 0.01),
+}
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize(("name", "flags"), VARIANTS, ids=str)
+def test_optimizers_follow_pytorch(name: str, flags: dict[str, Any], clip: str) -> None:
+    plain, fast, batch = twins("lenet")
+    before = [p.detach().clone() for p in plain.parameters()]
+    optimizers = [OPTIMIZERS[name](m.parameters(), lr=0.05, **flags) for m in (plain, fast)]
+    for turn in range(4):
+        assert_same_step(plain, fast, batch(5))
+        for model, optimizer in zip((plain, fast), optimizers, strict=True):
+            CLIPS[clip](model.parameters())
+            with torch.no_grad():
+                optimizer.step()
+            optimizer.zero_grad(set_to_none=turn % 2 == 0)
+    for a, b, start in zip(plain.parameters(), fast.parameters(), before, strict=True):
+        assert error(a - start, b - start) < 1e-9
+
+
+@pytest.mark.parametrize("flags", SGD_KEEPS, ids=str)
+def test_sgd_and_clipping_need_the_kept_entries_alone(flags: dict[str, Any]) -> None:
+    _, fast, batch = twins("lenet")
+    optimizer = torch.optim.SGD(fast.parameters(), 0.1, **flags)
+    for _ in range(3):
+        optimizer.zero_grad()
+        fast(batch(4)).square().sum().backward()
+        fast(batch(4)).square().sum().backward()  # and accumulation
+        clip_grad_norm_(fast.parameters(), 0.1)
+        optimizer.step()
+        assert not any(holds_all(p.grad) for p in weights_of(fast))
+    buffers = [optimizer.state[p].get("momentum_buffer") for p in weights_of(fast)]
+    assert not any(holds_all(b) for b in buffers if b is not None)
+
+
+OPS: dict[str, Callable[[Tensor], Any]] = {
+    "scale": lambda g: g.mul_(0.5),
+    "scale by a tensor": lambda g: g.mul_(torch.tensor(2.0)),
+    "divide": lambda g: g.div_(3),
+    "scale by NaN": lambda g: g.mul_(float("nan")),
+    "scale by infinity": lambda g: g.mul_(torch.tensor(float("inf"))),
+    "add infinitely often": lambda g: g.add_(like(g, made(1)), alpha=float("inf")),
+    "scale by numbers": lambda g: g.mul_(dense(3)),
+    "zero": lambda g: g.zero_(),
+    "negative": lambda g: -g,
+    "clone": lambda g: g.clone(),
+    "clone in another order": lambda g: g.clone(memory_format=torch.channels_last),
+    "add": lambda g: g + like(g, made(1)),
+    "add in place": lambda g: g.add_(like(g, made(1)), alpha=2),
+    "add of another pattern": lambda g: g.add_(like(g, gradient_of(Kept(torch.ones(2).double(), PLACES[:2], SIZE)))),
+    "add a number": lambda g: g.add_(1),
+    "decay": lambda g: g.add(dense(2), alpha=0.1),
+    "add numbers": lambda g: g.add_(dense(2), alpha=0.1),
+    "add to numbers": lambda g: dense(2).add_(g, alpha=3),
+    "add to numbers in another order": lambda g: dense(2).to(memory_format=torch.channels_last).add_(g),
+    "add to another dtype": lambda g: dense(2).float().add_(g),
+    "add to more": lambda g: torch.zeros(2, *SIZE).double().add_(g),
+    "norm": lambda g: torch.linalg.vector_norm(g),
+    "smallest": lambda g: torch.linalg.vector_norm(g, -float("inf")),
+    "norms": lambda g: torch.linalg.vector_norm(g, dim=0),
+    "write a row": lambda g: g[0].fill_(2),
+    "write through another name": lambda g: g.detach().view(-1)[3:9].mul_(4).add_(1),
+    "write some": lambda g: g.masked_fill_(dense(4) > 0, 1),
+    "read": lambda g: g[1, 2] * 2,
+    "multiply": lambda g: g.flatten(1) @ g.flatten(1).T,
+    "many": lambda g: torch._foreach_add([g, g], [1, 2]),
+    "many in place": lambda g: torch._foreach_mul_([g], 0.5),
+    "other names": lambda g: g.detach().mul_(2),
+}
+
+
+def like(g: Tensor, other: KeptGradient) -> Tensor:
+    """An operand of the same kind as the one that an op is tried on."""
+    return other if isinstance(g, KeptGradient) else other.dense()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from(sorted(OPS)), min_size=1, max_size=5))
+def test_any_ops_do_what_they_do_to_dense_ones(names: list[str]) -> None:
+    ours, theirs = made(), dense()
+    for name in names:
+        got, expected = OPS[name](ours), OPS[name](theirs)
+        for a, b in ((got, expected), (ours, theirs)):
+            for x, y in zip(*((v if isinstance(v, (list, tuple)) else [v]) for v in (a, b)), strict=True):
+                if y is not None:
+                    assert x.dtype is y.dtype
+                    assert x.shape == y.shape
+                    torch.testing.assert_close(copy.deepcopy(x) + 0, y, equal_nan=True, rtol=1e-12, atol=0)
+
+
+def test_an_op_in_place_gives_its_own_tensor_back() -> None:
+    g = made()
+    assert g.mul_(2) is g
+    assert g.mul_(float("nan")) is g
+    assert holds_all(g)
+    assert g.add_(1) is g
+
+
+def test_what_asks_for_memory_gets_all_numbers() -> None:
+    expected = dense()
+    assert (made().numpy() == expected.numpy()).all()
+    assert made().tolist() == expected.tolist()
+    g = made()
+    assert g.data_ptr() == g.dense().data_ptr()
+    assert g.untyped_storage().nbytes() == expected.numel() * 8
+    assert f"{made().sum():.6f}" == f"{expected.sum():.6f}"
+    assert "tensor" in repr(made()) or "KeptGradient" in repr(made())
+
+
+def test_saved_and_copied_it_needs_no_bppsa() -> None:
+    expected, buffer = dense(), io.BytesIO()
+    torch.save({"momentum": made()}, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=True)["momentum"]
+    for copied in (loaded, pickle.loads(pickle.dumps(made()))):
+        assert type(copied) is Tensor
+        assert torch.equal(copied, expected)
+    twin = copy.deepcopy(g := made())
+    g.mul_(0)
+    assert torch.equal(twin.dense(), expected)
+
+
+def test_optimizers_states_go_on_from_a_checkpoint() -> None:
+    plain, fast, batch = twins("lenet")
+    optimizers = [torch.optim.SGD(m.parameters(), 0.05, momentum=0.9) for m in (plain, fast)]
+    for _ in range(3):
+        assert_same_step(plain, fast, batch(5))
+        for optimizer in optimizers:
+            optimizer.step()
+        buffer = io.BytesIO()
+        torch.save(optimizers[1].state_dict(), buffer)
+        buffer.seek(0)
+        optimizers[1] = torch.optim.SGD(fast.parameters(), 0.05, momentum=0.9)
+        optimizers[1].load_state_dict(torch.load(buffer, weights_only=True))
+    for a, b in zip(plain.parameters(), fast.parameters(), strict=True):
+        assert error(a, b) < 1e-9
+
+
+def add_weight(p: Tensor) -> None:
+    assert p.grad is not None
+    p.grad.add_(p.detach())
+
+
+def test_hooks_and_gradients_that_are_asked_for() -> None:
+    plain, fast, batch = twins("lenet")
+    x, seen = batch(4), list[list[Tensor]]()
+    for model in (plain, fast):
+        weight = weights_of(model)[0]
+        weight.register_hook(lambda g: g * 2 + 1)
+        weight.register_post_accumulate_grad_hook(add_weight)
+        asked = torch.autograd.grad(model(x).square().sum(), weights_of(model))
+        model(x).square().sum().backward()
+        seen.append([*asked, *(p.grad for p in weights_of(model))])
+    for expected, got in zip(*seen, strict=True):
+        assert error(expected, got.dense() if isinstance(got, KeptGradient) else got) < 1e-11
+
+
+def test_weights_in_another_order_have_dense_ones() -> None:
+    plain, fast, batch = twins("mobile")
+    for model in (plain, fast):
+        weight = model.grouped.weight_orig.detach().to(memory_format=torch.channels_last)
+        model.grouped.weight_orig = nn.Parameter(weight)
+    assert_same_step(plain, fast, batch(5))
+    assert not isinstance(fast.grouped.weight_orig.grad, KeptGradient)
+    assert isinstance(fast.pointwise.weight_orig.grad, KeptGradient)
+
+
+def test_a_mask_that_becomes_another_one_between_backwards() -> None:
+    plain, fast, batch = twins("lenet")
+    for amount in (0.5, 0.8):
+        for model in (plain, fast):
+            with torch.no_grad():
+                for layer in model.modules():
+                    if isinstance(layer, (nn.Conv2d, nn.Linear)):
+                        layer.weight_mask.copy_(torch.rand(layer.weight_mask.shape, generator=seeded(amount)) > amount)
+        x = batch(4)
+        for model in (plain, fast):
+            model(x).square().sum().backward()  # adds to those of the mask before
+    for a, b in zip(weights_of(plain), weights_of(fast), strict=True):
+        assert error(a.grad, b.grad.dense()) < 1e-11
+
+
+def seeded(amount: float) -> torch.Generator:
+    return torch.Generator().manual_seed(int(amount * 100))
+
+
+def test_small_or_dense_weights_have_dense_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert not sparse.gives_kept_alone(100, 10_000)
+    assert not sparse.gives_kept_alone(50_000, 100_000)
+    assert sparse.gives_kept_alone(5_000, 100_000)
