@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from torch import nn
 
@@ -12,13 +13,28 @@ from bppsa.plan.forward import Forward
 from bppsa.plan.strategy import Strategy
 from bppsa.report import Decision, Report
 
-_thread = threading.local()
+
+class _Call(NamedTuple):
+    """outer: the call that this one is in."""
+
+    taken: list[Decision]
+    strategy: Strategy | None
+    forward: Forward | None
+    outer: _Call | None
 
 
-def note(decision: Decision) -> None:
-    taken = getattr(_thread, "taken", None)
-    if taken is not None:
-        taken.append(decision)
+class _Thread(threading.local):
+    call: _Call | None = None
+    explaining = False
+
+
+_thread = _Thread()
+
+
+def note(*decisions: Decision) -> None:
+    call = _thread.call
+    if call is not None:
+        call.taken.extend(decisions)
 
 
 @contextmanager
@@ -28,7 +44,7 @@ def collecting(
     """All decisions noted in this thread within the block. explained: with what only `explain` needs to know."""
     taken: list[Decision] = []
     push(taken, strategy, forward)
-    before, _thread.explaining = explaining(), explained
+    before, _thread.explaining = _thread.explaining, explained
     try:
         yield taken
     finally:
@@ -37,24 +53,24 @@ def collecting(
 
 
 def explaining() -> bool:
-    return getattr(_thread, "explaining", False)
+    return _thread.explaining
 
 
 def strategy_of_model() -> Strategy | None:
     """That of the compiled model whose call this thread is in."""
-    return getattr(_thread, "strategy", None)
+    return _thread.call and _thread.call.strategy
 
 
 def forward_of_model() -> Forward | None:
-    return getattr(_thread, "forward", None)
+    return _thread.call and _thread.call.forward
 
 
 def push(taken: list[Decision], strategy: Strategy | None, forward: Forward | None) -> None:
     """Note decisions in `taken` until `pop`, and have scans follow `strategy` and `forward`."""
-    before = getattr(_thread, "taken", None), strategy_of_model(), forward_of_model()
-    _thread.outer = [*getattr(_thread, "outer", []), before]
-    _thread.taken, _thread.strategy = taken, strategy or strategy_of_model()
-    _thread.forward = forward or forward_of_model()
+    outer = _thread.call
+    if outer is not None:
+        strategy, forward = strategy or outer.strategy, forward or outer.forward
+    _thread.call = _Call(taken, strategy, forward, outer)
 
 
 def begin(module: nn.Module) -> None:
@@ -66,10 +82,10 @@ def begin(module: nn.Module) -> None:
 
 
 def pop() -> None:
-    """Go back to the list before; what an inner call has decided, the outer one has too."""
-    if not getattr(_thread, "outer", None):
+    """Go back to the call before; what an inner call has decided, the outer one has too."""
+    if _thread.call is None:
         return
-    *_thread.outer, (before, _thread.strategy, _thread.forward) = _thread.outer
-    if before is not None:
-        before.extend(_thread.taken)
-    _thread.taken = before
+    taken, *_, outer = _thread.call
+    _thread.call = outer
+    if outer is not None:
+        outer.taken.extend(taken)

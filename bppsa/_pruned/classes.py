@@ -13,15 +13,14 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 
 from bppsa import _calls
 from bppsa._pruned.densities import Density, densities, have_moved
-from bppsa._pruned.draft import KeptEntries
-from bppsa._pruned.regions import Environment, Segment, Taken, grow, operands, run_node, run_region
+from bppsa._pruned.draft import KeptByLayer
+from bppsa._pruned.regions import Environment, Segment, Taken, fits, grow, operands, run_node, run_region
 from bppsa._pruned.rewritten import Rewritten, is_reported
 from bppsa._pruned.seen import Seen
 from bppsa._pruned.told import How, decide, told
 from bppsa._pruned.tracing import state, trace
 from bppsa._pruned.unusual import unusual
 from bppsa.codegen.blocked.native import prepare
-from bppsa.codegen.blocked.window import Window
 from bppsa.errors import BuildError, Reason, Unsupported
 from bppsa.plan.choose import Choice
 from bppsa.report import Decision, warn_once
@@ -38,6 +37,7 @@ class Plan:
     names: list[fx.Node]  # of the arguments
     segments: list[Segment]
     unread: list[list[fx.Node]]  # after each node
+    done: list[list[fx.Node]]  # of each segment with a region: what is unread after it
     decisions: list[list[Decision]]  # of each segment
     densities: list[Density]
 
@@ -46,8 +46,7 @@ class Plan:
         return any(segment.region is not None for segment in self.segments)
 
     def tell(self) -> None:
-        for decision in itertools.chain(*self.decisions):
-            _calls.note(decision)
+        _calls.note(*itertools.chain(*self.decisions))
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +63,7 @@ class Memo:
     """What a module has found out about itself; a copy begins with none, as programs hold addresses."""
 
     plans: dict[Any, Plan | Reason] = field(default_factory=dict)
-    entries: dict[tuple[nn.Module, Window], KeptEntries] = field(default_factory=dict)
+    entries: KeptByLayer = field(default_factory=dict)
     last: Last | None = None
 
     def __reduce__(self) -> Any:
@@ -124,6 +123,7 @@ class Pruned(Rewritten):
 
     def _bppsa_first(self, key: Any, memo: Memo, args: tuple[Tensor, ...]) -> Any:
         """Make the plan while running it: what comes out of one part says what the next is given."""
+        memo.last = None  # what runs may change the modules
         try:
             graph = list(trace(self).nodes)
             result, plan = discover(graph, self, memo, args)
@@ -172,6 +172,7 @@ def begin(names: list[fx.Node], args: tuple[Tensor, ...]) -> Environment:
 def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor, ...]) -> tuple[Any, Plan]:
     names = [node for node in graph if node.op == "placeholder"]
     known, segments, decisions = begin(names, args), list[Segment](), list[list[Decision]]()
+    done: list[list[fx.Node]] = []
     how = How(torch.is_grad_enabled(), args[0].dtype)
     at, unread = 0, last_read(graph)
     while graph[at].op != "output":
@@ -181,21 +182,23 @@ def discover(graph: list[fx.Node], root: Pruned, memo: Memo, args: tuple[Tensor,
             continue
         segment = grow(graph, at, known, root, memo.entries)
         choice = decide(segment, how)
-        taken = operands(segment, known, None) if choice.strategy == "blocked" else None
+        taken = operands(segment, known) if choice.strategy == "blocked" else None
         if isinstance(taken, Reason):
             choice = Choice("pytorch", str(taken), {})
         if isinstance(taken, Taken):
             build_kernels(segment, how.dtype)
             run_region(segment, known, taken)
-            forget(unread[at : segment.stop], known)
+            done.append([node for node in itertools.chain(*unread[at : segment.stop]) if node in known])
+            forget(done[-1], known)
         else:
             stop = max(segment.stop, at + 1)
             segment = Segment(at, stop, layers=segment.layers, ended=segment.ended)
+            done.append([])
             run_nodes(graph[at:stop], unread[at:stop], known, root)
         decisions.append(told(segment, graph, choice, root, how))
         segments.append(segment)
         at = segment.stop
-    plan = Plan(graph, names, segments, unread, decisions, densities(root))
+    plan = Plan(graph, names, segments, unread, done, decisions, densities(root))
     return fx.node.map_arg(graph[at].args[0], known.__getitem__), plan
 
 
@@ -207,23 +210,27 @@ def build_kernels(segment: Segment, dtype: torch.dtype) -> None:
 
 
 def run(plan: Plan, root: Pruned, last: Last, args: tuple[Tensor, ...]) -> Any:
-    known, as_seen = begin(plan.names, args), True
-    for segment, decisions in zip(plan.segments, plan.decisions, strict=True):
-        own = slice(segment.start, segment.stop)
+    known, as_seen, untouched = begin(plan.names, args), True, True
+    for segment, done, decisions in zip(plan.segments, plan.done, plan.decisions, strict=True):
         taken: Taken | Reason | None = None
         if segment.region is not None:
             as_seen = as_seen or last.seen.holds(root)
-            taken = operands(segment, known, last.taken.get(segment) if as_seen else None)
+            if not as_seen:  # in the next call they may be again
+                last.taken.clear()
+            taken = last.taken.get(segment)
+            if taken is None or not taken.holds() or not (untouched or fits(segment, known)):
+                taken = operands(segment, known)
         if isinstance(taken, Taken):
-            last.taken[segment] = taken
+            if as_seen:
+                last.taken[segment] = taken
             run_region(segment, known, taken)
-            forget(plan.unread[own], known)
+            forget(done, known)
         else:
+            own = slice(segment.start, segment.stop)
             run_nodes(plan.graph[own], plan.unread[own], known, root)
-            as_seen = False  # a hook, or a layer of the user's, may change what comes after it
-        for decision in decisions:
-            left = isinstance(taken, Reason)
-            _calls.note(replace(decision, strategy="pytorch", reason=str(taken)) if left else decision)
+            as_seen = untouched = False  # a hook, or a layer of the user's, may change what comes after it
+        left = isinstance(taken, Reason)
+        _calls.note(*(replace(d, strategy="pytorch", reason=str(taken)) for d in decisions) if left else decisions)
     return fx.node.map_arg(plan.graph[-1].args[0], known.__getitem__)
 
 
@@ -231,11 +238,11 @@ def run_nodes(nodes: list[fx.Node], unread: list[list[fx.Node]], known: Environm
     for node, done in zip(nodes, unread, strict=True):
         if node.op != "placeholder":
             known[node] = run_node(node, known, root)
-        forget([done], known)
+        forget(done, known)
 
 
-def forget(unread: list[list[fx.Node]], known: Environment) -> None:
-    for node in itertools.chain(*unread):
+def forget(unread: list[fx.Node], known: Environment) -> None:
+    for node in unread:
         known.pop(node, None)
 
 

@@ -62,11 +62,11 @@ def parameter_now(module: nn.Module, name: str) -> Tensor | None:
 
 
 class KeptEntries:
-    """The entries of one layer for one geometry, made anew when its mask has become another one."""
+    """The entries of one layer for one geometry and dtype, made anew when its mask has become another one."""
 
-    def __init__(self, layer: Weighted, path: str, window: Window, groups: int) -> None:
-        self.layer, self.path, self.window, self.groups = layer, path, window, groups
-        self._made: tuple[Weight, list[int], torch.dtype, Entries] | None = None
+    def __init__(self, layer: Weighted, path: str, window: Window, groups: int, dtype: torch.dtype) -> None:
+        self.layer, self.path, self.window, self.groups, self.dtype = layer, path, window, groups, dtype
+        self._made: tuple[Weight, list[int], Entries] | None = None
 
     def __call__(self) -> Entries:
         """Those of the masks that `renew` has seen last."""
@@ -76,14 +76,17 @@ class KeptEntries:
         """Of the masks as they are now; nothing is made for it, as it may turn out that nobody reads the entries."""
         return int(kept(weight_of(self.layer), self.path).count_nonzero())
 
-    def renew(self) -> tuple[Weight, list[int], torch.dtype, Entries]:
+    def renew(self) -> tuple[Weight, list[int], Entries]:
         weight = weight_of(self.layer)
-        marked, dtype = marks(weight.masks), weight.parameter.dtype
-        if self._made is None or self._made[1:3] != (marked, dtype) or not weight.has_masks_of(self._made[0]):
+        marked = marks(weight.masks)
+        if self._made is None or self._made[1] != marked or not weight.has_masks_of(self._made[0]):
             bits = kept(weight, self.path)
             bits = bits if bits.dim() == 4 else bits[..., None, None]
-            self._made = weight, marked, dtype, Entries(bits, self.window, self.groups, dtype)
+            self._made = weight, marked, Entries(bits, self.window, self.groups, self.dtype)
         return self._made
+
+
+KeptByLayer = dict[tuple[nn.Module, Window, torch.dtype], KeptEntries]
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Draft:
     """`root`: the traced module, which all paths are relative to. node: that which is being laid."""
 
     root: nn.Module
-    memo: dict[tuple[nn.Module, Window], KeptEntries]
+    memo: KeptByLayer
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[int, fx.Node] = field(default_factory=dict)
     values: list[Value] = field(default_factory=list)
@@ -148,8 +151,9 @@ class Draft:
 
     def layer(self, kind: str, path: str, window: Window, channels: int, groups: int, x: Value) -> Value:
         module: Weighted = self.root.get_submodule(path)  # type: ignore[assignment]
-        key = module, window
-        entries = self.memo.get(key) or self.memo.setdefault(key, KeptEntries(module, path, window, groups))
+        assert self.dtype is not None
+        key = module, window, self.dtype
+        entries = self.memo.setdefault(key, KeptEntries(module, path, window, groups, self.dtype))
         count = entries.count()  # what is wrong with its mask is said here
         first = x.number in self.inputs
         self.layers.append(

@@ -11,16 +11,15 @@ from torch import Tensor, fx, nn
 from torch.fx.node import map_arg
 
 from bppsa._modules.calls import is_plain
-from bppsa._pruned.draft import Draft, KeptEntries, Layer, Parameter, Value
+from bppsa._pruned.draft import Draft, KeptByLayer, Layer, Parameter, Value
 from bppsa._pruned.layers import lay
 from bppsa.codegen.blocked.native import LANES
-from bppsa.codegen.blocked.window import Window
 from bppsa.errors import Reason, Unsupported
-from bppsa.runtime.blocked.apply import is_memory, run
+from bppsa.runtime.blocked.apply import run
 from bppsa.runtime.blocked.region import Region
 
 Environment = dict[fx.Node, Any]
-form = attrgetter("dtype", "shape")
+form = attrgetter("dtype", "shape", "layout")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +45,7 @@ def grow(
     start: int,
     known: Environment,
     root: nn.Module,
-    memo: dict[tuple[nn.Module, Window], KeptEntries],
+    memo: KeptByLayer,
 ) -> Segment:
     """The longest region that begins at node `start`; known: what the nodes before it gave. It may be empty."""
     draft = Draft(root, memo)
@@ -119,50 +118,56 @@ def is_image(value: Any) -> bool:
     )
 
 
-def operands(segment: Segment, known: Environment, before: Taken | None) -> Taken | Reason:
-    """The parameters that the region takes, or why it cannot take them, or its inputs, in this call. before: what it
-    has taken from modules that are as they were."""
+def fits(segment: Segment, known: Environment) -> bool:
+    """Whether its inputs are what the region was made for."""
     inputs = [known[node] for node in segment.inputs]
-    if not all(map(is_image, inputs)) or segment.shapes != tuple(tuple(x.shape) for x in inputs):
-        return Reason("its input is not of the shape that its region was made for")
-    if before is not None and before.holds():
-        return before
+    return all(map(is_image, inputs)) and all(
+        x.shape == shape and x.dtype is segment.dtype for x, shape in zip(inputs, segment.shapes, strict=True)
+    )
+
+
+def operands(segment: Segment, known: Environment) -> Taken | Reason:
+    """The parameters that the region takes, or why it cannot take them, or its inputs, in this call."""
+    if not fits(segment, known):
+        return Reason("its input is not of the shape and dtype that its region was made for")
     try:
         tensors = [parameter.now() for parameter in segment.params]
         for layer in segment.layers:
             layer.entries.renew()
     except Unsupported as error:  # a mask or a weight that has become another one
         return error.reason
-    if all(t.dtype is segment.dtype and t.is_cpu and is_plain(t) for t in (*inputs, *tensors)):
+    if all(t.dtype is segment.dtype and t.is_cpu and is_plain(t) for t in tensors):
         return Taken(tensors, segment)
     return Reason("not all it reads is of the dtype it was made for, plain and on the CPU")
 
 
 class Taken:
-    """Parameters that a region has taken, and may take again while `holds` and while its modules are as they were."""
+    """Parameters that a region has taken, and may take again while `holds` and while its modules are as they were.
+    depends: what its steps depended on then."""
 
     def __init__(self, tensors: list[Tensor], segment: Segment) -> None:
+        assert segment.region is not None
         self.tensors = tensors
-        self._layers = segment.layers
+        self.depends = segment.region.depends()
         self._own = all(map(Parameter.is_own, segment.params, tensors))
-        self._types, self._forms = list(map(type, tensors)), list(map(form, tensors))
-        self._entries = [layer.entries() for layer in segment.layers]
+        self._types, self._forms, self._memory = (list(map(of, tensors)) for of in (type, form, Tensor.data_ptr))
 
     def holds(self) -> bool:
-        """`Tensor.data` gives a Parameter that stays the same one another form."""
+        """`Tensor.data` gives a Parameter that stays the same one another form, memory, or the bit that negates."""
         return (
             self._own
             and list(map(type, self.tensors)) == self._types
             and list(map(form, self.tensors)) == self._forms
-            and all(map(is_memory, self.tensors))
-            and [layer.entries() for layer in self._layers] == self._entries
+            and list(map(Tensor.data_ptr, self.tensors)) == self._memory
+            and not any(map(Tensor.is_neg, self.tensors))
         )
 
 
 def run_region(segment: Segment, known: Environment, taken: Taken) -> None:
     assert segment.region is not None
     inputs = [known[node] for node in segment.inputs]
-    for names, output in zip(segment.outputs, run(segment.region, [*inputs, *taken.tensors]), strict=True):
+    outputs = run(segment.region, [*inputs, *taken.tensors], taken.depends)
+    for names, output in zip(segment.outputs, outputs, strict=True):
         known.update(dict.fromkeys(names, output))
     known.update(segment.constants)
     known.update((name, known[source]) for name, source in segment.aliases)

@@ -91,6 +91,16 @@ def containers(module: nn.Module) -> list[Any]:
     return [v for k, v in own if isinstance(v, CONTAINERS) and k not in OF_ALL and not k.startswith("_bppsa")]
 
 
+def changeable(container: Any, depth: int = 6) -> list[Any]:
+    """`container` and those in it that `contents` looks into, but for tuples."""
+    if depth == 0:
+        return []
+    items = container.values() if isinstance(container, dict) else container
+    inner = [item for item in items if isinstance(item, CONTAINERS)] if len(container) <= LARGEST else []
+    own = [] if isinstance(container, tuple) else [container]
+    return [*own, *(found for item in inner for found in changeable(item, depth - 1))]
+
+
 def contents(value: Any, depth: int = 6) -> Any:
     """What is plain in a container, hashable."""
     if type(value) in PLAIN:

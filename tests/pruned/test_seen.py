@@ -60,6 +60,10 @@ def weight_that_is_not_contiguous(m: nn.Module) -> None:
     m[7].weight_orig.data = m[7].weight_orig.data.t().contiguous().t()
 
 
+def weight_that_is_negated_lazily(m: nn.Module) -> None:
+    m[3].weight_orig.data = m[3].weight_orig.data._neg_view()
+
+
 def weight_of_another_number(m: nn.Module) -> None:
     with torch.no_grad():
         m[3].weight_orig.mul_(2)
@@ -95,7 +99,7 @@ CHANGES: list[Callable[[nn.Module], object]] = [
     lambda m: m.__setitem__(8, nn.GELU()),
     *(hook_in_another_table, mask_in_place, another_mask, memory_of_a_mask, another_weight, memory_of_a_weight),
     *(weight_that_is_not_contiguous, weight_of_another_number, no_bias, another_class, wider_window),
-    *(own_forward, own_forward_of_a_pruned_layer),
+    *(weight_that_is_negated_lazily, own_forward, own_forward_of_a_pruned_layer),
 ]
 
 
@@ -110,17 +114,18 @@ def test_a_change_is_noticed(change: Callable[[nn.Module], object]) -> None:
 
 
 class Asking(nn.Module):
-    """Its forward asks for a part by name, and for a flag in a mapping."""
+    """Its forward asks for a part and for a flag by name, for one in a mapping, and for the length of a large list."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.last = nn.Linear(6, 6), nn.ReLU()
-        self.flags = OrderedDict(double=False)
+        self.flags, self.names, self.once = OrderedDict(double=False), ["name"] * 2000, True
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.first(x)
         y = self.last(y) if hasattr(self, "last") else y
-        return y * 2 if self.flags["double"] else y
+        y = y * 2 if self.flags["double"] or hasattr(self, "twice") else y
+        return y * 3 if len(self.names) < 3 else y
 
 
 def another_name(m: nn.Module) -> None:
@@ -128,15 +133,28 @@ def another_name(m: nn.Module) -> None:
     del m.last
 
 
-@pytest.mark.parametrize("change", [another_name, lambda m: m.flags.update(double=True)], ids=["name", "mapping"])
+def another_flag(m: nn.Module) -> None:
+    del m.once
+    m.twice = True
+
+
+ASKED: dict[str, Callable[[nn.Module], object]] = {
+    "name": another_name,
+    "flag": another_flag,
+    "mapping": lambda m: m.flags.update(double=True),
+    "length": lambda m: m.names.clear(),
+}
+
+
+@pytest.mark.parametrize("change", ASKED.values(), ids=ASKED)
 def test_what_a_forward_asks_for_is_noticed(change: Callable[[nn.Module], object]) -> None:
     torch.manual_seed(0)
-    plain = Asking().double()
+    plain = nn.Sequential(Asking()).double()
     fast = bppsa.compile(pruned(copy.deepcopy(plain), 0.5))
     plain, x = pruned(plain, 0.5), torch.randn(3, 6).double()
     warm(plain, fast, x)
     for model in (plain, fast):
-        change(model)
+        change(model[0])
     warm(plain, fast, x)
 
 
@@ -227,6 +245,21 @@ def test_a_hook_that_changes_what_comes_later_in_its_own_call() -> None:
         model[1].register_forward_hook(lambda *_, mask=mask: mask.copy_(mask.roll(1)).data_ptr() and None)
     warm(plain, fast, x)
     assert kernels(fast) == ["sparse", "sparse"]
+
+
+def test_a_mask_that_a_hook_lends_its_layer_in_one_call() -> None:
+    torch.manual_seed(0)
+    fast = bppsa.compile(
+        pruned(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Softmax2d(), nn.Flatten(), nn.Linear(144, 5)), 0.5)
+    )
+    mask, x, lends = fast[3].weight_mask, torch.randn(4, 3, 8, 8), False
+    own, lent = mask.data, torch.zeros_like(mask)
+    fast[1].register_forward_hook(lambda *_: setattr(mask, "data", lent) if lends else None)
+    before = [fast(x) for _ in range(CALLS)][-1]
+    lends = True
+    assert error(fast[3].bias.expand(4, 5), fast(x)) < 1e-6
+    mask.data, lends = own, False
+    assert torch.equal(before, fast(x))
 
 
 def test_a_mask_from_inference_mode_is_left_to_pytorch() -> None:

@@ -32,18 +32,22 @@ class Tape:
     brought: list[Sequence[Tensor]]
 
 
-def run(region: Region, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """The region's outputs, with gradients if autograd wants any. tensors: the inputs, then the parameters."""
-    if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):
-        return _apply(region, *tensors)
-    return run_forward(region, tensors, save=False)[0]
+def run(region: Region, tensors: Sequence[Tensor], depends: list[Any]) -> tuple[Tensor, ...]:
+    """The region's outputs, with gradients if autograd wants any. tensors: the inputs, then the parameters. depends:
+    `region.depends()`, which a caller who knows that nothing has changed need not ask for again."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return _apply(region, depends, *tensors)
+    return run_forward(region, tensors, depends, save=False)[0]
 
 
-def run_forward(region: Region, tensors: Sequence[Tensor], *, save: bool) -> tuple[tuple[Tensor, ...], Tape]:
+def run_forward(
+    region: Region, tensors: Sequence[Tensor], depends: list[Any], *, save: bool
+) -> tuple[tuple[Tensor, ...], Tape]:
     """Without autograd: in a node of its own, or where nobody asks for a gradient."""
     dtype = tensors[0].dtype
-    brought = [node.step.brings(dtype) for node in region.nodes]
-    depends = [node.step.depends() for node in region.nodes]
+    brought: list[Sequence[Tensor]] = [()] * len(region.nodes)
+    for i in region.bringing:
+        brought[i] = region.nodes[i].step.brings(dtype)
     key = save, available_threads()
     forward = region.programs.get(key)
     if forward is None or forward.depends != depends:
@@ -83,8 +87,8 @@ def as_tensor(gradient: Gradient, numbers: Tensor) -> Tensor:
 
 class _Apply(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, region: Region, *tensors: Tensor) -> tuple[Tensor, ...]:
-        outputs, ctx.tape = run_forward(region, tensors, save=True)
+    def forward(ctx: Any, region: Region, depends: list[Any], *tensors: Tensor) -> tuple[Tensor, ...]:
+        outputs, ctx.tape = run_forward(region, tensors, depends, save=True)
         ctx.region = region
         ctx.save_for_backward(*tensors)  # a change in place before the backward is an error
         ctx.set_materialize_grads(False)
@@ -92,13 +96,13 @@ class _Apply(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        region, tensors, tape, needs = ctx.region, ctx.saved_tensors, ctx.tape, ctx.needs_input_grad[1:]
+        region, tensors, tape, needs = ctx.region, ctx.saved_tensors, ctx.tape, ctx.needs_input_grad[2:]
         if torch.is_grad_enabled() or not all(map(is_memory, grads)):  # create_graph, or cotangents in a vmap
             with torch.enable_grad(), torch.autocast("cpu", enabled=False):
-                return None, *gradients(region, tensors, grads, needs, tape.forward.depends, tape.brought)
+                return None, None, *gradients(region, tensors, grads, needs, tape.forward.depends, tape.brought)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.tape = None
-        return None, *run_backward(region, grads, tape, tensors[len(region.inputs) :], needs)
+        return None, None, *run_backward(region, grads, tape, tensors[len(region.inputs) :], needs)
 
 
 # `Function.apply` looks at each tensor for what a functorch transform has left; none is under way, and all are plain.

@@ -36,6 +36,15 @@ class Region:
     rectified: frozenset[int]
     programs: dict[Any, Any] = field(default_factory=dict)
 
+    def depends(self) -> list[Any]:
+        """Of each step, what else than shapes its calls depend on at present."""
+        return [node.step.depends() for node in self.nodes]
+
+    @cached_property
+    def bringing(self) -> tuple[int, ...]:
+        """Nodes whose steps bring tensors."""
+        return tuple(i for i, node in enumerate(self.nodes) if type(node.step).brings is not Step.brings)
+
     @cached_property
     def readers(self) -> Counter[int]:
         return Counter([*(v for node in self.nodes for v in node.inputs), *self.outputs])
