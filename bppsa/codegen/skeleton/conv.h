@@ -98,9 +98,11 @@ struct Sums {
   }
 };
 
-// The output's gradient on a tile, multiplied with what each entry reads: one vector of sums an entry.
-template <int PLANES, int PIXELS>
+// The output's gradient on a tile, multiplied with what each entry reads: one vector of sums an entry. ADDS: to those that
+// are there.
+template <int PLANES, int PIXELS, bool ADDS>
 struct Products {
+  static constexpr int CHAINS = PLANES * PIXELS > 1 ? 2 : 1;
   V gradient[PLANES][PIXELS];
   const int32_t* offsets;
   const real* source;
@@ -112,12 +114,13 @@ struct Products {
   INLINE void span(int64_t from, int64_t to) {
     for (int64_t n = from; n < to; ++n) {
       const real* pixel = source + offsets[n];
-      V chains[2] = {sums[n - begin], V{}};
+      V chains[CHAINS] = {};
+      if constexpr (ADDS) chains[0] = sums[n - begin];
       UNROLL for (int p = 0; p < PLANES; ++p)
         UNROLL for (int y = Y0; y < Y1; ++y)
           UNROLL for (int x = X0; x < X1; ++x)
-            chains[(p + y + x) & 1] += gradient[p][y * WIDTH + x] * load<V>(pixel + p * block + y * ROW + x * STEP);
-      sums[n - begin] = chains[0] + chains[1];
+            chains[(p + y + x) % CHAINS] += gradient[p][y * WIDTH + x] * load<V>(pixel + p * block + y * ROW + x * STEP);
+      sums[n - begin] = CHAINS > 1 ? chains[0] + chains[CHAINS - 1] : chains[0];
     }
   }
 };
@@ -246,26 +249,30 @@ template <class S>
 INLINE void multiply(const Rows& rows, int64_t from, int64_t to, const Image& source, const Image& target,
                      int64_t blocks, const Workspace& work) {
   const int64_t begin = rows.begin(from), end = rows.begin(to);
-  std::fill(work.sums, work.sums + ceil_div(end - begin, L) * L, V{});
   std::fill(work.biases, work.biases + (to - from), V{});
+  const auto visit = [&](auto planes, auto kind, auto adds, int64_t block, const Place& place) {
+    using Kind = decltype(kind);
+    Products<planes, Kind::HEIGHT * Kind::WIDTH, adds> all;
+    all.offsets = rows.offsets, all.block = source.block, all.sums = work.sums, all.begin = begin;
+    all.source = source.data + block * source.block + place.source;
+    for_chunks(rows, {from, to}, [&](int64_t row, int64_t chunk) {
+      const real* pixels = target.data + block * target.block + row * target.plane + place.target;
+      V together[2] = {};
+      UNROLL for (int p = 0; p < planes; ++p)
+        UNROLL for (int i = 0; i < Kind::HEIGHT * Kind::WIDTH; ++i) {
+          all.gradient[p][i] = load<V>(pixels + p * target.block + Kind::at(i));
+          together[i & 1] += all.gradient[p][i];
+        }
+      if (chunk == 0) work.biases[row - from] += together[0] + together[1];
+      Kind::spans(all, rows.runs(row, chunk));
+    });
+  };
+  if constexpr (!S::WHOLE) std::fill(work.sums, work.sums + (end - begin), V{});
   for_blocks<S::PLANES>({0, blocks}, [&](auto planes, int64_t block) {
     for (int64_t t = 0; t < S::TILES; ++t) {
       S::tile(t, [&](auto kind, const Place& place) {
-        using Kind = decltype(kind);
-        Products<planes, Kind::HEIGHT * Kind::WIDTH> all;
-        all.offsets = rows.offsets, all.block = source.block, all.sums = work.sums, all.begin = begin;
-        all.source = source.data + block * source.block + place.source;
-        for_chunks(rows, {from, to}, [&](int64_t row, int64_t chunk) {
-          const real* pixels = target.data + block * target.block + row * target.plane + place.target;
-          V together[2] = {};
-          UNROLL for (int p = 0; p < planes; ++p)
-            UNROLL for (int i = 0; i < Kind::HEIGHT * Kind::WIDTH; ++i) {
-              all.gradient[p][i] = load<V>(pixels + p * target.block + Kind::at(i));
-              together[i & 1] += all.gradient[p][i];
-            }
-          if (chunk == 0) work.biases[row - from] += together[0] + together[1];
-          Kind::spans(all, rows.runs(row, chunk));
-        });
+        if (S::WHOLE && block == 0) visit(planes, kind, std::bool_constant<!S::WHOLE>(), block, place);
+        else visit(planes, kind, std::true_type(), block, place);
       });
     }
   });
@@ -294,7 +301,7 @@ void products(const Rows& rows, const Image& source, const Image& target, int64_
       const int64_t begin = rows.begin(first), most = std::min(own.end, first + MOST_ROWS);
       for (next = first + 1; next < most && rows.begin(next + 1) - begin <= fitting;) ++next;
       multiply<S>(rows, first, next, source, target, blocks, work);
-      for (int64_t n = 0; n < rows.begin(next) - begin; n += L) work.sums[n / L] = lane_sums<L>(work.sums + n);
+      for (int64_t n = 0; n < rows.begin(next) - begin; n += L) work.sums[n / L] = lane_sums(work.sums + n);
       const real* totals = (const real*)work.sums - begin;
       if (to.compact) std::copy(totals + begin, totals + rows.begin(next), to.weight + begin);
       for (int64_t row = first; row < next; ++row) {
