@@ -217,10 +217,19 @@ void sweep(const Rows& rows, const Image& source, const Image& target, int64_t b
   });
 }
 
+// The weight's memory, row by row: the n-th kept place, and which entry it is of.
+struct Walk {
+  const int32_t* places;
+  const int32_t* rank;  // null: in the order of the entries
+  INLINE int64_t entry(int64_t n) const { return rank == nullptr ? n : rank[n]; }
+};
+
+constexpr int64_t AHEAD = 64;  // entries by which memory is asked for before it is needed
+
 // The gradients of a convolution's parameters. bias may be null.
 struct Gradients {
-  real* weight;           // [rows, row_size], or, where `compact`, of each entry
-  const int32_t* places;  // where in [rows, row_size] that of each entry is
+  real* weight;  // [rows, row_size], or, where `compact`, one for each place of the walk
+  Walk walk;
   int64_t row_size;
   real* bias;
   bool compact;
@@ -284,7 +293,8 @@ INLINE void spread(const Rows& rows, int64_t row, const Gradients& to, const rea
   real* const target = to.weight + row * to.row_size;
   real* const written = room == nullptr ? target : room;
   std::memset(written, 0, to.row_size * sizeof(real));
-  for (int64_t n = rows.begin(row); n < rows.begin(row + 1); ++n) written[to.places[n] - row * to.row_size] = totals[n];
+  for (int64_t n = rows.begin(row); n < rows.begin(row + 1); ++n)
+    written[to.walk.places[n] - row * to.row_size] = totals[to.walk.entry(n)];
   if (room != nullptr) stream(room, target, to.row_size);
 }
 
@@ -303,7 +313,8 @@ void products(const Rows& rows, const Image& source, const Image& target, int64_
       multiply<S>(rows, first, next, source, target, blocks, work);
       for (int64_t n = 0; n < rows.begin(next) - begin; n += L) work.sums[n / L] = lane_sums(work.sums + n);
       const real* totals = (const real*)work.sums - begin;
-      if (to.compact) std::copy(totals + begin, totals + rows.begin(next), to.weight + begin);
+      if (to.compact)
+        for (int64_t n = begin; n < rows.begin(next); ++n) to.weight[n] = totals[to.walk.entry(n)];
       for (int64_t row = first; row < next; ++row) {
         if (!to.compact) spread(rows, row, to, totals, large ? work.row : nullptr);
         if (to.bias != nullptr) to.bias[row] = sum(work.biases[row - first]);
