@@ -42,8 +42,8 @@ class Conv(Step):
         return self.entries()
 
     def places(self, own: Values) -> Tensor | None:
-        rows, weights = own.entries.forward, own.entries.forward.rows * own.entries.row_size
-        return rows.places if gives_kept_alone(rows.count, weights) else None
+        entries, rows = own.entries, own.entries.forward
+        return entries.places if gives_kept_alone(rows.count, rows.rows * entries.row_size) else None
 
     def forward(
         self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
@@ -52,7 +52,8 @@ class Conv(Step):
         out, rows = empty(to, self.shape(x.shape), kept=keep.output), entries.forward
         kernels = native.conv(self.window, to.dtype)
         values = Values(entries, to.take(rows.count, kept=keep.own))
-        to.call(kernels.gather, values.data, rows.places, weight, rows.count, threads_for_entries(rows))
+        walk = entries.places, entries.rank
+        to.call(kernels.gather, values.data, *walk, weight, rows.count, threads_for_entries(rows))
         sizes = rows.rows, rows.chunks, x.shape.channels, x.plane, out.plane, x.blocks
         to.call(
             kernels.forward,
@@ -101,7 +102,8 @@ class Conv(Step):
         sizes = size, rows.rows, rows.chunks, x.shape.channels, x.plane, g.plane, x.blocks
         to.call(
             kernels.weights,
-            *(x.data, g.data, rows.at, rows.offsets, rows.places, weight, bias, *sizes, compact, threads, work),
+            *(x.data, g.data, rows.at, rows.offsets, entries.places, entries.rank, weight, bias),
+            *(*sizes, compact, threads, work),
         )
         to.free(work)
 
