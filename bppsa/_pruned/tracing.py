@@ -54,13 +54,16 @@ def trace(module: nn.Module) -> fx.Graph:
     if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters):
         raise Unsupported(Reason("a forward with *args or **kwargs", mend=MEND))
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    tracer = Tracer()
     try:  # what a proxy cannot do raises whatever the user's code, or PyTorch, raises over it
         with ALONE:
-            return Tracer().trace(module, concrete_args=defaults or None)
+            return tracer.trace(module, concrete_args=defaults or None)
     except Unsupported:
         raise
     except (TraceError, TypeError, ValueError, AttributeError, RuntimeError, KeyError, IndexError) as error:
         raise Unsupported(Reason(f"its forward cannot be traced: {first_line(error)}", mend=MEND)) from error
+    finally:  # it is in a cycle, and would hold the module and the masked weights it has now until that is collected
+        vars(tracer).clear()
 
 
 def alone() -> fx.Graph:

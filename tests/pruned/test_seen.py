@@ -295,13 +295,16 @@ def test_a_module_of_torch_jit_in_the_model() -> None:
 
 
 def test_a_model_that_is_let_go_is_gone() -> None:
-    _, fast, batch = twins("lenet")
-    for _ in range(CALLS):
-        fast(batch(2)).sum().backward()
-    gone = weakref.ref(fast)
-    gc.collect()  # what tracing has left
+    gc.collect()
     gc.disable()
     try:
+        _, fast, batch = twins("lenet")
+        masked = weakref.ref(fast[3].weight)  # which the first call of PyTorch's own replaces
+        for _ in range(CALLS):
+            fast(batch(2)).sum().backward()
+        fast[3](torch.randn(2, 4, 6, 6).double())
+        assert masked() is None
+        gone = weakref.ref(fast)
         del fast
         assert gone() is None
     finally:
