@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from bppsa import _calls
 from bppsa._pruned.densities import Density, densities, have_moved
 from bppsa._pruned.draft import KeptByLayer
+from bppsa._pruned.left import Left
 from bppsa._pruned.regions import Environment, Segment, Taken, fits, grow, operands, run_node, run_region
 from bppsa._pruned.rewritten import Rewritten, is_reported
 from bppsa._pruned.seen import Seen
@@ -45,8 +46,9 @@ class Plan:
     def has_regions(self) -> bool:
         return any(segment.region is not None for segment in self.segments)
 
-    def tell(self) -> None:
-        _calls.note(*itertools.chain(*self.decisions))
+    @property
+    def told(self) -> list[Decision]:
+        return list(itertools.chain(*self.decisions))
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +67,7 @@ class Memo:
     plans: dict[Any, Plan | Reason] = field(default_factory=dict)
     entries: KeptByLayer = field(default_factory=dict)
     last: Last | None = None
+    left: Left | None = None
 
     def __reduce__(self) -> Any:
         return Memo, ()
@@ -88,19 +91,22 @@ class Pruned(Rewritten):
             _calls.pop()
 
     def _bppsa_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        memo = self.__dict__.get("_bppsa_memo")
+        if memo is None:
+            memo = self.__dict__["_bppsa_memo"] = Memo()
+        if memo.left is not None and not kwargs and memo.left.holds(self, args):
+            _calls.note(*memo.left.decisions)
+            return super().forward(*args)
         if reason := unusual(args, kwargs):
-            note_left(self._bppsa_path, reason)
+            _calls.note(leaving(self._bppsa_path, reason))
             return super().forward(*args, **kwargs)
-        return self._bppsa_run(args)
+        return self._bppsa_run(memo, args)
 
     def _bppsa_plain(self, *args: Any) -> Any:
         return super().forward(*args)
 
     @untraced
-    def _bppsa_run(self, args: tuple[Tensor, ...]) -> Any:
-        memo = self.__dict__.get("_bppsa_memo")
-        if memo is None:
-            memo = self.__dict__["_bppsa_memo"] = Memo()
+    def _bppsa_run(self, memo: Memo, args: tuple[Tensor, ...]) -> Any:
         last = memo.last
         if last is None or not last.seen.holds(self):
             last = memo.last = Last(Seen(self))
@@ -114,12 +120,11 @@ class Pruned(Rewritten):
                 return self._bppsa_first(key, memo, args)
             if key in memo.plans:
                 last.plans[form] = plan
-        if isinstance(plan, Reason):
-            note_left(self._bppsa_path, plan)
-            return super().forward(*args)
-        if plan.has_regions:
+        if isinstance(plan, Plan) and plan.has_regions:
             return run(plan, self, last, args)
-        plan.tell()
+        decisions = plan.told if isinstance(plan, Plan) else [leaving(self._bppsa_path, plan)]
+        memo.left = Left(self, args, last.seen.masks, decisions)
+        _calls.note(*decisions)
         return super().forward(*args)
 
     def _bppsa_first(self, key: Any, memo: Memo, args: tuple[Tensor, ...]) -> Any:
@@ -135,9 +140,9 @@ class Pruned(Rewritten):
             warn_once(f"bppsa leaves {self._bppsa_path or 'the model'} to PyTorch: {error}")
             memo.plans[key] = Reason(str(error))
         else:
-            plan.tell()
+            _calls.note(*plan.told)
             return result
-        return self._bppsa_run(args)
+        return self._bppsa_run(memo, args)
 
 
 def plan_of(memo: Memo, key: Any) -> Plan | Reason | None:
@@ -151,8 +156,8 @@ def plan_of(memo: Memo, key: Any) -> Plan | Reason | None:
     return plan
 
 
-def note_left(path: str, reason: Reason) -> None:
-    _calls.note(Decision(path, "pruned", "pytorch", str(reason)))
+def leaving(path: str, reason: Reason) -> Decision:
+    return Decision(path, "pruned", "pytorch", str(reason))
 
 
 def begin(names: list[fx.Node], args: tuple[Tensor, ...]) -> Environment:

@@ -33,6 +33,7 @@ class Seen:
         modules = tuple(root.modules())
         tables = [getattr(module, name) for module in modules for name in TABLES]
         self._parts = modules[1:]
+        self.masks = [mask for module in modules for mask in masks_of(module)]
         self._readable = all(isinstance(table, dict) for table in tables)
         if not self._readable:  # those of torch.jit's modules are in C++: all is found out in each call
             return
@@ -42,7 +43,6 @@ class Seen:
         self._named = [t for t in (*(module._modules for module in modules), *looked_into) if t]
         self._values = [dict.values(t) for t in (*tables, *looked_into) if t and isinstance(t, dict)]
         self._matters = [matters for module in modules for matters in which_matter(module)]
-        self._masks = [mask for module in modules for mask in masks_of(module)]
         self._sizes, self._found = self._sizes_now(modules), self._now(modules)
 
     def holds(self, root: nn.Module) -> bool:
@@ -54,7 +54,7 @@ class Seen:
 
     def _sizes_now(self, modules: tuple[nn.Module, ...]) -> list[int]:
         """And marks of the masks."""
-        return [*map(len, map(vars, modules)), *map(len, self._filled), *marks(self._masks)]
+        return [*map(len, map(vars, modules)), *map(len, self._filled), *marks(self.masks)]
 
     def _now(self, modules: tuple[nn.Module, ...]) -> list[Any]:
         """All classes, attributes, objects in tables and containers, and names by which a forward may ask for them; as

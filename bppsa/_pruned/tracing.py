@@ -63,7 +63,7 @@ def trace(module: nn.Module) -> fx.Graph:
     except (TraceError, TypeError, ValueError, AttributeError, RuntimeError, KeyError, IndexError) as error:
         raise Unsupported(Reason(f"its forward cannot be traced: {first_line(error)}", mend=MEND)) from error
     finally:  # it is in a cycle, and would hold the module and the masked weights it has now until that is collected
-        vars(tracer).clear()
+        tracer.__dict__.clear()
 
 
 def alone() -> fx.Graph:
