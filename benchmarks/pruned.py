@@ -5,8 +5,8 @@
     python benchmarks/pruned.py --quick                     narrow networks: only shows that all of it runs
 
 A step is forward, loss, backward and the optimizer's; "layer" is forward and backward alone, from a given cotangent to
-the input and the weight. sparseprop holds the kept weights alone, so its SGD steps these and no dense ones. Rows are kept in
-benchmarks/results/ under "pruned", a file a machine; a run of some networks leaves the others as they were.
+the input and the weight. sparseprop holds the kept weights alone, so its optimizer steps these and no dense ones. Rows
+are kept in benchmarks/results/ under "pruned", a file a machine; a run of some networks leaves the others as they were.
 """
 
 from __future__ import annotations
