@@ -125,15 +125,12 @@ struct Products {
   }
 };
 
-// Calls f(std::integral_constant<int, PLANES>, block) for all blocks, as many at once as MOST.
+// Calls f(std::integral_constant<int, PLANES>, block) for all blocks: MOST at once, then half as many, and so on.
 template <int MOST, class F>
 INLINE void for_blocks(Range blocks, F f) {
   int64_t b = blocks.begin;
   for (; blocks.end - b >= MOST; b += MOST) f(std::integral_constant<int, MOST>(), b);
-  if constexpr (MOST > 2)
-    for (; blocks.end - b >= 2; b += 2) f(std::integral_constant<int, 2>(), b);
-  if constexpr (MOST > 1)
-    for (; b < blocks.end; ++b) f(std::integral_constant<int, 1>(), b);
+  if constexpr (MOST > 1) for_blocks<MOST / 2>({b, blocks.end}, f);
 }
 
 // So many rows go through the chunks together: a chunk of the source's channels, and the rows' sums, stay in the nearest
