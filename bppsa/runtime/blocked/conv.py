@@ -122,7 +122,8 @@ class Conv(Step):
         to.free(work)
 
     def threads(self, rows: Rows, x: Image) -> int:
-        products = rows.count * x.blocks * x.lanes * math.prod(self.window.out)
+        """A row takes about as long to be written, or read, as one of its entries."""
+        products = (rows.count + rows.rows) * x.blocks * x.lanes * math.prod(self.window.out)
         return max(1, min(available_threads(), products // PRODUCTS_PER_THREAD))
 
 
