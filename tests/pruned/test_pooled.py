@@ -114,10 +114,10 @@ LAYERS = {
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 def test_a_step_is_pytorchs(layer: nn.Module, after: list[nn.Module]) -> None:
     torch.manual_seed(0)
-    for size in ((4, 6), (10, 22), (24, 36)):  # a tile alone, tiles at the borders, and some between
+    for size in ((2, 2), (10, 22), (24, 36)):  # less than a tile, tiles at the borders, and some between
         model = nn.Sequential(copy.deepcopy(layer), *after, nn.Conv2d(6, 4, 1), nn.Tanh()).double()
         plain, fast = pruned(copy.deepcopy(model), 0.5), bppsa.compile(pruned(model, 0.5))
-        for samples in (1, 8, 19):
+        for samples in (1, 8, 35):  # up to more blocks than a small image's tile takes at once
             assert_same_step(plain, fast, torch.randn(samples, 4, *size).double())
         assert kernels(fast) == ["sparse", "sparse"]
         with torch.no_grad():
@@ -131,7 +131,7 @@ def whole_numbers(*sizes: int) -> Tensor:
 
 @pytest.mark.parametrize("after", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize("value", [0.0, float("nan"), float("-inf")])
-def test_of_equal_pixels_the_first_wins_and_the_last_that_is_no_number(after: list[nn.Module], value: float) -> None:
+def test_of_equal_pixels_the_first_wins_but_a_later_nan(after: list[nn.Module], value: float) -> None:
     """Small whole numbers: every sum is exact, and most quarters have several maxima."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 1), *after).double()
