@@ -1,7 +1,8 @@
 """Times of several ways to compute the same, taken in turns so that a busy machine slows all of them alike.
 
 torch.utils.benchmark times one way after the other, and a ratio of two such medians carries whatever changed meanwhile.
-Here one sample of each is taken, then the next of each; a ratio is the median of the ratios of neighbours.
+Here one sample of each is taken, then the next of each; a ratio is the median of the ratios of neighbours. A sample is
+of a loop that is under way: a step that is not counted goes before it, so that none begins with another's caches.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Spread:
 
 
 def interleave(steps: Mapping[str, Step], repeats: int) -> dict[str, Samples]:
-    """`repeats` samples of each step, A B A B ..., after a warm-up."""
+    """`repeats` samples of each step, A B A B ..., each after a step that is not counted."""
     calls = {}
     for name, step in steps.items():
         seconds = min(sum(step()) for _ in range(WARM_UP))
@@ -39,6 +40,7 @@ def interleave(steps: Mapping[str, Step], repeats: int) -> dict[str, Samples]:
     samples: dict[str, Samples] = {name: [] for name in steps}
     for _ in range(repeats):
         for name, step in steps.items():
+            step()
             samples[name].append(mean([step() for _ in range(calls[name])]))
     return samples
 

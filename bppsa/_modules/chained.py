@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.jit import ScriptModule
 
 from bppsa import _chains
 from bppsa._chain_plans import Options
+from bppsa.runtime.untraced import untraced
 
 
 class Chained(nn.Module):
@@ -27,6 +27,7 @@ class Chained(nn.Module):
             return super().forward(*args, **kwargs)
         return self._eager(args, kwargs)
 
+    @untraced
     def _eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = _chains.run(self, super().forward, args, kwargs)
         return super().forward(*args, **kwargs) if result is NotImplemented else result
@@ -42,9 +43,6 @@ class Chained(nn.Module):
         plain.__dict__.update(self.__dict__)
         return plain
 
-
-# Where Dynamo has left a module to Python it tries to compile each frame below; ours are not meant for tracing.
-set_code_exec_strategy(Chained._eager.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 # What our forward stands in for, or has to go through. An object with one of these of its own does something else.
 _REPLACED = ("__call__", "_call_impl", "_wrapped_call_impl", "__reduce__", "__reduce_ex__")

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 from torch.nn.utils import parametrize
 
 from bppsa import _recurrent
@@ -18,6 +17,7 @@ from bppsa.plan.forward import SEQUENTIAL, Forward
 from bppsa.plan.strategy import AUTO, Strategy
 from bppsa.report import Decision
 from bppsa.runtime.newton import Memory
+from bppsa.runtime.untraced import untraced
 
 
 class Recurrent(nn.RNNBase):
@@ -35,6 +35,7 @@ class Recurrent(nn.RNNBase):
             return super().forward(input, hx)
         return self._eager(input, hx)
 
+    @untraced
     def _eager(self, input: Any, hx: Any) -> Any:
         if _recurrent.is_left_alone(self, input):
             return self._unusual(input, hx)
@@ -74,9 +75,6 @@ class Recurrent(nn.RNNBase):
         plain.__dict__.update(self.__dict__)
         return plain
 
-
-# Where Dynamo has left a module to Python it tries to compile each frame below; ours are not meant for tracing.
-set_code_exec_strategy(Recurrent._eager.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 _KINDS = (nn.RNN, nn.GRU, nn.LSTM)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
 from bppsa import _calls
 from bppsa._pruned.densities import Density, densities, have_moved
@@ -26,6 +25,7 @@ from bppsa.errors import BuildError, Reason, Unsupported
 from bppsa.plan.choose import Choice
 from bppsa.report import Decision, warn_once
 from bppsa.runtime.blocked.pointwise import Dropout, Pointwise
+from bppsa.runtime.untraced import untraced
 
 MOST_PLANS = 32  # for states and shapes; a model that needs more is left to PyTorch
 
@@ -97,6 +97,7 @@ class Pruned(Rewritten):
     def _bppsa_plain(self, *args: Any) -> Any:
         return super().forward(*args)
 
+    @untraced
     def _bppsa_run(self, args: tuple[Tensor, ...]) -> Any:
         memo = self.__dict__.get("_bppsa_memo")
         if memo is None:
@@ -137,11 +138,6 @@ class Pruned(Rewritten):
             plan.tell()
             return result
         return self._bppsa_run(args)
-
-
-# Where Dynamo has left a module to Python it tries to compile each frame below; ours are not meant for tracing.
-# (`torch.compiler.disable` says the same, and imports all of Dynamo to do so.)
-set_code_exec_strategy(Pruned._bppsa_run.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
 
 
 def plan_of(memo: Memo, key: Any) -> Plan | Reason | None:

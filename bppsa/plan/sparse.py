@@ -56,7 +56,8 @@ def ours_ms(work: Work, rows: int, training: bool) -> float:
     """rows: samples, with those that fill up the last block."""
     passes = work.passes(training)
     entries = work.kept / OURS_ENTRIES["forward"] + (passes - 1) * work.kept / OURS_ENTRIES["backward"]
-    gradients = work.weights / OURS_GRADIENTS if training else 0
+    written = work.kept if gives_kept_alone(work.kept, work.weights) else work.weights
+    gradients = written / OURS_GRADIENTS if training else 0
     moved = passes * work.activations * rows / REALS
     chunked = not work.linear and work.kept >= LEAST_DENSITY * work.weights
     rate = OURS_CHUNKED if chunked else OURS_PRODUCTS

@@ -42,8 +42,10 @@ def sweep(name: str, sweep: Sweep, pixels: int, lanes: int) -> list[str]:
     most = max(tile.size[0] * tile.size[1] for tile in tiles)
     places = ", ".join(f"{{{source_of(tile, sweep) * lanes}, {target_of(tile, sweep) * lanes}}}" for tile in tiles)
     of_tiles = ", ".join(str(kinds[tile.phase, tile.kind]) for tile in tiles)
+    whole = len(tiles) == 1 and sum(span.last - span.first for span in tiles[0].spans) == len(sweep.taps)
     members = [
         f"static constexpr int64_t TILES = {len(tiles)};",
+        f"static constexpr bool WHOLE = {str(whole).lower()};  // one tile, and each tap reaches some of it",
         f"static constexpr int PLANES = {planes(most, pixels)}, TAPS = {len(sweep.taps)}, POOL = {sweep.pool};",
         *(line for key, tile in some.items() for line in kind(kinds[key], tile, sweep, lanes)),
         f"static constexpr Place PLACES[] = {{{places}}};",

@@ -42,19 +42,19 @@ struct Maximum {
   }
 };
 
-// The lanes of a and b in groups of 2 HALF lanes, each group folded to HALF sums: those of a first.
+// In each group of 2 HALF lanes: the sums of a's lanes HALF apart, then those of b's.
 template <int HALF>
 INLINE V folded(V a, V b) {
-  Int<V> low, high;
-  UNROLL for (int i = 0; i < L; ++i) low[i] = i / HALF * 2 * HALF + i % HALF, high[i] = low[i] + HALF;
-  return __builtin_shuffle(a, b, low) + __builtin_shuffle(a, b, high);
+  Int<V> near, far;
+  UNROLL for (int i = 0; i < L; ++i) near[i] = i & HALF ? L + i : i, far[i] = i & HALF ? L + i - HALF : i + HALF;
+  return __builtin_shuffle(a, b, near) + __builtin_shuffle(a, b, far);
 }
 
-// Lane i: the sum of vector i of COUNT. A sum on its own would shuffle four times as often.
-template <int COUNT>
+// Lane i: the sum of vector i of L. A sum on its own would shuffle four times as often.
+template <int STEP = 1>
 INLINE V lane_sums(const V* vectors) {
-  if constexpr (COUNT == 1) return vectors[0];
-  else return folded<L / COUNT>(lane_sums<COUNT / 2>(vectors), lane_sums<COUNT / 2>(vectors + COUNT / 2));
+  if constexpr (STEP == L) return vectors[0];
+  else return folded<STEP>(lane_sums<2 * STEP>(vectors), lane_sums<2 * STEP>(vectors + STEP));
 }
 
 // target[0 .. count] = source, past the caches where the machine can; FENCE() makes it seen by other threads.

@@ -111,9 +111,11 @@ struct Sums {
   }
 };
 
-// The output's gradient on a tile, multiplied with what each entry reads: one vector of sums an entry.
-template <int PLANES, int PIXELS>
+// The output's gradient on a tile, multiplied with what each entry reads: one vector of sums an entry. ADDS: to those that
+// are there.
+template <int PLANES, int PIXELS, bool ADDS>
 struct Products {
+  static constexpr int CHAINS = PLANES * PIXELS > 1 ? 2 : 1;
   V gradient[PLANES][PIXELS];
   const int32_t* offsets;
   const real* source;
@@ -125,25 +127,23 @@ struct Products {
   INLINE void span(int64_t from, int64_t to) {
     for (int64_t n = from; n < to; ++n) {
       const real* pixel = source + offsets[n];
-      V chains[2] = {sums[n - begin], V{}};
+      V chains[CHAINS] = {};
+      if constexpr (ADDS) chains[0] = sums[n - begin];
       UNROLL for (int p = 0; p < PLANES; ++p)
         UNROLL for (int y = Y0; y < Y1; ++y)
           UNROLL for (int x = X0; x < X1; ++x)
-            chains[(p + y + x) & 1] += gradient[p][y * WIDTH + x] * load<V>(pixel + p * block + y * ROW + x * STEP);
-      sums[n - begin] = chains[0] + chains[1];
+            chains[(p + y + x) % CHAINS] += gradient[p][y * WIDTH + x] * load<V>(pixel + p * block + y * ROW + x * STEP);
+      sums[n - begin] = CHAINS > 1 ? chains[0] + chains[CHAINS - 1] : chains[0];
     }
   }
 };
 
-// Calls f(std::integral_constant<int, PLANES>, block) for all blocks, as many at once as MOST.
+// Calls f(std::integral_constant<int, PLANES>, block) for all blocks: MOST at once, then half as many, and so on.
 template <int MOST, class F>
 INLINE void for_blocks(Range blocks, F f) {
   int64_t b = blocks.begin;
   for (; blocks.end - b >= MOST; b += MOST) f(std::integral_constant<int, MOST>(), b);
-  if constexpr (MOST > 2)
-    for (; blocks.end - b >= 2; b += 2) f(std::integral_constant<int, 2>(), b);
-  if constexpr (MOST > 1)
-    for (; b < blocks.end; ++b) f(std::integral_constant<int, 1>(), b);
+  if constexpr (MOST > 1) for_blocks<MOST / 2>({b, blocks.end}, f);
 }
 
 // So many rows go through the chunks together: a chunk of the source's channels, and the rows' sums, stay in the nearest
@@ -230,10 +230,19 @@ void sweep(const Rows& rows, const Image& source, const Image& target, int64_t b
   });
 }
 
+// The weight's memory, row by row: the n-th kept place, and which entry it is of.
+struct Walk {
+  const int32_t* places;
+  const int32_t* rank;  // null: in the order of the entries
+  INLINE int64_t entry(int64_t n) const { return rank == nullptr ? n : rank[n]; }
+};
+
+constexpr int64_t AHEAD = 64;  // entries by which memory is asked for before it is needed
+
 // The gradients of a convolution's parameters. bias may be null.
 struct Gradients {
-  real* weight;           // [rows, row_size], or, where `compact`, of each entry
-  const int32_t* places;  // where in [rows, row_size] that of each entry is
+  real* weight;  // [rows, row_size], or, where `compact`, one for each place of the walk
+  Walk walk;
   int64_t row_size;
   real* bias;
   bool compact;
@@ -256,40 +265,51 @@ struct Workspace {
   }
 };
 
+// Those of a tile's pixels, from where its outputs begin; returns their sum.
+template <class S, class Kind, int PLANES>
+INLINE V cotangents(const Image& target, int64_t begin, V (&pixels)[PLANES][Kind::HEIGHT * Kind::WIDTH]) {
+  V together[2] = {};
+  UNROLL for (int p = 0; p < PLANES; ++p)
+    UNROLL for (int i = 0; i < OUTPUTS<S, Kind>; ++i) {
+      const int64_t at = begin + p * target.block + Kind::at(i);
+      const V g = load<V>(target.data + at);
+      together[i & 1] += g;
+      if constexpr (S::POOL == 1) {
+        pixels[p][i] = g;
+      } else {
+        const Int<V> winner = load_places(target.winners + at);
+        UNROLL for (int k = 0; k < S::POOL * S::POOL; ++k)
+          pixels[p][pixel<S, Kind>(i, k)] = winner == (integer)k ? g : V{};
+      }
+    }
+  return together[0] + together[1];
+}
+
 // Each entry of rows `from` to `to`, and each of these rows' biases: the target's gradient times what it reads, summed
 // over pixels and samples, lane by lane.
 template <class S>
 INLINE void multiply(const Rows& rows, int64_t from, int64_t to, const Image& source, const Image& target,
                      int64_t blocks, const Workspace& work) {
   const int64_t begin = rows.begin(from), end = rows.begin(to);
-  std::fill(work.sums, work.sums + ceil_div(end - begin, L) * L, V{});
   std::fill(work.biases, work.biases + (to - from), V{});
+  const auto visit = [&](auto planes, auto kind, auto adds, int64_t block, const Place& place) {
+    using Kind = decltype(kind);
+    Products<planes, Kind::HEIGHT * Kind::WIDTH, adds> all;
+    all.offsets = rows.offsets, all.block = source.block, all.sums = work.sums, all.begin = begin;
+    all.source = source.data + block * source.block + place.source;
+    for_chunks(rows, {from, to}, [&](int64_t row, int64_t chunk) {
+      const int64_t at = block * target.block + row * target.plane + place.target;
+      const V together = cotangents<S, Kind, planes>(target, at, all.gradient);
+      if (chunk == 0) work.biases[row - from] += together;
+      Kind::spans(all, rows.runs(row, chunk));
+    });
+  };
+  if constexpr (!S::WHOLE) std::fill(work.sums, work.sums + (end - begin), V{});
   for_blocks<S::PLANES>({0, blocks}, [&](auto planes, int64_t block) {
     for (int64_t t = 0; t < S::TILES; ++t) {
       S::tile(t, [&](auto kind, const Place& place) {
-        using Kind = decltype(kind);
-        Products<planes, Kind::HEIGHT * Kind::WIDTH> all;
-        all.offsets = rows.offsets, all.block = source.block, all.sums = work.sums, all.begin = begin;
-        all.source = source.data + block * source.block + place.source;
-        for_chunks(rows, {from, to}, [&](int64_t row, int64_t chunk) {
-          const int64_t base = block * target.block + row * target.plane + place.target;
-          V together[2] = {};
-          UNROLL for (int p = 0; p < planes; ++p)
-            UNROLL for (int i = 0; i < OUTPUTS<S, Kind>; ++i) {
-              const int64_t at = base + p * target.block + Kind::at(i);
-              const V g = load<V>(target.data + at);
-              together[i & 1] += g;
-              if constexpr (S::POOL == 1) {
-                all.gradient[p][i] = g;
-              } else {
-                const Int<V> place = load_places(target.winners + at);
-                UNROLL for (int k = 0; k < S::POOL * S::POOL; ++k)
-                  all.gradient[p][pixel<S, Kind>(i, k)] = place == (integer)k ? g : V{};
-              }
-            }
-          if (chunk == 0) work.biases[row - from] += together[0] + together[1];
-          Kind::spans(all, rows.runs(row, chunk));
-        });
+        if (S::WHOLE && block == 0) visit(planes, kind, std::bool_constant<!S::WHOLE>(), block, place);
+        else visit(planes, kind, std::true_type(), block, place);
       });
     }
   });
@@ -301,7 +321,8 @@ INLINE void spread(const Rows& rows, int64_t row, const Gradients& to, const rea
   real* const target = to.weight + row * to.row_size;
   real* const written = room == nullptr ? target : room;
   std::memset(written, 0, to.row_size * sizeof(real));
-  for (int64_t n = rows.begin(row); n < rows.begin(row + 1); ++n) written[to.places[n] - row * to.row_size] = totals[n];
+  for (int64_t n = rows.begin(row); n < rows.begin(row + 1); ++n)
+    written[to.walk.places[n] - row * to.row_size] = totals[to.walk.entry(n)];
   if (room != nullptr) stream(room, target, to.row_size);
 }
 
@@ -318,9 +339,10 @@ void products(const Rows& rows, const Image& source, const Image& target, int64_
       const int64_t begin = rows.begin(first), most = std::min(own.end, first + MOST_ROWS);
       for (next = first + 1; next < most && rows.begin(next + 1) - begin <= fitting;) ++next;
       multiply<S>(rows, first, next, source, target, blocks, work);
-      for (int64_t n = 0; n < rows.begin(next) - begin; n += L) work.sums[n / L] = lane_sums<L>(work.sums + n);
+      for (int64_t n = 0; n < rows.begin(next) - begin; n += L) work.sums[n / L] = lane_sums(work.sums + n);
       const real* totals = (const real*)work.sums - begin;
-      if (to.compact) std::copy(totals + begin, totals + rows.begin(next), to.weight + begin);
+      if (to.compact)
+        for (int64_t n = begin; n < rows.begin(next); ++n) to.weight[n] = totals[to.walk.entry(n)];
       for (int64_t row = first; row < next; ++row) {
         if (!to.compact) spread(rows, row, to, totals, large ? work.row : nullptr);
         if (to.bias != nullptr) to.bias[row] = sum(work.biases[row - first]);

@@ -6,11 +6,12 @@ Image image(const real* data, int64_t channels, int64_t plane, const Byte* winne
   return {(real*)data, plane, channels * plane, (Byte*)winners};
 }
 
-// Entry n takes the value that weight[places[n]] has now.
-void gather(real* values, const int32_t* places, const real* weight, int64_t count, int threads) {
+// Entry rank[n], or n where rank is null, takes the value that weight[places[n]] has now.
+void gather(real* values, const int32_t* places, const int32_t* rank, const real* weight, int64_t count, int threads) {
+  const Walk walk{places, rank};
   in_parallel(threads, [&](int part, int parts) {
     const Range own = share(count, part, parts);
-    for (int64_t n = own.begin; n < own.end; ++n) values[n] = weight[places[n]];
+    for (int64_t n = own.begin; n < own.end; ++n) values[walk.entry(n)] = weight[places[n]];
   });
 }
 
@@ -18,7 +19,10 @@ void gather(real* values, const int32_t* places, const real* weight, int64_t cou
 void reorder(real* values, const int32_t* order, const real* others, int64_t count, int threads) {
   in_parallel(threads, [&](int part, int parts) {
     const Range own = share(count, part, parts);
-    for (int64_t n = own.begin; n < own.end; ++n) values[n] = others[order[n]];
+    for (int64_t n = own.begin; n < own.end; ++n) {
+      __builtin_prefetch(others + order[std::min(n + AHEAD, own.end - 1)]);
+      values[n] = others[order[n]];
+    }
   });
 }
 
@@ -46,15 +50,15 @@ void backward(const real* source, real* target, const int32_t* at, const int32_t
 }
 
 // From the forward's source and its target's gradient those of the weight: [rows, row_size], at places[n] that of entry
-// n and zero everywhere else, or, where `compact`, those of the entries alone; and of the bias, unless that is null.
-// winners: the forward's where it pooled its target. workspace: bppsa_weights_room for each thread
+// rank[n], or n, and zero everywhere else; where `compact`, one after the other those of places alone. And of the bias,
+// unless that is null. winners: the forward's where it pooled its target. workspace: bppsa_weights_room for each thread
 void weights(const real* source, const real* target, const Byte* winners, const int32_t* at, const int32_t* offsets,
-             const int32_t* places, real* weight, real* bias, int64_t row_size, int64_t rows, int64_t chunks,
-             int64_t channels, int64_t source_plane, int64_t target_plane, int64_t blocks, int compact, int threads,
-             V* workspace) {
+             const int32_t* places, const int32_t* rank, real* weight, real* bias, int64_t row_size, int64_t rows,
+             int64_t chunks, int64_t channels, int64_t source_plane, int64_t target_plane, int64_t blocks, int compact,
+             int threads, V* workspace) {
   const Image from = image(source, channels, source_plane), to = image(target, rows, target_plane, winners);
   const Rows matrix{at, offsets, nullptr, rows, chunks, Forward::TAPS};
-  products<Forward>(matrix, from, to, blocks, threads, {weight, places, row_size, bias, compact != 0}, workspace);
+  products<Forward>(matrix, from, to, blocks, threads, {weight, {places, rank}, row_size, bias, compact != 0}, workspace);
 }
 
 }  // namespace

@@ -62,7 +62,7 @@ def forward(
 def conv(step: Conv, inputs: Sequence[Tensor], params: Operands, of: Any, brought: Sequence[Tensor]) -> Tensor:
     (x,), (weight, bias), w = inputs, params, step.window
     assert weight is not None
-    kept = torch.zeros(weight.numel(), dtype=weight.dtype).index_fill_(0, of.forward.places.long(), 1)
+    kept = torch.zeros(weight.numel(), dtype=weight.dtype).index_fill_(0, of.places.long(), 1)
     weight = (weight * kept.view(weight.shape)).view(*weight.shape[:2], *w.kernel)
     y = F.conv2d(x, weight, bias, w.stride, w.padding, w.dilation, x.shape[1] // weight.shape[1])
     y = max_pool(step.pool, (y,)) if step.pool else y

@@ -76,9 +76,9 @@ def run_backward(
 
 
 def as_tensor(gradient: Gradient, numbers: Tensor) -> Tensor:
-    if gradient.places is None:
-        return numbers.view(gradient.size)
-    return gradient_of(Kept(numbers, gradient.places, torch.Size(gradient.size)))
+    if gradient.places is not None:
+        return gradient_of(Kept(numbers, gradient.places, gradient.size))
+    return numbers if len(gradient.size) == 1 else numbers.view(gradient.size)
 
 
 class _Apply(torch.autograd.Function):

@@ -53,8 +53,8 @@ class Conv(Step):
         return self.entries()
 
     def places(self, own: Values) -> Tensor | None:
-        rows, weights = own.entries.forward, own.entries.forward.rows * own.entries.row_size
-        return rows.places if gives_kept_alone(rows.count, weights) else None
+        entries, rows = own.entries, own.entries.forward
+        return entries.places if gives_kept_alone(rows.count, rows.rows * entries.row_size) else None
 
     def forward(
         self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
@@ -64,7 +64,8 @@ class Conv(Step):
         kernels = native.conv(self.window, to.dtype)
         winners = to.take(out.count, torch.uint8, kept=True) if self.pool and keep.own else None
         values = Values(entries, to.take(rows.count, kept=keep.own), winners)
-        to.call(kernels.gather, values.data, rows.places, weight, rows.count, threads_for_entries(rows))
+        walk = entries.places, entries.rank
+        to.call(kernels.gather, values.data, *walk, weight, rows.count, threads_for_entries(rows))
         sizes = rows.rows, rows.chunks, x.shape.channels, x.plane, out.plane, x.blocks
         to.call(
             kernels.forward,
@@ -110,13 +111,14 @@ class Conv(Step):
         self, to: Writer, g: Image, x: Image, values: Values, weight: Place, bias: Place | None, compact: bool
     ) -> None:
         """All of the weight's gradient, zero where nothing is kept, or that of the entries alone; and the bias's."""
-        rows, size = values.entries.forward, values.entries.row_size
+        entries, winners = values.entries, values.winners
+        rows, size = entries.forward, entries.row_size
         kernels, threads = native.conv(self.window, to.dtype), self.threads(rows, x)
         work = to.take(threads * native.weights_room(kernels, size))
         sizes = size, rows.rows, rows.chunks, x.shape.channels, x.plane, g.plane, x.blocks
         to.call(
             kernels.weights,
-            *(x.data, g.data, values.winners, rows.at, rows.offsets, rows.places, weight, bias),
+            *(x.data, g.data, winners, rows.at, rows.offsets, entries.places, entries.rank, weight, bias),
             *(*sizes, compact, threads, work),
         )
         to.free(work)

@@ -32,23 +32,25 @@ class Rows:
     That is how skeleton/conv.h reads them.
 
     at: int32 [rows * chunks * taps + 1]. offsets: int32 [E], where in its source each entry reads, in reals.
-    places: int32 [E], where in the weight its value is.
     """
 
     at: Tensor
     offsets: Tensor
-    places: Tensor
     rows: int
     chunks: int
 
     @property
     def count(self) -> int:
-        return self.places.numel()
+        return self.offsets.numel()
 
 
 class Entries:
-    """Both orders of one weight's kept entries. order: int32 [E], where in `forward` each entry of `backward` is;
-    row_size: elements of the weight for each output channel."""
+    """Both orders of one weight's kept entries. order: int32 [E], where in `forward` each entry of `backward` is.
+
+    row_size: elements of the weight for each output channel. places: int32 [E], where in the weight they are, as its
+    memory is walked: the n-th is entry rank[n] of `forward`, int32 [E], or entry n where rank is None. Where most cache
+    lines hold an entry, memory is fastest from its begin to its end; else any order does that stays within a row.
+    """
 
     def __init__(self, mask: Tensor, window: Window, groups: int, dtype: torch.dtype) -> None:
         """mask: bool [N, C / groups, kernel height, kernel width]; True where a weight is kept."""
@@ -64,9 +66,12 @@ class Entries:
         kept = Kept(places, group, column, row, element)
         self.backward, backward = rows_of(kept, (groups, inner, out), window.backward, window, dtype)
         self.row_size = mask[0].numel()
-        place = numpy.empty_like(order)
-        place[order] = numpy.arange(len(order), dtype=numpy.int32)
-        self.order = torch.from_numpy(place[backward])
+        rank = numpy.empty_like(order)
+        rank[order] = numpy.arange(len(order), dtype=numpy.int32)
+        self.order = torch.from_numpy(rank[backward])
+        in_order = len(places) >= LEAST_DENSITY * mask.numel()
+        self.places = torch.from_numpy(places if in_order else places[order])
+        self.rank = torch.from_numpy(rank) if in_order else None
 
 
 class Kept(NamedTuple):
@@ -107,8 +112,8 @@ def rows_of(
     offsets = ((kept.group * columns + kept.column) * plane + pixels[tap]) * LANES[dtype]
     at = numpy.zeros(groups * rows * chunks * taps + 1, dtype=numpy.int32)
     at[1:] = numpy.cumsum(numpy.bincount(run, minlength=len(at) - 1))
-    begins, read, where = map(torch.from_numpy, (at, offsets[order].astype(numpy.int32), kept.places[order]))
-    return Rows(begins, read, where, groups * rows, chunks), order
+    read = torch.from_numpy(offsets[order].astype(numpy.int32))
+    return Rows(torch.from_numpy(at), read, groups * rows, chunks), order
 
 
 def order_of(keys: numpy.ndarray, most: int) -> numpy.ndarray:

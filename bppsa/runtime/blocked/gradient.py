@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from bppsa.runtime.blocked.kept import KEEPING, Kept
+from bppsa.runtime.untraced import untraced
 
 ALIASES = torch.ops.aten.detach.default, torch.ops.aten.alias.default
 
@@ -49,6 +50,7 @@ class KeptGradient(Tensor):
         return self._numbers.dense()
 
     @classmethod
+    @untraced
     def __torch_dispatch__(cls, op: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         if op in ALIASES:
             return KeptGradient(args[0].shape, args[0].dtype, args[0]._numbers)

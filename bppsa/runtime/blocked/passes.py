@@ -8,14 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bppsa.runtime.blocked.image import Image, Shape, join, pack, unpack
 from bppsa.runtime.blocked.program import Place, Program, Writer
 from bppsa.runtime.blocked.region import Node, Region
 from bppsa.runtime.blocked.step import Keep, Kept, Wanted
-
-Sizes = tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +27,10 @@ class Forward:
 
     program: Program
     depends: list[Any]
-    outputs: list[Sizes]
+    outputs: list[torch.Size]
     values: dict[int, Image]
     own: list[Any]
-    params: list[Sizes | None]
+    params: list[torch.Size | None]
     backwards: dict[Any, Backward] = field(default_factory=dict)
 
 
@@ -40,7 +39,7 @@ class Gradient:
     """of: which of inputs and parameters. places: int32 [E], of the entries that alone are computed, or None."""
 
     of: int
-    size: Sizes
+    size: torch.Size
     places: Tensor | None = None
 
     @property
@@ -98,7 +97,7 @@ def write_forward(
     for v in region.outputs:
         unpack(to, values[v], to.tensor())
     outputs = [size_of(values[v].shape, region.dims[v]) for v in region.outputs]
-    shapes = [None if t is None else tuple(t.shape) for t in params]
+    shapes = [None if t is None else t.shape for t in params]
     return Forward(to.program(), depends, outputs, {v: values[v] for v in kept}, own, shapes)
 
 
@@ -119,14 +118,17 @@ def write_backward(
         if node.output not in writer.found or node.output not in needed:
             continue
         cotangent = writer.joined(node.output)
+        weight = node.params[0] if node.params else None
+        only = node.step.places(own) if weight is not None and ends[weight] else None
         asked: list[Place | None] = []
-        only = node.step.places(own) if node.params and node.params[0] is not None and ends[node.params[0]] else None
         for i in node.params:
-            asked.append(to.tensor() if i is not None and param_needs[i] else None)
-            if i is not None and param_needs[i]:
-                given_size = forward.params[i]
-                assert given_size is not None
-                gradients.append(Gradient(len(region.inputs) + i, given_size, only if i == node.params[0] else None))
+            if i is None or not param_needs[i]:
+                asked.append(None)
+                continue
+            asked.append(to.tensor())
+            whole = forward.params[i]
+            assert whole is not None
+            gradients.append(Gradient(len(region.inputs) + i, whole, only if i == weight else None))
         writer.through(node, own, cotangent, chosen(params, node), asked, needed, only is not None)
     for i, v in enumerate(region.inputs):
         if v in writer.found and v in needed:
@@ -196,5 +198,5 @@ def chosen(params: Sequence[Place | None], node: Node) -> list[Place | None]:
     return [None if i is None else params[i] for i in node.params]
 
 
-def size_of(shape: Shape, dims: int) -> Sizes:
-    return (shape.samples, shape.channels, shape.height, shape.width)[:dims]
+def size_of(shape: Shape, dims: int) -> torch.Size:
+    return torch.Size((shape.samples, shape.channels, shape.height, shape.width)[:dims])
