@@ -4,9 +4,9 @@
     python benchmarks/pruned.py --only vgg11,mobilenet      some networks
     python benchmarks/pruned.py --quick                     narrow networks: only shows that all of it runs
 
-A step is forward, loss, backward and SGD; "layer" is forward and backward alone, from a given cotangent to the input
-and the weight. sparseprop holds the kept weights alone, so its SGD steps these and no dense ones. Rows are kept in
-benchmarks/results/ under "pruned", a file a machine; a run of some networks leaves the others as they were.
+A step is forward, loss, backward and the optimizer's; "layer" is forward and backward alone, from a given cotangent to
+the input and the weight. sparseprop holds the kept weights alone, so its optimizer steps these and no dense ones. Rows
+are kept in benchmarks/results/ under "pruned", a file a machine; a run of some networks leaves the others as they were.
 """
 
 from __future__ import annotations
@@ -42,6 +42,12 @@ NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "linear 1024x1024": lambda width=1024: nn.Sequential(nn.Linear(width, width, bias=False)),
 }
 SCHEMES = {"uniform": uniform, "global": globally}
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, lr=1e-3),
+    "momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+    "momentum, decay": partial(torch.optim.SGD, lr=1e-3, momentum=0.9, weight_decay=5e-4),
+    "AdamW, fused": partial(torch.optim.AdamW, lr=1e-3, fused=True),
+}
 
 
 @dataclass(frozen=True)
@@ -52,12 +58,14 @@ class Case:
     B: int
     goal: float | None = None
     what: str = "step"
+    optimizer: str = "SGD"
 
 
 CASES = [
     *(Case("vgg11", "uniform", p, 16, goal) for p, goal in ((0.9, 5.5), (0.97, 13), (0.99, 24))),
     *(Case("vgg11", "uniform", p, 64, goal) for p, goal in ((0.9, 4.7), (0.97, 11), (0.99, 20))),
     Case("vgg11", "global", 0.97, 16, 6),
+    *(Case("vgg11", "uniform", 0.97, 16, optimizer=name) for name in OPTIMIZERS if name != "SGD"),
     *(Case("vgg11 with batch norm", "uniform", p, 16) for p in (0.9, 0.97, 0.99)),
     Case("resnet18", "uniform", 0.95, 16, 5),
     Case("mobilenet", "uniform", 0.95, 16),
@@ -78,6 +86,8 @@ def measure(case: Case, repeats: int, width: int | None) -> dict[str, Any]:
     fast = bppsa.compile(prepared(make, SCHEMES[case.scheme], case.pruned))
     batch = torch.randn(case.B, fast[0].in_features) if case.network[:6] == "linear" else torch.randn(case.B, 3, 32, 32)
     make_step = STEPS[case.what]
+    if case.what == "step":
+        make_step = partial(training_step, optimizer=OPTIMIZERS[case.optimizer])
     steps = {
         name: make_step(m, batch.to(memory_format=FORMATS[name]) if batch.dim() == 4 else batch)
         for name, m in models.items()
@@ -100,18 +110,20 @@ def measure(case: Case, repeats: int, width: int | None) -> dict[str, Any]:
     }
 
 
-def training_step(model: nn.Module, batch: torch.Tensor) -> Step:
-    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+def training_step(
+    model: nn.Module, batch: torch.Tensor, optimizer: Callable[[Any], torch.optim.Optimizer] = OPTIMIZERS["SGD"]
+) -> Step:
+    stepping = optimizer(model.parameters())
     with torch.no_grad():
         labels = torch.randint(0, model(batch).shape[1], batch.shape[:1])
 
     def step() -> tuple[float, ...]:
-        optimizer.zero_grad()
+        stepping.zero_grad()
         start = time.perf_counter()
         loss = F.cross_entropy(model(batch), labels)
         middle = time.perf_counter()
         loss.backward()
-        optimizer.step()
+        stepping.step()
         return middle - start, time.perf_counter() - middle
 
     return step
@@ -145,7 +157,7 @@ def layer(model: nn.Module, batch: torch.Tensor) -> Step:
     return step
 
 
-STEPS = {"step": training_step, "inference": inference, "layer": layer}
+STEPS: dict[str, Callable[..., Step]] = {"step": training_step, "inference": inference, "layer": layer}
 
 
 def table(rows: list[dict[str, Any]]) -> Table:
@@ -168,7 +180,7 @@ def table(rows: list[dict[str, Any]]) -> Table:
         found.add_row(
             *(row["network"], f"{row['pruned']:.0%} {row['scheme']}", str(row["B"])),
             *(
-                row["what"],
+                f"{row['what']}, {row['optimizer']}" if row["what"] == "step" else row["what"],
                 f"{row['peer_ms']:.3g}",
                 row["format"],
                 f"{row['ours_ms']:.3g}",

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
+import bppsa
 from bppsa.plan import sparse
 from bppsa.runtime.blocked.gradient import KeptGradient, gradient_of, numbers
 from bppsa.runtime.blocked.kept import Kept
@@ -181,7 +182,31 @@ def test_what_asks_for_memory_gets_all_numbers() -> None:
     assert g.data_ptr() == g.dense().data_ptr()
     assert g.untyped_storage().nbytes() == expected.numel() * 8
     assert f"{made().sum():.6f}" == f"{expected.sum():.6f}"
+    assert torch.equal(torch.from_dlpack(made()), expected)
     assert "tensor" in repr(made()) or "KeptGradient" in repr(made())
+
+
+def test_other_numbers_given_by_data() -> None:
+    g = made()
+    alias = g.detach()
+    g.data = g.data * 2
+    assert torch.equal(g + 0, dense() * 2)
+    assert torch.equal(alias + 0, dense())
+    g.data /= 4
+    assert torch.equal(torch.from_numpy(g.numpy()), dense() / 2)
+    g.data = made(3)
+    assert not holds_all(g)
+    assert torch.equal(g + 0, dense(3))
+
+
+@pytest.mark.parametrize("change", ["resize_(3)", "transpose_(0, 1)", "unsqueeze_(0)"])
+def test_what_it_cannot_become(change: str) -> None:
+    with pytest.raises(bppsa.errors.InputError, match=r"assign a new tensor"):
+        eval(f"made().{change}")
+    with pytest.raises(bppsa.errors.InputError, match=r"float32 of \[6, 4, 3, 3\]"):
+        made().data = dense().float()
+    with pytest.raises(RuntimeError, match="data pointer"):  # C++ that reads memory by itself
+        torch.utils.dlpack.to_dlpack(made())
 
 
 def test_saved_and_copied_it_needs_no_bppsa() -> None:

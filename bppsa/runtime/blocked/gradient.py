@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from bppsa.errors import InputError
 from bppsa.runtime.blocked.kept import KEEPING, Kept
 from bppsa.runtime.untraced import untraced
 
@@ -43,6 +44,7 @@ class KeptGradient(Tensor):
     def __new__(cls, size: torch.Size, dtype: torch.dtype, numbers: Numbers) -> KeptGradient:
         made: KeptGradient = Tensor._make_wrapper_subclass(cls, size, dtype=dtype)
         made._numbers = numbers
+        torch._C._set_throw_on_mutable_data_ptr(made)  # an extension that looks for memory of its own gets an error
         return made
 
     def dense(self) -> Tensor:
@@ -61,6 +63,16 @@ class KeptGradient(Tensor):
                 return tensor(result, args)
         return on_dense(op, args, kwargs or {})
 
+    @property
+    def data(self) -> Tensor:
+        return self.detach()
+
+    @data.setter
+    def data(self, new: Tensor) -> None:
+        if new.shape != self.shape or new.dtype is not self.dtype:
+            raise refused(f"becomes {new.dtype} of {list(new.shape)}, assigned to its .data")
+        self._numbers = new._numbers if isinstance(new, KeptGradient) else Numbers(new)
+
     def numpy(self, *, force: bool = False) -> Any:
         return self.dense().numpy(force=force)
 
@@ -72,6 +84,9 @@ class KeptGradient(Tensor):
 
     def untyped_storage(self) -> torch.UntypedStorage:
         return self.dense().untyped_storage()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.dense().__dlpack__(**options)
 
     def __deepcopy__(self, memo: Any) -> Tensor:
         return self.clone()
@@ -105,4 +120,14 @@ def on_dense(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         was[id(x.dense())] = x
         return x.dense()
 
-    return tree_map(lambda x: was.get(id(x), x), op(*tree_map(dense, args), **tree_map(dense, kwargs)))
+    result = op(*tree_map(dense, args), **tree_map(dense, kwargs))
+    for gradient in was.values():
+        if (now := gradient.dense()).shape != gradient.shape or now.stride() != gradient.stride():
+            raise refused(f"becomes {list(now.shape)} in place, by {op}")
+    return tree_map(lambda x: was.get(id(x), x), result)
+
+
+def refused(what: str) -> InputError:
+    return InputError(
+        f"a pruned weight's gradient {what}; assign a new tensor, made of .dense(), to the weight's .grad"
+    )
