@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,6 +16,7 @@ from bppsa.runtime.blocked.conv import Conv
 from bppsa.runtime.blocked.entries import Entries
 from bppsa.runtime.blocked.image import Shape
 from bppsa.runtime.blocked.norm import BatchNorm
+from bppsa.runtime.blocked.pooling import MaxPool
 from bppsa.runtime.blocked.region import Node, Region
 from bppsa.runtime.blocked.step import Step
 from bppsa.runtime.blocked.sums import Flatten, Sum
@@ -91,18 +92,25 @@ KeptByLayer = dict[tuple[nn.Module, Window, torch.dtype], KeptEntries]
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution or linear layer of a region, as far as choice and report want to know it. pixels: of its output."""
+    """A convolution or linear layer of a region, as far as choice and report want to know it."""
 
     path: str
     kind: str
-    window: Window
+    step: Conv
     inputs: int  # channels or features
-    outputs: int
     groups: int
     samples: int
     entries: KeptEntries
     kept: int  # weights
     first: bool  # reads an input of the region
+
+    @property
+    def window(self) -> Window:
+        return self.step.window
+
+    @property
+    def outputs(self) -> int:
+        return self.step.channels
 
 
 @dataclass
@@ -155,11 +163,9 @@ class Draft:
         key = module, window, self.dtype
         entries = self.memo.setdefault(key, KeptEntries(module, path, window, groups, self.dtype))
         count = entries.count()  # what is wrong with its mask is said here
-        first = x.number in self.inputs
-        self.layers.append(
-            Layer(path, kind, window, x.shape.channels, channels, groups, x.shape.samples, entries, count, first)
-        )
-        return self.add(Conv(window, channels, entries, relu=False), (x,), ((path, "weight"), (path, "bias")))
+        first, step = x.number in self.inputs, Conv(window, channels, entries, relu=False)
+        self.layers.append(Layer(path, kind, step, x.shape.channels, groups, x.shape.samples, entries, count, first))
+        return self.add(step, (x,), ((path, "weight"), (path, "bias")))
 
     def mark(self) -> tuple[int, int, int]:
         return len(self.nodes), len(self.params), len(self.layers)
@@ -175,13 +181,16 @@ class Draft:
 
     def reads_alone(self, x: Value) -> bool:
         """The present node, whose first argument x is, is the only one that reads it."""
+        return sum(map(reads_numbers, self.readers())) == 1 and x.number not in self.shared
+
+    def readers(self) -> list[fx.Node]:
+        """Of the present node's first argument."""
         source = self.node.args[0] if self.node and self.node.args else None
-        alone = isinstance(source, fx.Node) and sum(map(reads_numbers, source.users)) == 1
-        return alone and x.number not in self.shared
+        return list(source.users) if isinstance(source, fx.Node) else []
 
     def rectify(self, x: Value, inplace: bool) -> Value:
         """ReLU: within the step that made x if nobody else reads x, else a step of its own."""
-        maker = next((n.step for n in self.nodes if n.output == x.number), None)
+        maker = self.maker(x)
         if self.is_own(x) and isinstance(maker, (Conv, BatchNorm, Sum)):
             maker.relu = True
             out = x
@@ -191,6 +200,18 @@ class Draft:
             out = self.add(Sum(relu=True), (x,))
         self.rectified.add(out.number)
         return out
+
+    def max_pool(self, x: Value, pool: MaxPool) -> Value:
+        """Within the convolution that made x, if nobody else reads x or asks for its size, else a step of its own."""
+        maker, alone = self.maker(x), self.is_own(x) and len(self.readers()) == 1
+        if not (alone and pool.quarters and isinstance(maker, Conv) and maker.pool is None):
+            return self.add(pool, (x,))
+        maker.pool_by(pool)
+        out = self.values[x.number] = replace(x, shape=pool.shape(x.shape))
+        return out
+
+    def maker(self, x: Value) -> Step | None:
+        return next((n.step for n in self.nodes if n.output == x.number), None)
 
     def region(self, outputs: Sequence[Value]) -> Region:
         dims = {v.number: v.dims for v in self.values}

@@ -142,7 +142,7 @@ def max_pool(
     size = x.shape.height, x.shape.width
     window = Window(size, kernel, pair(stride or kernel_size), pair(padding), pair(dilation))
     refuse(min(window.out) < 1 or any(2 * p > k for p, k in zip(pair(padding), kernel, strict=True)), "a window beyond")
-    return draft.add(MaxPool(window), (x,))
+    return draft.max_pool(x, MaxPool(window))
 
 
 def avg_pool(

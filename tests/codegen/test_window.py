@@ -30,6 +30,7 @@ def swept(sweep: Sweep, source: Tensor, kernel: Tensor, pixels: int) -> Tensor:
                     assert 0 <= row < sweep.source[0]
                     assert 0 <= column < sweep.source[1]
                     sums[y, x] += kernel[tap.row, tap.column] * source[row, column]
+        assert not any((a | n) % sweep.pool for a, n in zip(tile.at, tile.size, strict=True))
         for y, x in product(range(tile.size[0]), range(tile.size[1])):
             place = [
                 s + e * (a + i) for s, e, a, i in zip(tile.phase.start, tile.phase.every, tile.at, (y, x), strict=True)
@@ -54,6 +55,16 @@ def test_a_sweep_is_a_convolution_and_back(size, kernel, stride, padding, dilati
     assert y.shape == window.out
     assert torch.allclose(swept(window.forward, x.detach(), w, pixels), y.detach())
     assert torch.allclose(swept(window.backward, g, w, pixels), x.grad)
+
+
+@given(size=sizes, kernel=small, padding=pads, pixels=st.sampled_from([4, 16]))
+def test_squares_that_are_pooled_lie_within_tiles(size, kernel, padding, pixels) -> None:
+    window = Window((2 * size[0] + kernel[0] - 1, 2 * size[1] + kernel[1] - 1), kernel, padding=padding, pool=2)
+    torch.manual_seed(0)
+    x, w = torch.randn(window.size, dtype=torch.float64), torch.randn(kernel, dtype=torch.float64)
+    y = F.conv2d(x[None, None], w[None, None], padding=padding)[0, 0]
+    assert torch.allclose(swept(window.forward, x, w, pixels), y)
+    assert all(tile.size[0] * tile.size[1] <= pixels for tile in window.forward.tiles(pixels))
 
 
 def test_taps_that_reach_the_same_pixels_share_a_span() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.utils import prune
 
 import bppsa
@@ -107,6 +107,19 @@ def twins(name: str, amount: float = 0.7, seed: int = 0) -> tuple[nn.Module, nn.
     model = make().double()
     plain = copy.deepcopy(model)  # before pruning, after which PyTorch's modules cannot be copied
     return pruned(plain, amount), bppsa.compile(pruned(model, amount)), lambda n: torch.randn(n, *shape).double()
+
+
+def graph_of(fn: Callable[[Tensor], Tensor]) -> tuple[nn.Module, fx.Graph]:
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fn = fn
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fn(x)
+
+    root = Root()
+    return root, fx.Tracer().trace(root)
 
 
 def error(expected: Tensor, got: Tensor) -> float:

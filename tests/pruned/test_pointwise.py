@@ -19,7 +19,7 @@ from bppsa.codegen.ir import Kernel
 from bppsa.errors import Unsupported
 from bppsa.runtime.blocked.pointwise import Pointwise
 from bppsa.runtime.blocked.step import Step
-from tests.pruned.support import assert_same_step, error, kernels, pruned
+from tests.pruned.support import assert_same_step, error, graph_of, kernels, pruned
 
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.0, 6.0, 2.0, -2.0, 20.5, -40.0]
 
@@ -59,19 +59,6 @@ FUNCTIONS: list[Callable[[Tensor], Tensor]] = [
     lambda x: torch.maximum(x, 0.1 * x),
     lambda x: torch.add(x, x.tanh(), alpha=0.5),
 ]
-
-
-def graph_of(fn: Callable[[Tensor], Tensor]) -> tuple[nn.Module, fx.Graph]:
-    class Root(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fn = fn
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fn(x)
-
-    root = Root()
-    return root, fx.Tracer().trace(root)
 
 
 def steps_of(fn: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32) -> list[Step]:

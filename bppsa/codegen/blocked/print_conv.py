@@ -46,7 +46,7 @@ def sweep(name: str, sweep: Sweep, pixels: int, lanes: int) -> list[str]:
     members = [
         f"static constexpr int64_t TILES = {len(tiles)};",
         f"static constexpr bool WHOLE = {str(whole).lower()};  // one tile, and each tap reaches some of it",
-        f"static constexpr int PLANES = {planes(most, pixels)}, TAPS = {len(sweep.taps)};",
+        f"static constexpr int PLANES = {planes(most, pixels)}, TAPS = {len(sweep.taps)}, POOL = {sweep.pool};",
         *(line for key, tile in some.items() for line in kind(kinds[key], tile, sweep, lanes)),
         f"static constexpr Place PLACES[] = {{{places}}};",
         f"static constexpr unsigned char KINDS[] = {{{of_tiles}}};",
@@ -66,6 +66,7 @@ def planes(pixels: int, most: int) -> int:
 
 def kind(index: int, tile: Tile, sweep: Sweep, lanes: int) -> list[str]:
     (height, width), (down, right) = tile.size, tile.phase.every
+    across, pitch = width // sweep.pool, sweep.target[1] // sweep.pool
     row, step = sweep.step[0] * sweep.source[1] * lanes, sweep.step[1] * lanes
     spans = [
         f"to.template span<{width}, {s.rect.y0}, {s.rect.y1}, {s.rect.x0}, {s.rect.x1}, {row}, {step}>"
@@ -74,9 +75,9 @@ def kind(index: int, tile: Tile, sweep: Sweep, lanes: int) -> list[str]:
     ]
     members = [
         f"static constexpr int HEIGHT = {height}, WIDTH = {width};",
-        "// where the tile's pixel i is, in reals",
-        f"static constexpr int64_t at(int i) {{ return i / {width} * {down * sweep.target[1] * lanes} + "
-        f"i % {width} * {right * lanes}; }}",
+        "// where the tile's output i is, in reals",
+        f"static constexpr int64_t at(int i) {{ return i / {across} * {down * pitch * lanes} + "
+        f"i % {across} * {right * lanes}; }}",
         "template <class T>",
         *body("static INLINE void spans([[maybe_unused]] T& to, [[maybe_unused]] const int32_t* runs)", spans),
     ]
@@ -89,4 +90,4 @@ def source_of(tile: Tile, sweep: Sweep) -> int:
 
 def target_of(tile: Tile, sweep: Sweep) -> int:
     y, x = (s + every * at for s, every, at in zip(tile.phase.start, tile.phase.every, tile.at, strict=True))
-    return y * sweep.target[1] + x
+    return y // sweep.pool * (sweep.target[1] // sweep.pool) + x // sweep.pool

@@ -73,12 +73,14 @@ class Tile:
 
 @dataclass(frozen=True)
 class Sweep:
-    """source: its image's size; step: source pixels between neighbours of a phase."""
+    """source: its image's size; step: source pixels between neighbours of a phase. pool: of squares of so many target
+    pixels in both directions only the largest is written."""
 
     source: Pair
     target: Pair
     step: Pair
     phases: tuple[Phase, ...]
+    pool: int = 1
 
     @cached_property
     def taps(self) -> tuple[Tap, ...]:
@@ -104,8 +106,9 @@ class Sweep:
         rows, columns = phase.count
         if not rows or not columns:
             return []
-        width = even(columns, pixels)
-        height = even(rows, max(1, pixels // width))
+        squares = max(1, pixels // self.pool**2)
+        across = even(columns // self.pool, squares)
+        width, height = across * self.pool, even(rows // self.pool, max(1, squares // across)) * self.pool
         found = []
         for y, x in product(range(0, rows, height), range(0, columns, width)):
             size = min(height, rows - y), min(width, columns - x)
@@ -134,13 +137,15 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Window:
-    """A convolution's geometry, channels left aside. size: of the input image; kernel, stride, ...: as nn.Conv2d's."""
+    """A convolution's geometry, channels left aside. size: of the input image; kernel, stride, ...: as nn.Conv2d's.
+    pool: the side of the squares that its output falls into, of each of which the largest pixel alone is wanted."""
 
     size: Pair
     kernel: Pair
     stride: Pair = (1, 1)
     padding: Pair = (0, 0)
     dilation: Pair = (1, 1)
+    pool: int = 1
 
     @cached_property
     def out(self) -> Pair:
@@ -153,7 +158,7 @@ class Window:
     def forward(self) -> Sweep:
         taps = [Tap(i, j, *self.offset(i, j)) for i, j in product(*map(range, self.kernel))]
         phase = Phase((0, 0), (1, 1), self.out, in_order(taps))
-        return Sweep(self.size, self.out, self.stride, (phase,))
+        return Sweep(self.size, self.out, self.stride, (phase,), self.pool)
 
     @cached_property
     def backward(self) -> Sweep:

@@ -15,6 +15,33 @@ INLINE V rectified(V x) { return x <= V{} ? V{} : x; }  // a NaN stays one
 // A cotangent where `kept`, a rectified value, is not zero.
 INLINE V passed(V cotangent, V kept) { return kept <= V{} ? V{} : cotangent; }
 
+using Byte = unsigned char;
+typedef Byte Bytes __attribute__((vector_size(L)));
+
+// Places in a window, one in each lane, are bytes in memory.
+INLINE Int<V> load_places(const Byte* from) {
+  Bytes bytes;
+  __builtin_memcpy(&bytes, from, L);
+  return __builtin_convertvector(bytes, Int<V>);
+}
+
+INLINE void store_places(Byte* to, Int<V> places) {
+  const Bytes bytes = __builtin_convertvector(places, Bytes);
+  __builtin_memcpy(to, &bytes, L);
+}
+
+// The largest of what it has seen, lane by lane, and where that was: the first of equal ones, the last NaN, as in PyTorch.
+struct Maximum {
+  V value{};
+  Int<V> place{};
+  bool none = true;
+  INLINE void see(V x, int64_t at) {
+    const Int<V> better = none ? ~Int<V>{} : (x > value) | (x != x);
+    value = better ? x : value, place = better ? Int<V>{} + (integer)at : place;
+    none = false;
+  }
+};
+
 // In each group of 2 HALF lanes: the sums of a's lanes HALF apart, then those of b's.
 template <int HALF>
 INLINE V folded(V a, V b) {

@@ -34,16 +34,29 @@ struct Rows {
   Range share(int part, int parts) const { return {first(part, parts), first(part + 1, parts)}; }
 };
 
-// An image in the blocked layout: reals of one channel's plane, and between blocks.
+// An image in the blocked layout: reals of one channel's plane, and between blocks. winners: of one that is pooled,
+// which pixel of its square each of its numbers was; null where nobody asks.
 struct Image {
   real* data;
   int64_t plane, block;
+  Byte* winners;
 };
 
 // Where a tile begins in either image.
 struct Place {
   int64_t source, target;
 };
+
+// A sweep S writes one output for each square of S::POOL x S::POOL pixels of a tile, most often for each pixel.
+template <class S, class Kind>
+constexpr int OUTPUTS = Kind::HEIGHT * Kind::WIDTH / (S::POOL * S::POOL);
+
+// In the tile, pixel k of the square of output i.
+template <class S, class Kind>
+constexpr int pixel(int i, int k) {
+  const int across = Kind::WIDTH / S::POOL, y = i / across * S::POOL + k / S::POOL, x = i % across * S::POOL + k % S::POOL;
+  return y * Kind::WIDTH + x;
+}
 
 // Sums over entries for each pixel of a tile, in PLANES blocks. Few pixels have several chains: additions that depend
 // on each other would wait.
@@ -197,15 +210,18 @@ void sweep(const Rows& rows, const Image& source, const Image& target, int64_t b
       for_blocks<S::PLANES>({first, std::min(first + S::PLANES, blocks)}, [&](auto planes, int64_t block) {
         S::tile(unit % S::TILES, [&](auto kind, const Place& place) {
           using Kind = decltype(kind);
-          real* const data = target.data;
-          const int64_t base = block * target.block + place.target, plane = target.plane, next = target.block;
+          const int64_t base = block * target.block + place.target;
           rows_of_tile<Kind, planes>(
               rows, channels, source.data + block * source.block + place.source, source.block,
-              [=](int64_t row, const auto& sums) {
+              [=, to = target](int64_t row, const auto& sums) {
                 UNROLL for (int p = 0; p < planes; ++p)
-                  UNROLL for (int i = 0; i < Kind::HEIGHT * Kind::WIDTH; ++i) {
-                    const int64_t at = base + row * plane + p * next + Kind::at(i);
-                    store(data + at, epilogue(sums.total(p, i), row, at));
+                  UNROLL for (int i = 0; i < OUTPUTS<S, Kind>; ++i) {
+                    const int64_t at = base + row * to.plane + p * to.block + Kind::at(i);
+                    Maximum best;
+                    UNROLL for (int k = 0; k < S::POOL * S::POOL; ++k)
+                      best.see(epilogue(sums.total(p, pixel<S, Kind>(i, k)), row, at), k);
+                    store(to.data + at, best.value);
+                    if (S::POOL > 1 && to.winners != nullptr) store_places(to.winners + at, best.place);
                   }
               });
         });
@@ -249,6 +265,26 @@ struct Workspace {
   }
 };
 
+// Those of a tile's pixels, from where its outputs begin; returns their sum.
+template <class S, class Kind, int PLANES>
+INLINE V cotangents(const Image& target, int64_t begin, V (&pixels)[PLANES][Kind::HEIGHT * Kind::WIDTH]) {
+  V together[2] = {};
+  UNROLL for (int p = 0; p < PLANES; ++p)
+    UNROLL for (int i = 0; i < OUTPUTS<S, Kind>; ++i) {
+      const int64_t at = begin + p * target.block + Kind::at(i);
+      const V g = load<V>(target.data + at);
+      together[i & 1] += g;
+      if constexpr (S::POOL == 1) {
+        pixels[p][i] = g;
+      } else {
+        const Int<V> winner = load_places(target.winners + at);
+        UNROLL for (int k = 0; k < S::POOL * S::POOL; ++k)
+          pixels[p][pixel<S, Kind>(i, k)] = winner == (integer)k ? g : V{};
+      }
+    }
+  return together[0] + together[1];
+}
+
 // Each entry of rows `from` to `to`, and each of these rows' biases: the target's gradient times what it reads, summed
 // over pixels and samples, lane by lane.
 template <class S>
@@ -262,14 +298,9 @@ INLINE void multiply(const Rows& rows, int64_t from, int64_t to, const Image& so
     all.offsets = rows.offsets, all.block = source.block, all.sums = work.sums, all.begin = begin;
     all.source = source.data + block * source.block + place.source;
     for_chunks(rows, {from, to}, [&](int64_t row, int64_t chunk) {
-      const real* pixels = target.data + block * target.block + row * target.plane + place.target;
-      V together[2] = {};
-      UNROLL for (int p = 0; p < planes; ++p)
-        UNROLL for (int i = 0; i < Kind::HEIGHT * Kind::WIDTH; ++i) {
-          all.gradient[p][i] = load<V>(pixels + p * target.block + Kind::at(i));
-          together[i & 1] += all.gradient[p][i];
-        }
-      if (chunk == 0) work.biases[row - from] += together[0] + together[1];
+      const int64_t at = block * target.block + row * target.plane + place.target;
+      const V together = cotangents<S, Kind, planes>(target, at, all.gradient);
+      if (chunk == 0) work.biases[row - from] += together;
       Kind::spans(all, rows.runs(row, chunk));
     });
   };

@@ -71,9 +71,6 @@ struct Channel {
   double count() const { return (double)pixels * ((blocks - 1) * L + lanes); }
 };
 
-using Byte = unsigned char;
-typedef Byte Bytes __attribute__((vector_size(L)));
-
 // Lane j of vector i becomes lane i of vector j: blocks of half the size change sides, then those within them.
 template <int HALF = L / 2>
 INLINE void transpose(V* rows) {
@@ -160,20 +157,10 @@ void maxima(const Window& w, const real* source, real* target, Byte* places, int
     const real* from = source + plane * w.height * w.width * L;
     for (int64_t row = 0, at = plane * w.rows * w.columns * L; row < w.rows; ++row) {
       for (int64_t column = 0; column < w.columns; ++column, at += L) {
-        V best = splat<V>(-std::numeric_limits<real>::infinity());
-        Int<V> place = {};
-        bool first = true;
-        w.visit<QUARTERS>(row, column, [&](int64_t pixel, int64_t k) {
-          const V x = load<V>(from + pixel * L);
-          const Int<V> better = first ? ~Int<V>{} : (x > best) | (x != x);
-          best = better ? x : best, place = better ? Int<V>{} + (integer)k : place;
-          first = false;
-        });
-        store(target + at, best);
-        if (places != nullptr) {
-          const Bytes bytes = __builtin_convertvector(place, Bytes);
-          __builtin_memcpy(places + at, &bytes, L);
-        }
+        Maximum best;
+        w.visit<QUARTERS>(row, column, [&](int64_t pixel, int64_t k) { best.see(load<V>(from + pixel * L), k); });
+        store(target + at, best.value);
+        if (places != nullptr) store_places(places + at, best.place);
       }
     }
   });
@@ -188,9 +175,7 @@ void maxima_backward(const Window& w, const real* source, real* target, const By
     if (!complete) std::memset(to, 0, w.height * w.width * L * sizeof(real));
     for (int64_t row = 0, at = plane * w.rows * w.columns * L; row < w.rows; ++row) {
       for (int64_t column = 0; column < w.columns; ++column, at += L) {
-        Bytes bytes;
-        __builtin_memcpy(&bytes, places + at, L);
-        const Int<V> place = __builtin_convertvector(bytes, Int<V>);
+        const Int<V> place = load_places(places + at);
         V g = load<V>(source + at);
         if (kept != nullptr) g = passed(g, load<V>(kept + at));
         w.visit<QUARTERS>(row, column, [&](int64_t pixel, int64_t k) {

@@ -65,6 +65,7 @@ def conv(step: Conv, inputs: Sequence[Tensor], params: Operands, of: Any, brough
     kept = torch.zeros(weight.numel(), dtype=weight.dtype).index_fill_(0, of.places.long(), 1)
     weight = (weight * kept.view(weight.shape)).view(*weight.shape[:2], *w.kernel)
     y = F.conv2d(x, weight, bias, w.stride, w.padding, w.dilation, x.shape[1] // weight.shape[1])
+    y = max_pool(step.pool, (y,)) if step.pool else y
     return torch.relu(y) if step.relu else y
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from bppsa.codegen.blocked import native
@@ -13,6 +16,7 @@ from bppsa.codegen.native import available_threads
 from bppsa.plan.sparse import gives_kept_alone
 from bppsa.runtime.blocked.entries import Entries, Rows
 from bppsa.runtime.blocked.image import Image, Shape, empty
+from bppsa.runtime.blocked.pooling import MaxPool
 from bppsa.runtime.blocked.program import Place, Writer
 from bppsa.runtime.blocked.step import Keep, Kept, Step, Wanted
 
@@ -21,22 +25,29 @@ PRODUCTS_PER_THREAD = 400_000  # multiply-adds; fewer are not worth waking anoth
 
 
 class Values(NamedTuple):
-    """The entries that a forward has used, and where their values are."""
+    """The entries that a forward has used, and where their values are. winners: those of its pool."""
 
     entries: Entries
     data: Place
+    winners: Place | None
 
 
 class Conv(Step):
-    """parameters: weight [N, C / groups, height, width] or [N, C], bias [N] or None. entries: those kept at present."""
+    """parameters: weight [N, C / groups, height, width] or [N, C], bias [N] or None. entries: those kept at present.
+    pool: of its own output, of which then nothing else is written."""
 
     masks = reads_input = True
 
     def __init__(self, window: Window, channels: int, entries: Callable[[], Entries], relu: bool) -> None:
         self.window, self.channels, self.entries, self.relu = window, channels, entries, relu
+        self.pool: MaxPool | None = None
+
+    def pool_by(self, pool: MaxPool) -> None:
+        self.pool, self.window = pool, replace(self.window, pool=pool.window.kernel[0])
 
     def shape(self, *inputs: Shape) -> Shape:
-        return Shape(inputs[0].samples, self.channels, *self.window.out)
+        whole = Shape(inputs[0].samples, self.channels, *self.window.out)
+        return self.pool.shape(whole) if self.pool else whole
 
     def depends(self) -> Entries:
         return self.entries()
@@ -51,14 +62,15 @@ class Conv(Step):
         (x,), (weight, bias), entries = inputs, params, self.entries()
         out, rows = empty(to, self.shape(x.shape), kept=keep.output), entries.forward
         kernels = native.conv(self.window, to.dtype)
-        values = Values(entries, to.take(rows.count, kept=keep.own))
+        winners = to.take(out.count, torch.uint8, kept=True) if self.pool and keep.own else None
+        values = Values(entries, to.take(rows.count, kept=keep.own), winners)
         walk = entries.places, entries.rank
         to.call(kernels.gather, values.data, *walk, weight, rows.count, threads_for_entries(rows))
         sizes = rows.rows, rows.chunks, x.shape.channels, x.plane, out.plane, x.blocks
         to.call(
             kernels.forward,
-            *(x.data, out.data, rows.at, rows.offsets, values.data, bias),
-            *(*sizes, self.relu, threads_for(rows, out)),
+            *(x.data, out.data, winners, rows.at, rows.offsets, values.data, bias),
+            *(*sizes, self.relu, self.threads(rows, x)),
         )
         if not keep.own:
             to.free(values.data)
@@ -71,7 +83,7 @@ class Conv(Step):
         assert x is not None
         out = self.to_input(to, g, x, kept.own, wanted.rectified) if wanted.inputs[0] else None
         if to_weight is not None:
-            self.to_weight(to, g, x, kept.own.entries, to_weight, to_bias, wanted.compact)
+            self.to_weight(to, g, x, kept.own, to_weight, to_bias, wanted.compact)
         elif to_bias is not None:
             kernel = native.images(to.dtype).channel_sums
             to.call(kernel, g.data, to_bias, g.shape.channels, g.blocks, g.shape.pixels, g.threads)
@@ -81,37 +93,41 @@ class Conv(Step):
         entries = values.entries
         out, rows = empty(to, x.shape), entries.backward
         kernels = native.conv(self.window, to.dtype)
+        whole = self.pool.spread(to, g, values.winners) if self.pool and values.winners else g
         transposed = to.take(rows.count)
         to.call(kernels.reorder, transposed, entries.order, values.data, rows.count, threads_for_entries(rows))
-        sizes = rows.rows, rows.chunks, g.shape.channels, g.plane, out.plane, g.blocks
+        sizes = rows.rows, rows.chunks, whole.shape.channels, whole.plane, out.plane, whole.blocks
         mask = x.data if rectified else None
         to.call(
             kernels.backward,
-            *(g.data, out.data, rows.at, rows.offsets, transposed, mask, *sizes, threads_for(rows, g)),
+            *(whole.data, out.data, rows.at, rows.offsets, transposed, mask, *sizes, self.threads(rows, x)),
         )
         to.free(transposed)
+        if whole is not g:
+            to.free(whole.data)
         return out
 
     def to_weight(
-        self, to: Writer, g: Image, x: Image, entries: Entries, weight: Place, bias: Place | None, compact: bool
+        self, to: Writer, g: Image, x: Image, values: Values, weight: Place, bias: Place | None, compact: bool
     ) -> None:
         """All of the weight's gradient, zero where nothing is kept, or that of the entries alone; and the bias's."""
+        entries, winners = values.entries, values.winners
         rows, size = entries.forward, entries.row_size
-        kernels, threads = native.conv(self.window, to.dtype), threads_for(rows, g)
+        kernels, threads = native.conv(self.window, to.dtype), self.threads(rows, x)
         work = to.take(threads * native.weights_room(kernels, size))
         sizes = size, rows.rows, rows.chunks, x.shape.channels, x.plane, g.plane, x.blocks
         to.call(
             kernels.weights,
-            *(x.data, g.data, rows.at, rows.offsets, entries.places, entries.rank, weight, bias),
+            *(x.data, g.data, winners, rows.at, rows.offsets, entries.places, entries.rank, weight, bias),
             *(*sizes, compact, threads, work),
         )
         to.free(work)
 
+    def threads(self, rows: Rows, x: Image) -> int:
+        """A row takes about as long to be written, or read, as one of its entries."""
+        products = (rows.count + rows.rows) * x.blocks * x.lanes * math.prod(self.window.out)
+        return max(1, min(available_threads(), products // PRODUCTS_PER_THREAD))
+
 
 def threads_for_entries(rows: Rows) -> int:
     return max(1, min(available_threads(), rows.count // ENTRIES_PER_THREAD))
-
-
-def threads_for(rows: Rows, out: Image) -> int:
-    products = rows.count * out.blocks * out.shape.pixels * out.lanes
-    return max(1, min(available_threads(), products // PRODUCTS_PER_THREAD))

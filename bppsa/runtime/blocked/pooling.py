@@ -22,27 +22,36 @@ class MaxPool(Step):
         w = window
         self._numbers = torch.tensor([*w.size, *w.out, *w.kernel, *w.stride, *w.padding, *w.dilation])
 
+    @property
+    def quarters(self) -> bool:
+        """Its windows are squares of two by two pixels that meet nowhere and leave nothing out."""
+        w = self.window
+        return w == Window(w.size, (2, 2), (2, 2)) and w.size[0] % 2 == w.size[1] % 2 == 0
+
     def shape(self, *inputs: Shape) -> Shape:
         return Shape(inputs[0].samples, inputs[0].channels, *self.window.out)
 
     def forward(
         self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
-    ) -> tuple[Image, tuple[Shape, Place] | None]:
+    ) -> tuple[Image, Place | None]:
         (x,) = inputs
         out = empty(to, self.shape(x.shape), kept=keep.output)
         places = to.take(out.count, torch.uint8, kept=True) if keep.own else None
         to.call(native.images(to.dtype).max_pool, x.data, out.data, places, self._numbers, x.planes, x.threads)
-        return out, None if places is None else (x.shape, places)
+        return out, places
 
     def backward(
         self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
     ) -> tuple[Image]:
-        shape, places = kept.own
-        to_x = empty(to, shape)
         mask = kept.output.data if wanted.rectified and kept.output else None
+        return (self.spread(to, g, kept.own, mask),)
+
+    def spread(self, to: Writer, g: Image, places: Place, mask: Place | None = None) -> Image:
+        """The input's cotangent. mask: the output, where the input was rectified."""
+        to_x = empty(to, Shape(g.shape.samples, g.shape.channels, *self.window.size))
         kernel = native.images(to.dtype).max_pool_backward
         to.call(kernel, g.data, to_x.data, places, mask, self._numbers, g.planes, to_x.threads)
-        return (to_x,)
+        return to_x
 
 
 @dataclass(frozen=True)
