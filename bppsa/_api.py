@@ -160,7 +160,7 @@ def begin_report(module: nn.Module, args: Any) -> None:
 
 
 def end_report(module: nn.Module, args: Any, output: Any) -> None:
-    _calls.pop()
+    _calls.end(module)
 
 
 def explain(

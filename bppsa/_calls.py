@@ -15,11 +15,12 @@ from bppsa.report import Decision, Report
 
 
 class _Call(NamedTuple):
-    """outer: the call that this one is in."""
+    """owner: the compiled model that it is of. outer: the call that this one is in."""
 
     taken: list[Decision]
     strategy: Strategy | None
     forward: Forward | None
+    owner: nn.Module | None
     outer: _Call | None
 
 
@@ -65,12 +66,14 @@ def forward_of_model() -> Forward | None:
     return _thread.call and _thread.call.forward
 
 
-def push(taken: list[Decision], strategy: Strategy | None, forward: Forward | None) -> None:
+def push(
+    taken: list[Decision], strategy: Strategy | None, forward: Forward | None, owner: nn.Module | None = None
+) -> None:
     """Note decisions in `taken` until `pop`, and have scans follow `strategy` and `forward`."""
     outer = _thread.call
     if outer is not None:
         strategy, forward = strategy or outer.strategy, forward or outer.forward
-    _thread.call = _Call(taken, strategy, forward, outer)
+    _thread.call = _Call(taken, strategy, forward, owner, outer)
 
 
 def begin(module: nn.Module) -> None:
@@ -78,13 +81,19 @@ def begin(module: nn.Module) -> None:
     own = module.__dict__
     taken = list(own.get("_bppsa_left", ()))
     own["report"] = Report(taken)
-    push(taken, *own.get("_bppsa_asked", (None, None)))
+    strategy, forward = own.get("_bppsa_asked", (None, None))
+    push(taken, strategy, forward, module)
+
+
+def end(module: nn.Module) -> None:
+    """`pop`, if the call has begun: another's hook may have raised before that."""
+    if _thread.call is not None and _thread.call.owner is module:
+        pop()
 
 
 def pop() -> None:
     """Go back to the call before; what an inner call has decided, the outer one has too."""
-    if _thread.call is None:
-        return
+    assert _thread.call is not None
     taken, *_, outer = _thread.call
     _thread.call = outer
     if outer is not None:

@@ -58,10 +58,10 @@ class Seen:
 
     def _now(self, modules: tuple[nn.Module, ...]) -> list[Any]:
         """All classes, attributes, objects in tables and containers, and names by which a forward may ask for them; as
-        many as before where `_sizes_now` are the same. Of attributes the last name tells whether one has been added."""
+        many as before where `_sizes_now` are the same."""
         own = [*map(vars, modules)]
         attributes = compress(chain.from_iterable(map(dict.values, own)), self._matters)
-        names = chain(map(next, map(reversed, own)), *self._named)
+        names = chain(*own, *self._named)
         return [*map(type, modules), *attributes, *chain(*self._values), *names]
 
 

@@ -189,6 +189,8 @@ def test_the_image_before_the_pool_is_not_kept() -> None:
     x = torch.randn(16, 4, 32, 32)
     segment = segment_of(nn.Sequential(conv(4, 16), nn.ReLU(), nn.MaxPool2d(2), conv(16, 4)), x)
     assert segment.region is not None
-    _, tape = run_forward(segment.region, [x, *(p.now().detach() for p in segment.params)], save=True)
+    _, tape = run_forward(
+        segment.region, [x, *(p.now().detach() for p in segment.params)], segment.region.depends(), save=True
+    )
     pooled = 16 * 16 * 16 * 16
     assert tape.forward.program.tape < x.nbytes + pooled * 4 + pooled + 10_000  # places are bytes; values

@@ -15,7 +15,7 @@ from bppsa.codegen.print_point import body
 LANES = {"float": 16, "double": 8}  # samples in a block: a cache line of each
 # Pixels in registers at once: a wide machine has 32 registers of a cache line each, others 16 of half a line.
 PIXELS = {True: 16, False: 4}
-SKELETON = ("vec.h", "arena.h", "call.h", "blocked.h", "conv.h")
+SKELETON = ("vec.h", "arena.h", "call.h", "blocked.h", "conv.h", "conv_weights.h")
 
 
 @functools.lru_cache(maxsize=256)

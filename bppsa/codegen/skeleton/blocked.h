@@ -4,6 +4,8 @@ namespace {
 constexpr int64_t L = 64 / sizeof(real);
 using V = Vec<L>;
 
+constexpr int64_t AHEAD = 64;  // entries by which memory is asked for before it is needed
+
 struct Range {
   int64_t begin, end;
 };

@@ -1,10 +1,4 @@
 // A weight's kept entries as a vector: entry n belongs to place places[n], no two to one.
-namespace {
-
-constexpr int64_t AHEAD = 64;  // entries by which memory is asked for before it is needed
-
-}  // namespace
-
 // target[places[n]] += factor * values[n]
 extern "C" void bppsa_add_at(real* target, const int32_t* places, const real* values, double factor, int64_t count,
                              int threads) {

@@ -14,7 +14,7 @@ from bppsa.codegen.native import available_threads
 from bppsa.runtime import pool
 from bppsa.runtime.blocked.again import gradients
 from bppsa.runtime.blocked.gradient import gradient_of
-from bppsa.runtime.blocked.kept import Kept
+from bppsa.runtime.blocked.kept import KeptValues
 from bppsa.runtime.blocked.passes import Forward, Gradient, write_backward, write_forward
 from bppsa.runtime.blocked.region import Region
 
@@ -81,7 +81,7 @@ def run_backward(
 
 def as_tensor(gradient: Gradient, numbers: Tensor) -> Tensor:
     if gradient.places is not None:
-        return gradient_of(Kept(numbers, gradient.places, gradient.size))
+        return gradient_of(KeptValues(numbers, gradient.places, gradient.size))
     return numbers if len(gradient.size) == 1 else numbers.view(gradient.size)
 
 

@@ -93,7 +93,7 @@ class Conv(Step):
         entries = values.entries
         out, rows = empty(to, x.shape), entries.backward
         kernels = native.conv(self.window, to.dtype)
-        whole = self.pool.spread(to, g, values.winners) if self.pool and values.winners else g
+        whole = self.pool.spread(to, g, winners_of(values)) if self.pool else g
         transposed = to.take(rows.count)
         to.call(kernels.reorder, transposed, entries.order, values.data, rows.count, threads_for_entries(rows))
         sizes = rows.rows, rows.chunks, whole.shape.channels, whole.plane, out.plane, whole.blocks
@@ -127,6 +127,11 @@ class Conv(Step):
         """A row takes about as long to be written, or read, as one of its entries."""
         products = (rows.count + rows.rows) * x.blocks * x.lanes * math.prod(self.window.out)
         return max(1, min(available_threads(), products // PRODUCTS_PER_THREAD))
+
+
+def winners_of(values: Values) -> Place:
+    assert values.winners is not None, "a forward for a backward keeps them"
+    return values.winners
 
 
 def threads_for_entries(rows: Rows) -> int:

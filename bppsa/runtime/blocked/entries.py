@@ -19,6 +19,9 @@ from bppsa.plan.sparse import LEAST_DENSITY
 # Bytes of the nearest cache that a chunk of channels takes where every weight is kept. The fewer are kept, the longer a
 # chunk has to be to pay for its begin and its end, beyond the cache even: both costs balance at the density's root.
 NEAR = 11 << 10
+# Density from which a weight is read fastest from its begin to its end, as most of its cache lines hold an entry;
+# below, lines are fetched one by one, in any order that stays within a row.
+IN_ORDER = 0.06
 LEAST_PIXELS = 8  # of a tile: fewer do not pay for putting their sums aside between chunks
 SPARSE = 16  # one in so many keys: comparing them is faster than marks in a table
 MOST = numpy.iinfo(numpy.int32).max
@@ -48,8 +51,7 @@ class Entries:
     """Both orders of one weight's kept entries. order: int32 [E], where in `forward` each entry of `backward` is.
 
     row_size: elements of the weight for each output channel. places: int32 [E], where in the weight they are, as its
-    memory is walked: the n-th is entry rank[n] of `forward`, int32 [E], or entry n where rank is None. Where most cache
-    lines hold an entry, memory is fastest from its begin to its end; else any order does that stays within a row.
+    memory is walked: the n-th is entry rank[n] of `forward`, int32 [E], or entry n where rank is None.
     """
 
     def __init__(self, mask: Tensor, window: Window, groups: int, dtype: torch.dtype) -> None:
@@ -61,20 +63,20 @@ class Entries:
         channel, rest = split(places, inner * size)
         group, row = split(channel, out)
         column, element = split(rest, size)
-        kept = Kept(places, group, row, column, element)
+        kept = Coordinates(places, group, row, column, element)
         self.forward, order = rows_of(kept, (groups, out, inner), window.forward, window, dtype)
-        kept = Kept(places, group, column, row, element)
+        kept = Coordinates(places, group, column, row, element)
         self.backward, backward = rows_of(kept, (groups, inner, out), window.backward, window, dtype)
         self.row_size = mask[0].numel()
         rank = numpy.empty_like(order)
         rank[order] = numpy.arange(len(order), dtype=numpy.int32)
         self.order = torch.from_numpy(rank[backward])
-        in_order = len(places) >= LEAST_DENSITY * mask.numel()
+        in_order = len(places) >= IN_ORDER * mask.numel()
         self.places = torch.from_numpy(places if in_order else places[order])
         self.rank = torch.from_numpy(rank) if in_order else None
 
 
-class Kept(NamedTuple):
+class Coordinates(NamedTuple):
     """The kept entries in the weight's own order, int32 [E] each: where in the weight, and of which group, row and
     column of a sweep, and element of the kernel."""
 
@@ -92,7 +94,7 @@ def split(numbers: numpy.ndarray, by: int) -> tuple[numpy.ndarray, numpy.ndarray
 
 
 def rows_of(
-    kept: Kept, sizes: tuple[int, int, int], sweep: Sweep, window: Window, dtype: torch.dtype
+    kept: Coordinates, sizes: tuple[int, int, int], sweep: Sweep, window: Window, dtype: torch.dtype
 ) -> tuple[Rows, numpy.ndarray]:
     """And their order: of each entry of the rows, where it is among `kept`. sizes: groups, rows and columns of one."""
     groups, rows, columns = sizes

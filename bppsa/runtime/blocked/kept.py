@@ -1,7 +1,7 @@
 """Tensors that are zero but at some entries, and the ops that keep them so: those of SGD and of clipping.
 
-An op's function is given such a tensor as `Kept` and others as they are. It gives None where only all numbers will do:
-a factor that is not finite makes zeros NaN.
+An op's function is given such a tensor as `KeptValues` and others as they are. It gives None where only all numbers
+will do: a factor that is not finite in the tensor's dtype makes zeros NaN.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class KeptValues:
     """Of `size`, on the CPU. values: [E], at `places` [E], int32, no two alike, of the flat tensor."""
 
     values: Tensor
@@ -32,7 +32,7 @@ class Kept:
     def dense(self) -> Tensor:
         return self.add_to(self.values.new_zeros(self.size), 1.0)
 
-    def with_values(self, values: Tensor) -> Kept:
+    def with_values(self, values: Tensor) -> KeptValues:
         return replace(self, values=values)
 
     def add_to(self, target: Tensor, factor: float) -> Tensor:
@@ -44,7 +44,7 @@ class Kept:
         return target
 
 
-Function = Callable[..., "Kept | Tensor | None"]
+Function = Callable[..., "KeptValues | Tensor | None"]
 KEEPING: dict[Any, Function] = {}
 
 
@@ -56,50 +56,61 @@ def keeps(op: Any) -> Callable[[Function], Function]:
     return register
 
 
-def number(x: Any) -> float:
-    """Of a factor; NaN for what is no single number."""
-    if isinstance(x, Tensor):
-        return float(x) if x.dim() == 0 else math.nan
-    return x if isinstance(x, (int, float)) else math.nan
+def finite(factor: Any, x: KeptValues) -> float | None:
+    """A single number, one that x's dtype holds; else None."""
+    if isinstance(factor, Tensor):
+        factor = float(factor) if factor.dim() == 0 else math.nan
+    known = isinstance(factor, (int, float)) and abs(factor) <= torch.finfo(x.values.dtype).max
+    return factor if known else None
 
 
 @keeps(aten.clone.default)
-def clone(x: Kept, memory_format: torch.memory_format | None = None) -> Kept | None:
+def clone(x: KeptValues, memory_format: torch.memory_format | None = None) -> KeptValues | None:
     as_it_is = memory_format in (None, torch.preserve_format, torch.contiguous_format)
     return x.with_values(x.values.clone()) if as_it_is else None
 
 
 @keeps(aten.neg.default)
-def negative(x: Kept) -> Kept:
+def negative(x: KeptValues) -> KeptValues:
     return x.with_values(-x.values)
 
 
 @keeps(aten.zero_.default)
-def zero(x: Kept) -> Kept:
+def zero(x: KeptValues) -> KeptValues:
     x.values.zero_()
     return x
 
 
 @keeps(aten.mul_.Tensor)
-def scale(x: Kept | Tensor, factor: Any) -> Kept | None:
-    if not isinstance(x, Kept) or not math.isfinite(factor := number(factor)):
+def scale(x: KeptValues | Tensor, factor: Any) -> KeptValues | None:
+    if not isinstance(x, KeptValues) or (number := finite(factor, x)) is None:
         return None
-    x.values.mul_(factor)
+    x.values.mul_(number)
+    return x
+
+
+@keeps(aten.div_.Tensor)
+def divide(x: KeptValues | Tensor, divisor: Any) -> KeptValues | None:
+    if not isinstance(x, KeptValues) or not (number := finite(divisor, x)):
+        return None
+    x.values.div_(number)
     return x
 
 
 @keeps(aten.linalg_vector_norm.default)
-def norm(x: Kept, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor | None:
+def norm(
+    x: KeptValues, order: float = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor | None:
     if dim is not None or keepdim or order <= 0 or not x.values.numel():
         return None
     return torch.linalg.vector_norm(x.values, order, dtype=dtype)
 
 
 @keeps(aten.add_.Tensor)
-def add_in_place(x: Kept | Tensor, y: Any, *, alpha: Any = 1) -> Kept | Tensor | None:
-    if not isinstance(y, Kept) or not math.isfinite(factor := number(alpha)):
+def add_in_place(x: KeptValues | Tensor, y: Any, *, alpha: Any = 1) -> KeptValues | Tensor | None:
+    if not isinstance(y, KeptValues) or (factor := finite(alpha, y)) is None:
         return None
-    if isinstance(x, Kept):
+    if isinstance(x, KeptValues):
         if x.places is not y.places:
             return None
         x.values.add_(y.values, alpha=factor)
@@ -109,10 +120,10 @@ def add_in_place(x: Kept | Tensor, y: Any, *, alpha: Any = 1) -> Kept | Tensor |
 
 
 @keeps(aten.add.Tensor)
-def add(x: Kept | Tensor, y: Any, *, alpha: Any = 1) -> Kept | Tensor | None:
+def add(x: KeptValues | Tensor, y: Any, *, alpha: Any = 1) -> KeptValues | Tensor | None:
     """Gradients of one pattern, or a gradient and the weight that decays."""
-    if isinstance(x, Kept) and isinstance(y, Kept):
+    if isinstance(x, KeptValues) and isinstance(y, KeptValues):
         return add_in_place(x.with_values(x.values.clone()), y, alpha=alpha)
-    if isinstance(x, Kept) and isinstance(y, Tensor) and math.isfinite(factor := number(alpha)):
-        return add_in_place(y * factor, x)
-    return None
+    if not isinstance(x, KeptValues) or not isinstance(y, Tensor) or (factor := finite(alpha, x)) is None:
+        return None
+    return add_in_place(y * factor, x)
