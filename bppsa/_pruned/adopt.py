@@ -6,6 +6,7 @@ from torch import nn
 
 from bppsa._pruned.classes import Pruned
 from bppsa._pruned.masks import LAYERS, is_masked
+from bppsa._pruned.product import ask_for_products
 from bppsa._pruned.rewritten import put_before
 from bppsa._pruned.tracing import trace
 from bppsa.codegen import build
@@ -17,6 +18,7 @@ def adopt_pruned(root: nn.Module) -> dict[str, Decision]:
     """Give those modules the class that runs them so; by path what they are."""
     found: dict[str, Decision] = {}
     if holds_pruned(root) and build.available() is None:
+        ask_for_products(root)
         _adopt(root, "", found)
     return found
 

@@ -23,7 +23,7 @@ TABLES = (
     *("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"),
 )
 IDLE = OF_ALL.difference(TABLES, ["training"])  # what nobody asks for in a forward without hooks
-OURS = ("report", "_bppsa_memo")  # attributes that every call changes
+OURS = ("report", "_bppsa_memo", "_bppsa_made")  # attributes that every call changes
 
 
 class Seen:
