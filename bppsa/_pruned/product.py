@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
 
 from bppsa._pruned.rewritten import Rewritten, put_before
@@ -51,4 +52,4 @@ def ask_for_products(root: nn.Module) -> None:
         held = [name for name in NAMES if f"{name}_mask" in module._buffers and name in module.__dict__]
         if held:
             put_before(module, Products)
-            module.__dict__.update(dict.fromkeys(held), _bppsa_made=set())
+            module.__dict__.update(dict.fromkeys(held, torch.empty(0)), _bppsa_made=set())
