@@ -24,14 +24,14 @@ def product(name: str) -> property:
         if name not in own:
             raise AttributeError(name)
         original, mask = own["_parameters"].get(f"{name}_orig"), own["_buffers"].get(f"{name}_mask")
-        if original is None or mask is None or name in own["_bppsa_made"]:
-            own["_bppsa_made"].discard(name)
+        if original is None or mask is None or name in (own["_bppsa_made"] or ()):
             return own[name]
         return mask.to(original.dtype) * original
 
     def put(self: Any, value: Any) -> None:
         self.__dict__[name] = value
-        self.__dict__["_bppsa_made"].add(name)  # by the hook of the call that will ask for it next
+        if self.__dict__["_bppsa_made"] is not None:
+            self.__dict__["_bppsa_made"].add(name)
 
     def delete(self: Any) -> None:
         del self.__dict__[name]
@@ -40,10 +40,17 @@ def product(name: str) -> property:
 
 
 class Products(Rewritten):
-    """_bppsa_made: names of those that a call has made and not yet read."""
+    """_bppsa_made: names of those that its hooks have made for the call that is under way; None between calls."""
 
-    _bppsa_made: set[str]
+    _bppsa_made: set[str] | None
     weight, bias = map(product, NAMES)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.__dict__["_bppsa_made"] = set()
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            self.__dict__["_bppsa_made"] = None
 
 
 def ask_for_products(root: nn.Module) -> None:
@@ -52,4 +59,4 @@ def ask_for_products(root: nn.Module) -> None:
         held = [name for name in NAMES if f"{name}_mask" in module._buffers and name in module.__dict__]
         if held:
             put_before(module, Products)
-            module.__dict__.update(dict.fromkeys(held, torch.empty(0)), _bppsa_made=set())
+            module.__dict__.update(dict.fromkeys(held, torch.empty(0)), _bppsa_made=None)

@@ -35,6 +35,7 @@ def test_pruning_once_more_ranks_by_the_trained_weights() -> None:
         for model in (plain, fast):
             train(model, x)
             for layer in layers(model):
+                assert torch.equal(layer.weight, layer.weight_orig * layer.weight_mask)
                 prune.l1_unstructured(layer, "weight", 0.3)
             if turn:
                 targets = [(layer, "weight") for layer in layers(model)]
@@ -57,6 +58,26 @@ def test_it_is_the_product_as_it_is_now(margin: float, monkeypatch: pytest.Monke
         assert torch.equal(layers(fast)[1].bias, layers(fast)[1].bias_orig * layers(fast)[1].bias_mask)
         (layers(fast)[0].weight * 2).sum().backward()  # a gradient comes through the mask
         assert not layers(fast)[0].weight_orig.grad[layers(fast)[0].weight_mask == 0].to_dense().any()
+
+
+def test_in_a_call_of_the_layers_own_it_is_made_once() -> None:
+    class Reader(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            read.append(self.weight)
+            return super().forward(x)
+
+    read: list[torch.Tensor] = []
+    model = nn.Sequential(Reader(20, 30), nn.Linear(30, 4)).double()
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    prune.l1_unstructured(model[1], "weight", 0.5)
+    fast = bppsa.compile(model)
+    fast(torch.randn(5, 20).double()).sum().backward()
+    assert read[0] is fast[0].__dict__["weight"]
+    with torch.no_grad():
+        fast[0].weight_orig.mul_(2)
+    assert torch.equal(fast[0].weight, 2 * read[0])
+    fast[0].forward(torch.randn(5, 20).double())  # without its hooks
+    assert torch.equal(read[1], 2 * read[0])
 
 
 def test_pruning_ends_and_begins_again() -> None:
