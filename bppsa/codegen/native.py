@@ -46,6 +46,11 @@ def available_threads() -> int:
     return 1 if _forked else torch.get_num_threads()
 
 
+def threads_sharing(work: float, least: float) -> int:
+    """As many as get at least so much of the work each."""
+    return max(1, min(available_threads(), int(work / least)))
+
+
 class NativeKernel:
     """`kernel` as machine code for elements of `real`, "float" or "double". Called as `interpret.run` is."""
 

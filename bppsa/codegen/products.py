@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bppsa.codegen import build
 from bppsa.codegen.lower import Run
-from bppsa.codegen.native import INT, INT64, NS_PER_PRODUCT, POINTER, available_threads
+from bppsa.codegen.native import INT, INT64, NS_PER_PRODUCT, POINTER, threads_sharing
 from bppsa.codegen.print_cpp import skeleton
 
 LEAST_NS = 30_000  # of a call's work for each thread
@@ -82,7 +82,7 @@ class NativeProducts:
     def threads(self, outers: Sequence[Outer], projections: Sequence[Projection], rows: int) -> int:
         products = sum(o.out.numel() for o in outers)
         products += sum(p.out.shape[1] * run.width for p in projections for run in p.runs)
-        return max(1, min(available_threads(), int(rows * products * NS_PER_PRODUCT / LEAST_NS)))
+        return threads_sharing(rows * products * NS_PER_PRODUCT, LEAST_NS)
 
 
 def of_outer(outer: Outer) -> list[int]:

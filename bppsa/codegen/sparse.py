@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen import build
-from bppsa.codegen.native import CPU, INT, INT64, POINTER, available_threads
+from bppsa.codegen.native import CPU, INT, INT64, POINTER, threads_sharing
 from bppsa.codegen.print_cpp import skeleton
 from bppsa.sparsity import product
 from bppsa.sparsity.pattern import Pattern
@@ -35,7 +35,7 @@ def source(real: str) -> str:
 
 
 def threads_for(products: int) -> int:
-    return max(1, min(available_threads(), int(products * NS_PER_PRODUCT / LEAST_NS)))
+    return threads_sharing(products * NS_PER_PRODUCT, LEAST_NS)
 
 
 def as_lanes(values: Tensor, lanes: int) -> Tensor:

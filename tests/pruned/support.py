@@ -11,6 +11,8 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import prune
 
 import bppsa
+from bppsa.runtime.blocked.gradient import numbers
+from bppsa.runtime.blocked.kept import KeptValues
 
 TOLERANCE = 1e-11
 
@@ -145,3 +147,8 @@ def assert_same_step(plain: nn.Module, fast: nn.Module, x: Tensor, tolerance: fl
 
 def kernels(model: nn.Module) -> list[str]:
     return [decision.strategy for decision in model.report.decisions]
+
+
+def holds_all(gradient: Tensor) -> bool:
+    """And not the kept entries alone."""
+    return not isinstance(numbers(gradient), KeptValues)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bppsa.codegen.blocked import native
 from bppsa.codegen.blocked.window import Window
-from bppsa.codegen.native import available_threads
+from bppsa.codegen.native import threads_sharing
 from bppsa.plan.sparse import gives_kept_alone
 from bppsa.runtime.blocked.entries import Entries, Rows
 from bppsa.runtime.blocked.image import Image, Shape, empty
@@ -126,7 +126,7 @@ class Conv(Step):
     def threads(self, rows: Rows, x: Image) -> int:
         """A row takes about as long to be written, or read, as one of its entries."""
         products = (rows.count + rows.rows) * x.blocks * x.lanes * math.prod(self.window.out)
-        return max(1, min(available_threads(), products // PRODUCTS_PER_THREAD))
+        return threads_sharing(products, PRODUCTS_PER_THREAD)
 
 
 def winners_of(values: Values) -> Place:
@@ -135,4 +135,4 @@ def winners_of(values: Values) -> Place:
 
 
 def threads_for_entries(rows: Rows) -> int:
-    return max(1, min(available_threads(), rows.count // ENTRIES_PER_THREAD))
+    return threads_sharing(rows.count, ENTRIES_PER_THREAD)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from bppsa.codegen.blocked.native import LANES, images
-from bppsa.codegen.native import available_threads
+from bppsa.codegen.native import threads_sharing
 from bppsa.runtime.blocked.program import Place, Writer
 
 REALS_PER_THREAD = 16 << 10  # fewer are not worth waking another thread for
@@ -67,7 +67,7 @@ class Image:
     @property
     def threads(self) -> int:
         """For a pass over all of it."""
-        return max(1, min(available_threads(), self.count // REALS_PER_THREAD))
+        return threads_sharing(self.count, REALS_PER_THREAD)
 
     def reshaped(self, shape: Shape) -> Image:
         """The same numbers: flattening channels and pixels moves nothing."""

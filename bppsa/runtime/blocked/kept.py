@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.codegen.blocked.native import adder
-from bppsa.codegen.native import available_threads
+from bppsa.codegen.native import threads_sharing
 
 ENTRIES_PER_THREAD = 8_000
 aten = torch.ops.aten
@@ -38,7 +38,7 @@ class KeptValues:
     def add_to(self, target: Tensor, factor: float) -> Tensor:
         """In place, to a contiguous tensor of the same size and dtype. Raises `BuildError`."""
         count = self.places.numel()
-        threads = max(1, min(available_threads(), count // ENTRIES_PER_THREAD))
+        threads = threads_sharing(count, ENTRIES_PER_THREAD)
         addresses = (t.data_ptr() for t in (target, self.places, self.values))
         adder(target.dtype)(*addresses, factor, count, threads)
         return target
