@@ -9,24 +9,56 @@ ARGS ?=
 RANKS ?= 4
 VENV := .venv
 PY := $(VENV)/bin/python
+DEMO := $(VENV)/.demo
 READY := $(VENV)/.ready
 # compat: a path of the clone, so that a script beside the clone does not take its folder for the package.
 EDITABLE := --config-settings editable_mode=compat --editable
 
-.PHONY: demo demo-distributed test check bench figures aot gpu clean
+TORCH ?= 2.15.0
 
-demo: $(READY)
+.PHONY: demo demo-distributed test test-all test-models models test-clients clients test-torch check docs look pictures bench figures aot gpu clean
+
+demo: $(DEMO)
+	@echo "Some two minutes on two quiet cores; a line every few seconds says how far it is."
 	$(PY) examples/train_language_model.py $(ARGS)
 
 # A language model on RANKS processes of this machine, by a schedule: half a minute on 2 cores. With other schedules:
 #   make demo-distributed ARGS="--schedule one_f_one_b --microbatches 8"
 #   make demo-distributed RANKS=2 ARGS="--schedule ddp"
 # A core a rank is best; with fewer, ranks wait for cores, which the measured diagram shows.
-demo-distributed: $(READY)
+demo-distributed: $(DEMO)
 	OMP_NUM_THREADS=1 $(VENV)/bin/torchrun --nproc-per-node $(RANKS) examples/train_pipeline.py $(or $(ARGS),--schedule lpp --G 2)
 
 test: $(READY)
-	$(PY) -m pytest -n 2 $(ARGS)
+	@echo "On 2 cores: some 25 minutes the first time, while kernels are built, and 13 when they are in the cache; ARGS=tests/scan runs a part."
+	$(PY) -m pytest -n 2 -m "not slow and not models and not clients" $(ARGS)
+
+# Benchmarks, figures, examples and ranks too, each in processes of its own: half as long again.
+test-all: $(READY)
+	BPPSA_TESTS=all $(PY) -m pytest -n 2 -m "not models and not clients" $(ARGS)
+
+# Models of transformers, timm and torchvision, which this fetches; no weights.
+test-models: models
+	BPPSA_TESTS=all $(PY) -m pytest -n 2 tests/models $(ARGS)
+
+models: $(READY)
+	$(PY) -m pip install --quiet --constraint constraints.txt $(TORCH_INDEX:%=--extra-index-url=%) $(EDITABLE) ".[models]"
+
+# Layers of packages that loop over time in Python, which this fetches. speechbrain asks for torchaudio, whose newer builds
+# may want another torch: what is compiled of it is then left out.
+test-clients: clients
+	$(PY) -m pytest -n 2 tests/clients $(ARGS)
+
+clients: $(READY)
+	$(PY) -m pip install --quiet --constraint constraints.txt $(TORCH_INDEX:%=--extra-index-url=%) $(EDITABLE) ".[clients]"
+
+# Pruned models with another torch, which brings some gigabytes along where the index has it for CUDA alone:
+#   make test-torch TORCH=2.15.0
+test-torch:
+	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
+	.venv-torch/bin/python -m pip install $(TORCH_INDEX:%=--extra-index-url=%) torch==$(TORCH)
+	.venv-torch/bin/python -m pip install $(EDITABLE) ".[test]"
+	.venv-torch/bin/python -m pytest -n 2 tests/pruned tests/modules tests/backend $(ARGS)
 
 check: $(READY)
 	$(PY) -m ruff check .
@@ -34,8 +66,24 @@ check: $(READY)
 	$(PY) -m mypy
 	$(PY) -m pytest tests/test_house.py
 
+# The pages of docs/ as a site in site/. A link that leads nowhere is an error.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(READY)
+	$(PY) -m pip install --quiet --constraint constraints.txt $(EDITABLE) ".[docs]"
+	$(PY) docs/gallery.py
+	$(PY) -m mkdocs build --strict
+
+# Pictures of the site's pages on a desktop and on a phone, by a headless Chromium (Debian: apt install chromium).
+look: docs
+	$(PY) docs/look.py
+
+# README's short table and both of its pictures. The demo takes minutes, and wants a quiet machine.
+pictures: $(READY)
+	$(PY) benchmarks/summary.py
+	$(PY) examples/train_language_model.py --output docs/pictures/demo.svg
+
 bench: $(READY)
-	$(PY) benchmarks/recurrent.py --readme $(ARGS)
+	$(PY) benchmarks/recurrent.py --page $(ARGS)
 
 figures: $(READY)
 	$(PY) -m figures $(ARGS)
@@ -54,10 +102,15 @@ gpu: $(READY)
 	$(PY) benchmarks/gpu.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis demo.png pipeline-*.svg figures/out
+	rm -rf $(VENV) .venv-torch build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis demo.png pipeline-*.svg figures/out
 
-$(READY): pyproject.toml constraints.txt
+$(DEMO): pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --constraint constraints.txt $(TORCH_INDEX:%=--extra-index-url=%) torch
+	$(PY) -m pip install --constraint constraints.txt $(EDITABLE) ".[plot]"
+	touch $@
+
+# Linters and what the tests need besides.
+$(READY): $(DEMO)
 	$(PY) -m pip install --constraint constraints.txt $(EDITABLE) ".[plot,test,dev]"
 	touch $@

@@ -24,8 +24,19 @@ from rich.console import Console
 import device
 import machine
 import store
-from bppsa import _measure
-from bppsa._measure import BLELLOCH, CELLS, CHUNKED, DIAGONAL, MODULES, SEQUENTIAL, Subject, counted, of_cell, of_module
+from bppsa.api import measuring
+from bppsa.api.measuring import (
+    BLELLOCH,
+    CELLS,
+    CHUNKED,
+    DIAGONAL,
+    MODULES,
+    SEQUENTIAL,
+    Subject,
+    counted,
+    of_cell,
+    of_module,
+)
 from bppsa.plan.fit import Measured, fitted
 from bppsa.plan.forward import LIBRARY, NEWTON, forward_of
 from bppsa.plan.machines import SHIPPED
@@ -109,7 +120,7 @@ def main() -> None:
         if arguments.device == "cpu":
             machine.require_onednn()
             torch.set_num_threads(arguments.threads)
-        on = {**machine.software(), "threads": arguments.threads, "repeats": _measure.REPEATS}
+        on = {**machine.software(), "threads": arguments.threads, "repeats": measuring.REPEATS}
         end = time.monotonic() + arguments.seconds
         for kind, T, B, H in drawn(arguments.device, arguments.seed):
             if time.monotonic() > end:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bppsa.codegen.build import COMPILERS
+from bppsa.codegen.cpu.build import COMPILERS
 
 ROOT = Path(__file__).parents[1]
 CPUINFO = Path("/proc/cpuinfo")

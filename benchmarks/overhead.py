@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import bppsa
-from bppsa.codegen.native import NativeKernel
-from bppsa.runtime.sweep import Sweep
+from bppsa.codegen.cpu.native import NativeKernel
+from bppsa.runtime.recurrent.sweep import Sweep
 from comparison import Options, Row, strategy
 from problems import KINDS, Problem, Shape, inference
 from timing import Step, interleave, milliseconds, ratio, significant

@@ -21,11 +21,11 @@ from rich.table import Table
 
 import machine
 import store
-from bppsa._machine import machine_of
-from bppsa._spec import Spec
-from bppsa._sweeps import compile_recurrence, reduction_of
 from bppsa.codegen.gpu.aot import boundaries_usage, usage
-from bppsa.codegen.traffic import traffic
+from bppsa.codegen.language.traffic import traffic
+from bppsa.frontend.planning.rates import machine_of
+from bppsa.frontend.planning.sweeps import compile_recurrence, reduction_of
+from bppsa.frontend.rnn.spec import Spec
 from bppsa.plan import forward, work
 from bppsa.plan.choose import Call
 from bppsa.plan.strategy import Strategy, divide

@@ -86,7 +86,9 @@ class Problem:
         return difference(self.output(self.module), self.output(module), self.inputs, self.cotangent)
 
 
-def training_step(run: Callable[[], Tensor], inputs: Sequence[Tensor], cotangent: Tensor) -> Step:
+def training_step(
+    run: Callable[[], Tensor | list[Tensor]], inputs: Sequence[Tensor], cotangent: Tensor | list[Tensor]
+) -> Step:
     """Forward, then backward with the gradients of all inputs, until the graph is freed."""
 
     def step() -> tuple[float, float]:

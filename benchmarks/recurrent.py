@@ -3,7 +3,7 @@
     python benchmarks/recurrent.py                              everything, about half an hour; nothing else should run
     python benchmarks/recurrent.py --only steps,cells           some parts; the others stay as they were in the file
     python benchmarks/recurrent.py --quick                      sizes of nothing: only shows that all of it runs
-    python benchmarks/recurrent.py --show --readme              measures nothing: prints what is kept, to README too
+    python benchmarks/recurrent.py --show --page                measures nothing: prints what is kept, to the page too
 
 Results are kept in benchmarks/results/, a file for each machine.
 """
@@ -21,7 +21,7 @@ import fresh
 import grid
 import machine
 import overhead
-import readme
+import results_page
 import speed
 import store
 from comparison import Options
@@ -66,8 +66,8 @@ def main() -> None:
                 store.save(kept, results)
     if kept:
         console.print(f"results are in {kept}")
-    if arguments.readme and kept:
-        readme.write(arguments.readme, results)
+    if arguments.page and kept:
+        results_page.write(arguments.page, results)
 
 
 def parse() -> argparse.Namespace:
@@ -82,7 +82,8 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--show", action="store_true", help="measure nothing, print what is kept")
     parser.add_argument("--results", type=Path, help="folder (default: benchmarks/results)")
-    parser.add_argument("--readme", type=Path, nargs="?", const=HERE.parent / "README.md", help="write the table there")
+    page = HERE.parent / "docs" / "benchmarks.md"
+    parser.add_argument("--page", type=Path, nargs="?", const=page, help="write the tables there")
     arguments = parser.parse_args()
     arguments.repeats = arguments.repeats or (3 if arguments.quick else 15)
     arguments.results = arguments.results or (None if arguments.quick else HERE / "results")

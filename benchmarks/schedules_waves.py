@@ -84,7 +84,7 @@ def run(way: str, waves: int, S: int, width: int, rows: int) -> dict[str, Any]:
     with sampled() as found:
         start = time.perf_counter()
         compiled.step(x, target)
-        took = time.perf_counter() - start
+        took, after = time.perf_counter() - start, resident_MiB()
     timeline = compiled.measured
     return {
         "way": way,
@@ -95,7 +95,10 @@ def run(way: str, waves: int, S: int, width: int, rows: int) -> dict[str, Any]:
         "peaks_simulated": compiled.timeline.peak_activations[0],
         "peaks_measured": timeline.peak_activations[0],
         "measured_MiB": thinned(
-            [(now - start, level - before) for now, level in found if start <= now <= start + took]
+            [
+                *((now - start, level - before) for now, level in found if start <= now < start + took),
+                (took, after - before),  # where no other thread had a turn it is all there is
+            ]
         ),
         "simulated": [(float(now), float(level)) for now, level in compiled.predicted.memory[0]],
     }
@@ -129,9 +132,9 @@ def thinned(curve: Curve) -> Curve:
     return [(significant(now), round(level, 1)) for now, level in curve[::every]]
 
 
-def mean(curve: Any) -> float:
+def mean(curve: Curve) -> float:
     """Over time; of the shortest runs there is one sample."""
-    (begin, first), *_, (end, _) = [*curve, curve[-1]]
+    (begin, first), (end, _) = curve[0], curve[-1]
     area = sum(level * (after - now) for (now, level), (after, _) in pairwise(curve))
     return area / (end - begin) if end > begin else first
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import bppsa
-from bppsa.report import Decision
+from bppsa.decisions import Decision
 from comparison import Options, Row
 from timing import Step, interleave, milliseconds, ratio
 

@@ -13,10 +13,10 @@ import scipy.sparse.linalg
 import torch
 from torch import Size, Tensor
 
-from bppsa.codegen.sparse import LANES, as_lanes
+from bppsa.codegen.cpu.sparse import LANES, as_lanes
 from bppsa.runtime.sparse import Kernels
 from bppsa.sparsity import Pattern
-from bppsa.sparsity.windows import Windows, conv_plan
+from bppsa.sparsity.patterns.windows import Windows, conv_plan
 from comparison import Options, Row
 from timing import Step, interleave, milliseconds, ratio, significant
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import bppsa
 from bppsa import cells
-from bppsa.runtime.reference import loop
+from bppsa.runtime.recurrent.reference import loop
 from comparison import Options, Row, compare, strategy
 from problems import KINDS, Problem, Shape, difference, inference, training_step
 from timing import Step, interleave, milliseconds, ratio, significant

@@ -103,6 +103,11 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     ),
     "peers": (*KIND, ("peer", value("peer")), ("peer ms", value("peer_ms")), MS[1], *RATIO),
     "cells": (("", value("cell")), ("T, B, H", sizes), ("loop ms", value("peer_ms")), MS[1], *RATIO, *GOAL, *PHASES),
+    "literature": (("", value("cell")), ("loop ms", value("peer_ms")), MS[1], *RATIO, *PHASES),
+    "loops": (
+        *(("", value("loop")), ("T", value("T")), ("H", value("H")), ("PyTorch ms", value("peer_ms")), MS[1], *RATIO),
+        *(("first calls s", value("first_s")), ("as", value("as"))),
+    ),
     "inference": (*KIND, *MS, *RATIO, *GOAL),
     "overhead": (
         *KIND,
@@ -239,6 +244,8 @@ TITLES = {
     "steps": "A training step: forward, backward, all gradients. bound: if it were matmuls alone",
     "peers": "What else can be run (the loop is why T is small; Dynamo leaves nn.GRU and its like to PyTorch)",
     "cells": "A training step of cells from bppsa.cells, against a Python loop over the same cell",
+    "literature": "A training step of cells of the literature, against a Python loop over the same cell",
+    "loops": "A training step of models with a loop over time, against PyTorch; first calls: logged, and compared",
     "inference": "Inference, no_grad",
     "overhead": "What a call costs over its kernels",
     "never_slower": "Where PyTorch is faster: median ratio below 0.97 by more than the interquartile range",

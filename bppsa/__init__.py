@@ -1,7 +1,8 @@
 """bppsa: back-propagation as a scan over transposed Jacobians, for PyTorch.
 
-`compile` returns a model that computes the same with faster kernels, `scan` runs a recurrence over a cell you wrote,
-`explain` says what was found, what was chosen and why, and `measure` how fast the device at hand is.
+`compile` returns a model that computes the same with faster kernels, `loop` does that for a function, `scan` runs a
+recurrence over a cell you wrote, `explain` says what was found, what was chosen and why, `report` what the last call of
+a compiled model did, and `measure` how fast the device at hand is.
 Names resolve on first use (PEP 562), so that `import bppsa.schedule` loads no torch. What is not in `__all__` is
 private.
 """
@@ -13,13 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bppsa import cells, errors, schedule, strategies
-    from bppsa._api import compile, explain, scan
-    from bppsa._jacobian import jacobian, jacobian_plan, transposed_jacobian
-    from bppsa._measure import measure
+    from bppsa.api.compiling import compile, report, scan, trainer
+    from bppsa.api.explaining import explain
+    from bppsa.api.jacobians import jacobian, jacobian_plan, transposed_jacobian
+    from bppsa.api.measuring import measure
+    from bppsa.decisions import Report
+    from bppsa.frontend.loops.functions import loop
     from bppsa.fxpasses.partition import partition
 
 __version__ = "0.1.0"
 __all__ = [
+    "Report",
     "__version__",
     "cells",
     "compile",
@@ -27,19 +32,25 @@ __all__ = [
     "explain",
     "jacobian",
     "jacobian_plan",
+    "loop",
     "measure",
     "partition",
+    "report",
     "scan",
     "schedule",
     "strategies",
+    "trainer",
     "transposed_jacobian",
 ]
 
 _MODULES = frozenset({"cells", "errors", "schedule", "strategies"})
 _HOMES = {
-    **dict.fromkeys(("compile", "explain", "scan"), "bppsa._api"),
-    **dict.fromkeys(("jacobian", "jacobian_plan", "transposed_jacobian"), "bppsa._jacobian"),
-    "measure": "bppsa._measure",
+    **dict.fromkeys(("compile", "report", "scan", "trainer"), "bppsa.api.compiling"),
+    **dict.fromkeys(("jacobian", "jacobian_plan", "transposed_jacobian"), "bppsa.api.jacobians"),
+    "Report": "bppsa.decisions",
+    "explain": "bppsa.api.explaining",
+    "loop": "bppsa.frontend.loops.functions",
+    "measure": "bppsa.api.measuring",
     "partition": "bppsa.fxpasses.partition",
 }
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from bppsa.errors import Reason
 
@@ -34,9 +35,13 @@ FILLS: dict[Any, Callable[[tuple], float]] = {
 
 # Pointwise ops that torch does not mark as such, in one version or another.
 UNMARKED = {
+    aten.complex.default,
+    aten.floor_divide.Scalar,
+    aten.floor_divide.default,
     aten.hardswish.default,
     aten.leaky_relu.default,
     aten.masked_fill.Tensor,
+    aten.polar.default,
     aten.rsub.Tensor,
     aten.where.Scalar,
     aten.where.ScalarOther,
@@ -45,7 +50,8 @@ UNMARKED = {
 
 
 def is_pointwise(op: Any) -> bool:
-    return torch.Tag.pointwise in op.tags or op in UNMARKED
+    """Of a node's target, which may also be Python's: `operator.getitem` takes one of several results."""
+    return isinstance(op, OpOverload) and (torch.Tag.pointwise in op.tags or op in UNMARKED)
 
 
 @dataclass(frozen=True)
@@ -93,6 +99,7 @@ class Recurrence:
     streams: tuple[Stream, ...]
     carries: tuple[int, ...]  # widths
     outputs: tuple[int, ...]  # widths
+    checks: int = 0  # so many of the outputs, the last, are finite where PyTorch raises no error and gives the same
 
     @property
     def next_carries(self) -> tuple[fx.Node, ...]:

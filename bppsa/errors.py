@@ -32,12 +32,17 @@ class ArgumentError(BppsaError, TypeError):
     """An argument that is missing, or of a kind that cannot be used."""
 
 
+class InputKindError(ArgumentError, AttributeError):
+    """No tensor where one is taken, and where PyTorch raises an AttributeError over what it lacks."""
+
+
 class CarryError(BppsaError, TypeError):
     """What goes into a cell is no pytree of tensors, or what it returns is not (a carry like the one given, y)."""
 
 
 class StrategyError(BppsaError, ValueError):
-    """An unknown strategy or fallback; the text lists the known ones."""
+    """A value that an option cannot have, and the known ones; or an option that says nothing about what is asked for,
+    and the mend."""
 
 
 class ChainError(BppsaError, RuntimeError):
@@ -92,7 +97,7 @@ class Reason:
     what: str
     op: str = ""
     mend: str = ""
-    path: str = ""  # of the module
+    path: str = ""  # of the module, or the user's line
 
     def __str__(self) -> str:
         what = ": ".join(part for part in (self.path, self.op, self.what) if part)

@@ -49,6 +49,14 @@ class Stage:
     draws: tuple[tuple[str, int], ...] = ()  # nodes of `module` that draw random numbers, and their places in the model
 
 
+class Situation(NamedTuple):
+    """Of a model when it is called: what its graph was made for, besides sizes."""
+
+    training: tuple[bool, ...]  # of each module whose forward is in the graph
+    dtypes: tuple[torch.dtype, ...]  # of the tensors among its arguments, and those that its Parameters have
+    autocast: tuple[torch.dtype | None, ...]  # around the call, by device
+
+
 @dataclass(frozen=True)
 class Stages:
     """values[:arguments] are the model's arguments in the order in which `bind` gives them."""
@@ -59,6 +67,12 @@ class Stages:
     bind: Callable[..., list[Any]] = field(repr=False)  # the model's call (*args, **kwargs) -> its arguments
     assemble: Callable[[Any], Any] = field(repr=False)  # outputs of the last stage -> what the model returns
     by_rows: tuple[bool, ...] = field(default=(), kw_only=True)  # of each leaf of the arguments, whether it has rows
+    shapes: tuple[tuple[int, ...] | None, ...] = field(default=(), kw_only=True)  # of these leaves, in the example
+    situation: Situation | None = field(default=None, kw_only=True)  # None: they serve all
+    # of the model as it is now, and arguments as `bind` gives them: stages with the same weights
+    again: Callable[[nn.Module, Sequence[Any]], Stages] | None = field(default=None, kw_only=True, repr=False)
+    # which attribute of the model has changed since it was cut, "" where none has
+    changed: Callable[[], str] = field(default=lambda: "", kw_only=True, repr=False)
 
     def __len__(self) -> int:
         return len(self.stages)

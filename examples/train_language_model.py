@@ -4,8 +4,9 @@
     python examples/train_language_model.py --model lstm --hidden 128 --data ~/books
 
 The model reads bytes and predicts the next one; the text is Python's own standard library unless `--data` names a file
-or a folder. Both runs see the same batches, so their losses agree and only the clock differs. Prints a table and some
-generated text, and saves the loss against the wall clock as a picture. Needs matplotlib.
+or a folder. Both sides see the same batches, so their losses agree and only the clock differs. They take turns of some
+steps each, and a line every few seconds says how far they are and what the ratio is. Prints a table and some generated
+text, and saves the loss against the wall clock as a picture. Needs matplotlib.
 
 Letters in shapes: B rows of a batch, T bytes of a row.
 """
@@ -18,14 +19,13 @@ import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import matplotlib
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -37,6 +37,8 @@ from matplotlib import pyplot
 from text import batches, loss_of, read_text, split
 
 PROMPT = "def "
+TURN = 10  # steps of one side before it is the other's turn
+LINE_S = 3.0  # between two lines of progress
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
 
@@ -78,11 +80,10 @@ def main() -> None:
     fast = bppsa.compile(copy.deepcopy(plain))  # a copy, because the two would share their parameters
     runs = [Run("PyTorch"), Run("bppsa")]
 
-    console.print(f"{title(options)}: {len(training):,} bytes of text, {torch.get_num_threads()} threads")
+    console.print(f"{title(options)}: {len(training):,} bytes of text")
+    console.print(f"{options.steps} steps of each side, in turns of {TURN}")
     warm_up(plain, training, options)
-    with progress_bar(console) as progress:
-        for run, model in zip(runs, (plain, fast), strict=True):
-            train(model, training, options, run, progress)
+    train_in_turns(runs, (plain, fast), training, options, console)
     report = str(fast.report)  # of the last call, so of the last training step
     for run, model in zip(runs, (plain, fast), strict=True):
         run.held_out = bits_per_byte(model, held_out, options)
@@ -116,20 +117,39 @@ def parse_options() -> argparse.Namespace:
 
 
 def title(options: argparse.Namespace) -> str:
-    return f"{options.layers}-layer {options.model.upper()}, H={options.hidden}, T={options.length}, B={options.batch}"
+    threads = torch.get_num_threads()
+    return (
+        f"{options.layers}-layer {options.model.upper()}, H={options.hidden}, T={options.length}, B={options.batch}, "
+        f"{threads} thread{'s' if threads > 1 else ''}"
+    )
 
 
 # --- training ---
 
 
-def train(model: nn.Module, text: Tensor, options: argparse.Namespace, run: Run, progress: Progress) -> None:
+def train_in_turns(
+    runs: list[Run], models: tuple[nn.Module, ...], text: Tensor, options: argparse.Namespace, console: Console
+) -> None:
+    sides = [steps_of(model, text, options, run) for run, model in zip(runs, models, strict=True)]
+    start = told = time.perf_counter()
+    for done in range(0, options.steps, TURN):
+        for side in sides:
+            for _ in itertools.islice(side, TURN):
+                pass
+        now, done = time.perf_counter(), min(done + TURN, options.steps)
+        if now - told >= LINE_S or done in (TURN, options.steps):
+            told = now
+            console.print(progress(runs, done, options.steps, (now - start) / done), soft_wrap=True)
+
+
+def steps_of(model: nn.Module, text: Tensor, options: argparse.Namespace, run: Run) -> Iterator[None]:
+    """One training step each time that it is asked to go on."""
     optimizer = torch.optim.Adam(model.parameters(), lr=options.lr)
-    bar = progress.add_task(run.name, total=options.steps, loss=math.nan)
     for inputs, targets in batches(text, options.length, options.batch, options.steps, options.seed):
         start = time.perf_counter()
         run.losses.append(train_step(model, optimizer, inputs, targets))
         run.seconds.append(time.perf_counter() - start)
-        progress.update(bar, advance=1, loss=run.losses[-1])
+        yield
 
 
 def train_step(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, targets: Tensor) -> float:
@@ -179,9 +199,15 @@ def generate(model: nn.Module, prompt: str, length: int, temperature: float = 0.
 # --- what is shown ---
 
 
-def progress_bar(console: Console) -> Progress:
-    name, loss = TextColumn("{task.description:8}"), TextColumn("loss {task.fields[loss]:.3f}")
-    return Progress(name, BarColumn(), MofNCompleteColumn(), loss, TimeElapsedColumn(), console=console)
+def progress(runs: list[Run], done: int, steps: int, seconds_a_step: float) -> str:
+    """A line of text. The first turn of a side has what is done once in it, so the ratio is of medians."""
+    plain, fast = runs
+    a, b = plain.milliseconds_a_step, fast.milliseconds_a_step
+    left = f", {seconds_a_step * (steps - done):.0f} s left" if done < steps else ""
+    return (
+        f"step {done} of {steps}: loss {fast.losses[-1]:.3f}; {plain.name} {a:.1f} ms a step, {fast.name} {b:.1f} ms: "
+        f"{a / b:.1f}x{left}"
+    )
 
 
 def results(plain: Run, fast: Run) -> Table:

@@ -104,7 +104,7 @@ def parse_options() -> argparse.Namespace:
     for name, parameter in PARAMETERS.items():
         kind = str if isinstance(parameter.default, str) else int
         parser.add_argument(f"--{name}", type=kind, help="of the schedules that have it")
-    parser.add_argument("--stages", type=int, default=4)
+    parser.add_argument("--stages", type=int, help="default: 4, or the schedule's own where it cuts time")
     parser.add_argument("--microbatches", type=int, default=4)
     parser.add_argument("--workers", type=int, help="without torchrun: threads (default: what the schedule needs)")
     parser.add_argument("--data", type=Path, help="a file or a folder of text (default: Python's standard library)")
@@ -126,6 +126,8 @@ def parse_options() -> argparse.Namespace:
         options.recipe = made_by(options.schedule, **given) if given else named(options.schedule)
     except BppsaError as error:
         parser.error(str(error))
+    if options.stages is None and getattr(options.recipe, "chunks", None) is None:
+        options.stages = 4
     return options
 
 

@@ -13,18 +13,20 @@ import torch
 from torch import nn
 
 import bppsa
-from bppsa import _machine, _measure, cells
-from bppsa._predict import choose_scan, counts_of
-from bppsa._recurrent import decide
-from bppsa._spec import Spec
-from bppsa._sweeps import module_recurrence
-from bppsa.codegen.build import available
+from bppsa import cells
+from bppsa.api import measuring
+from bppsa.codegen.cpu.build import available
+from bppsa.decisions import Decision
 from bppsa.errors import MachineError
+from bppsa.frontend.planning import rates
+from bppsa.frontend.planning.predict import choose_scan, counts_of
+from bppsa.frontend.planning.sweeps import module_recurrence
+from bppsa.frontend.rnn.recurrent import decide
+from bppsa.frontend.rnn.spec import Spec
 from bppsa.plan.forward import AUTO as AHEAD
 from bppsa.plan.forward import SEQUENTIAL, Forward
 from bppsa.plan.machines import SHIPPED
 from bppsa.plan.strategy import AUTO, Strategy
-from bppsa.report import Decision
 
 needs_compiler = pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")
 GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
@@ -35,17 +37,17 @@ MODULES = {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}
 def no_records(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """None of this machine's, and none left for others; kernels stay where they are."""
     kept: dict[str, bytes] = {}
-    monkeypatch.setattr(_machine.cache, "read", kept.get)
-    monkeypatch.setattr(_machine.cache, "write", kept.__setitem__)
-    monkeypatch.delenv(_machine.VARIABLE, raising=False)
-    monkeypatch.setattr(_machine, "_measured", {})
+    monkeypatch.setattr(rates.cache, "read", kept.get)
+    monkeypatch.setattr(rates.cache, "write", kept.__setitem__)
+    monkeypatch.delenv(rates.VARIABLE, raising=False)
+    monkeypatch.setattr(rates, "_measured", {})
     forget()
     yield
     forget()
 
 
 def forget() -> None:
-    for cached in (_machine.machine_of, decide, choose_scan):
+    for cached in (rates.machine_of, decide, choose_scan):
         cached.cache_clear()
 
 
@@ -145,7 +147,7 @@ def test_the_forward_is_chosen_by_the_same_record() -> None:
 def test_the_forward_of_a_cell_knows_how_its_jacobian_looks() -> None:
     """A diagonal one costs little; without gradients too."""
     cell = cells.MinGRU(64, 64)
-    diagonal = _measure.recurrence_of(cell, cell.initial(2), torch.randn(4, 2, 64))
+    diagonal = measuring.recurrence_of(cell, cell.initial(2), torch.randn(4, 2, 64))
     dense = module_recurrence("GRU", 64, 64, 0, True)
     taken = [
         choose_scan(each, torch.float32, AUTO, 30_000, 16, False, "cuda", Forward("auto"), False).forward
@@ -156,7 +158,7 @@ def test_the_forward_of_a_cell_knows_how_its_jacobian_looks() -> None:
 
 def test_a_long_diagonal_scan_on_a_gpu_runs_in_chunks() -> None:
     cell = cells.MinGRU(8, 8)
-    found = _measure.recurrence_of(cell, cell.initial(2), torch.randn(4, 2, 8))
+    found = measuring.recurrence_of(cell, cell.initial(2), torch.randn(4, 2, 8))
     long, short = (
         choose_scan(found, torch.float32, AUTO, steps, 2, True, "cuda", SEQUENTIAL, False).strategy
         for steps in (10_000, 4)
@@ -173,7 +175,7 @@ def test_a_scan_of_one_step_is_the_loop_and_says_so() -> None:
     (decision,) = report.decisions
     assert decision.strategy == "pytorch"
     assert decision.predicted["pytorch"] < decision.predicted["sequential"]
-    assert str(report).splitlines()[1].startswith("    predicted ms: pytorch ")
+    assert str(report).splitlines()[2].startswith("    predicted ms: pytorch ")
     (y,) = bppsa.scan(cell, carry, x)[1]
     torch.testing.assert_close(y, cell(carry, x[0])[1])
 
@@ -182,17 +184,17 @@ def test_a_scan_of_one_step_is_the_loop_and_says_so() -> None:
 
 
 def test_the_shipped_record_is_the_default() -> None:
-    assert _machine.machine_of("cpu") is SHIPPED["cpu"]
-    assert _machine.machine_of("cuda") is SHIPPED["cuda"]
+    assert rates.machine_of("cpu") is SHIPPED["cpu"]
+    assert rates.machine_of("cuda") is SHIPPED["cuda"]
 
 
 def test_a_file_overrides_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mine = replace(SHIPPED["cpu"], name="mine")
     path = tmp_path / "mine.json"
     path.write_text(json.dumps(mine.as_json()))
-    monkeypatch.setenv(_machine.VARIABLE, str(path))
-    assert _machine.machine_of("cpu") == mine
-    assert _machine.machine_of("cuda") is SHIPPED["cuda"], "a record is one device's"
+    monkeypatch.setenv(rates.VARIABLE, str(path))
+    assert rates.machine_of("cpu") == mine
+    assert rates.machine_of("cuda") is SHIPPED["cuda"], "a record is one device's"
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"name": "x"}', '{"name": 1, "rates": {"forward": {}}}'])
@@ -202,9 +204,9 @@ def test_a_file_that_is_no_record_is_an_error(
     path = tmp_path / "broken.json"
     if content is not None:
         path.write_text(content)
-    monkeypatch.setenv(_machine.VARIABLE, str(path))
+    monkeypatch.setenv(rates.VARIABLE, str(path))
     with pytest.raises(MachineError, match=r"BPPSA_MACHINE=.*broken\.json is no record"):
-        _machine.machine_of("cpu")
+        rates.machine_of("cpu")
 
 
 # ---- measuring
@@ -220,8 +222,8 @@ def test_what_was_measured_is_kept_and_decides(monkeypatch: pytest.MonkeyPatch) 
     small: dict[str, Any] = {"SHAPES": {"cpu": ((3, 2, 4),)}, "SCANNED": {"cpu": ((12, 1, 4),)}}
     small |= {"LOOPED": ((2, 1, 4),), "REPEATS": 1}
     for name, value in small.items():
-        monkeypatch.setattr(_measure, name, value)
-    monkeypatch.setattr(_measure, "MODULES", {"GRU": nn.GRU})
+        monkeypatch.setattr(measuring, name, value)
+    monkeypatch.setattr(measuring, "MODULES", {"GRU": nn.GRU})
     before = decide(
         "", Strategy("sequential"), Spec.of(nn.GRU(4, 4)), 9, 2, torch.float32, True, "cpu", SEQUENTIAL, True
     )
@@ -229,10 +231,10 @@ def test_what_was_measured_is_kept_and_decides(monkeypatch: pytest.MonkeyPatch) 
     assert measured.source == "measured"
     assert measured.rates["GRU forward"] != SHIPPED["cpu"].rates["GRU forward"]
     assert measured.rates["LSTM forward"] == SHIPPED["cpu"].rates["LSTM forward"], "no call told of it"
-    assert _machine.machine_of("cpu") == measured
-    monkeypatch.setattr(_machine, "_measured", {})  # as in a later process
+    assert rates.machine_of("cpu") == measured
+    monkeypatch.setattr(rates, "_measured", {})  # as in a later process
     forget()
-    assert _machine.machine_of("cpu") == measured
+    assert rates.machine_of("cpu") == measured
     after = decide(
         "", Strategy("sequential"), Spec.of(nn.GRU(4, 4)), 9, 2, torch.float32, True, "cpu", SEQUENTIAL, True
     )

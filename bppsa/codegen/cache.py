@@ -81,7 +81,7 @@ def _scratch() -> Iterator[Path]:
 
 def _directory() -> Path | None:
     """Where files are kept, made if missing; None, and one warning, where it cannot be used or must not be trusted."""
-    path = _place()
+    path = place()
     objection = _prepare(path)
     if objection:
         _warn(path, objection)
@@ -105,7 +105,7 @@ def _prepare(path: Path) -> str:
     return ""
 
 
-def _place() -> Path:
+def place() -> Path:
     """BPPSA_CACHE_DIR, else bppsa in XDG_CACHE_HOME (which must be absolute, says its standard), else in ~/.cache."""
     if chosen := os.environ.get("BPPSA_CACHE_DIR"):
         return Path(os.path.abspath(os.path.expanduser(chosen)))

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bppsa.plan.levels import ScanPlan
-from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.patterns.pattern import Pattern
+from bppsa.sparsity.patterns.product import counts
 from bppsa.sparsity.plans import product_plan
-from bppsa.sparsity.product import counts
 
 Multiply = Callable[[Pattern, Pattern], Pattern]
 

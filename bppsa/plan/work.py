@@ -1,8 +1,8 @@
 """What a call of a recurrence comes to by each strategy: phases, and the work of each, counted from its kernels.
 
-The phases are those of `runtime/backward.py`: forward, then reduce, scan and the backward sweep; what stands around the
-sweeps as products over all steps at once is "products". A Newton forward (`runtime/newton.py`) sweeps and reduces
-chunks too; what an iteration does besides is "correct".
+The phases are those of `recurrent/backward.py`: forward, then reduce, scan and the backward sweep; what stands around
+the sweeps as products over all steps at once is "products". A Newton forward (`newton`) sweeps and reduces chunks too;
+what an iteration does besides is "correct".
 """
 
 from __future__ import annotations

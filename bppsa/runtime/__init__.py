@@ -4,5 +4,5 @@ Belongs here: the sweep that allocates, multiplies and calls a kernel, the autog
 and the reference that does the same with ATen alone: the oracle of the tests, and what runs where no compiler is found.
 
 Does not belong here: deciding what runs (`plan`), deriving or printing kernels (`fxpasses`, `codegen`), the classes
-that replace modules and the public functions (the drivers, `bppsa._*`).
+that replace modules (`frontend`), and the public functions (`api`).
 """

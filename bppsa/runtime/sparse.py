@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from bppsa.codegen.cpu.native import REAL
+from bppsa.codegen.cpu.sparse import NativeSparse, NativeSymbolic
 from bppsa.codegen.gpu.native_sparse import TritonSparse
-from bppsa.codegen.native import REAL
-from bppsa.codegen.sparse import NativeSparse, NativeSymbolic
 from bppsa.errors import BuildError
 from bppsa.runtime.pool import Pool
-from bppsa.sparsity.engine import ATEN
-from bppsa.sparsity.pattern import Pattern
-from bppsa.sparsity.product import ProductPlan
+from bppsa.sparsity.patterns.engine import ATEN
+from bppsa.sparsity.patterns.pattern import Pattern
+from bppsa.sparsity.patterns.product import ProductPlan
 
 T = TypeVar("T")
 

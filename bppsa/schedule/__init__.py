@@ -18,6 +18,7 @@ from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, F, Job, Recipe, Schedule, 
 from bppsa.schedule.tables import table1
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.torch_format import TorchSchedule, from_torch, to_torch
+from bppsa.schedule.units import Units
 from bppsa.schedule.zoo import (
     blelloch,
     breadth_first,
@@ -49,6 +50,7 @@ __all__ = [
     "Search",
     "Timeline",
     "TorchSchedule",
+    "Units",
     "W",
     "blelloch",
     "bound",

@@ -5,6 +5,9 @@ python -m bppsa.schedule --file my_schedule.py:name -S 8 -B 8
 python -m bppsa.schedule compare gpipe "lpp(G=2)" my_schedule.py:name -S 8 -B 8
 python -m bppsa.schedule search -S 8 -B 16 -W 8 --memory 12
 python -m bppsa.schedule search gpipe my_schedule.py:name -S 8 -B 16 -W 8
+python -m bppsa.schedule search -S 8 -B 16 -W 8 --forward-ms 12 --activation-mb 50 --bandwidth 10
+
+Without units a time of 1 is a job's, and a size of 1 is what one micro-batch's activations of a stage take.
 """
 
 from __future__ import annotations
@@ -18,11 +21,13 @@ from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule.compare import compare
+from bppsa.schedule.draw import column
 from bppsa.schedule.names import PARAMETERS, ZOO, loaded, made_by, named
 from bppsa.schedule.search import search
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import Build, Recipe, Schedule
 from bppsa.schedule.timeline import Timeline
+from bppsa.schedule.units import JOBS, Units
 
 COSTS = (
     "forward",
@@ -34,14 +39,22 @@ COSTS = (
     "activation_sizes",
     "weight_sizes",
 )
-METRICS = (
-    "peak_memory",
-    "peak_activations",
-    "weight_storage",
-    "activation_receives",
-    "gradient_receives",
-    "weight_receives",
-)
+MOST_COLUMNS = 60  # of a diagram in a terminal
+TIMES = ("forward", "backward", "weight", "activation_time", "gradient_time", "weight_time")
+SIZES = ("activation_sizes", "weight_sizes")
+MEASURES = {
+    "forward_ms": ("MS", "what one micro-batch's forward of a stage takes; all times count in it, and are told in ms"),
+    "activation_mb": ("MB", "what one micro-batch's activations of a stage take; all sizes, and --memory, are in MB"),
+    "bandwidth": ("GB/S", "between workers: a message of as many MB as the stage's activations or weights takes time"),
+}
+METRICS = {
+    "peak_memory": "memory",
+    "peak_activations": "memory",
+    "weight_storage": "memory",
+    "activation_receives": "messages",
+    "gradient_receives": "messages",
+    "weight_receives": "messages",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,6 +81,8 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(f"--{name}", type=kind, help="of the schedules that have it")
     for cost in COSTS:
         made.add_argument(f"--{cost.replace('_', '-')}", type=Fraction, metavar="NUMBER", help="such as 1, 2/3 or 0.5")
+    for name, (metavar, help) in MEASURES.items():
+        made.add_argument(f"--{name.replace('_', '-')}", type=Fraction, metavar=metavar, help=help)
     made.add_argument("--memory", type=Fraction, help="search: what a worker can hold of activations and weights")
     made.add_argument("--svg", type=Path, metavar="FILE", help="write the diagram")
     made.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
@@ -77,7 +92,9 @@ def parser() -> argparse.ArgumentParser:
 
 def draw(given: argparse.Namespace) -> None:
     timeline = simulate(asked(given), **numbers(given))
-    print(timeline.text(batches=given.batches, color=sys.stdout.isatty()))
+    exact = column(timeline)
+    unit = exact if timeline.makespan <= MOST_COLUMNS * exact else float(timeline.makespan) / MOST_COLUMNS
+    print(timeline.text(unit, batches=given.batches, color=sys.stdout.isatty()))
     print(summary(timeline))
     if given.svg:
         timeline.svg(given.svg)
@@ -115,8 +132,33 @@ def refuse_unused(given: argparse.Namespace, command: Callable[[argparse.Namespa
 
 def numbers(given: argparse.Namespace) -> dict[str, Any]:
     """What `simulate` takes besides the schedule, of what was given."""
-    costs = {cost: whole(getattr(given, cost)) for cost in COSTS if getattr(given, cost) is not None}
-    return {"S": given.S, "B": given.B, "W": given.W, **costs}
+    costs = {cost: getattr(given, cost) for cost in COSTS if getattr(given, cost) is not None}
+    found = {name: whole(cost) for name, cost in measured(given, costs).items()}
+    return {"S": given.S, "B": given.B, "W": given.W, "units": units(given), **found}
+
+
+def measured(given: argparse.Namespace, costs: dict[str, Fraction]) -> dict[str, Fraction]:
+    """Costs in ms and sizes in MB, as far as these are given. A message of x MB takes x / bandwidth ms."""
+    found = dict(costs)
+    if given.forward_ms is not None:
+        ones = dict.fromkeys(("forward", "backward", "weight"), Fraction(1))
+        found |= {name: given.forward_ms * cost for name, cost in (ones | costs).items() if name in TIMES}
+    if given.activation_mb is not None:
+        ones = dict.fromkeys(SIZES, Fraction(1))
+        found |= {name: given.activation_mb * cost for name, cost in (ones | costs).items() if name in SIZES}
+    if given.bandwidth is None:
+        return found
+    if given.forward_ms is None or given.activation_mb is None or given.bandwidth <= 0:
+        raise ScheduleError("--bandwidth takes GB/s above 0, and needs --forward-ms and --activation-mb")
+    sent = {"activation_time": "activation_sizes", "gradient_time": "activation_sizes", "weight_time": "weight_sizes"}
+    twice = [name for name in sent if name in costs]
+    if twice:
+        raise ScheduleError(f"--bandwidth says what --{twice[0].replace('_', '-')} says too; give one of them")
+    return found | {name: found[size] / given.bandwidth for name, size in sent.items()}
+
+
+def units(given: argparse.Namespace) -> Units:
+    return Units(JOBS.time if given.forward_ms is None else "ms", JOBS.memory if given.activation_mb is None else "MB")
 
 
 def whole(number: Fraction | None) -> Fraction | int | None:
@@ -134,8 +176,15 @@ def asked(given: argparse.Namespace) -> Recipe | Schedule | Build:
 
 
 def summary(timeline: Timeline) -> str:
-    lines = (f"  {name.replace('_', ' '):<20} {for_all(getattr(timeline, name))}" for name in METRICS)
-    return "\n".join([f"makespan {timeline.makespan}, bubble {timeline.bubble:.1%}; of each worker:", *lines])
+    units = timeline.units
+    head = (
+        f"makespan {timeline.makespan} {units.time}, bubble {timeline.bubble:.1%} of the workers' time; of each worker:"
+    )
+    lines = (
+        f"  {name.replace('_', ' '):<20} {for_all(getattr(timeline, name))} {units.memory if of == 'memory' else of}"
+        for name, of in METRICS.items()
+    )
+    return "\n".join([head, *lines])
 
 
 def for_all(values: Sequence[Any]) -> str:

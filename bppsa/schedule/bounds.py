@@ -16,15 +16,17 @@ if TYPE_CHECKING:
 
 
 def bound(timeline: Timeline) -> float:
-    """The utilisation that no schedule of the same jobs exceeds whose workers hold as many activations at their peaks:
-    2 * mean peak / (S + 1) where stages are alike.
+    """Return the utilisation that no schedule of the same jobs and the same peaks of activations exceeds.
+
+    It is 2 * mean peak / (S + 1) where stages are alike.
 
     A job of stage k keeps the activations of stages 0 to k of its micro-batch waiting, or, where it is a W job, those
     of k. So the memory-time of a step is at least the sum of these over all jobs, and at most makespan * sum of peaks.
     The theorem of Unifying Parallelization Schemes has M / S with M the largest peak: its proof counts the forward and
     the backward of a stage as two steps, its throughput as one, so it is off by two and does not hold.
 
-    Raises ScheduleError where the jobs are not forwards and backwards along a chain.
+    Raises:
+        ScheduleError: the jobs are not forwards and backwards along a chain (a ValueError).
     """
     jobs = timeline.jobs
     if timeline.graph.schedule.inputs is not None or not isinstance(jobs, Grid) or not {F, B} <= {*jobs.directions}:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from bppsa.errors import ScheduleError
@@ -11,6 +11,7 @@ from bppsa.schedule.simulator import Cost, per_stage, simulate
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.spec import W as WEIGHT
 from bppsa.schedule.timeline import Timeline
+from bppsa.schedule.units import JOBS, Units
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,9 @@ class Row:
     receives: int
 
 
+HEADS = {"bubble": "bubble %"}
+
+
 @dataclass(frozen=True)
 class Comparison:
     """rows: in the order asked for. refused: (schedule, why) of those that do not exist for these numbers."""
@@ -38,10 +42,12 @@ class Comparison:
     rows: tuple[Row, ...]
     refused: tuple[tuple[str, str], ...]
     split: bool  # whether all backwards count as an input's and a weights' gradient
+    units: Units = JOBS
 
     def __str__(self) -> str:
         note = ["a B job that is not split takes backward + weight"] if self.split else []
-        return "\n".join([table(self.rows), *(f"{name}: {why}" for name, why in self.refused), *note])
+        refused = (f"{name}: {why}" for name, why in self.refused)
+        return "\n".join([table(self.rows, self.units), *refused, *note])
 
 
 def compare(
@@ -52,22 +58,26 @@ def compare(
     W: int | None = None,
     backward: Cost = 1,
     weight: Cost = 1,
+    units: Units = JOBS,
     **costs: Any,
 ) -> Comparison:
-    """Simulates each schedule, prints a table and returns it. The keywords are those of `simulate`.
+    """Simulate each schedule, print a table and return it. Other keywords are those of `simulate`.
 
     Where one of the schedules splits the backward, the B jobs of the others take backward + weight, so that all do the
-    same work. Raises ScheduleError where none of the schedules can run.
+    same work.
+
+    Raises:
+        ScheduleError: none of the schedules can run (a ValueError).
     """
     recipes = [as_recipe(schedule) for schedule in schedules]
     split = any(splits(recipe, S, B, W) for recipe in recipes)
-    numbers = {"S": S, "B": B, "W": W, "backward": backward, "weight": weight, **costs}
+    numbers = {"S": S, "B": B, "W": W, "backward": backward, "weight": weight, "units": units, **costs}
     found = [(recipe.name, row_or_reason(recipe, split=split, **numbers)) for recipe in recipes]
     rows = tuple(of for _, of in found if isinstance(of, Row))
     refused = tuple((name, why) for name, why in found if isinstance(why, str))
     if not rows:
         raise ScheduleError(f"no schedule can run: {reasons(refused)}")
-    comparison = Comparison(rows, refused, split)
+    comparison = Comparison(rows, refused, split, units)
     print(comparison)
     return comparison
 
@@ -137,10 +147,13 @@ def row(name: str, timeline: Timeline) -> Row:
     )
 
 
-def table(rows: Sequence[Any]) -> str:
-    """Dataclasses as lines of text, numbers to the right."""
-    heads = [field.name.replace("_", " ") for field in fields(rows[0])]
-    return "\n".join(in_columns([heads, *([shown(value) for value in astuple(row)] for row in rows)]))
+def table(rows: Sequence[Row], units: Units) -> str:
+    """Rows as lines of text, numbers to the right, and a legend."""
+    heads = [HEADS.get(field.name, field.name.replace("_", " ")) for field in fields(Row)]
+    lines = in_columns(
+        [heads, *([shown(value) for value in astuple(replace(row, bubble=100 * row.bubble))] for row in rows)]
+    )
+    return "\n".join([*lines, units.of_rows()])
 
 
 def in_columns(lines: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.rjust) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from xml.sax.saxutils import quoteattr
+from xml.sax.saxutils import escape, quoteattr
 
 from bppsa.schedule.spec import B, F, Job, W
 
@@ -16,21 +16,26 @@ if TYPE_CHECKING:
     from bppsa.schedule.timeline import Timeline
 
 SIGNS = {F: "f", B: "∇", W: "w"}  # as in Unifying Parallelization Schemes; other directions have their own names
+MEANING = {F: "forward", B: "backward", W: "gradient of the weights"}
 GOES_ON = "─"
 MOST_COLUMNS = 240  # of text whose unit of time nobody chose
 PALETTE = (110, 180, 216, 151, 182, 223, 146, 229)  # of 256 terminal colours, one a micro-batch
 
-MARGIN, WIDTH, LANE, HEADER = 48, 1200, 26, 24  # px of an SVG
+MARGIN, WIDTH, LANE, HEADER, FOOTER = 48, 900, 26, 24, 28  # px of an SVG
 LIGHTNESS = {F: 80, B: 64, W: 72}
 
 
 def text(timeline: Timeline, unit: Any = None, *, batches: bool = False, color: bool = False) -> str:
-    """A row for each worker (for each of its lanes) and a column for each `unit` of time, numbered from 1.
+    """Return a row for each worker (for each of its lanes) and a column for each `unit` of time, numbered from 1.
 
     A job is its sign and stage, such as f0 or ∇3, in the column in which it starts, and ─ in those in which it goes on.
-    batches: its micro-batch too, as in f0.2. color: an ANSI background for each micro-batch, as the paper's diagrams
-    have. unit: default the greatest that all times are multiples of; where there is none or columns are too many, a
-    part of the makespan, with times rounded to it.
+    The last line is a legend.
+
+    Args:
+        unit: by default the greatest that all times are multiples of; where there is none or columns are too many, a
+            part of the makespan, with times rounded to it.
+        batches: names the micro-batch of a job too, as in f0.2.
+        color: gives each micro-batch an ANSI background, as the paper's diagrams have.
     """
     unit = unit or column(timeline)
     rows = dict.fromkeys(lines_of(timeline))
@@ -50,9 +55,18 @@ def text(timeline: Timeline, unit: Any = None, *, batches: bool = False, color: 
     for name, row in cells.items():
         drawn = (cell(*row[at], width, color) if at in row else " " * width for at in range(columns))
         lines.append(" ".join([f"{name:<{margin}}", *drawn]))
-    if unit != 1:
-        lines.append(f"a column is {unit:.4g} of time" if isinstance(unit, float) else f"a column is {unit} of time")
+    lines.append(f"{legend(timeline, batches)}; time in {timeline.units.time}, {number(unit)} a column")
+    if timeline.note:
+        lines.append(f"note: {timeline.note}")
     return "\n".join(line.rstrip() for line in lines)
+
+
+def legend(timeline: Timeline, batches: bool = False) -> str:
+    """What the signs of its jobs stand for."""
+    signs = [f"{SIGNS[d]} {MEANING[d]}" for d in SIGNS if d in timeline.jobs.directions]
+    own = [d for d in timeline.jobs.directions if d not in SIGNS]
+    others = [f"{' '.join(own)} directions of its own"] if own else []
+    return ", ".join([*signs, *others, f"each with its {'stage.micro-batch' if batches else 'stage'}"])
 
 
 def column(timeline: Timeline) -> Any:
@@ -89,23 +103,32 @@ def line_of(timeline: Timeline, job: Job) -> str:
 
 
 def svg(timeline: Timeline, path: str | Path) -> None:
-    """Writes a diagram: a row for each worker (and lane), a bar for each job, the hue its micro-batch.
+    """Write a diagram: a row for each worker (and lane), a bar for each job, the hue its micro-batch.
 
     Every bar is a `rect` of class "job" with data-job="s b d", data-worker, data-start and data-end, exact.
     """
     rows = {name: HEADER + LANE * at for at, name in enumerate(lines_of(timeline))}
     scale = (WIDTH - MARGIN) / (timeline.makespan or 1)
-    height = HEADER + LANE * len(rows) + 8
+    height = HEADER + LANE * len(rows) + FOOTER
+    units, note = timeline.units, f"; {timeline.note}" if timeline.note else ""
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH + 8}" height="{height}" '
-        f'font-family="sans-serif" font-size="11">',
-        f'<text x="{MARGIN}" y="15">makespan {timeline.makespan}, bubble {timeline.bubble:.1%}, '
-        f"peak activations {max(timeline.peak_activations)}</text>",
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 8} {height}" width="{WIDTH + 8}" '
+        f'height="{height}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH + 8}" height="{height}" fill="white"/>',
+        f'<text x="{MARGIN}" y="16">makespan {number(timeline.makespan)} {units.time}, bubble {timeline.bubble:.1%} of '
+        f"the workers' time, at most {number(max(timeline.peak_activations))} {units.memory} on a worker</text>",
+        f'<text x="{MARGIN}" y="{height - 8}">{legend(timeline)}; a hue for each micro-batch; time goes to the right, '
+        f"in {escape(units.time + note)}</text>",
         *(f'<text x="4" y="{y + 17}">{name}</text>' for name, y in rows.items()),
         *(bar(timeline, job, rows[line_of(timeline, job)], scale) for job in timeline.jobs),
         "</svg>",
     ]
     Path(path).write_text("\n".join(parts) + "\n", encoding="utf-8")
+
+
+def number(value: Any) -> str:
+    """In four digits where it is a float, exactly otherwise."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def bar(timeline: Timeline, job: Job, y: int, scale: float) -> str:
@@ -123,8 +146,13 @@ def bar(timeline: Timeline, job: Job, y: int, scale: float) -> str:
 
 
 def chrome_trace(timeline: Timeline, path: str | Path, unit_us: float = 1000.0) -> None:
-    """Writes trace events for chrome://tracing or Perfetto: a thread for each worker (and lane), and the activations
-    that each worker holds as a counter. unit_us: microseconds to a unit of time."""
+    """Write trace events for chrome://tracing or Perfetto.
+
+    Each worker (and lane) is a thread, and the activations that it holds are a counter.
+
+    Args:
+        unit_us: microseconds to a unit of time.
+    """
     threads = {name: at for at, name in enumerate(lines_of(timeline))}
     events: list[dict[str, Any]] = [
         {"ph": "M", "name": "thread_name", "pid": 0, "tid": at, "args": {"name": name}} for name, at in threads.items()

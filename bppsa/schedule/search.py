@@ -12,6 +12,7 @@ from bppsa.schedule import zoo
 from bppsa.schedule.compare import Row, as_recipe, reasons, row_or_reason, table
 from bppsa.schedule.simulator import Cost, Number
 from bppsa.schedule.spec import Build, Recipe, Schedule, check_counts
+from bppsa.schedule.units import JOBS, Units
 
 NOT_TRIED = {
     "breadth_first": "it is lpp",
@@ -19,6 +20,11 @@ NOT_TRIED = {
     "blelloch": "it is for the steps of a recurrence",
     "wavelet_dp": "its gain is what two jobs on one device lose to each other, which only a measurement can tell",
 }
+TIMES = {"activation_time", "gradient_time", "weight_time"}
+FREE = (
+    "communication counted as free: what workers send each other takes no time here; give activation_time, "
+    "gradient_time and weight_time (in a terminal: --forward-ms, --activation-mb and --bandwidth) to count it"
+)
 
 
 def candidates(S: int, W: int) -> Iterator[Recipe]:
@@ -46,16 +52,19 @@ class Search:
 
     ranked: tuple[Candidate, ...]
     not_tried: Mapping[str, str]
+    units: Units = JOBS
+    free: bool = False  # whether what is sent between workers takes no time
 
     @property
     def best(self) -> Recipe:
+        """Return the schedule that was ranked first."""
         return self.ranked[0].recipe
 
     def __str__(self) -> str:
         ran = [candidate.row for candidate in self.ranked if candidate.row]
         why = [f"{candidate.recipe}: {candidate.lost or 'the best'}" for candidate in self.ranked]
         left = [f"{name}: not tried, {reason}" for name, reason in self.not_tried.items()]
-        return "\n".join([table(ran), "", *why, *left])
+        return "\n".join([*([FREE] if self.free else []), table(ran, self.units), "", *why, *left])
 
 
 def search(
@@ -67,23 +76,28 @@ def search(
     schedules: Iterable[Schedule | Recipe | Build] | None = None,
     backward: Cost = 1,
     weight: Cost = 1,
+    units: Units = JOBS,
     **costs: Any,
 ) -> Search:
-    """The best schedule of the zoo for W workers that hold `memory` each, and why the others lost.
+    """Return the best schedule of the zoo for W workers that hold `memory` each, and why the others lost.
 
-    memory: what a worker may hold of activations and weights, in the units of `activation_sizes` and `weight_sizes`:
-    the activations' peak, the weights that it owns and the greatest stage that it fetches. schedules: what to choose
-    from; default: `candidates` of the zoo. Other keywords are those of `simulate`. Every schedule does the same work:
-    a backward that is not split takes backward + weight. Ranked by makespan, then memory, then what the busiest worker
-    receives, then name.
+    Schedules are ranked by makespan, then memory, then what the busiest worker receives, then name. Every schedule does
+    the same work: a backward that is not split takes backward + weight. Other keywords are those of `simulate`. Without
+    activation_time, gradient_time or weight_time communication counts as free, and the result says so.
 
-    Raises ScheduleError where nothing fits; its text says how much memory would do.
+    Args:
+        memory: what a worker may hold of activations and weights, in the units of `activation_sizes` and
+            `weight_sizes`: the activations' peak, the weights that it owns and the greatest stage that it fetches.
+        schedules: what to choose from; by default the zoo, with all parameters that make sense.
+
+    Raises:
+        ScheduleError: nothing fits; the text says how much memory would do (a ValueError).
     """
     check_counts(S=S, B=B, W=W)
     if not isinstance(memory, Real | None):
         raise ScheduleError(f"memory={memory!r} is no number; it counts in units of activation_sizes and weight_sizes")
     recipes = candidates(S, W) if schedules is None else map(as_recipe, schedules)
-    numbers = {"S": S, "B": B, "W": W, "backward": backward, "weight": weight, **costs}
+    numbers = {"S": S, "B": B, "W": W, "backward": backward, "weight": weight, "units": units, **costs}
     fit: list[tuple[Any, Candidate]] = []
     lost: list[Candidate] = []
     for recipe in recipes:
@@ -102,7 +116,8 @@ def search(
     lost.sort(
         key=lambda candidate: (candidate.row is None, candidate.row and candidate.row.memory, candidate.recipe.name)
     )
-    return Search((*ranked, *lost), NOT_TRIED if schedules is None else {})
+    free = not TIMES & costs.keys()
+    return Search((*ranked, *lost), NOT_TRIED if schedules is None else {}, units, free)
 
 
 def key(row: Row) -> tuple[Any, Any, int, str]:

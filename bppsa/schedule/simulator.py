@@ -16,6 +16,7 @@ from bppsa.schedule.answers import no_cost
 from bppsa.schedule.graph import NOWHERE, Graph, Prices, build_graph, numbered
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.timeline import Timeline
+from bppsa.schedule.units import JOBS, Units
 
 # A number for all stages, one number a stage, or a function of (s, b). Integers and fractions keep times exact.
 Number = float | Fraction
@@ -39,19 +40,32 @@ def simulate(
     activation_time: Cost = 0,
     gradient_time: Cost = 0,
     weight_time: Cost = 0,
+    units: Units = JOBS,
 ) -> Timeline:
-    """Runs a schedule for S stages, B micro-batches and W workers (None: as many as it needs) on paper.
+    """Run a schedule for S stages, B micro-batches and W workers on paper, and return its timeline.
 
-    forward, backward, weight: what a job of direction F, B, W takes; where the backward is split, `backward` is the
-    gradient of the input. costs: the same for other directions, such as those of `blelloch`.
-    activation_sizes, weight_sizes: what one micro-batch's activations, and the weights, of a stage take.
-    activation_time, gradient_time: what it takes to bring a stage's input activation, or the gradient of its output,
-    from another worker: the job waits, its worker does not. weight_time: what it takes to fetch a stage's weights from
-    their owner: added to each such F and B job. All three are hidden by default, as in the papers.
-    Each of these is a number, a list with a number for each stage, or a function of (s, b).
+    Each cost is a number, a list with a number for each stage, or a function of (s, b). Integers and fractions keep
+    times exact. What workers send takes no time by default, as in the papers.
 
-    Raises ScheduleError where the schedule cannot run: a worker out of range, weights that nobody owns, jobs that wait
-    for each other in a cycle, or a strict order in which all workers wait.
+    Args:
+        schedule: an entry of the zoo, a Schedule, or a function of (S, B, W) that builds one.
+        S: stages.
+        B: micro-batches.
+        W: workers; None: as many as the schedule needs.
+        forward: what a job of direction F takes.
+        backward: what a job of direction B takes; where the backward is split, the gradient of the input.
+        weight: what a job of direction W takes.
+        costs: the same for other directions, such as those of `blelloch`.
+        activation_sizes: what one micro-batch's activations of a stage take.
+        weight_sizes: what the weights of a stage take.
+        activation_time: what it takes to bring a stage's input from another worker: the job waits, its worker does not.
+        gradient_time: the same for the gradient of its output.
+        weight_time: what it takes to fetch a stage's weights from their owner: added to each such F and B job.
+        units: in what these count, for tables and diagrams, such as `Units(time="ms", memory="MB")`.
+
+    Raises:
+        ScheduleError: the schedule cannot run: a worker out of range, weights that nobody owns, jobs that wait for each
+            other in a cycle, or a strict order in which all workers wait (a ValueError).
     """
     bound = bound_to(schedule, S, B, W)
     jobs = numbered(bound, S, B)
@@ -67,7 +81,7 @@ def simulate(
     end = [begin + took for begin, took in zip(start, graph.duration, strict=False)]  # behind the jobs stand transfers
     activation = per_stage("activation_sizes", activation_sizes, jobs.S)
     weights = per_stage("weight_sizes", weight_sizes, jobs.S)
-    return Timeline(graph, start, end, activation, weights, order, finished)
+    return Timeline(graph, start, end, activation, weights, order, finished, units)
 
 
 def per_stage(name: str, cost: Cost, S: int) -> Callable[[int, int], Number]:

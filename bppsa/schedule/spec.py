@@ -33,21 +33,25 @@ POLICIES = ("greedy", "pending", "strict")
 class Schedule:
     """A schedule for a given number of stages, micro-batches and workers.
 
-    w(s, b, d) -> (owner, worker), both in range(W).
-    n(s, b, d) -> anything that sorts; smaller goes first, equals in the order of `jobs` (d, then b, then s).
-    pred(s, b, d) -> jobs that have to end before this one starts; no data goes along these edges.
-    jobs: in the place of the grid range(S) x range(B) x directions.
-    policy: "greedy", "pending" or "strict", see POLICIES.
-    directions: ("F", "B"), or ("F", "B", "W") where the backward is split; others need `inputs`.
-    inputs(s, b, d) -> jobs whose results this one reads. Default: those of a chain, (s-1, b, F) for F, (s+1, b, B)
-    for B, or (s, b, F) in the last stage, and (s, b, B) for W.
-    lane(s, b, d) -> which of the worker's lanes runs the job. A worker runs one job a lane at a time; its lanes
-    share its memory. Default: one lane.
-    W: the number of workers; default: as many as w names.
-    flush: False where every backward updates its stage at once, as PipeDream does: a stage's weights then have
-    versions, and a micro-batch's backward reads the version that its forward read.
+    Attributes:
+        w: w(s, b, d) -> (owner, worker), both in range(W).
+        n: n(s, b, d) -> anything that sorts; smaller goes first, equals in the order of `jobs` (d, then b, then s).
+        pred: pred(s, b, d) -> jobs that have to end before this one starts; no data goes along these edges.
+        jobs: in the place of the grid range(S) x range(B) x directions.
+        policy: "greedy": a worker that is free starts the ready job with the smallest n; "pending": the one that has
+            been ready for longest; "strict": a worker runs its jobs in the order of n, and waits for each.
+        directions: ("F", "B"), or ("F", "B", "W") where the backward is split; others need `inputs`.
+        inputs: inputs(s, b, d) -> jobs whose results this one reads. By default those of a chain: (s-1, b, F) for F,
+            (s+1, b, B) for B, or (s, b, F) in the last stage, and (s, b, B) for W.
+        lane: lane(s, b, d) -> which of the worker's lanes runs the job. A worker runs one job a lane at a time; its
+            lanes share its memory. By default there is one lane.
+        W: the number of workers; by default as many as w names.
+        flush: False where every backward updates its stage at once, as PipeDream does: a stage's weights then have
+            versions, and a micro-batch's backward reads the version that its forward read.
+        note: what a reader of its diagram should know.
 
-    Raises ScheduleError where the policy or the directions are none.
+    Raises:
+        ScheduleError: the policy or the directions are none (a ValueError).
     """
 
     w: Callable[[int, int, str], Place]
@@ -60,6 +64,7 @@ class Schedule:
     lane: Callable[[int, int, str], int] | None = None
     W: int | None = None
     flush: bool = True
+    note: str = ""
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -88,10 +93,13 @@ class Build(Protocol):
 class Recipe:
     """An entry of the zoo: a name, such as "lpp(G=4)", and how to build the schedule for S, B and W.
 
-    build(S, B, W=None) -> Schedule. W=None: the number of workers that the schedule needs. Raises ScheduleError
-    where the schedule does not exist for these numbers. chunks: into how many the time axis of a recurrent model is
-    cut; its stages are then chunks of its recurrent layers. square: whether what it stands for needs S = B = W; a model
-    is trained by it with these numbers only.
+    Attributes:
+        name: what it is called in tables.
+        build: build(S, B, W=None) -> Schedule; W=None is the number of workers that the schedule needs. Raises
+            ScheduleError where the schedule does not exist for these numbers.
+        chunks: into how many the time axis of a recurrent model is cut; its stages are then chunks of its recurrent
+            layers.
+        square: whether what it stands for needs S = B = W; a model is trained by it with these numbers only.
     """
 
     name: str

@@ -91,8 +91,11 @@ class Table1:
 
 
 def table1(S: int, B: int, G: int, R: int) -> Table1:
-    """The paper's Table 1 for these numbers, simulated with stages that take one step forward and one backward. Where
-    any worker's value is not the formula's, the cell is marked and the reason given. LPP and FSLPP have W = G*R."""
+    """Return Table 1 of Unifying Parallelization Schemes for these numbers, each formula beside the simulation.
+
+    Stages take one step forward and one backward. Where any worker's value is not the formula's, the cell is marked and
+    the reason given. LPP and FSLPP have W = G*R.
+    """
     cells = {}
     for scheme, (recipe, paper) in formulas(S, B, G, R).items():
         timeline = simulate(recipe, S=S, B=B)

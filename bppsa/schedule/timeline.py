@@ -16,16 +16,26 @@ from bppsa.schedule.bounds import bound
 from bppsa.schedule.graph import Graph
 from bppsa.schedule.jobs import Grid, PerJob
 from bppsa.schedule.spec import B, F, Job, W
+from bppsa.schedule.units import JOBS, Units
 
 Size = Callable[[int, int], Any]  # of the activations, or the weights, of (s, b)
 
 
 class Timeline:
-    """start[job], end[job], worker[job], owner[job] and lane[job] are read by a job (s, b, d).
+    """What a schedule did, simulated or measured.
 
-    Metrics by worker are lists of W numbers. Times are ints where all costs are. jobs: all of them; S: stages;
-    W: workers; lanes: how many jobs a worker runs at a time; order: job numbers (jobs[number]) as they started;
-    finished: as they ended.
+    start[job], end[job], worker[job], owner[job] and lane[job] are read by a job (s, b, d).
+
+    Metrics by worker are lists of W numbers. Times are ints where all costs are.
+
+    Attributes:
+        jobs: all of them.
+        S: stages.
+        W: workers.
+        lanes: how many jobs a worker runs at a time.
+        order: job numbers (jobs[number]) as they started.
+        finished: job numbers as they ended.
+        units: in what times and sizes count.
     """
 
     def __init__(
@@ -37,8 +47,10 @@ class Timeline:
         weight_size: Size = lambda s, b: 1,
         order: list[int] | None = None,
         finished: list[int] | None = None,
+        units: Units = JOBS,
     ) -> None:
         """start, end: of each job by its number, simulated or measured. order, finished: what sorting these gives."""
+        self.units = units
         self.graph, self.jobs, self.S, self.W, self.lanes = graph, graph.jobs, graph.jobs.S, graph.workers, graph.lanes
         self.order = sorted(range(len(start)), key=start.__getitem__) if order is None else order
         self.finished = sorted(range(len(end)), key=end.__getitem__) if finished is None else finished
@@ -46,6 +58,11 @@ class Timeline:
         self.activation_size, self.weight_size = activation_size, weight_size
         self.start, self.end = PerJob(self.jobs, self._start), PerJob(self.jobs, self._end)
         self.worker, self.owner = PerJob(self.jobs, graph.worker), PerJob(self.jobs, graph.owner)
+
+    @property
+    def note(self) -> str:
+        """What a reader should know of the schedule besides; "" where there is nothing."""
+        return self.graph.schedule.note
 
     def __repr__(self) -> str:
         return f"Timeline(W={self.W}, makespan={self.makespan}, bubble={self.bubble:.1%})"

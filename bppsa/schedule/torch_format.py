@@ -44,11 +44,14 @@ class TorchSchedule(str):
 
 
 def from_torch(source: Any) -> Schedule:
-    """The schedule of a CSV (its text, or the path of a file) or of a schedule object of torch, in a strict order.
+    """Return the schedule of a CSV (its text, or a file's path) or of a schedule object of torch, in strict order.
 
     S, B and W are those of the source: `simulate` takes the same. A whole backward of a schedule that also has split
-    ones becomes a B and the W right after it. Raises ScheduleError for a cell that is no action, a job that two ranks
-    run, or one that none runs: on the last rank of torch 2.13's Schedule1F1B, `pipeline_order` counts from 1.
+    ones becomes a B and the W right after it.
+
+    Raises:
+        ScheduleError: a cell is no action, two ranks run a job, or none does: on the last rank of torch 2.13's
+            Schedule1F1B, `pipeline_order` counts from 1 (a ValueError).
     """
     place: dict[Job, int] = {}
     order: dict[Job, int] = {}
@@ -121,13 +124,16 @@ def meaning(action: tuple[int, int, str], split: bool) -> list[Job]:
 def to_torch(
     schedule: Schedule | Recipe | Build, *, S: int, B: int, W: int | None = None, **costs: Any
 ) -> TorchSchedule:
-    """The schedule as torch runs it: one CSV for every group of ranks, over a mesh of groups and ranks.
+    """Return the schedule as torch runs it: one CSV for every group of ranks, over a mesh of groups and ranks.
 
     Torch keeps a stage on one rank of a group, so the groups have to run alike, each on its own micro-batches, and
     shards all stages' weights over the ranks that run them, or none. Greedy schedules are resolved by simulating them;
-    `costs` are those of `simulate`. Raises ScheduleError where torch cannot express the schedule, or would run it with
-    wrong gradients: a split backward with replicated weights skips DistributedDataParallel's hooks there, so that
-    gradients are silently not reduced.
+    `costs` are those of `simulate`.
+
+    Raises:
+        ScheduleError: torch cannot express the schedule, or would run it with wrong gradients: a split backward with
+            replicated weights skips DistributedDataParallel's hooks there, so that gradients are silently not reduced
+            (a ValueError).
     """
     timeline = simulate(schedule, S=S, B=B, W=W, **costs)
     refuse_what_torch_lacks(timeline)

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.sparsity import pairs
-from bppsa.sparsity.flat import flat
-from bppsa.sparsity.operators import Dense, Diagonal, Identity
-from bppsa.sparsity.sparse import Sparse
-from bppsa.sparsity.transposed import TransposedJacobian
+from bppsa.sparsity.operators.simple import Dense, Diagonal, Identity
+from bppsa.sparsity.operators.sparse import Sparse
+from bppsa.sparsity.operators.transposed import TransposedJacobian
+from bppsa.sparsity.patterns.flat import flat
 
 Pair = Callable[[Any, Any], TransposedJacobian]
 

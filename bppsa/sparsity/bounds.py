@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from bppsa.sparsity.convolution import Convolution
-from bppsa.sparsity.operators import Dense, Diagonal, Identity
-from bppsa.sparsity.repeated import Repeated
-from bppsa.sparsity.sparse import Sparse
-from bppsa.sparsity.transposed import TransposedJacobian
+from bppsa.sparsity.operators.convolution import Convolution
+from bppsa.sparsity.operators.repeated import Repeated
+from bppsa.sparsity.operators.simple import Dense, Diagonal, Identity
+from bppsa.sparsity.operators.sparse import Sparse
+from bppsa.sparsity.operators.transposed import TransposedJacobian
 
 LARGEST = 2**22  # N + M, up to which the pattern of moves, pools and the like is built for its count
 

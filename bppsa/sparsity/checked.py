@@ -8,9 +8,9 @@ import torch
 from torch import Size, Tensor
 
 from bppsa.errors import ArgumentError, InputError
-from bppsa.sparsity.flat import flat
-from bppsa.sparsity.pattern import Pattern
-from bppsa.sparsity.transposed import TransposedJacobian
+from bppsa.sparsity.operators.transposed import TransposedJacobian
+from bppsa.sparsity.patterns.flat import flat
+from bppsa.sparsity.patterns.pattern import Pattern
 
 
 @dataclass(frozen=True, eq=False, repr=False)

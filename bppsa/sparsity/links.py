@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.sparsity.masks import pruned
+from bppsa.sparsity.operators.transposed import TransposedJacobian
 from bppsa.sparsity.rules import lookup
-from bppsa.sparsity.transposed import TransposedJacobian
 
 aten = torch.ops.aten
 Value = Callable[[fx.Node], Any]

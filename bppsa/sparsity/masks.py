@@ -7,12 +7,12 @@ from dataclasses import replace
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from bppsa.sparsity.convolution import Convolution
-from bppsa.sparsity.operators import Dense
-from bppsa.sparsity.pattern import Pattern
-from bppsa.sparsity.repeated import Repeated
-from bppsa.sparsity.sparse import Sparse
-from bppsa.sparsity.transposed import TransposedJacobian
+from bppsa.sparsity.operators.convolution import Convolution
+from bppsa.sparsity.operators.repeated import Repeated
+from bppsa.sparsity.operators.simple import Dense
+from bppsa.sparsity.operators.sparse import Sparse
+from bppsa.sparsity.operators.transposed import TransposedJacobian
+from bppsa.sparsity.patterns.pattern import Pattern
 
 
 def pruned(operator: TransposedJacobian, mask: Tensor) -> TransposedJacobian:

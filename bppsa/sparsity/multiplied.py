@@ -10,17 +10,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from bppsa.sparsity import pairs, union
-from bppsa.sparsity.engine import engine
-from bppsa.sparsity.implicit import Implicit
-from bppsa.sparsity.network import Network
-from bppsa.sparsity.operators import Diagonal, Identity
-from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity import pairs
+from bppsa.sparsity.operators.implicit import Implicit
+from bppsa.sparsity.operators.network import Network
+from bppsa.sparsity.operators.simple import Diagonal, Identity
+from bppsa.sparsity.operators.sparse import Sparse
+from bppsa.sparsity.operators.transposed import TransposedJacobian
+from bppsa.sparsity.patterns import union
+from bppsa.sparsity.patterns.engine import engine
+from bppsa.sparsity.patterns.pattern import Pattern
+from bppsa.sparsity.patterns.product import ProductPlan, counts
+from bppsa.sparsity.patterns.union import SumPlan
 from bppsa.sparsity.plans import product_plan, sum_plan
-from bppsa.sparsity.product import ProductPlan, counts
-from bppsa.sparsity.sparse import Sparse
-from bppsa.sparsity.transposed import TransposedJacobian
-from bppsa.sparsity.union import SumPlan
 
 BYTES_A_PRODUCT = 12  # an entry of the result and a slot: an upper bound, before the patterns are multiplied
 # Measured on one core of an AMD EPYC (Zen 4), for float32.

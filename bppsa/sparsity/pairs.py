@@ -10,13 +10,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from bppsa.sparsity import union
-from bppsa.sparsity.engine import engine
-from bppsa.sparsity.flat import flat
-from bppsa.sparsity.operators import Dense, Diagonal, Identity
+from bppsa.sparsity.operators.simple import Dense, Diagonal, Identity
+from bppsa.sparsity.operators.sparse import Sparse
+from bppsa.sparsity.operators.transposed import TransposedJacobian
+from bppsa.sparsity.patterns import union
+from bppsa.sparsity.patterns.engine import engine
+from bppsa.sparsity.patterns.flat import flat
 from bppsa.sparsity.plans import product_plan, sum_plan
-from bppsa.sparsity.sparse import Sparse
-from bppsa.sparsity.transposed import TransposedJacobian
 
 
 def full(a: TransposedJacobian) -> bool:

@@ -9,9 +9,9 @@ from typing import Generic, Protocol, TypeVar
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from bppsa.sparsity import union
-from bppsa.sparsity.engine import engine
-from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.patterns import union
+from bppsa.sparsity.patterns.engine import engine
+from bppsa.sparsity.patterns.pattern import Pattern
 
 CACHE_BYTES = 512 << 20  # of the plans of each kind
 

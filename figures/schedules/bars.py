@@ -14,11 +14,12 @@ HEIGHT = 0.9
 
 
 def bars(axes: Axes, timeline: Timeline, title: str) -> None:
-    lanes = timeline.lanes
+    lanes, units = timeline.lanes, timeline.units
     for job in timeline.jobs:
         bar(axes, timeline, job, timeline.worker[job] + timeline.lane[job] / lanes, HEIGHT / lanes)
     axes.set(
-        title=f"{title}: {timeline.makespan} long, {timeline.bubble:.0%} idle, peak {max(timeline.peak_activations):g}",
+        title=f"{title}: {timeline.makespan} {units.time}, {timeline.bubble:.0%} idle, "
+        f"at most {max(timeline.peak_activations):g} {units.memory}",
         xlim=(0, timeline.makespan),
         ylim=(timeline.W - 0.5, -0.5),
         yticks=range(timeline.W),

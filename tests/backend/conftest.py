@@ -10,14 +10,14 @@ import torch
 from torch import fx
 from torch._dynamo.utils import counters
 
-from bppsa import _backend
+from bppsa.frontend.dynamo import backend
 
 
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fx.GraphModule]]:
     """The graphs that the backend handed to Inductor or eager PyTorch."""
     seen: list[fx.GraphModule] = []
-    lookup = _backend.lookup_backend
+    lookup = backend.lookup_backend
 
     def spy(name: str) -> Callable[..., Any]:
         def compiler(graph: fx.GraphModule, inputs: list[Any]) -> Any:
@@ -26,7 +26,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[fx.GraphModule]]:
 
         return compiler
 
-    monkeypatch.setattr(_backend, "lookup_backend", spy)
+    monkeypatch.setattr(backend, "lookup_backend", spy)
     torch._dynamo.reset()
     counters.clear()
     yield seen

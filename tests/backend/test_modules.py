@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 import bppsa
 from bppsa.errors import StrategyError
-from bppsa.runtime.library import Library
-from bppsa.runtime.newton import Solver
+from bppsa.runtime.recurrent.library import Library
+from bppsa.runtime.recurrent.newton import Solver
 from tests.backend.support import B, H, I, T, Within, compiled, leaves, random, recurrences, results, same
 
 MODULES: dict[str, Callable[[], nn.RNNBase]] = {

@@ -12,8 +12,8 @@ from torch import fx, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
 
-from bppsa import _backend
 from bppsa.errors import StrategyError
+from bppsa.frontend.dynamo import backend
 from tests.backend.support import B, H, I, T, Within, compiled, leaves, recurrences
 
 
@@ -35,9 +35,9 @@ def test_other_backends_see_what_they_saw(
     model = make()
     with torch._dynamo.config.patch(allow_rnn=allow_rnn):
         with monkeypatch.context() as bare:  # Dynamo as it is without this backend
-            bare.setattr(_backend.VariableBuilder, "wrap_module", _backend.VariableBuilder.wrap_module.__wrapped__)
-            handlers = _backend.TorchInGraphFunctionVariable._get_handlers()
-            for kind in _backend.KINDS:
+            bare.setattr(backend.VariableBuilder, "wrap_module", backend.VariableBuilder.wrap_module.__wrapped__)
+            handlers = backend.TorchInGraphFunctionVariable._get_handlers()
+            for kind in backend.KINDS:
                 bare.delitem(handlers, getattr(torch, kind))
             before = [seen_by(backend, model) for backend in ("eager", "inductor")]
         torch._dynamo.reset()  # it remembers frames that it gave up on

@@ -12,8 +12,9 @@ from torch._dynamo.utils import counters
 from torch._higher_order_ops.scan import scan as torch_scan
 
 import bppsa
-from bppsa._calls import collecting
+from bppsa.frontend.call_log import collecting
 from tests.backend.support import B, H, I, T, compiled, nodes, random, results, same
+from tests.breadth import diagonal
 
 
 class Looped(nn.Module):
@@ -44,8 +45,7 @@ def by_hand(cell: Callable[..., Any], carry: Any, xs: Any, reverse: bool = False
 
 
 @pytest.mark.parametrize("scan", [torch_scan, bppsa.scan])
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("fallback", ["eager", "inductor"])
+@pytest.mark.parametrize(("reverse", "fallback"), diagonal([False, True], ["eager", "inductor"]))
 def test_scan_becomes_one_op(scan: Any, reverse: bool, fallback: str, graphs: list[fx.GraphModule]) -> None:
     model = Looped(scan, reverse=reverse).double()
     fast = compiled(model, fallback)
@@ -87,7 +87,7 @@ def test_a_node_that_is_not_fused_runs(scan: Any, fallback: str) -> None:
     weight = torch.randn(B, B, dtype=torch.float64, requires_grad=True)
 
     def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = h.cumsum(1) @ weight + x  # not one of the ops of a fused cell
+        h = torch.lgamma(2 + h * h) @ weight + x  # not one of the ops of a fused cell
         return h, h.clone()
 
     def call(x: Tensor, h: Tensor) -> Any:
@@ -98,6 +98,20 @@ def test_a_node_that_is_not_fused_runs(scan: Any, fallback: str) -> None:
         inputs = [random(steps, B, B), random(B, B)]
         expected = results(lambda x, h: bppsa.scan(cell, h, x * 2), inputs, [weight])
         same(results(fast, inputs, [weight]), expected)
+
+
+def test_a_carry_with_a_counter_and_a_flag_runs() -> None:
+    def cell(state: Any, x: Tensor) -> Any:
+        h, n, seen = state
+        h = torch.where(seen, h, torch.tanh(h + x / (n + 1)))
+        return (h, n + 1, seen | (h > 0.9)), h.clone()
+
+    def call(x: Tensor, h: Tensor) -> Any:
+        (h, n, _), ys = bppsa.scan(cell, (h, torch.zeros(B, 1, dtype=torch.int64), torch.zeros(B, B) > 0), x * 2)
+        return h * n, ys
+
+    inputs = [random(T, B, B), random(B, B)]
+    same(results(compiled(call, fullgraph=False), inputs, []), results(call, inputs, []))
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])

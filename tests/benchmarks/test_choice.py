@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from bppsa.codegen.build import available
+from bppsa.codegen.cpu.build import available
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 needs_compiler = pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")

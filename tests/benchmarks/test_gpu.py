@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import bppsa
-from bppsa.codegen.build import available
+from bppsa.codegen.cpu.build import available
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:CUDA is not available")

@@ -8,15 +8,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
-README = "# title\n<!-- results -->\nold\n<!-- /results -->\nend\n"
+PAGE = "# title\n<!-- results -->\nold\n<!-- /results -->\nend\n"
 
 
-def test_measures_keeps_and_writes_to_readme(tmp_path: Path) -> None:
-    results, readme = tmp_path / "results", tmp_path / "README.md"
-    readme.write_text(README)
+def test_measures_keeps_and_writes_to_a_page(tmp_path: Path) -> None:
+    results, page = tmp_path / "results", tmp_path / "page.md"
+    page.write_text(PAGE)
     command = [sys.executable, str(ROOT / "benchmarks" / "recurrent.py"), "--quick", "--threads", "1"]
-    command += ["--results", str(results), "--readme", str(readme)]
+    command += ["--results", str(results), "--page", str(page)]
 
     done = subprocess.run(command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, check=False)
 
@@ -32,7 +36,7 @@ def test_measures_keeps_and_writes_to_readme(tmp_path: Path) -> None:
     assert len(measured["never_slower"]) == 2
     assert all(row["difference"] < 1e-5 for row in measured["steps"][0]["rows"])
 
-    text = readme.read_text()
+    text = page.read_text()
     assert text.startswith("# title\n<!-- results -->\n| T, B, H")
     assert text.endswith("\n<!-- /results -->\nend\n")
     assert "old" not in text

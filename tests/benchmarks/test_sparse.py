@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("scipy")
 
 SCRIPT = str(Path(__file__).parents[2] / "benchmarks" / "sparse.py")

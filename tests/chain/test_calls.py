@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
 
 import bppsa
@@ -153,6 +154,52 @@ def test_an_attribute_that_changes_is_noticed(x: Tensor) -> None:
     for twice in (False, True, False):
         model.twice = fast.twice = twice
         assert same(fast, model, x) == "blelloch"
+
+
+class Scaled(nn.Module):
+    """Reads an argument that is no tensor."""
+
+    def __init__(self, read: Callable[[Tensor, Any], Tensor]) -> None:
+        super().__init__()
+        self.net, self.read = net(), read
+
+    def forward(self, x: Tensor, given: Any) -> Tensor:
+        return self.read(self.net(x), given)
+
+
+class Setting:
+    factor = 1.0
+
+
+@pytest.mark.parametrize("pair", [(1, True), (True, 1)], ids=str)
+def test_arguments_that_are_equal_and_not_the_same(pair: tuple[Any, Any], x: Tensor) -> None:
+    model = Scaled(lambda y, which: y[:, which] * 2)
+    fast = bppsa.compile(model, strategy="blelloch")
+    for which in pair:
+        assert torch.equal(fast(x, which), model(x, which))
+
+
+def test_an_argument_that_changes(x: Tensor) -> None:
+    model, setting = Scaled(lambda y, setting: y * setting.factor), Setting()
+    fast = bppsa.compile(model, strategy="blelloch")
+    for setting.factor in (2.0, 3.0):
+        assert torch.equal(fast(x, setting), model(x, setting))
+    assert "an argument that cannot be compared" in str(fast.report)
+
+
+@pytest.mark.parametrize("write", ["copy", "replace"])
+def test_a_mask_of_prune_that_changes_without_notice(write: str, x: Tensor) -> None:
+    model = nn.Sequential(nn.Linear(5, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+    prune.random_unstructured(model[2], "weight", 0.5)
+    fast = bppsa.compile(model, strategy="blelloch")
+    for _ in range(3):
+        assert same(fast, model, x) == "blelloch"
+        mask = torch.rand(6, 6).gt(0.5).double()
+        for buffer in (model[2].weight_mask, fast[2].weight_mask):
+            if write == "copy":
+                buffer.data.copy_(mask)
+            else:
+                buffer.data = mask.clone()
 
 
 def test_weights_may_be_reused(x: Tensor) -> None:

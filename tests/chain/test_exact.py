@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import bppsa
-from bppsa.report import Decision
+from bppsa.decisions import Decision
 from tests.chain.zoo import ZOO, Maker
 
 STRATEGIES = ("hybrid(up_levels=0)", "chunked(length=2)", "hybrid", "hybrid(up_levels=1)", "blelloch")

@@ -5,7 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bppsa.codegen.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store, const, dot, load
+from bppsa.codegen.language.ir import (
+    Access,
+    Buffer,
+    Dot,
+    Expr,
+    Group,
+    Kernel,
+    Kind,
+    Op,
+    Reduce,
+    Store,
+    const,
+    dot,
+    load,
+)
 
 ONE = const(1.0)
 
@@ -76,15 +90,18 @@ def gated_backward(H: int) -> Kernel:
 
 
 def normalised(H: int) -> Kernel:
-    """Products of two sources of different depths, then the rows normalised: row sums, broadcasts, constants with H."""
+    """Products of two sources of different depths, then the rows normalised: row sums, a maximum, broadcasts,
+    constants with H."""
     value = add(dot(Dot(Access("h"), "w", H)), dot(Dot(Access("x", 1), "u")))
     mean = mul(at("total", broadcast=True), const(1.0 / H))
     centred = sub(at("value"), mean)
     variance = mul(at("total", 1, broadcast=True), const(1.0 / H))
     scale = Expr(Op.DIV, ONE, Expr(Op.SQRT, add(variance, const(1e-5))))
-    state = Expr(Op.TANH, add(mul(mul(centred, scale), at("gain")), at("gain", 0, broadcast=True)))
+    below = sub(at("value"), at("total", 2, broadcast=True))
+    state = Expr(Op.TANH, add(add(mul(mul(centred, scale), at("gain")), at("gain", 0, broadcast=True)), below))
+    folds = (Store(Access("total"), value, Reduce.ROWS), Store(Access("total", 2), value, Reduce.MAX))
     groups = (
-        Group(H, (Store(Access("value"), value), Store(Access("total"), value, Reduce.ROWS))),
+        Group(H, (Store(Access("value"), value), *folds)),
         Group(H, (Store(Access("total", 1), mul(centred, centred), Reduce.ROWS),)),
         Group(H, (Store(Access("h", after=True), state), Store(Access("sums", 2), state, Reduce.COLUMNS))),
     )
@@ -95,7 +112,7 @@ def normalised(H: int) -> Kernel:
         Buffer("u", Kind.WEIGHT, H, 5),
         Buffer("gain", Kind.VECTOR, H),
         Buffer("value", Kind.SCRATCH, H),
-        Buffer("total", Kind.SCRATCH, 2),
+        Buffer("total", Kind.SCRATCH, 3),
         Buffer("sums", Kind.COLUMN_SUM, H + 3),
     )
     return Kernel("normalised", buffers, groups)

@@ -1,4 +1,4 @@
-"""Recurrences as programs, run by any runner: forward, inference and backward, as `runtime.sweep` calls them."""
+"""Recurrences as programs, run by any runner: forward, inference and backward, as `recurrent.sweep` calls them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from bppsa.chain import Recurrence
-from bppsa.codegen import program
-from bppsa.codegen.ir import Kernel
-from bppsa.codegen.program import Program
-from bppsa.fxpasses import jacobian
-from bppsa.runtime import reference
-from bppsa.runtime.extent import Extent
-from bppsa.runtime.sweep import Needs, Sweep
+from bppsa.codegen.language.ir import Kernel
+from bppsa.codegen.lowering import program
+from bppsa.codegen.lowering.program import Program
+from bppsa.fxpasses.network import jacobian
+from bppsa.runtime.recurrent import reference
+from bppsa.runtime.recurrent.extent import Extent
+from bppsa.runtime.recurrent.sweep import Needs, Sweep
 from tests.fxpasses.graphs import split_cell
 from tests.scan.support import interpreters, reduction_of
 from tests.scan.zoo import Example

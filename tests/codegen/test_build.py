@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from bppsa.codegen import build, cache
+from bppsa.codegen import cache
+from bppsa.codegen.cpu import build, progress
 from bppsa.errors import BuildError
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
@@ -107,7 +108,7 @@ def test_other_compiler_at_the_same_path_builds_again(compiler: Wrapper) -> None
 @pytest.mark.parametrize("content", [b"", b"\x7fELF truncated", b"foreign"])
 def test_damaged_library_is_built_again(compiler: Wrapper, content: bytes) -> None:
     build.library(source(3))
-    (kept,) = cache._place().glob("*.so")
+    (kept,) = cache.place().glob("*.so")
     replacement = kept.with_suffix(".damaged")  # moved over it: writing into a loaded library would be the end of us
     replacement.write_bytes(content)
     os.replace(replacement, kept)
@@ -230,3 +231,17 @@ def test_child_forked_during_a_build_builds_too(compiler: Wrapper) -> None:
     time.sleep(0.05)
     assert exit_status(in_child(work)) == 0
     building.join()
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_long_build_says_once_where_kernels_are_kept(
+    compiler: Wrapper, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], told: bool
+) -> None:
+    monkeypatch.setattr(progress, "AFTER_S", 0.05 if told else 1000.0)
+    monkeypatch.setattr(progress, "_told", False)
+    monkeypatch.setattr(progress, "_spent_s", 0.0)
+    compiler.does("sleep 0.3")
+    for value in (1, 2):
+        build.library(source(value))
+    kept = f"bppsa: building kernels once, kept in {os.environ['BPPSA_CACHE_DIR']}\n"
+    assert capsys.readouterr().err == (kept if told else "")

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from bppsa.codegen.columns import Columns, is_uniform
-from bppsa.codegen.group import EXPENSIVE, Grouping
-from bppsa.codegen.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, const, dot
-from bppsa.codegen.lower import Root
-from bppsa.codegen.verify import verify
+from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, const, dot
+from bppsa.codegen.language.verify import verify
+from bppsa.codegen.lowering.columns import Columns, is_uniform
+from bppsa.codegen.lowering.group import EXPENSIVE, Grouping
+from bppsa.codegen.lowering.lower import Root
 from tests.codegen.kernels import add, at, mul
 from tests.codegen.programs import build, kernels
 from tests.scan import zoo

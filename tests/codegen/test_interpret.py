@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from bppsa.codegen import interpret
-from bppsa.codegen.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store, const, dot
+from bppsa.codegen.language import interpret
+from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store, const, dot
 from tests.codegen.kernels import add, at, gated_forward, mul, operands
 
 T, B = 4, 3

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import time
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
-from bppsa.codegen import interpret, print_point
-from bppsa.codegen.ir import (
+from bppsa.codegen.cpu import print_point
+from bppsa.codegen.language import interpret
+from bppsa.codegen.language.ir import (
     STRUCTURAL,
     Access,
     Dot,
@@ -33,6 +38,19 @@ def test_equal_expressions_are_one() -> None:
     assert dot(Dot(Access("x"), "w", 2)) is dot(Dot(Access("x"), "w", 2))
     assert at("x", broadcast=True) is not at("x")
     assert at("x", after=True) is not at("x")
+
+
+def test_threads_share_expressions(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(weakref.WeakValueDictionary):
+        def get(self, *args: Any) -> Any:
+            found = super().get(*args)
+            time.sleep(0.02)
+            return found
+
+    monkeypatch.setattr(Expr, "_interned", Slow())
+    with ThreadPoolExecutor(4) as threads:
+        made = list(threads.map(lambda _: at("met by four threads"), range(4)))
+    assert len(set(map(id, made))) == 1
 
 
 def test_constants_are_told_apart_by_their_bits() -> None:

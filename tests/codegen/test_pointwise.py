@@ -1,6 +1,6 @@
 """Every pointwise op in the kernel language against ATen in float64: NaN, infinities, ties, edges, and random numbers.
 
-A new op is a row in `codegen/pointwise.py` and a row here.
+A new op is a row in `codegen/lowering/pointwise.py` and a row here.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bppsa.codegen import interpret
-from bppsa.codegen.ir import Access, Buffer, Expr, Group, Kernel, Kind, Store, load, topological
-from bppsa.codegen.pointwise import POINTWISE
-from bppsa.codegen.verify import verify
+from bppsa.codegen.language import interpret
+from bppsa.codegen.language.ir import Access, Buffer, Expr, Group, Kernel, Kind, Store, load, topological
+from bppsa.codegen.language.verify import verify
+from bppsa.codegen.lowering.pointwise import POINTWISE
 
 aten = torch.ops.aten
 INF, NAN = torch.inf, torch.nan
@@ -75,7 +75,40 @@ SAMPLES = [
     sample(aten.sqrt.default, REAL),
     sample(aten.rsqrt.default, REAL),
     sample(aten.reciprocal.default, REAL),
-    *(sample(aten.pow.Tensor_Scalar, REAL, e) for e in (1, 2, 3, 0.5, -1, -0.5, -2, 2.0)),
+    *(sample(aten.pow.Tensor_Scalar, REAL, e) for e in (0, 1, 2, 3, 4, 0.5, -1, -0.5, -2, 2.0)),
+    *(sample(aten.pow.Tensor_Scalar, REAL, e, rtol=1e-12) for e in (1.5, 1.7, -3, 5, 0.3, -1.5)),
+    sample(aten.pow.Tensor_Tensor, REAL, REAL, rtol=1e-12),
+    *(sample(aten.pow.Scalar, e, REAL, rtol=1e-12) for e in (0.9, 2, -2.0)),
+    *(
+        sample(op.default, REAL, rtol=2e-14)
+        for op in (aten.sin, aten.cos, aten.tan, aten.asin, aten.acos, aten.atan, aten.exp2, aten.log2, aten.log10)
+    ),
+    *(
+        sample(op.default, REAL, rtol=2e-14)
+        for op in (aten.sinh, aten.cosh, aten.asinh, aten.acosh, aten.atanh, aten.square)
+    ),
+    *(sample(op.default, REAL) for op in (aten.floor, aten.ceil, aten.trunc, aten.round, aten.frac)),
+    *(sample(op.default, REAL) for op in (aten.isnan, aten.isinf, aten.deg2rad, aten.rad2deg)),
+    *(
+        sample(op.default, REAL, REAL, rtol=2e-14)
+        for op in (aten.atan2, aten.hypot, aten.logaddexp, aten.fmax, aten.fmin, aten.heaviside, aten.floor_divide)
+    ),
+    *(sample(op.Tensor, REAL, REAL, rtol=2e-14) for op in (aten.fmod, aten.remainder, aten.copysign, aten.xlogy)),
+    *(sample(op.Scalar, REAL, e) for op in (aten.fmod, aten.remainder) for e in (0.7, -1.3)),
+    *(sample(op.Scalar, REAL, 0.7) for op in (aten.copysign, aten.floor_divide)),
+    sample(aten.remainder.Scalar_Tensor, 0.7, REAL),
+    sample(aten.xlogy.Scalar_Self, 0.7, REAL),
+    sample(aten.xlogy.Scalar_Other, REAL, 0.7),
+    sample(aten.special_xlog1py.default, REAL, REAL),
+    *(sample(aten.div.Tensor_mode, REAL, REAL, rounding_mode=mode) for mode in (None, "floor", "trunc")),
+    *(sample(aten.div.Scalar_mode, REAL, 0.7, rounding_mode=mode) for mode in (None, "floor", "trunc")),
+    sample(aten.clamp.Tensor, REAL, REAL, REAL),
+    sample(aten.clamp.Tensor, REAL, None, REAL),
+    sample(aten.clamp_min.Tensor, REAL, REAL),
+    sample(aten.clamp_max.Tensor, REAL, REAL),
+    sample(aten.lerp.Scalar, REAL, REAL, 0.3),
+    sample(aten.logical_xor.default, TRUTH, REAL),
+    sample(aten.bitwise_xor.Tensor, TRUTH, TRUTH),
     sample(aten.tanh.default, REAL),
     sample(aten.sigmoid.default, REAL),
     sample(aten.relu.default, REAL),
@@ -174,11 +207,6 @@ def test_every_op_has_a_sample() -> None:
     assert {case.op for case in SAMPLES} == set(POINTWISE)
 
 
-def test_arguments_without_an_expression() -> None:
-    x = load(Access("x"))
-    assert not any(POINTWISE[aten.pow.Tensor_Scalar](x, exponent) for exponent in (1.7, 0, 4))
-
-
 def test_neutral_operands_cost_nothing() -> None:
     x = load(Access("x"))
     assert POINTWISE[aten.add.Tensor](x, 0.0) is x
@@ -203,4 +231,4 @@ def test_an_op_is_a_few_operations() -> None:
         ]
         built = POINTWISE[case.op](*args, **case.kwargs)
         assert built is not None
-        assert len(topological([built])) <= 30, case
+        assert len(topological([built])) <= 60, case

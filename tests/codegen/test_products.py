@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bppsa.codegen.build import available
-from bppsa.codegen.lower import Run
-from bppsa.codegen.products import NativeProducts, Outer, Projection
+from bppsa.codegen.cpu.build import available
+from bppsa.codegen.cpu.products import NativeProducts, Outer, Projection
+from bppsa.codegen.lowering.lower import Run
 
 pytestmark = pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")
 REAL = {torch.float32: "float", torch.float64: "double"}

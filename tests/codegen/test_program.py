@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bppsa.codegen import print_cpp
-from bppsa.codegen.build import available, build_many
-from bppsa.codegen.ir import Kernel, Kind
-from bppsa.codegen.native import NativeKernel
-from bppsa.codegen.program import Program
-from bppsa.runtime.extent import Extent
-from bppsa.runtime.sweep import Sweep
+from bppsa.codegen.cpu import print_cpp
+from bppsa.codegen.cpu.build import available, build_many
+from bppsa.codegen.cpu.native import NativeKernel
+from bppsa.codegen.language.ir import Kernel, Kind
+from bppsa.codegen.lowering.program import Program
+from bppsa.runtime.recurrent.extent import Extent
+from bppsa.runtime.recurrent.sweep import Sweep
 from tests.codegen.programs import (
     Operands,
     build,
@@ -83,7 +83,7 @@ def test_gradients_of_some_outputs_only(case: Callable[[], Example]) -> None:
     everything = [True] * len(given.sources), [True] * len(given.params)
 
     def gradients(g_outputs: Sequence[Tensor | None], g_finals: Sequence[Tensor | None]) -> list[Tensor | None]:
-        from bppsa.runtime.sweep import Needs
+        from bppsa.runtime.recurrent.sweep import Needs
 
         got = sweep.backward(passed, given.sources, given.params, g_outputs, g_finals, extent, Needs(*everything))
         return [*got.sources, *got.carries, *got.params]

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from bppsa.codegen.build import available
-from bppsa.codegen.ir import Kind
-from bppsa.codegen.native import NativeKernel
-from bppsa.runtime.extent import Extent
-from bppsa.runtime.pairs import Pair
-from bppsa.runtime.reduce import Reduction
-from bppsa.runtime.sweep import Needs, Sweep
+from bppsa.codegen.cpu.build import available
+from bppsa.codegen.cpu.native import NativeKernel
+from bppsa.codegen.language.ir import Kind
+from bppsa.runtime.recurrent.extent import Extent
+from bppsa.runtime.recurrent.pairs import Pair
+from bppsa.runtime.recurrent.reduce import Reduction
+from bppsa.runtime.recurrent.sweep import Needs, Sweep
 from tests.codegen.programs import Operands, build, interpreted, operands, packed
 from tests.scan.zoo import CASES, NATIVE, Example, make
 

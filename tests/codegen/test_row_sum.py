@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from bppsa.codegen.ir import Access, Expr, Op, Reduce, const, load
-from bppsa.codegen.row import Segment
-from bppsa.codegen.row_sum import of_segments, terms
+from bppsa.codegen.language.ir import Access, Expr, Op, Reduce, const, load
+from bppsa.codegen.lowering.row import Segment
+from bppsa.codegen.lowering.row_sum import of_segments, terms
 from tests.codegen.kernels import add, at, mul
 from tests.codegen.programs import build
 from tests.scan import zoo

@@ -8,12 +8,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bppsa.codegen import sparse
-from bppsa.codegen.build import available
-from bppsa.codegen.sparse import LANES, NativeSparse, NativeSymbolic, as_lanes, in_lanes
-from bppsa.sparsity import Pattern, product
-from bppsa.sparsity.engine import ATEN
-from bppsa.sparsity.product import ProductPlan
+from bppsa.codegen.cpu import sparse
+from bppsa.codegen.cpu.build import available
+from bppsa.codegen.cpu.sparse import LANES, NativeSparse, NativeSymbolic, as_lanes, in_lanes
+from bppsa.sparsity import Pattern
+from bppsa.sparsity.patterns import product
+from bppsa.sparsity.patterns.engine import ATEN
+from bppsa.sparsity.patterns.product import ProductPlan
 from tests.sparsity.patterns import convolution, random_pattern
 from tests.sparsity.samples import Random
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bppsa._sweeps import module_recurrence
-from bppsa.codegen import program
-from bppsa.codegen.traffic import traffic
-from bppsa.fxpasses import jacobian
+from bppsa.codegen.language.traffic import traffic
+from bppsa.codegen.lowering import program
+from bppsa.frontend.planning.sweeps import module_recurrence
+from bppsa.fxpasses.network import jacobian
 
 
 @pytest.mark.parametrize("hidden", [1, 4, 20])

@@ -6,8 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from bppsa.codegen.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store, const, dot, load
-from bppsa.codegen.verify import verify
+from bppsa.codegen.language.ir import (
+    Access,
+    Buffer,
+    Dot,
+    Expr,
+    Group,
+    Kernel,
+    Kind,
+    Op,
+    Reduce,
+    Store,
+    const,
+    dot,
+    load,
+)
+from bppsa.codegen.language.verify import verify
 from tests.codegen.kernels import add, at, gated_backward, gated_forward, normalised, swapped, two_stage
 
 W = 4
@@ -72,6 +86,7 @@ BROKEN: list[tuple[str, Group]] = [
     ("reads 4 columns", storing(at("v", 1))),
     ("reads 4 columns", storing(dot(Dot(Access("h", 1), "w")))),
     ("reads outside", storing(dot(Dot(Access("h"), "w", 1)))),
+    ("multiplies one column", storing(dot(Dot(Access("h", broadcast=True), "w")))),
     ("reads outside", storing(dot(Dot(Access("h"), "v")))),
     ("loads from", storing(at("w"))),
     ("loads from", storing(at("c"))),

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bppsa.codegen.blocked.window import Sweep, Window
+from bppsa.codegen.sparse_conv.window import Sweep, Window
 
 sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
 small = st.tuples(st.integers(1, 3), st.integers(1, 3))

@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 
 import numpy
+import pytest
+
+pytestmark = pytest.mark.slow
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "retrain_pruned.py"
 SHORT = ["--model", "lenet", "--epochs", "1", "--retrain", "2"]

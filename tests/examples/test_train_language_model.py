@@ -42,6 +42,9 @@ def test_trains_twice_and_shows_the_same_loss(tmp_path: Path, kind: str) -> None
     ):
         assert row in done.stdout
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert re.search(
+        r"^step 4 of 4: loss [\d.]+; PyTorch [\d.]+ ms a step, bppsa [\d.]+ ms: [\d.]+x$", done.stdout, re.M
+    )
 
 
 def test_reads_the_standard_library_and_saves_demo_png(tmp_path: Path) -> None:

@@ -8,6 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_pipeline.py"
 SMALL = ["--hidden", "8", "--layers", "3", "--length", "12", "--batch", "6", "--steps", "3"]
 SMALL += ["--stages", "4", "--microbatches", "4", "--schedule", "lpp", "--G", "1", "--R", "2"]

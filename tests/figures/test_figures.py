@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from bppsa.codegen.build import available
+from bppsa.codegen.cpu.build import available
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 WAYS = "PyTorch,sequential,chunked"  # so short a call is left to PyTorch unless it is asked for

@@ -59,7 +59,8 @@ def test_the_page_has_the_diagrams_and_table_1(tmp_path: Path) -> None:
 
 
 def test_the_diagram_of_ddp_is_the_papers() -> None:
-    rows = diagrams.measure(OPTIONS)["text"]["DDP"].splitlines()
+    *rows, legend = diagrams.measure(OPTIONS)["text"]["DDP"].splitlines()
+    assert "time in jobs" in legend
     assert rows[0].split() == [str(column) for column in range(1, 13)]
     assert [row.split() for row in rows[1:]] == [
         [f"w{worker}", "f0", "f1", "f2", "f3", "∇3", "──", "∇2", "──", "∇1", "──", "∇0", "──"] for worker in range(8)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from matplotlib import pyplot
 
-from bppsa.codegen.build import available
+from bppsa.codegen.cpu.build import available
 from figures.figure import QUICK, Options
 from figures.paper import LENET, PRUNED, TABLE_1
 from figures.sparse import fig5, fig6, fig10, table1

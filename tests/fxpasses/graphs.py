@@ -10,8 +10,8 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from bppsa.chain import Recurrence
-from bppsa.fxpasses.capture import Recording, record
-from bppsa.fxpasses.recurrence import split
+from bppsa.fxpasses.cell.recurrence import split
+from bppsa.fxpasses.recording.capture import Recording, record
 from tests.scan.zoo import Example
 
 
@@ -35,7 +35,7 @@ def replay(recording: Recording, args: Any) -> Any:
 
 
 def record_cell(example: Example) -> tuple[Recording, int, int]:
-    """A cell recorded as `_scan` does it, with flat results; and the numbers of carry and x leaves."""
+    """A cell recorded as `frontend.cell.scanning` does it, with flat results; and the numbers of carry and x leaves."""
     carry, carry_spec = pytree.tree_flatten(example.carry)
     xs, x_spec = pytree.tree_flatten(example.xs)
 

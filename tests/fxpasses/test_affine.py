@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from bppsa import cells
-from bppsa._measure import recurrence_of
-from bppsa._sweeps import module_recurrence, structure_of
-from bppsa.fxpasses.affine import is_affine
+from bppsa.api.measuring import recurrence_of
+from bppsa.frontend.planning.sweeps import module_recurrence, structure_of
+from bppsa.fxpasses.cell.affine import is_affine
 
 B, H = 2, 3
 W, V = torch.randn(H, H), torch.rand(H)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from bppsa.errors import Unsupported
-from bppsa.fxpasses.capture import record
+from bppsa.fxpasses.recording.capture import record
 from tests.fxpasses.graphs import ops, record_cell, replay
 from tests.scan.support import same
 from tests.scan.zoo import CASES, B, Example, H, make, random
@@ -35,6 +35,14 @@ def changed_twice(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     before = c + 1
     c.sigmoid_()
     return before, c
+
+
+def slices_changed(a: Tensor, b: Tensor) -> Tensor:
+    c = a * b
+    c[:, 1:3][:, 0] = a[:, 0]
+    c[0] += b[1]
+    c[1:, -1] = 0.5
+    return c * a
 
 
 def without_gradient(a: Tensor, b: Tensor) -> Tensor:
@@ -83,6 +91,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "no_grad": without_gradient,
     "enable_grad within no_grad": partly_with,
     "in place": changed_in_place,
+    "slices in place": slices_changed,
     "a value from before a change": changed_twice,
     "constants": constants,
     "views": views,
@@ -169,9 +178,9 @@ def test_torch_constants_need_no_detach() -> None:
 
 def reads_stale_view(a: Tensor) -> Tensor:
     c = a * 1
-    part = c[:, :2]
-    part.add_(1)
-    return c
+    held = c[:, :2]
+    c[:, 1:3].add_(1)
+    return held
 
 
 class Step(torch.autograd.Function):

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 
 from bppsa.chain import Chain
 from bppsa.errors import Unsupported
-from bppsa.fxpasses.cuts import cut
-from bppsa.fxpasses.models import record_model
+from bppsa.fxpasses.network.cuts import cut
+from bppsa.fxpasses.network.models import record_model
 
 
 class Function(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, fx
 
 from bppsa.chain import Recurrence, Transposed
 from bppsa.errors import Unsupported
-from bppsa.fxpasses.jacobian import transpose
+from bppsa.fxpasses.network.jacobian import transpose
 from bppsa.sparsity.rules.registry import RULES
 from tests.fxpasses.graphs import evaluate, ops, random_like, split_cell
 from tests.scan import zoo

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from bppsa._sweeps import module_recurrence
-from bppsa.fxpasses.structure import connected, pattern, structure_of
+from bppsa.frontend.planning.sweeps import module_recurrence
+from bppsa.fxpasses.cell.structure import connected, pattern, structure_of
 from tests.fxpasses.graphs import evaluate, random_like, split_cell
 from tests.scan.zoo import CASES, Example, make
 

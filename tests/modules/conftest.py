@@ -1,4 +1,4 @@
-"""`_recurrent.run` computed by PyTorch, with every call written down: a test sees whether the lean path was taken."""
+"""`recurrent.run` computed by PyTorch, with every call written down: a test sees whether the lean path was taken."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bppsa import _recurrent
-from bppsa._modules.shapes import shapes_of
+from bppsa.frontend.rnn import recurrent
+from bppsa.frontend.rnn.shapes import shapes_of
 
 
 class Taken(NamedTuple):
-    """One call of `_recurrent.run`."""
+    """One call of `recurrent.run`."""
 
     module: nn.RNNBase
     x: Tensor
@@ -47,5 +47,5 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Taken]:
         calls.append(Taken(*args))
         return pytorch_run(*args)
 
-    monkeypatch.setattr(_recurrent, "run", run)
+    monkeypatch.setattr(recurrent, "run", run)
     return calls

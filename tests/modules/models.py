@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from bppsa import strategies
-from bppsa._modules.classes import rewrite
+from bppsa.frontend.rnn.classes import rewrite
 
 KINDS = (nn.RNN, nn.GRU, nn.LSTM)
 

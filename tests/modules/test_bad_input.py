@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -78,13 +79,46 @@ def test_weights_of_mixed_kinds(parameter: str, change: dict[str, Any], taken: l
     assert not taken
 
 
-@pytest.mark.parametrize("arguments", [(None,), ([x(5, 2, 3)],), (x(5, 2, 3), "h0"), (x(5, 2, 3), (x(1, 2, 4),))])
-def test_what_is_no_tensor_raises_as_pytorch_does(arguments: Any) -> None:
-    model = nn.GRU(3, 4)
-    with pytest.raises(AttributeError) as theirs:
+# name: the arguments, and what the message must say of them for nn.RNN and nn.GRU, and for nn.LSTM where it is another
+PAIR = "give the tuple (h0, c0)"
+NO_TENSOR: dict[str, tuple[tuple[Any, ...], str, str]] = {
+    "None": ((None,), "input is None; give a tensor [T, B, 3]", ""),
+    "array": ((x(5, 2, 3).numpy(),), "input is a ndarray; give a tensor [T, B, 3]", ""),
+    "list": (([x(5, 2, 3)],), "input is a list of 1; give a tensor", ""),
+    "tuple": (((x(5, 2, 3), x(5, 2, 3)),), "input is a tuple of 2; give a tensor", ""),
+    "number": ((3,), "input is a int; give a tensor", ""),
+    "hx: text": ((x(5, 2, 3), "h0"), "hx is a str; give a tensor [1, B, 4]", f"hx is a str; {PAIR}"),
+    "hx: array": ((x(5, 2, 3), x(1, 2, 4).numpy()), "hx is a ndarray; give a tensor", f"hx is a ndarray; {PAIR}"),
+    "hx: one": ((x(5, 2, 3), (x(1, 2, 4),)), "hx is a tuple of 1; give a tensor", f"hx is a tuple of 1; {PAIR}"),
+    "hx: None twice": ((x(5, 2, 3), (None, None)), "hx is a tuple of 2; give a tensor", "h0 is None; give a tensor"),
+    "hx: half": ((x(5, 2, 3), [x(1, 2, 4), None]), "hx is a list of 2", "c0 is None; give a tensor [1, B, 4]"),
+    "packed, hx: array": ((packed(3), x(1, 2, 4).numpy()), "hx is a ndarray", f"hx is a ndarray; {PAIR}"),
+    "packed, hx: list": ((packed(3), [x(1, 2, 4)]), "hx is a list of 1", f"hx is a list of 1; {PAIR}"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", NO_TENSOR)
+def test_what_is_no_tensor(kind: Any, name: str, taken: list[Taken]) -> None:
+    arguments, words, of_lstm = NO_TENSOR[name]
+    model = kind(3, 4)
+    said = f"<model> ({kind.__name__}): {of_lstm if kind is nn.LSTM and of_lstm else words}"
+    with pytest.raises(Exception) as theirs:  # noqa: PT011 (PyTorch decides)
         model(*arguments)
-    with pytest.raises(AttributeError) as ours:
+    with pytest.raises(BppsaError, match=re.escape(said)) as ours:
         fast(model)(*arguments)
+    assert isinstance(ours.value, theirs.type)
+    assert str(theirs.value) in str(ours.value)
+    assert not taken
+
+
+def test_indices_of_a_packed_sequence_that_are_no_tensor() -> None:
+    given, model = packed(3), nn.GRU(3, 4)
+    broken = PackedSequence(given.data, given.batch_sizes, [1, 0], [1, 0])
+    with pytest.raises(TypeError) as theirs:
+        model(broken)
+    with pytest.raises(TypeError) as ours:
+        fast(model)(broken)
     assert str(ours.value) == str(theirs.value)
 
 

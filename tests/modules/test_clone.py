@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 from bppsa import strategies
-from bppsa._modules.classes import Recurrent, rewrite
-from bppsa._modules.clone import clone
+from bppsa.frontend.clone import clone
+from bppsa.frontend.rnn.classes import Recurrent, rewrite
+from bppsa.frontend.state import state_of
 from tests.modules.conftest import Taken
 from tests.modules.models import Reassigning, Tagger, fast
 
@@ -65,7 +66,7 @@ def test_every_recurrent_module_is_rewritten_once_and_knows_its_path(taken: list
     assert {decision.strategy for decision in found.values()} == {"waiting"}
     tokens = torch.arange(6).view(3, 2)
     assert torch.equal(copy(tokens), model(tokens))
-    paths = [call.module._bppsa_path for call in taken]
+    paths = [state_of(call.module).path for call in taken]
     assert paths == ["encoder", "encoder", "tower.0", "tower.1.up", "plain[0]", "plain[1].deep[0]"]
     assert copy.plain[0] is not model.plain[0]
     assert type(model.plain[0]) is nn.GRU

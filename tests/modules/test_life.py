@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,8 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils import weight_norm as old_weight_norm
 
-from bppsa._modules.classes import Recurrent, rewrite
+import bppsa
+from bppsa.frontend.rnn.classes import Recurrent, rewrite
 from tests.modules.conftest import Taken
 from tests.modules.models import KINDS, Named, Scaled, Tagger, equal, fast, flat
 
@@ -45,7 +48,7 @@ import pickle, sys, torch
 model, x, expected = pickle.load(open(sys.argv[1], "rb"))
 got = model(x)
 assert torch.allclose(got, expected, atol=1e-6), (got - expected).abs().max()
-from bppsa._modules.classes import Recurrent
+from bppsa.frontend.rnn.classes import Recurrent
 print(sum(isinstance(module, Recurrent) for module in model.modules()))
 """
 
@@ -83,6 +86,21 @@ def test_a_subclass_without_forward_is_rewritten_and_one_with_it_left(taken: lis
     assert "Scaled has a forward of its own" in str(found[""])
     scaled(X)
     assert len(taken) == 1
+
+
+def test_a_class_of_the_users_goes_with_its_modules() -> None:
+    class Own(nn.GRU):
+        pass
+
+    class Chain(nn.Sequential):
+        pass
+
+    compiled = bppsa.compile(nn.Sequential(Own(3, 4))), bppsa.compile(Chain(nn.Tanh()), strategy="blelloch")
+    gone = weakref.ref(Own), weakref.ref(Chain)
+    del Own, Chain, compiled
+    gc.collect()
+    gc.collect()  # first what was made of them
+    assert [refer() for refer in gone] == [None, None]
 
 
 def test_a_forward_patched_onto_the_object_is_left() -> None:

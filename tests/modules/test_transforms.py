@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from bppsa import _recurrent
+from bppsa.frontend.rnn import recurrent
 from tests.modules.conftest import Taken
 from tests.modules.models import KINDS, equal, fast
 
@@ -150,7 +150,7 @@ class Between(nn.Module):
 
 
 def test_dynamo_traces_nothing_of_ours(taken: list[Taken], monkeypatch: pytest.MonkeyPatch) -> None:
-    stand_in = _recurrent.run
+    stand_in = recurrent.run
 
     def inner(x: Tensor) -> Tensor:  # Dynamo would take this frame, which holds no module
         return x * 1
@@ -158,7 +158,7 @@ def test_dynamo_traces_nothing_of_ours(taken: list[Taken], monkeypatch: pytest.M
     def run(module: Any, x: Tensor, *rest: Any) -> Any:
         return stand_in(module, inner(x), *rest)
 
-    monkeypatch.setattr(_recurrent, "run", run)
+    monkeypatch.setattr(recurrent, "run", run)
     model, x = Between(), torch.randn(3, 2, 3)
     graphs: dict[str, list[str]] = {"ours": [], "theirs": []}
     for name, module in (("theirs", model), ("ours", fast(model))):

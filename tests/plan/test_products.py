@@ -12,8 +12,9 @@ from torch import Size
 
 from bppsa.plan.levels import ScanPlan, hybrid, linear
 from bppsa.plan.products import Step, chain_cost, total
-from bppsa.sparsity import Pattern, product
-from bppsa.sparsity.windows import Windows, conv_plan
+from bppsa.sparsity import Pattern
+from bppsa.sparsity.patterns import product
+from bppsa.sparsity.patterns.windows import Windows, conv_plan
 from tests.sparsity.patterns import random_pattern
 from tests.sparsity.samples import Random
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import bppsa
-from bppsa.codegen import build
+from bppsa.codegen.cpu import build
 from bppsa.plan import sparse
 from tests.pruned.support import assert_same_step, kernels, pruned
 

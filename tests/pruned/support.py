@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,8 +12,9 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import prune
 
 import bppsa
-from bppsa.runtime.blocked.gradient import numbers
-from bppsa.runtime.blocked.kept import KeptValues
+from bppsa.frontend.pruned.regions.products import take_products_in
+from bppsa.runtime.sparse_conv.gradient import numbers
+from bppsa.runtime.sparse_conv.kept import KeptValues
 
 TOLERANCE = 1e-11
 
@@ -61,7 +63,7 @@ class Mobile(nn.Module):
         self.head = nn.Linear(4 * 4 * 4, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.sin(self.pointwise(F.relu(self.depthwise(x))))
+        x = torch.special.i0e(self.pointwise(F.relu(self.depthwise(x))))
         return self.head(torch.flatten(F.avg_pool2d(self.grouped(x), 3, 1, 1), 1))
 
 
@@ -111,17 +113,25 @@ def twins(name: str, amount: float = 0.7, seed: int = 0) -> tuple[nn.Module, nn.
     return pruned(plain, amount), bppsa.compile(pruned(model, amount)), lambda n: torch.randn(n, *shape).double()
 
 
-def graph_of(fn: Callable[[Tensor], Tensor]) -> tuple[nn.Module, fx.Graph]:
-    class Root(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.fn = fn
+def captured(fn: Callable[[Tensor], Tensor], x: Tensor) -> tuple[list[fx.Node], dict[fx.Node, Any]]:
+    """The nodes of fn's graph as a region finds them, and what those that it is given are, with x."""
+    graphs: list[fx.Graph] = []
+    known: dict[fx.Node, Any] = {}
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.fn(x)
+    def backend(module: fx.GraphModule, _: object) -> Callable[..., Any]:
+        graphs.append(module.graph)
+        given = [node for node in module.graph.nodes if node.op == "placeholder"]
 
-    root = Root()
-    return root, fx.Tracer().trace(root)
+        def run(*args: Any) -> Any:
+            known.update(zip(given, args, strict=True))
+            return module.forward(*args)
+
+        return run
+
+    torch.compile(fn, backend=backend, fullgraph=True, dynamic=False, isolate_recompiles=True)(x)
+    (graph,) = graphs
+    take_products_in(graph)
+    return list(graph.nodes), known
 
 
 def error(expected: Tensor, got: Tensor) -> float:

@@ -197,3 +197,27 @@ def test_a_backward_under_autocast() -> None:
             y.sum().backward()
     for a, b in zip(plain.parameters(), fast.parameters(), strict=True):
         assert error(a.grad, b.grad) < 1e-12
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_statistics_that_change_before_the_backward_are_an_error(again: bool) -> None:
+    """PyTorch's: in evaluation the gradients follow from them."""
+    for model in everything():
+        model.eval()
+        x = torch.randn(5, 2, 16, 16).double().requires_grad_()
+        y = model(x).square().sum()
+        model.norm.running_var.mul_(3)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            torch.autograd.grad(y, x, create_graph=again)
+
+
+def test_statistics_that_another_tensor_replaces_before_the_backward() -> None:
+    found = []
+    for model in everything():
+        model.eval()
+        x = torch.linspace(-1, 1, 5 * 2 * 256).view(5, 2, 16, 16).double().requires_grad_()
+        y = model(x).square().sum()
+        model.norm.running_var = 3 * model.norm.running_var
+        (g,) = torch.autograd.grad(y, x, create_graph=True)
+        found.append(torch.autograd.grad(g.square().sum(), x)[0])
+    assert error(*found) < 1e-10

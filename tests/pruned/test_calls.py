@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import prune
 
 import bppsa
-from bppsa.codegen import build
+from bppsa.codegen.cpu import build
 from bppsa.errors import Reason
 from bppsa.plan import sparse
 from tests.pruned.support import NETWORKS, assert_same_step, error, kernels, lenet, pruned, twins
@@ -38,14 +38,15 @@ class Deciding(nn.Module):
 def test_explain_names_every_layer() -> None:
     torch.manual_seed(0)
     report = str(bppsa.explain(pruned(NETWORKS["mobile"][0](), 0.75), torch.randn(16, 6, 8, 8)))
-    lines = report.splitlines()
+    told, *lines = report.splitlines()
+    assert re.match(r"(depthwise, )?pointwise.* predicted [\d.]+ .*times as fast as PyTorch's", told)
     assert [line.split(" ")[0] for line in lines] == ["depthwise", "pointwise", "grouped", "head"]
     assert re.search(
         r"pointwise \(conv2d; density=0\.25, B=16, kept=12, gain=[\d.]+\): sparse: in a region of 2 layers, forward",
         report,
     )
     assert "converts its input" in lines[0]
-    assert "converted back (no kernel for sin: " in lines[1]
+    assert re.search(r"converted back \(.*support.py:\d+: x = torch.special.i0e.*: no kernel for ", lines[1])
     assert lines[3].endswith("converted back")
 
 
@@ -66,14 +67,14 @@ def test_a_forward_that_decides_by_values_has_its_parts_rewritten() -> None:
     assert_same_step(plain, fast, torch.randn(5, 8).double())
     said = {d.path: d for d in fast.report.decisions}
     assert said[""].strategy == "pytorch"
-    assert "cannot be traced" in said[""].reason
+    assert "test_calls.py:35: return self.alone(x) if x.sum() > 0" in said[""].reason
     assert said["part.0"].strategy == "sparse"
 
 
 def test_images_and_batches_of_other_sizes() -> None:
-    plain, fast, _ = twins("residual")
-    for samples, size in ((2, 12), (9, 12), (3, 17), (2, 12)):
-        assert_same_step(plain, fast, torch.randn(samples, 3, size, size + 1).double())
+    plain, fast, _ = twins("mobile")
+    for samples, size in ((2, 8), (9, 8), (3, 7), (2, 8)):
+        assert_same_step(plain, fast, torch.randn(samples, 6, size, 8).double())
         assert set(kernels(fast)) == {"sparse"}
 
 
@@ -219,7 +220,8 @@ def test_a_removed_mask_leaves_a_dense_layer() -> None:
         for layer in (m[0], m[3], m[5]):
             prune.remove(layer, "weight")
     assert_same_step(plain, fast, batch(4))
-    assert set(kernels(fast)) == {"blocked"}
+    assert set(kernels(fast)) == {"pytorch"}
+    assert "no pruned layer in its region" in str(fast.report)
 
 
 def test_what_nobody_reads_any_more_is_let_go() -> None:

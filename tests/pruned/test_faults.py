@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import bppsa
-from bppsa.errors import InputValueError
 from tests.pruned.support import assert_same_step, error, kernels, pruned, twins
 
 
@@ -88,10 +87,9 @@ def test_a_module_moved_to_another_dtype_or_device(move: str, warm: bool) -> Non
 
 def test_a_batch_of_one_value_a_channel() -> None:
     _, fast, batch = twins("perceptron")
-    with pytest.raises(InputValueError, match="1: more than one value a channel is needed in training"):
-        fast(batch(1))
-    with pytest.raises(ValueError, match="more than one value"):  # which is what PyTorch raises
-        fast(batch(1))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="more than 1 value per channel when training"):  # PyTorch's own
+            fast(batch(1))
     assert fast(batch(2)).shape == (2, 4)
 
 
@@ -132,9 +130,11 @@ def test_batch_norms_of_every_kind(options: dict[str, object], images: bool) -> 
     shape = (2, 7, 7) if images else (6,)
     for samples in (3, 8, 13):
         assert_same_step(plain, fast, torch.randn(samples, *shape).double() * 3 + 1)
+    averages = options.get("momentum", 0.1) is None  # over all calls: their number is a value that Dynamo cannot know
+    assert set(kernels(fast)) == ({"sparse", "pytorch"} if averages else {"sparse"})
     plain.eval(), fast.eval()
     assert_same_step(plain, fast, torch.randn(4, *shape).double())
-    assert set(kernels(fast)) == {"sparse"}
+    assert "sparse" in kernels(fast)
 
 
 def test_running_statistics_in_training_without_gradients() -> None:
@@ -196,6 +196,5 @@ def test_what_has_no_kernel_stays_with_pytorch_between_regions() -> None:
     assert_same_step(plain, fast, torch.randn(5, 3, 6, 6).double())
     said = {d.path: d for d in fast.report.decisions}
     ran = {path: d.strategy for path, d in said.items()}
-    assert ran == {"first": "pytorch", "round": "pytorch", "second": "sparse", "head": "sparse"}
+    assert ran == {"first": "pytorch", "round": "sparse", "second": "sparse", "head": "sparse"}
     assert "padding='same' that is not" in said["first"].reason
-    assert "padding_mode='circular'" in said["round"].reason

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from torch import Tensor
 
 import bppsa
-from bppsa.runtime.blocked.gradient import KeptGradient, gradient_of
-from bppsa.runtime.blocked.kept import KeptValues
+from bppsa.runtime.sparse_conv.gradient import KeptGradient, gradient_of
+from bppsa.runtime.sparse_conv.kept import KeptValues
 from tests.pruned.support import holds_all
 
 SIZE = torch.Size((6, 4, 3, 3))

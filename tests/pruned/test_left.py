@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import bppsa
-from bppsa._pruned.left import CALLS
+from bppsa.frontend.pruned.masking.left import CALLS
 from bppsa.plan import sparse
 from tests.pruned.support import error, kernels, pruned
 

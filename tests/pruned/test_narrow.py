@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bppsa.codegen import build
+from bppsa.codegen.cpu import build
 
 ROOT = Path(__file__).parents[2]
 HAS_AVX2 = "avx2" in build.cpu_features().split()

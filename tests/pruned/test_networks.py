@@ -213,3 +213,35 @@ def test_layers_called_several_times() -> None:
     for _ in range(2):
         assert_same_step(plain, fast, torch.randn(5, 4, 8, 8).double())
         assert kernels(fast) == ["sparse"] * 7
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 12, 10), (3, 4, 3, 3)])
+@pytest.mark.parametrize("of_weight", [False, True])
+def test_memory_formats_are_pytorchs(of_weight: bool, shape: tuple[int, ...]) -> None:
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.norm, self.second = nn.Conv2d(4, 6, 3, bias=False), nn.BatchNorm2d(6), nn.Conv2d(6, 4, 1)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            y = self.norm(self.first(x))
+            z = F.relu(self.second(y))
+            return y, z, z.as_strided((3, 4), (4, 1))
+
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        made = pruned(Looks().double(), 0.5)
+        made = bppsa.compile(made) if compiled else made
+        if of_weight:
+            made.to(memory_format=torch.channels_last)
+        x = torch.randn(shape).double()
+        x = (x if of_weight else x.to(memory_format=torch.channels_last)).requires_grad_()
+        outputs = made(x)
+        sum(y.square().sum() for y in outputs).backward()
+        found.append([*outputs, x.grad, *(p.grad for p in made.parameters())])
+    for expected, got in zip(*found, strict=True):
+        assert error(expected.detach(), got.detach()) < 1e-9
+    for expected, got in zip(found[0][:3], found[1][:3], strict=True):
+        assert expected.stride() == got.stride()
+    assert set(kernels(made)) == {"sparse"}

@@ -13,7 +13,8 @@ from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 import bppsa
 from bppsa.plan import sparse
-from bppsa.runtime.blocked.gradient import KeptGradient
+from bppsa.runtime.sparse_conv.gradient import KeptGradient
+from tests.breadth import diagonal
 from tests.pruned.support import NETWORKS, assert_same_step, error, holds_all, pruned, twins
 
 
@@ -58,19 +59,19 @@ CLIPS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("clip", CLIPS)
-@pytest.mark.parametrize(("name", "flags"), VARIANTS, ids=str)
-def test_optimizers_follow_pytorch(name: str, flags: dict[str, Any], clip: str) -> None:
+@pytest.mark.parametrize(("optimizer", "clip"), diagonal(VARIANTS, CLIPS), ids=str)
+def test_optimizers_follow_pytorch(optimizer: tuple[str, dict[str, Any]], clip: str) -> None:
+    name, flags = optimizer
     plain, fast, batch = twins("lenet")
     before = [p.detach().clone() for p in plain.parameters()]
     optimizers = [OPTIMIZERS[name](m.parameters(), lr=0.05, **flags) for m in (plain, fast)]
     for turn in range(4):
         assert_same_step(plain, fast, batch(5))
-        for model, optimizer in zip((plain, fast), optimizers, strict=True):
+        for model, steps in zip((plain, fast), optimizers, strict=True):
             CLIPS[clip](model.parameters())
             with torch.no_grad():
-                optimizer.step()
-            optimizer.zero_grad(set_to_none=turn % 2 == 0)
+                steps.step()
+            steps.zero_grad(set_to_none=turn % 2 == 0)
     for a, b, start in zip(plain.parameters(), fast.parameters(), before, strict=True):
         assert error(a - start, b - start) < 1e-9
 

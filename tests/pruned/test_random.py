@@ -6,12 +6,13 @@ import copy
 
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import bppsa
+from tests.breadth import examples
 from tests.pruned.support import error, kernels
 
 TOLERANCE = 1e-10
@@ -72,7 +73,7 @@ def masked(draw: st.DrawFn) -> tuple[nn.Module, nn.Module, Tensor]:
     return plain, bppsa.compile(fast), x
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(masked())
 def test_a_step_of_a_random_network_is_pytorchs(case: tuple[nn.Module, nn.Module, Tensor]) -> None:
     plain, fast, x = case

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 import bppsa
-from bppsa.report import Decision
-from bppsa.runtime.sweep import Sweep
+from bppsa.decisions import Decision
+from bppsa.runtime.recurrent.sweep import Sweep
 
 T, B, I, H = 6, 3, 5, 11  # noqa: E741
 MANY = 9  # rows: of so many a sweep multiplies x with its weight itself

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import bppsa
 from bppsa import cells
-from bppsa.runtime.reference import loop
+from bppsa.runtime.recurrent.reference import loop
 from tests.recurrent.support import same
 
 pytestmark = pytest.mark.gpu

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from tests.breadth import examples
 from tests.recurrent.support import KINDS, MANY, compiled, leaves, random, same, states, sweeps, weighted
 
 # Few, as each may need kernels of its own; 11 and 35 mostly share them. Which kernel a size gets: tests/codegen.
@@ -86,7 +87,7 @@ def outcome(
     return result, [*torch.autograd.grad(weighted(read, case.seed), wanted, allow_unused=True)]
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(case=cases())
 def test_any_call_is_pytorch_s(case: Case) -> None:
     model = case.model

@@ -17,10 +17,11 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import bppsa
-from bppsa import _recurrent, strategies
+from bppsa import strategies
+from bppsa.frontend.rnn import recurrent
 from bppsa.plan.cost import Rates
 from bppsa.plan.machines import SHIPPED
-from bppsa.runtime.newton import REST
+from bppsa.runtime.recurrent.newton import REST
 from tests.recurrent.support import KINDS, B, H, I, decision, leaves, random, results, same, states
 
 STEPS = 24
@@ -129,10 +130,10 @@ def test_auto_stays_sequential_on_a_cpu() -> None:
 def newton_pays(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A record of a device on which a step of a sweep is all that takes time."""
     rates = dict.fromkeys(SHIPPED["cuda"].rates, Rates(0, 0, 0, 0)) | {"forward": Rates(0, 1, 0, 0)}
-    monkeypatch.setattr(_recurrent, "machine_of", lambda _: replace(SHIPPED["cuda"], rates=rates, slots=None))
-    _recurrent.decide.cache_clear()
+    monkeypatch.setattr(recurrent, "machine_of", lambda _: replace(SHIPPED["cuda"], rates=rates, slots=None))
+    recurrent.decide.cache_clear()
     yield
-    _recurrent.decide.cache_clear()
+    recurrent.decide.cache_clear()
 
 
 @pytest.mark.usefixtures("newton_pays")

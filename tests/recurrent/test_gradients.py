@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
-import bppsa._ops  # noqa: F401  defines torch.ops.bppsa
+import bppsa.frontend.dynamo.ops  # noqa: F401  defines torch.ops.bppsa
 from tests.recurrent.support import (
     KINDS,
     MANY,

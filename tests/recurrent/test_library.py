@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import bppsa
-from bppsa import _torch_rnn, cells
+from bppsa import cells
+from bppsa.frontend.rnn import by_pytorch
 from tests.recurrent.support import KINDS, B, H, I, decision, leaves, random, results, same, states
 
 STEPS = 24
@@ -79,7 +80,7 @@ def test_dropout_draws_as_pytorch_does() -> None:
 def test_without_gradients_nothing_of_ours_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = nn.LSTM(I, H).double(), random(STEPS, B, I)
     fast = bppsa.compile(model, strategy="chunked", forward="pytorch")
-    monkeypatch.setattr("bppsa.runtime.sweep.Sweep.run", lambda *_, **__: pytest.fail("a sweep ran"))
+    monkeypatch.setattr("bppsa.runtime.recurrent.sweep.Sweep.run", lambda *_, **__: pytest.fail("a sweep ran"))
     with torch.no_grad():
         same(leaves(fast(x)), leaves(model(x)))
 
@@ -103,7 +104,7 @@ def test_a_cell_has_no_such_forward() -> None:
 
 def test_weights_laid_out_for_cudnn_are_the_same_ones() -> None:
     weights = [p.detach() for p in nn.LSTM(I, H, bidirectional=True).parameters()]
-    copies = _torch_rnn.in_one(weights)
+    copies = by_pytorch.in_one(weights)
     assert all(torch.equal(copy, weight) for copy, weight in zip(copies, weights, strict=True))
     matrices, biases = copies[0:2] + copies[4:6], copies[2:4] + copies[6:8]
     at = [copy.storage_offset() for copy in matrices + biases]

@@ -16,8 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from bppsa.runtime import sweep
+from bppsa.runtime.recurrent import sweep
 from tests.recurrent.support import KINDS, compiled, leaves, random, weighted
+
+pytestmark = pytest.mark.slow
 
 I, H, T, B = 5, 11, 300, 16  # noqa: E741  large enough for the pool
 ROOT = Path(__file__).parents[2]

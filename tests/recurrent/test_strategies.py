@@ -12,11 +12,11 @@ from torch.utils.checkpoint import checkpoint
 
 import bppsa
 from bppsa import strategies
+from bppsa.decisions import warn_once
 from bppsa.errors import StrategyError
 from bppsa.plan.levels import ScanPlan
 from bppsa.plan.strategy import Strategy, divide
-from bppsa.report import warn_once
-from bppsa.runtime import backward
+from bppsa.runtime.recurrent import backward
 from tests.recurrent.support import KINDS, H, I, random
 from tests.scan.support import leaves, same, weighted
 

@@ -13,11 +13,11 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 import bppsa
 from bppsa import cells, strategies
-from bppsa.codegen.build import available
+from bppsa.codegen.cpu.build import available
 from bppsa.errors import BppsaError, GradientError
 from bppsa.plan.strategy import Strategy
-from bppsa.runtime import check
-from bppsa.runtime.sweep import Gradients, Sweep
+from bppsa.runtime.recurrent import check
+from bppsa.runtime.recurrent.sweep import Gradients, Sweep
 
 pytestmark = pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")
 

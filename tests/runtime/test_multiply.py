@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bppsa.codegen.build import available
-from bppsa.codegen.lower import Run
-from bppsa.codegen.products import NativeProducts, Outer, Projection
-from bppsa.runtime.multiply import WIDEST, Faster, by_torch, suits
+from bppsa.codegen.cpu.build import available
+from bppsa.codegen.cpu.products import NativeProducts, Outer, Projection
+from bppsa.codegen.lowering.lower import Run
+from bppsa.runtime.recurrent.multiply import WIDEST, Faster, by_torch, suits
 
 
 @given(

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bppsa import scan, strategies
-from bppsa._calls import collecting
-from bppsa._sweeps import compile_recurrence, module_recurrence
+from bppsa.frontend.call_log import collecting
+from bppsa.frontend.planning.sweeps import compile_recurrence, module_recurrence
 from bppsa.plan.forward import Forward
-from bppsa.runtime.extent import Extent
-from bppsa.runtime.newton import Memory, Solver
-from bppsa.runtime.sweep import Passed, Sweep
+from bppsa.runtime.recurrent.extent import Extent
+from bppsa.runtime.recurrent.newton import Memory, Solver
+from bppsa.runtime.recurrent.sweep import Passed, Sweep
 from tests.codegen.programs import Operands, build, interpreted, operands, packed
 from tests.scan.support import close
 from tests.scan.zoo import CASES, Example, make

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from bppsa.codegen import sparse
-from bppsa.codegen.build import available
+from bppsa.codegen.cpu import sparse
+from bppsa.codegen.cpu.build import available
 from bppsa.errors import BuildError
 from bppsa.runtime import sparse as runtime
 from bppsa.runtime.sparse import Kernels, on_cpu
 from bppsa.sparsity import Dense, Diagonal, Sparse, compose, select
-from bppsa.sparsity.engine import ATEN, engine, install
+from bppsa.sparsity.patterns.engine import ATEN, engine, install
 from tests.sparsity.patterns import random_pattern, values_of
 from tests.sparsity.samples import Random
 

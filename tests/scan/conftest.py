@@ -7,13 +7,13 @@ from collections import OrderedDict
 
 import pytest
 
-from bppsa import _scan, _scan_call, _scan_plans
+from bppsa.frontend.cell import fused_cell, plans, scanning
 from tests.scan.support import fused, interpreted
 
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (_scan_call, _scan_plans):
+    for module in (fused_cell, plans):
         monkeypatch.setattr(module, "compile_recurrence", interpreted)
-    monkeypatch.setattr(_scan, "choose_scan", fused)
-    monkeypatch.setattr(_scan_plans._plans, "known", OrderedDict())
+    monkeypatch.setattr(scanning, "choose_scan", fused)
+    monkeypatch.setattr(plans._plans, "known", OrderedDict())

@@ -14,7 +14,7 @@ from torch.nn.functional import layer_norm
 import bppsa
 from bppsa import cells, strategies
 from bppsa.plan.strategy import Strategy
-from bppsa.runtime.reference import loop
+from bppsa.runtime.recurrent.reference import loop
 from tests.scan.support import check, leaves, results, same
 from tests.scan.zoo import B, Example, H, I, T, h, random, x
 

@@ -4,7 +4,9 @@ recording."""
 from __future__ import annotations
 
 import functools
+import gc
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +19,8 @@ from torch.func import functional_call
 from torch.nn.utils import parametrizations
 
 import bppsa
-from bppsa import _scan_plans
-from bppsa.runtime.reference import loop
+from bppsa.frontend.cell import plans
+from bppsa.runtime.recurrent.reference import loop
 from tests.scan.support import check, leaves, same
 from tests.scan.zoo import B, H, I, T, example, h, random, x
 
@@ -164,7 +166,7 @@ def test_new_weights_need_no_new_recording() -> None:
     for _ in range(3):
         check(example(cell, h(), x(H), modules=(cell,)))
         cell.linear.weight = nn.Parameter(random(H, H))
-    assert len(_scan_plans._plans.known) == 1
+    assert len(plans._plans.known) == 1
 
 
 def test_a_lambda_made_anew_needs_no_new_recording() -> None:
@@ -172,14 +174,45 @@ def test_a_lambda_made_anew_needs_no_new_recording() -> None:
     for factor in (1.0, 2.0, 1.0):
         check(example(lambda h, x, f=factor: twice(torch.tanh(f * (h @ u) + x)), h(), x(H), u))
         check(example(lambda h, x: twice(torch.tanh(factor * (h @ u) + x)), h(), x(H), u))  # noqa: B023
-    assert len(_scan_plans._plans.known) == 4
+    assert len(plans._plans.known) == 4
 
 
 def test_memory_of_recordings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_scan_plans._plans, "most", 3)
+    monkeypatch.setattr(plans._plans, "most", 3)
     for factor in range(6):
         check(example(functools.partial(lambda f, h, x: twice(f * h + x), float(factor)), h(), x(H)))
-    assert len(_scan_plans._plans.known) == 3
+    assert len(plans._plans.known) == 3
+
+
+class Decay:
+    """No module: the key knows it by its address."""
+
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+        self.weight = random(H, H)
+
+    def step(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return twice(torch.tanh(self.factor * (h @ self.weight) + x))
+
+
+def test_plans_keep_no_object_alive() -> None:
+    """And what comes to its address is another's."""
+    gone = []
+    for factor in range(6):
+        decay = Decay(float(factor % 3))
+        check(example(decay.step, h(), x(H), decay.weight))
+        gone += [weakref.ref(decay), weakref.ref(decay.weight)]
+        del decay
+        gc.collect()
+    assert not [refer for refer in gone if refer() is not None]
+    check(example(lambda h, x: twice(h + x), h(), x(H)))
+    assert len(plans._plans.known) == 1, "their plans went with them"
+
+
+@pytest.mark.parametrize("divisors", [(0.0, -0.0), (-0.0, 0.0)], ids=str)
+def test_zeros_of_both_signs(divisors: tuple[float, float]) -> None:
+    for divisor in divisors:
+        check(example(lambda h, x, d=divisor: twice(torch.tanh(h + x / d)), h(), x(H)))
 
 
 @pytest.mark.parametrize("alias", [torch.clone, lambda t: t, torch.detach, lambda t: t.view(H), lambda t: t + 0])

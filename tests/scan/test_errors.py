@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import bppsa
 from bppsa import cells
-from bppsa._scan_checks import name_of
 from bppsa.errors import ArgumentError, BppsaError, CarryError, InputError, InputIndexError, InputValueError
+from bppsa.frontend.cell.checks import name_of
 from tests.scan.zoo import B, H, T, h, random, x
 
 Cell = Callable[[Any, Any], Any]
@@ -33,7 +33,7 @@ CARRIES: dict[str, tuple[list[str], Callable[[], Any], Cell]] = {
         lambda s, x: ((s[0], s[0] > 0), x),
     ),
     "batch": (["[3, 6]", "[1, 6]"], h, lambda s, x: (s[:1], x)),
-    "structure": (["structure", "tuple"], h, lambda s, x: ((s, s), x)),
+    "structure": (["structure", "was Tensor and is (Tensor, Tensor)"], h, lambda s, x: ((s, s), x)),
     "length": (["structure"], lambda: (h(), h()), lambda s, x: ((s[0],), x)),
     "keys": (["structure", "'b'"], lambda: {"a": h()}, lambda s, x: ({"b": s["a"]}, x)),
     "kind": (["structure"], lambda: (h(), h()), lambda s, x: ([s[0], s[1]], x)),
@@ -72,6 +72,18 @@ def test_the_loop_says_the_same(name: str) -> None:
 
     said = messages(carry(), reads)
     assert all(part in said for part in expected), said
+
+
+@pytest.mark.parametrize("kind", [nn.RNNCell, nn.GRUCell, nn.LSTMCell])
+def test_pytorchs_cells_take_their_arguments_in_another_order(kind: Any) -> None:
+    """The text has a step around the cell that works."""
+    cell = kind(H, H).double()
+    carry = (h(), h()) if kind is nn.LSTMCell else h()
+    said = messages(carry, cell)
+    assert f"nn.{kind.__name__} takes (x, carry)" in said
+    made: dict[str, Any] = {"cell": cell}
+    exec(said[said.index("def step") :], made)
+    bppsa.scan(made["step"], carry, x(H))
 
 
 def test_a_carry_that_changes_later() -> None:

@@ -14,9 +14,11 @@ import pytest
 import torch
 
 import bppsa
-from bppsa import _scan_plans
-from bppsa.codegen.build import available
-from bppsa.codegen.native import NativeKernel
+from bppsa.codegen.cpu.build import available
+from bppsa.codegen.cpu.native import NativeKernel
+from bppsa.frontend.cell import plans
+from tests.scan.folds import mlstm
+from tests.scan.matrices import Sizes, gated_delta_by_einsum, heads_by_einsum, mamba
 from tests.scan.support import check, check_inference
 from tests.scan.zoo import NATIVE, Example, lstm, make
 
@@ -27,7 +29,7 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the folder's interpreted ones."""
-    monkeypatch.setattr(_scan_plans._plans, "known", OrderedDict())
+    monkeypatch.setattr(plans._plans, "known", OrderedDict())
 
 
 @pytest.mark.parametrize("case", NATIVE)
@@ -35,6 +37,14 @@ def test_equals_a_loop(case: Callable[[], Example]) -> None:
     for reverse in (False, True):
         assert check(make(case), reverse=reverse).strategy == "sequential"
         check_inference(make(case), reverse=reverse)
+
+
+@pytest.mark.parametrize("make", [gated_delta_by_einsum, mamba, mlstm, heads_by_einsum])
+@pytest.mark.parametrize("sizes", [Sizes(3, 2, 17, 8), Sizes(1, 4, 3, 33)], ids=str)
+def test_matrices_equal_a_loop(make: Callable[[Sizes], Example], sizes: Sizes) -> None:
+    torch.manual_seed(0)
+    assert check(make(sizes)).strategy == "sequential"
+    check_inference(make(sizes), reverse=True)
 
 
 def test_the_kernels_ran(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +91,7 @@ def test_without_a_compiler_the_loop_runs_and_says_so() -> None:
     program = """
 import warnings, torch, bppsa
 from tests.scan.support import results, same
-from bppsa.runtime.reference import loop
+from bppsa.runtime.recurrent.reference import loop
 from tests.scan.zoo import lstm, make
 given = make(lstm)
 with warnings.catch_warnings(record=True) as caught:
@@ -108,7 +118,7 @@ print(len([w for w in caught if "bppsa" in str(w.message)]), caught[0].message)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_scans() -> None:
-    with _scan_plans._plans.lock:  # as if another thread were inside when we fork
+    with plans._plans.lock:  # as if another thread were inside when we fork
         child = os.fork()
         if not child:
             signal.alarm(30)

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import bppsa
-from bppsa import _scan_plans
-from bppsa._calls import collecting
-from bppsa.runtime.reference import loop
+from bppsa.frontend.call_log import collecting
+from bppsa.frontend.cell import plans
+from bppsa.runtime.recurrent.reference import loop
 from tests.scan.support import check, check_inference, close, leaves, results, same
 from tests.scan.zoo import CASES, B, Example, H, I, T, example, gru, h, make, random, resets, vanilla, x
 
@@ -270,7 +270,7 @@ def test_one_recording_serves_all_lengths() -> None:
     cell, carry, xs, parameters = make(resets)
     for steps in (1, 2, T):
         check(Example(cell, carry, tuple(leaf[:steps] for leaf in xs), parameters))
-    assert len(_scan_plans._plans.known) == 1
+    assert len(plans._plans.known) == 1
 
 
 def test_threads_share_a_cell() -> None:

@@ -18,9 +18,11 @@ def test_a_row_is_what_the_timeline_says(capsys: pytest.CaptureFixture[str]) -> 
         received = (timeline.activation_receives, timeline.gradient_receives, timeline.weight_receives)
         assert row.receives == max(map(sum, zip(*received, strict=True)))
     assert found.rows[2].memory == 4 + 3 + 3  # activations, its own stage, the one it fetched
-    lines = str(found).splitlines()
-    assert len(lines) == 4
+    lines, legend = str(found).splitlines()[:4], str(found).splitlines()[4:]
     assert len(set(map(len, lines))) == 1
+    assert "bubble %" in lines[0]
+    assert legend[0].startswith("makespan in jobs; bubble: the share of the workers' time")
+    assert "in activations like both" in legend[1]
 
 
 def test_all_do_the_same_work_beside_a_split_backward() -> None:

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 from hypothesis import given, settings
 
-from bppsa.schedule import Timeline, ddp, gpipe, one_f_one_b, simulate, zero_bubble
+from bppsa.schedule import Timeline, Units, ddp, gpipe, lpp, one_f_one_b, simulate, zero_bubble
 from bppsa.schedule.draw import MARGIN, SIGNS, WIDTH, label
 from tests.schedule.factories import timelines
 
@@ -28,7 +28,7 @@ w1      f1.0 ∇1.0 f1.1 ∇1.1"""
 
 def read_text(drawn: str) -> set[tuple[int, str, int, int]]:
     """(worker, label, first column, columns) of each job of a text with columns of one unit."""
-    header, *rows = drawn.splitlines()
+    header, *rows = (line for line in drawn.splitlines() if line.startswith((" ", "w")))  # no legend
     starts = [match.start() for match in re.finditer(r"\d+", header)]
     width = min((b - a for a, b in pairwise(starts)), default=len(max(rows, key=len)))
     jobs = set()
@@ -84,13 +84,15 @@ def test_svg_and_trace_parse_back(timeline: Timeline) -> None:
 
 def test_the_papers_diagram() -> None:
     drawn = simulate(ddp(), S=4, B=8, backward=2).text()
-    assert drawn.splitlines()[:3] == DDP.splitlines()
-    assert len(drawn.splitlines()) == 9
-    assert len({line[2:] for line in drawn.splitlines()[1:]}) == 1
+    header, *workers, legend = drawn.splitlines()
+    assert [header, *workers[:2]] == DDP.splitlines()
+    assert len(workers) == 8
+    assert len({line[2:] for line in workers}) == 1
+    assert legend == "f forward, ∇ backward, each with its stage; time in jobs, 1 a column"
 
 
 def test_micro_batches_can_be_named() -> None:
-    assert simulate(one_f_one_b(), S=2, B=2).text(batches=True) == ONE_F_ONE_B
+    assert simulate(one_f_one_b(), S=2, B=2).text(batches=True).splitlines()[:-1] == ONE_F_ONE_B.splitlines()
 
 
 def test_colors_are_one_a_micro_batch() -> None:
@@ -104,7 +106,7 @@ def test_colors_are_one_a_micro_batch() -> None:
 def test_columns_fit_the_times() -> None:
     halves = simulate(gpipe(), S=1, B=1, forward=Fraction(1, 2), backward=1).text()
     assert halves.splitlines()[1] == "w0 f0 ∇0 ──"
-    assert halves.endswith("a column is 1/2 of time")
+    assert halves.endswith("time in jobs, 1/2 a column")
     thirds = simulate(gpipe(), S=1, B=2, forward=3, backward=6).text()
     assert thirds.splitlines()[1] == "w0 f0 f0 ∇0 ── ∇0 ──"
     measured = simulate(gpipe(), S=1, B=2, forward=0.1234, backward=0.3).text()
@@ -114,3 +116,24 @@ def test_columns_fit_the_times() -> None:
 def test_every_direction_has_a_sign() -> None:
     drawn = simulate(zero_bubble(), S=2, B=2).text()
     assert all(f"{sign}0" in drawn for sign in SIGNS.values())
+
+
+def test_units_are_named_in_text_and_svg(tmp_path: Path) -> None:
+    timeline = simulate(gpipe(), S=2, B=2, forward=3, backward=6, units=Units(time="ms", memory="MB"))
+    timeline.svg(tmp_path / "a.svg")
+    drawn = (tmp_path / "a.svg").read_text()
+    assert "time in ms, 3 a column" in timeline.text()
+    assert f"makespan {timeline.makespan} ms" in drawn
+    assert "MB on a worker" in drawn
+    assert "viewBox" in drawn  # a page may make it smaller
+
+
+def test_a_number_of_groups_that_does_not_divide_is_noted(tmp_path: Path) -> None:
+    uneven = simulate(lpp(G=3), S=8, B=8)
+    uneven.svg(tmp_path / "a.svg")
+    assert "G=3 does not divide S=8: a group has max(1, S // G) = 2 workers" in uneven.note
+    assert uneven.note in uneven.text()
+    assert uneven.note in (tmp_path / "a.svg").read_text()
+    for known in (lpp(G=4), lpp(G=3, R=2)):
+        assert simulate(known, S=8, B=8).note == ""
+    assert simulate(lpp(G=3), S=8, B=8, W=6).note == ""

@@ -29,7 +29,7 @@ def test_draws(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = printed(capsys, "lpp", "--G", 2, "--R", 4, "-S", 8, "-B", 8, "--svg", svg, "--trace", trace)
     timeline = simulate(lpp(G=2, R=4), S=8, B=8)
     assert out.startswith(timeline.text())
-    assert f"makespan {timeline.makespan}" in out
+    assert f"makespan {timeline.makespan} jobs" in out
     assert svg.stat().st_size > 1000
     assert trace.stat().st_size > 1000
     for same in ("lpp(G=2, R=4)", "lpp(2, 4)", "lpp(2, R=4)"):
@@ -37,7 +37,25 @@ def test_draws(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 
 def test_costs_are_exact(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "makespan 5/3," in printed(capsys, "gpipe", "-S", 1, "-B", 1, "--forward", "2/3")
+    assert "makespan 5/3 jobs," in printed(capsys, "gpipe", "-S", 1, "-B", 1, "--forward", "2/3")
+
+
+def test_times_in_ms_and_sizes_in_mb(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = ("--forward-ms", 12, "--backward", 2, "--activation-mb", 50, "--bandwidth", 10)
+    out = printed(capsys, "gpipe", "-S", 2, "-B", 1, *measured)
+    sent = 50 / 10  # MB over GB/s: ms
+    assert f"makespan {12 * 2 + 24 * 2 + 2 * sent:g} ms" in out
+    assert "peak activations     50 MB" in out
+    assert "time in ms" in out
+
+
+def test_a_search_says_whether_communication_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    numbers = ("search", "-S", 4, "-B", 4, "-W", 4)
+    assert printed(capsys, *numbers).startswith("communication counted as free")
+    counted = printed(capsys, *numbers, "--forward-ms", 1, "--activation-mb", 50, "--bandwidth", 1)
+    assert "free" not in counted
+    assert "fsdp: the best" not in counted  # it fetches weights, which takes 50 jobs' time
+    assert "makespan in ms" in counted
 
 
 def test_a_schedule_of_ones_own(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -82,6 +100,11 @@ def test_a_name_that_is_printed_can_be_asked_for(capsys: pytest.CaptureFixture[s
         (["compare", "lpp(G=2)", "--G", "2"], r"--G says nothing here; .* as in 'lpp\(G=2, R=4\)'"),
         (["search", "--batches"], "--batches says nothing here"),
         (["compare", "-S", "2"], "no schedule"),
+        (["gpipe", "--bandwidth", "3"], "needs --forward-ms and --activation-mb"),
+        (
+            ["gpipe", "--forward-ms", "1", "--activation-mb", "1", "--bandwidth", "3", "--weight-time", "1"],
+            "says what --weight-time says too",
+        ),
         (["search", "--memory", "0"], "fits in memory 0"),
     ],
 )

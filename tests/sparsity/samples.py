@@ -35,6 +35,7 @@ class Sample:
     structures: str | tuple[Any, ...]  # for each output, each tensor argument: a structure, or None for no gradient
     kwargs: dict[str, Any] = field(default_factory=dict)
     rtol: float = 1e-12
+    narrow: torch.dtype = torch.bfloat16  # that PyTorch has it in
 
     def __str__(self) -> str:
         return str(self.op)
@@ -128,11 +129,18 @@ ROW_SAMPLES = [
     *(pointwise(name, structures=(None,)) for name in ("trunc", "zeros_like", "ones_like", "detach")),
     pointwise("full_like", one_and_number, (None,)),
     pointwise("new_zeros", lambda r: (r(B, 5), [B, 2]), (None,)),
+    pointwise("new_empty", lambda r: (r(B, 5), [B, 2]), (None,)),
     pointwise("new_ones", lambda r: (r(B, 5), [B, 2]), (None,)),
     pointwise("new_full", lambda r: (r(B, 5), [B, 2], 1.7), (None,)),
     *(pointwise(name, lambda r: ([B, 5],), ()) for name in ("zeros", "ones")),
     pointwise("full", lambda r: ([B, 5], 1.7), ()),
     pointwise("scalar_tensor", lambda r: (1.7,), ()),
+    *map(pointwise, ("atan", "sinh", "cosh", "asinh", "exp2")),
+    pointwise("atanh", lambda r: (torch.tanh(r(B, 5)),)),
+    *(pointwise(name, two, (DIAG, DIAG)) for name in ("fmax", "fmin", "hypot", "atan2", "logaddexp")),
+    pointwise("copysign", two, (DIAG, None), "Tensor"),
+    pointwise("copysign", lambda r: (r(B, 5), -1.0), DIAG, "Scalar"),
+    pointwise("isinf", structures=(None,)),
     # matrix products
     Sample(aten.mm.default, lambda r: (r(B, 5), r(5, 7)), (DENSE, ACROSS)),
     Sample(aten.addmm.default, lambda r: (r(7), r(B, 5), r(5, 7)), (ACROSS, DENSE, ACROSS)),

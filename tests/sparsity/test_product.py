@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bppsa.sparsity import Pattern, product, union
-from bppsa.sparsity.engine import ATEN
+from bppsa.sparsity import Pattern
+from bppsa.sparsity.patterns import product, union
+from bppsa.sparsity.patterns.engine import ATEN
 from bppsa.sparsity.plans import Plans, product_plan
 from tests.sparsity.patterns import convolution, dense, random_pattern, values_of
 from tests.sparsity.samples import B as ROWS

@@ -8,15 +8,16 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bppsa.errors import Reason
-from bppsa.fxpasses.capture import nothing_saved
+from bppsa.fxpasses.recording.capture import nothing_saved
 from bppsa.sparsity import add, compose, lookup
 from bppsa.sparsity.rules.registry import RULES, rule
 from tests.sparsity.functions import FUNCTION_SAMPLES
 from tests.sparsity.images import IMAGE_SAMPLES
+from tests.sparsity.matrices import MATRIX_SAMPLES
 from tests.sparsity.samples import ACROSS, DIAG, ROW_SAMPLES, B, Random, Sample
 
 aten = torch.ops.aten
-SAMPLES = [*ROW_SAMPLES, *IMAGE_SAMPLES, *FUNCTION_SAMPLES]
+SAMPLES = [*ROW_SAMPLES, *IMAGE_SAMPLES, *FUNCTION_SAMPLES, *MATRIX_SAMPLES]
 
 
 def operators_of(sample: Sample, args: Any) -> tuple[list[Tensor], list[list[Any]]]:
@@ -111,7 +112,7 @@ def test_rule_on_meta_tensors(sample):
     """A rule decides nothing on data, and keeps a narrow dtype."""
 
     def meta(a):
-        return a.to("meta", torch.bfloat16 if a.is_floating_point() else a.dtype) if isinstance(a, Tensor) else a
+        return a.to("meta", sample.narrow if a.is_floating_point() else a.dtype) if isinstance(a, Tensor) else a
 
     args = tree_map(meta, sample.make(Random(0)))
     outs, operators = operators_of(sample, args)

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from bppsa.codegen.gpu.aot import Usage, boundaries_usage, level_usage, sums_usage, usage
 from bppsa.codegen.gpu.native_scan import WIDEST_LEVEL
-from bppsa.codegen.traffic import traffic
+from bppsa.codegen.language.traffic import traffic
 from tests.codegen.programs import kernels
 from tests.scan.support import reduction_of
 from tests.triton.models import MODELS, built

@@ -8,11 +8,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bppsa import _sweeps, cells
+from bppsa import cells
 from bppsa.chain import Recurrence
-from bppsa.codegen import program
-from bppsa.codegen.program import Program
-from bppsa.fxpasses import jacobian
+from bppsa.codegen.lowering import program
+from bppsa.codegen.lowering.program import Program
+from bppsa.frontend.planning import sweeps
+from bppsa.fxpasses.network import jacobian
 from tests.fxpasses.graphs import split_cell
 from tests.scan.zoo import Example
 
@@ -20,7 +21,7 @@ INPUTS, ROWS = 3, 2
 
 
 def module(mode: str, *, projected: bool = False) -> Callable[[int], Recurrence]:
-    return lambda H: _sweeps.module_recurrence(mode, INPUTS, H, (H + 1) // 2 if projected else 0, True)
+    return lambda H: sweeps.module_recurrence(mode, INPUTS, H, (H + 1) // 2 if projected else 0, True)
 
 
 def scanned(make: type[cells.Cell], *, resets: bool = False) -> Callable[[int], Recurrence]:
@@ -52,6 +53,18 @@ def linear(H: int) -> Recurrence:
     return split_cell(Example(lambda h, x: (h @ weight + x,) * 2, zeros, zeros.unsqueeze(0), [weight]))
 
 
+def points_and_folds(H: int) -> Recurrence:
+    """Every function of the printer that no other model has."""
+    w = torch.randn(INPUTS, H)
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        angle = torch.sin(h) + torch.cos(h) * torch.atan(h) + torch.fmod(h, 0.7) - torch.floor(h).detach()
+        h = torch.softmax(angle + x @ w, 1) + torch.logsumexp(h, 1, keepdim=True) - h.amax(1, keepdim=True)
+        return torch.tanh(h), h
+
+    return split_cell(Example(cell, torch.zeros(ROWS, H), torch.zeros(1, ROWS, INPUTS), [w]))
+
+
 MODELS: dict[str, Callable[[int], Recurrence]] = {
     "RNN": module("RNN_TANH"),
     "GRU": module("GRU"),
@@ -63,6 +76,7 @@ MODELS: dict[str, Callable[[int], Recurrence]] = {
     "IndRNN": scanned(cells.IndRNN),
     "two halves": two_halves,
     "linear": linear,
+    "points and folds": points_and_folds,
 }
 
 

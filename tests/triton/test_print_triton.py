@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from bppsa.codegen import interpret
 from bppsa.codegen.gpu import print_triton
 from bppsa.codegen.gpu.native import TritonKernel
 from bppsa.codegen.gpu.print_tile import TRITON
-from bppsa.codegen.ir import STRUCTURAL, Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Store, dot
-from bppsa.codegen.program import Program
-from bppsa.codegen.traffic import traffic
-from bppsa.runtime.extent import Extent
-from bppsa.runtime.sweep import Sweep
+from bppsa.codegen.language import interpret
+from bppsa.codegen.language.ir import STRUCTURAL, Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Store, dot
+from bppsa.codegen.language.traffic import traffic
+from bppsa.codegen.lowering.program import Program
+from bppsa.runtime.recurrent.extent import Extent
+from bppsa.runtime.recurrent.sweep import Sweep
 from tests.codegen.kernels import add, at, gated_backward, gated_forward, normalised, operands, swapped, two_stage
 from tests.codegen.programs import by_inference, by_sweep, interpreted, packed
 from tests.codegen.programs import operands as given_to

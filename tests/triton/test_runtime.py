@@ -14,13 +14,16 @@ from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import bppsa
-from bppsa import _recurrent, _scan_call, _scan_plans, _sweeps, strategies
+from bppsa import strategies
 from bppsa.codegen.gpu import native, native_scan
 from bppsa.codegen.gpu.native import TritonKernel
+from bppsa.decisions import warn_once
+from bppsa.frontend.cell import fused_cell, plans
+from bppsa.frontend.planning import sweeps
+from bppsa.frontend.rnn import recurrent
 from bppsa.plan.strategy import Strategy
-from bppsa.report import warn_once
-from bppsa.runtime import backward as driver
-from bppsa.runtime.reference import loop
+from bppsa.runtime.recurrent import backward as driver
+from bppsa.runtime.recurrent.reference import loop
 from tests.scan.support import leaves, same, weighted
 from tests.triton import needed
 
@@ -41,14 +44,12 @@ def warnings_anew() -> None:
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels that ran."""
     if DEVICE == "cpu":
-        on_gpu = functools.partial(_sweeps.compile_recurrence.__wrapped__, device="cuda")
-        for module in (_recurrent, _scan_call):
+        on_gpu = functools.partial(sweeps.compile_recurrence.__wrapped__, device="cuda")
+        for module in (recurrent, fused_cell):
             monkeypatch.setattr(module, "compile_recurrence", lambda r, dtype, inline, device: on_gpu(r, dtype, False))
-        monkeypatch.setattr(
-            _scan_plans, "compile_recurrence", lambda r, dtype, inline, *device: on_gpu(r, dtype, False)
-        )
-        monkeypatch.setattr(_scan_plans._plans, "known", OrderedDict())
-        _recurrent.sweeps_of.cache_clear()
+        monkeypatch.setattr(plans, "compile_recurrence", lambda r, dtype, inline, *device: on_gpu(r, dtype, False))
+        monkeypatch.setattr(plans._plans, "known", OrderedDict())
+        recurrent.sweeps_of.cache_clear()
     ran: list[str] = []
     call = TritonKernel.__call__
 
@@ -58,7 +59,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(TritonKernel, "__call__", spy)
     yield ran
-    _recurrent.sweeps_of.cache_clear()
+    recurrent.sweeps_of.cache_clear()
 
 
 def gradients(model: Any, x: Any, wanted: Any) -> list[torch.Tensor]:

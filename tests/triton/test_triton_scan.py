@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from bppsa import strategies
-from bppsa._sweeps import compile_recurrence
 from bppsa.codegen.gpu import native_scan
+from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.plan.levels import linear
 from bppsa.plan.strategy import Division, Strategy
-from bppsa.runtime.backward import Asked, backward
-from bppsa.runtime.extent import Extent
-from bppsa.runtime.shots import AsRows, InPlace
-from bppsa.runtime.sweep import Gradients, Needs, Sweep
+from bppsa.runtime.recurrent.backward import Asked, backward
+from bppsa.runtime.recurrent.extent import Extent
+from bppsa.runtime.recurrent.multiple_shooting import AsRows, InPlace
+from bppsa.runtime.recurrent.sweep import Gradients, Needs, Sweep
 from tests.codegen.programs import Operands, operands, packed
 from tests.scan.support import interpreted, same
 from tests.triton import needed

@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bppsa.sparsity import Pattern, product
-from bppsa.sparsity.engine import ATEN
+from bppsa.sparsity import Pattern
+from bppsa.sparsity.patterns import product
+from bppsa.sparsity.patterns.engine import ATEN
 from tests.sparsity.patterns import random_pattern
 from tests.sparsity.samples import Random
 from tests.triton import needed

@@ -23,7 +23,9 @@ import torch.distributed as dist
 
 # A fork of a process that has imported these and done nothing else starts in milliseconds.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch.distributed", "torch._dynamo", "bppsa._workers.ranks", "bppsa._api"])
+CONTEXT.set_forkserver_preload(
+    ["torch.distributed", "torch._dynamo", "bppsa.distributed.steps.ranks", "bppsa.api.compiling"]
+)
 TICK = 0.1  # seconds
 LOST = 600  # seconds after which a rank ends that no test waits for any longer
 

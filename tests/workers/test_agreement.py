@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bppsa._workers.agreement import check_replicas, checksums
+from bppsa.distributed.steps.agreement import check_replicas, checksums
 from bppsa.errors import ScheduleError
 
 VALUES = (

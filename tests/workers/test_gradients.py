@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bppsa import compile
+from tests.breadth import alternate, examples
 from tests.workers import support, zoo
 
 
@@ -19,9 +20,9 @@ def batch(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (support.real(rows, zoo.WIDTH), other), {"scale": 0.7}
 
 
-@pytest.mark.parametrize("name", zoo.SCHEDULES)
+@pytest.mark.parametrize("name", alternate(zoo.SCHEDULES))
 @given(data=st.data())
-@settings(max_examples=8)
+@examples(8)
 def test_step_is_the_models(name: str, data: st.DataObject) -> None:
     case = data.draw(zoo.SCHEDULES[name])
     second = data.draw(st.integers(1, 9))

@@ -166,6 +166,31 @@ def test_what_changes_between_steps_counts(schedule: Recipe, changes: tuple[Call
         check_step(model, compiled)
 
 
+class Looked(nn.Module):
+    """Whose arguments tell nothing of its dtype, which its forward asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.out = nn.Embedding(7, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.embedding(x)
+        return self.out(torch.sin(y.to(y.dtype) / 3 + torch.ones(4, dtype=y.dtype) / 7))
+
+
+def test_a_model_may_change_its_dtype() -> None:
+    model, x = Looked().float(), torch.randint(7, (6,))
+    compiled = scheduled(model, stages=2)
+    for dtype in (torch.float32, torch.float64):
+        model.to(dtype), compiled.to(dtype)
+        target = torch.randn(6, 3, dtype=dtype)
+        found, expected = compiled.step(x, target), F.mse_loss(model(x), target)
+        assert found.dtype == dtype
+        support.close(found, expected, support.EXACT if dtype == torch.float64 else 1e-6)
+        for net in (model, compiled):
+            net.zero_grad()
+
+
 def test_gradients_are_added_to_in_place() -> None:
     """As where all gradients are views of one buffer."""
     compiled = scheduled(perceptron())

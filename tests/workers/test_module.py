@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import io
+import pickle
 import warnings
 
 import pytest
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from bppsa import compile
 from bppsa.errors import ArgumentError, InputError, ScheduleError, WorkerError
 from bppsa.schedule import ddp, gpipe, lpp, one_f_one_b
+from tests.breadth import diagonal
 from tests.workers import support, zoo
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -86,8 +89,10 @@ def test_schedules_that_limit_what_is_in_flight_name_step(schedule: object, warn
     assert all(w.filename == __file__ for w in found)
 
 
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("name", ["one_f_one_b", "zero_bubble", "fslpp", "wavelet_dp"])
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    diagonal(["one_f_one_b", "zero_bubble", "fslpp", "wavelet_dp"], [torch.no_grad, torch.inference_mode]),
+)
 def test_evaluation_runs_forwards_alone(name: str, mode: type) -> None:
     model, compiled = compiled_drawn(zoo.CASES[name])
     x, other = batch(5)
@@ -109,6 +114,40 @@ def test_step_returns_outputs_without_a_graph() -> None:
     support.close(found, model(x, other))
     assert not loss.requires_grad
     assert not found["last"].grad_fn
+
+
+@pytest.mark.parametrize("with_outputs", [False, True])
+def test_the_backward_of_a_step_has_run(with_outputs: bool) -> None:
+    _, compiled = compiled_drawn(zoo.CASES["gpipe"])
+    x, other = batch(5)
+    found = compiled.step(x, other, torch.randn(5), return_outputs=with_outputs)
+    loss = found[0] if with_outputs else found
+    before = support.gradients(compiled)
+    with pytest.raises(WorkerError, match=r"in \.grad.*leave \.backward\(\) out"):
+        loss.backward()
+    support.same(support.gradients(compiled), before)
+
+
+def test_the_loss_of_a_step_is_a_tensor_like_others() -> None:
+    _, compiled = compiled_drawn(zoo.CASES["gpipe"])
+    loss = compiled.step(*batch(5), torch.randn(5))
+    assert repr(loss) == repr(torch.tensor(loss.item()))
+    stored = io.BytesIO()
+    torch.save({"loss": loss}, stored)
+    stored.seek(0)
+    copies = [torch.load(stored)["loss"], copy.deepcopy(loss), copy.copy(loss), pickle.loads(pickle.dumps(loss))]
+    for other in (
+        *copies,
+        loss.detach(),
+        loss.clone(),
+        loss * 1.0,
+        torch.stack([loss, loss]).mean(),
+        loss.cpu().clone(),
+    ):
+        assert other == loss
+        assert type(other) is Tensor
+    assert loss.numpy().shape == ()
+    assert f"{loss:.3f}" == f"{loss.item():.3f}"
 
 
 def test_a_gradient_flows_on_into_what_made_the_inputs() -> None:

@@ -91,7 +91,7 @@ def fetching(rank: int, schedule: str, size: int) -> int:
         compiled.zero_grad()
     with torch.inference_mode():
         torch.testing.assert_close(compiled(x), net(x))
-    every = compiled._training.engine.member.fetched.values()
+    every = bppsa.trainer(compiled).training.engine.member.fetched.values()
     assert every
     return sum(storage.nbytes() for fetched in every for storage in fetched.storages)
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import bppsa
 from bppsa.errors import PartitionError
 from bppsa.schedule import ddp, gpipe, lpp, one_f_one_b, zero_bubble
+from tests.breadth import diagonal
 from tests.workers import support
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -45,8 +46,9 @@ def loss_fn(output: Any, target: Tensor) -> Tensor:
     return (output[0] - target).square().mean() + output[1].square().mean()
 
 
-@pytest.mark.parametrize("strategy", ["auto", "sequential"])
-@pytest.mark.parametrize("schedule", [gpipe(), zero_bubble(), ddp(), lpp(2, 2)])
+@pytest.mark.parametrize(
+    ("schedule", "strategy"), diagonal([gpipe(), zero_bubble(), ddp(), lpp(2, 2)], ["auto", "sequential"])
+)
 def test_gradients_are_the_models(schedule: Any, strategy: str) -> None:
     model = Recurrences()
     compiled = scheduled(model, schedule, strategy=strategy)

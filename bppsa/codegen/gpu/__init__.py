@@ -3,5 +3,5 @@
 Belongs here: whatever knows Triton. Only `functions` and `scan_kernels` import it at once; all others do where they
 need it, so that the package works without.
 
-Does not belong here: what a kernel means (`codegen.ir`, `codegen.interpret`), buffers and autograd (`runtime`).
+Does not belong here: what a kernel means (`language.ir`, `language.interpret`), buffers and autograd (`runtime`).
 """

@@ -15,7 +15,7 @@ from bppsa.codegen.gpu.native import PRECISION, module, options
 from bppsa.codegen.gpu.native_scan import level_block, scan_of
 from bppsa.codegen.gpu.native_sparse import MOST_SAMPLES, NUMBERS, WARPS
 from bppsa.codegen.gpu.print_triton import STRIDES, printed
-from bppsa.codegen.ir import Buffer, Kernel, Kind
+from bppsa.codegen.language.ir import Buffer, Kernel, Kind
 
 WARP = 32  # threads
 ALIGNED = 16  # bytes or elements: what Triton tells the compiler of an argument at a call, if it is so

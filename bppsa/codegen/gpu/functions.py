@@ -56,8 +56,64 @@ def error_function(x: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
+def sine(x: tl.tensor, quadrant: tl.constexpr) -> tl.tensor:
+    """sin, or cos for quadrant 1: Cody and Waite's reduction and Cephes' polynomials, far away the library's."""
+    far = tl.sin(x) if quadrant == 0 else tl.cos(x)
+    if x.dtype == tl.float64:
+        return far
+    n = tl.floor(x * 0.6366197723675814 + 0.5)
+    r = ((x - n * 1.5703125) - n * 4.837512969970703125e-4) - n * 7.549789948768648e-8
+    z = r * r
+    s = ((-1.9515295891e-4 * z + 8.3321608736e-3) * z - 1.6666654611e-1) * z * r + r
+    c = ((2.443315711809948e-5 * z - 1.388731625493765e-3) * z + 4.166664568298827e-2) * z * z - 0.5 * z + 1.0
+    at = n.to(tl.int32) + quadrant
+    y = tl.where((at & 1) != 0, c, tl.where(x == 0.0, x, s))
+    return tl.where(tl.abs(x) <= 30000.0, tl.where((at & 2) != 0, -y, y), far)
+
+
+@triton.jit
+def arc_tangent(x: tl.tensor) -> tl.tensor:
+    """Cephes' atan: around 0, 1 and infinity."""
+    size = tl.abs(x)
+    far = size > 2.414213562373095
+    middle = size > 0.66
+    y = tl.where(far, -1.0 / size, tl.where(middle, (size - 1.0) / (size + 1.0), size))
+    z = y * y
+    top = (-8.750608600031904122785e-1 * z - 1.615753718733365076637e1) * z - 7.500855792314704667340e1
+    top = (top * z - 1.228866684490136173410e2) * z - 6.485021904942025371773e1
+    bottom = ((z + 2.485846490142306297962e1) * z + 1.650270098316988542046e2) * z + 4.328810604912902668951e2
+    bottom = (bottom * z + 4.853903996359136964868e2) * z + 1.945506571482613964425e2
+    near = y + y * z * (top / bottom)
+    angle = tl.where(far, 1.57079632679489661923 + near, tl.where(middle, 0.78539816339744830962 + near, near))
+    return tl.where(x < 0.0, -angle, tl.where(x == 0.0, x, angle))
+
+
+@triton.jit
+def remainder_of(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """fmod, exact: multiples of b are taken off from the largest on, each of so few bits that no product is rounded,
+    and a little too small."""
+    rest = tl.abs(a).to(tl.float64)
+    unit = tl.abs(b).to(tl.float64)
+    for _ in range(13 if a.dtype == tl.float32 else 100):
+        many = tl.floor(rest / unit * (1.0 - 4.76837158203125e-07))
+        many = (many.to(tl.int64, bitcast=True) & -134217728).to(tl.float64, bitcast=True)  # all but 27 bits
+        rest = tl.where((many > 0.0) & (many < float("inf")), tl.fma(-many, unit, rest), rest)
+    rest = tl.where(rest >= unit, rest - unit, rest).to(a.dtype)
+    plain = (tl.abs(a) < float("inf")) & (unit > 0.0) & (b == b)
+    result = tl.where(plain, tl.where(unit < float("inf"), rest, tl.abs(a)), float("nan"))
+    return tl.where((a < 0.0) | (1.0 / a < 0.0), -result, result)
+
+
+@triton.jit
 def maximum(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     return tl.where((a > b) | (a != a), a, b)
+
+
+@triton.jit
+def largest(x: tl.tensor) -> tl.tensor:
+    """Of each row, [R, 1]."""
+    none = tl.max((x != x).to(tl.int32), 1, keep_dims=True)
+    return tl.where(none > 0, float("nan"), tl.max(x, 1, keep_dims=True))
 
 
 @triton.jit

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from bppsa.codegen import cache
 from bppsa.codegen.gpu.print_triton import Printed, printed
-from bppsa.codegen.ir import Kernel, Kind
+from bppsa.codegen.language.ir import Kernel, Kind
 from bppsa.errors import BuildError
 
 PRECISION = "tf32x3"  # three TF32 products for one of float32, as exact as one; "tf32" alone keeps 10 bits of 23
@@ -154,6 +154,8 @@ def compile_and_run(
         if isinstance(error, RuntimeError) and not str(error).startswith(OF_COMPILING):
             raise
         why = f"Triton does not compile the kernel {name!r} for this GPU: {error}".splitlines()[0]
+        if len(_refused) >= MOST_COMPILED:
+            _refused.clear()
         _refused[key] = function, why
         raise BuildError(why) from error
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen.gpu.native import launch
-from bppsa.sparsity.pattern import Pattern
-from bppsa.sparsity.product import ProductPlan, entries
+from bppsa.sparsity.patterns.pattern import Pattern
+from bppsa.sparsity.patterns.product import ProductPlan, entries
 
 NUMBERS, WARPS = 128, 4  # results of a program, and threads for one each
 MOST_SAMPLES = 8  # of a program

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bppsa.codegen.gpu.columns import Block, Piece, Tile, padded
-from bppsa.codegen.ir import Kernel, Kind
+from bppsa.codegen.language.ir import Kernel, Kind
 
 
 @dataclass(frozen=True)

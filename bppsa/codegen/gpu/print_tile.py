@@ -6,13 +6,14 @@ products, each with its rows of the weight.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 
 from bppsa.codegen.gpu.columns import Columns, Piece, Tile, padded
 from bppsa.codegen.gpu.print_load import Loads, Value, span
 from bppsa.codegen.gpu.tiling import Tiles
-from bppsa.codegen.ir import STRUCTURAL, Access, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store
+from bppsa.codegen.language.ir import STRUCTURAL, Access, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store
 
 TRITON: dict[Op, str] = {
     Op.ADD: "{} + {}",
@@ -29,6 +30,11 @@ TRITON: dict[Op, str] = {
     Op.TANH: "hyperbolic_tangent({})",
     Op.SIGMOID: "sigmoid({})",
     Op.ERF: "error_function({})",
+    Op.SIN: "sine({}, 0)",
+    Op.COS: "sine({}, 1)",
+    Op.ATAN: "arc_tangent({})",
+    Op.FLOOR: "tl.floor({})",
+    Op.FMOD: "remainder_of({}, {})",
     Op.EXPONENT: "exponent({})",
     Op.LDEXP: "times_power_of_two({}, {})",
     Op.LT: "({} < {}).to(REAL)",
@@ -41,6 +47,7 @@ assert set(TRITON) == set(Op) - STRUCTURAL
 VARIABLE = re.compile(r"\bv\d+\b")
 # Where Triton sees one product feed another, it gives each warp some rows and all columns: good for attention's many
 # rows, but all our warps would compute the same 16. It does not look into branches.
+LEAST = 'float("-inf")'
 ALWAYS = "if rows > 0:"
 
 
@@ -56,7 +63,7 @@ class Step:
         self.lines: list[str] = []
         self._names = 0
         self._products: set[str] = set()  # what this step computes from a product
-        self._clean: dict[tuple[str, int, int], str] = {}
+        self._clean: dict[tuple[str, int, int, str], str] = {}
 
     def emit(self, text: str, *, first: str | None = None) -> str:
         """Assign to a new variable; with `first`, that, and then `text` in a branch of its own."""
@@ -73,6 +80,7 @@ class Step:
         commit: dict[Reduce, Callable[[Store, Sequence[tuple[int, Tile]]], None]] = {
             Reduce.NONE: self.store,
             Reduce.ROWS: self.sum_row,
+            Reduce.MAX: self.max_row,
             Reduce.COLUMNS: self.sum_columns,
         }
         for store in group.stores:
@@ -145,15 +153,15 @@ class Step:
             total = self.emit(text, first=(total or self.loads.zeros(width)) if chained else None)
         return Value(total, (self.loads.block.rows, padded(width)))
 
-    def clean(self, tile: Tile, low: int, high: int) -> str:
+    def clean(self, tile: Tile, low: int, high: int, fill: str = "0.0") -> str:
         """The tile with zeros outside columns [low, high), where what is no number would spoil a sum."""
         size = padded(tile.width)
         conditions = span(self.loads.columns(size), low, high, size)
         if not conditions:
             return tile.name
-        key = (tile.name, low, high)
+        key = (tile.name, low, high, fill)
         if key not in self._clean:
-            self._clean[key] = self.emit(f"tl.where({' & '.join(conditions)}, {tile.name}, 0.0)")
+            self._clean[key] = self.emit(f"tl.where({' & '.join(conditions)}, {tile.name}, {fill})")
         return self._clean[key]
 
     def tile(self, value: Value, width: int) -> Tile:
@@ -174,6 +182,12 @@ class Step:
     def sum_row(self, store: Store, tiles: Sequence[tuple[int, Tile]]) -> None:
         parts = [f"tl.sum({self.clean(tile, 0, tile.width)}, 1, keep_dims=True)" for _, tile in tiles]
         total = Tile(self.emit(" + ".join(parts)), 1, max(tile.rows for _, tile in tiles))
+        self.columns(store.target, written=True).write(store.target.column, total)
+
+    def max_row(self, store: Store, tiles: Sequence[tuple[int, Tile]]) -> None:
+        parts = [f"largest({self.clean(tile, 0, tile.width, LEAST)})" for _, tile in tiles]
+        text = functools.reduce("maximum({}, {})".format, parts)
+        total = Tile(self.emit(text), 1, max(tile.rows for _, tile in tiles))
         self.columns(store.target, written=True).write(store.target.column, total)
 
     def sum_columns(self, store: Store, tiles: Sequence[tuple[int, Tile]]) -> None:

@@ -19,7 +19,7 @@ from bppsa.codegen.gpu.columns import ROWS, Block, Columns, Piece, Tile, blocks,
 from bppsa.codegen.gpu.print_load import Loads, span
 from bppsa.codegen.gpu.print_tile import Step
 from bppsa.codegen.gpu.tiling import tiles
-from bppsa.codegen.ir import Buffer, Group, Kernel, Kind, Reduce
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce
 
 BYTES = {"float": 4, "double": 8}
 TYPES = {"float": "tl.float32", "double": "tl.float64"}
@@ -49,7 +49,8 @@ import triton
 import triton.language as tl
 
 from bppsa.codegen.gpu.functions import error_function, exponent, exponential, hyperbolic_tangent
-from bppsa.codegen.gpu.functions import maximum, minimum, moved, sigmoid, times_power_of_two
+from bppsa.codegen.gpu.functions import arc_tangent, largest, maximum, minimum, moved, remainder_of, sigmoid, sine
+from bppsa.codegen.gpu.functions import times_power_of_two
 
 
 @triton.jit

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from bppsa.codegen.gpu.columns import LEAST, blocks
-from bppsa.codegen.ir import Access, Group, Kernel, Reduce
+from bppsa.codegen.language.ir import Access, Group, Kernel, Reduce
 
 Tiles = tuple[tuple[int, int], ...]  # (first column, columns)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,16 +17,18 @@ from bppsa.errors import InputError, PartitionError, ScheduleError
 from bppsa.fxpasses.over_time.examples import guesses, is_one_step, shortened
 from bppsa.fxpasses.over_time.layers import is_recurrent, layers_of
 from bppsa.fxpasses.over_time.verdict import MEND, Found, Mixed, packed, tried
-from bppsa.fxpasses.partition import trace_in_both_modes
-from bppsa.fxpasses.partition.arguments import Arguments, flatten
-from bppsa.fxpasses.partition.effects import facts
-from bppsa.fxpasses.partition.graph import Graph
-from bppsa.fxpasses.partition.kept import kept
-from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
-from bppsa.fxpasses.partition.refusals import BY_HAND, WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.call.arguments import Arguments, flatten
+from bppsa.fxpasses.partition.call.kept import kept
+from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.capture.captured import captured
+from bppsa.fxpasses.partition.capture.graph import Graph
+from bppsa.fxpasses.partition.cut.modules import first_names, names_of, stage_module
+from bppsa.fxpasses.partition.ops.effects import facts
+from bppsa.fxpasses.partition.situations import situation_of
+from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.stages import Axes, OverTime, Stage
 
-CUTS = "blelloch(K) cuts calls of nn.RNN, nn.GRU and nn.LSTM, in a forward that torch.fx can trace"
+CUTS = "blelloch(K) cuts calls of nn.RNN, nn.GRU and nn.LSTM, in a forward that torch.export can see"
 
 
 class Alone(nn.Module):
@@ -37,7 +40,7 @@ class Alone(nn.Module):
         self.train(model.training)
 
     def forward(self, input: Any, hx: Any = None) -> Any:
-        return self.model(input, hx)
+        return theirs(self.model, input, hx)
 
 
 def over_time(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], chunks: int) -> OverTime:
@@ -49,19 +52,24 @@ def over_time(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
     recurrent = [(path, module) for path, module in model.named_modules() if isinstance(module, nn.RNNBase)]
     if not recurrent:
         raise ScheduleError(f"{name(model)} has no nn.RNN, nn.GRU or nn.LSTM, whose time blelloch(K) could cut; {MEND}")
-    path, module = recurrent[0]
     if any(map(is_packed, tree_leaves((args, kwargs), is_leaf=is_packed))):
-        raise packed(path or name(model))
+        raise packed(recurrent[0][0] or name(model))
     root = Alone(model) if isinstance(model, nn.RNNBase) else model
     signature = inspect.signature(root.forward)
     given = flatten(signature, args, kwargs)
     leaves, spec = tree_flatten(list(given.values()))
-    tries = list(guesses(leaves, int(module.batch_first)))
+    tries = list(guesses(leaves, [module for _, module in recurrent]))
     first: Mixed | PartitionError | None = None
     for axes in tries:
         short = tree_unflatten([shortened(leaf, of) for leaf, of in zip(leaves, axes, strict=True)], spec)
         try:
-            return cut(root, Arguments(signature, tuple(given), tuple(short)), axes, chunks)
+            found = cut(root, Arguments(signature, tuple(given), tuple(short)), axes, chunks)
+            return replace(
+                found,
+                shapes=tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves),
+                situation=situation_of(model, leaves),
+                again=partial(over_time_again, chunks, Arguments(signature, tuple(given), ())),
+            )
         except (Mixed, PartitionError) as error:
             first = first or error
     if tries and is_one_step(leaves, tries[0]):
@@ -70,6 +78,12 @@ def over_time(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
             f"or more first, or give such example_inputs="
         ) from first
     raise first or ScheduleError(f"{name(model)} was called without a tensor that has steps; {MEND}")
+
+
+def over_time_again(chunks: int, arguments: Arguments, model: nn.Module, values: Sequence[Any]) -> OverTime:
+    """The model as it is now, as in evaluation. values: of the arguments, as `bind` gives them."""
+    args, kwargs = arguments.call(values)
+    return over_time(model, args, kwargs, chunks)
 
 
 def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: int) -> OverTime:
@@ -101,7 +115,7 @@ def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: i
 
 def graph_of(root: nn.Module, arguments: Arguments) -> Graph:
     try:
-        return trace_in_both_modes(root, arguments if not is_on_meta(root) else on_meta(arguments))
+        return captured(root, arguments if not is_on_meta(root) else on_meta(arguments))
     except PartitionError as error:
         for path in packed_in(root, arguments):
             raise packed(path) from error
@@ -119,8 +133,10 @@ def packed_in(root: nn.Module, arguments: Arguments) -> list[str]:
     args, kwargs = arguments.call(arguments.examples)
     try:
         with kept(root), torch.no_grad():
-            root(*args, **kwargs)
-    except WHAT_FORWARDS_RAISE:
+            theirs(root, *args, **kwargs)
+    except WHAT_FORWARDS_RAISE as error:
+        if is_ours(error):
+            raise
         return []
     finally:
         for hook in hooks:

@@ -6,22 +6,30 @@ from collections.abc import Iterator, Sequence
 from itertools import islice, product
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from bppsa.stages import Axes
 
 STEPS, ROWS = 12, 5  # of the examples
-GUESSES = 16
+GUESSES = 16  # by each tensor
 
 
-def guesses(leaves: Sequence[Any], usual: int) -> Iterator[tuple[Axes, ...]]:
-    """The axes of each leaf, the likeliest first. usual: where the first recurrent module's input has its time.
+def guesses(leaves: Sequence[Any], recurrent: Sequence[nn.RNNBase]) -> Iterator[tuple[Axes, ...]]:
+    """The axes of each leaf, the likeliest first. recurrent: those of the model, in its order.
 
-    The largest tensor has an axis of time. Where others have as many steps or rows along an axis, that is theirs.
+    The largest tensor has an axis of time, unless it looks like an initial state. Where others have as many steps or
+    rows along an axis, that is theirs.
     """
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0]
-    if tensors:
-        yield from islice(guesses_by(max(tensors, key=Tensor.numel), leaves, usual), GUESSES)
+    tensors.sort(key=lambda leaf: (any(is_like_a_state(leaf, of) for of in recurrent), -leaf.numel()))
+    for longest in tensors:
+        yield from islice(guesses_by(longest, leaves, int(recurrent[0].batch_first)), GUESSES)
+
+
+def is_like_a_state(leaf: Tensor, of: nn.RNNBase) -> bool:
+    layers = of.num_layers * (1 + of.bidirectional)
+    return leaf.shape[0] == layers and leaf.shape[-1] in (of.hidden_size, of.proj_size)
 
 
 def guesses_by(longest: Tensor, leaves: Sequence[Any], usual: int) -> Iterator[tuple[Axes, ...]]:
@@ -46,10 +54,12 @@ def places(leaf: Any, steps: int, rows: int | None, usual: int) -> list[Axes]:
 
 
 def shortened(leaf: Any, axes: Axes) -> Any:
-    """The first of its steps and rows."""
+    """The first of its steps and rows; two rows where there is one, which would not show what becomes of others."""
     for axis, most in ((axes.time, STEPS), (axes.rows, ROWS)):
         if axis is not None:
             leaf = leaf.narrow(axis, 0, min(most, leaf.shape[axis]))
+    if axes.rows is not None and leaf.shape[axes.rows] == 1:
+        leaf = torch.cat([leaf, leaf.flip(leaf.dim() - 1 if axes.time is None else axes.time)], axes.rows)
     return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 

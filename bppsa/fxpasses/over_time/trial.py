@@ -2,7 +2,7 @@
 
 In float64 and with drawn weights, so that nothing comes out equal by chance, as it would beside a weight that is still
 zero; what the model draws itself, such as dropout masks, is one number everywhere. In evaluation: norms, which in
-training take statistics over steps, are asked before each call instead (`bppsa._workers.over_time`).
+training take statistics over steps, are asked before each call instead (`bppsa.distributed.over_time.training`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_map_only, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from bppsa.stages import draws
+from bppsa.fxpasses.partition.call.certain import Certain
+from bppsa.fxpasses.theirs import theirs
 
 
 class Reading(NamedTuple):
@@ -40,11 +40,12 @@ class Run(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op != "call_module" or not isinstance(module := self.fetch_attr(str(n.target)), nn.RNNBase):
-            return super().run_node(n)
+            return theirs(super().run_node, n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
         self.readings[n] = reading = Reading(module, given["input"], given.get("hx"))
-        return module(reading.input, reading.states if self.before is None else self.before.env[n][1])
+        states = reading.states if self.before is None else self.before.env[n][1]
+        return theirs(module, reading.input, states)
 
     @property
     def returned(self) -> Any:
@@ -94,14 +95,3 @@ def random_like(leaf: Any) -> Any:
     if leaf.is_floating_point():
         return torch.randn_like(leaf, dtype=torch.float64)
     return leaf.flatten()[torch.randint(leaf.numel(), leaf.shape, device=leaf.device)]
-
-
-class Certain(TorchDispatchMode):
-    """What is drawn within the block is one half, and dropout lets all through."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.aten.native_dropout.default:
-            return args[0].clone(), torch.ones_like(args[0], dtype=torch.bool)
-        out = func(*args, **kwargs)
-        return tree_map_only(Tensor, lambda t: t.fill_(0.5), out) if draws(func, args, kwargs) else out

@@ -13,7 +13,8 @@ from torch.utils._pytree import tree_leaves
 from bppsa.errors import ScheduleError, first_line
 from bppsa.fxpasses.over_time.parts import NoAxis, alike, axis_of, halves
 from bppsa.fxpasses.over_time.trial import Run, Trial, trial_of
-from bppsa.fxpasses.partition.refusals import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.theirs import is_ours
 from bppsa.stages import Axes
 
 MEND = "cut the model into stages instead, as schedule=gpipe() does"
@@ -63,6 +64,8 @@ def over_chunks(trial: Trial, whole: Run, axes: Sequence[Axes]) -> list[int | No
         first = trial.run(early)
         second = trial.run(late, before=first)
     except WHAT_FORWARDS_RAISE as error:
+        if is_ours(error):
+            raise
         raise Mixed(f"the time axis cannot be cut: chunks of it raise {first_line(error)!r}; {MEND}") from error
     runs = (whole, first, second)
     for node in whole.readings:
@@ -92,7 +95,9 @@ def over_rows(trial: Trial, whole: Run, axes: Sequence[Axes]) -> list[int | None
         return None
     try:
         runs = (whole, *map(trial.run, halves(trial.given, [of.rows for of in axes])))
-    except WHAT_FORWARDS_RAISE:
+    except WHAT_FORWARDS_RAISE as error:
+        if is_ours(error):
+            raise
         return None
     found = [axis_of(*values) for values in zip(*(tree_leaves(run.returned) for run in runs), strict=True)]
     return None if any(isinstance(axis, NoAxis) for axis in found) else known(found)
@@ -119,7 +124,8 @@ def mixed(what: str, at: fx.Node, runs: Sequence[Run]) -> Mixed:
 def place(node: fx.Node) -> str:
     if node.op == "call_module":
         return f"module {node.target}"
-    return f"{getattr(node.target, '__name__', node.target)} ({node.name})"
+    target = getattr(node.target, "overloadpacket", node.target)  # conv1d, where there is an aten.conv1d.default
+    return f"{getattr(target, '__name__', target)} ({node.name})"
 
 
 def ancestors(node: fx.Node) -> set[fx.Node]:

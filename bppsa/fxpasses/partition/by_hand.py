@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,12 +13,14 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from bppsa.errors import PartitionError
-from bppsa.fxpasses.partition.arguments import Arguments, arguments_of, leaf_of
-from bppsa.fxpasses.partition.effects import Watch, storage
-from bppsa.fxpasses.partition.kept import kept
-from bppsa.fxpasses.partition.modules import first_names, names_of, stage_module
-from bppsa.fxpasses.partition.refusals import WHAT_FORWARDS_RAISE
-from bppsa.fxpasses.partition.verify import called, check_same
+from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of, leaf_of
+from bppsa.fxpasses.partition.call.kept import kept, unchanging
+from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.check.rows import by_rows
+from bppsa.fxpasses.partition.check.verify import called, check_same
+from bppsa.fxpasses.partition.cut.modules import first_names, names_of, stage_module
+from bppsa.fxpasses.partition.ops.effects import Watch, storage
+from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.stages import INPUT, Stage, Stages, Value
 
 
@@ -48,7 +50,7 @@ def by_hand(
     """
     paths = paths_of(model, modules)
     arguments = arguments_of(modules[0], example_inputs, example_kwargs)
-    with kept(model):
+    with unchanging(model):
         runs = run_all(modules, arguments)
     check_model(model, runs[-1].result, example_inputs, example_kwargs)
     trained = run_training(model, modules, arguments)
@@ -90,7 +92,9 @@ def by_hand(
         inputs = outputs
     spec = tree_structure(runs[-1].result)
     assemble = lambda leaves: tree_unflatten(list(leaves), spec)  # noqa: E731
-    return Stages(tuple(stages), tuple(values), len(arguments.names), arguments.bind, assemble)
+    found = Stages(tuple(stages), tuple(values), len(arguments.names), arguments.bind, assemble)
+    shapes = tuple(tuple(x.shape) if isinstance(x, Tensor) else None for x in tree_leaves(list(arguments.examples)))
+    return replace(found, by_rows=by_rows(model, found, arguments), shapes=shapes)
 
 
 def calling(path: str, arguments: Arguments | None, inputs: int, written: frozenset[int]) -> tuple[fx.Graph, fx.Node]:
@@ -109,7 +113,7 @@ def run_all(modules: Sequence[nn.Module], arguments: Arguments) -> list[Run]:
     runs = []
     for module in modules:
         with torch.no_grad(), Watch() as watch:
-            result = module(*args, **kwargs)
+            result = theirs(module, *args, **kwargs)
         written = frozenset(i for i, x in enumerate(given) if isinstance(x, Tensor) and storage(x) in watch.written)
         runs.append(Run(result, watch.flops, watch.cost, watch.draws, written, tuple(changed_by(module, watch))))
         given = args = runs[-1].parts()
@@ -131,7 +135,9 @@ def run_training(model: nn.Module, modules: Sequence[nn.Module], arguments: Argu
         model.train()
         try:
             return run_all(modules, arguments)
-        except WHAT_FORWARDS_RAISE:  # batch norm, over an example of one row
+        except WHAT_FORWARDS_RAISE as error:  # batch norm, over an example of one row
+            if is_ours(error):
+                raise
             return None
 
 

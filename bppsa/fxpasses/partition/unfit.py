@@ -13,6 +13,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from bppsa.errors import PartitionError
+from bppsa.fxpasses.partition.capture.whole import is_whole
 
 
 def has_lazy(module: nn.Module) -> bool:
@@ -38,6 +39,10 @@ UNFIT: Reasons = (
     ),
 )
 UNTRACEABLE: Reasons = (
+    (
+        lambda module: (module._backward_hooks or module._backward_pre_hooks) and not is_whole(module),
+        "has full backward hooks, and no stage is this module; register them on layers of torch.nn",
+    ),
     (
         lambda module: isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)),
         "spreads the batch over devices by itself; cut its .module",

@@ -10,9 +10,9 @@ from threading import Thread
 from time import perf_counter
 
 from bppsa.errors import WorkerError
+from bppsa.runtime.transport.borders import Stopped, Transport, Work
+from bppsa.runtime.transport.mailbox import Alarm, Mailbox
 from bppsa.runtime.worker.fetched import Fetched
-from bppsa.runtime.worker.mailbox import Alarm, Mailbox
-from bppsa.runtime.worker.transport import Stopped, Transport, Work
 from bppsa.schedule.messages import Item, Message, Step
 from bppsa.schedule.program import Action
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from bppsa.report import Decision
+from bppsa.decisions import Decision
 from bppsa.runtime.worker.gradients import Grads
 from bppsa.runtime.worker.norms import Seen
 from bppsa.schedule.program import Action

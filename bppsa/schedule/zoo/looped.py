@@ -18,7 +18,9 @@ def lpp(G: int, R: int | None = None) -> Recipe:
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
         h, workers = groups(S, W, G, R)
-        return Schedule(w=lambda s, b, d: (h(s, b), h(s, b)), n=forward_first, W=workers)
+        return Schedule(
+            w=lambda s, b, d: (h(s, b), h(s, b)), n=forward_first, W=workers, note=uneven(S, W, G, R, workers)
+        )
 
     return Recipe(call("lpp", G=G, R=R), build)
 
@@ -34,10 +36,12 @@ def fslpp(G: int, R: int | None = None, owner: str = "spread") -> Recipe:
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
         h, workers = groups(S, W, G, R)
-        in_group = workers // G
+        in_group, note = workers // G, uneven(S, W, G, R, workers)
         if owner == "paper":
-            return Schedule(w=lambda s, b, d: (h(s, s), h(s, b)), n=forward_first, W=workers)
-        return Schedule(w=lambda s, b, d: (h(s, s // in_group + s % in_group), h(s, b)), n=forward_first, W=workers)
+            return Schedule(w=lambda s, b, d: (h(s, s), h(s, b)), n=forward_first, W=workers, note=note)
+        return Schedule(
+            w=lambda s, b, d: (h(s, s // in_group + s % in_group), h(s, b)), n=forward_first, W=workers, note=note
+        )
 
     return Recipe(call("fslpp", {} if owner == "spread" else {"owner": owner}, G=G, R=R), build)
 
@@ -52,7 +56,13 @@ def depth_first(G: int = 1, R: int | None = None) -> Recipe:
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
         h, workers = groups(S, W, G, R)
-        return Schedule(w=lambda s, b, d: (h(s, b), h(s, b)), n=backward_first, policy="pending", W=workers)
+        return Schedule(
+            w=lambda s, b, d: (h(s, b), h(s, b)),
+            n=backward_first,
+            policy="pending",
+            W=workers,
+            note=uneven(S, W, G, R, workers),
+        )
 
     return Recipe(call("depth_first", G=G, R=R), build)
 
@@ -68,3 +78,10 @@ def groups(S: int, W: int | None, G: int, R: int | None) -> tuple[Callable[[int,
         return R * (b % G) + s % R
 
     return h, G * R
+
+
+def uneven(S: int, W: int | None, G: int, R: int | None, workers: int) -> str:
+    """Says so where nobody has named the number of workers and S stages are no multiple of G groups."""
+    if R is not None or W is not None or S % G == 0:
+        return ""
+    return f"G={G} does not divide S={S}: a group has max(1, S // G) = {workers // G} workers; give R, or W = G*R"

@@ -5,7 +5,19 @@ numbers. To add an op, write its rule (or its row in a family's table) and a row
 What does not belong here: patterns of single ops (a rule's operator states its own) and anything about kernels.
 """
 
-from bppsa.sparsity.rules import conv, functions, linear, norm, pointwise, pool, rearrange, reduce, resize, shape
+from bppsa.sparsity.rules import (
+    conv,
+    functions,
+    linear,
+    matrices,
+    norm,
+    pointwise,
+    pool,
+    rearrange,
+    reduce,
+    resize,
+    shape,
+)
 from bppsa.sparsity.rules.registry import RULES, Rule, lookup, rule
 
 __all__ = [
@@ -15,6 +27,7 @@ __all__ = [
     "functions",
     "linear",
     "lookup",
+    "matrices",
     "norm",
     "pointwise",
     "pool",

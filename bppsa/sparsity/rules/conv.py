@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, ops
 
-from bppsa.sparsity.across import AcrossRows
-from bppsa.sparsity.convolution import Convolution
+from bppsa.sparsity.operators.across import AcrossRows
+from bppsa.sparsity.operators.convolution import Convolution
+from bppsa.sparsity.patterns.windows import Windows
 from bppsa.sparsity.rules.registry import rule
-from bppsa.sparsity.windows import Windows
 
 aten = ops.aten
 

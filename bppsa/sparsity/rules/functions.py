@@ -13,19 +13,19 @@ from torch._ops import OpOverload
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bppsa.sparsity.across import AcrossRows
-from bppsa.sparsity.operators import Diagonal, select
+from bppsa.sparsity.operators.across import AcrossRows
+from bppsa.sparsity.operators.simple import Diagonal, select
 from bppsa.sparsity.rules.pointwise import Operators
 from bppsa.sparsity.rules.registry import rule
 
 aten = ops.aten
 
 DIFFERENTIABLE = """
-    acos acosh addcdiv asin asinh atan atan2 atanh copysign.Scalar cosh deg2rad digamma
-    clamp.Tensor clamp_max.Tensor clamp_min.Tensor div.Tensor_mode div.Scalar_mode erfc erfinv exp2 fmax fmin
+    acos acosh addcdiv asin asinh atan atan2 cosh deg2rad digamma
+    clamp.Tensor clamp_max.Tensor clamp_min.Tensor div.Tensor_mode div.Scalar_mode erfc erfinv exp2
     fmod.Tensor fmod.Scalar frac hypot i0 lgamma log10 log2 logaddexp logaddexp2 logit max.other min.other
-    nan_to_num pow.Tensor_Tensor pow.Scalar rad2deg relu6 remainder.Tensor remainder.Scalar selu sinc sinh
-    special_entr special_erfcx special_i0e special_log_ndtr special_ndtri special_xlog1py square
+    nan_to_num pow.Tensor_Tensor pow.Scalar rad2deg relu6 remainder.Tensor remainder.Scalar
+    selu sinc sinh special_entr special_erfcx special_i0e special_log_ndtr special_ndtri special_xlog1py square
     tan where.ScalarSelf where.ScalarOther xlogy.Tensor xlogy.Scalar_Other xlogy.Scalar_Self
 """
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from torch import Tensor, ops
 
-from bppsa.sparsity.across import AcrossRows, Outer
-from bppsa.sparsity.operators import Dense, Diagonal, Identity
-from bppsa.sparsity.repeated import Repeated
+from bppsa.sparsity.operators.across import AcrossRows, Outer
+from bppsa.sparsity.operators.repeated import Repeated
+from bppsa.sparsity.operators.simple import Dense, Diagonal, Identity
+from bppsa.sparsity.operators.transposed import TransposedJacobian
 from bppsa.sparsity.rules.registry import rule
-from bppsa.sparsity.transposed import TransposedJacobian
 
 aten = ops.aten
 

@@ -10,10 +10,10 @@ import torch
 from torch import Size, Tensor, ops
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.sparsity.across import AcrossRows
-from bppsa.sparsity.implicit import Implicit
-from bppsa.sparsity.operators import Diagonal
-from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.operators.across import AcrossRows
+from bppsa.sparsity.operators.implicit import Implicit
+from bppsa.sparsity.operators.simple import Diagonal
+from bppsa.sparsity.patterns.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
 
 aten = ops.aten

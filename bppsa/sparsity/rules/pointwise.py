@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from bppsa.sparsity.operators import Diagonal, Identity, select
+from bppsa.sparsity.operators.simple import Diagonal, Identity, select
 from bppsa.sparsity.rules.registry import rule
 
 aten = torch.ops.aten
@@ -92,6 +92,7 @@ DERIVATIVES: dict[Any, Callable[..., Operand]] = {
     aten.mish.default: mish,
     aten.celu.default: lambda x, out, alpha=1.0: elu(x, out, alpha, 1, 1 / alpha),
     aten.erf.default: erf,
+    aten.atanh.default: lambda x, out: torch.reciprocal(1 - x * x),
     aten.leaky_relu.default: lambda x, out, slope=0.01: choose(x > 0, 1.0, slope, x),
 }
 
@@ -210,7 +211,7 @@ def mul(a: Operand, b: Operand, *, out: Tensor) -> Operators:
 @rule(aten.div.Tensor, aten.div.Scalar)
 def div(a: Operand, b: Operand, *, out: Tensor) -> Operators:
     if not isinstance(b, Tensor):
-        return (Diagonal(1 / b, like=like(a)),)
+        return (Diagonal(1 / b if b else math.copysign(math.inf, b), like=like(a)),)
     inverse = torch.reciprocal(b)
     return of_tensors((a, b), (Diagonal(inverse), Diagonal(-(out * inverse))))
 
@@ -242,6 +243,27 @@ def minimum(a: Tensor, b: Tensor, *, out: Tensor) -> Operators:
     return extremum(a, b, loses=a > b, wins=a < b)
 
 
+@rule(aten.fmax.default)
+def fmax(a: Tensor, b: Tensor, *, out: Tensor) -> Operators:
+    return better(a, b, torch.logical_or(a >= b, torch.isnan(b)))
+
+
+@rule(aten.fmin.default)
+def fmin(a: Tensor, b: Tensor, *, out: Tensor) -> Operators:
+    return better(a, b, torch.logical_or(a <= b, torch.isnan(b)))
+
+
+def better(a: Tensor, b: Tensor, first: Tensor) -> Operators:
+    """The cotangent goes to the first at a tie."""
+    return select(first, a), select(torch.logical_not(first), b)
+
+
+@rule(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(size: Tensor, sign: Operand, *, out: Tensor) -> Operators:
+    ratio = torch.where(size == 0, 0.0, out / size)
+    return (Diagonal(ratio), None) if isinstance(sign, Tensor) else (Diagonal(ratio),)
+
+
 # No gradient ---------------------------------------------------------------------------------------------------------
 
 COMPARISONS = [getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")]
@@ -252,9 +274,12 @@ COMPARISONS = [getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "g
     *(op.Scalar for op in COMPARISONS),
     *(getattr(aten, name).default for name in ("logical_not", "logical_and", "logical_or", "logical_xor")),
     *(getattr(aten, name).Tensor for name in ("bitwise_and", "bitwise_or", "bitwise_xor")),
-    *(getattr(aten, name).default for name in ("bitwise_not", "isnan", "sign", "floor", "ceil", "round", "trunc")),
+    *(
+        getattr(aten, name).default
+        for name in ("bitwise_not", "isnan", "isinf", "sign", "floor", "ceil", "round", "trunc")
+    ),
     *(getattr(aten, name).default for name in ("zeros_like", "ones_like", "full_like", "detach")),
-    *(getattr(aten, name).default for name in ("new_zeros", "new_ones", "new_full")),
+    *(getattr(aten, name).default for name in ("new_zeros", "new_ones", "new_full", "new_empty")),
     *(getattr(aten, name).default for name in ("zeros", "ones", "full", "scalar_tensor")),
 )
 def no_gradient(*args: Any, out: Tensor, **kwargs: Any) -> Operators:

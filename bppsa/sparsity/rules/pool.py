@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Size, Tensor, ops
 
-from bppsa.sparsity.engine import engine
-from bppsa.sparsity.implicit import Implicit
-from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.operators.implicit import Implicit
+from bppsa.sparsity.patterns.engine import engine
+from bppsa.sparsity.patterns.pattern import Pattern
+from bppsa.sparsity.patterns.windows import Windows
 from bppsa.sparsity.rules.conv import each
 from bppsa.sparsity.rules.registry import rule
-from bppsa.sparsity.windows import Windows
 
 aten = ops.aten
 Grid = Callable[[], Pattern]  # of one channel

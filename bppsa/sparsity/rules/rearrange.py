@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, ops
 
-from bppsa.sparsity.across import AcrossRows
-from bppsa.sparsity.implicit import Implicit
-from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.operators.across import AcrossRows
+from bppsa.sparsity.operators.implicit import Implicit
+from bppsa.sparsity.patterns.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
 from bppsa.sparsity.rules.shape import Moved, numbers
 

@@ -11,10 +11,10 @@ import torch
 from torch import Size, Tensor
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.sparsity.across import AcrossRows
-from bppsa.sparsity.flat import flat
-from bppsa.sparsity.implicit import Implicit
-from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.operators.across import AcrossRows
+from bppsa.sparsity.operators.implicit import Implicit
+from bppsa.sparsity.patterns.flat import flat
+from bppsa.sparsity.patterns.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
 from bppsa.sparsity.rules.shape import numbers
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import Tensor, ops
 
-from bppsa.sparsity.implicit import Implicit
+from bppsa.sparsity.operators.implicit import Implicit
+from bppsa.sparsity.operators.separable import separable
 from bppsa.sparsity.rules.conv import each
 from bppsa.sparsity.rules.rearrange import like
 from bppsa.sparsity.rules.registry import rule
-from bppsa.sparsity.separable import separable
 
 aten = ops.aten
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bppsa.sparsity.across import AcrossRows
-from bppsa.sparsity.implicit import Implicit
-from bppsa.sparsity.operators import Identity
-from bppsa.sparsity.pattern import Pattern
+from bppsa.sparsity.operators.across import AcrossRows
+from bppsa.sparsity.operators.implicit import Implicit
+from bppsa.sparsity.operators.simple import Identity
+from bppsa.sparsity.patterns.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
 
 aten = torch.ops.aten

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bppsa.fxpasses.partition.balance import MARGIN, balanced
+from bppsa.fxpasses.partition.cut.balance import MARGIN, balanced
 
 CLOSE = 1e-6
 LITTLE = 1e-3  # beside any cost but 0

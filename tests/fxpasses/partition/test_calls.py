@@ -28,7 +28,9 @@ class Decides(nn.Module):
 def test_a_decision_that_another_batch_would_take_otherwise_is_refused() -> None:
     cut = partition(Decides(), torch.randn(4, 4), 2)
     run(cut, torch.randn(7, 4))
-    with pytest.raises(PartitionError, match=r"if x\.shape\[0\] > 3.*Python reads False here, and read True"):
+    with pytest.raises(
+        PartitionError, match=r"if x\.shape\[0\] > 3:: x\.shape\[0\] is 2, and Python decided otherwise"
+    ):
         run(cut, torch.randn(2, 4))
 
 
@@ -36,8 +38,19 @@ def test_a_call_is_as_the_example_was() -> None:
     cut = partition(Decides(), torch.randn(4, 4), 2)
     with pytest.raises(PartitionError, match="argument flag is False, and the model was partitioned for True"):
         run(cut, torch.randn(4, 4), False)
-    with pytest.raises(PartitionError, match="another structure"):
+    with pytest.raises(
+        PartitionError, match=r"another structure .*: a list of 1 \(a tensor \[4, 4\]\), and not a tensor"
+    ):
         run(cut, [torch.randn(4, 4)])
+    with pytest.raises(PartitionError, match=r"another structure .*: a list of 9 \(a list of 9\), and not a tensor"):
+        run(cut, torch.randn(9, 9).tolist())
+    with pytest.raises(PartitionError, match=r"argument x is a ndarray, and the model was partitioned for a tensor"):
+        run(cut, torch.randn(9, 9).numpy())
+
+
+def test_the_number_of_stages_that_nobody_asked_for_is_named() -> None:
+    with pytest.raises(PartitionError, match=r"into 8 stages \(which stages= is by default\); there can be 1 to 1"):
+        partition(nn.Sequential(nn.Linear(4, 4)), torch.randn(3, 4))
 
 
 @pytest.mark.parametrize("stages", [0, 9])

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from bppsa import compile
 from bppsa.schedule import Recipe, lpp, one_f_one_b, zero_bubble
+from tests.breadth import diagonal
 from tests.fxpasses.partition.families import FAMILIES
 from tests.fxpasses.partition.zoo import Sample
 from tests.workers import support
@@ -53,8 +54,11 @@ def serial(model: nn.Module, args: Any, kwargs: Any, target: Tensor) -> float:
 @pytest.mark.filterwarnings(
     "ignore:.*torch.utils.checkpoint would:UserWarning", "ignore:None of the inputs:UserWarning"
 )
-@pytest.mark.parametrize("schedule", [one_f_one_b(), lpp(G=2), zero_bubble()], ids=lambda schedule: schedule.name)
-@pytest.mark.parametrize("make", FAMILIES, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    ("make", "schedule"),
+    diagonal(FAMILIES, [one_f_one_b(), lpp(G=2), zero_bubble()]),
+    ids=lambda one: getattr(one, "__name__", None) or one.name,
+)
 def test_trains_as_in_one_process(make: type[Sample], schedule: Recipe) -> None:
     model = make()
     (args, kwargs), target = model.inputs(ROWS), torch.randn(ROWS)

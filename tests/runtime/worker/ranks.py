@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import Any
 
-from bppsa.runtime.worker.group import GroupTransport
+from bppsa.runtime.transport.group import GroupTransport
 from bppsa.schedule.messages import Item, Message
 from tests.workers.ranks import run_ranks
 

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from bppsa.runtime.worker.connections import _addresses
+from bppsa.runtime.transport.connections import _addresses
 
 
 def test_the_stores_host_tells_more_than_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bppsa.errors import WorkerError
-from bppsa.runtime.worker.group import GroupTransport
+from bppsa.runtime.transport.group import GroupTransport
 from tests.runtime.worker.ranks import message, run
 
 LARGE = 100_000  # elements: more than what travels with its announcement

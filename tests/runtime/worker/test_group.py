@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from bppsa.errors import ScheduleError, WorkerError
-from bppsa.runtime.worker.group import GroupTransport
+from bppsa.runtime.transport.group import GroupTransport
 from tests.runtime.worker.ranks import LIMIT, message, run
 from tests.workers.ranks import run_ranks
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bppsa.schedule.zoo.time_chunks import MIDDLES
+from tests.machine import skip_without_lstm_of_bfloat16
 from tests.workers.over_time import zoo
 from tests.workers.over_time.support import EXACT, over_time, plain, step_difference, wanted, with_gradients
 
@@ -166,6 +167,7 @@ def test_batch_norm_in_evaluation() -> None:
 
 
 def test_autocast_is_the_callers() -> None:
+    skip_without_lstm_of_bfloat16()
     torch.set_default_dtype(torch.float32)
     model, compiled, x, target = prepared()
     with torch.autocast("cpu", torch.bfloat16):

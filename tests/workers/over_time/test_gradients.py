@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from bppsa.schedule.zoo.time_chunks import MIDDLES
+from tests.breadth import diagonal, examples
 from tests.workers.over_time import zoo
 from tests.workers.over_time.support import EXACT, difference, over_time, plain, step_difference, wanted, with_gradients
 
@@ -59,7 +60,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 @given(cases())
-@settings(max_examples=40)
+@examples(40)
 def test_a_step_with_a_loss_of_all_steps(case: Case) -> None:
     model = zoo.Steps(case.kind, **case.flags)
     args = case.arguments(model)
@@ -69,7 +70,7 @@ def test_a_step_with_a_loss_of_all_steps(case: Case) -> None:
 
 
 @given(cases(), st.sampled_from([zoo.LastStep, zoo.FinalState]))
-@settings(max_examples=30)
+@examples(30)
 def test_a_step_with_a_loss_of_the_last_step(case: Case, of: type[zoo.Network]) -> None:
     model = of(case.kind, **case.flags)
     args = case.arguments(model)
@@ -86,7 +87,7 @@ def of_every_output(output: Any) -> Tensor:
 
 
 @given(cases())
-@settings(max_examples=40)
+@examples(40)
 def test_a_call_as_a_module_whose_loss_reads_every_output(case: Case) -> None:
     model = zoo.Network(case.kind, **case.flags)
     args = case.arguments(model)
@@ -95,8 +96,17 @@ def test_a_call_as_a_module_whose_loss_reads_every_output(case: Case) -> None:
     assert difference(plain(compiled, args, of_every_output), expected) < EXACT
 
 
-@pytest.mark.parametrize("middle", sorted(MIDDLES))
-@pytest.mark.parametrize("K", [2, 3, 5])
+@pytest.mark.parametrize("steps", [2, 5])
+def test_an_initial_state_with_more_numbers_than_the_input(steps: int) -> None:
+    """Two layers and two steps: its first axis might be time."""
+    case = Case("lstm-proj", {"num_layers": 2, "batch_first": True}, True, 2, "chain", 1, steps, rows=3)
+    model = zoo.Steps(case.kind, **case.flags)
+    args = case.arguments(model)
+    compiled = over_time(model, case.K, case.middle, case.microbatches, loss_fn=zoo.of_values)
+    assert step_difference(model, compiled, args, torch.randn_like(model(*args)), zoo.of_values) < EXACT
+
+
+@pytest.mark.parametrize(("middle", "K"), diagonal(sorted(MIDDLES), [2, 3, 5]))
 def test_gradients_that_autograd_gives_without_memory_of_their_own(K: int, middle: str) -> None:
     """Of a sum each element's is the same number in memory, and a transposed one's rows are not dense."""
     x = torch.randn(11, 3, zoo.INPUTS, requires_grad=True)
@@ -107,7 +117,7 @@ def test_gradients_that_autograd_gives_without_memory_of_their_own(K: int, middl
 
 
 @given(K=st.integers(1, 5), middle=middles, microbatches=st.integers(1, 3), extra=st.integers(0, 7))
-@settings(max_examples=20)
+@examples(20)
 def test_layers_of_two_kinds_skips_and_tied_weights(K: int, middle: str, microbatches: int, extra: int) -> None:
     model = zoo.Words()
     x, target = zoo.words(4, max(K, 2) + extra)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 import bppsa
-from bppsa.errors import BppsaError, InputError, PartitionError, ScheduleError
+from bppsa.errors import BppsaError, InputError, PartitionError, ScheduleError, StrategyError
 from tests.workers.over_time import zoo
 from tests.workers.over_time.support import over_time
 
@@ -115,7 +115,7 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], type[BppsaE
         ScheduleError,
         r"returns, \[3, 4\].*from mean",
     ),
-    "the first step": (lambda: Changed(behind=lambda y: y[:, 0]), x, ScheduleError, "from getitem"),
+    "the first step": (lambda: Changed(behind=lambda y: y[:, 0]), x, ScheduleError, "from select"),
     "time turned round": (lambda: Changed(lambda x: x.flip(1)), x, ScheduleError, "from flip"),
     "a sum over the past": (lambda: Changed(behind=lambda y: y.cumsum(1)), x, ScheduleError, "from cumsum"),
     "a state handed on": (Twice, x, ScheduleError, "the initial state of second"),
@@ -159,8 +159,8 @@ def test_a_norm_in_training_has_statistics_of_all_steps(norm: Callable[[int], nn
 
 
 def test_rows_of_their_own() -> None:
-    with pytest.raises(ScheduleError, match="data='local'"):
-        over_time(Changed(), 2, data="local")(x())
+    with pytest.raises(StrategyError, match="data='local'"):
+        over_time(Changed(), 2, data="local")
 
 
 def test_arguments_of_unequal_length() -> None:

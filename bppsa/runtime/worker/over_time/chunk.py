@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bppsa.runtime.extent import Given
-from bppsa.runtime.sweep import Gradients, Needs, Sweep, Swept
+from bppsa.runtime.recurrent.extent import Given
+from bppsa.runtime.recurrent.sweep import Gradients, Needs, Sweep, Swept
 from bppsa.runtime.worker.over_time.layer import Ran, run
 from bppsa.runtime.worker.over_time.module import ModuleCall
 from bppsa.runtime.worker.over_time.walk import Walk

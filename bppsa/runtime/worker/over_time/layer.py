@@ -14,10 +14,10 @@ from typing import Any
 
 from torch import Tensor
 
-from bppsa.runtime.backward import Asked, by_block, by_carry, pair_of
-from bppsa.runtime.extent import Extent, Given
-from bppsa.runtime.pairs import Pair, Rows, apply, compose
-from bppsa.runtime.sweep import Gradients, Needs, Passed, Sweep, Swept
+from bppsa.runtime.recurrent.backward import Asked, by_block, by_carry, pair_of
+from bppsa.runtime.recurrent.extent import Extent, Given
+from bppsa.runtime.recurrent.pairs import Pair, Rows, apply, compose
+from bppsa.runtime.recurrent.sweep import Gradients, Needs, Passed, Sweep, Swept
 
 Packed = tuple[Tensor | None, ...]  # a pair, as tensors
 Summary = Tensor | Packed  # a vector is [B, N]: the cotangents of all carries side by side

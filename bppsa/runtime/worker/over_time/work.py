@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from bppsa.runtime.extent import Given
-from bppsa.runtime.sweep import Sweep
+from bppsa.runtime.recurrent.extent import Given
+from bppsa.runtime.recurrent.sweep import Sweep
 from bppsa.runtime.worker.draws import Seed, drawing_from
 from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.over_time.chunk import Chunk

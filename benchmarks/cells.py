@@ -1,0 +1,132 @@
+"""Cells of the literature beside a Python loop over the same cell: whole training steps, in turns.
+
+    python benchmarks/cells.py --page            measures all of them in some four minutes, and writes the page's table
+    python benchmarks/cells.py --only RetNet     one of them, printed alone and not kept
+    python benchmarks/cells.py --show --page     measures nothing: prints what is kept, to the page too
+    python benchmarks/cells.py --quick           sizes of nothing: only shows that all of it runs
+
+The cells are the blocks of docs/guides/literature.md, in float32. Results are kept in benchmarks/results/, a file for
+each machine. Nothing else should run meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+import blocks
+import bppsa
+import machine
+import marked
+import store
+from blocks import Shown
+from bppsa.runtime.recurrent.reference import loop
+from comparison import Options, Row, compare
+from parts import Part, measure_part, show
+from problems import training_step
+from tables import number, quartiles, times
+
+HERE = Path(__file__).parent
+PART = "literature"
+QUICK = {"T": 3, "B": 2, "I": 4, "H": 4, "heads": 2, "D": 2}
+
+
+def measured(name: str, options: Options) -> list[Row]:
+    torch.manual_seed(0)
+    shown = blocks.read(name, **(QUICK if options.quick else {}))
+    (decision,) = bppsa.explain(lambda: bppsa.scan(shown.cell, shown.carry, shown.xs)).decisions
+    if decision.strategy != "sequential" and not options.quick:
+        raise SystemExit(f"not timed, because not fused: {name}: {decision.reason}")
+    cotangents = [torch.randn_like(output) for output in outputs(loop, shown)]
+    peer, ours = (training_step(over(scan, shown), shown.inputs, cotangents) for scan in (loop, bppsa.scan))
+    return [{"cell": name} | compare(peer, ours, options.repeats)]
+
+
+def over(scan: Callable[..., Any], shown: Shown) -> Callable[[], list[Tensor]]:
+    return lambda: outputs(scan, shown)
+
+
+def outputs(scan: Callable[..., Any], shown: Shown) -> list[Tensor]:
+    """What a loss can read: the last carry and the ys, as far as they have gradients."""
+    return [leaf for leaf in pytree.tree_leaves(scan(shown.cell, shown.carry, shown.xs)) if leaf.requires_grad]
+
+
+# ---- the page
+
+
+def write(page: Path, results: store.Results, file: str) -> None:
+    marked.write(page, "ratios", markdown(results, file))
+
+
+def markdown(results: store.Results, file: str) -> Iterator[str]:
+    (run,) = results[PART]
+    yield "| cell | Python loop | `bppsa.scan` | |"
+    yield "| --- | ---: | ---: | ---: |"
+    for row in run["rows"]:
+        ratio = f"**{times(row['ratio']['median'])}** ({quartiles(row['ratio'])})"
+        ms = (f"{number(row[side])} ms" for side in ("peer_ms", "ours_ms"))
+        yield f"| [{row['cell']}](#{anchor(row['cell'])}) | {' | '.join((*ms, ratio))} |"
+    yield ""
+    what = "A training step, and how many times as fast as a Python loop over the same cell"
+    yield marked.footer(what, results, run["on"], file, "python benchmarks/cells.py --page")
+
+
+def anchor(heading: str) -> str:
+    """As the site names it."""
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).lower())
+
+
+def main() -> None:
+    arguments = parse()
+    console = Console()
+    hardware = machine.hardware()
+    file = machine.file_name(hardware)
+    kept = arguments.results and arguments.results / file
+    results: store.Results = store.load(kept) if kept else {}
+    results["machine"] = hardware
+    if arguments.show:
+        for run in results.get(PART, ()):
+            show(PART, run["rows"], console)
+    else:
+        if (load := machine.load()) > 0.5:
+            console.print(f"[yellow]The load average is {load:.1f}: what else is running will make the ratios scatter.")
+        torch.set_num_threads(arguments.threads)
+        options = Options(arguments.threads, arguments.repeats, arguments.quick)
+        results[PART] = measure_part(PART, Part(lambda _: arguments.only, measured), options, console)
+        if kept:
+            store.save(kept, results)
+    if kept:
+        console.print(f"results are in {kept}")
+    if arguments.page and PART in results:
+        write(arguments.page, results, file)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = blocks.names()
+    parser.add_argument("--only", choices=names, action="append", metavar="NAME", help="may be given several times")
+    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
+    parser.add_argument("--repeats", type=int, help="interleaved samples of each side (default: 9, with --quick 2)")
+    parser.add_argument("--quick", action="store_true", help="sizes of nothing, not kept unless --results is given")
+    parser.add_argument("--show", action="store_true", help="measure nothing, print what is kept")
+    parser.add_argument("--results", type=Path, help="folder (default: benchmarks/results)")
+    parser.add_argument("--page", type=Path, nargs="?", const=blocks.PAGE, help="write the table there")
+    arguments = parser.parse_args()
+    partial = arguments.quick or arguments.only
+    arguments.only = arguments.only or names
+    arguments.repeats = arguments.repeats or (2 if arguments.quick else 9)
+    arguments.results = arguments.results or (None if partial else HERE / "results")
+    return arguments
+
+
+if __name__ == "__main__":
+    main()

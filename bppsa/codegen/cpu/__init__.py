@@ -1,0 +1,1 @@
+"""Kernels as C++: printed, built by the system's compiler, and called."""

@@ -1,0 +1,157 @@
+"""Print a group of several axes: a loop for each, the one that most loads and stores move along by one innermost.
+
+    for row: for j0: for j1: along<V>(n2, [&](mask, j, lanes) {...})
+
+An expression is computed in the outermost loop that fixes all it depends on. What is folded along the vector axis adds
+up in a register; along other axes it adds up where it is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from bppsa.codegen.arrange.barriers import Cut
+from bppsa.codegen.arrange.tile import tile
+from bppsa.codegen.cpu.print_point import CPP, Numbers, body
+from bppsa.codegen.language.ir import Access, Expr, Group, Kind, Reduce, Store
+
+START = {Reduce.ROWS: "0", Reduce.MAX: "-__builtin_inf()"}
+JOIN = {Reduce.ROWS: "{} + {}", Reduce.COLUMNS: "{} + {}", Reduce.MAX: "maximum({}, {})"}
+ACROSS = {Reduce.ROWS: "sum({})", Reduce.COLUMNS: "sum({})", Reduce.MAX: "largest({})"}
+
+
+class AxesText:
+    """Members of `struct Kernel` for one group of several axes; as `print_group.GroupText`, but without panels."""
+
+    panels: Sequence[str] = ()
+    place: Sequence[str] = ()
+    pack: Sequence[str] = ()
+    blocks = 1
+
+    def __init__(self, numbers: Numbers, index: int, group: Group, size: int, sums: Sequence[str]) -> None:
+        self.numbers, self.index, self.group, self.sums = numbers, index, group, sums
+        self.cut: Cut = (group.width,)
+        self.order = loop_order(group)
+        self.lanes = tile(group.shape[self.order[-1]], (), size).point
+        self.sizes = {a: numbers.number(group.shape[a]) for a in self.order}
+        # Lines by depth: 0 stands before the loops, d within the first d of them; in `after`, behind the inner loop.
+        self.lines: list[list[str]] = [[] for _ in range(len(self.order) + 1)]
+        self.after: list[list[str]] = [[] for _ in range(len(self.order) + 1)]
+        self.pointers: dict[Access, str] = {}
+        self.depth: dict[Expr, int] = {}
+        self.name: dict[Expr, str] = {}
+        for node in group.nodes():
+            self.value(node)
+        for n, store in enumerate(group.stores):
+            self.store(store, n)
+        self.members = self.function()
+
+    @property
+    def innermost(self) -> int:
+        return len(self.order)
+
+    def value(self, node: Expr) -> None:
+        name = self.name[node] = f"v{len(self.name)}"
+        payload = node.payload
+        if isinstance(payload, Access):
+            self.depth[node] = self.depth_of(payload)
+            text = self.loaded(payload)
+        elif payload is not None:
+            assert isinstance(payload, float)
+            self.depth[node], text = 0, f"splat<V>({self.numbers.constant(payload)})"
+        else:
+            self.depth[node] = max(self.depth[a] for a in node.args)
+            text = CPP[node.op].format(*(self.name[a] for a in node.args))
+        self.lines[self.depth[node]].append(f"const V {name} = {text};")
+
+    def depth_of(self, access: Access) -> int:
+        """The loops that fix where it points."""
+        return max((d + 1 for d, a in enumerate(self.order) if self.stride(access, a)), default=0)
+
+    def stride(self, access: Access, axis: int) -> int:
+        return access.strides[axis] if access.strides else 0
+
+    def pointer(self, access: Access) -> str:
+        """To the element at the indices of all loops but the innermost."""
+        if access not in self.pointers:
+            name = self.pointers[access] = f"p{len(self.pointers)}"
+            self.lines[0].append(f"real* const {name} = {self.row(access)}{self.numbers.plus(access.column)};")
+            for d, axis in enumerate(self.order[:-1], start=1):
+                if stride := self.stride(access, axis):
+                    at = f"{name} + j{axis} * {self.numbers.number(stride)}"
+                    name = self.pointers[access] = f"{name}_{axis}"
+                    self.lines[d].append(f"real* const {name} = {at};")
+        return self.pointers[access]
+
+    def row(self, access: Access) -> str:
+        if self.numbers.kinds[access.buffer] is Kind.COLUMN_SUM:
+            return f"thread.sums[{self.sums.index(access.buffer)}].part"
+        slot = self.numbers.slot(access)
+        return f"c.at[{slot}] + row * c.row[{slot}]"
+
+    def loaded(self, access: Access) -> str:
+        at, stride = self.pointer(access), self.stride(access, self.order[-1])
+        if stride == 0:
+            return f"splat<V>(*{at})"
+        if stride == 1:
+            return f"mask.load({at} + j)"
+        step = self.numbers.number(stride)
+        return f"gather<V>({at} + j * {step}, {step}, lanes)"
+
+    def stored(self, access: Access, value: str) -> str:
+        at, stride = self.pointer(access), self.stride(access, self.order[-1])
+        if stride == 1:
+            return f"mask.store({at} + j, {value});"
+        step = self.numbers.number(stride)
+        return f"scatter<V>({at} + j * {step}, {step}, lanes, {value});"
+
+    def store(self, store: Store, n: int) -> None:
+        target, value, at = store.target, self.name[store.value], self.pointer(store.target)
+        inner = self.lines[self.innermost]
+        if store.reduce is Reduce.NONE:
+            inner.append(self.stored(target, value))
+            return
+        folded = [a for a in self.order if not self.stride(target, a)]
+        join, direct = JOIN[store.reduce], folded == self.order[-1:] and store.reduce in START
+        if store.reduce in START and not direct:
+            count = prod(size for a, size in enumerate(self.group.shape) if self.stride(target, a))
+            base = at.split("_")[0]
+            self.lines[0].append(f"std::fill_n({base}, {self.numbers.number(count)}, real({START[store.reduce]}));")
+        if self.stride(target, self.order[-1]):
+            inner.append(self.stored(target, join.format(self.loaded(target), value)))
+            return
+        own = self.innermost - 1
+        least = START.get(store.reduce, "0")
+        self.lines[own].append(f"V fold{n} = splat<V>({least});")
+        kept = f"mask.keep({value})" if least == "0" else f"mask.keep({value}, splat<V>({least}))"
+        inner.append(f"fold{n} = {join.format(f'fold{n}', kept)};")
+        total = ACROSS[store.reduce].format(f"fold{n}")
+        whole = join.format(f"splat<Vec<1>>(*{at})", f"splat<Vec<1>>({total})")
+        self.after[own].append(f"*{at} = {total if direct else f'({whole})[0]'};")
+
+    def function(self) -> list[str]:
+        *outer, axis = self.order
+        call = f"along<V>({self.sizes[axis]}, [&](const auto mask, const int64_t j, const int64_t lanes) INLINED"
+        unused = "(void)mask, (void)j, (void)lanes;"
+        lines = body(call, [unused, *self.lines[self.innermost]])
+        lines[-1] = "});"
+        for d in range(len(outer), -1, -1):
+            lines = [*self.lines[d], *lines, *self.after[d]]
+            if d:
+                a = outer[d - 1]
+                lines = body(f"for (int64_t j{a} = 0; j{a} < {self.sizes[a]}; ++j{a})", lines)
+        rows = body("for (int64_t row = share.begin; row < share.end; ++row)", lines)
+        head = [f"using V = Vec<{self.lanes}>;", "[[maybe_unused]] const auto& c = thread.cursor;"]
+        return body(f"NOINLINE void group{self.index}(Thread& thread, const Share& share) const", [*head, *rows])
+
+
+def loop_order(group: Group) -> list[int]:
+    """The axes, the one to vectorise last: along which most that is loaded and stored stands side by side."""
+    accesses = [n.payload for n in group.nodes() if isinstance(n.payload, Access)] + [s.target for s in group.stores]
+    beside: Mapping[int, int] = {
+        a: sum(prod(group.shape) for access in accesses if access.strides and access.strides[a] == 1)
+        for a in range(len(group.shape))
+    }
+    last = max(beside, key=lambda a: (beside[a], a))
+    return [*(a for a in range(len(group.shape)) if a != last), last]

@@ -1,0 +1,30 @@
+"""What a kernel moves and computes, counted on the kernel itself."""
+
+from __future__ import annotations
+
+from math import prod
+
+from bppsa.codegen.language.ir import STRUCTURAL, Access, Kernel, Kind
+
+
+def traffic(kernel: Kernel, real: str) -> tuple[int, int]:
+    """(bytes, flops) of one row and step: what it loads and stores of memory that holds every step, and what it
+    multiplies, adds and evaluates. A value that two groups load counts once: it stays in registers."""
+    kinds = {b.name: b.kind for b in kernel.buffers}
+    touched: set[tuple[str, bool, int]] = set()
+    wide: dict[tuple[str, bool, int], int] = {}  # what moves along several axes, by where it begins: its columns
+    flops = 0
+    for group in kernel.groups:
+        accesses = [node.payload for node in group.nodes() if isinstance(node.payload, Access)]
+        for access in (*accesses, *(store.target for store in group.stores)):
+            if kinds[access.buffer] not in (Kind.STREAM, Kind.STATE):
+                continue
+            if access.strides:
+                moves = (size for size, stride in zip(group.shape, access.strides, strict=True) if stride)
+                wide[access.buffer, access.after, access.column] = prod(moves)
+            else:
+                width = 1 if access.broadcast else group.width
+                touched |= {(access.buffer, access.after, access.column + j) for j in range(width)}
+        flops += group.width * sum(node.op not in STRUCTURAL for node in group.nodes())
+        flops += group.width * sum(2 * kernel.buffer(dot.weight).depth for dot in group.dots)
+    return (len(touched) + sum(wide.values())) * {"float": 4, "double": 8}[real], flops

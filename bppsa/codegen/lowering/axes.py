@@ -1,0 +1,131 @@
+"""A segment seen along several axes, and what views do to it: they rewrite how its loads move, and cost nothing.
+
+The columns of a value [B, n_1, n_2, ...] are numbered row-major, so a reshape is nothing at all. A segment's `shape`
+cuts its columns into axes along each of which every load moves by a stride of its own; () where they are one axis, and
+every load moves by one or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import prod
+
+from bppsa.codegen.language.ir import Access, Expr, Op, Shape, Strides, topological
+from bppsa.codegen.lowering.row import Segment
+
+Move = Callable[[Strides], tuple[Strides, int]]  # strides before -> after, and by how many columns all begins later
+
+
+def shape_of(segment: Segment) -> Shape:
+    return segment.shape or (segment.width,)
+
+
+def is_product(segment: Segment) -> bool:
+    """Whether it holds a product with a weight, which knows but one axis."""
+    return any(node.op is Op.DOT for node in topological((segment.expr,)))
+
+
+def loads(expr: Expr) -> list[Access]:
+    """Those that are not the same for all columns."""
+    payloads = [node.payload for node in topological((expr,))]
+    return [p for p in payloads if isinstance(p, Access) and not p.broadcast]
+
+
+def moved(expr: Expr, move: Move) -> Expr:
+    """The expression with the strides of every load changed."""
+    done: dict[Expr, Expr] = {}
+    for node in topological((expr,)):
+        payload = node.payload
+        if isinstance(payload, Access) and not payload.broadcast:
+            strides, later = move(payload.strides or (1,))
+            some = any(strides)
+            access = replace(
+                payload, column=payload.column + later, broadcast=not some, strides=strides if some else ()
+            )
+            done[node] = Expr(node.op, payload=access)
+        else:
+            done[node] = Expr(node.op, *(done[arg] for arg in node.args), payload=payload)
+    return done[expr]
+
+
+def subdivided(one: Shape, other: Shape) -> Shape | None:
+    """As `refinement`, axes of size 1 kept: None where there are any."""
+    return None if 1 in one or 1 in other else refinement(one, other)
+
+
+def refinement(one: Shape, other: Shape) -> Shape | None:
+    """The fewest axes of which those of both shapes are products; None where there are none (6 x 4 and 8 x 3)."""
+    left, right, found = [n for n in one if n != 1], [n for n in other if n != 1], []
+    while left and right:
+        a, b = left.pop(), right.pop()
+        least = min(a, b)
+        if max(a, b) % least:
+            return None
+        found.append(least)
+        left += [a // least] * (a != least)
+        right += [b // least] * (b != least)
+    return tuple(reversed(found))
+
+
+def refined(segment: Segment, shape: Shape) -> Segment | None:
+    """The same columns, cut at least as fine as `shape`; None where no axes fit both."""
+    fine = refinement(shape_of(segment), shape)
+    if fine is None:
+        return None
+    old = [n for n in shape_of(segment) if n != 1]
+    parts = divided(fine, old)
+
+    def move(strides: Strides) -> tuple[Strides, int]:
+        kept = [s for s, n in zip(strides, shape_of(segment), strict=True) if n != 1]
+        return tuple(
+            stride * prod(part[i + 1 :]) for stride, part in zip(kept, parts, strict=True) for i in range(len(part))
+        ), 0
+
+    return Segment(segment.width, moved(segment.expr, move), fine)
+
+
+def divided(fine: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
+    """The axes `fine` by which of `sizes` they are factors of; no axis for a size of 1."""
+    found, rest = [], list(fine)
+    for size in sizes:
+        part: list[int] = []
+        while prod(part) != size:
+            part.append(rest.pop(0))
+        found.append(tuple(part))
+    return found
+
+
+def rearranged(segment: Segment, shape: Shape, move: Move) -> Segment:
+    """With axes of new sizes: element j of `shape` is where `move` takes the loads."""
+    return coalesced(Segment(prod(shape), moved(segment.expr, move), shape))
+
+
+def coalesced(segment: Segment) -> Segment:
+    """With as few axes as there can be."""
+    own = [access.strides for access in loads(segment.expr)]
+    if not own:
+        return Segment(segment.width, segment.expr)
+    groups: list[list[int]] = []
+    for axis, size in enumerate(segment.shape):
+        if size == 1:
+            continue
+        last = groups[-1][-1] if groups else None
+        if last is not None and all(s[last] == s[axis] * size for s in own):
+            groups[-1].append(axis)
+        else:
+            groups.append([axis])
+    shape = tuple(prod(segment.shape[a] for a in group) for group in groups)
+    expr = moved(segment.expr, lambda strides: (tuple(strides[group[-1]] for group in groups), 0))
+    if len(shape) <= 1 and all(access.strides == (1,) for access in loads(expr)):
+        return Segment(segment.width, plain(expr))
+    return Segment(segment.width, expr, shape)
+
+
+def plain(expr: Expr) -> Expr:
+    """Of one axis along which every load moves by one or not at all."""
+    done: dict[Expr, Expr] = {}
+    for node in topological((expr,)):
+        payload = replace(node.payload, strides=()) if isinstance(node.payload, Access) else node.payload
+        done[node] = Expr(node.op, *(done[arg] for arg in node.args), payload=payload)
+    return done[expr]

@@ -1,0 +1,112 @@
+"""The kernels of blocked images as addresses that a table of calls may name, and what runs such a table.
+
+Several Python threads may run tables: a run keeps its state to itself, and ctypes releases the GIL.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bppsa.codegen.cpu import build
+from bppsa.codegen.cpu.native import INT, INT64, POINTER, REAL
+from bppsa.codegen.cpu.print_cpp import skeleton
+from bppsa.codegen.language.ir import Kernel
+from bppsa.codegen.sparse_conv import print_conv, print_pointwise
+from bppsa.codegen.sparse_conv.window import Window
+
+LANES = {dtype: print_conv.LANES[real] for dtype, real in REAL.items()}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry point (skeleton/call.h): where it is, and how many arguments it takes."""
+
+    address: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Functions:
+    """A library's entry points by name."""
+
+    library: ctypes.CDLL
+
+    def __getattr__(self, name: str) -> Entry:
+        return entry(self.library, name)
+
+
+@functools.lru_cache(maxsize=4096)
+def entry(library: ctypes.CDLL, name: str) -> Entry:
+    count = INT64.in_dll(library, f"bppsa_{name}_count").value
+    address = ctypes.cast(getattr(library, f"bppsa_{name}"), POINTER).value
+    assert address is not None
+    return Entry(address, count)
+
+
+@functools.cache
+def images(dtype: torch.dtype) -> Functions:
+    """Raises `BuildError`."""
+    return Functions(build.library(images_source(REAL[dtype])))
+
+
+def images_source(real: str) -> str:
+    texts = map(skeleton, ("vec.h", "arena.h", "call.h", "blocked.h", "images.h", "norm.h", "kept.h", "table.h"))
+    return "\n".join([f"using real = {real};", *texts])
+
+
+@functools.lru_cache(maxsize=1024)
+def conv(window: Window, dtype: torch.dtype) -> Functions:
+    """Raises `BuildError`."""
+    return Functions(build.library(print_conv.source(window, REAL[dtype], is_wide())))
+
+
+def weights_room(kernels: Functions, row_size: int) -> int:
+    """Reals that `weights` of `conv` works in, for each thread."""
+    room = kernels.library.bppsa_weights_room
+    room.argtypes, room.restype = (INT64,), INT64
+    return int(room(row_size))
+
+
+@functools.lru_cache(maxsize=1024)
+def pointwise(kernel: Kernel, dtype: torch.dtype) -> Entry:
+    """Raises `BuildError`."""
+    return Functions(build.library(print_pointwise.source(kernel, REAL[dtype]))).pointwise
+
+
+def prepare(windows: Sequence[Window], kernels: Sequence[Kernel], dtype: torch.dtype) -> None:
+    """Build what `conv` of each window, and each kernel, will need, side by side. Raises `BuildError`."""
+    sources = {print_conv.source(window, REAL[dtype], is_wide()) for window in windows}
+    sources |= {print_pointwise.source(kernel, REAL[dtype]) for kernel in kernels}
+    build.build_many([images_source(REAL[dtype]), *sources])
+
+
+@functools.cache
+def is_wide() -> bool:
+    return "avx512vl" in build.cpu_features().split()
+
+
+@functools.cache
+def runner(dtype: torch.dtype) -> Any:
+    """`bppsa_run` of skeleton/table.h. Raises `BuildError`."""
+    run = build.library(images_source(REAL[dtype])).bppsa_run
+    run.argtypes, run.restype = (POINTER, INT64, POINTER, POINTER), None
+    return run
+
+
+@functools.cache
+def adder(dtype: torch.dtype) -> Any:
+    """`bppsa_add_at` of skeleton/kept.h. Raises `BuildError`."""
+    add = build.library(images_source(REAL[dtype])).bppsa_add_at
+    add.argtypes, add.restype = (POINTER, POINTER, POINTER, ctypes.c_double, INT64, INT), None
+    return add
+
+
+def address(numbers: array[int]) -> int:
+    return numbers.buffer_info()[0]

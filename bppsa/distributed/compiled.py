@@ -1,0 +1,73 @@
+"""The model that `bppsa.compile(model, schedule=...)` returns: the user's, in whose place a schedule is run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from bppsa.distributed.steps.trainer import Trainer, like
+from bppsa.distributed.steps.training import Settings, Training
+from bppsa.frontend.state import state_of
+
+ADOPTED = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+SHOWN = ("step", "clip_grad_norm_", "full_state_dict", "stages", "timeline", "measured", "predicted")  # of a Trainer's
+
+
+class Scheduled(nn.Module):
+    """Its Parameters, buffers, children, and their names are the model's, and so are its other attributes.
+
+    Where the model has no such name, it has the trainer's: `step`, `stages`, ... So its class has none of these, and
+    they are looked up last.
+    """
+
+    def __init__(self, model: nn.Module, settings: Settings, cut: Callable[..., Training]) -> None:
+        super().__init__()
+        self.__dict__.update({name: model.__dict__[name] for name in ADOPTED})
+        state_of(self).scheduled = Trainer(self, model, settings, cut)
+        self.training = model.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return trainer_of(self).outputs(*args, **kwargs)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """As the model gives it: with its version, its extra state, its hooks, and what its class overrides."""
+        return trainer_of(self).given.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """The whole model's, or what this rank owns of it."""
+        trainer = trainer_of(self)
+        elsewhere = set(trainer.names) - set(self.state_dict())
+        own = like(state_dict, {name: value for name, value in state_dict.items() if name not in elsewhere})
+        return trainer.given.load_state_dict(own, strict, assign)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        """As part of another module."""
+        trainer_of(self).given._load_from_state_dict(*args)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        trainer = state_of(self).scheduled if "_bppsa" in self.__dict__ else None
+        if trainer is not None and name not in self.__dict__ and name in vars(trainer.given):
+            setattr(trainer.given, name, value)  # the forward reads it there
+        else:
+            super().__setattr__(name, value)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)  # a Parameter, a buffer or a child
+        except AttributeError:
+            trainer = state_of(self).scheduled
+            if trainer is None or name.startswith("__"):  # a copy that waits for its state, or a question of Python's
+                raise
+            try:
+                return getattr(trainer.given, name)
+            except AttributeError:
+                if name not in SHOWN:
+                    raise
+        return getattr(trainer, name)
+
+
+def trainer_of(model: Scheduled) -> Trainer:
+    found: Trainer = state_of(model).scheduled
+    return found

@@ -1,0 +1,1 @@
+"""Training whose time axis is cut: batches, losses and parts by chunk of time."""

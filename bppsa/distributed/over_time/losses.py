@@ -1,0 +1,210 @@
+"""The loss of a chunk of time as its share of the whole batch's.
+
+It is read in one of two ways. Of all steps: a mean over rows and steps, or a sum where its `reduction` says so; what
+of the target has steps is cut as the output is. Of the last step: of the last chunk's output and the whole target, and
+nothing of other chunks. Before the first step both are tried on a short output, and the loss has to be one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from bppsa.distributed.over_time.parts import Parts, lengths
+from bppsa.distributed.steps.losses import LossFunction, LossWeight, Share, is_sum
+from bppsa.distributed.steps.whole import MEND, Shape, check_is_no_array, named_leaves, shapes_of
+from bppsa.errors import ArgumentError, InputError, ScheduleError, first_line
+from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.stages import Axes, OverTime
+
+WHAT_LOSSES_RAISE = (ArgumentError, RuntimeError, ValueError, TypeError, LookupError)  # of other sizes
+
+
+@dataclass(frozen=True)
+class TimeLoss:
+    """axes: of each leaf of the target."""
+
+    loss_fn: LossFunction
+    loss_weight: LossWeight | None
+    axes: tuple[Axes, ...]
+    of_all_steps: bool
+    shapes: tuple[Shape, ...]  # of the target that it was tried with
+
+    def fits(self, target: Any, parts: Parts) -> bool:
+        """Whether a target has its axes where the one has that the loss was tried with."""
+        shapes, sizes = shapes_of(tree_leaves(target)), Axes(sum(parts.steps), sum(parts.rows))
+        if len(shapes) != len(self.shapes):
+            return False
+        return all(
+            shape == like if shape is None or like is None else resized(like, of, sizes) == shape
+            for shape, like, of in zip(shapes, self.shapes, self.axes, strict=True)
+        )
+
+    @property
+    def of_last_step(self) -> TimeLoss:
+        return replace(self, axes=tuple(Axes(None, of.rows) for of in self.axes), of_all_steps=False)
+
+    def share(self, target: Any, parts: Parts) -> Share:
+        """Of each part."""
+        leaves, spec = tree_flatten(target)
+        columns = [parts.cut(leaf, of) for leaf, of in zip(leaves, self.axes, strict=True)]
+        targets = [tree_unflatten([column[part] for column in columns], spec) for part in range(len(parts))]
+        sums = is_sum(self.loss_fn)
+        counted = [self.counts(part, targets[part], parts, sums) for part in range(len(parts))]
+        total = 1.0 if sums else sum(counted)
+        return Share(self.loss_fn, targets, [count / total if total else count for count in counted])
+
+    def counts(self, part: int, target: Any, parts: Parts, sums: bool) -> float:
+        """What a part counts in the batch's loss."""
+        if not self.of_all_steps and not parts.is_last(part):
+            return 0.0
+        if sums:
+            return 1.0
+        if self.loss_weight is not None:
+            return float(theirs(self.loss_weight, target))
+        b, k = divmod(part, len(parts.steps))
+        return float(parts.rows[b] * parts.steps[k] if self.of_all_steps else parts.rows[b])
+
+
+def time_loss(
+    model: OverTime, loss_fn: LossFunction | None, loss_weight: LossWeight | None, target: Any, parts: Parts
+) -> TimeLoss:
+    """For targets like this one, of a batch with these parts.
+
+    Raises ArgumentError where there is no loss, ScheduleError where that of the whole output is not that of its chunks.
+    """
+    if loss_fn is None:
+        raise ArgumentError("a model cut over time returns outputs, and no loss of all its steps; give loss_fn=")
+    like = min(model.outputs_axes, key=lambda of: of.time is None, default=Axes())
+    rows, steps = sum(parts.rows), sum(parts.steps)
+    axes = tuple(axes_of(leaf, like, rows, steps) for leaf in tree_leaves(target))
+    if len(parts.rows) > 1:
+        check_rows_of(target, axes, rows)
+    read = TimeLoss(loss_fn, loss_weight, axes, True, shapes_of(tree_leaves(target)))
+    if model.chunks == 1:
+        return read
+    short = Short.of(model, cut_rows=len(parts.rows) > 1)
+    whole = short.whole(loss_fn, model, target, axes, parts)
+    target = short.target(target, axes)
+    for reading in (read, read.of_last_step):
+        if short.gives(reading, target, whole):
+            return reading
+    raise ScheduleError(
+        f"the time axis cannot be cut under this loss: for {sum(short.parts.steps)} steps at once it is {whole:.6g}, "
+        f"and neither chunks' losses put together nor the last chunk's alone give that; let loss_fn be of the last "
+        f"step alone or a mean over rows and steps, give it reduction='sum', or say what a part counts by "
+        f"loss_weight(target)"
+    )
+
+
+def resized(shape: tuple[int, ...], axes: Axes, sizes: Axes) -> tuple[int, ...]:
+    """The shape with other sizes of what is cut."""
+    others = dict(zip(axes, sizes, strict=True))
+    return tuple(others.get(axis) or size for axis, size in enumerate(shape))
+
+
+def check_rows_of(target: Any, axes: Sequence[Axes], rows: int) -> None:
+    """Raises InputError where a tensor of the target has no axis of rows, and would be repeated."""
+    for (name, leaf), of in zip(named_leaves(target), axes, strict=True):
+        check_is_no_array(name, leaf)
+        if isinstance(leaf, Tensor) and leaf.dim() and of.rows is None:
+            raise InputError(
+                f"{name} is a tensor {list(leaf.shape)}, and the batch has {rows} rows: a target is cut into "
+                f"micro-batches with the batch; give it an axis of {rows}, or {MEND}"
+            )
+
+
+def axes_of(leaf: Any, like: Axes, rows: int, steps: int) -> Axes:
+    """Of a leaf of the target. like: of an output."""
+    if not isinstance(leaf, Tensor):
+        return Axes()
+
+    def found(size: int, usual: int | None, taken: int | None = None) -> int | None:
+        places = [axis for axis in range(leaf.dim()) if leaf.shape[axis] == size and axis != taken]
+        return None if usual is None else min(places, key=lambda axis: axis != usual, default=None)
+
+    across = found(rows, like.rows)
+    return Axes(found(steps, like.time, across), across)
+
+
+@dataclass(frozen=True)
+class Short:
+    """What the model returns for its short example, cut in two over time. outputs: of each part."""
+
+    parts: Parts
+    outputs: list[Any]
+    tolerance: float  # relative
+
+    @staticmethod
+    def of(model: OverTime, *, cut_rows: bool) -> Short:
+        leaves, spec = tree_flatten(model.example)
+        rows, steps = 1, 2  # where no output has steps, all of them are the last chunk's
+        for leaf, of in zip(leaves, model.outputs_axes, strict=True):
+            rows = rows if of.rows is None else leaf.shape[of.rows]
+            steps = steps if of.time is None else leaf.shape[of.time]
+        parts = Parts(lengths(rows, 2 if cut_rows and rows > 1 else 1), lengths(steps, 2))
+        columns = [parts.cut(leaf, of) for leaf, of in zip(leaves, model.outputs_axes, strict=True)]
+        for column, of in zip(columns, model.outputs_axes, strict=True):
+            if of.time is None:  # the first chunk's last step is another than the second's
+                column[:] = [x if parts.is_last(part) else drawn_like(x) for part, x in enumerate(column)]
+        outputs = [tree_unflatten([column[part] for column in columns], spec) for part in range(len(parts))]
+        real = [x.dtype for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+        tolerance = max((torch.finfo(dtype).eps for dtype in (*real, torch.get_default_dtype())), default=0.0) ** 0.5
+        return Short(parts, [model.assemble(output) for output in outputs], tolerance)
+
+    def whole(self, loss_fn: LossFunction, model: OverTime, target: Any, axes: Sequence[Axes], parts: Parts) -> float:
+        """The loss of the whole example. Raises InputError where loss_fn cannot take a target like this one."""
+        output, short = model.assemble(model.example), self.target(target, axes)
+        try:
+            return float(theirs(loss_fn, output, short).detach())
+        except WHAT_LOSSES_RAISE as error:
+            if is_ours(error):
+                raise
+            given = ", ".join(f"{name} {list(x.shape)}" for name, x in named_leaves(target) if isinstance(x, Tensor))
+            raise InputError(
+                f"{given or 'the target'} and a batch of {sum(parts.steps)} steps and {sum(parts.rows)} rows: for a "
+                f"few of its steps and rows loss_fn raises {first_line(error)!r}; give a target that goes with the "
+                f"model's output"
+            ) from error
+
+    def target(self, target: Any, axes: Sequence[Axes]) -> Any:
+        """Of so many rows and steps."""
+        leaves, spec = tree_flatten(target)
+        return tree_unflatten([self.shortened(leaf, of) for leaf, of in zip(leaves, axes, strict=True)], spec)
+
+    def shortened(self, leaf: Any, axes: Axes) -> Any:
+        """Of whole numbers all kinds, sorted by steps, or rows where it has no steps: what is counted otherwise than
+        others, such as `ignore_index`, is then in one part."""
+        short = leaf
+        for axis, size in ((axes.time, sum(self.parts.steps)), (axes.rows, sum(self.parts.rows))):
+            if axis is not None:  # a batch may be smaller than the example
+                short = short.index_select(axis, torch.arange(size, device=leaf.device) % leaf.shape[axis])
+        along = axes.rows if axes.time is None else axes.time
+        if along is None or leaf.is_floating_point() or leaf.is_complex():
+            return short
+        kinds = leaf.unique()
+        some = kinds[torch.linspace(0, len(kinds) - 1, short.numel(), device=leaf.device).long()]
+        return some.view_as(short.movedim(along, 0)).movedim(0, along)
+
+    def gives(self, loss: TimeLoss, target: Any, whole: float) -> bool:
+        """Whether the parts' losses add up to the whole's."""
+        try:
+            share = loss.share(target, self.parts)
+            total = sum(float(share(output, part)) for part, output in enumerate(self.outputs))
+        except WHAT_LOSSES_RAISE as error:
+            if is_ours(error):
+                raise
+            return False
+        return abs(total - whole) <= self.tolerance * max(1.0, abs(whole))
+
+
+def drawn_like(x: Any) -> Any:
+    """Other numbers of its size, the same on every rank, and none of the caller's."""
+    if not (isinstance(x, Tensor) and x.is_floating_point()):
+        return x
+    return torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(x)

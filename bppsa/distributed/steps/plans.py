@@ -1,0 +1,185 @@
+"""From a schedule to what each thread of each worker does: simulated, put in order, with messages."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+from bppsa.errors import ScheduleError
+from bppsa.schedule.graph import numbered
+from bppsa.schedule.jobs import PerJob
+from bppsa.schedule.messages import TOKEN, Item, Items, Step, with_messages
+from bppsa.schedule.program import Action
+from bppsa.schedule.simulator import Cost, simulate
+from bppsa.schedule.spec import F, Jobs, Schedule, W
+from bppsa.schedule.timeline import Timeline
+from bppsa.schedule.units import Units
+from bppsa.schedule.zoo.time_chunks import END
+
+KINDS: Mapping[str, Callable[[str], bool]] = {  # which directions a call runs
+    "step": lambda d: True,
+    "forward": lambda d: d in (F, END),
+    "backward": lambda d: d not in (F, END),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """steps: of each worker and lane. readers: of each worker, how many of its steps read an item."""
+
+    timeline: Timeline
+    steps: tuple[tuple[tuple[Step, ...], ...], ...]
+    readers: tuple[Counter[Item], ...]
+
+    @property
+    def split(self) -> bool:
+        return W in self.timeline.jobs.directions
+
+    @cached_property
+    def computing(self) -> dict[int, list[int]]:
+        """Of each stage, the workers that compute gradients of its weights, ascending."""
+        found: dict[int, set[int]] = {}
+        for worker, lanes in enumerate(self.steps):
+            for stage in batches(lanes):
+                found.setdefault(stage, set()).add(worker)
+        return {stage: sorted(workers) for stage, workers in found.items()}
+
+    def actions(self, worker: int) -> list[Action]:
+        return [step.action for lane in self.steps[worker] for step in lane]
+
+    @property
+    def messages(self) -> int:
+        return sum(len(step.receives) for lanes in self.steps for lane in lanes for step in lane)
+
+
+def make_plan(
+    schedule: Schedule,
+    S: int,
+    B: int,
+    workers: int | None,
+    costs: Mapping[str, Cost],
+    reads: Items,
+    writes: Items,
+) -> Plan:
+    """Raises ScheduleError where the schedule cannot run."""
+    timeline = simulate(schedule, S=S, B=B, W=workers, costs=costs, units=Units("flops"))
+    check_runs(timeline)
+    waits, signals = tokens(timeline)
+    lists = [[Action(*job) for job in jobs] for jobs in timeline.jobs_of]
+    steps = with_messages(
+        lists,
+        lambda action: [*reads(action), *waits.get(action, ())],
+        lambda action: [*writes(action), *signals.get(action, ())],
+    )
+    lanes = tuple(
+        tuple(tuple(step for step in worker if timeline.lane[step.action] == lane) for lane in range(timeline.lanes))
+        for worker in steps
+    )
+    readers = tuple(Counter(item for step in worker for item in step.reads) for worker in steps)
+    return Plan(timeline, lanes, readers)
+
+
+def own_batches(plan: Plan, rank: int) -> list[int]:
+    """The micro-batches that a rank runs alone. Raises ScheduleError where any has jobs on several."""
+    workers: dict[int, set[int]] = {}
+    for job in plan.timeline.jobs:
+        workers.setdefault(job[1], set()).add(plan.timeline.worker[job])
+    for b, several in workers.items():
+        if len(several) > 1:
+            raise ScheduleError(
+                f"data='local': micro-batch {b} has jobs on workers {', '.join(map(str, sorted(several)))}, and its "
+                f"rows would be on one; give every rank the whole batch, or take ddp() or fsdp()"
+            )
+    mine = [b for b, (worker,) in sorted(workers.items()) if worker == rank]
+    if not mine:
+        raise ScheduleError(
+            f"data='local': rank {rank} has no micro-batch to bring rows for; give microbatches={len(plan.steps)}, or "
+            f"more"
+        )
+    return mine
+
+
+def predicted(plan: Plan, measured: Timeline) -> Timeline:
+    """The program simulated with the times that its jobs took: what is left of a measured makespan is transfers,
+    waiting for them, and the executor's own time."""
+    timeline, took = plan.timeline, PerJob(measured.jobs, measured.durations)
+    place = {job: at for jobs in timeline.jobs_of for at, job in enumerate(jobs)}
+    costs = {d: partial(lambda d, s, b: took[s, b, d], d) for d in timeline.jobs.directions}
+    ordered = replace(timeline.graph.schedule, n=lambda s, b, d: place[s, b, d], policy="strict")
+    return simulate(ordered, S=timeline.S, B=timeline.jobs.B, W=timeline.W, costs=costs, units=Units("s"))
+
+
+def only(schedule: Schedule, S: int, B: int, wanted: Callable[[str], bool]) -> Schedule:
+    """The schedule without the jobs of other directions, and without the edges from them."""
+    jobs = [job for job in numbered(schedule, S, B) if wanted(job[2])]
+    if len(jobs) == len(numbered(schedule, S, B)):
+        return schedule
+    kept = set(jobs)
+
+    def within(function: Jobs | None) -> Jobs | None:
+        return None if function is None else lambda s, b, d: [job for job in function(s, b, d) or () if job in kept]
+
+    return replace(schedule, jobs=jobs, pred=within(schedule.pred), inputs=within(schedule.inputs))
+
+
+def check_runs(timeline: Timeline) -> None:
+    """Raises ScheduleError for what the simulator takes and no training does."""
+    if not timeline.graph.schedule.flush:
+        raise ScheduleError(
+            "a schedule without a flush, as pipedream, updates weights within the step: it can only be "
+            "simulated; take one_f_one_b, which has its order"
+        )
+    worker = timeline.worker
+    for s, b, d in timeline.jobs:
+        if d != F and (s, b, F) in timeline.jobs and worker[s, b, d] != worker[s, b, F]:
+            raise ScheduleError(
+                f"job {(s, b, d)} is on worker {worker[s, b, d]}, and what it needs of its forward is on worker "
+                f"{worker[s, b, F]}; let w give both the same"
+            )
+
+
+def check_changes(timeline: Timeline, changes: Sequence[Sequence[str]]) -> None:
+    """changes: of each stage, the buffers that its forward changes. Raises ScheduleError where these would not change
+    as in a loop over the micro-batches."""
+    for s in (s for s, names in enumerate(changes) if names):
+        forwards = [job for jobs in timeline.jobs_of for job in jobs if (job[0], job[2]) == (s, F)]
+        places = {(timeline.owner[job], timeline.worker[job], timeline.lane[job]) for job in forwards}
+        fetched = any(owner != worker for owner, worker, _ in places)
+        if fetched or len(places) > 1 or forwards != sorted(forwards):
+            raise ScheduleError(
+                f"stage {s} changes the buffer {changes[s][0]} in its forward, and micro-batches would not see it "
+                f"change in their order; take a schedule whose stages have one worker each, such as gpipe()"
+            )
+
+
+Tokens = Mapping[Action, Sequence[Item]]
+
+
+def tokens(timeline: Timeline) -> tuple[Tokens, Tokens]:
+    """Of each job, what it waits for and what it signals: the edges of pred that the order of a lane does not keep."""
+    waits: dict[Action, list[Item]] = {}
+    signals: dict[Action, list[Item]] = {}
+    graph, jobs = timeline.graph, timeline.jobs
+    data = set(graph.inputs())
+    for p, q in graph.edges():
+        if (p, q) in data or graph.line[p] == graph.line[q]:
+            continue
+        s, b, d = jobs[p]
+        token = Item(TOKEN + d, s, b)
+        waits.setdefault(Action(*jobs[q]), []).append(token)
+        if token not in signals.setdefault(Action(*jobs[p]), []):
+            signals[Action(*jobs[p])].append(token)
+    return waits, signals
+
+
+def batches(lanes: Sequence[Sequence[Step]]) -> dict[int, list[int]]:
+    """Of each stage, the micro-batches whose weight gradients these steps compute."""
+    actions = [step.action for steps in lanes for step in steps]
+    last = "W" if any(action.kind == "W" for action in actions) else "B"
+    found: dict[int, list[int]] = {}
+    for stage, batch, kind in actions:
+        if kind == last:
+            found.setdefault(stage, []).append(batch)
+    return found

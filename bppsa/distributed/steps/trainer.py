@@ -1,0 +1,221 @@
+"""Trains a model on several workers as a schedule says: by `step`, a whole training step, or as one autograd op."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from bppsa.distributed.steps.batches import Batch
+from bppsa.distributed.steps.plans import Plan
+from bppsa.distributed.steps.step_loss import StepLoss
+from bppsa.distributed.steps.training import Settings, Training
+from bppsa.errors import ArgumentError, ScheduleError, WorkerError
+from bppsa.runtime.worker.modes import Modes
+from bppsa.schedule.timeline import Timeline
+from bppsa.stages import Stages
+
+
+class Trainer:
+    """Trains a model that was compiled with a schedule; `bppsa.trainer(model)` gives it."""
+
+    def __init__(self, model: nn.Module, given: nn.Module, settings: Settings, cut: Callable[..., Training]) -> None:
+        """model: what the user calls, with the Parameters and buffers that are here. given: the model that is cut. cut:
+        of the arguments of the first call, the model cut for its workers."""
+        self.model, self.given, self.settings = model, given, settings
+        self.training: Training | None = None
+        self.names = list(given.state_dict())  # of the whole model
+        self._cut = cut
+
+    def begin(self, *args: Any, **kwargs: Any) -> Training:
+        """Cut the model, the first time, and for another mode."""
+        if self.training is None:
+            self.training = self._cut(self.model, args, kwargs)
+        self.training = self.training.now(args, kwargs)
+        return self.training
+
+    def step(self, *inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        """Run one training step of the whole batch: gradients are added to `.grad`, and the loss [] is returned.
+
+        The backward has run: nothing is left for `.backward()`, which is a WorkerError on what is returned.
+
+        Args:
+            inputs: the model's arguments and, last, the target; with loss_fn=None all are the model's, which returns
+                its loss. Every tensor of a target has the batch's rows in dimension 0, or no dimension.
+            return_outputs: True returns the loss and the outputs.
+            kwargs: the model's.
+
+        Raises:
+            WorkerError: a job fails (a RuntimeError).
+            InputError: the batch has no rows, or its target has others (a RuntimeError).
+            ArgumentError: there is no loss (a TypeError).
+        """
+        if self.settings.loss_fn is not None and not inputs:
+            raise ArgumentError("step(x, target) takes the model's arguments and then a target")
+        given, target = (inputs, None) if self.settings.loss_fn is None else (inputs[:-1], inputs[-1])
+        training = self.begin(*given, **kwargs)
+        with training.engine.call():
+            batch = training.batch(given, kwargs, Modes(True, False, Modes.here().autocast))
+            loss = training.loss(batch, target)
+            found, _ = training.run("step", replace(batch.call, loss=loss, outputs=return_outputs))
+        named = dict(self.model.named_parameters())
+        accumulate(
+            [named[name] for name in found.grads] + batch.wanted,
+            [*found.grads.values(), *batch.gradients(found.arguments)],
+        )
+        total = torch.stack([found.losses[b] for b in sorted(found.losses)]).sum().as_subclass(StepLoss)
+        if not return_outputs:
+            return total
+        with torch.no_grad():
+            return total, training.outputs(found, batch)
+
+    def outputs(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the model returns for the whole batch: all forwards, and in `.backward()` all backwards."""
+        training = self.begin(*args, **kwargs)
+        with training.engine.call():
+            return self._outputs(training, args, kwargs)
+
+    def _outputs(self, training: Training, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        modes = Modes.here()
+        batch = training.batch(args, kwargs, modes)
+        if not modes.grad:
+            return training.outputs(training.run("forward", replace(batch.call, outputs=True))[0], batch)
+        if self.settings.local:
+            raise ScheduleError(
+                "data='local': a rank's outputs are of its own rows, and a loss over them is not the "
+                "batch's; call step(x, target)"
+            )
+        warn_of_step(training.plan("step", len(batch.sizes)))
+        named = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
+        spec: list[Any] = []
+        leaves = Whole.apply(training, batch, tuple(named), spec, *named.values(), *batch.wanted)
+        return tree_unflatten(list(leaves), spec[0])
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip as torch.nn.utils.clip_grad_norm_ does, over the Parameters of all workers, each counted once.
+
+        Every rank calls it. Returns the norm [] before.
+        """
+        engine = self._started().engine
+        counted = engine.first_owned(name for name, _ in self.model.named_parameters())
+        grads = [p.grad for name, p in self.model.named_parameters() if name in counted and p.grad is not None]
+        norms = engine.share(float(get_total_norm(grads, norm_type)))
+        total = torch.linalg.vector_norm(torch.tensor(norms), norm_type)
+        clip_grads_with_norm_(list(self.model.parameters()), max_norm, total)
+        return total
+
+    def full_state_dict(self) -> dict[str, Any]:
+        """Return a copy of the whole model's state_dict, in its order, on every rank. Every rank calls it."""
+        own = self.model.state_dict()
+        tensors = {name: value.detach().clone() for name, value in own.items() if isinstance(value, Tensor)}
+        others = {name: copy.deepcopy(value) for name, value in own.items() if not isinstance(value, Tensor)}
+        found = {**self._started().engine.gather(tensors), **others}
+        return like(own, {name: found[name] for name in self.names if name in found})
+
+    @property
+    def stages(self) -> Stages:
+        """The stages that the model was cut into. Raises ScheduleError before it is cut."""
+        return self._started().stages
+
+    @property
+    def timeline(self) -> Timeline:
+        """The simulated timeline of a step, in flops. Raises ScheduleError before the model is cut."""
+        return self._started().plan("step", self.settings.microbatches).timeline
+
+    @property
+    def measured(self) -> Timeline:
+        """The timeline of the last call, in seconds. Raises ScheduleError before the first."""
+        return self._started().last()[1]
+
+    @property
+    def predicted(self) -> Timeline:
+        """The last call's jobs, simulated with the times that they took. Raises ScheduleError before the first."""
+        return self._started().predicted()
+
+    def _started(self) -> Training:
+        if self.training is None:
+            raise ScheduleError("the model is cut in its first call; give example_inputs= to have it cut at once")
+        return self.training
+
+
+class Whole(torch.autograd.Function):
+    """All forwards as one op, and all backwards as its gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, training: Training, batch: Batch, names: tuple[str, ...], spec: list[Any], *tensors: Tensor
+    ) -> tuple[Any, ...]:
+        """tensors: the Parameters by `names`, and what of the arguments wants a gradient."""
+        call = replace(batch.call, modes=replace(batch.call.modes, grad=True), outputs=True)
+        found, ctx.state = training.run("forward", call)
+        leaves, structure = tree_flatten(training.outputs(found, batch))
+        spec.append(structure)
+        ctx.training, ctx.batch, ctx.call, ctx.names = training, batch, call, names
+        ctx.made = next(iter(found.outputs.values()))
+        flows = [isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(training.stages.assemble(ctx.made))]
+        pairs = zip(leaves, flows, strict=True)
+        ctx.mark_non_differentiable(*(x for x, flow in pairs if isinstance(x, Tensor) and not flow))
+        ctx.set_materialize_grads(False)
+        return tuple(leaves)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        """Raises WorkerError where it is asked for a second time, or for gradients of gradients."""
+        if torch.is_grad_enabled():  # create_graph=True
+            raise WorkerError(
+                "a scheduled model gives no gradients of gradients: its jobs free what they kept; take a penalty on "
+                "gradients of the model itself"
+            )
+        if ctx.state is None:
+            raise WorkerError(
+                "a second backward through one call of a scheduled model: the first has freed what its jobs kept; call "
+                "the model again"
+            )
+        call = replace(ctx.call, cotangents=ctx.training.cotangents(ctx.made, ctx.batch, grads))
+        with ctx.training.engine.call():
+            (found, _), ctx.state = ctx.training.run("backward", call, ctx.state), None
+        weights = (found.grads.get(name) for name in ctx.names)
+        return (None, None, None, None, *weights, *ctx.batch.gradients(found.arguments))
+
+
+@torch.no_grad()
+def accumulate(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
+    """As a backward does: in place where there is a gradient, through hooks and graphs, and not where it is frozen."""
+    through: list[tuple[Tensor, Tensor]] = []
+    for x, grad in zip(tensors, grads, strict=True):
+        if grad is None or not x.requires_grad:
+            continue
+        if x._backward_hooks or x._post_accumulate_grad_hooks or not x.is_leaf:
+            through.append((x, grad))
+        elif x.grad is None:  # a gradient may share memory with another one's, or with itself, where it is expanded
+            x.grad = grad if isinstance(x, nn.Parameter) else grad.clone(memory_format=torch.contiguous_format)
+        else:
+            x.grad += grad
+    if through:
+        torch.autograd.backward([x for x, _ in through], [grad for _, grad in through])
+
+
+def like(state: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A state_dict of these values, which tells the versions of the modules as `state` does."""
+    made = OrderedDict(values)
+    if hasattr(state, "_metadata"):
+        made._metadata = state._metadata  # type: ignore[attr-defined]
+    return made
+
+
+def warn_of_step(plan: Plan) -> None:
+    graph = plan.timeline.graph
+    if any(graph.jobs[p][2] != "F" and graph.jobs[q][2] == "F" for p, q in graph.edges()):
+        warnings.warn(
+            "called as a module, a schedule runs all forwards before the first backward, and holds the activations of "
+            "all micro-batches; compiled.step(x, target) runs it as it is",
+            stacklevel=7,
+        )

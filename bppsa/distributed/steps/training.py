@@ -1,0 +1,236 @@
+"""One call of a scheduled model, from a batch to its loss or outputs: what `trainer.py` shows to the user."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bppsa.decisions import Report, warn_once
+from bppsa.distributed.steps.batches import Batch, by_leaf, check_rows, is_batched, parts, rows_of
+from bppsa.distributed.steps.losses import LossFunction, LossWeight, Share, counts, is_sum, share
+from bppsa.distributed.steps.member import Asked, check_names, first_names
+from bppsa.distributed.steps.plans import KINDS, Plan, check_changes, make_plan, only, own_batches, predicted
+from bppsa.distributed.steps.whole import check_target, check_wholes
+from bppsa.errors import InputError, ScheduleError, StrategyError
+from bppsa.frontend.state import show
+from bppsa.fxpasses.partition.situations import situation_of
+from bppsa.plan.forward import SEQUENTIAL
+from bppsa.plan.strategy import AUTO
+from bppsa.runtime.worker import norms
+from bppsa.runtime.worker.draws import Seed
+from bppsa.runtime.worker.modes import Modes
+from bppsa.runtime.worker.pipeline import Call, reads, writes
+from bppsa.runtime.worker.results import Outcome, Results
+from bppsa.runtime.worker.shell import tensors_in
+from bppsa.schedule.messages import Items
+from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
+from bppsa.schedule.timeline import Timeline
+from bppsa.schedule.units import Units
+from bppsa.stages import Situation, Stages
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Settings:
+    schedule: Schedule | Recipe | Build
+    microbatches: int
+    workers: int | None
+    loss_fn: LossFunction | None
+    loss_weight: LossWeight | None
+    seed: int | None  # None: torch's initial seed
+    local: bool = False  # whether each rank brings its own rows
+    asked: Asked = (AUTO, SEQUENTIAL)
+
+    def __post_init__(self) -> None:
+        """Raises StrategyError for a weight of micro-batches that no loss is weighted by."""
+        if self.loss_weight is not None and (self.loss_fn is None or is_sum(self.loss_fn)):
+            why = "a sum is not weighted" if self.loss_fn else "without loss_fn= the model returns its loss"
+            raise StrategyError(f"loss_weight= says nothing here: {why}; leave it out, or let loss_fn= be a mean")
+
+
+class Engine(Protocol):
+    """Runs a plan on all workers. state: what a forward gave, for its backward. rank: of this process."""
+
+    rank: int
+
+    def call(self) -> AbstractContextManager[None]:
+        """Around each call of the model: what one worker raises, all raise."""
+
+    def for_stages(self, stages: Stages) -> Engine:
+        """For other stages of the same model, with the same weights in each."""
+
+    def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]: ...
+
+    def share(self, value: T) -> Sequence[T]:
+        """What each rank gives, by rank."""
+
+    def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What all ranks give."""
+
+    def first_owned(self, names: Iterable[str]) -> set[str]:
+        """Of Parameters: those that count here, so that each counts once."""
+
+
+class Training:
+    """The stages of a model, its plans and its workers."""
+
+    def __init__(self, model: nn.Module, settings: Settings, stages: Stages) -> None:
+        self.model, self.settings, self.stages = model, settings, stages
+        self.plans: dict[tuple[str, int], Plan] = {}
+        self.calls = count()
+        self.others: dict[Situation | None, Training] = {stages.situation: self}  # of the same model
+        self.names = first_names(tensors_in(model))
+        self.follows = True  # whether what changes on the model is seen where it is cut again
+        self.again: Callable[[Sequence[Any]], Stages] | None = None  # cuts the model as it is now
+        self.tried = False  # whether the loss has been seen to be the mean that it is taken for
+        self.ran: tuple[Plan, Timeline] | None = None
+        self.seed = torch.initial_seed() if settings.seed is None else settings.seed
+        self.engine: Engine
+
+    def now(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Training:
+        """The one for the model's present modes, and for such arguments: made when first called for."""
+        if self.again is None:
+            return self
+        if changed := self.stages.changed():
+            if not self.follows:
+                raise ScheduleError(f"{changed} has changed since the model was cut; compile the model again")
+            check_names(first_names(tensors_in(self.model)), self.names)
+            warn_once(f"{changed} has changed since the model was cut, so it is cut again, as after each such change")
+            self.others.clear()
+        values = self.stages.bind(*args, **kwargs)
+        situation = situation_of(self.model, values)
+        if situation not in self.others:
+            other = type(self)(self.model, self.settings, self.again(values))
+            other.calls, other.others, other.again, other.follows = self.calls, self.others, self.again, self.follows
+            other.seed = self.seed
+            other.engine = self.engine.for_stages(other.stages)
+            self.others[situation] = other
+        return self.others[situation]
+
+    def plan(self, kind: str, count: int) -> Plan:
+        """Of a call of `count` micro-batches. Raises ScheduleError where the schedule cannot run."""
+        if (kind, count) not in self.plans:
+            stages, workers = self.stages, self.settings.workers
+            bound = self.bound(count)
+            chosen = only(bound, len(stages), count, KINDS[kind])
+            plan = make_plan(chosen, len(stages), count, workers, self.costs(bound), *self.items(bound))
+            check_changes(plan.timeline, [stage.changes for stage in stages.stages])
+            self.plans[kind, count] = plan
+        return self.plans[kind, count]
+
+    def bound(self, count: int) -> Schedule:
+        """The schedule, for these stages and so many micro-batches."""
+        return bound_to(self.settings.schedule, len(self.stages), count, self.settings.workers)
+
+    def costs(self, schedule: Schedule) -> dict[str, list[float]]:
+        """Of each stage's jobs: what they cost; a backward is two forwards."""
+        stages, split = self.stages.stages, "W" in schedule.directions
+        forward = [max(stage.cost, 1e-9) for stage in stages]
+        return {"F": forward, "B": [cost * (1 if split else 2) for cost in forward], "W": forward}
+
+    def items(self, schedule: Schedule) -> tuple[Items, Items]:
+        """What a job reads and writes."""
+        return partial(reads, self.stages), partial(writes, self.stages)
+
+    def batch(self, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes) -> Batch:
+        """Cut into micro-batches. Raises InputError where there are no rows, or too few of a rank's own."""
+        number = next(self.calls)  # also of a batch that is refused here and not elsewhere
+        arguments = self.stages.bind(*args, **kwargs)
+        rows, most = rows_of(arguments), self.settings.microbatches
+        count = most if self.settings.local else min(most, rows)
+        plan = self.plan("step", count)
+        mine = own_batches(plan, self.engine.rank) if self.settings.local else range(count)
+        if rows < len(mine):
+            raise InputError(
+                f"rank {self.engine.rank} brings {rows} rows for its {len(mine)} micro-batches; bring more"
+            )
+        leaves = tree_leaves(arguments)
+        check_rows(leaves, self.stages.by_rows, rows)
+        cut = dict(zip(mine, parts(arguments, self.stages.by_rows, len(mine)), strict=True))
+        own = {b: rows_of(part) for b, part in cut.items()}
+        if len(mine) > 1:
+            check_wholes(leaves, self.stages.by_rows, self.stages.shapes, rows, list(own.values()))
+        sizes = self.shared(own)
+        seeds = [Seed(self.seed, number, b) for b in range(count)]
+        tensors = [[x for x in tree_leaves(argument) if isinstance(x, Tensor)] for argument in arguments]
+        shapes = [(tuple(x.shape), x.dtype) for of_argument in tensors for x in of_argument]
+        signature = repr((modes, list(sizes.values()) if self.settings.local else shapes))
+        call = Call(
+            [cut.get(b, ()) for b in range(count)],
+            modes,
+            seeds,
+            signature,
+            split=plan.split,
+        )
+        return Batch(call, mine, rows, [sizes[b] for b in range(count)], tensors)
+
+    def shared(self, mine: Mapping[int, T]) -> dict[int, T]:
+        """By micro-batch, what all ranks know of theirs."""
+        told = self.engine.share(mine) if self.settings.local else [mine]
+        return {b: value for of_rank in told for b, value in of_rank.items()}
+
+    def run(self, kind: str, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
+        plan = self.plan(kind, len(call.arguments))
+        found, state = self.engine.run(plan, call, state)
+        for s, b in sorted(found.seen, key=lambda key: (key[1], key[0])):
+            names = self.stages.stages[s].names
+            for path, mean, variance in found.seen[s, b]:
+                path_in_model = names[f"{path}.running_mean"].rpartition(".")[0]
+                norm = self.model.get_submodule(path_in_model)
+                if norm.running_mean is not None:  # in a group: owned here
+                    norms.apply(norm, mean, variance)
+        self.ran = plan, measured(plan.timeline, found)
+        once = {decision.path: decision for decision in found.decisions}  # of several micro-batches the last
+        show(self.model, Report(tuple(once.values())))
+        return found, state
+
+    def last(self) -> tuple[Plan, Timeline]:
+        """Of the last call, what ran and when, in seconds. Raises ScheduleError before the first."""
+        if self.ran is None:
+            raise ScheduleError("nothing has run yet; call step()")
+        return self.ran
+
+    def predicted(self) -> Timeline:
+        return predicted(*self.last())
+
+    def loss(self, batch: Batch, target: Any) -> Share:
+        """Of the micro-batches' outputs. Raises InputError where the target has not the batch's rows."""
+        loss_fn, weight = self.settings.loss_fn, self.settings.loss_weight
+        if len(batch.mine) > 1:
+            check_target(target, batch.rows)
+        batched = [is_batched(leaf, batch.rows) for leaf in tree_leaves(target)]
+        targets = dict(zip(batch.mine, parts(target, batched, len(batch.mine)), strict=True))
+        count = self.shared({b: counts(loss_fn, weight, targets[b], batch.sizes[b]) for b in batch.mine})
+        order = range(len(batch.sizes))
+        tries, self.tried = weight is None and not self.tried, True
+        return share(loss_fn, [targets.get(b) for b in order], [count[b] for b in order], tries)
+
+    def outputs(self, found: Outcome, batch: Batch) -> Any:
+        return batch.outputs({b: self.stages.assemble(found.outputs[b]) for b in batch.mine})
+
+    def cotangents(self, made: Any, batch: Batch, grads: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
+        """Of each micro-batch, by tensor that the last stage returns. grads: of each leaf of the batch's outputs; made:
+        what the last stage returned for a micro-batch."""
+        totals = zip(by_leaf(made, self.stages.assemble, grads), tree_leaves(made), strict=True)
+        return batch.cotangents([grad for grad, x in totals if isinstance(x, Tensor)])
+
+
+def measured(timeline: Timeline, found: Outcome) -> Timeline:
+    """The same jobs where they ran, at the times they took, from the first one's start."""
+    times: Mapping[Any, tuple[float, float]] = found.times
+    workers: Mapping[Any, int] = found.workers
+    first = min(start for start, _ in times.values())
+    start, end = ([times[job][at] - first for job in timeline.jobs] for at in (0, 1))
+    graph = replace(timeline.graph, worker=[workers[job] for job in timeline.jobs])
+    told = Timeline(graph, start, end, timeline.activation_size, timeline.weight_size, units=Units("s"))
+    told.__dict__["peak_activations"] = found.peaks  # counted as it ran, which the times alone tell only roughly
+    return told

@@ -1,0 +1,1 @@
+"""`bppsa.scan`: a recurrence over a cell of the user's, checked, planned and run."""

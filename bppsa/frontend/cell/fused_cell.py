@@ -1,0 +1,285 @@
+"""A fused cell, and one call of it: what `bppsa.scan` runs once it is decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from bppsa.chain import Recurrence, Role
+from bppsa.errors import Reason, Unsupported, first_line
+from bppsa.frontend.planning.sweeps import compile_recurrence
+from bppsa.fxpasses.cell.reach import reach
+from bppsa.fxpasses.environment.walk import Environment
+from bppsa.fxpasses.spelling.whole import Growth
+from bppsa.plan.choose import multiply_inline
+from bppsa.plan.strategy import Strategy
+from bppsa.runtime.recurrent import autograd, reference
+from bppsa.runtime.recurrent.autograd import Result
+from bppsa.runtime.recurrent.backward import Asked, backward, prepare
+from bppsa.runtime.recurrent.extent import Extent, Given, Shape
+from bppsa.runtime.recurrent.newton import Memory, Solver
+from bppsa.runtime.recurrent.sweep import Needs, Sweep
+from bppsa.sparsity.rules.matrix_ops import LinAlgError
+
+IRREGULAR = Reason(
+    "a matrix that is singular or not positive definite, or nearly so, or numbers that are not finite",
+    mend="PyTorch's own ops decide",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A cell that was fused, for one structure and one set of shapes (T aside)."""
+
+    recurrence: Recurrence
+    dtype: torch.dtype
+    hoisted: fx.GraphModule | None
+    tail: fx.GraphModule | None
+    places: tuple[int | Tensor, ...]  # of each captured tensor in the environment, or a constant made by the cell
+    y_spec: Any
+    y_shapes: tuple[torch.Size, ...]  # of one step
+    carry_shapes: tuple[torch.Size, ...]
+    carry_dtypes: tuple[torch.dtype, ...]
+    growth: Growth | None  # of whole numbers
+    beside: int = 0  # so many of the captured tensors, the last, are read like x, the same in every step
+    memory: Memory = field(default_factory=Memory, compare=False)
+
+    @property
+    def refuses(self) -> bool:
+        """Whether some numbers are left to PyTorch."""
+        return self.growth is not None or self.recurrence.checks > 0
+
+    @cached_property
+    def reach(self) -> tuple[frozenset[Role], ...]:
+        return reach(self.recurrence)
+
+    def captured(self, environment: Environment) -> list[Tensor]:
+        return [environment.tensors[at] if isinstance(at, int) else at for at in self.places]
+
+    def run(
+        self,
+        carry: Sequence[Tensor],
+        xs: Sequence[Tensor],
+        captured: Sequence[Tensor],
+        reverse: bool,
+        strategy: Strategy,
+        solver: Solver | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        steps, rows, carry = xs[0].shape[0], carry[0].shape[0], as_real(carry)
+        if self.beside:
+            xs = [*xs, *(tensor.expand(steps, *tensor.shape) for tensor in captured[-self.beside :])]
+            captured = captured[: -self.beside]
+        sources, params = xs, captured
+        stacked = [] if self.hoisted is self.tail is None else list(map(as_one_batch, xs))
+        if self.hoisted is not None:
+            sources, params = outside(self.hoisted, *stacked, *captured)
+        if self.growth is not None:
+            self.check_whole(carry, [sources[i] for i in sorted(self.used)], params, steps)
+        rows_of = [self.rows(s, (steps, rows, -1)) if i in self.used else None for i, s in enumerate(sources)]
+        extent = Extent(steps, rows, reverse, device=xs[0].device)
+        inline = multiply_inline(rows, extent.device.type)
+        call = ScanCall(self, extent, len(rows_of), len(carry), strategy, inline, solver)
+        constants = map(self.constant, params)
+        results = autograd.apply(call, [*rows_of, *(self.rows(c, (rows, -1)) for c in carry), *constants])
+        checks = self.recurrence.checks
+        count, finals = len(results) - len(carry) - checks, results[len(results) - len(carry) :]
+        if not all(bool(found.isfinite().all()) for found in results[count : count + checks]):
+            raise Unsupported(IRREGULAR)
+        like = [node.meta["val"] for node in self.recurrence.output_nodes[:count]]
+        ys: Sequence[Tensor]
+        ys = [o if o.dtype is a.dtype else o.to(a.dtype) for o, a in zip(results[:count], like, strict=True)]
+        if self.tail is not None:
+            flat = [y.reshape(steps * rows, *a.shape[1:]) for y, a in zip(ys, like, strict=True)]
+            ys = outside(self.tail, *flat, *stacked, *captured)
+        ys = [
+            y if y.shape[1:] == shape else y.reshape(steps, *shape) for y, shape in zip(ys, self.y_shapes, strict=True)
+        ]
+        last = self.as_carried(finals)
+        shaped = zip(last, self.carry_shapes, strict=True)
+        return [f if f.shape == shape else f.reshape(shape) for f, shape in shaped], apart(ys, [*xs, *captured])
+
+    def constant(self, param: Tensor) -> Tensor:
+        """As a sweep takes it. What is complex it never reads."""
+        if param.dtype.is_floating_point:
+            return param
+        return param.new_empty(0, dtype=self.dtype) if param.dtype.is_complex else param.to(self.dtype)
+
+    def as_carried(self, finals: Sequence[Tensor]) -> list[Tensor]:
+        """In the dtypes of the carry."""
+        parts = iter(finals)
+        return [
+            torch.complex(next(parts), next(parts)) if dtype.is_complex else next(parts).to(dtype)
+            for dtype in self.carry_dtypes
+        ]
+
+    def check_whole(
+        self, carry: Sequence[Tensor], given: Sequence[Tensor], params: Sequence[Tensor], steps: int
+    ) -> None:
+        """Raise `Unsupported` where whole numbers may become too large for the sweep's dtype, or are divided by 0."""
+        assert self.growth is not None
+        start, most = largest_whole(carry), largest_whole([*given, *params])
+        if not self.growth.fits(start, most, steps, self.dtype):
+            limit = f"{self.dtype} is exact to {1 / torch.finfo(self.dtype).eps:.0f}"
+            raise Unsupported(Reason(f"whole numbers from {start} on over {steps} steps", mend=limit))
+        if any(bool((params[at] == 0).any()) for at in self.growth.divisors):
+            raise Unsupported(Reason("divides whole numbers by 0"))
+
+    @cached_property
+    def has_axes(self) -> bool:
+        """Whether its kernels work on values of several axes."""
+        program = compile_recurrence(self.recurrence, self.dtype, False).program
+        return any(group.shape for kernel in (program.forward, program.backward) for group in kernel.groups)
+
+    @cached_property
+    def used(self) -> frozenset[int]:
+        """The sources that the sweep reads."""
+        return frozenset(stream.source for stream in self.recurrence.streams)
+
+    def rows(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """As a sweep takes it, without a call where it is so already."""
+        tensor = tensor if tensor.dtype is self.dtype else tensor.to(self.dtype)
+        return tensor if tensor.dim() == len(shape) and tensor.shape[:-1] == shape[:-1] else tensor.reshape(shape)
+
+
+def outside(part: fx.GraphModule, *tensors: Tensor) -> Any:
+    """What runs for all steps at once, around the sweep. Raises `Unsupported` where one of its ops has an error."""
+    try:
+        return part(*tensors)
+    except LinAlgError as error:  # the loop raises it for the step in which it comes, at the user's line
+        raise Unsupported(Reason(first_line(error))) from error
+
+
+def apart(ys: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+    """Outputs in memory of their own, as a loop that stacks them has them: a cell may return what it was given."""
+    taken, found = {tensor.untyped_storage()._cdata for tensor in given}, []
+    for y in ys:
+        own = y.clone() if y.untyped_storage()._cdata in taken else y
+        taken.add(own.untyped_storage()._cdata)
+        found.append(own)
+    return found
+
+
+def largest_whole(tensors: Sequence[Tensor]) -> int:
+    """The largest absolute value among tensors of integers."""
+    whole = [t for t in tensors if t.numel() and not (t.is_floating_point() or t.is_complex())]
+    return max((max(int(t.max()), -int(t.min())) for t in whole if t.dtype is not torch.bool), default=0)
+
+
+def as_real(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The real and the imaginary part of what is complex, and the others."""
+    found: list[Tensor] = []
+    for tensor in tensors:
+        found += torch.view_as_real(tensor).unbind(-1) if tensor.dtype.is_complex else [tensor]
+    return found
+
+
+def resolved(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Without marks: a kernel reads the numbers that are in memory."""
+    return [t.resolve_conj().resolve_neg() for t in tensors]
+
+
+def as_one_batch(x: Tensor) -> Tensor:
+    """[T, B, *n] -> [T * B, *n]; without rows it stays [T]."""
+    return x.flatten(0, 1) if x.dim() > 1 else x
+
+
+@dataclass(frozen=True)
+class ScanCall:
+    """One call of a fused cell. Tensors: sources [T, B, n], carries [B, n], parameters; outputs: ys, final carries."""
+
+    plan: Plan
+    extent: Extent
+    sources: int
+    carries: int
+    strategy: Strategy  # of the backward
+    inline: bool
+    solver: Solver | None = None  # of the forward; None: step by step
+
+    @cached_property
+    def shown(self) -> frozenset[int]:
+        """The carries whose states are outputs."""
+        return frozenset(i for i in self.sweep.program.output_carry if i is not None)
+
+    @property
+    def exposed(self) -> int:
+        return len(self.shown)
+
+    @property
+    def leading(self) -> tuple[int, int]:
+        return self.sources, self.carries
+
+    @cached_property
+    def sweep(self) -> Sweep:
+        return compile_recurrence(self.plan.recurrence, self.plan.dtype, self.inline, self.extent.device.type)
+
+    def parts(self, tensors: Sequence) -> tuple[Sequence, Sequence, Sequence]:
+        first, second = self.sources, self.sources + self.carries
+        return tensors[:first], tensors[first:second], tensors[second:]
+
+    def forward(self, tensors: Given, *, save: bool) -> Result:
+        sources, carries, params = self.parts(tensors)
+        if save:
+            prepare(self.sweep, self.strategy, self.extent.steps)
+        forward = self.sweep.forward if self.solver is None else self.solver.of(self.sweep, self.extent.reverse)
+        passed = forward(sources, carries, params, self.extent, save=save)
+        seen: set[int] = set()
+        outputs = []
+        for output in passed.outputs:  # one carry may be several ys, but they are tensors of their own
+            outputs.append(output.clone() if output.data_ptr() in seen else output.detach())
+            seen.add(output.data_ptr())
+        shown = self.shown
+        exposed = tuple(state for i, state in enumerate(passed.states) if i in shown)
+        hidden = tuple(state for i, state in enumerate(passed.states) if i not in shown)
+        return Result(
+            (*outputs, *passed.finals), (*hidden, *passed.private.values()) if save else (), exposed if save else ()
+        )
+
+    def backward(
+        self, tensors: Given, saved: Sequence[Tensor], exposed: Sequence[Tensor], grads: Given, needs: Sequence[bool]
+    ) -> list[Tensor | None]:
+        sources, _, params = self.parts(tensors)
+        found = self.reached(grads)
+        reached = [need and at in found for at, need in enumerate(needs)]
+        need_sources, need_carries, need_params = self.parts(reached)
+        sweep, outputs = self.sweep, len(grads) - self.carries
+        passed = sweep.passed(saved, exposed)
+        cotangents = grads[:outputs], grads[outputs:]
+        asked = Asked(passed, sources, params, *cotangents, self.extent, Needs(need_sources, need_params))
+        gradients = backward(sweep, self.strategy, asked)
+        carries = [g if need else None for g, need in zip(gradients.carries, need_carries, strict=True)]
+        return [*gradients.sources, *carries, *gradients.params]
+
+    def reached(self, grads: Given) -> set[int]:
+        """The tensors whose gradient waits for one that is given; PyTorch gives none to the others, rather than
+        zeros."""
+        first, second = self.sources, self.sources + self.carries
+        found = set()
+        for role in frozenset().union(
+            *(inputs for inputs, g in zip(self.plan.reach, grads, strict=True) if g is not None)
+        ):
+            if role.kind == "stream":
+                stream = self.plan.recurrence.streams[int(role.index)]
+                found.add(stream.source)
+                if stream.weight is not None:
+                    found.add(second + stream.weight.param)
+            else:
+                found.add((first if role.kind == "carry" else second) + int(role.index))
+        return found
+
+    def shapes(self) -> tuple[list[Shape], list[Shape]]:
+        recurrence, extent = self.plan.recurrence, self.extent
+        outputs = [(extent.steps, extent.rows, width) for width in recurrence.outputs]
+        finals = [(extent.rows, width) for width in recurrence.carries]
+        kept = self.sweep.shapes(extent)
+        shown = [kept[i] for i in sorted(self.shown)]
+        return [*outputs, *finals], shown + [shape for i, shape in enumerate(kept) if i not in self.shown]
+
+    def again(self, tensors: Given) -> tuple[Tensor, ...]:
+        sources, carries, params = self.parts(tensors)
+        outputs, finals = reference.run(self.plan.recurrence, sources, carries, params, self.extent)
+        return (*outputs, *finals)

@@ -1,0 +1,193 @@
+"""Which cell runs fused, and how: the plan of each cell and set of shapes, made once and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from bppsa.chain import Recurrence
+from bppsa.codegen.lowering.lower import IN_KERNELS
+from bppsa.decisions import warn_once
+from bppsa.errors import Reason, Unsupported, first_line
+from bppsa.frontend.cell.beside import perhaps_by_rows, with_rows_last
+from bppsa.frontend.cell.checks import Cell, check_carry, name_of, step
+from bppsa.frontend.cell.fused_cell import Plan
+from bppsa.frontend.cell.second import Second, swapped
+from bppsa.frontend.ordinary import is_ordinary_moment, mixed
+from bppsa.frontend.planning.sweeps import compile_recurrence
+from bppsa.frontend.remembered import Remembered, place
+from bppsa.fxpasses.cell.instead import INSTEAD
+from bppsa.fxpasses.cell.recurrence import split
+from bppsa.fxpasses.cell.survey import told
+from bppsa.fxpasses.environment.walk import Environment, known_environment
+from bppsa.fxpasses.lines import line_that_raised
+from bppsa.fxpasses.recording.capture import Recording, record
+from bppsa.fxpasses.spelling.whole import growth_of
+from bppsa.plan.choose import multiply_inline
+
+WHOLE = (torch.bool, torch.int64, torch.int32)  # dtypes whose numbers a sweep holds as reals
+REMEMBERED = 256  # cells
+# What a mistake of ours in a pass would raise, once the cell itself has run.
+FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+
+_plans: Remembered[Plan | Reason] = Remembered(REMEMBERED)
+
+
+def find(
+    cell: Cell, carry: Sequence[Tensor], carry_spec: Any, xs: Sequence[Tensor], x_spec: Any, second: Second = ()
+) -> tuple[Plan, Environment] | Reason:
+    """The plan of the cell for tensors like these, made once. carry: with rows in front, also where the cell has them
+    second."""
+    reason = unusual(carry, xs)
+    if reason is not None:
+        return reason
+    environment = known_environment(cell)
+    shapes = tuple((leaf.shape, leaf.dtype) for leaf in carry), tuple((leaf.shape[1:], leaf.dtype) for leaf in xs)
+    gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (*carry, *xs, *environment.tensors))
+    modes = gradients, torch.is_grad_enabled(), torch.get_default_dtype()
+    plan = _plans.find(
+        (environment.key, carry_spec, x_spec, shapes, second, *modes),
+        lambda: make(cell, carry, carry_spec, xs, x_spec, second, environment, gradients),
+        environment.opaque,
+    )
+    if isinstance(plan, Reason):
+        return plan
+    return mixed((*carry, *xs, *plan.captured(environment))) or without_kernel(plan, xs[0]) or (plan, environment)
+
+
+def without_kernel(plan: Plan, x: Tensor) -> Reason | None:
+    if x.device.type == "cuda" and plan.has_axes:
+        return Reason("values of several axes have no kernel on a GPU yet", mend="keep values [batch, features] there")
+    return None
+
+
+def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:
+    """Why a call is left to PyTorch whatever the cell."""
+    dtypes = {leaf.dtype.to_real() for leaf in carry if leaf.dtype not in WHOLE}
+    if not is_ordinary_moment():
+        return Reason("a functorch transform, forward-mode AD, a tracer or a mode is active")
+    device = xs[0].device.type
+    if device not in ("cpu", "cuda"):
+        return Reason(f"a device that has no kernels: {device}", mend="on a CPU or a GPU with CUDA it runs fused")
+    if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
+        return Reason(f"a carry of {', '.join(sorted(map(str, dtypes)))}", mend="use float32 or float64 throughout")
+    if torch.is_autocast_enabled(device):
+        return Reason("autocast decides dtypes op by op")
+    if any(leaf.dim() == 0 for leaf in carry):
+        return Reason("a carry without a batch dimension", mend="use carry [B, ...] and xs [T, B, ...] or [T]")
+    rows = {*(leaf.shape[0] for leaf in carry), *(leaf.shape[1] for leaf in xs if leaf.dim() > 1)}
+    if len(rows) != 1 or rows == {0}:
+        return Reason(f"batch sizes {sorted(rows)}", mend="give the carry and xs one batch size of at least 1")
+    return None
+
+
+def make(
+    cell: Cell,
+    carry: Sequence[Tensor],
+    carry_spec: Any,
+    xs: Sequence[Tensor],
+    x_spec: Any,
+    second: Second,
+    environment: Environment,
+    gradients: bool,
+) -> Plan | Reason:
+    y_spec: Any = None
+
+    def flat_cell(carry_leaves: Sequence[Tensor], x_leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
+        nonlocal y_spec
+        given = swapped(carry_leaves, second)
+        x = pytree.tree_unflatten(list(x_leaves), x_spec)
+        nexts, y = step(cell, pytree.tree_unflatten(given, carry_spec), x)
+        next_leaves = check_carry(given, carry_spec, nexts)
+        y_leaves, y_spec = pytree.tree_flatten(y)
+        return swapped(next_leaves, second), y_leaves
+
+    try:
+        recording = record(flat_cell, ([*carry], [leaf[0] for leaf in xs]), gradients=gradients, instead=INSTEAD)
+    except Unsupported as unsupported:
+        reason = unsupported.reason
+        return reason if reason.path else replace(reason, path=line_that_raised(unsupported))
+    try:
+        return plan_or_reasons(recording, len(carry), len(xs), environment.tensors, y_spec)
+    except FAULTS as error:  # the loop gives the numbers, and the fault is told aloud
+        what = f"bppsa fails to plan it: {type(error).__name__}: {first_line(error)}"
+        warn_once(f"bppsa.scan runs {name_of(cell)} op by op: {what}; please report this")
+        return Reason(what, mend="please report this")
+
+
+def plan_or_reasons(
+    recording: Recording, carries: int, xs: int, tensors: Sequence[Tensor], y_spec: Any
+) -> Plan | Reason:
+    """tensors: those that the cell closes over."""
+
+    def planned(beside: Container[Tensor]) -> Plan:
+        own = with_rows_last(recording, beside.__contains__)
+        count = sum(tensor in beside for tensor, _ in own.captured)
+        places = tuple(place(tensor, tensors, "cell") for tensor, _ in own.captured)
+        return plan_of(own, carries, xs, places, y_spec, count)
+
+    try:
+        return planned(())
+    except Unsupported as unsupported:
+        reason = unsupported.reason
+    for chosen in perhaps_by_rows(tensors, recording.arguments[0].meta["val"].shape[0]):
+        try:  # with a row of them for each of the batch: where all ops agree that is what is meant
+            return planned(chosen)
+        except Unsupported:
+            continue
+    return told(reason, recording, carries, xs, IN_KERNELS)
+
+
+def plan_of(
+    recording: Recording,
+    carries: int,
+    xs: int,
+    places: tuple[int | Tensor, ...],
+    y_spec: Any,
+    beside: int = 0,
+) -> Plan:
+    """The plan of a cell recorded as (carry leaves, x leaves, ...) -> (next carry leaves, y leaves). beside: so many of
+    the tensors it closed over, the last, have a row for each of the batch: they are given like x, for all steps."""
+    nexts, ys = recording.result
+    if beside:
+        split_at = len(recording.captured) - beside
+        nodes = [node for _, node in recording.captured[split_at:]]
+        arguments = (*recording.arguments[: carries + xs], *nodes, *recording.arguments[carries + xs :])
+        recording, xs = replace(recording, arguments=arguments, captured=recording.captured[:split_at]), xs + beside
+    if not all(isinstance(y, fx.Node) for y in ys):
+        raise Unsupported(Reason("an output that is not a tensor"))
+    values = [node.meta["val"] for node in recording.arguments[:carries]]
+    dtype = next((value.dtype.to_real() for value in values if value.dtype not in WHOLE), None)
+    if dtype is None:
+        raise Unsupported(Reason("a carry without real numbers"))
+    recurrence = split(recording, carries, xs, ys, nexts, IN_KERNELS)
+    check_dtypes(recurrence, dtype)
+    rows = recording.arguments[0].meta["val"].shape[0]
+    compile_recurrence(recurrence, dtype, multiply_inline(rows, "cpu"))  # raises where it cannot be fused
+    hoisted, tail = (None if g is None else run_anywhere(g) for g in (recurrence.hoisted, recurrence.tail))
+    y_shapes = tuple(y.meta["val"].shape for y in ys)
+    carry_shapes, dtypes = tuple(value.shape for value in values), tuple(value.dtype for value in values)
+    growth = growth_of(recurrence)
+    return Plan(recurrence, dtype, hoisted, tail, places, y_spec, y_shapes, carry_shapes, dtypes, growth, beside)
+
+
+def check_dtypes(recurrence: Recurrence, dtype: torch.dtype) -> None:
+    """A sweep computes in one dtype; whole numbers and truth values are numbers of it there."""
+    for node in recurrence.body.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, Tensor) and value.dtype not in (dtype, *WHOLE):
+            op = str(node.target) if node.op == "call_function" else ""
+            raise Unsupported(Reason(f"{value.dtype} in a cell of {dtype}", op=op, mend="use one dtype and bool"))
+
+
+def run_anywhere(graph: fx.Graph) -> fx.GraphModule:
+    """What the graph computes, of tensors that may lie in memory in another way than the stand-ins that it is from."""
+    for target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+        for node in graph.find_nodes(op="call_function", target=target):
+            node.target = torch.ops.aten.reshape.default
+    return fx.GraphModule({}, graph)

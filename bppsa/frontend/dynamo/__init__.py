@@ -1,0 +1,1 @@
+"""`torch.compile(model, backend="bppsa")`: our calls as ops of graphs that TorchDynamo traces."""

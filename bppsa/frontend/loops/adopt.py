@@ -1,0 +1,77 @@
+"""Which modules of a clone are looked at: those whose forward, or a function that it names, has a loop."""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Iterator
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+from torch import nn
+
+from bppsa.codegen.cpu import build
+from bppsa.frontend.loops.classes import Looped, leading, prepare
+from bppsa.frontend.loops.state import LoopState
+from bppsa.frontend.rewritten import kind_of, put_before, take_away
+from bppsa.frontend.state import state_of
+from bppsa.fxpasses.environment.trail import content
+from bppsa.fxpasses.environment.walk import is_library
+from bppsa.fxpasses.reroll.log.lines import loops
+
+DEPTH = 4  # of functions that call each other
+
+
+def adopt_loops(root: nn.Module) -> None:
+    """Give the modules with a loop the class that looks at their calls."""
+    if build.available() is not None:
+        return
+    for path, module in root.named_modules():
+        take_away(module, Looped)  # of a compiled model within this one
+        if has_loop(module):
+            put_before(module, Looped)
+            prepare(type(module))
+            state_of(module).loops = LoopState(path)
+
+
+def has_loop(module: nn.Module) -> bool:
+    kind = kind_of(module)
+    if kind.__module__.partition(".")[0] == "torch" or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+        return False
+    if getattr(kind, "forward", None) is nn.Module.forward:
+        return bool(leading(kind))
+    return any(loops(code) for code in reached(module.forward, kind, DEPTH))
+
+
+def reached(function: Any, kind: type, depth: int) -> Iterator[CodeType]:
+    """The code of a function of the user's, and of what it finds under the names that it looks up."""
+    function = function.__func__ if isinstance(function, MethodType) else function
+    if depth == 0 or not isinstance(function, FunctionType):
+        return
+    for cell in function.__closure__ or ():  # as of a decorator, which calls what it was given
+        yield from reached(content(cell), kind, depth - 1)
+    package = (function.__globals__.get("__name__") or "").partition(".")[0]
+    if is_library(package) and package != kind.__module__.partition(".")[0]:
+        return
+    for code in within(function.__code__):
+        yield code
+        for found in named(code, function.__globals__, kind):
+            if found is not function:
+                yield from reached(found, kind, depth - 1)
+
+
+def named(code: CodeType, names: dict[str, Any], kind: type) -> Iterator[Any]:
+    """Global names that the code looks up, and attributes as they would be of `self`."""
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            yield names.get(instruction.argval)
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            for space in map(vars, kind.__mro__):
+                found = space.get(instruction.argval)
+                yield found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
+
+
+def within(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from within(constant)

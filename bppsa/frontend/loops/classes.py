@@ -1,0 +1,168 @@
+"""The class of a module that has a loop."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch import nn
+
+from bppsa.frontend import call_log
+from bppsa.frontend.loops.call import call
+from bppsa.frontend.loops.outlined import outline
+from bppsa.frontend.loops.state import LoopState
+from bppsa.frontend.loops.trials import entered, is_entered, is_tried
+from bppsa.frontend.rewritten import Rewritten
+from bppsa.frontend.state import as_given, is_compiled, show, state_of
+from bppsa.fxpasses.reroll.log.lines import loops
+
+
+class Looped(Rewritten):
+    def __prepare_scriptable__(self) -> nn.Module:
+        """torch.jit.script compiles the source text of a forward, so it gets the module as it was."""
+        return as_given(self, self._bppsa_origin)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        plain = super().forward
+        if torch.compiler.is_compiling():
+            return plain(*args, **kwargs)
+        with reporting(self), entered(state_of(self).loops):
+            return run(self, plain, args, kwargs)
+
+
+@contextmanager
+def reporting(module: nn.Module, *, only_decisions: bool = False) -> Iterator[None]:
+    """What is decided within is in the report of a compiled model, unless it is in a call of it already.
+    only_decisions: where nothing is decided the report stays that of the call before."""
+    if not is_compiled(module) or call_log.is_called(module):
+        yield
+        return
+    before = state_of(module).report
+    call_log.begin(module)
+    try:
+        yield
+    finally:
+        call_log.pop()
+        report = state_of(module).report
+        if only_decisions and before is not None and report is not None and report.decisions == state_of(module).left:
+            show(module, before)
+
+
+def run(module: Looped, plain: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    state: LoopState = state_of(module).loops
+    if state.outlined is None and state.is_in_vain:
+        state.outlined = outlined(module)
+    if not state.outlined:
+        return call(module, plain, state, args, kwargs)
+    return around_loops(plain, state.outlined)(*args, **kwargs)
+
+
+def around_loops(plain: Any, made: Mapping[Any, FunctionType]) -> Callable[..., Any]:
+    """plain: a method, or a function of a class. With its loops as calls of their own, where there is such a one."""
+    function = made.get(getattr(plain, "__func__", plain))
+    if function is None:
+        return plain
+    return MethodType(function, plain.__self__) if isinstance(plain, MethodType) else function
+
+
+def outlined(module: Looped) -> dict[Any, FunctionType]:
+    """By the method as it is, the method with its loops as calls of their own."""
+    known: dict[FunctionType, FunctionType | None] = vars(type(module)).get("_bppsa_outlined", {})
+    for method in methods(module._bppsa_origin).values():
+        if isinstance(method, FunctionType) and method not in known:
+            known[method] = outline(method, lambda module: state_of(module).loops)
+    state = state_of(module).loops
+    own = dict(known)
+    for method in methods(module._bppsa_origin).values():
+        if isinstance(method, staticmethod):  # which is not given its module
+            static: Any = method.__func__
+            own[static] = outline(static, lambda _: state)
+    return {method: function for method, function in own.items() if function is not None}
+
+
+def methods(kind: type) -> dict[str, Any]:
+    """Methods and static methods that have a loop, of a user's class."""
+    return {name: each for name, each in functions(kind).items() if loops(getattr(each, "__func__", each).__code__)}
+
+
+def functions(kind: type) -> dict[str, Any]:
+    names = [name for base in kind.__mro__ if is_class_of_users(base) for name in vars(base)]
+    found = {name: inspect.getattr_static(kind, name) for name in names}
+    return {name: each for name, each in found.items() if isinstance(getattr(each, "__func__", each), FunctionType)}
+
+
+def is_class_of_users(cls: type) -> bool:
+    return cls is not object and cls.__module__.partition(".")[0] not in ("torch", "bppsa")
+
+
+def leading(kind: type) -> set[str]:
+    """Names of methods that call one with a loop: a user may call them in the place of the model."""
+    code = {name: getattr(each, "__func__", each).__code__ for name, each in functions(kind).items()}
+    found = set(methods(kind))
+    grew = True
+    while grew:
+        before = len(found)
+        found |= {name for name, each in code.items() if not found.isdisjoint(each.co_names)}
+        grew = len(found) > before
+    return {name for name in found if not hasattr(nn.Module, name)}
+
+
+def prepare(cls: Any) -> None:
+    """Have a class that was made of `Looped` show the signature of its user's forward, for which libraries ask, and
+    run methods as they are outlined where that is asked for."""
+    if "forward" in vars(cls):
+        return
+
+    @functools.wraps(cls._bppsa_origin.forward)
+    def forward(self: Looped, *args: Any, **kwargs: Any) -> Any:
+        return Looped.forward(self, *args, **kwargs)
+
+    cls.forward = forward
+    cls._bppsa_outlined = {}  # of all modules of the class, and gone with it
+    own = functions(cls._bppsa_origin)
+    for name in leading(cls._bppsa_origin):
+        if isinstance(own[name], FunctionType):
+            setattr(cls, name, dispatching(name, own[name]))
+        elif isinstance(own[name], staticmethod):
+            setattr(cls, name, Static(name))
+
+
+def dispatching(name: str, method: FunctionType) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def dispatched(self: Looped, *args: Any, **kwargs: Any) -> Any:
+        return called(self, getattr(super(Looped, self), name), *args, **kwargs)
+
+    return dispatched
+
+
+class Static:
+    """A static method, which knows its module where it is called on one."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, module: Looped | None, kind: type[Looped]) -> Any:
+        if module is None:
+            return getattr(super(Looped, kind), self.name)
+        plain = getattr(super(Looped, module), self.name)
+        return functools.wraps(plain)(functools.partial(called, module, plain))
+
+
+def called(module: Looped, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """One call of a method that a user, or forward, has made."""
+    state: LoopState = state_of(module).loops
+    if torch.compiler.is_compiling() or is_tried():
+        return plain(*args, **kwargs)
+    if state.outlined is not None:
+        made = state.outlined
+    elif is_entered(state):
+        made = {}
+    else:
+        made = state.methods = outlined(module) if state.methods is None else state.methods
+    with reporting(module, only_decisions=True):
+        return around_loops(plain, made)(*args, **kwargs)

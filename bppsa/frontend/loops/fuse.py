@@ -1,0 +1,92 @@
+"""One step of a loop as a fused cell, and how its scan runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bppsa.decisions import Decision
+from bppsa.errors import Reason, Unsupported, first_line
+from bppsa.frontend.call_log import explaining, forward_of_model, note, strategy_of_model
+from bppsa.frontend.cell.fused_cell import Plan, resolved
+from bppsa.frontend.cell.plans import plan_of
+from bppsa.frontend.planning.forward import open_forward, solver_of, told
+from bppsa.frontend.planning.predict import choose_scan
+from bppsa.frontend.planning.sweeps import with_structure
+from bppsa.fxpasses.recording.capture import record
+from bppsa.fxpasses.reroll.body import Body
+from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.plan.forward import AUTO as OPEN
+from bppsa.plan.forward import Forward
+from bppsa.plan.strategy import AUTO, Strategy, strategy_of
+from bppsa.plan.work import PYTORCH
+
+
+@dataclass(eq=False)
+class Fused:
+    """One scan of a plan, as a function of its carry, what each step is given, and what is the same in all. decision:
+    what is told of it."""
+
+    plan: Plan
+    strategy: Strategy
+    forward: Forward
+    chosen: Forward | str
+    decision: Decision
+    alone: bool
+    __name__ = "scan"  # in the text of a graph
+
+    def __call__(self, carry: Sequence[Tensor], given: Sequence[Tensor], same: Sequence[Tensor]) -> list[Tensor]:
+        if self.alone:
+            carry, given = [value[None] for value in carry], [value[:, None] for value in given]
+        places: Any = self.plan.places
+        carry, given, same = map(resolved, (carry, given, same))
+        ahead = open_forward(self.forward, self.plan.memory)
+        solver = solver_of(self.chosen if ahead is self.forward else ahead, self.plan.memory)
+        finals, outputs = self.plan.run(carry, given, [*same, *places], False, self.strategy, solver)
+        note(told(self.decision, self.plan.memory, solver, rested=ahead is not self.forward))
+        finals = [final.to(start.dtype) for final, start in zip(finals, carry, strict=True)]  # a kernel has one dtype
+        if self.alone:
+            finals, outputs = [value[0] for value in finals], [value[:, 0] for value in outputs]
+        return [*finals, *outputs]
+
+
+def fuse(body: Body, steps: int) -> Fused:
+    """Raises `Unsupported` where the step cannot be one kernel, or the loop is predicted to be faster."""
+    alone = body.rows is None
+    carries, given = [value_like(value) for value in body.carries], [value_like(value, 1) for value in body.given]
+    if alone:
+        carries, given = [value[None] for value in carries], [value[None] for value in given]
+    step = functools.partial(of_one_row, body) if alone else body
+    recording = record(step, (carries, given, [value_like(value) for value in body.same]))
+    places = tuple(tensor for tensor, _ in recording.captured)
+    plan = plan_of(recording, len(body.carries), len(body.given), places, None)
+    rows = body.rows or 1
+    asked, ahead = strategy_of_model() or AUTO, forward_of_model() or OPEN
+    training = torch.is_grad_enabled()
+    choice = choose_scan(plan.recurrence, plan.dtype, asked, steps, rows, training, "cpu", ahead, explaining())
+    if choice.strategy == PYTORCH:
+        raise Unsupported(Reason(choice.reason))
+    numbers = {"T": steps, "B": rows, "H": sum(plan.recurrence.carries)}
+    decision = Decision("", "loop", choice.strategy, choice.reason, numbers | choice.numbers, *choice.told)
+    decision = with_structure(decision, plan.recurrence)
+    return Fused(plan, strategy_of(choice.strategy), ahead, choice.forward, decision, alone)
+
+
+def of_one_row(body: Body, carry: list[Tensor], given: list[Tensor], same: list[Tensor]) -> Any:
+    """The step with a dimension in front of its values, where kernels have rows. Raises `Unsupported` where
+    torch.vmap cannot put one there."""
+    try:
+        return theirs(torch.vmap(body, in_dims=(0, 0, None)), carry, given, same)
+    except RuntimeError as error:
+        if is_ours(error):
+            raise
+        raise Unsupported(Reason(f"its values have no rows, and torch.vmap gives none: {first_line(error)}")) from error
+
+
+def value_like(value: Any, skip: int = 0) -> Tensor:
+    return torch.empty(value.shape[skip:], dtype=value.dtype)

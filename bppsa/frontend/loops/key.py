@@ -1,0 +1,99 @@
+"""What a call needs in common with the one that was logged: all that it may read, but numbers in tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils import _pytree as pytree
+
+from bppsa.errors import Reason
+from bppsa.frontend.ordinary import is_ordinary_moment, is_plain
+from bppsa.fxpasses.environment.walk import SIMPLE, Environment, exact, known_environment
+
+DTYPES = {torch.complex64, torch.complex128}
+DTYPES |= {torch.float32, torch.float64, torch.bool, torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8}
+
+
+@dataclass(frozen=True)
+class Call:
+    """leaves: of the arguments, and spec: what they are in. tensors: those of them that are tensors."""
+
+    key: Hashable
+    spec: Any
+    leaves: Sequence[Any]
+    tensors: Sequence[Tensor]
+    environment: Environment
+
+
+def unusual() -> Reason | None:
+    """Why a call is left to PyTorch whatever it is given."""
+    if not is_ordinary_moment():
+        return Reason("a transform, a tracer, forward-mode AD or a mode that sees each op")
+    if _has_any_global_hook():
+        return Reason("hooks of all modules")
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        return Reason("autocast decides dtypes op by op")
+    if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
+        return Reason("hooks on saved tensors, as checkpoints have them")
+    return None
+
+
+def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Reason:
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    reason = odd(leaves)
+    if reason is not None:
+        return reason
+    environment = known_environment(root)
+    seen: dict[int, int] = {}
+    memory = [seen.setdefault(tensor.untyped_storage().data_ptr(), i) for i, tensor in enumerate(tensors)]
+    if any(tensors[first] is not tensor for first, tensor in zip(memory, tensors, strict=True)):
+        return Reason("arguments that share memory")
+    if not environment.memory.isdisjoint(seen):
+        return Reason("an argument that shares memory with a tensor that it reads")
+    given = tuple(map(described, leaves))
+    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()
+    key = environment.key, spec, given, tuple(memory), modes, torch.are_deterministic_algorithms_enabled()
+    return Call(key, spec, leaves, tensors, environment)
+
+
+def odd(leaves: Sequence[Any]) -> Reason | None:
+    for leaf in leaves:
+        if isinstance(leaf, Tensor):
+            if not (is_plain(leaf) and leaf.is_cpu and leaf.dtype in DTYPES):
+                what = f"a tensor of {leaf.dtype} on {leaf.device}"
+                return Reason(f"{what}, which is not plain or has no kernels", mend="use float32 or float64 on a CPU")
+            if leaf._backward_hooks:
+                return Reason("an argument with hooks on its gradient")
+            if attributes(leaf):
+                return Reason(f"a tensor with attributes of its own ({', '.join(attributes(leaf))})")
+        elif not isinstance(leaf, SIMPLE):
+            return Reason(f"an argument of type {type(leaf).__name__}", mend="give tensors, numbers and containers")
+    return None
+
+
+def attributes(tensor: Tensor) -> list[str]:
+    """Names of a tensor's own attributes, without those that Dynamo leaves on what it has guarded."""
+    return [name for name in vars(tensor) if not name.startswith("_dynamo_")]
+
+
+def described(leaf: Any) -> Hashable:
+    if isinstance(leaf, Tensor):
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad, leaf.is_inference()
+    return exact(leaf)
+
+
+def size_of(values: Any) -> int:
+    """Numbers in tensors, and in containers of such: a measure that takes no time to speak of."""
+    if isinstance(values, Tensor):
+        return values.numel()
+    if isinstance(values, dict):
+        values = values.values()
+    elif type(values) not in (tuple, list):
+        return 0
+    return sum(map(size_of, values))

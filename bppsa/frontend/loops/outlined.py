@@ -1,0 +1,167 @@
+"""A loop as a call of its own, where the function around it has to be run by Python.
+
+What it reads are arguments, where these are tensors, numbers and containers of such, and else what a function closes
+over. The key of the call is then of what the loop itself looks up, and not of all that its module holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from bppsa.decisions import Decision
+from bppsa.errors import Reason
+from bppsa.frontend.call_log import note
+from bppsa.frontend.loops.call import by_pytorch, call
+from bppsa.frontend.loops.containers import Copies, are_apart, changeable, is_data, put_back, unpacked
+from bppsa.frontend.loops.key import size_of
+from bppsa.frontend.loops.state import LoopState
+from bppsa.frontend.loops.trials import is_tried
+from bppsa.frontend.state import TABLES
+from bppsa.fxpasses.environment.walk import environment_of, known_environment
+from bppsa.fxpasses.reroll.outline.loops import Loop
+from bppsa.fxpasses.reroll.outline.split import Split, attribute, split
+from bppsa.runtime.untraced import untraced
+
+ALIASES = Reason(
+    "the loop knows what it changes by two names, or binds a variable that holds a module",
+    mend="give these other names",
+)
+MOST_ROOTS = 16  # of one loop
+LASTING = (nn.Module, FunctionType, ModuleType, type)
+StateOf = Callable[[Any], LoopState]  # by the first argument
+
+
+@dataclass(frozen=True)
+class Root:
+    """function: what looks up what the loop does. variables, attributes: what it is given."""
+
+    function: FunctionType | MethodType
+    variables: dict[str, Any]
+    attributes: dict[str, Any] = field(default_factory=dict)
+
+    def changes_alone(self, originals: list[Any]) -> bool:
+        """Whether what is copied for the loop is known to it by no other way."""
+        environment = known_environment(self.function)
+        if any(id(original) in environment.seen for original in originals):
+            # or at the address of what that walk has met and let go since, as nothing is that lives through this one
+            environment = environment_of(self.function)
+            if any(id(original) in environment.seen for original in originals):
+                return False
+        places = environment.memory | set(memory_of(self.attributes))
+        return places.isdisjoint(memory_of(originals)) and are_apart(originals, tensors_of(self.variables))
+
+
+def outline(function: FunctionType, state_of: StateOf) -> FunctionType | None:
+    """The function with its loops as calls of their own; None where that cannot be made. Dynamo, which would not see
+    what they read, leaves it alone."""
+    found = split(function)
+    return None if found is None else untraced(found.around(Outlined(found, state_of)))
+
+
+class Outlined:
+    """The loops of one function; `run` is what it calls in their places."""
+
+    unbound = object()  # of a variable that has no value behind a loop
+
+    def __init__(self, split: Split, state_of: StateOf) -> None:
+        self.split, self.state_of = split, state_of
+        self.plain: Callable[[int, tuple[str, ...]], FunctionType] = cache(split.plain)
+
+    @untraced
+    def run(self, index: int, variables: dict[str, Any]) -> tuple[Any, ...]:
+        """The values, behind the loop, of the variables that it binds."""
+        loop = self.split.loops[index]
+        values = {name: variables[name] for name in loop.names if name in variables}
+        plain = self.plain(index, tuple(values))
+        if is_tried():
+            return self.bound(loop, plain(**values))
+        state = self.state_of(variables.get(self.split.owner)).part(f"{self.split.name} {index}")
+        state.look_at(size_of(values))
+        if state.is_closed:
+            return self.bound(loop, by_pytorch(partial(plain, **values), state.last))
+        root = self.root(index, values, state)
+        originals = changeable(root.variables, loop.written) if root is not None else []
+        if root is None or not root.changes_alone(originals):
+            place = f"{plain.__code__.co_filename}:{loop.statement.lineno}"
+            note(Decision(state.path, "loop", "pytorch", str(replace(ALIASES, path=place))))
+            return self.bound(loop, plain(**values))
+        others = {name: value for name, value in values.items() if name not in root.variables}
+        run = partial(on_copies, plain, others, loop.bound, originals)
+        made, contents = call(root.function, run, state, (root.variables, root.attributes), {})
+        put_back(originals, contents)
+        return self.bound(loop, unpacked(originals, made))
+
+    def bound(self, loop: Loop, made: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(made.get(name, self.unbound) for name in loop.bound)
+
+    def root(self, index: int, values: dict[str, Any], state: LoopState) -> Root | None:
+        """None where what the loop looks up cannot be told."""
+        given = {name: value for name, value in values.items() if is_data(value)}
+        held = {name: value for name, value in values.items() if name not in given}
+        passed: dict[str, Any] = {}
+        owner = held.pop(self.split.owner, None)
+        if owner is None:
+            function = self.closed(index, tuple(given), held, state)
+            return function and Root(function, given)
+        attributes = attributes_of(self.split.loops[index], owner)
+        if attributes is None:
+            function = self.closed(index, (self.split.owner, *given), held, state)
+            return function and Root(MethodType(function, owner), given)
+        for name, value in attributes.items():
+            kept = passed if is_data(value) and not isinstance(value, (list, dict)) else held
+            kept[attribute(self.split.owner, name)] = value
+        function = self.closed(index, (*given, *passed), held, state)
+        return function and Root(function, given, passed)
+
+    def closed(self, index: int, names: tuple[str, ...], held: dict[str, Any], state: LoopState) -> FunctionType | None:
+        """The same object for the same held ones that last, as its environment is remembered. None where one of them is
+        bound by the loop as well."""
+        key = (names, *((name, id(value)) for name, value in held.items()))
+        function = state.roots.get(key) or self.split.closed(index, names, held)
+        if all(isinstance(value, LASTING) for value in held.values()):
+            state.roots[key] = function
+            for oldest in list(state.roots)[:-MOST_ROOTS]:
+                del state.roots[oldest]
+        return function if set(held) <= {*function.__code__.co_freevars} else None
+
+
+def attributes_of(loop: Loop, owner: Any) -> dict[str, Any] | None:
+    """By name, those that the loop looks up; None where one is a method, which may look up others, or is computed."""
+    if loop.attributes is None or not all(is_held(owner, name) for name in loop.attributes):
+        return None
+    return {name: getattr(owner, name) for name in loop.attributes}
+
+
+def is_held(owner: Any, name: str) -> bool:
+    """Whether it is there as it is: a property would run once more than it does without us, and may draw."""
+    own = getattr(owner, "__dict__", {})
+    return not hasattr(type(owner), name) and (name in own or any(name in own.get(table, ()) for table in TABLES))
+
+
+def on_copies(
+    plain: FunctionType,
+    others: dict[str, Any],
+    bound: tuple[str, ...],
+    originals: list[Any],
+    variables: dict[str, Any],
+    attributes: dict[str, Any],
+) -> tuple[dict[str, Any], list[Any]]:
+    """Runs a loop on copies of `originals`. What it binds, and what has become of the copies."""
+    copies = Copies(originals)
+    found = plain(**{name: copies.of(value) for name, value in variables.items()}, **others)
+    return {name: copies.packed(found[name]) for name in bound if name in found}, copies.contents()
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def memory_of(values: Any) -> list[int]:
+    return [tensor.untyped_storage().data_ptr() for tensor in tensors_of(values)]

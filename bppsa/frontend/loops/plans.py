@@ -1,0 +1,284 @@
+"""A plan for calls like one that was logged: its loops found, fused, and believed after a run beside PyTorch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from bppsa.decisions import Decision
+from bppsa.errors import BuildError, GradientError, Reason, Unsupported, first_line
+from bppsa.frontend.call_log import note, unnoted
+from bppsa.frontend.loops.fuse import fuse
+from bppsa.frontend.loops.key import Call, attributes
+from bppsa.frontend.loops.state import Left
+from bppsa.frontend.loops.trials import trial
+from bppsa.frontend.loops.verify import Differs, check_alike, check_numbers
+from bppsa.frontend.ordinary import is_plain
+from bppsa.frontend.remembered import place
+from bppsa.fxpasses.environment.walk import SIMPLE, owner
+from bppsa.fxpasses.recording.capture import check_gradients
+from bppsa.fxpasses.reroll.find import Found, is_repeated, reroll
+from bppsa.fxpasses.reroll.log.ops import Value, draws
+from bppsa.fxpasses.reroll.log.record import Logger
+from bppsa.fxpasses.reroll.log.replay import MOVES, Replay, unmoved
+from bppsa.fxpasses.reroll.log.unseen import watched
+from bppsa.fxpasses.reroll.program import Program, program_of
+from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.runtime.recurrent.check import asked
+from bppsa.sparsity.rules.matrix_ops import LinAlgError
+
+
+@dataclass(frozen=True)
+class Plan:
+    """run: the program, of the tensors among the arguments and of those in the environment at `places`, and literals.
+    result: what the call returned, numbers in the place of its tensors; others: leaves that are none."""
+
+    run: fx.GraphModule
+    arguments: tuple[int, ...]
+    places: tuple[int, ...]
+    literals: tuple[Tensor, ...]
+    spec: Any
+    others: tuple[Any, ...]  # by leaf; `TENSOR` where one is
+    scans: tuple[Decision, ...]
+    left: tuple[Decision, ...]  # of repetitions that are no scans
+    picks: bool  # whether it may refuse the numbers it is given: whole ones too large, matrices that are singular
+
+    def tensors(self, call: Call) -> list[Tensor]:
+        given, held = call.tensors, call.environment.tensors
+        return [*(given[i] for i in self.arguments), *(held[i] for i in self.places), *self.literals]
+
+    def result(self, call: Call) -> Any:
+        """Raises `Unsupported`, and has drawn no random number, where it refuses the numbers it is given."""
+        state = torch.get_rng_state() if self.picks else None
+        try:
+            made = iter(self.run(*self.tensors(call)))
+        except (Unsupported, LinAlgError) as error:
+            if state is not None:
+                torch.set_rng_state(state)
+            if isinstance(error, LinAlgError):
+                raise Unsupported(Reason(first_line(error))) from error
+            raise
+        return pytree.tree_unflatten([next(made) if o is TENSOR else o for o in self.others], self.spec)
+
+
+TENSOR = object()
+MEND = "report it with what was called; meanwhile compile with loops=False"
+
+
+def first_call(
+    root: Any, plain: Callable[..., Any], args: Any, kwargs: Any, call: Call, path: str
+) -> tuple[Any, Plan | Left]:
+    """What the call returns, as PyTorch runs it, and the plan for others like it."""
+    logger = Logger(call.tensors)
+    before = torch.get_rng_state()
+    with (
+        unnoted() as within,
+        trial() as tried,
+        watched(root, logger.refuse, [refer() for refer in call.environment.opaque]),
+        logger,
+    ):
+        result = plain(*args, **kwargs)
+    leaves, spec = pytree.tree_flatten(result)
+    check_unchanged(logger, root, args, kwargs, call)
+    if not (logger.log.branches or is_repeated(logger.log)):
+        note(*within)
+        return result, Left()
+    found: list[Found] = []
+    try:
+        plan = planned(logger, leaves, spec, call, path, found)
+        believe(plan, leaves, call, before if any(map(draws, logger.log.ops)) else None)
+    except Unsupported as unsupported:
+        raise_if_asked(unsupported)
+        note(*within)
+        return result, left(path, found, unsupported.reason, tried.has_inner and logger.log.refusal is not None)
+    except BuildError as error:
+        note(*within)
+        return result, left(path, found, Reason(first_line(error)))
+    return result, plan
+
+
+def raise_if_asked(unsupported: Unsupported) -> None:
+    """With BPPSA_CHECK=1, for a plan that was made and computes something else: that is a bug of ours."""
+    if isinstance(unsupported, Differs) and asked():
+        raise GradientError(f"a loop that runs as a scan: {unsupported}; {MEND}") from unsupported
+
+
+def checked(plan: Plan, plain: Callable[..., Any], args: Any, kwargs: Any, call: Call) -> Any:
+    """What PyTorch gives, after a run of the plan beside it. Raises GradientError where they differ."""
+    before = torch.get_rng_state()
+    result = plain(*args, **kwargs)
+    try:
+        believe(plan, pytree.tree_leaves(result), call, before)
+    except Unsupported as unsupported:
+        raise_if_asked(unsupported)
+        if not plan.picks:
+            raise
+    return result
+
+
+def left(path: str, found: Sequence[Found], reason: Reason, around_others: bool = False) -> Left:
+    told = tuple(refused(one, path) for one in found if one.reason is not None)
+    return Left(told or (Decision(path, "loop", "pytorch", str(reason)),), around_others)
+
+
+def check_unchanged(logger: Logger, root: Any, args: Any, kwargs: Any, call: Call) -> None:
+    if not call.environment.trail.holds(owner(root)):
+        logger.refuse(Reason("changes an attribute, a global name or what they hold", mend="keep state in the carry"))
+    if any(hasattr(type(refer()), "__next__") for refer in call.environment.opaque):
+        logger.refuse(Reason("reads an iterator, which goes on from call to call", mend="hold a list"))
+    now, spec = pytree.tree_flatten((args, kwargs))
+    if spec != call.spec or any(one is not other for one, other in zip(now, call.leaves, strict=True)):
+        logger.refuse(Reason("changes a container that it was given"))
+    if any(map(attributes, call.tensors)):
+        logger.refuse(Reason("gives attributes to a tensor that it was given"))
+
+
+def planned(logger: Logger, leaves: Sequence[Any], spec: Any, call: Call, path: str, found: list[Found]) -> Plan:
+    log = logger.log
+    if log.refusal is not None:
+        raise Unsupported(log.refusal)
+    others = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
+    for leaf in others:
+        if leaf is not TENSOR and not isinstance(leaf, SIMPLE):
+            raise Unsupported(Reason(f"returns a {type(leaf).__name__}", mend="return tensors, numbers, containers"))
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    captured = [value.given.captured for value in log.captured if value.given and value.given.captured is not None]
+    check_gradients(tensors, [*captured, *call.tensors])
+    result = [returned(logger, tensor) for tensor in tensors]  # which may write ops down yet
+    replay = Replay(log)
+    rerolled = reroll(log, result, fuse)
+    found += rerolled.found
+    if all(one.scan is None for one in found):
+        raise Unsupported(found[0].reason if found and found[0].reason else Reason("its steps are not alike"))
+    scans: list[Any] = []
+    for one in found:
+        if one.scan is not None:
+            fused: Any = one.scan.target
+            fused.decision = replace(fused.decision, path=named(path, one))
+            scans.append(fused)
+    bases = {value for value, tensor in zip(rerolled.result, tensors, strict=True) if not tensor._is_view()}
+    program = program_of(log, rerolled.ops, rerolled.result, torch.is_grad_enabled(), bases)
+    check_moved(program, replay, result, call)
+    decided = tuple(fused.decision for fused in scans)
+    told = tuple(refused(one, path) for one in found if one.scan is None)
+    picks = log.raises or any(fused.plan.refuses for fused in scans)
+    return Plan(
+        program.run, program.arguments, places(program, call), program.literals, spec, others, decided, told, picks
+    )
+
+
+def check_moved(program: Program, replay: Replay, result: Sequence[Value], call: Call) -> None:
+    """Raises `Unsupported` where the program and the log, on other numbers than the call's, do not give the same."""
+    state = torch.get_rng_state()
+    try:
+        given, expected = others(replay, result, call)
+        torch.set_rng_state(state)
+        with unnoted():
+            ours = ran(program.run, [given[value] for value in program.given])
+    finally:
+        torch.set_rng_state(state)
+    check_numbers(expected, ours, list(given.values()))
+
+
+def others(replay: Replay, result: Sequence[Value], call: Call) -> tuple[dict[Value, Tensor], list[Tensor]]:
+    """Other numbers for what is given, and what the log makes of them.
+
+    Raises `Unsupported` where it cannot be run again.
+    """
+    tensors = {value: tensor_of(value, call) for value in replay.given}
+    state = torch.get_rng_state()
+    for move in MOVES:
+        generator = torch.Generator().manual_seed(0)
+        given = {value: move(tensor, generator) for value, tensor in tensors.items()}
+        torch.set_rng_state(state)
+        try:
+            made = replay.run(given)
+        except RuntimeError as error:  # as a probability above one is
+            if is_ours(error):
+                raise
+            failed = error
+            continue
+        expected = [made[value] for value in result]
+        if move is unmoved or not any(map(has_nan, expected)):
+            return given, expected
+    raise Unsupported(Reason(f"its ops do not run again: {first_line(failed)}")) from failed
+
+
+def has_nan(tensor: Tensor) -> bool:
+    return bool(torch.isnan(tensor).any())
+
+
+def tensor_of(value: Value, call: Call) -> Tensor:
+    given = value.given
+    assert given is not None
+    found = given.captured if given.captured is not None else given.literal
+    return call.tensors[given.argument] if found is None else found
+
+
+def returned(logger: Logger, tensor: Tensor) -> Value:
+    value = logger.memory.find(tensor)
+    if value is None:
+        raise Unsupported(Reason("returns a tensor that none of its ops has made"))
+    if value.op is not None and attributes(tensor):
+        what = f"returns a tensor with attributes of its own ({', '.join(attributes(tensor))})"
+        raise Unsupported(Reason(what, mend="return them beside it"))
+    return value
+
+
+def places(program: Program, call: Call) -> tuple[int, ...]:
+    found = []
+    for tensor in program.captured:
+        at = place(tensor, call.environment.tensors, "module")
+        if not isinstance(at, int) or not (is_plain(tensor) and tensor.is_cpu):
+            what = f"reads a tensor of shape {list(tensor.shape)} in a way that cannot be followed"
+            raise Unsupported(Reason(what, mend="make it an attribute"))
+        if tensor._backward_hooks:
+            raise Unsupported(Reason("reads a tensor with hooks on its gradient"))
+        found.append(at)
+    return tuple(found)
+
+
+def believe(plan: Plan, leaves: Sequence[Any], call: Call, random: Tensor | None) -> None:
+    """Raises `Unsupported` where the plan, run on the same tensors and random numbers, gives something else."""
+    theirs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = plan.tensors(call)
+    after = torch.get_rng_state()
+    try:
+        if random is not None:
+            torch.set_rng_state(random)
+        with unnoted():
+            ours = ran(plan.run, tensors)
+        if random is not None and not torch.equal(torch.get_rng_state(), after):
+            raise Differs(Reason("draws other random numbers than PyTorch"))
+    finally:
+        if random is not None:
+            torch.set_rng_state(after)
+    check_alike(theirs, ours, tensors)
+
+
+def ran(program: fx.GraphModule, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """What a program returns; where PyTorch's ops take what it gives them for wrong, it is none."""
+    try:
+        results: Sequence[Tensor] = theirs(program, *tensors)
+    except RuntimeError as error:
+        if is_ours(error):
+            raise
+        raise Unsupported(Reason(f"its ops do not run as a graph: {first_line(error)}")) from error
+    return results
+
+
+def refused(one: Found, path: str) -> Decision:
+    return Decision(named(path, one), "loop", "pytorch", str(one.reason), {"T": one.steps, "ops": one.period})
+
+
+def named(path: str, one: Found) -> str:
+    file, _, line = one.line.rpartition(":")
+    if not line:
+        return path or "a loop"
+    where = f"{file.rpartition('/')[2]}:{line}"
+    return f"{path}:{where}" if path else where

@@ -1,0 +1,131 @@
+"""What is known of the calls of one module that has a loop, in its record (`bppsa.frontend.state`)."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+from bppsa.decisions import Decision, Report
+from bppsa.errors import Reason
+from bppsa.frontend.remembered import Reference, all_there
+
+MOST = 64  # plans, one for each kind of call and number of steps
+TRIALS = 4  # logs in vain, after which the module is left alone
+PAYS = 12  # runs of a plan, about which gain what it has cost to make it
+FREE = 8  # plans that may be made before any has paid
+MUCH = 4  # times the size of all calls before
+IDLE = 64  # the same for calls that PyTorch runs: to see of which kind each is takes as long as a small layer
+SIGHTINGS = 1024  # of kinds of calls, how often each has been seen
+
+
+NEW_KINDS = Reason(
+    f"of a new kind, in its sizes or in what it reads, as many calls before: a plan pays after some {PAYS} runs, so"
+    " one is made where the kind comes again",
+    mend="keep what changes in a tensor, and pad to a few lengths",
+)
+
+
+@dataclass(frozen=True)
+class Left:
+    """A call that PyTorch runs, and what is told of it; nothing where no loop over time was found. around_others: it
+    has effects, and what has loops of its own was called within it."""
+
+    decisions: tuple[Decision, ...] = ()
+    around_others: bool = False
+
+
+@dataclass(eq=False)
+class LoopState:
+    """plans: by the key of a call, what runs it, and references to what the key names by its address: where one of
+    them is gone, another object may have that address. in_vain: logs that gave no plan, since the last that did. Both
+    belong to one object in one process: a copy begins anew."""
+
+    path: str
+    is_part: bool = False  # of a function: one loop of it
+    plans: OrderedDict[Hashable, tuple[Any, Sequence[Reference]]] = field(default_factory=OrderedDict)
+    in_vain: int = 0
+    debt: int = 0  # of all plans made, in runs that would have to pay for them yet
+    sightings: OrderedDict[Hashable, int] = field(default_factory=OrderedDict)  # of kinds that wait for a plan
+    largest: int = 0  # size of a call
+    gives_way: bool = False  # to the loops of what it calls
+    idle: int = 0  # calls left to PyTorch since the last plan was made
+    last: Left = Left()
+    report: Report = field(default_factory=Report)  # of a function
+    outlined: Mapping[Any, FunctionType] | None = None  # of a function: it, with its loops as calls of their own
+    methods: Mapping[Any, FunctionType] | None = None  # the same for methods that are not called by forward
+    parts: dict[str, LoopState] = field(default_factory=dict)  # of these loops
+    roots: dict[Hashable, FunctionType] = field(default_factory=dict)  # of one such loop: what it looks up
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.of_clone().__dict__}
+
+    def of_clone(self) -> LoopState:
+        return LoopState(self.path, self.is_part)
+
+    @property
+    def is_closed(self) -> bool:
+        tried = self.in_vain >= TRIALS or self.idle >= IDLE
+        return tried or self.gives_way
+
+    def look_at(self, size: int) -> None:
+        """size: of what a call is given. One that is given far more than any before, as behind the single steps of a
+        rollout, is looked at even where those were left alone."""
+        if size > MUCH * self.largest:
+            self.largest = size
+            self.in_vain, self.idle = min(self.in_vain, TRIALS - 1), 0
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether calls were logged, and none of them as a whole got a plan."""
+        return bool(self.last.decisions) and all(isinstance(made, Left) for made, _ in self.plans.values())
+
+    def find(self, key: Hashable) -> Any:
+        found = self.plans.get(key)
+        if found is None or not all_there(found[1]):
+            return None
+        self.plans.move_to_end(key)
+        self.debt = max(0, self.debt - 1)
+        return found[0]
+
+    def waits(self, key: Hashable) -> bool:
+        """Whether a call of a kind that has no plan is left to PyTorch without a log: the more plans have not paid yet,
+        the more often a kind has to be seen."""
+        needed = min(1 + self.debt // (FREE * PAYS), PAYS)
+        if needed == 1:
+            return False
+        seen = self.sightings.pop(key, 0) + 1
+        if seen >= needed:
+            return False
+        self.sightings[key] = seen
+        while len(self.sightings) > SIGHTINGS:
+            self.sightings.popitem(last=False)
+        return True
+
+    def part(self, name: str) -> LoopState:
+        if name not in self.parts:
+            self.parts[name] = LoopState(self.path, is_part=True)
+        return self.parts[name]
+
+    def leave(self, left: Left) -> None:
+        """A call is left to PyTorch once more."""
+        self.idle += 1
+        self.tell(left)
+
+    def tell(self, left: Left) -> None:
+        """What is told once the module is left alone: of its calls that had a loop over time, the last."""
+        self.last = left if left.decisions else self.last
+
+    def keep(self, key: Hashable, made: Any, named: Sequence[Reference]) -> None:
+        if isinstance(made, Left):
+            self.in_vain += 1
+            self.gives_way = made.around_others and self.is_part
+            self.tell(made)
+        else:
+            self.in_vain = self.idle = 0
+            self.debt += PAYS
+        self.plans[key] = made, named
+        while len(self.plans) > MOST:
+            self.plans.popitem(last=False)

@@ -1,0 +1,53 @@
+"""What this thread is in: forwards of modules, and a call that is logged."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+class Trial:
+    """One call that is logged. has_inner: whether it called what would be looked at on its own, were it not logged."""
+
+    has_inner = False
+
+
+class _Thread(threading.local):
+    trial: Trial | None = None
+    entered: tuple[Any, ...] = ()
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def trial() -> Iterator[Trial]:
+    before, _thread.trial = _thread.trial, Trial()
+    try:
+        yield _thread.trial
+    finally:
+        _thread.trial = before
+
+
+def is_tried() -> bool:
+    """Whether a call around this one is logged, which is then told of this one."""
+    if _thread.trial is None:
+        return False
+    _thread.trial.has_inner = True
+    return True
+
+
+@contextmanager
+def entered(state: Any) -> Iterator[None]:
+    """Within the forward of the module that `state` is of."""
+    before, _thread.entered = _thread.entered, (*_thread.entered, state)
+    try:
+        yield
+    finally:
+        _thread.entered = before
+
+
+def is_entered(state: Any) -> bool:
+    return any(each is state for each in _thread.entered)

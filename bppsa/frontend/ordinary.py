@@ -1,0 +1,75 @@
+"""Which calls are ordinary: plain dense tensors on a CPU or a GPU come in, and nothing transforms or watches the call.
+
+All of this runs in each step of a streaming model, so each test is a cheap question (0.05 to 0.4 us).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+from bppsa.errors import Reason
+from bppsa.runtime.worker.draws import Seeded
+
+_TYPES = (Tensor, nn.Parameter)  # a subclass may mean anything by an op
+
+# Whatever makes a tensor special is one of its dispatch keys: another device, sparse, nested, quantized, negated
+# lazily, wrapped by functorch or in Python. These are the keys with none of that: of usual and inference tensors.
+_keys = torch._C._dispatch_keys
+with torch.inference_mode(False):
+    _PLAIN = [_keys(torch.empty(0, device="cpu"))]
+with torch.inference_mode():
+    _PLAIN.append(_keys(torch.empty(0, device="cpu")))
+
+
+@functools.cache
+def _plain_on_gpu() -> list[Any]:
+    with torch.inference_mode(False):
+        usual = _keys(torch.empty(0, device="cuda"))
+    with torch.inference_mode():
+        return [usual, _keys(torch.empty(0, device="cuda"))]
+
+
+def is_ordinary_moment() -> bool:
+    """No functorch transform, forward-mode AD, tracer, or mode that sees each op: those take PyTorch's path."""
+    return (
+        torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and (torch._C._len_torch_dispatch_stack() == 0 or _only_seeds())
+        and (torch._C._len_torch_function_stack() == 0 or _only_default_devices())
+        and torch._C._get_tracing_state() is None
+    )
+
+
+def _only_seeds() -> bool:
+    """A job's random numbers come from a mode too, which changes nothing else."""
+    return all(type(mode) is Seeded for mode in _get_current_dispatch_mode_stack())
+
+
+def _only_default_devices() -> bool:
+    """torch.set_default_device("cpu") is a function mode too, and a harmless one."""
+    modes = _get_current_function_mode_stack()
+    return all(type(mode) is DeviceContext and mode.device.type == "cpu" for mode in modes)
+
+
+def is_plain(tensor: Any) -> bool:
+    """Whether it is a dense tensor with memory of its own kind on a CPU or a GPU."""
+    if type(tensor) not in _TYPES:
+        return False
+    keys = _keys(tensor)
+    return keys in _PLAIN or (tensor.is_cuda and keys in _plain_on_gpu())
+
+
+def mixed(tensors: Sequence[Tensor]) -> Reason | None:
+    """Why tensors cannot be given to kernels together."""
+    if all(map(is_plain, tensors)) and len({tensor.device for tensor in tensors}) == 1:
+        return None
+    return Reason("tensors that are not all plain, dense and on one CPU or GPU", mend="move them, or resolve views")

@@ -1,0 +1,124 @@
+"""What the planner predicts with: a layer's or cell's kernels, counted for a row and a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import torch
+
+from bppsa.chain import Recurrence, Structure
+from bppsa.codegen.cpu.native import REAL
+from bppsa.codegen.gpu.columns import ROWS, blocks, padded
+from bppsa.codegen.gpu.print_triton import holds_weights, warps_of
+from bppsa.codegen.language.ir import Kind
+from bppsa.codegen.language.traffic import traffic
+from bppsa.codegen.lowering.lower import Run
+from bppsa.codegen.lowering.program import Program
+from bppsa.frontend.planning.rates import machine_of
+from bppsa.frontend.planning.sweeps import compile_recurrence, structure_of
+from bppsa.plan.choose import Call, Choice, choose, multiply_inline
+from bppsa.plan.forward import Forward
+from bppsa.plan.strategy import Strategy
+from bppsa.plan.work import ITERATIONS, LOOP, Counts, Each, Products, Size
+
+Sizes = Sequence[tuple[int, int]]  # of the weights of some products
+
+SINGLE = 4  # bytes
+
+
+@lru_cache(maxsize=1024)
+def counts_of(
+    recurrence: Recurrence,
+    dtype: torch.dtype,
+    inline: bool,
+    device: str,
+    peer: str,
+    structure: Structure | None = None,
+) -> Counts:
+    """peer: whose rates PyTorch has. structure: of J^T; without, it counts as dense.
+    Raises Unsupported, as `compile_recurrence` does."""
+    count, width = (1, sum(recurrence.carries)) if structure is None else (structure.count, structure.width)
+    program, word = compile_recurrence(recurrence, dtype, inline, device).program, dtype.itemsize
+    kernels = (program.inference, program.forward, program.backward, program.replay)
+    inference, forward, backward, replay = (counted(*traffic(kernel, REAL[dtype]), word) for kernel in kernels)
+    hoisted, gpu = sum(depth * width for depth, width in before(program)), device == "cuda"
+    return Counts(
+        peer=peer,
+        ops=sum(node.op == "call_function" for graph in graphs(recurrence) for node in graph.nodes),
+        inference=inference,
+        forward=forward,
+        backward=backward,
+        before=summed(before(program), word),
+        after=summed(after(program), word),
+        weights=word * (sum(b.width * b.depth for b in program.forward.buffers if b.kind is Kind.WEIGHT) + hoisted),
+        blocks=count,
+        width=width,
+        word=word,
+        tile=ROWS if gpu else 1,
+        warps=warps_of(program.backward) if gpu else 1,
+        stretch=stretch(recurrence) if gpu else 1.0,
+        fits=not gpu or all(holds_weights(kernel, REAL[dtype]) for kernel in (program.forward, program.backward)),
+        iterations=1 if structure is not None and structure.solves_at_once else ITERATIONS,
+        replay=replay if program.replay.groups else None,
+    )
+
+
+@lru_cache(maxsize=4096)
+def choose_scan(
+    recurrence: Recurrence,
+    dtype: torch.dtype,
+    asked: Strategy,
+    steps: int,
+    rows: int,
+    training: bool,
+    device: str,
+    ahead: Forward,
+    explained: bool,
+) -> Choice:
+    """For a cell of the user's own; ahead: the forward that is asked for. Only a scan and Newton's iteration depend on
+    how J^T looks, which takes a while to find out."""
+    asks = explained or (device == "cuda" and (training or ahead.name != "sequential"))
+    structure = structure_of(recurrence) if asks else None
+    counts = counts_of(recurrence, dtype, multiply_inline(rows, device), device, LOOP, structure)
+    call = Call([counts], Size(steps, rows), training, machine_of(device))
+    return choose(asked, call, {}, ahead=ahead, explained=explained)
+
+
+def stretch(recurrence: Recurrence) -> float:
+    """Columns of the tiles that hold the carries, for each of theirs."""
+    tiles = [padded(width) for carry in recurrence.carries for _, width in blocks(carry)]
+    return sum(tiles) / sum(recurrence.carries)
+
+
+def counted(moved: int, flops: int, word: int) -> Each:
+    """A flop of float64 counts twice: half as many fit a register."""
+    return Each(flops * word / SINGLE, moved)
+
+
+def graphs(recurrence: Recurrence) -> list[torch.fx.Graph]:
+    return [graph for graph in (recurrence.hoisted, recurrence.body, recurrence.tail) if graph is not None]
+
+
+def before(program: Program) -> Sizes:
+    """The streams that are products of a source, where the sweep does not multiply itself."""
+    read, streams = {b.name for b in program.forward.arguments}, program.recurrence.streams
+    return [(s.depth, s.width) for k, s in enumerate(streams) if s.weight is not None and f"stream{k}" in read]
+
+
+def after(program: Program) -> Sizes:
+    """Gradients of sources and weights: products with the cotangents of what each weight gave."""
+    sizes = [(outer.left.width, wide(outer.runs)) for outer in program.outers]
+    for stream, runs in zip(program.recurrence.streams, program.stream_runs, strict=True):
+        if stream.weight is not None and runs is not None:
+            sizes += [(stream.depth, wide(runs))] * 2
+    return sizes
+
+
+def summed(sizes: Sizes, word: int) -> Products:
+    flops = sum(2 * depth * width for depth, width in sizes)
+    return Products(len(sizes), counted(word * sum(depth + width for depth, width in sizes), flops, word))
+
+
+def wide(runs: Sequence[Run]) -> int:
+    return sum(run.width for run in runs)

@@ -1,0 +1,76 @@
+"""The class of a layer that torch.nn.utils.prune has pruned: its weight times its mask is made when it is asked for.
+
+A hook of torch.nn.utils.prune makes that product before each call of the layer. A region runs no layer and reads weight
+and mask instead, so the hook does not run where it is the only one, and who asks for `layer.weight` (the layer's own
+forward; pruning once more, which ranks by it; a histogram) gets the product of weight and mask as they are now.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import _has_any_global_hook
+
+from bppsa.frontend.pruned.masking.masks import is_pruning
+from bppsa.frontend.pruned.masking.state import pruned_state
+from bppsa.frontend.rewritten import Rewritten, put_before
+
+NAMES = ("weight", "bias")
+
+
+def product(name: str) -> property:
+    def get(self: Any) -> Any:
+        if name in self._parameters:
+            return self._parameters[name]
+        original, mask = self._parameters.get(f"{name}_orig"), self._buffers.get(f"{name}_mask")
+        own = self.__dict__
+        if name not in own:
+            raise AttributeError(name)
+        if original is None or mask is None or name in (pruned_state(self).made or ()):
+            return own[name]
+        return mask.to(original.dtype) * original
+
+    def put(self: Any, value: Any) -> None:
+        self.__dict__[name] = value
+        if (made := pruned_state(self).made) is not None:
+            made.add(name)
+
+    def delete(self: Any) -> None:
+        del self.__dict__[name]
+
+    return property(get, put, delete)
+
+
+class PrunedLayer(Rewritten):
+    weight, bias = map(product, NAMES)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        prunes_first = all(is_pruning(hook) for hook in self._forward_pre_hooks.values())
+        if prunes_first and not has_other_hooks(self):
+            return self.forward(*args, **kwargs)
+        if prunes_first or torch.compiler.is_dynamo_compiling():  # nobody changes what the hook makes
+            return super().__call__(*args, **kwargs)
+        state = pruned_state(self)
+        state.made = set()
+        try:
+            return super().__call__(*args, **kwargs)
+        finally:
+            state.made = None
+
+
+def has_other_hooks(module: nn.Module) -> bool:
+    """Than forward pre-hooks."""
+    own = module._forward_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(own or _has_any_global_hook())
+
+
+def ask_for_products(root: nn.Module) -> None:
+    """Of all layers that are pruned so; the products that they hold are let go."""
+    for module in root.modules():
+        held = [name for name in NAMES if f"{name}_mask" in module._buffers and name in module.__dict__]
+        if held:
+            put_before(module, PrunedLayer)
+            module.__dict__.update(dict.fromkeys(held, torch.empty(0)))
+            pruned_state(module)

@@ -1,0 +1,1 @@
+"""Regions of a captured graph: grown, laid down as steps on blocked images, and told."""

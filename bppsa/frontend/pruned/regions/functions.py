@@ -1,0 +1,180 @@
+"""Functions and methods without parameters as steps on blocked images: one function a kind, in two tables.
+
+Each takes the growing region and the arguments of its node: a tensor is a `Value`, everything else is as it is. What a
+kernel cannot do raises Unsupported, and the region ends before that node.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from bppsa.codegen.sparse_conv.window import Window
+from bppsa.frontend.pruned.regions.draft import Draft, Value
+from bppsa.frontend.pruned.regions.layers import image, pair, refuse
+from bppsa.frontend.pruned.regions.pointwise import pointwise
+from bppsa.runtime.sparse_conv.pointwise import Dropout
+from bppsa.runtime.sparse_conv.pooling import MaxPool, MeanPool, adaptive, average
+from bppsa.runtime.sparse_conv.sums import Flatten, Sum
+
+LARGEST_POOL = 255  # places of a window, a byte each
+
+
+def relu(draft: Draft, x: Any, inplace: bool = False) -> Value:
+    refuse(not isinstance(x, Value), "its input is no image")
+    return draft.rectify(x, inplace)
+
+
+def dropout(draft: Draft, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    if not training or p == 0:
+        return x
+    return drop(draft, x, p, inplace, channels=False)
+
+
+def dropout2d(draft: Draft, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    return drop(draft, image(x), p, inplace, channels=True) if training and p > 0 else x
+
+
+def drop(draft: Draft, x: Any, p: float, inplace: bool, *, channels: bool) -> Value:
+    refuse(not isinstance(x, Value), "its input is no image")
+    refuse(not 0 < p < 1, f"dropout with p={p}")
+    refuse(inplace and not draft.is_own(x), "a change in place of what others read")
+    s = x.shape
+    return draft.add(Dropout(p, channels, (s.samples, s.channels, s.height, s.width)[: x.dims]), (x,))
+
+
+def max_pool(
+    draft: Draft,
+    x: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Value:
+    x = image(x)
+    refuse(ceil_mode or return_indices, "ceil_mode or return_indices")
+    kernel = pair(kernel_size)
+    refuse(kernel[0] * kernel[1] > LARGEST_POOL, f"a window of more than {LARGEST_POOL} places")
+    size = x.shape.height, x.shape.width
+    window = Window(size, kernel, pair(stride or kernel_size), pair(padding), pair(dilation))
+    refuse(min(window.out) < 1 or any(2 * p > k for p, k in zip(pair(padding), kernel, strict=True)), "a window beyond")
+    return draft.max_pool(x, MaxPool(window))
+
+
+def avg_pool(
+    draft: Draft,
+    x: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Value:
+    x = image(x)
+    refuse(ceil_mode or divisor_override is not None, "ceil_mode or divisor_override")
+    size, sides = (x.shape.height, x.shape.width), (pair(kernel_size), pair(stride or kernel_size), pair(padding))
+    window = Window(size, *sides)
+    refuse(min(window.out) < 1 or any(2 * p > k for p, k in zip(sides[2], sides[0], strict=True)), "a window beyond")
+    down, across = (average(n, k, s, p, count_include_pad) for n, k, s, p in zip(size, *sides, strict=True))
+    return draft.add(MeanPool(size, down, across), (x,))
+
+
+def adaptive_avg_pool(draft: Draft, x: Any, output_size: Any) -> Value:
+    x = image(x)
+    size = x.shape.height, x.shape.width
+    given = (output_size, output_size) if isinstance(output_size, int) or output_size is None else output_size
+    down, across = (adaptive(n, n if out is None else out) for n, out in zip(size, given, strict=True))
+    return draft.add(MeanPool(size, down, across), (x,))
+
+
+def add(draft: Draft, a: Any, b: Any, alpha: float = 1) -> Value:
+    if not isinstance(a, Value) or not isinstance(b, Value) or alpha != 1:
+        return pointwise(draft, "add", torch.add, (a, b), {"alpha": alpha})
+    refuse(a.shape != b.shape or a.dims != b.dims, "no sum of two images of one shape")
+    return draft.add(Sum(relu=False), (a, b))
+
+
+def add_in_place(draft: Draft, a: Any, b: Any, alpha: float = 1) -> Value:
+    refuse(not draft.is_own(a), "a change in place of what others read")
+    return add(draft, a, b, alpha)
+
+
+def flatten(draft: Draft, x: Any, start_dim: int = 0, end_dim: int = -1) -> Value:
+    refuse(not isinstance(x, Value) or start_dim != 1 or end_dim not in (-1, x.dims - 1), "not flatten(1)")
+    if x.dims == 2:
+        return x
+    refuse(not draft.reads_alone(x), "a view of what others read")  # who changes one in place changes the other
+    out = draft.add(Flatten(), (x,), dims=2)
+    if x.number in draft.inputs:  # the caller's
+        draft.shared.add(out.number)
+    return out
+
+
+def view(draft: Draft, x: Any, *sizes: Any) -> Value:
+    refuse(not isinstance(x, Value), "its input is no image")
+    sizes = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
+    flat = x.shape.flat()
+    refuse(len(sizes) != 2 or sizes == (-1, -1), "not a view as [B, C * H * W]")
+    fits = all(size in (-1, own) for size, own in zip(sizes, (flat.samples, flat.channels), strict=True))
+    refuse(not fits, "not a view as [B, C * H * W]")
+    return flatten(draft, x, 1)
+
+
+def contiguous(draft: Draft, x: Any) -> Value:
+    refuse(not isinstance(x, Value), "its input is no image")
+    return x
+
+
+def size(draft: Draft, x: Any, dim: int | None = None) -> Any:
+    refuse(not isinstance(x, Value), "the size of what is no image")
+    sizes = torch.Size((x.shape.samples, x.shape.channels, x.shape.height, x.shape.width)[: x.dims])
+    return sizes if dim is None else sizes[dim]
+
+
+def attribute(draft: Draft, x: Any, name: str) -> Any:
+    refuse(name != "shape", f"the attribute {name}")
+    return size(draft, x)
+
+
+def item(draft: Draft, x: Any, index: Any) -> Any:
+    refuse(not isinstance(x, tuple) or not isinstance(index, int), "an index into a tensor")
+    return x[index]
+
+
+FUNCTIONS: dict[Any, Callable[..., Any]] = {
+    F.relu: relu,
+    F.relu_: lambda draft, x: relu(draft, x, True),
+    torch.relu: relu,
+    torch.relu_: lambda draft, x: relu(draft, x, True),
+    F.dropout: dropout,
+    torch.dropout: lambda draft, x, p, train: dropout(draft, x, p, train),
+    F.dropout2d: dropout2d,
+    F.max_pool2d: max_pool,
+    torch.max_pool2d: max_pool,
+    F.avg_pool2d: avg_pool,
+    F.adaptive_avg_pool2d: adaptive_avg_pool,
+    operator.add: add,
+    torch.add: add,
+    operator.iadd: add_in_place,
+    torch.flatten: flatten,
+    getattr: attribute,
+    operator.getitem: item,
+}
+METHODS: dict[str, Callable[..., Any]] = {
+    "contiguous": contiguous,
+    "relu": relu,
+    "relu_": lambda draft, x: relu(draft, x, True),
+    "add": add,
+    "add_": add_in_place,
+    "flatten": flatten,
+    "view": view,
+    "reshape": view,
+    "size": size,
+}

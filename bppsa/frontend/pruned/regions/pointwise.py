@@ -1,0 +1,93 @@
+"""Any pointwise function or module of torch as a step: recorded once on stand-ins, with its J^T by the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from bppsa.chain import Recurrence, Role, Stream
+from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, values_of
+from bppsa.errors import Reason, Unsupported, first_line
+from bppsa.frontend.pruned.regions.draft import Draft, Value
+from bppsa.fxpasses.network.jacobian import differentiable, transpose
+from bppsa.fxpasses.recording.capture import Recorder, record
+from bppsa.fxpasses.recording.decompose import DECOMPOSE
+from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.runtime.sparse_conv.pointwise import Pointwise
+
+aten = torch.ops.aten
+DECOMPOSED = {
+    **{op: DECOMPOSE[op] for op in (aten.lerp.Tensor, aten.addcmul.default)},  # the others are not pointwise
+    aten.log_sigmoid_forward.default: lambda x: (-F.softplus(-x, threshold=torch.inf), x),
+}
+
+
+class WithoutViews(Recorder):
+    """Whether a view is more than what it views depends on the shape, and the stand-ins' is none of an image."""
+
+    def write_down(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
+        if func.is_view and func not in SAME:
+            raise Unsupported(Reason("is a view", op=str(func)))
+        return super().write_down(func, args, kwargs)
+
+
+def pointwise(draft: Draft, name: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Value:
+    """The value of fn(*args, **kwargs). Raises Unsupported where it is more than a pointwise function of images."""
+    values = list(dict.fromkeys(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Value)))
+    if not values or any((v.shape, v.dims) != (values[0].shape, values[0].dims) for v in values):
+        raise Unsupported(Reason(f"no kernel for {name}: its inputs are not images of one shape"))
+    function, changed = recorded(name, fn, values, draft.dtype, args, kwargs)
+    if any(changed[1:]) or (changed[0] and not (args and args[0] is values[0] and draft.is_own(values[0]))):
+        raise Unsupported(Reason("a change in place of what others read", mend="use the form that returns a new one"))
+    return draft.add(Pointwise(function), values)
+
+
+def recorded(
+    name: str,
+    fn: Callable[..., Any],
+    values: list[Value],
+    dtype: torch.dtype | None,
+    args: Any,
+    kwargs: dict[str, Any],
+) -> tuple[Elementwise, list[bool]]:
+    """The function, and of each image whether it is changed in place."""
+
+    def call(*images: Tensor) -> Any:
+        own = [image.clone() for image in images]  # which may be changed
+        given = dict(zip(values, own, strict=True))
+        replaced = tree_map_only(Value, given.__getitem__, (tuple(args), kwargs))
+        return theirs(fn, *replaced[0], **replaced[1]), own
+
+    stand_ins = [torch.zeros(2, 3, dtype=dtype) for _ in values]
+    try:  # whatever torch says to shapes that the function was not meant for
+        recording = record(call, stand_ins, recorder=WithoutViews(DECOMPOSED))
+    except Unsupported as error:
+        raise Unsupported(Reason(f"no kernel for {name}: {error.reason}")) from error
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        if is_ours(error):
+            raise
+        raise Unsupported(Reason(f"no kernel for {name}: {first_line(error)}")) from error
+    result, own = recording.result
+    changed = [node.args[:1] != (argument,) for node, argument in zip(own, recording.arguments, strict=True)]
+    if not isinstance(result, fx.Node) or result not in differentiable(recording.graph) or recording.captured:
+        raise Unsupported(Reason(f"no kernel for {name}: it is no function of images alone"))
+    if result in recording.arguments:
+        raise Unsupported(Reason(f"no kernel for {name}: it changes how its input is seen, and no number"))
+    for i, node in enumerate(recording.arguments):
+        node.meta["role"] = Role("stream", i)
+    recording.graph.output(((), (result,)))
+    recording.graph.eliminate_dead_code()
+    streams = tuple(Stream(i, None, 1, 1) for i in range(len(values)))
+    body = Recurrence(None, recording.graph, None, streams, (), (1,))
+    try:
+        ahead = values_of(body)  # the rule of an op that has no kernel is not asked: it may be none of numbers
+        function = Elementwise(body, ahead, transpose(body))
+        function.forward(1), function.backward(1)
+    except Unsupported as error:
+        raise Unsupported(Reason(f"no kernel for {name}: {error.reason}")) from error
+    return function, changed

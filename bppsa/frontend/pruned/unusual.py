@@ -1,0 +1,39 @@
+"""Which calls of a pruned module are left to PyTorch, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.module import _has_any_global_hook
+from torch.utils._pytree import tree_leaves
+
+from bppsa.codegen.sparse_conv.native import LANES
+from bppsa.errors import Reason
+from bppsa.frontend.ordinary import is_ordinary_moment, is_plain
+from bppsa.frontend.pruned.regions.grow import AUTOCAST
+
+WATCHED = Reason("a transform, a tracer, forward-mode AD or a mode that sees each op")
+HOOKED = Reason("hooks of all modules")
+
+
+def unusual(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reason | None:
+    """None for a call with a tensor that the kernels take, which nothing transforms or watches."""
+    if not is_ordinary_moment():
+        return WATCHED
+    if _has_any_global_hook():
+        return HOOKED
+    if torch.is_autocast_enabled("cpu"):
+        return AUTOCAST
+    if any(map(is_taken, args)):
+        return None
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    if any(map(is_taken, tensors)):
+        return None
+    given = ", ".join(dict.fromkeys(f"{x.dtype} on {x.device}" for x in tensors)) or "no tensor"
+    return Reason(f"pruned layers have kernels for plain tensors of float32 and float64 on a CPU, not for {given}")
+
+
+def is_taken(x: Any) -> bool:
+    return isinstance(x, Tensor) and is_plain(x) and x.is_cpu and x.dtype in LANES

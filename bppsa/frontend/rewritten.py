@@ -1,0 +1,83 @@
+"""Another class for a module: one of ours goes before its own, and whoever asks still sees the latter."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakValueDictionary
+
+from torch import nn
+from torch.nn.utils import parametrize
+
+from bppsa.decisions import RECORD
+
+
+class Rewritten(nn.Module):
+    """What our classes share: they are made anew where a module is unpickled or copied, with a record of its own."""
+
+    _bppsa_before: tuple[type, ...]  # ours, in their order
+    _bppsa_origin: type
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        made: Any = super().__reduce_ex__(protocol)
+        own = type(self).__dict__
+        if "_bppsa_before" not in own:  # a parametrization, or a class of a user's, has been put before
+            return made
+        _, _, state, *rest = made
+        if isinstance(state, dict) and RECORD in state:
+            state = state | {RECORD: state[RECORD].of_clone()}
+        return _blank, (own["_bppsa_before"], own["_bppsa_origin"]), state, *rest
+
+
+def put_before(module: nn.Module, cls: type[Rewritten]) -> None:
+    """Give `module` a class made of `cls` and of what it is."""
+    module.__class__ = with_before(cls, type(module))
+
+
+def with_before(cls: type[Rewritten], own: type) -> type:
+    """A class made of `cls` and of `own`."""
+    if issubclass(own, cls):
+        return own
+    before: tuple[type, ...] = own.__dict__.get("_bppsa_before", ())
+    return _made((cls, *before), own.__dict__.get("_bppsa_origin", own))
+
+
+def take_away(module: nn.Module, cls: type[Rewritten]) -> None:
+    """Undo `put_before`."""
+    own = type(module).__dict__
+    before: tuple[type, ...] = own.get("_bppsa_before", ())
+    if cls in before:
+        rest = tuple(kind for kind in before if kind is not cls)
+        module.__class__ = _made(rest, own["_bppsa_origin"]) if rest else own["_bppsa_origin"]
+
+
+def kind_of(module: nn.Module) -> type:
+    """The class that its user has given it."""
+    kind = _origin(type(module))
+    return _origin(kind.__bases__[0]) if parametrize.is_parametrized(module) else kind
+
+
+def _origin(cls: type) -> type:
+    origin: type = cls.__dict__.get("_bppsa_origin", cls)
+    return origin
+
+
+# While anything is of it. It holds the class that it is made of, whose number is then no other's.
+_classes: WeakValueDictionary[tuple[tuple[type, ...], int], type] = WeakValueDictionary()
+
+
+def _made(before: tuple[type, ...], origin: Any) -> type:
+    found = _classes.get((before, id(origin)))
+    if found is None:
+        found = _classes[before, id(origin)] = _make(before, origin)
+    return found
+
+
+def _make(before: tuple[type, ...], origin: Any) -> type:
+    names = {name: getattr(origin, name) for name in ("__module__", "__qualname__", "__doc__")}
+    ours = {"_bppsa_before": before, "_bppsa_origin": origin}
+    return type(origin.__name__, (*before, origin), {**names, **ours})
+
+
+def _blank(before: tuple[type, ...], origin: type) -> Any:
+    """For pickle and copy: an object of the class that waits for its state."""
+    return object.__new__(_made(before, origin))

@@ -1,0 +1,228 @@
+"""One call of nn.RNN, nn.GRU or nn.LSTM, its tensors laid out with time first, by generated sweeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from bppsa.decisions import Decision, Report, warn_once
+from bppsa.errors import BuildError, first_line
+from bppsa.frontend.call_log import explaining, note
+from bppsa.frontend.planning.forward import open_forward, solver_of, told
+from bppsa.frontend.planning.rates import machine_of
+from bppsa.frontend.planning.sweeps import compile_recurrence, with_structure
+from bppsa.frontend.rnn.by_pytorch import by_pytorch, in_one, layer_by_pytorch
+from bppsa.frontend.rnn.spec import Spec
+from bppsa.frontend.state import show, state_of
+from bppsa.plan.choose import Call, Numbers, choose, is_too_short, multiply_inline, too_short
+from bppsa.plan.forward import LIBRARY, SEQUENTIAL, Forward
+from bppsa.plan.strategy import AUTO, Strategy, strategy_of
+from bppsa.plan.work import Size
+from bppsa.runtime.chain.autograd import random_state, set_random_state
+from bppsa.runtime.recurrent import autograd
+from bppsa.runtime.recurrent.extent import Extent, Given
+from bppsa.runtime.recurrent.library import Library
+from bppsa.runtime.recurrent.newton import Solver
+from bppsa.runtime.recurrent.stack import Stack
+from bppsa.runtime.recurrent.sweep import Sweep
+
+States = tuple[Tensor, ...]
+FEW = 32  # steps; PyTorch is never the faster one by its start beyond, on a CPU
+MOST_SIZES = 1024  # sizes whose decisions a module keeps at hand
+
+
+def run(
+    module: Any, x: Tensor, batch_sizes: Tensor | None, states: States | None, weights: Sequence[Tensor]
+) -> tuple[Tensor, States] | Any:
+    """module: a rewritten one; x: [T, B, I], or the data of a packed sequence, [sum of batch_sizes, I]; states: [L * D,
+    B, n] each, or None for zeros. Returns y and the final states in the same form; NotImplemented where PyTorch is to
+    run the call."""
+    steps, rows = x.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
+    spec, training, device = Spec.of(module), torch.is_grad_enabled(), x.device.type
+    state = state_of(module)
+    asked, memory = state.forward, state.memory
+    ahead = open_forward(asked, memory)
+    how = state.strategy, spec, steps, rows, x.dtype, training, device, ahead, explaining()
+    decision = with_structure(decide(state.path, *how, library=is_cudnns(spec, x)), spec.recurrence)
+    if decision.strategy == "pytorch":
+        noted(module, decision)
+        return NotImplemented
+    solver = solver_of(decision.forward, memory)
+    undrawn = random_state([x]) if module.training and module.dropout > 0 else None
+    try:
+        strategy, library = strategy_of(decision.strategy), decision.forward == str(LIBRARY)
+        result = by_sweeps(module, x, batch_sizes, states, weights, strategy, solver, library=library)
+    except BuildError as error:
+        if undrawn is not None:
+            set_random_state(undrawn)  # PyTorch draws the masks again
+        warn_once(f"bppsa leaves recurrences to PyTorch: {error}")
+        noted(module, replace(decision, strategy="pytorch", forward="sequential", reason=first_line(error)))
+        return NotImplemented
+    noted(module, told(decision, memory, solver, rested=ahead is not asked))
+    return result
+
+
+def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
+    """Whether PyTorch is to run the call, for its few steps or on a GPU: asked before anything else, so that it costs
+    such a call next to nothing."""
+    if type(input) is not Tensor or input.dim() != 3:
+        return False
+    steps = input.size(int(module.batch_first))
+    state = state_of(module)
+    ahead, decided = state.forward, state.decided
+    asked = state.strategy.name != "auto" or ahead.name == "newton"
+    if (steps > FEW and not input.is_cuda) or asked or explaining():
+        return False
+    rows, device = input.size(int(not module.batch_first)), "cuda" if input.is_cuda else "cpu"
+    key = (steps, rows, input.dtype, torch.is_grad_enabled(), device)
+    known = decided.get(key)
+    if known is None:
+        spec = Spec.of(module)
+        known = decide(state.path, AUTO, spec, *key, ahead, library=is_cudnns(spec, input))
+        if len(decided) >= MOST_SIZES:
+            decided.clear()
+        decided[key] = known
+    if known.strategy != "pytorch":
+        return False
+    noted(module, known)
+    return True
+
+
+def is_cudnns(spec: Spec, x: Tensor) -> bool:
+    """Whether cuDNN runs the whole forward where PyTorch does."""
+    return x.is_cuda and torch.backends.cudnn.is_acceptable(x) and spec.fits_in_one
+
+
+def noted(module: nn.RNNBase, decision: Decision) -> None:
+    note(decision)
+    report = state_of(module).report  # of a module that is the whole model
+    if report is not None and (not report.taken or report.taken[0] is not decision):
+        show(module, Report((decision,)))
+
+
+def by_sweeps(
+    module: nn.RNNBase,
+    x: Tensor,
+    batch_sizes: Tensor | None,
+    states: States | None,
+    weights: Sequence[Tensor],
+    strategy: Strategy,
+    solver: Solver | None,
+    *,
+    library: bool,
+) -> tuple[Tensor, States]:
+    """What `run` does once it is decided: in a dtype that has kernels, packed sequences padded, and back again."""
+    spec = Spec.of(module)
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32  # half precision is rounded once, at the end
+    masks = dropout_masks(module, x)
+    lengths = None
+    if batch_sizes is None:
+        extent = Extent(x.shape[0], x.shape[1], device=x.device)
+    else:
+        batch_sizes = batch_sizes.clone()  # the backward reads them, and the caller's may change meanwhile
+        (source, *masks), lengths = pad([x, *masks], batch_sizes)
+        extent = Extent(len(batch_sizes), len(lengths), active=batch_sizes, lengths=lengths, device=x.device)
+    inline = multiply_inline(extent.rows, extent.device.type)
+    tensors = [x if lengths is None else source, *(states or [None] * spec.states), *weights, *masks]
+    tensors = [t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors]
+    flags = {"inline": inline, "training": module.training, "library": library}
+    y, *finals = autograd.apply(stack(spec, dtype, extent, bool(masks), strategy, solver, **flags), tensors)
+    if lengths is not None:
+        y = torch._VF._pack_padded_sequence(y, lengths, False)[0]
+    if y.dtype != x.dtype:
+        y, finals = y.to(x.dtype), [final.to(x.dtype) for final in finals]
+    return y, tuple(finals)
+
+
+@lru_cache(maxsize=4096)
+def decide(
+    path: str,
+    strategy: Strategy,
+    spec: Spec,
+    steps: int,
+    rows: int,
+    dtype: torch.dtype,
+    training: bool,
+    device: str,
+    ahead: Forward = SEQUENTIAL,
+    explained: bool = False,
+    library: bool = False,
+) -> Decision:
+    """ahead: the forward that is asked for. library: whether PyTorch has a kernel for a whole forward."""
+    numbers: Numbers = {"T": steps, "B": rows, "H": spec.hidden}
+    if is_too_short(strategy, ahead, steps) and not explained:
+        choice = too_short(numbers)
+    else:
+        call = Call(spec.counts(dtype, rows, device), Size(steps, rows), training, machine_of(device), library)
+        choice = choose(strategy, call, numbers, ahead=ahead, explained=explained)
+    return Decision(path, spec.mode.lower(), choice.strategy, choice.reason, choice.numbers, *choice.told)
+
+
+def dropout_masks(module: nn.RNNBase, x: Tensor) -> list[Tensor]:
+    """Drawn as PyTorch draws them between layers, so that a seeded run gives the same numbers."""
+    if not (module.training and module.dropout > 0):
+        return []
+    width = (module.proj_size or module.hidden_size) * (1 + module.bidirectional)
+    return [
+        functional.dropout(x.new_ones((*x.shape[:-1], width)), module.dropout) for _ in range(module.num_layers - 1)
+    ]
+
+
+def pad(packed: Sequence[Tensor], batch_sizes: Tensor) -> tuple[list[Tensor], Tensor]:
+    """[sum of batch_sizes, n] each -> [T, B, n] each, and the length of every row, int64 [B]."""
+    padded = [torch._VF._pad_packed_sequence(data, batch_sizes, False, 0.0, len(batch_sizes)) for data in packed]
+    return [data for data, _ in padded], padded[0][1]
+
+
+def stack(
+    spec: Spec,
+    dtype: torch.dtype,
+    extent: Extent,
+    masked: bool,
+    strategy: Strategy,
+    solver: Solver | None = None,
+    *,
+    inline: bool,
+    training: bool = True,
+    library: bool = False,
+) -> Stack:
+    pytorch = partial(by_pytorch, spec, training, extent)
+    sweeps = sweeps_of(spec, dtype, inline, extent.device.type)
+    ahead = library_of(spec, dtype, extent, inline) if library else None
+    return Stack(sweeps, spec.states, spec.weights, masked, extent, strategy, pytorch, solver, ahead)
+
+
+@lru_cache(maxsize=1024)
+def sweeps_of(spec: Spec, dtype: torch.dtype, inline: bool, device: str) -> tuple[tuple[Sweep, ...], ...]:
+    return tuple(
+        (compile_recurrence(recurrence, dtype, inline, device),) * spec.directions for recurrence in spec.recurrences
+    )
+
+
+@lru_cache(maxsize=1024)
+def hidden_of(spec: Spec, dtype: torch.dtype, inline: bool, device: str) -> tuple[Sweep | None, ...]:
+    return tuple(
+        None if hidden is None else compile_recurrence(hidden, dtype, inline, device)
+        for hidden in spec.hidden_recurrences
+    )
+
+
+def sweep_of(module: nn.RNNBase, layer: int, x: Tensor) -> Sweep:
+    """Of one layer of a module in one direction. x: [T, B, I]"""
+    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    device = x.device.type
+    return sweeps_of(Spec.of(module), dtype, multiply_inline(x.shape[1], device), device)[layer][0]
+
+
+def library_of(spec: Spec, dtype: torch.dtype, extent: Extent, inline: bool) -> Library:
+    def run(x: Tensor, states: Given, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Without the memory that a backward of its own would read."""
+        return layer_by_pytorch(spec, False, extent, x, states, in_one(weights) if spec.layers > 1 else weights)
+
+    return Library(run, hidden_of(spec, dtype, inline, extent.device.type))

@@ -1,0 +1,100 @@
+"""What a recurrent module is, its weights aside: its sizes, its recurrences, and what they come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import nn
+
+from bppsa.chain import Recurrence
+from bppsa.frontend.planning.predict import counts_of
+from bppsa.frontend.planning.sweeps import module_recurrence, structure_of
+from bppsa.plan.choose import multiply_inline
+from bppsa.plan.work import Counts
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What distinguishes one recurrent module from another, its weights aside. mode: as nn.RNNBase names it."""
+
+    mode: str
+    inputs: int
+    hidden: int
+    projection: int
+    layers: int
+    bias: bool
+    bidirectional: bool
+
+    @staticmethod
+    def of(module: nn.RNNBase) -> Spec:
+        sizes = (module.input_size, module.hidden_size, module.proj_size, module.num_layers)
+        return Spec(module.mode, *sizes, module.bias, module.bidirectional)
+
+    @property
+    def recurrence(self) -> Recurrence:
+        """Of the first layer."""
+        return self.recurrences[0]
+
+    @property
+    def recurrences(self) -> list[Recurrence]:
+        """A layer each."""
+        return [module_recurrence(*sizes, self.bias) for sizes in self.sizes]
+
+    @property
+    def hidden_recurrences(self) -> list[Recurrence | None]:
+        """Of each layer: that of the state which y does not show, an LSTM's c."""
+        if self.states == 1:
+            return [None] * self.layers
+        return [module_recurrence(*sizes, self.bias, 1) for sizes in self.sizes]
+
+    @property
+    def sizes(self) -> list[tuple[str, int, int, int]]:
+        """Of each layer: mode, width of the input, of the state and of its projection."""
+        widths = [self.inputs, *[self.out * self.directions] * (self.layers - 1)]
+        return [(self.mode, width, self.hidden, self.projection) for width in widths]
+
+    def counts(self, dtype: torch.dtype, rows: int, device: str) -> list[Counts]:
+        """Of every layer and direction. Half precision is computed in float32."""
+        real = torch.float64 if dtype == torch.float64 else torch.float32
+        how = real, multiply_inline(rows, device), device, self.peer(dtype, device)
+        found = []
+        for recurrence, hidden in zip(self.recurrences, self.hidden_recurrences, strict=True):
+            counts = counts_of(recurrence, *how)
+            if hidden is not None and device == "cuda":
+                counts = replace(counts, hidden=counts_of(hidden, *how, structure_of(hidden)))
+            found += [counts] * self.directions
+        return found
+
+    @property
+    def fits_in_one(self) -> bool:
+        """Whether cuDNN takes a layer's weights as they are, or as `frontend.rnn.by_pytorch.in_one` lays them out."""
+        return self.bias or self.layers == 1
+
+    @property
+    def states(self) -> int:
+        return 2 if self.mode == "LSTM" else 1
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Of the states."""
+        return (self.out, self.hidden)[: self.states]
+
+    @property
+    def directions(self) -> int:
+        return 1 + self.bidirectional
+
+    @property
+    def weights(self) -> int:
+        """Of one layer and direction."""
+        return 2 + 2 * self.bias + bool(self.projection)
+
+    def peer(self, dtype: torch.dtype, device: str) -> str:
+        """Whose rates PyTorch has: on a CPU only float32 LSTMs without projection run fused, by oneDNN."""
+        kind = self.mode.split("_")[0]
+        fused = device != "cpu" or (dtype == torch.float32 and not self.projection)
+        return "GRU" if kind == "LSTM" and not fused else kind
+
+    @property
+    def out(self) -> int:
+        return self.projection or self.hidden

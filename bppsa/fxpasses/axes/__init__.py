@@ -1,0 +1,1 @@
+"""Recorded cells rewritten so that every value has the rows of the batch in front, wherever views put them."""

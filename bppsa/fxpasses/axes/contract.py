@@ -1,0 +1,126 @@
+"""Products of matrices for each row: bmm and mm in terms of layouts, so that the rows come out in front.
+
+With a weight they are an mm; otherwise every pair of numbers is multiplied and the sums are taken, whose kernel has one
+loop for both and stores no product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.axes.layout import Axis, Group, Layout, unified
+
+aten = torch.ops.aten
+
+
+def contracted(graph: fx.Graph, node: fx.Node, left: Layout, right: Layout) -> Layout:
+    """The layout of left @ right, mm or bmm, whose nodes are put where the graph is being inserted to."""
+    batched = node.target is aten.bmm.default
+    batch = unified(left, left.dims[0], right, right.dims[0]) if batched else (left, right, (), ())
+    if batch is None:
+        raise refused(node)
+    left, right, batch_left, batch_right = batch
+    inner = unified(left, left.dims[-1], right, right.dims[-2])
+    if inner is None or "rows" in [axis.kind for axis in inner[2] + inner[3]]:
+        raise refused(node)
+    left, right, inner_left, inner_right = inner
+    outer = left.dims[-2], right.dims[-1]
+    batch_axes = tuple(merged(a, b) for a, b in zip(batch_left, batch_right, strict=True))
+    kinds = [axis.kind for axis in (*batch_axes, *outer[0], *outer[1])]
+    rows = right.rows if left.rows is None else left.rows
+    if kinds.count("rows") != (rows != 1) or "repeated" in kinds:
+        raise refused(node)
+    dims = (*((batch_axes,) if batched else ()), *outer)
+    weighed = by_weight(graph, left, right, batch_axes, outer, (inner_left, inner_right))
+    if weighed is not None:
+        return Layout(weighed, features(*outer), dims, rows)
+    places: list[tuple[Axis | None, Axis | None]] = [
+        (a, b) for a, b, axis in zip(batch_left, batch_right, batch_axes, strict=True) if axis.kind == "own"
+    ]
+    places += [(axis, None) for axis in features(outer[0])]
+    start = 1 + len(places)
+    places += list(zip(inner_left, inner_right, strict=True))
+    places += [(None, axis) for axis in features(outer[1])]
+    factors = placed(graph, left, [a for a, _ in places]), placed(graph, right, [b for _, b in places])
+    product = call(graph, aten.mul.Tensor, *factors)
+    if inner_left:
+        product = call(graph, aten.sum.dim_IntList, product, list(range(start, start + len(inner_left))))
+    return Layout(product, features(batch_axes, *outer), dims, rows)
+
+
+def merged(a: Axis, b: Axis) -> Axis:
+    """Of both operands' axes the one that is not repeated."""
+    return b if a.kind == "repeated" else a
+
+
+def features(*groups: Group) -> Group:
+    return tuple(axis for group in groups for axis in group if axis.kind != "rows")
+
+
+def by_weight(
+    graph: fx.Graph, left: Layout, right: Layout, batch: Group, outer: tuple[Group, Group], inner: tuple[Group, Group]
+) -> fx.Node | None:
+    """As one mm, where each row of one operand meets all of the other, which has no rows."""
+    for rows, weight, own, other, (k, depth) in (
+        (left, right, outer[0], outer[1], inner),
+        (right, left, outer[1], outer[0], inner[::-1]),
+    ):
+        alone = rows.rows is not None and weight.rows is None and not batch and not features(own)
+        plain = all(axis.kind == "own" for axis in (*k, *depth, *other))
+        if alone and plain and k and other:
+            value = reshaped(graph, placed(graph, rows, k), [-1, total(k)])
+            return call(graph, aten.mm.default, value, matrix(graph, weight, depth, other))
+    return None
+
+
+def matrix(graph: fx.Graph, weight: Layout, depth: Group, width: Group) -> fx.Node:
+    """A parameter as [K, N]: itself, or its transpose, where it is that."""
+    whole = weight.node.meta["val"].shape
+    if weight.axes == (*depth, *width) and whole == (total(depth), total(width)):
+        return weight.node
+    if weight.axes == (*width, *depth) and whole == (total(width), total(depth)):
+        return call(graph, aten.t.default, weight.node)
+    return reshaped(graph, placed(graph, weight, [*depth, *width]), [total(depth), total(width)])
+
+
+def total(axes: Group) -> int:
+    return torch.Size(axis.size for axis in axes).numel()
+
+
+def placed(graph: fx.Graph, layout: Layout, places: Sequence[Axis | None]) -> fx.Node:
+    """The numbers with an axis at each place, of size 1 where the operand has none there, behind the rows if it has
+    any."""
+    lead = [] if layout.rows is None else [-1]
+    at = [axis if axis in layout.axes else None for axis in places]
+    node = reshaped(graph, layout.node, [*lead, *(axis.size for axis in layout.axes)])
+    own = [layout.axes.index(axis) for axis in at if axis is not None]
+    assert sorted(own) == list(range(len(layout.axes))), "every axis has a place"
+    if own != sorted(own):
+        node = call(graph, aten.permute.default, node, [*range(len(lead)), *(len(lead) + a for a in own)])
+    return reshaped(graph, node, [*lead, *(1 if axis is None else axis.size for axis in at)])
+
+
+def reshaped(graph: fx.Graph, node: fx.Node, sizes: Sequence[int]) -> fx.Node:
+    value = node.meta["val"]
+    if tuple(value.shape[bool(sizes and sizes[0] == -1) :]) == tuple(n for n in sizes if n != -1):
+        return node
+    if not value.is_contiguous():
+        node = call(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
+    return call(graph, aten.view.default, node, list(sizes))
+
+
+def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    node = graph.call_function(target, args, kwargs)
+    node.meta["val"] = target(*fx.node.map_arg(args, lambda arg: arg.meta["val"]), **kwargs)
+    return node
+
+
+def refused(node: fx.Node) -> Unsupported:
+    shapes = " and ".join(str(list(arg.meta["val"].shape)) for arg in node.all_input_nodes)
+    what = f"meets {shapes} across the batch, or a batch that is no row's own"
+    return Unsupported(Reason(what, op=str(node.target), mend="pass per-row tensors in xs or in the carry"))

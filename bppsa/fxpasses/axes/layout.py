@@ -1,0 +1,115 @@
+"""Where a tensor's dimensions keep the rows of the batch, and where the features: as products of axes.
+
+einsum and matmul put the rows second ([heads, B, K]) or merge them with heads ([B * heads, D, N]). An axis is followed
+by where it comes from, never by its size: B may equal the number of heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from torch import fx
+
+
+@dataclass(frozen=True, eq=False)
+class Axis:
+    """One axis of a value. kind: "rows" of the batch, "own", or "repeated": the value is the same all along it."""
+
+    size: int
+    kind: str = "own"
+
+
+Group = tuple[Axis, ...]  # of which a dimension is the product, the last innermost
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor's dimensions in terms of axes. node: what holds the numbers, [B, ...] or a parameter, of which `axes`
+    are the features, row-major. rows: how many, None of a parameter. An axis of size 1 is in no dimension, also where
+    it is the batch: any one of size 1 may be that."""
+
+    node: fx.Node
+    axes: Group
+    dims: tuple[Group, ...]
+    rows: int | None
+
+    @property
+    def in_front(self) -> bool:
+        """Whether the rows are a dimension of their own, the first."""
+        return len(self.dims) > 0 and [axis.kind for axis in self.dims[0]] == ["rows"] * (self.rows != 1)
+
+    def split(self, axis: Axis, sizes: Sequence[int]) -> Layout:
+        parts = tuple(Axis(size, axis.kind) for size in sizes)
+
+        def divided(group: Group) -> Group:
+            return tuple(part for a in group for part in (parts if a is axis else (a,)))
+
+        return replace(self, axes=divided(self.axes), dims=tuple(map(divided, self.dims)))
+
+    def viewed(self, sizes: Sequence[int]) -> Layout | None:
+        """With dimensions of these sizes; None where they would take the rows apart."""
+        rest = [axis for group in self.dims for axis in group]
+        result, found = self, list[Group]()
+        for size in sizes:
+            group: list[Axis] = []
+            while prod(a.size for a in group) != size:
+                need = size // prod(a.size for a in group)
+                axis = rest.pop(0)
+                if axis.size > need and axis.size % need == 0 and axis.kind != "rows":
+                    before = next(i for i, a in enumerate(_flat(result.dims)) if a is axis)
+                    result = result.split(axis, (need, axis.size // need))
+                    axis, second = _flat(result.dims)[before : before + 2]
+                    rest.insert(0, second)
+                elif need % axis.size:
+                    return None
+                group.append(axis)
+            found.append(tuple(group))
+        return replace(result, dims=tuple(found))
+
+    def permuted(self, order: Sequence[int]) -> Layout:
+        return replace(self, dims=tuple(self.dims[d] for d in order))
+
+
+def _flat(dims: Sequence[Group]) -> list[Axis]:
+    return [axis for group in dims for axis in group]
+
+
+def layout_of(node: fx.Node, rows: bool) -> Layout:
+    """Of a value with its rows in front, or of a parameter."""
+    shape = node.meta["val"].shape
+    features = tuple(() if size == 1 else (Axis(size),) for size in (shape[1:] if rows else shape))
+    first: Group = (Axis(shape[0], "rows"),) if rows and shape[0] != 1 else ()
+    axes = tuple(axis for group in features for axis in group)
+    return Layout(node, axes, (first, *features) if rows else features, shape[0] if rows else None)
+
+
+def unified(one: Layout, a: Group, other: Layout, b: Group) -> tuple[Layout, Layout, Group, Group] | None:
+    """Both layouts with the axes of a group in each cut alike; the rows meet rows, or what is repeated along them."""
+    left, right, done_a, done_b = list(a), list(b), list[Axis](), list[Axis]()
+    while left and right:
+        x, y = left.pop(0), right.pop(0)
+        least = min(x.size, y.size)
+        if max(x.size, y.size) % least or (x.size != y.size and "rows" in (x.kind, y.kind)):
+            return None
+        if x.size != y.size:
+            large, small = (x, y) if x.size > y.size else (y, x)
+            layout, parts = _halves(one if large is x else other, large, small.size)
+            if large is x:
+                one, x = layout, parts[0]
+                left.insert(0, parts[1])
+            else:
+                other, y = layout, parts[0]
+                right.insert(0, parts[1])
+        if "rows" in (x.kind, y.kind) and "own" in (x.kind, y.kind):
+            return None
+        done_a.append(x)
+        done_b.append(y)
+    return None if left or right else (one, other, tuple(done_a), tuple(done_b))
+
+
+def _halves(layout: Layout, axis: Axis, first: int) -> tuple[Layout, Group]:
+    before = next(i for i, a in enumerate(_flat(layout.dims)) if a is axis)
+    layout = layout.split(axis, (first, axis.size // first))
+    return layout, tuple(_flat(layout.dims)[before : before + 2])

@@ -1,0 +1,221 @@
+"""Rewrite a recorded cell so that every value has the rows of the batch as its first dimension, and no other.
+
+Where a view moves the rows, or merges them with features, the value is only known by its layout until an op brings them
+back; products in between are written in terms of values with rows in front. Sizes in views no longer name the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from bppsa.chain import is_pointwise
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.axes import elsewhere
+from bppsa.fxpasses.axes.contract import contracted, placed, reshaped
+from bppsa.fxpasses.axes.layout import Axis, Group, Layout, layout_of
+
+aten = torch.ops.aten
+
+
+def with_rows_first(
+    graph: fx.Graph,
+    carries: Sequence[fx.Node],
+    xs: Sequence[fx.Node],
+    waiting: Collection[fx.Node],
+    refused: dict[fx.Node, Reason] | None,
+) -> dict[fx.Node, fx.Node]:
+    """Changes the graph; gives what stands for what. carries, xs: the placeholders that have rows. waiting: the nodes
+    that have to be rewritten; others stay as they were where they cannot be. refused: takes those that have to and
+    cannot, with their reasons; without it the first raises `Unsupported`."""
+    return RowsFirst(graph, carries, xs, waiting, refused).run()
+
+
+class RowsFirst:
+    def __init__(
+        self,
+        graph: fx.Graph,
+        carries: Sequence[fx.Node],
+        xs: Sequence[fx.Node],
+        waiting: Collection[fx.Node],
+        refused: dict[fx.Node, Reason] | None,
+    ) -> None:
+        self.graph, self.waiting, self.refused = graph, set(waiting), refused
+        rows = carries[0].meta["val"].shape[:1]
+        self.with_rows = {node for node in (*carries, *xs) if node.meta["val"].shape[:1] == rows}
+        # Not waited for, and as it was: such ops run before or after the loop whatever they do.
+        self.left = {node for node in xs if node not in self.with_rows}
+        self.lost: set[fx.Node] = set()  # refused, or made of what was
+        self.layouts: dict[fx.Node, Layout] = {}  # of what is not as it stands: rows elsewhere, or repeated
+        self.replaced: dict[fx.Node, fx.Node] = {}
+
+    def run(self) -> dict[fx.Node, fx.Node]:
+        for node in list(self.graph.nodes):
+            if node.op == "call_function":
+                self.with_rows |= {node} if not self.with_rows.isdisjoint(node.all_input_nodes) else set()
+                with self.graph.inserting_before(node):
+                    self.visit_waiting(node) if node in self.waiting else self.visit_or_leave(node)
+                name(node)
+        return self.replaced
+
+    def visit_or_leave(self, node: fx.Node) -> None:
+        if not self.left.isdisjoint(node.all_input_nodes) or self.picks_columns(node):
+            self.left.add(node)
+            return
+        try:
+            self.visit(node)
+        except Unsupported:
+            self.left.add(node)
+
+    def picks_columns(self, node: fx.Node) -> bool:
+        """Whether the batch picks from a later dimension, as emission[:, symbol] does, which puts the rows there."""
+        if node.target is not aten.index.Tensor or node.args[1][0] is not None:
+            return False
+        return any(index in self.with_rows for index in node.args[1])
+
+    def visit_waiting(self, node: fx.Node) -> None:
+        if not self.lost.isdisjoint(node.all_input_nodes):
+            self.lost.add(node)
+            return
+        try:
+            self.visit(node)
+        except Unsupported as unsupported:
+            if self.refused is None:
+                raise
+            self.refused[node] = unsupported.reason
+            self.lost.add(node)
+
+    def visit(self, node: fx.Node) -> None:
+        rows, odd = node in self.with_rows, any(arg in self.layouts for arg in node.all_input_nodes)
+        follow = FOLLOW.get(node.target)
+        if follow is None and rows and odd:
+            follow = RowsFirst.pointwise if is_pointwise(node.target) else ELSEWHERE.get(node.target)
+        if follow is None or not (rows or odd or node.target is aten.expand.default):
+            if rows and odd:
+                raise Unsupported(
+                    Reason(
+                        "works on a value whose batch is not its first dimension",
+                        op=str(node.target),
+                        mend="keep the batch in front, and use einsum or matmul",
+                    )
+                )
+            return
+        layout = follow(self, node)
+        self.with_rows |= {layout.node} if rows else set()
+        if rows and layout.in_front:
+            self.put(node, layout)
+        elif rows or any(axis.kind == "repeated" for group in layout.dims for axis in group):
+            self.layouts[node] = layout
+
+    def layout(self, node: fx.Node) -> Layout:
+        return self.layouts.get(node) or layout_of(node, node in self.with_rows)
+
+    def put(self, node: fx.Node, layout: Layout) -> None:
+        """The value has its rows in front: the node itself where it had them before, else what the layout knows."""
+        if not any(arg in self.layouts for arg in node.all_input_nodes) and keeps_front(node):
+            if node.target in SIZED:
+                node.args = (node.args[0], [-1, *node.meta["val"].shape[1:]], *node.args[2:])
+            return
+        features = [axis for group in layout.dims[1:] for axis in group]
+        value = reshaped(self.graph, placed(self.graph, layout, features), [-1, *node.meta["val"].shape[1:]])
+        self.with_rows.add(value)
+        node.replace_all_uses_with(value)
+        self.replaced[node] = value
+
+    def view(self, node: fx.Node) -> Layout:
+        layout = self.layout(node.args[0]).viewed(node.meta["val"].shape)
+        return self.kept(node, layout)
+
+    def permute(self, node: fx.Node) -> Layout:
+        return self.layout(node.args[0]).permuted([d % node.meta["val"].dim() for d in node.args[1]])
+
+    def transpose(self, node: fx.Node) -> Layout:
+        order = list(range(node.meta["val"].dim()))
+        a, b = node.args[1:] or (0, -1)
+        order[a], order[b] = order[b], order[a]
+        return self.layout(node.args[0]).permuted(order)
+
+    def copy(self, node: fx.Node) -> Layout:
+        return self.pointwise(node) if node.target is aten.detach.default else self.layout(node.args[0])
+
+    def pointwise(self, node: fx.Node) -> Layout:
+        return elsewhere.pointwise(self.graph, node, {arg: self.layout(arg) for arg in node.all_input_nodes})
+
+    def folded(self, node: fx.Node) -> Layout:
+        return self.kept(node, elsewhere.folded(self.graph, node, self.layout(node.args[0])))
+
+    def along_one(self, node: fx.Node) -> Layout:
+        return self.kept(node, elsewhere.along_one(self.graph, node, self.layout(node.args[0])))
+
+    def joined(self, node: fx.Node) -> Layout:
+        return self.kept(node, elsewhere.joined(self.graph, node, [self.layout(arg) for arg in node.args[0]]))
+
+    def expand(self, node: fx.Node) -> Layout:
+        before, sizes = self.layout(node.args[0]), node.meta["val"].shape
+        new = len(sizes) - len(before.dims)
+        if before.rows is not None:
+            if new or not before.in_front:
+                return self.kept(node, None)
+            return layout_of(node, True)
+        dims: list[Group] = [(Axis(size, "repeated"),) if size > 1 else () for size in sizes[:new]]
+        for group, old, size in zip(before.dims, node.args[0].meta["val"].shape, sizes[new:], strict=True):
+            dims.append(group if old == size else (Axis(size, "repeated"),))
+        return Layout(before.node, before.axes, tuple(dims), None)
+
+    def product(self, node: fx.Node) -> Layout:
+        left, right = (self.layout(arg) for arg in node.args)
+        if node.target is aten.mm.default and left.in_front and right.rows is None and len(left.axes) < 2:
+            return layout_of(node, True)
+        return contracted(self.graph, node, left, right)
+
+    def kept(self, node: fx.Node, layout: Layout | None) -> Layout:
+        if layout is None:
+            shapes = f"{list(node.meta['val'].shape)} of {list(node.all_input_nodes[0].meta['val'].shape)}"
+            raise Unsupported(Reason(f"makes {shapes}, across the batch", op=str(node.target)))
+        return layout
+
+
+ELSEWHERE: dict[Any, Callable[[RowsFirst, fx.Node], Layout]] = {
+    **dict.fromkeys(elsewhere.FOLDS, RowsFirst.folded),
+    **dict.fromkeys(elsewhere.ONE_DIM, RowsFirst.along_one),
+    aten.cat.default: RowsFirst.joined,
+}
+SIZED = {aten.view.default, aten._unsafe_view.default, aten.expand.default}  # name the size of the batch
+
+
+def name(node: fx.Node) -> None:
+    """What was put before the node comes from the same line of the cell."""
+    new = node.prev
+    while new.op == "call_function" and "path" not in new.meta:
+        new.meta.update(path=node.meta.get("path", ""), line=node.meta.get("line", ""))
+        new = new.prev
+
+
+def keeps_front(node: fx.Node) -> bool:
+    """Whether the op itself, of a value with its rows in front, leaves them there."""
+    if node.target is aten.permute.default:
+        return bool(node.args[1][0] % node.meta["val"].dim() == 0)
+    if node.target is aten.transpose.int:
+        return all(d % node.meta["val"].dim() for d in node.args[1:])
+    return node.target not in (aten.t.default, aten.bmm.default)
+
+
+FOLLOW: dict[Any, Callable[[RowsFirst, fx.Node], Layout]] = {
+    aten.view.default: RowsFirst.view,
+    aten._unsafe_view.default: RowsFirst.view,
+    aten.unsqueeze.default: RowsFirst.view,
+    aten.squeeze.dim: RowsFirst.view,
+    aten.squeeze.dims: RowsFirst.view,
+    aten.permute.default: RowsFirst.permute,
+    aten.transpose.int: RowsFirst.transpose,
+    aten.t.default: RowsFirst.transpose,
+    aten.clone.default: RowsFirst.copy,
+    aten.alias.default: RowsFirst.copy,
+    aten.detach.default: RowsFirst.copy,
+    aten.expand.default: RowsFirst.expand,
+    aten.bmm.default: RowsFirst.product,
+    aten.mm.default: RowsFirst.product,
+}

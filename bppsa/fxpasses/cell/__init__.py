@@ -1,0 +1,1 @@
+"""Recorded cells: what depends on the carry, and the structure of a step's transposed Jacobian."""

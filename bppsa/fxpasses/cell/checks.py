@@ -1,0 +1,30 @@
+"""What tells after a sweep whether its linear algebra can be relied on: kernels raise no errors, they give NaN."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from bppsa.sparsity.rules.matrix_ops import MATRICES
+
+aten = torch.ops.aten
+
+
+def checks_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """A number [B, 1] for each row, put at the end of the graph: finite where all that its linear algebra gave is. None
+    where there is no linear algebra."""
+    found: fx.Node | None = None
+    for node in [node for node in graph.nodes if node.target in MATRICES]:
+        rows = node.meta["val"].dim() - 1
+        size = call(graph, aten.abs.default, call(graph, aten.detach.default, node))
+        size = call(graph, aten.amax.default, size, list(range(1, rows + 1))) if rows else size
+        found = size if found is None else call(graph, aten.maximum.default, found, size)
+    return () if found is None else (call(graph, aten.unsqueeze.default, found, 1),)
+
+
+def call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
+    node = graph.call_function(target, args)
+    node.meta["val"] = target(*fx.node.map_arg(args, lambda arg: arg.meta["val"]))
+    return node

@@ -1,0 +1,63 @@
+"""Functions of PyTorch's whose insides the dispatcher cannot show as ops of rows, in terms of functions it can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bppsa.fxpasses.cell import modules
+
+
+def cosine_similarity(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """A length below eps counts as eps, and keeps its gradient."""
+
+    def normal(x: Tensor) -> Tensor:
+        length = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
+        return x / (length + (length.clamp_min(eps) - length).detach())
+
+    return (normal(a) * normal(b)).sum(dim)
+
+
+def one_step(cell: Callable[..., Any], states: int) -> Callable[..., Any]:
+    """Of `torch.lstm` and its kin, called for one step; NotImplemented for all other calls."""
+
+    def layers(
+        given: Tensor,
+        hx: Any,
+        params: Any,
+        biases: Any,
+        count: int,
+        dropout: float,
+        train: bool,
+        bidirectional: bool,
+        batch_first: Any = None,
+    ) -> Any:
+        carries = hx if states > 1 else (hx,)
+        time, each = int(bool(batch_first)), 4 if biases else 2
+        known = isinstance(batch_first, bool) and not bidirectional and isinstance(carries, (tuple, list))
+        if not known or given.dim() != 3 or given.shape[time] != 1 or len(params) != each * count:
+            return NotImplemented
+        if dropout and train and count > 1:
+            return NotImplemented
+        x, nexts = given.squeeze(time), []
+        for layer in range(count):
+            own = params[each * layer : each * (layer + 1)]
+            carry, x = cell(tuple(carry.select(0, layer) for carry in carries), x, *own)
+            nexts.append(carry)
+        return x.unsqueeze(time), *(layered([carry[i] for carry in nexts]) for i in range(states))
+
+    return layers
+
+
+def layered(states: Sequence[Tensor]) -> Tensor:
+    return states[0].unsqueeze(0) if len(states) == 1 else torch.stack(list(states))
+
+
+MODES = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN_TANH", "rnn_relu": "RNN_RELU"}
+INSTEAD: dict[Any, Callable[..., Any]] = {
+    torch.cosine_similarity: cosine_similarity,
+    **{getattr(torch, name): one_step(*modules.KINDS[mode][:2]) for name, mode in MODES.items()},
+}

@@ -1,0 +1,59 @@
+"""A recorded cell, rewritten so that what waits for the carry is done to rows [B, ...] by ops that kernels know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from torch import fx
+
+from bppsa.errors import Reason
+from bppsa.fxpasses.axes.rows_first import with_rows_first
+from bppsa.fxpasses.cell.concatenated import distribute_concat
+from bppsa.fxpasses.cell.line_up import CARRY, levels
+from bppsa.fxpasses.cell.real_parts import with_real_parts
+from bppsa.fxpasses.recording.capture import Recording, copied
+from bppsa.fxpasses.spelling.expand import cancel, expand
+
+
+def rewritten(recording: Recording, carries: int, xs: int, refused: dict[fx.Node, Reason] | None = None) -> Recording:
+    """A copy, whose result is (nexts, ys); a complex carry is two there. refused: nodes that cannot be rewritten go
+    there, and what is made of them stays as it is; without it the first raises `Unsupported`."""
+    recording = copied(recording)
+    graph, arguments = recording.graph, recording.arguments
+    given = arguments[:carries], arguments[carries : carries + xs]
+    level = levels(graph, *given)
+    recording = with_real_parts(recording, carries, level, waiting(graph, recording.result[0], *given), refused)
+    nexts, ys = recording.result
+    given = recording.arguments[: len(nexts)], given[1]
+    replaced = cancel(graph)
+    replaced |= with_rows_first(graph, *given, waiting(graph, latest(nexts, replaced), *given), refused)
+    replaced |= expand(graph, waiting(graph, latest(nexts, replaced), *given), refused)
+    replaced |= distribute_concat(graph)
+    return replace(recording, result=(latest(nexts, replaced), latest(ys, replaced)))
+
+
+def latest(nodes: Iterable[Any], replaced: dict[fx.Node, fx.Node]) -> tuple[Any, ...]:
+    """What stands for the nodes after all that was replaced."""
+    found = list(nodes)
+    for i, node in enumerate(found):
+        while isinstance(node, fx.Node) and node in replaced:
+            node = replaced[node]
+        found[i] = node
+    return tuple(found)
+
+
+def waiting(
+    graph: fx.Graph, nexts: Iterable[fx.Node], carries: Iterable[fx.Node], xs: Iterable[fx.Node]
+) -> list[fx.Node]:
+    """What depends on the carry and the next carry on it, operands before users."""
+    level = levels(graph, carries, xs)
+    found: set[fx.Node] = set()
+    stack = list(nexts)
+    while stack:
+        node = stack.pop()
+        if node not in found and node.op == "call_function" and level[node] == CARRY:
+            found.add(node)
+            stack.extend(node.all_input_nodes)
+    return [node for node in graph.nodes if node in found]

@@ -1,0 +1,62 @@
+"""Which names a function looks up outside itself, and what else of a class or a Python module may run or be read."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Iterator, Set
+from typing import Any
+
+from torch import nn
+
+BY_STRING = {"getattr", "hasattr", "attrgetter", "methodcaller"}  # who names them looks up what no code names
+CONSTRUCTS = {"__init__", "__new__", "__post_init__"}
+FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property)
+DATA = (int, float, complex, str, bytes, type(None), tuple, list, dict, set)
+
+
+@functools.lru_cache(maxsize=1024)
+def global_names(code: types.CodeType) -> tuple[str, ...]:
+    """The names a function, and the functions inside it, look up outside themselves."""
+    return tuple(dict.fromkeys(name for inner in codes(code) for name in (*inner.co_names, *by_string(inner))))
+
+
+def by_string(code: types.CodeType) -> Iterator[str]:
+    """What it may look up as `getattr(self, "name")`."""
+    if not BY_STRING.isdisjoint(code.co_names):
+        for constant in code.co_consts:
+            if isinstance(constant, str):
+                yield from filter(str.isidentifier, constant.split("."))
+
+
+@functools.lru_cache(maxsize=1024)
+def imported_names(code: types.CodeType) -> tuple[str, ...]:
+    """The Python modules that they import, by their whole names."""
+    found = (i.argval for inner in codes(code) for i in dis.get_instructions(inner) if i.opname == "IMPORT_NAME")
+    return tuple(dict.fromkeys(found))
+
+
+def codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from codes(constant)
+
+
+def unnamed(space: Any, names: Set[str], constructed: bool) -> set[str]:
+    """Names of a class, a Python module or a tensor that no code has to spell. names: those that some code does.
+    constructed: whether code has the class itself, and may make an object of it.
+
+    Operators, `with`, `for` and calls run methods such as `__enter__`; a computed name may be that of any data.
+    """
+    makes = constructed and not (isinstance(space, type) and issubclass(space, nn.Module))
+    computed = not BY_STRING.isdisjoint(names)
+    found = set()
+    for name, value in vars(space).items():
+        if name.startswith("__") and name.endswith("__"):
+            if isinstance(value, FUNCTIONS) and (makes or name not in CONSTRUCTS):
+                found.add(name)
+        elif computed and isinstance(value, DATA):
+            found.add(name)
+    return found

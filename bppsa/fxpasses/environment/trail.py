@@ -1,0 +1,109 @@
+"""What was read to make a key, so that a later call can see that it would make the same one, at a tenth of the cost."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import repeat
+from operator import is_
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from bppsa.decisions import RECORD, Report
+from bppsa.fxpasses.network.pruning import hooks_of
+
+INTERNAL = {"_state_dict_hooks", "_load_state_dict_pre_hooks", RECORD}
+
+Read = Callable[[Any], Sequence[Any]]
+
+MISSING = object()
+
+
+@dataclass
+class Trail:
+    """The root is not held: what remembers its trail must not keep it alive. None stands for it."""
+
+    root: Any  # while the trail is made
+    empty: list[Any] = field(default_factory=list)  # containers that were
+    same: list[tuple[Read, Any, Sequence[Any]]] = field(default_factory=list)  # read: these very objects
+    equal: list[tuple[Callable[[Any], Any], Any, Any]] = field(default_factory=list)  # read: something equal
+
+    def add(self, read: Read, value: Any) -> None:
+        self.same.append((read, None if value is self.root else value, read(value)))
+
+    def add_container(self, read: Read, value: Any) -> None:
+        if len(value):
+            self.add(read, value)
+        else:
+            self.empty.append(value)
+
+    def add_equal(self, read: Callable[[Any], Any], value: Any) -> Any:
+        found = read(value)
+        self.equal.append((read, value, found))
+        return found
+
+    def holds(self, root: Any) -> bool:
+        """Whether a walk from `root` would read the same again."""
+        if any(self.empty):
+            return False
+        for read, value, seen in self.same:
+            found = read(root if value is None else value)
+            if len(found) != len(seen) or not all(map(is_, found, seen)):
+                return False
+        return all(read(value) == seen for read, value, seen in self.equal)
+
+
+def items(value: Any) -> Sequence[Any]:
+    return [*value, *value.values()]
+
+
+def module(value: nn.Module) -> Sequence[Any]:
+    state = attributes(value)
+    return [type(value), *state, *state.values()]
+
+
+def attributes(value: nn.Module) -> dict[str, Any]:
+    """Of a module, without what has no say in its forward, or is made anew for each."""
+    made = [hook._tensor_name for hook in hooks_of(value).values()] if value._forward_pre_hooks else ()
+    return {k: v for k, v in value.__dict__.items() if k not in INTERNAL and k not in made and type(v) is not Report}
+
+
+def function(value: types.FunctionType) -> Sequence[Any]:
+    kwdefaults = value.__kwdefaults__ or {}
+    return [
+        value.__code__,
+        *(value.__defaults__ or ()),
+        *kwdefaults,
+        *kwdefaults.values(),
+        *map(content, value.__closure__ or ()),
+    ]
+
+
+def content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # a name the function closes over and nothing has been assigned to yet
+        return MISSING
+
+
+def names(wanted: Sequence[str]) -> Read:
+    """Of a namespace: what stands there under these names."""
+    return lambda space: list(map(space.get, wanted, repeat(MISSING)))
+
+
+def members(slots: Sequence[str]) -> Read:
+    """Of an object: its class, its attributes and those slots."""
+
+    def read(value: Any) -> Sequence[Any]:
+        attributes = getattr(value, "__dict__", {})
+        return [type(value), *attributes, *attributes.values(), *(getattr(value, name, None) for name in slots)]
+
+    return read
+
+
+def tensor(value: Tensor) -> tuple[Any, ...]:
+    place = (value.data_ptr(), value.stride()) if value.layout is torch.strided else id(value)
+    return value.shape, value.dtype, value.device, value.requires_grad, place, tuple(vars(value))

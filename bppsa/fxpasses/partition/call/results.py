@@ -1,0 +1,38 @@
+"""Whether a model returns what tensors are found in: PyTorch's pytrees, and those that others have told it of."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import is_dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bppsa.errors import PartitionError
+
+PLAIN = (Tensor, bool, int, float, complex, str, type(None))
+# By library, the function that tells PyTorch of the caches that its models return.
+TELLING = {"transformers": ("transformers.exporters.exporter_dynamo", "register_cache_pytrees_for_model")}
+
+
+def check_result(model: nn.Module, result: Any) -> None:
+    """Raises PartitionError where it holds an object in which nobody would find tensors."""
+    unknown = others_in(result)
+    if unknown and (tell := TELLING.get(type(unknown[0]).__module__.partition(".")[0])):
+        module, function = tell
+        if module.partition(".")[0] in sys.modules:
+            getattr(importlib.import_module(module), function)(model)
+            unknown = others_in(result)
+    if unknown:
+        name = type(unknown[0]).__name__
+        known = "export.register_dataclass" if is_dataclass(unknown[0]) else "utils._pytree.register_pytree_node"
+        raise PartitionError(
+            f"{type(model).__name__} returns a {name}, in which no tensors are found; return a tuple or a dict, or say "
+            f"what is in it by torch.{known}({name}{'' if is_dataclass(unknown[0]) else ', ...'})"
+        )
+
+
+def others_in(result: Any) -> list[Any]:
+    return [leaf for leaf in tree_leaves(result) if not isinstance(leaf, PLAIN)]

@@ -1,0 +1,232 @@
+"""From an ExportedProgram to a Graph: what is whole is called again, regions are marks of nodes, and each node has run
+for the example, so that its cost and what it changes are known."""
+
+from __future__ import annotations
+
+import operator
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.export.graph_signature import InputKind
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._pytree import tree_flatten, tree_leaves
+
+from bppsa.errors import PartitionError
+from bppsa.fxpasses.partition.call.arguments import Arguments, leaf_of
+from bppsa.fxpasses.partition.capture.exported import INSIDE, Exported
+from bppsa.fxpasses.partition.capture.graph import Graph, Output
+from bppsa.fxpasses.partition.capture.lines import is_recomputed, place_in
+from bppsa.fxpasses.partition.capture.sizes import Sizes
+from bppsa.fxpasses.partition.capture.whole import Call, Custom, Place
+from bppsa.fxpasses.partition.ops.effects import Facts, Watch, facts_of
+from bppsa.fxpasses.partition.ops.regions import Region, enter
+from bppsa.fxpasses.theirs import theirs
+
+aten, HOPS = torch.ops.aten, torch.ops.higher_order
+SIZES = (aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int)
+OUTSIDE = Region(True, ())
+
+
+def copied(model: nn.Module, arguments: Arguments, found: Exported, sizes: Sizes) -> Graph:
+    """With a first node that checks sizes. Raises PartitionError for what a stage cannot run."""
+    return Copy(model, arguments, found).whole(sizes)
+
+
+class Copy:
+    """values: of each node, what it gave for the example."""
+
+    def __init__(self, model: nn.Module, arguments: Arguments, found: Exported) -> None:
+        self.model, self.arguments = model, arguments
+        self.program, self.spec, self.calls = found.program, found.spec, found.calls
+        self.graph = fx.Graph()
+        self.values: dict[fx.Node, Any] = {}
+        self.constants: dict[str, Tensor] = {}
+        self.seen: set[StorageWeakRef] = set()  # storages of arguments, of attributes and of what nodes give
+        self.told: set[str] = set()  # lines
+        self.given: set[StorageWeakRef] = set()  # those of arguments
+
+    def whole(self, sizes: Sizes) -> Graph:
+        module, signature = self.program.graph_module, self.program.graph_signature
+        placeholders = [self.placeholder(*of) for of in zip(self.arguments.names, self.arguments.examples, strict=True)]
+        check = self.graph.call_function(sizes, tuple(placeholders))
+        check.meta.update(facts=Facts(), container=False, decidable=False)
+        leaves = iter([part for node in placeholders for part in self.parts(node)])
+        attributes = {spec.arg.name: spec for spec in signature.input_specs}
+        env: dict[fx.Node, Any] = {}
+        for node in module.graph.find_nodes(op="placeholder"):
+            spec = attributes[node.name]
+            if spec.kind is InputKind.USER_INPUT:
+                env[node] = next(leaves)
+            elif node.users:
+                env[node] = self.attribute(spec, place_in(next(iter(node.users))))
+        outputs = self.copied(module, env, OUTSIDE)
+        numbers: dict[fx.Node, int] = {}
+        result = [
+            Output(numbers.setdefault(leaf, len(numbers))) if isinstance(leaf, fx.Node) else leaf for leaf in outputs
+        ]
+        self.graph.output(tuple(numbers))
+        examples = tuple(map(self.values.__getitem__, numbers))
+        return Graph(self.graph, self.constants, tuple(result), self.spec, examples, sizes)
+
+    # What there is before the first op
+
+    def placeholder(self, name: str, example: Any) -> fx.Node:
+        node = self.made(self.graph.placeholder(name), lambda: example, decidable=True)
+        self.given |= node.meta["facts"].holds
+        return node
+
+    def parts(self, node: fx.Node) -> list[fx.Node]:
+        """A node for each tensor of what a node gives."""
+        leaves, spec = tree_flatten(self.values[node])
+        if spec.is_leaf():
+            return [node] if isinstance(leaves[0], Tensor) else []
+        return [self.part(node, i) for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+
+    def part(self, node: fx.Node, i: int) -> fx.Node:
+        new = self.graph.call_function(leaf_of, (node, i))
+        return self.made(new, lambda: leaf_of(self.values[node], i), decidable=True)
+
+    def attribute(self, spec: Any, place: str) -> fx.Node:
+        """A Parameter, a buffer, or another tensor that the forward reads. place: where."""
+        path = spec.target.removeprefix(INSIDE)
+        value: Any = self.model
+        for name in path.split("."):
+            value = getattr(value, name, None)
+        if value is None:
+            value = self.program.constants[spec.target]
+        if spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER):
+            path = self.constant(value, f"{place or type(self.model).__name__}: the forward reads {path}")
+        return self.made(self.graph.get_attr(path), lambda: value, decidable=False)
+
+    def constant(self, value: Any, read: str) -> str:
+        if not isinstance(value, Tensor) or value.requires_grad:
+            raise PartitionError(
+                f"{read}, a tensor that wants a gradient and is no Parameter of the model; make it one, as self.weight "
+                f"= nn.Parameter(tensor)"
+            )
+        if value.is_meta:
+            raise PartitionError(
+                f"{read}, a tensor on the meta device that is neither a Parameter nor a buffer, so it never gets "
+                f"values; make it a buffer, by self.register_buffer(name, tensor)"
+            )
+        name = f"_constant{len(self.constants)}"
+        self.constants[name] = value
+        return name
+
+    # Ops
+
+    def copied(self, module: fx.GraphModule, env: dict[fx.Node, Any], region: Region) -> Any:
+        """What the output node of the module's graph is given."""
+        for node in module.graph.nodes:
+            if node.op == "output":
+                return fx.node.map_arg(node.args[0], env.__getitem__)
+            if node.op == "get_attr":
+                env[node] = operator.attrgetter(str(node.target))(module)
+            elif node.op != "placeholder":
+                args, kwargs = fx.node.map_arg((node.args, node.kwargs), env.__getitem__)
+                env[node] = HANDLED.get(node.target, Copy.usual)(self, node, args, kwargs, region)
+        raise AssertionError("a graph without an output")
+
+    def usual(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> fx.Node | None:
+        if not node.users and "assert" in str(node.target):
+            return None  # of shapes, which are checked with the arguments
+        if any(isinstance(arg, fx.GraphModule) for arg in tree_leaves((args, kwargs))):
+            raise PartitionError(
+                f"{place_in(node)}: {getattr(node.target, '__name__', node.target)} runs functions of its own, which "
+                f"no stage can hold; do the same by torch.where"
+            )
+        return self.call(node, self.graph.call_function(node.target, args, kwargs), region)
+
+    def getitem(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> Any:
+        """Also of what several nodes stand for."""
+        source, index = args
+        return self.usual(node, args, kwargs, region) if isinstance(source, fx.Node) else source[index]
+
+    def without_gradients(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> Any:
+        enabled, inner, *given = args
+        return self.inlined(inner, given, Region(enabled, region.autocast))
+
+    def autocast(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> Any:
+        device, dtype, enabled, _, inner, *given = args
+        cast = (device, enabled, dtype or torch.get_autocast_dtype(device))
+        return self.inlined(inner, given, Region(region.gradients, (*region.autocast, cast)))
+
+    def inlined(self, inner: fx.GraphModule, given: Sequence[Any], region: Region) -> Any:
+        return self.copied(inner, dict(zip(inner.graph.find_nodes(op="placeholder"), given, strict=True)), region)
+
+    def whole_call(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> list[fx.Node]:
+        """A module or a custom Function; the tensors that it returns."""
+        tensors, sizes, number = args
+        call: Call = self.calls.calls[number]
+        given, named = call.arguments(tensors, sizes)
+        if isinstance(call.target, Custom):
+            new = self.graph.call_function(call.target, given, named)
+        else:
+            new = self.graph.call_module(call.target, given, named)
+        self.call(node, new, region)
+        leaves, spec = tree_flatten(self.calls.results[number])
+        if spec.is_leaf():
+            return [new]
+        return [self.part(new, i) for i, leaf in enumerate(leaves) if isinstance(leaf, Place)]
+
+    def assigned(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> fx.Node:
+        """`buffer += 1` sets the attribute to what it is: export copies the buffer to itself."""
+        target, source = args[:2]
+        if isinstance(source, fx.Node) and self.values[source] is self.values[target]:
+            return source
+        return self.usual(node, args, kwargs, region)
+
+    def call(self, node: fx.Node, new: fx.Node, region: Region) -> fx.Node:
+        """`new`, in the place of `node`."""
+        new.meta["place"] = place_in(node)
+        if region != OUTSIDE:
+            new.meta["region"] = region
+        if is_recomputed(node):
+            self.tell_recomputed(new)
+        args, kwargs = fx.node.map_arg((new.args, new.kwargs), self.values.__getitem__)
+        sources = new.all_input_nodes
+        decidable = node.target in SIZES or (
+            bool(sources) and all(source.meta["decidable"] and source.op != "placeholder" for source in sources)
+        )
+        with enter(region.gradients, *region.autocast):
+            return self.made(new, lambda: self.run(new, args, kwargs), decidable)
+
+    def tell_recomputed(self, node: fx.Node) -> None:
+        node.meta["recomputed"] = True
+        if node.meta["place"] not in self.told:
+            self.told.add(node.meta["place"])
+            warnings.warn(
+                f"{node.meta['place']}: stages keep activations that torch.utils.checkpoint would compute again; take "
+                f"more micro-batches where memory is short",
+                stacklevel=2,
+            )
+
+    def run(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        run = self.model.get_submodule(str(node.target)) if node.op == "call_module" else node.target
+        return theirs(run, *args, **kwargs)
+
+    def made(self, node: fx.Node, run: Callable[[], Any], decidable: bool) -> fx.Node:
+        with torch.no_grad(), Watch() as watch:
+            value = self.values[node] = run()
+        found = facts_of(value, watch, self.seen)
+        self.seen |= found.holds
+        container = found.tensors > 0 and not isinstance(value, Tensor)
+        node.meta.update(facts=found, container=container, decidable=decidable and not found.tensors)
+        if found.writes & self.given:
+            raise PartitionError(
+                f"{node.meta['place']}: an argument is changed in place, where other stages read it; change a copy, as "
+                f"x.clone()"
+            )
+        return node
+
+
+HANDLED: dict[Any, Callable[..., Any]] = {
+    operator.getitem: Copy.getitem,
+    HOPS.wrap_with_set_grad_enabled: Copy.without_gradients,
+    HOPS.wrap_with_autocast: Copy.autocast,
+    torch.ops.bppsa.whole.default: Copy.whole_call,
+    aten.copy_.default: Copy.assigned,
+}

@@ -1,0 +1,156 @@
+"""What a forward does that no graph shows: found by running it once as it is, and told with the user's line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bppsa.errors import PartitionError
+from bppsa.fxpasses.network.models import restore, state_of
+from bppsa.fxpasses.partition.call.arguments import Arguments
+from bppsa.fxpasses.partition.call.places import innermost, is_users, place_here
+from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE, refusal
+from bppsa.fxpasses.partition.capture.since import LookedUp
+from bppsa.fxpasses.partition.capture.watched import STATE, Functions, Watched, alike, generators, is_near, of_model
+from bppsa.fxpasses.partition.ops.effects import Watch
+from bppsa.fxpasses.theirs import is_ours, theirs
+
+GRADIENTS = "Python asks whether a gradient flows to a tensor, which differs from call to call; decide by self.training"
+HOOKED = "a hook is registered on an activation, and stages run without it; put what it does into the loss"
+DIFFERENTIATES = "the forward differentiates, and stages run it without the autograd graph of the whole; leave it out"
+DATA = "a tensor's .data is set, which no op shows; change the tensor in place, under torch.no_grad()"
+LOST: dict[Any, str] = {
+    Tensor.register_hook: HOOKED,
+    Tensor.register_post_accumulate_grad_hook: HOOKED,
+    Tensor.retain_grad: HOOKED,
+    Tensor.backward: DIFFERENTIATES,
+    torch.autograd.grad: DIFFERENTIATES,
+    Tensor.data.__set__: DATA,  # type: ignore[attr-defined]
+}
+ASKED = {getattr(Tensor, name).__get__: GRADIENTS for name in ("requires_grad", "grad_fn", "is_leaf", "grad")}
+FUNCTIONS: dict[Any, str] = {  # by their code, where they are not built in
+    torch.is_grad_enabled: GRADIENTS,
+    torch.is_inference_mode_enabled: GRADIENTS,
+    torch.func.functional_call.__code__: "a module is called with other weights, and stages give it its own; give the "
+    "weights to functions of torch.nn.functional",
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Of a run. result: what the model returned. lengths: the global names of functions that ask for `len`."""
+
+    result: Any
+    looked_up: LookedUp
+    lengths: tuple[dict[str, Any], ...]
+
+
+def look(model: nn.Module, arguments: Arguments) -> Seen:
+    """The model, run on the example.
+
+    Raises PartitionError for what no graph would show.
+    """
+    args, kwargs = arguments.call(arguments.examples)
+    refuse = partial(refused, model)
+    functions = Functions({function: partial(refuse, why=why) for function, why in FUNCTIONS.items()})
+    attributes = state_of(model)
+    watched = [(one, one.read()) for one in (*generators(), *of_model(model))]
+
+    def run() -> Any:
+        with torch.no_grad(), Watch():
+            return theirs(model, *args, **kwargs)
+
+    try:
+        with functions.watched(), Lost(refuse):
+            result = run()
+    except PartitionError:
+        raise
+    except WHAT_FORWARDS_RAISE as error:
+        if is_ours(error):
+            raise
+        raise refusal(model, error) from error
+    for name, place in functions.rebound.items():
+        refuse(place, f"the forward binds {name}, a variable of the function around it, anew, {STATE}")
+    for one, before in (*watched, *functions.found):
+        if not alike(one.read(), before):
+            once = is_done_once(run, one)
+            restore(attributes)
+            place, near = line_of(run, one)
+            if near or not once:
+                refuse(place, f"the forward changes {one.what}, {one.mend}")
+    return Seen(result, LookedUp(functions.names(), tuple(functions.outside)), tuple(functions.lengths))
+
+
+def is_done_once(run: Callable[[], Any], one: Watched) -> bool:
+    """Whether another run leaves it alone. What libraries prepare in a first call is their affair."""
+    before = one.read()
+    run()
+    return alike(one.read(), before)
+
+
+def refused(model: nn.Module, place: str, why: str) -> NoReturn:
+    raise PartitionError(
+        f"{type(model).__name__} cannot be traced{f' at {place}' if place else ''}: {why}; or {BY_HAND}"
+    )
+
+
+class Lost(TorchFunctionMode):
+    """Refuses calls that a graph of ATen ops would lose, and questions whose answers it would keep for good."""
+
+    def __init__(self, refuse: Callable[[str, str], NoReturn]) -> None:
+        super().__init__()
+        self.refuse = refuse
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in LOST:
+            self.refuse(place_here(), LOST[func])
+        if func in ASKED and (frame := asking()) is not None:
+            self.refuse(innermost([(frame, frame.f_lineno)]), ASKED[func])
+        generator = kwargs.get("generator")
+        if isinstance(generator, torch.Generator):
+            self.refuse(
+                place_here(),
+                "random numbers are drawn from a generator of the model's own, and micro-batches draw each from "
+                "theirs; leave generator= out",
+            )
+        return theirs(func, *args, **kwargs)
+
+
+def asking() -> FrameType | None:
+    """Who reads an attribute of a tensor, where that is the user's code."""
+    frame = sys._getframe(2)
+    return frame if is_users(frame) else None
+
+
+def line_of(run: Callable[[], Any], one: Watched) -> tuple[str, bool]:
+    """The line that changes it, and whether it is the user's own: the model runs again, and is asked after each."""
+    before = one.read()
+    last: tuple[str, bool] = "", True
+    found: tuple[str, bool] | None = None
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal last, found
+        if found or not is_users(frame):
+            return None
+        if not alike(one.read(), before):
+            found = last
+            return None
+        last = innermost([(frame, frame.f_lineno)]), is_near(frame)
+        return trace
+
+    earlier = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(earlier)
+    return found or last

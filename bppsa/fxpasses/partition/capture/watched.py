@@ -1,0 +1,241 @@
+"""Whatever a forward could change besides its tensors: read before a run, and again after it.
+
+These are the states of random generators, attributes of the model's modules, the global names and closures of the
+user's functions that run, and the lists, dicts, sets and objects that these lead to.
+"""
+
+from __future__ import annotations
+
+import dis
+import gc
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
+from typing import Any
+
+import numpy as np
+from torch import Tensor, nn
+
+from bppsa.decisions import RECORD, Report
+from bppsa.fxpasses.environment.trail import content
+from bppsa.fxpasses.environment.walk import is_library
+from bppsa.fxpasses.network.models import TABLES, state_of
+from bppsa.fxpasses.partition.call.places import innermost, is_users, place_at
+from bppsa.fxpasses.partition.capture.lengths import asks_for_length
+
+SIMPLE = (int, float, complex, bool, str, bytes, tuple, type(None))
+STATE = (
+    "which other stages and the next micro-batch do not see; keep state in buffers, changed in place, and return what "
+    "others need"
+)
+RANDOM = "which stages would not draw again; draw by torch.rand, randn or rand_like, and choose by torch.where"
+
+
+@dataclass(frozen=True)
+class Watched:
+    """read: a list of what is there now; two such are compared element by element."""
+
+    what: str
+    read: Callable[[], list[Any]]
+    mend: str = STATE
+
+
+def alike(a: list[Any], b: list[Any]) -> bool:
+    return len(a) == len(b) and all(x is y or (type(x) in SIMPLE and x == y) for x, y in zip(a, b, strict=True))
+
+
+def generators() -> list[Watched]:
+    return [
+        Watched("Python's random numbers (random)", lambda: [random.getstate()], RANDOM),
+        Watched("numpy's random numbers", lambda: [str(np.random.get_state())], RANDOM),
+    ]
+
+
+GENERATORS: dict[type, Callable[[Any], list[Any]]] = {
+    random.Random: lambda value: [value.getstate()],
+    np.random.Generator: lambda value: [str(value.bit_generator.state)],
+    np.random.RandomState: lambda value: [str(value.get_state())],
+}
+READ: dict[type, Callable[[Any], list[Any]]] = {
+    **GENERATORS,
+    list: list,
+    set: lambda value: sorted(value, key=id),
+    dict: lambda value: [*value, *value.values()],
+    np.ndarray: lambda value: [value.tobytes()],
+    Tensor: lambda value: [0 if value.is_inference() else value._version],
+}
+
+
+def reader(value: Any) -> Callable[[Any], list[Any]] | None:
+    return next((READ[base] for base in type(value).__mro__ if base in READ), None)
+
+
+def generators_in(values: Sequence[Any]) -> list[Watched]:
+    found = [(value, READ[base]) for value in values for base in type(value).__mro__ if base in GENERATORS]
+    return [Watched("random numbers that it holds", partial(read, value), RANDOM) for value, read in found]
+
+
+def held(what: str, value: Any) -> Iterator[Watched]:
+    """What is in a container or in an object of the user's."""
+    read = reader(value)
+    if read is not None:
+        yield Watched(what, partial(read, value), RANDOM if "andom" in type(value).__module__ else STATE)
+    elif is_object(value):
+        yield Watched(what, lambda: [*vars(value), *vars(value).values()])
+
+
+def is_object(value: Any) -> bool:
+    other = isinstance(value, (nn.Module, Tensor))
+    return not other and hasattr(value, "__dict__") and is_users_name(type(value).__module__)
+
+
+def is_users_name(module: str) -> bool:
+    return not is_library(module.partition(".")[0])
+
+
+def of_model(model: nn.Module) -> list[Watched]:
+    found: list[Watched] = []
+    for path, container, _ in state_of(model):
+        owner, _, table = path.rpartition(".")
+        if table in TABLES:
+            found += names_in(owner, container)
+        elif isinstance(container, dict) and "_modules" in container:
+            found += names_in(path, container)
+            for key, value in container.items():
+                if not isinstance(value, (list, dict, set)):
+                    found += held(f"{path}.{key}" if path else key, value)
+        else:
+            found += held(path, container)
+    return found
+
+
+def names_in(path: str, names: dict[str, Any]) -> Iterator[Watched]:
+    """Attributes of a module, and that there are no others; what it reports of its calls is our own affair."""
+
+    def theirs() -> list[str]:
+        return [name for name, value in names.items() if name != RECORD and not isinstance(value, Report)]
+
+    for name in theirs():
+        yield Watched(f"{path}.{name}" if path else name, partial(lambda name: [names.get(name)], name))
+    yield Watched(f"which attributes {path or 'the model'} has", theirs)
+
+
+class Functions:
+    """The user's functions that run in a block, by what they could change.
+
+    asked: for functions that the user's code calls, by themselves where they are built in and by their code otherwise,
+    what to do with the line. lengths: the global names of functions that ask for `len`. outside: names of globals and
+    closures, and what gives their values. found: what these were when a function was first called. rebound: variables
+    of outer functions that were bound anew, with the line.
+    """
+
+    def __init__(self, asked: Mapping[Any, Callable[[str], None]]) -> None:
+        self.asked = asked
+        self.found: list[tuple[Watched, list[Any]]] = []
+        self.outside: list[tuple[str, Callable[[], Any]]] = []
+        self.rebound: dict[str, str] = {}
+        self.codes: set[CodeType] = set()
+        self.lengths: list[dict[str, Any]] = []
+        self.cells: dict[FrameType, dict[str, Any]] = {}
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        before: Any = sys.getprofile()
+        self.base = sys._getframe(2)
+        sys.setprofile(self.event)
+        try:
+            yield
+        finally:
+            if hasattr(before, "enable"):
+                before.enable()  # cProfile's, which is no function
+            else:
+                sys.setprofile(before)
+            self.cells.clear()
+
+    def event(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_call":
+            if self.is_known(arg) and is_near(frame):
+                self.asked[arg](innermost([(frame, frame.f_lineno)]))
+        elif event == "call":
+            if frame.f_code in self.asked and frame.f_back is not None and is_near(frame.f_back):
+                self.asked[frame.f_code](innermost([(frame.f_back, frame.f_back.f_lineno)]))
+            self.called(frame)
+        elif event == "return" and frame in self.cells:
+            for name, value in self.cells.pop(frame).items():
+                if not alike([frame.f_locals.get(name)], [value]):
+                    self.rebound[name] = line_of_store(frame.f_code, name)
+
+    def names(self) -> frozenset[str]:
+        """All that they look up, also by getattr."""
+        of_codes = (code.co_names + tuple(c for c in code.co_consts if isinstance(c, str)) for code in self.codes)
+        return frozenset(name for names in of_codes for name in names)
+
+    def is_known(self, function: Any) -> bool:
+        return isinstance(function, BuiltinFunctionType) and function in self.asked
+
+    def called(self, frame: FrameType) -> None:
+        code = frame.f_code
+        if not is_users(frame):
+            return
+        if code not in self.codes and asks_for_length(code) and not any(frame.f_globals is n for n in self.lengths):
+            self.lengths.append(frame.f_globals)
+        if not is_near(frame):
+            self.codes.add(code)
+            return
+        outside = [name for name in code.co_freevars if name in frame.f_locals and not self.is_within(frame, name)]
+        if outside:
+            self.cells[frame] = {name: frame.f_locals[name] for name in outside}
+        if code in self.codes:
+            return
+        self.codes.add(code)
+        here = [*globals_of(frame), *(closure for closure in closures_of(code) if closure[0] in outside)]
+        self.outside += here
+        for what, value in here:
+            for one in (Watched(what, partial(listed, value)), *held(what, value())):
+                self.found.append((one, one.read()))
+
+    def is_within(self, frame: FrameType, name: str) -> bool:
+        """Whether a closure's variable belongs to a call within the block: the forward's own affair."""
+        outer = frame.f_back
+        while outer is not None and outer is not self.base:
+            if name in outer.f_code.co_cellvars:
+                return True
+            outer = outer.f_back
+        return False
+
+
+def is_near(frame: FrameType) -> bool:
+    """Whether it runs the user's own code; what libraries remember is taken to be their affair."""
+    return is_users(frame) and is_users_name(str(frame.f_globals.get("__name__", "")))
+
+
+def globals_of(frame: FrameType) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Also those that are not there, and are looked up among the builtins."""
+    for name in sorted({i.argval for i in dis.get_instructions(frame.f_code) if i.opname == "LOAD_GLOBAL"}):
+        yield f"the global name {name}", partial(frame.f_globals.get, name)
+
+
+def closures_of(code: CodeType) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """A frame does not know its function: all that have the code are asked."""
+    for function in gc.get_referrers(code) if code.co_freevars else ():
+        if isinstance(function, FunctionType):
+            for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+                yield name, partial(content, cell)
+
+
+def listed(value: Callable[[], Any]) -> list[Any]:
+    return [value()]
+
+
+def line_of_store(code: CodeType, name: str) -> str:
+    """Where a function binds a variable of an outer one."""
+    line = code.co_firstlineno
+    for instruction in dis.get_instructions(code):
+        line = instruction.starts_line or line
+        if instruction.opname == "STORE_DEREF" and instruction.argval == name:
+            break
+    return place_at(code.co_filename, line)

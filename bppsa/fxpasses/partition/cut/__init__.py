@@ -1,0 +1,1 @@
+"""Where a graph is cut, and the stages that this makes."""

@@ -1,0 +1,141 @@
+"""From an order and where it is cut to modules: what each stage is sent, what it does again, and what it hands on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx, nn
+
+from bppsa.fxpasses.partition.call.arguments import Arguments
+from bppsa.fxpasses.partition.capture.graph import Graph
+from bppsa.fxpasses.partition.capture.sizes import Sizes
+from bppsa.fxpasses.partition.cut.modules import first_names, names_of, stage_module
+from bppsa.fxpasses.partition.cut.order import Order, is_check, overwritten
+from bppsa.fxpasses.partition.ops.effects import facts
+from bppsa.fxpasses.partition.ops.regions import copied_in_regions
+from bppsa.stages import INPUT, WHOLE, Stage, Stages, Value
+
+
+@dataclass
+class Part:
+    """Of a graph, what one stage runs."""
+
+    nodes: list[fx.Node]
+    results: tuple[fx.Node, ...] = ()  # of the last stage: what the model returns
+    received: set[fx.Node] = field(default_factory=set)
+    again: set[fx.Node] = field(default_factory=set)  # light nodes of other stages
+
+    def reads(self) -> set[fx.Node]:
+        return {source for node in self.nodes for source in node.all_input_nodes} | set(self.results)
+
+
+def build(model: nn.Module, traced: Graph, order: Order, ends: Sequence[int], arguments: Arguments) -> Stages:
+    """ends: for each stage, the index of the first block behind it."""
+    placed = parts(traced.graph, order, ends)
+    number = {node: i for i, node in enumerate(traced.graph.nodes)}
+    made = {node: s for s, part in enumerate(placed) for node in part.nodes}
+    given = traced.graph.find_nodes(op="placeholder")
+    readers: dict[fx.Node, list[int]] = {node: [] for node in given} | {
+        node: [] for s, part in enumerate(placed) for node in part.nodes if any(node in p.received for p in placed[s:])
+    }
+    for s, part in enumerate(placed):
+        for node in part.received:
+            readers[node].append(s)
+    numbers = {node: i for i, node in enumerate(readers)}
+    values = tuple(Value(node.name, made.get(node, INPUT), tuple(s), facts(node).bytes) for node, s in readers.items())
+    first = first_names(model)
+    stages = []
+    for s, part in enumerate(placed):
+        received = sorted(part.received, key=numbers.__getitem__)
+        handed_on = [node for node in readers if made.get(node) == s]
+        graph = part_graph(part, received, part.results if s == len(placed) - 1 else handed_on, number)
+        module = stage_module(model, graph, traced.constants)
+        stages.append(
+            Stage(
+                module,
+                tuple(numbers[node] for node in received),
+                tuple(numbers[node] for node in handed_on),
+                names_of(module, first),
+                ops=sum(node not in order.light and not is_check(node) for node in part.nodes),
+                flops=sum(facts(node).flops for node in part.nodes),
+                cost=sum(facts(node).cost for node in part.nodes),
+                changes=changed(part, traced.graph),
+                draws=tuple((node.name, number[node]) for node in part.nodes if facts(node).draws),
+            )
+        )
+    return Stages(tuple(stages), values, len(given), arguments.bind, traced.assemble)
+
+
+def changed(part: Part, graph: fx.Graph) -> tuple[str, ...]:
+    """Attributes that a stage changes in place."""
+    written = {storage for node in part.nodes for storage in facts(node).writes}
+    return tuple(sorted({str(node.target) for node in graph.find_nodes(op="get_attr") if facts(node).holds & written}))
+
+
+def parts(graph: fx.Graph, order: Order, ends: Sequence[int]) -> list[Part]:
+    starts = [0, *ends[:-1]]
+    found = [
+        Part([node for block in order.blocks[start:end] for node in block])
+        for start, end in zip(starts, ends, strict=True)
+    ]
+    found[-1].results = tuple(graph.output_node().args[0])
+    for part in found:
+        own = set(part.nodes)
+        outside = part.reads() - own
+        part.received = {node for node in outside if node not in order.light and node.op != "get_attr"}
+        for node in graph.nodes:
+            if node in outside and node in order.light:
+                do_again_or_receive(part, own, node, order)
+    return found
+
+
+def do_again_or_receive(part: Part, own: set[fx.Node], node: fx.Node, order: Order) -> None:
+    """Done again where it needs nothing that the stage does not have."""
+    needed, stack = [], [node]
+    while stack:
+        one = stack.pop()
+        if one in own or one in part.received or one in part.again or one.op == "get_attr":
+            continue
+        if one not in order.light and one.op != "placeholder":
+            part.received.add(node)
+            return
+        needed.append(one)
+        stack.extend(one.all_input_nodes)
+    part.received.update(one for one in needed if one.op == "placeholder")
+    part.again.update(one for one in needed if one.op != "placeholder")
+
+
+def part_graph(
+    part: Part, received: Sequence[fx.Node], results: Sequence[fx.Node], number: Mapping[fx.Node, int]
+) -> fx.Graph:
+    """A graph from what is received to a tuple of the results."""
+    graph = fx.Graph()
+    copies = {node: graph.placeholder(node.name) for node in received}
+    changed = overwritten(part.nodes)
+
+    def copy_of(node: fx.Node) -> fx.Node:
+        if node not in copies:
+            assert node.op == "get_attr", node
+            copies[node] = graph.get_attr(node.target)
+        return copies[node]
+
+    def copy(node: fx.Node) -> None:
+        copies[node] = graph.node_copy(node, copy_of)
+        copies[node].meta = {"draws": number[node]} if facts(node).draws else {}
+        copies[node].meta |= {WHOLE: True} if node in changed or node.meta.get("container") else {}
+
+    copied_in_regions(graph, (*sorted(part.again, key=number.__getitem__), *part.nodes), copy)
+    graph.output(tuple(map(copy_of, results)))
+    graph.lint()
+    return graph
+
+
+def set_sizes(stages: Stages, sizes: Sizes) -> None:
+    """What the first stage checks."""
+    module: Any = stages.stages[0].module
+    for node in module.graph.nodes:
+        if isinstance(node.target, Sizes):
+            node.target = sizes
+    module.recompile()

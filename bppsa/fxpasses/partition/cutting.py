@@ -1,0 +1,110 @@
+"""From a model to its stages: the passes of this room, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from bppsa.errors import PartitionError
+from bppsa.fxpasses.partition.by_hand import by_hand
+from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of
+from bppsa.fxpasses.partition.call.progress import telling
+from bppsa.fxpasses.partition.capture.captured import captured
+from bppsa.fxpasses.partition.capture.graph import Graph
+from bppsa.fxpasses.partition.capture.since import since
+from bppsa.fxpasses.partition.check.rows import by_rows
+from bppsa.fxpasses.partition.check.verify import check_stages, never_one
+from bppsa.fxpasses.partition.cut.balance import balanced
+from bppsa.fxpasses.partition.cut.building import build, set_sizes
+from bppsa.fxpasses.partition.cut.order import Order, ordered
+from bppsa.fxpasses.partition.cut.placement import Placement, ends_as_before
+from bppsa.fxpasses.partition.ops.effects import facts
+from bppsa.fxpasses.partition.situations import situation_of
+from bppsa.fxpasses.partition.unfit import check_fit, check_traceable
+from bppsa.stages import Stages
+
+DEFAULT = 8  # stages
+
+
+def partition(
+    model: nn.Module,
+    example_inputs: Any,
+    stages: int | Sequence[nn.Module] = DEFAULT,
+    *,
+    example_kwargs: Mapping[str, Any] | None = None,
+) -> Stages:
+    """Cut `model` into stages of about equal cost and return them; they hold the model's own parameters and buffers.
+
+    The model runs on the example, and is left as it was. Later calls may have other sizes of all dimensions that the
+    forward leaves open, and the modes (training, evaluating) that the model has now.
+
+    The cost of an op is its flops, and the bytes that it reads and writes as flops. The largest stage is within 5 % of
+    the least possible, the others share what it leaves evenly; of all such cuts this sends the fewest bytes.
+
+    Args:
+        model: what to cut.
+        example_inputs: the positional arguments of a call, as a tuple, or the only one.
+        stages: how many, or the modules of the model that are its stages, in order: the first takes the arguments, each
+            other what the one before it returns (the elements of a tuple as arguments), and the last returns the
+            result.
+        example_kwargs: the keyword arguments of that call.
+
+    Raises:
+        PartitionError: torch.export cannot see the model or would lose a part of it, with the line; or the model cannot
+            be cut into so many stages (a RuntimeError).
+    """
+    check_fit(model)
+    if not isinstance(stages, int):
+        return by_hand(model, stages, example_inputs, example_kwargs or {})
+    check_traceable(model)
+    arguments = arguments_of(model, example_inputs, example_kwargs or {})
+    graph = captured(model, arguments)
+    order = ordered(graph.graph)
+    if not 1 <= stages <= len(order.blocks):
+        raise too_many(model, order, stages)
+    costs = [sum(facts(node).cost for node in block) for block in order.blocks]
+    return made(model, arguments, graph, order, balanced(costs, order.crossing(), stages))
+
+
+def made(model: nn.Module, arguments: Arguments, graph: Graph, order: Order, ends: Sequence[int]) -> Stages:
+    """ends: for each stage, the index of the first block behind it."""
+    found = build(model, graph, order, ends, arguments)
+    with telling(model, "comparing its stages with it"):
+        check_stages(model, found, arguments)
+        rows = by_rows(model, found, arguments, graph.sizes.of_rows)
+        sizes = replace(graph.sizes, of_rows=rows)
+        set_sizes(found, replace(sizes, never_one=never_one(model, found, arguments, sizes)))
+    weights = tuple(frozenset(stage.names.values()) for stage in found.stages)
+    return replace(
+        found,
+        by_rows=rows,
+        shapes=tuple(tuple(x.shape) if isinstance(x, Tensor) else None for x in tree_leaves(list(arguments.examples))),
+        situation=situation_of(model, arguments.examples),
+        again=partial(cut_again, weights, arguments),
+        changed=since(model, graph.looked_up),
+    )
+
+
+def cut_again(weights: Placement, arguments: Arguments, model: nn.Module, values: Sequence[Any]) -> Stages:
+    """The model as it is now, as in evaluation, in as many stages with the same weights in each. values: of the
+    arguments, as `bind` gives them. Raises PartitionError where it cannot be cut so."""
+    given = arguments.like(values)
+    graph = captured(model, given)
+    order = ordered(graph.graph)
+    return made(model, given, graph, order, ends_as_before(model, weights, order))
+
+
+def too_many(model: nn.Module, order: Order, stages: int) -> PartitionError:
+    """Why there cannot be so many stages."""
+    most, largest = len(order.blocks), max(order.blocks, key=len, default=())
+    places = [place for node in largest if facts(node).writes and (place := node.meta.get("place"))]
+    why = f"; {len(largest)} ops stay together for what is changed in place, as at {places[-1]}" if places else ""
+    usual = " (which stages= is by default)" if stages == DEFAULT else ""
+    return PartitionError(
+        f"{type(model).__name__} cannot be cut into {stages} stages{usual}; there can be 1 to {most}{why}"
+    )

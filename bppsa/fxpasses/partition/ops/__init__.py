@@ -1,0 +1,1 @@
+"""What the ops of a graph do: their cost, what they draw and overwrite, and under which modes they run."""

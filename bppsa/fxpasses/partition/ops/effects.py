@@ -1,0 +1,83 @@
+"""What the ops below one node of a graph do: how much, whether they draw random numbers, and what they overwrite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from bppsa.fxpasses.partition.ops.costs import cost_of, flops_of
+from bppsa.fxpasses.theirs import theirs
+from bppsa.stages import draws
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Of one node, for the example."""
+
+    flops: float = 0.0
+    cost: float = 0.0  # in flops
+    bytes: int = 0  # of the tensors in its value
+    draws: bool = False  # random numbers
+    writes: frozenset[StorageWeakRef] = frozenset()  # in place, to storages that were there before
+    holds: frozenset[StorageWeakRef] = frozenset()  # storages of the tensors in its value
+    tensors: int = 0  # in its value
+    view: bool = False  # of another tensor
+
+
+NO_FACTS = Facts()
+
+
+def facts(node: fx.Node) -> Facts:
+    return node.meta.get("facts", NO_FACTS)
+
+
+class Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.flops = self.cost = 0.0
+        self.draws = False
+        self.written: set[StorageWeakRef] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        out = theirs(func, *args, **kwargs)
+        self.flops += flops_of(func, args, kwargs, out)
+        self.cost += cost_of(func, args, kwargs, out)
+        self.draws |= draws(func, args, kwargs)
+        self.written.update(storage(tensor) for tensor in written(func, args, kwargs))
+        return out
+
+
+# Their schemas do not say that in training they write to these arguments.
+NORMS = (aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm)
+STATISTICS = ("running_mean", "running_var")
+
+
+def written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    norm = func._overloadpacket in NORMS
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.is_write or (norm and argument.name in STATISTICS):
+            given = args[position] if position < len(args) else kwargs.get(argument.name)
+            yield from (leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
+
+
+def storage(tensor: Tensor) -> StorageWeakRef:
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def facts_of(value: Any, watch: Watch, before: frozenset[StorageWeakRef] | set[StorageWeakRef]) -> Facts:
+    """before: the storages that earlier nodes hold."""
+    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    holds = frozenset(storage(tensor) for tensor in tensors if tensor.layout is torch.strided)
+    writes, view = frozenset(watch.written & before), any(tensor._is_view() for tensor in tensors)
+    return Facts(watch.flops, watch.cost, size, watch.draws, writes, holds, len(tensors), view)

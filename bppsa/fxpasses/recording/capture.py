@@ -1,0 +1,374 @@
+"""Record what a function does to tensors, as an fx graph of ATen ops, whatever the values are.
+
+The function runs once on stand-ins (zeros of the right shape, on the CPU) under a dispatch mode that writes down every
+op. Tensors it closes over are met on the way and become further inputs. Looking at a value is an error, so the graph
+holds for all values. (`make_fx` over fake or meta tensors records the same, but their first use in a process imports a
+second's worth of Python; a rewritten model must start in milliseconds.)
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from bppsa.chain import FILLS
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.lines import line_now
+from bppsa.fxpasses.recording.aliases import PARTS, RETURN_NEW, STALE, Aliases, Stale, geometry
+from bppsa.fxpasses.recording.decompose import DECOMPOSE, OF_REALS
+from bppsa.fxpasses.recording.refused import REFUSED
+from bppsa.fxpasses.theirs import theirs
+
+aten = torch.ops.aten
+OURS = "bppsa"  # of whose ops none is taken apart
+CHECK = "check_errors"  # the option of ops that raise errors for some matrices
+READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+DRAW_OUTSIDE = "draw them outside and pass them in, or call model.eval() if they are a dropout's"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """`graph`: a placeholder for each argument and for each captured tensor; every node has a stand-in in
+    `meta["val"]`. `result`: what the function returned, with graph nodes in the place of tensors."""
+
+    graph: fx.Graph
+    arguments: tuple[fx.Node, ...]
+    captured: tuple[tuple[Tensor, fx.Node], ...]
+    result: Any
+
+
+def record(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    gradients: bool = True,
+    decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE,
+    where: Callable[[], str] = str,
+    recorder: Recorder | None = None,
+    instead: Mapping[Any, Callable[..., Any]] = {},
+) -> Recording:
+    """Record `fn(*args)`; `args` is a pytree whose tensors stand for inputs (only their shape and dtype are read).
+    gradients: whether the recording must also tell what autograd would do. decompose: what to record instead of an op.
+    where: names the module that runs, for each node's `meta["path"]`. recorder: another than a cell's. instead: what to
+    call for a function of PyTorch's; where it gives NotImplemented, that function itself.
+
+    Raises `Unsupported` where the function reads the value of a tensor, changes an input in place, or has a gradient
+    that is not that of its ops. An op that raises errors for some matrices does so when the graph is run.
+    """
+    recorder = recorder or Recorder(decompose, where)
+    nodes: list[fx.Node] = []
+
+    def stand_in(tensor: Tensor) -> Tensor:
+        value = zeros_like(tensor)
+        nodes.append(recorder.placeholder(value))
+        return recorder.watched(value, nodes[-1]) if gradients else value
+
+    inputs = tree_map_only(Tensor, stand_in, tuple(args))
+    recorder.gradients = gradients or torch.is_grad_enabled()
+    with torch.set_grad_enabled(recorder.gradients), nothing_saved(), NoEscape(recorder.aliases, instead), recorder:
+        result = theirs(fn, *inputs)
+    check_gradients(tree_leaves(result), [tensor for tensor, _ in recorder.captured])
+    result = tree_map_only(Tensor, recorder.node_of, result)
+    detach_stand_ins(recorder.graph)
+    return Recording(recorder.graph, tuple(nodes), tuple(recorder.captured), result)
+
+
+def copied(recording: Recording) -> Recording:
+    """With a graph of its own, to be changed. Stand-ins are shared."""
+    graph, own = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.graph_copy(recording.graph, own)
+    captured = tuple((tensor, own[node]) for tensor, node in recording.captured)
+    result = tree_map_only(fx.Node, own.__getitem__, recording.result)
+    return Recording(graph, tuple(own[node] for node in recording.arguments), captured, result)
+
+
+def nothing_saved() -> AbstractContextManager[Any]:
+    """No backward will read what autograd saves of stand-ins. Hooks around the call (a checkpoint's, which counts what
+    it sees) are for the tensors of the call."""
+
+    def forget(value: Any) -> Any:
+        return None
+
+    return saved_tensors_hooks(forget, forget)
+
+
+def detach_stand_ins(graph: fx.Graph) -> None:
+    """What autograd noted of them leads to the tensors that the function closed over, and would keep them alive. A view
+    from before a change in place and one from after it stand at one place: who reads the graph tells nodes apart by
+    their stand-ins, so the second gets another."""
+    places = set()
+    with _disable_current_modes():
+        for node in graph.nodes:
+            value = node.meta.get("val")
+            if isinstance(value, Tensor):
+                value = value.detach()
+                if geometry(value) in places:
+                    value = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_()
+                places.add(geometry(value))
+                node.meta["val"] = value
+
+
+def zeros_like(tensor: Tensor) -> Tensor:
+    """A stand-in, made out of sight of the recorder."""
+    with _disable_current_modes():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def check_gradients(results: Sequence[Any], captured: Sequence[Tensor]) -> None:
+    """A torch.autograd.Function is seen as the ops of its forward; its backward would be lost."""
+    seen = {tensor.grad_fn for tensor in captured}  # how these came about is no part of the function
+    stack = [tensor.grad_fn for tensor in results if isinstance(tensor, Tensor)]
+    while stack:
+        node = stack.pop()
+        if node is None or node in seen:
+            continue
+        if isinstance(node, BackwardCFunction):
+            raise Unsupported(Reason("has a gradient of its own", op=node.name(), mend="use detach() and torch ops"))
+        seen.add(node)
+        stack.extend(before for before, _ in node.next_functions)
+
+
+def has_option(target: Any, name: str) -> bool:
+    return isinstance(target, OpOverload) and any(argument.name == name for argument in target._schema.arguments)
+
+
+def tried(func: Any, stand_ins: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    """What the op gives for zeros, or for identities where it has an error for zeros."""
+    for given in (stand_ins, tree_map_only(Tensor, regular, stand_ins)):
+        try:
+            return theirs(func, *given, **options)
+        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+            failed = error
+    raise Unsupported(Reason("fails for some values of a tensor", op=str(func))) from failed
+
+
+def regular(stand_in: Tensor) -> Tensor:
+    """The identity in place of the zeros that stand for matrices."""
+    square = stand_in.dim() > 1 and stand_in.shape[-1] == stand_in.shape[-2]
+    return torch.eye(stand_in.shape[-1], dtype=stand_in.dtype).expand_as(stand_in) if square else stand_in
+
+
+def reads_values(func: Any, args: Sequence[Any]) -> bool:
+    """Whether the result, or its shape, is one of the stand-ins' and would not hold for other values."""
+    if func is aten.index.Tensor:  # numbers pick rows whatever they are, a mask picks as many as it is true
+        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return not READS_VALUES.isdisjoint(func.tags)
+
+
+# Views of PyTorch's that only mark the numbers they show.
+LAZY: dict[Any, Any] = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
+
+
+def is_complex(args: Any) -> bool:
+    return any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in tree_leaves(args))
+
+
+# Of integers a zero is an error here.
+DIVIDES = {aten.remainder.Tensor, aten.fmod.Tensor, aten.floor_divide.default, aten.div.Tensor_mode}
+# Whether they copy depends on how a tensor lies in memory, which a recording does not.
+MAY_COPY = {
+    *(getattr(Tensor, name) for name in ("reshape", "reshape_as", "flatten", "ravel", "contiguous", "to", "type")),
+    *(getattr(torch, name) for name in ("reshape", "flatten", "ravel", "einsum")),
+}
+
+
+class NoEscape(TorchFunctionMode):
+    """Refuses what the dispatcher does not see."""
+
+    def __init__(self, aliases: Aliases, instead: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.aliases, self.instead = aliases, instead
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
+        if func in REFUSED:
+            raise Unsupported(replace(REFUSED[func], op=getattr(func, "__name__", str(func))))
+        if kwargs and kwargs.get("out") is not None:
+            raise Unsupported(Reason("writes into out=", op=func.__name__, mend="use what it returns"))
+        if func in self.instead:
+            result = theirs(self.instead[func], *args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        result = theirs(func, *args, **(kwargs or {}))
+        if func in MAY_COPY and isinstance(result, Tensor):
+            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self.aliases.may_share(f"changes in place what {func.__name__} may have copied, or not", result, *given)
+        return result
+
+
+class Recorder(TorchDispatchMode):
+    """Sees every op that the dispatcher does, runs it on stand-ins and writes it down as a node."""
+
+    may_draw = False  # random numbers
+
+    def __init__(self, decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE, where: Callable[[], str] = str) -> None:
+        super().__init__()
+        self.decompose, self.where = decompose, where
+        self.graph = fx.Graph()
+        self.aliases = Aliases()
+        self.captured: list[tuple[Tensor, fx.Node]] = []
+        self.line = line_now  # the user's, of the op that is written down
+        self.gradients = True  # whether grad mode is on but for what the function itself turns off
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper torch would put around the method below imports all of Dynamo on its first call
+
+    def placeholder(self, stand_in: Tensor) -> fx.Node:
+        return self.define(self.graph.placeholder(f"arg{len(self.graph.nodes)}"), stand_in)
+
+    def watched(self, value: Tensor, node: fx.Node) -> Tensor:
+        """The placeholder's stand-in as the function gets it: autograd tells what becomes of it."""
+        if not (value.is_floating_point() or value.is_complex()):
+            return value
+        with _disable_current_modes(), torch.enable_grad():
+            value = value.clone().requires_grad_().clone()  # a leaf may not be changed in place
+        self.aliases.put(value, node)
+        return value
+
+    def define(self, node: fx.Node, value: Tensor) -> fx.Node:
+        node.meta["val"] = value
+        self.aliases.put(value, node)
+        return node
+
+    def node_of(self, tensor: Tensor) -> fx.Node:
+        """The node that computed `tensor`; a tensor met for the first time is one the function closed over."""
+        found = self.aliases.find(tensor)
+        if isinstance(found, Stale):
+            raise Unsupported(Reason(STALE, found.by, "return a new tensor, as torch.cat does", self.where()))
+        if found is None:
+            found = self.placeholder(zeros_like(tensor))
+            self.aliases.close_over(tensor, found)
+            self.captured.append((tensor, found))
+        return found
+
+    def held(self, tensor: Tensor) -> Tensor:
+        """What an op runs on: the very tensor that the function holds, so that views are views of it; for one that it
+        closes over a stand-in."""
+        node = self.node_of(tensor)
+        return tensor if tensor in self.aliases else node.meta["val"]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if reads_values(func, args):
+            raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
+        if torch.Tag.nondeterministic_seeded in func.tags and not self.may_draw:
+            raise Unsupported(Reason("draws random numbers", str(func), DRAW_OUTSIDE, self.where()))
+        if func is aten._linalg_check_errors.default:
+            return self.check_errors(args[0])
+        if func._schema.is_mutable:
+            return self.change_in_place(func, args, kwargs)
+        if func in LAZY:
+            return self.resolved(func, *args)
+        if func in self.decompose and not (func in OF_REALS and is_complex(args)):
+            with self:
+                return theirs(self.decompose[func], *args, **kwargs)
+        if func.namespace != OURS:
+            with self:
+                parts = theirs(func.decompose, *args, **kwargs)  # of an op that is nothing but a composition of others
+            if parts is not NotImplemented:
+                return parts
+        return self.write_down(func, args, kwargs)
+
+    def resolved(self, func: Any, tensor: Tensor) -> Tensor:
+        """In the place of a view whose numbers are to be conjugated or negated when they are read."""
+        with self:
+            result = theirs(LAZY[func], tensor)
+        self.aliases.may_share("changes in place what may share memory with its conjugate", tensor, result)
+        return result
+
+    def write_down(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
+        """Run the op on stand-ins, and add a node for it."""
+        stand_ins, options = tree_map_only(Tensor, self.held, (tuple(args), kwargs))
+        args, kwargs = tree_map_only(Tensor, self.node_of, (tuple(args), kwargs))
+        if has_option(func, "device"):
+            options = {**options, "device": "cpu"}
+        if (
+            func in DIVIDES and isinstance(stand_ins[1], Tensor) and not stand_ins[1].is_floating_point()
+        ):  # zeros stand for whatever they are
+            stand_ins = (stand_ins[0], torch.ones_like(stand_ins[1]), *stand_ins[2:])
+        out = tried(func, stand_ins, options)
+        node = self.graph.call_function(func, args, kwargs)
+        node.meta["path"], node.meta["line"] = self.where(), self.line()
+        if isinstance(out, Tensor):
+            defined = self.define_output(node, out)
+            if func in PARTS and defined is out:  # no copy, as under no_grad
+                self.aliases.put_part(out, PARTS[func](*stand_ins))
+            return defined
+        if not isinstance(out, (tuple, list)):
+            raise Unsupported(Reason("gives no tensors", op=str(func)))
+        node.meta["val"] = out
+        items = [self.graph.call_function(operator.getitem, (node, i)) for i in range(len(out))]
+        for item in items:
+            item.meta["path"], item.meta["line"] = node.meta["path"], node.meta["line"]
+        return [self.define_output(item, value) for item, value in zip(items, out, strict=True)]
+
+    def check_errors(self, info: Tensor) -> None:
+        """From here on the op that tells `info` raises its errors itself."""
+        made = self.node_of(info).args[:1]
+        if not made or not has_option(made[0].target, CHECK):
+            raise Unsupported(Reason("fails for some values of a tensor", op="aten._linalg_check_errors"))
+        made[0].kwargs = {**made[0].kwargs, CHECK: True}
+
+    def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
+        """Record x.add_(y) as x.add(y), and let x stand for the result from here on."""
+        changed, name = args[0] if args else None, str(func)
+        op = self.functional(func)
+        unusual = not func._opname.endswith("_") or op is None or torch.Tag.inplace_view in func.tags
+        if unusual or not isinstance(changed, Tensor):
+            raise Unsupported(Reason("changes a tensor in place", op=name, mend=RETURN_NEW))
+        if changed.requires_grad and self.gradients and not torch.is_grad_enabled():
+            what = "changes a tensor in place and keeps its gradient, under no_grad"
+            raise Unsupported(Reason(what, op=name, mend=RETURN_NEW))
+        others = [leaf for leaf in tree_leaves((args[1:], kwargs)) if isinstance(leaf, Tensor)]
+        self.aliases.check_writable(changed, others, name)
+        with self:
+            result = theirs(op, *args, **kwargs)
+        if (result.shape, result.dtype) != (changed.shape, changed.dtype):
+            raise Unsupported(Reason("gives another shape or dtype than what it changes in place", name, RETURN_NEW))
+        with self:
+            new, wholes = result, list[tuple[Tensor, fx.Node]]()
+            for part in self.aliases.wholes(changed):
+                new = part.replaced(new)
+                wholes.append((part.whole, self.node_of(new)))
+        self.aliases.change(changed, self.node_of(result), name)
+        for whole, node in wholes:
+            self.aliases.nodes[geometry(whole)] = node
+        changed.copy_(result)  # an index is in bounds on stand-ins too
+        return changed
+
+    def functional(self, func: Any) -> Any:
+        """The op that returns what `func` writes in place; None where there is none."""
+        return getattr(getattr(aten, func._opname.removesuffix("_"), None), func._overloadname, None)
+
+    def define_output(self, node: fx.Node, out: Tensor) -> Tensor:
+        detached = self.gradients and not torch.is_grad_enabled()  # a torch.no_grad() block inside the function
+        if detached and node.target is not aten.detach.default:
+            node.meta["val"] = out
+            node = self.graph.call_function(aten.detach.default, (node,))
+        elif isinstance(self.aliases.find(out), fx.Node) and node.target is not aten.detach.default:
+            self.graph.erase_node(node)  # a view that changes nothing
+            return out
+        if node.target is aten.detach.default:
+            shared, out = out, zeros_like(out)  # a geometry of its own, to tell it from what it was detached from
+            source = node.args[0]
+            if source.target in FILLS:  # torch.zeros and its kin end in a detach
+                self.graph.erase_node(node)
+                node = source
+            elif shared is not None:
+                self.aliases.may_share(
+                    "changes in place what shares memory with what was detached from it", shared, out
+                )
+        self.define(node, out)
+        return out

@@ -1,0 +1,115 @@
+"""Composite ATen ops in terms of simpler ones: what the recorder writes down instead. One row an op.
+
+Only ops whose parts meet different passes belong here (a bias is pointwise, a product is not; a mean is a reduction).
+A pointwise op, however composite, keeps its own rule and its own line in `codegen/lowering/pointwise.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bppsa.fxpasses.recording.pieces import PIECES
+
+aten = torch.ops.aten
+
+
+def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = torch.mm(x, weight)
+    scaled = product if alpha == 1 else product * alpha
+    return scaled + (bias if beta == 1 else bias * beta)
+
+
+def layer_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    dims = list(range(x.dim() - len(shape), x.dim()))
+    mean = x.mean(dims, keepdim=True)
+    centred = x - mean
+    rstd = 1 / torch.sqrt((centred * centred).mean(dims, keepdim=True) + eps)
+    out = centred * rstd
+    out = out if weight is None else out * weight
+    return out if bias is None else out + bias, mean, rstd
+
+
+def inverse(count: float) -> float:
+    """One over a number of terms; with none, as PyTorch: 0 * inf is NaN, anything else infinite."""
+    return 1 / count if count > 0 else math.inf
+
+
+def mean(x: Tensor, dims: Sequence[int] | None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    dims = list(dims) if dims else list(range(x.dim()))
+    count = math.prod(x.shape[d] for d in dims)
+    return x.sum(dims, keepdim=keepdim, dtype=dtype) * inverse(count)
+
+
+def var(
+    x: Tensor, dims: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> Tensor:
+    dims = list(dims) if dims else list(range(x.dim()))
+    centred = x - x.mean(dims, keepdim=True)
+    count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
+    return (centred * centred).sum(dims, keepdim=keepdim) * inverse(count)
+
+
+def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
+    return [torch.narrow(x, dim, at, min(size, x.shape[dim] - at)) for at in range(0, x.shape[dim], size)]
+
+
+def split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> list[Tensor]:
+    return [torch.narrow(x, dim, sum(sizes[:i]), size) for i, size in enumerate(sizes)]
+
+
+SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
+
+
+def nan_to_num(x: Tensor, nan: float | None = None, high: float | None = None, low: float | None = None) -> Tensor:
+    limits = torch.finfo(x.dtype)
+    high, low = limits.max if high is None else high, limits.min if low is None else low
+    finite = torch.where(x == math.inf, high, torch.where(x == -math.inf, low, x))
+    return torch.where(torch.isnan(x), nan or 0.0, finite)
+
+
+def logit(x: Tensor, eps: float | None = None) -> Tensor:
+    x = x if eps is None else x.clamp(eps, 1 - eps)
+    return torch.log(x / (1 - x))
+
+
+def copy(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
+    """Contiguous: a view that x allows is then one that the copy allows."""
+    return new.to(x.dtype).expand(x.shape).clone(memory_format=torch.contiguous_format)
+
+
+DECOMPOSE: dict[Any, Callable[..., Any]] = {
+    aten.addmm.default: addmm,
+    **PIECES,
+    aten.native_layer_norm.default: layer_norm,
+    aten.mean.dim: mean,
+    aten.var.correction: var,
+    aten.split.Tensor: split,
+    aten.unsafe_split.Tensor: split,
+    aten.split_with_sizes.default: split_with_sizes,
+    aten.unsafe_split_with_sizes.default: split_with_sizes,
+    aten.unbind.int: lambda x, dim=0: [x.select(dim, i) for i in range(x.shape[dim])],
+    aten.log_sigmoid_forward.default: lambda x: (y := -torch.nn.functional.softplus(-x, threshold=math.inf), y),
+    aten._prelu_kernel.default: lambda x, slope: torch.where(x > 0, x, slope * x),
+    aten.selu.default: lambda x: aten.elu(x, SELU_ALPHA, SELU_SCALE),
+    aten.relu6.default: lambda x: aten.hardtanh(x, 0, 6),
+    aten.sgn.default: torch.sign,  # of real numbers
+    aten.lerp.Tensor: lambda a, b, weight: a + weight * (b - a),
+    aten.addcdiv.default: lambda a, x, y, *, value=1: a + (x / y if value == 1 else x / y * value),
+    aten.nan_to_num.default: nan_to_num,
+    aten.logit.default: logit,
+    aten.addcmul.default: lambda a, x, y, *, value=1: a + (x * y if value == 1 else x * y * value),
+    aten.copy.default: copy,
+    aten.fill.Tensor: lambda x, number: number.to(x.dtype) - torch.zeros_like(x),  # with the rows of x
+    aten.fill.Scalar: torch.full_like,
+    aten.zero.default: torch.zeros_like,
+}
+
+# Rows that hold for real numbers alone.
+OF_REALS = frozenset((aten.var.correction, aten.sgn.default, aten.nan_to_num.default))

@@ -1,0 +1,150 @@
+"""Ops on values of several dimensions, as slices, concatenations, products and folds: rows of `decompose.py`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    product = torch.bmm(a, b)
+    scaled = product if alpha == 1 else product * alpha
+    return scaled + (bias if beta == 1 else bias * beta)
+
+
+def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    return torch.cat([tensor.unsqueeze(dim) for tensor in tensors], dim)
+
+
+def roll(x: Tensor, shifts: Sequence[int], dims: Sequence[int] = ()) -> Tensor:
+    if not dims:
+        return roll(x.flatten(), shifts, (0,)).view(x.shape)
+    for shift, dim in zip(shifts, dims, strict=True):
+        first = -shift % x.shape[dim]
+        if first:
+            x = torch.cat([x.narrow(dim, first, x.shape[dim] - first), x.narrow(dim, 0, first)], dim)
+    return x
+
+
+def constant_pad(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+    for i, (before, after) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        dim = x.dim() - 1 - i
+        cut = max(-before, 0), x.shape[dim] - max(-before, 0) - max(-after, 0)
+        x = x if cut == (0, x.shape[dim]) else x.narrow(dim, *cut)
+        pieces = [filled(x, dim, n, value) for n in (max(before, 0), max(after, 0))]
+        if before > 0 or after > 0:
+            x = torch.cat([*pieces[: before > 0], x, *pieces[1 : 1 + (after > 0)]], dim)
+    return x
+
+
+def filled(like: Tensor, dim: int, count: int, value: float) -> Tensor:
+    """With as many rows as `like`, however many these are."""
+    if like.shape[dim] == 0:
+        return like.new_full([count if d == dim else n for d, n in enumerate(like.shape)], value)
+    one = like.narrow(dim, 0, 1)
+    return torch.full_like(one if count <= 1 else torch.cat([one] * count, dim), value)
+
+
+def slice_scatter(
+    x: Tensor, part: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> Tensor:
+    """x with `part` at every `step`th place."""
+    dim %= x.dim()
+    places = range(x.shape[dim])[slice(start, end, step)]
+    if not places:
+        return x
+    between = [
+        aten.slice.Tensor(x, dim, places[0] + offset, places[-1], step)
+        for offset in range(1, step if places[1:] else 1)
+    ]
+    last = len(places) - 1
+    pieces = [x.narrow(dim, 0, places[0])] * (places[0] > 0)
+    if last:
+        pieces.append(stack([part.narrow(dim, 0, last), *between], dim + 1).flatten(dim, dim + 1))
+    pieces.append(part.narrow(dim, last, 1))
+    rest = x.shape[dim] - places[-1] - 1
+    return torch.cat([*pieces, *[x.narrow(dim, places[-1] + 1, rest)] * (rest > 0)], dim)
+
+
+def group_norm(
+    x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, channels: int, size: int, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x: [n, channels, *grid], `size` numbers in all of the grid"""
+    grouped = x.reshape(n, groups, -1)
+    mean = grouped.mean(-1, keepdim=True)
+    centred = grouped - mean
+    rstd = 1 / torch.sqrt((centred * centred).mean(-1, keepdim=True) + eps)
+    out = (centred * rstd).reshape(x.shape)
+    own = (-1, *[1] * (x.dim() - 2))
+    out = out if weight is None else out * weight.view(own)
+    return out if bias is None else out + bias.view(own), mean.squeeze(-1), rstd.squeeze(-1)
+
+
+def places(x: Tensor, dim: int) -> Tensor:
+    """0, 1, ... n - 1 along the dimension."""
+    dtype = x.dtype if x.dtype.is_floating_point else torch.int64
+    return torch.arange(x.shape[dim], dtype=dtype).view([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
+
+
+def best_place(x: Tensor, dim: int, sign: float, open_to: Tensor | None = None) -> Tensor:
+    """The first place of the largest (sign 1) or smallest (-1), the dimension kept; a NaN is both. open_to: which may
+    be it."""
+    x = x.detach() if sign > 0 else -x.detach()
+    candidates = x if open_to is None else torch.where(open_to, x, -math.inf)
+    hit = torch.logical_or(candidates == candidates.amax([dim], keepdim=True), torch.isnan(candidates))
+    if open_to is not None:
+        hit = torch.logical_and(hit, open_to)
+    at = places(x, dim)
+    return torch.where(hit, at, x.shape[dim]).amin([dim], keepdim=True)
+
+
+def taken(x: Tensor, dim: int, place: Tensor) -> Tensor:
+    """The element at its place, the dimension kept."""
+    return torch.where(places(x, dim) == place, x, 0).sum([dim], keepdim=True).to(x.dtype)
+
+
+def number(place: Tensor, x: Tensor, dim: int) -> Tensor:
+    """As PyTorch has it. The bounds change nothing; they tell how large it can be."""
+    return place.clamp(0, x.shape[dim]).long()
+
+
+def kept(value: Tensor, dim: int, keepdim: bool) -> Tensor:
+    return value if keepdim else value.squeeze(dim)
+
+
+def extremum(sign: float) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The largest or smallest along a dimension, and where it is: of equal ones the first, which gets the gradient."""
+
+    def found(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+        if x.dtype is torch.bool:
+            value, at = found(x.long(), dim, keepdim)
+            return value.bool(), at
+        place = best_place(x, dim, sign)
+        return kept(taken(x, dim, place), dim, keepdim), kept(number(place, x, dim), dim, keepdim)
+
+    return found
+
+
+def safe_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    nothing = x.amax([dim], keepdim=True) == -math.inf
+    return torch.where(nothing, 0.0, torch.softmax(x, dim))
+
+
+PIECES: dict[Any, Callable[..., Any]] = {
+    aten.baddbmm.default: baddbmm,
+    aten.mv.default: lambda matrix, vector: torch.mm(matrix, vector.unsqueeze(1)).squeeze(1),
+    aten.stack.default: stack,
+    aten.roll.default: roll,
+    aten.constant_pad_nd.default: constant_pad,
+    aten.slice_scatter.default: slice_scatter,
+    aten.native_group_norm.default: group_norm,
+    aten.max.dim: extremum(1.0),
+    aten.min.dim: extremum(-1.0),
+    aten._safe_softmax.default: safe_softmax,
+}

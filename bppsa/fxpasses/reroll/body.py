@@ -1,0 +1,55 @@
+"""One step of a loop as a function of its carry, what it is given, and what is the same in all steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from bppsa.fxpasses.reroll.log.ops import Op, Value, unflatten
+from bppsa.fxpasses.theirs import theirs
+
+
+class Source(NamedTuple):
+    """Where a step finds an operand: "carry", "given" or "same" and which of them, or "made" by an op, and its item."""
+
+    place: str
+    number: int
+    item: int = 0
+
+
+@dataclass(frozen=True)
+class Body:
+    """ops: each with its number, and its leaves, sources in the place of values. carries, given, same: values of those
+    shapes and dtypes; of `given` those of all steps, [T, ...]. rows: how many a value has; None where it is one."""
+
+    ops: tuple[tuple[int, Op, tuple[Any, ...]], ...]
+    carries: tuple[Value, ...]
+    given: tuple[Value, ...]
+    same: tuple[Value, ...]
+    nexts: tuple[Source, ...]
+    outputs: tuple[Source, ...]
+    rows: int | None
+
+    def __call__(
+        self, carry: Sequence[Tensor], given: Sequence[Tensor], same: Sequence[Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        read: dict[str, Any] = {"carry": carry, "given": given, "same": same}
+        made: dict[tuple[int, int], Tensor] = {}
+
+        def find(source: Any) -> Any:
+            if not isinstance(source, Source):
+                return source
+            if source.place == "made":
+                return made[source.number, source.item]
+            return read[source.place][source.number]
+
+        for number, op, leaves in self.ops:
+            args, kwargs = unflatten([find(leaf) for leaf in leaves], op.spec)
+            out = theirs(op.target, *args, **kwargs)
+            outs = [out] if op.single else out
+            for item, value in enumerate(outs):
+                made[number, item] = value if op.grad else value.detach()
+        return [find(source) for source in self.nexts], [find(source) for source in self.outputs]

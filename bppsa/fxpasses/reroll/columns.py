@@ -1,0 +1,96 @@
+"""A value for each step, as one tensor with steps first: a view of what they were taken from, if any."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bppsa.fxpasses.reroll.log.ops import Like, Op, Value, flatten
+
+aten = torch.ops.aten
+
+
+class Writer:
+    """Writes ops that the call has not done."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+
+    def __call__(self, target: Any, args: Sequence[Any], *likes: Like | Value, single: bool = True) -> Op:
+        leaves, spec = flatten(args, {})
+        op = Op(target, leaves, spec).gives(*likes, single=single)
+        self.ops.append(op)
+        return op
+
+    def one(self, target: Any, args: Sequence[Any], shape: Sequence[int], dtype: torch.dtype) -> Value:
+        return self(target, args, Like(torch.Size(shape), dtype)).outs[0]
+
+
+def column(values: Sequence[Value], write: Writer) -> Value:
+    """[T, ...] of values of one shape."""
+    first = values[0]
+    shape, dtype = (len(values), *first.shape), first.dtype
+    if all(value is first for value in values):
+        return write.one(expanded, [first, len(values)], shape, dtype)
+    taken = [taken_from(value) for value in values]
+    source = taken[0]
+    if source is not None and all(each is not None and each[:2] == source[:2] for each in taken):
+        base, dim, _ = source
+        indices = [each[2] for each in taken if each is not None]
+        return write.one(*sliced(base, dim, indices), shape, dtype)
+    return write.one(aten.stack.default, [list(values), 0], shape, dtype)
+
+
+def taken_from(value: Value) -> tuple[Value, int, int] | None:
+    """What it is a slice of, along which dim, and which."""
+    op = value.op
+    if op is None or not op.grad or op.target not in (aten.select.int, aten.unbind.int):
+        return None
+    base, *rest = op.leaves
+    dim = (rest[0] if rest else 0) % len(base.shape)
+    index = rest[1] if op.target is aten.select.int else value.item
+    return base, dim, index % base.shape[dim]
+
+
+def sliced(base: Value, dim: int, indices: list[int]) -> tuple[Callable[..., torch.Tensor], list[Any]]:
+    steps = {after - before for before, after in itertools.pairwise(indices)}
+    if steps == {1}:
+        return ahead, [base, dim, indices[0], len(indices)]
+    if steps == {-1}:
+        return back, [base, dim, indices[-1], len(indices)]
+    return picked, [base, dim, indices]
+
+
+# Targets of ops: with steps first, what `column` has found to be slices of one tensor.
+
+
+def ahead(base: torch.Tensor, dim: int, first: int, count: int) -> torch.Tensor:
+    return base.movedim(dim, 0)[first : first + count]
+
+
+def back(base: torch.Tensor, dim: int, first: int, count: int) -> torch.Tensor:
+    return base.movedim(dim, 0)[first : first + count].flip(0)
+
+
+def picked(base: torch.Tensor, dim: int, indices: Sequence[int]) -> torch.Tensor:
+    return base.movedim(dim, 0).index_select(0, torch.tensor(indices, device=base.device))
+
+
+def expanded(value: torch.Tensor, count: int) -> torch.Tensor:
+    return value.unsqueeze(0).expand(count, *value.shape)
+
+
+def with_rows(steps: torch.Tensor, rows: int, dims: int) -> torch.Tensor:
+    """[T, *] -> [T, B, *], as broadcasting against values of `dims` dims would see it."""
+    shape = steps.shape[1:]
+    wide = steps.reshape(len(steps), *(1,) * (dims - len(shape)), *shape)
+    return wide.expand(len(steps), rows, *wide.shape[2:])
+
+
+def numbers(values: Sequence[float], sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[T, *sizes] of a number for each step."""
+    made = torch.tensor(values, dtype=dtype, device=device)
+    return made.reshape(-1, *(1 for _ in sizes)).expand(-1, *sizes)

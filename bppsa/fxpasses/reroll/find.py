@@ -1,0 +1,103 @@
+"""All loops of a log become scans, one after the other, the longest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.reroll.assemble import unbound
+from bppsa.fxpasses.reroll.joined import joined
+from bppsa.fxpasses.reroll.leading import without_leading
+from bppsa.fxpasses.reroll.log.lines import loop_at
+from bppsa.fxpasses.reroll.log.ops import Log, Op, Value
+from bppsa.fxpasses.reroll.period import Run, colours, longest
+from bppsa.fxpasses.reroll.program import living
+from bppsa.fxpasses.reroll.relate import NOTHING_CARRIED, relate
+from bppsa.fxpasses.reroll.reshapes import without_detours
+from bppsa.fxpasses.reroll.rewrite import Fuse, rewritten
+from bppsa.fxpasses.reroll.unroll import is_whole
+
+MOST_LOOPS = 16
+LEAST_STEPS = 8
+
+
+@dataclass(frozen=True)
+class Found:
+    """One repetition. scan: the op that stands for it, or None; reason: why there is none."""
+
+    line: str
+    steps: int
+    period: int
+    scan: Op | None = None
+    reason: Reason | None = None
+
+
+@dataclass
+class Rerolled:
+    """ops: with scans in the place of loops. result: the values that the call returns."""
+
+    ops: list[Op]
+    result: list[Value]
+    found: list[Found] = field(default_factory=list)
+
+
+def reroll(log: Log, result: Sequence[Value], fuse: Fuse) -> Rerolled:
+    """The log's ops with each loop that can be fused as one scan."""
+    left = Rerolled(*without_detours(without_leading(joined(log.ops, result)), result))
+    closed: set[Op] = set()  # scans, and what was looked at in vain
+    for _ in range(MOST_LOOPS):
+        run = next_run(left.ops, closed)
+        if run is None:
+            break
+        members = left.ops[run.start : run.stop]
+        line = loop_at(members[len(members) // 2 :][: run.period])
+        try:
+            loop = relate(left.ops, run)
+            if not is_whole(loop, left.ops):
+                raise Unsupported(Reason("its steps differ in what they read"))
+            if loop.steps < LEAST_STEPS:
+                raise Unsupported(Reason(f"{loop.steps} steps are too few to gain from a scan"))
+            ops, scan, assembler = rewritten(left.ops, loop, left.result, fuse)
+        except Unsupported as unsupported:
+            closed.update(members)
+            if unsupported.reason is NOTHING_CARRIED:
+                continue
+            left.found.append(Found(line, len(members) // run.period, run.period, reason=unsupported.reason))
+            continue
+        left.result = [assembler.alone(value) for value in left.result]
+        left.ops = unbound(living([*ops, *assembler.taken()], left.result), scan)
+        left.found.append(Found(line, loop.steps, loop.period, scan))
+        closed.add(scan)
+    lines = {one.line for one in left.found if one.scan is not None}  # what is left of a loop beside its scan
+    left.found = [one for one in left.found if one.scan is not None or one.line not in lines]
+    return left
+
+
+def is_repeated(log: Log) -> bool:
+    """Whether the ops that passed repeat themselves often enough to be a loop over time."""
+    targets: dict[Any, int] = {}
+    run = longest([targets.setdefault(t, len(targets)) for t in (*(op.target for op in log.ops), *log.rest)])
+    return run is not None and (run.stop - run.start) // run.period >= LEAST_STEPS
+
+
+def next_run(ops: Sequence[Op], closed: set[Op]) -> Run | None:
+    """The longest repetition between ops that are closed."""
+    found = []
+    for start, stop in stretches(ops, closed):
+        run = longest(colours(ops[start:stop]))
+        if run is not None and (run.stop - run.start) // run.period >= LEAST_STEPS:
+            found.append(Run(run.start + start, run.stop + start, run.period))
+    return max(found, key=lambda run: run.stop - run.start, default=None)
+
+
+def stretches(ops: Sequence[Op], closed: set[Op]) -> Iterator[tuple[int, int]]:
+    start = 0
+    for i, op in enumerate(ops):
+        if op in closed:
+            if i > start:
+                yield start, i
+            start = i + 1
+    if len(ops) > start:
+        yield start, len(ops)

@@ -1,0 +1,70 @@
+"""What each op of a step waits for: nothing that changes, what each step is given, or the step before."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+from bppsa.fxpasses.reroll.log.ops import Op, draws
+from bppsa.fxpasses.reroll.relate import Loop, Made, Numbers, Outside
+
+
+class Level(IntEnum):
+    SAME = 0  # in all steps
+    GIVEN = 1  # to the step from outside
+    CARRIED = 2
+
+
+def levels(loop: Loop, model: Sequence[Op]) -> list[Level]:
+    """Of each op of a step; `model` are those of one step."""
+    carried = reaching(loop, recurrent(loop))
+    found: list[Level] = []
+    for j, kinds in enumerate(loop.kinds):
+        if j in carried:
+            found.append(Level.CARRIED)
+        elif draws(model[j]) or any(changes(kind, found) for kind in kinds):
+            found.append(Level.GIVEN)
+        else:
+            found.append(Level.SAME)
+    return found
+
+
+def changes(kind: object, found: Sequence[Level]) -> bool:
+    if isinstance(kind, Made):
+        return kind.before > 0 or found[kind.op] is not Level.SAME
+    return isinstance(kind, Numbers) or (isinstance(kind, Outside) and not kind.is_same)
+
+
+def recurrent(loop: Loop) -> set[int]:
+    """Ops that read, over some steps, what they have made themselves."""
+    reads = [{kind.op for kind in kinds if isinstance(kind, Made)} for kinds in loop.kinds]
+    crossing = {
+        (j, kind.op)
+        for j, kinds in enumerate(loop.kinds)
+        for kind in kinds
+        if isinstance(kind, Made) and kind.before > 0
+    }
+    return {made for reader, made in crossing if reader in above(reads, made)}
+
+
+def above(reads: Sequence[set[int]], op: int) -> set[int]:
+    """`op`, and all that it is computed from."""
+    found, waiting = {op}, [op]
+    while waiting:
+        new = reads[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
+
+
+def reaching(loop: Loop, roots: set[int]) -> set[int]:
+    """`roots` and all ops that wait for one of them, over any number of steps."""
+    found = set(roots)
+    grew = bool(found)
+    while grew:
+        before = len(found)
+        for j, kinds in enumerate(loop.kinds):
+            if any(isinstance(kind, Made) and kind.op in found for kind in kinds):
+                found.add(j)
+        grew = len(found) > before
+    return found

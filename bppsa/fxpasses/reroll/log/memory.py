@@ -1,0 +1,237 @@
+"""Which tensors of a logged call share memory, and which value each of them stands for.
+
+A tensor is known by its geometry. Places of one memory are a tree: a view hangs on what it is a view of. A write makes
+a new value of its place; what it covers, and what else meets it, is stale, and is viewed anew when it is read. What
+holds the place remembers the write, and joins all such writes when it is read: `out[:, t] = h` for all t is one stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.recording.aliases import RETURN_NEW, Geometry, marked_geometry
+from bppsa.fxpasses.reroll.log.ops import Like, Op, Value
+
+aten = torch.ops.aten
+LIVES_ON = "changes a tensor in place that it was given or holds, as a batch norm in training does its buffers"
+Emit = Callable[[Any, Sequence[Any], Any], Value]  # target, arguments, the shape and dtype of what it gives
+
+
+class Place:
+    __slots__ = (
+        *("children", "detached", "divided", "given", "group", "item", "like", "parent"),
+        *("stale", "value", "view", "written"),
+    )
+
+    def __init__(self, like: Value, parent: Place | None = None, view: Op | None = None, item: int = 0) -> None:
+        self.like, self.parent, self.view, self.item = like, parent, view, item
+        self.value = like
+        self.detached: Value | None = None  # of the same memory, without its gradient
+        self.divided = False  # whether there has been such a value
+        self.given: bool = parent.given if parent is not None else like.given is not None
+        self.stale = False
+        self.children: dict[Any, list[Place]] = {}  # those of one group are disjoint, by what they are views
+        self.group = group_of(view) if view is not None else None
+        self.written: dict[Place, None] = {}  # children written to since this value was made, in that order
+        if parent is not None:
+            parent.children.setdefault(self.group, []).append(self)
+
+    def spoil(self) -> None:
+        self.stale, self.detached = True, None
+        self.written.clear()
+        for child in self.below():
+            if not child.stale or child.written:
+                child.spoil()
+
+    def below(self) -> Iterator[Place]:
+        return (child for group in self.children.values() for child in group)
+
+    @property
+    def index(self) -> tuple[int, int] | None:
+        """Dim and index, where it is one slice of what it is a view of."""
+        if self.view is None or self.view.target not in (aten.select.int, aten.unbind.int):
+            return None
+        assert self.parent is not None
+        dim, *rest = self.view.leaves[1:] or (0,)
+        dim, at = dim % len(self.parent.like.shape), rest[0] if rest else self.item
+        return dim, at % self.parent.like.shape[dim]
+
+
+def group_of(view: Op) -> Any:
+    """Views with one key are disjoint where they are not one place."""
+    if view.target is aten.select.int:
+        return "select", view.leaves[1]
+    return view if not view.single else object()
+
+
+class Memory:
+    def __init__(self, emit: Emit) -> None:
+        self.emit = emit
+        self.places: dict[Geometry, Place] = {}
+        self.alive: list[Tensor] = []  # a geometry is an address: it must not be given away again
+
+    def find(self, tensor: Tensor) -> Value | None:
+        place = self.places.get(marked_geometry(tensor))
+        if place is None:
+            return None
+        value = self.read(place)
+        if tensor.requires_grad or not place.divided:
+            return value
+        if place.detached is None:
+            raise Unsupported(Reason("reads a detached view of what was changed in place", mend="detach a copy"))
+        return place.detached
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether the call itself has made the memory."""
+        place = self.places.get(marked_geometry(tensor))
+        return place is not None and not place.given
+
+    def postpone(self, tensor: Tensor, source: Tensor, view: Op) -> None:
+        """`tensor` is a view of `source`, which is an op once it is read."""
+        here = marked_geometry(tensor)
+        self.alive.append(tensor)
+        if here not in self.places:
+            self.places[here] = place = Place(Value(tensor), self.places[marked_geometry(source)], view)
+            place.stale = True
+
+    def put(self, tensor: Tensor, value: Value, source: Geometry | None, detached: bool) -> None:
+        """source: what `tensor` is a view of. detached: whether autograd knows no way from one to the other."""
+        here = marked_geometry(tensor)
+        self.alive.append(tensor)
+        known = self.places.get(here)
+        if known is None:
+            parent = self.places[source] if source is not None else None
+            self.places[here] = known = Place(value, parent, value.op if parent is not None else None, value.item)
+            known.detached = value if detached and parent is not None else None
+        elif detached:
+            known.detached = value
+        else:
+            known.value, known.stale = value, False
+            known.written.clear()
+        known.divided = known.divided or known.detached is not None
+
+    def write(self, tensor: Tensor, value: Value, op: str) -> None:
+        """`value` is what stands at the place of `tensor` from here on."""
+        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
+            raise Unsupported(Reason("changes in place what was expanded", op=op, mend=RETURN_NEW))
+        place = self.places.get(marked_geometry(tensor))
+        if place is None or place.given:
+            raise Unsupported(Reason(LIVES_ON, op=op, mend="do it outside of the loop"))
+        place.spoil()
+        place.value, place.stale = value, False
+        while place.parent is not None:
+            held, parent = place, place.parent
+            parent.detached = None
+            for group, members in parent.children.items():
+                if group != held.group or held.group is None:
+                    for member in members:
+                        if member is not held:
+                            member.spoil()
+            parent.written.pop(held, None)
+            parent.written[held] = None
+            place = parent
+
+    def read(self, place: Place) -> Value:
+        if place.stale:
+            assert place.parent is not None
+            source = self.read(place.parent)
+            place.value = self.viewed(place, source)
+            place.stale = False
+        if place.written:
+            written = list(place.written)
+            place.written.clear()
+            place.value = self.joined(place, written)
+        return place.value
+
+    def viewed(self, place: Place, source: Value) -> Value:
+        view = place.view
+        assert view is not None
+        if not view.single:
+            raise Unsupported(Reason("reads a view of what was changed in place", str(view.target), RETURN_NEW))
+        return self.emit(view.target, [source, *view.leaves[1:]], (view.spec, place.like))
+
+    def joined(self, place: Place, written: list[Place]) -> Value:
+        at = [child.index for child in written]
+        dims = {index[0] for index in at if index is not None}
+        if None not in at and len(dims) == 1:
+            dim = dims.pop()
+            by_index = {index[1]: child for index, child in zip(at, written, strict=True) if index is not None}
+            if len(by_index) == place.like.shape[dim]:
+                items = [self.read(by_index[i]) for i in range(len(by_index))]
+                return self.emit(aten.stack.default, [*items, dim], (stack_spec(len(items)), place.like))
+        value = place.value
+        for child in written:
+            value = self.scattered(value, self.read(child), child, place)
+        return value
+
+    def scattered(self, value: Value, piece: Value, child: Place, place: Place) -> Value:
+        """`value` with `piece` where `child` is a view of it."""
+        view = child.view
+        assert view is not None
+        if child.index is not None:
+            dim, at = child.index
+            wide = emit_shaped(self.emit, aten.unsqueeze.default, [piece, dim], place.like, dim, 1)
+            return put_between(self.emit, value, wide, dim, at, at + 1, place.like)
+        scatter = SCATTER.get(view.target)
+        if scatter is None:
+            raise Unsupported(Reason("changes a view in place, and reads the whole", str(view.target), RETURN_NEW))
+        return scatter(self.emit, value, piece, view, child.item, place.like)
+
+
+def stack_spec(count: int) -> Any:
+    return ((None,) * count, None), ()
+
+
+def emit_shaped(emit: Emit, target: Any, leaves: list[Any], like: Value, dim: int, many: int) -> Value:
+    """An op that gives what `like` is, but for `many` along `dim`."""
+    shape = (*like.shape[:dim], many, *like.shape[dim + 1 :])
+    return emit(target, leaves, (((None,) * len(leaves), ()), Like(torch.Size(shape), like.dtype)))
+
+
+def put_between(emit: Emit, value: Value, piece: Value, dim: int, first: int, last: int, like: Value) -> Value:
+    """`value` with `piece` from `first` to `last` along `dim`: a cat, which can be part of a cell."""
+    parts = [piece]
+    if first > 0:
+        parts.insert(0, emit_shaped(emit, aten.slice.Tensor, [value, dim, 0, first], like, dim, first))
+    end = like.shape[dim]
+    if last < end:
+        parts.append(emit_shaped(emit, aten.slice.Tensor, [value, dim, last, end], like, dim, end - last))
+    return emit(aten.cat.default, [*parts, dim], (stack_spec(len(parts)), like))
+
+
+def slice_scatter(emit: Emit, value: Value, piece: Value, view: Op, item: int, like: Value) -> Value:
+    given = [*view.leaves[1:]]
+    dim, first, last, step = given + [0, None, None, 1][len(given) :]
+    if step != 1:
+        return emit(aten.slice_scatter.default, [value, piece, *given], (((None,) * (2 + len(given)), ()), like))
+    dim %= len(like.shape)
+    first, last, _ = slice(first, last).indices(like.shape[dim])
+    return put_between(emit, value, piece, dim, first, last, like)
+
+
+def split_scatter(emit: Emit, value: Value, piece: Value, view: Op, item: int, like: Value) -> Value:
+    size, dim = view.leaves[1], (view.leaves[2] if len(view.leaves) > 2 else 0) % len(like.shape)
+    return put_between(emit, value, piece, dim, item * size, item * size + piece.shape[dim], like)
+
+
+def reshaped(emit: Emit, value: Value, piece: Value, view: Op, item: int, like: Value) -> Value:
+    return emit(aten.reshape.default, [piece, *like.shape], (((None, (None,) * len(like.shape)), ()), like))
+
+
+def again(emit: Emit, value: Value, piece: Value, view: Op, item: int, like: Value) -> Value:
+    """A view that undoes itself."""
+    return emit(view.target, [piece, *view.leaves[1:]], (view.spec, like))
+
+
+SCATTER: Mapping[Any, Callable[..., Value]] = {
+    aten.slice.Tensor: slice_scatter,
+    **dict.fromkeys((aten.split.Tensor, aten.unsafe_split.Tensor), split_scatter),
+    **dict.fromkeys((aten.view.default, aten._unsafe_view.default), reshaped),
+    **dict.fromkeys((aten.unsqueeze.default, aten.squeeze.dim), reshaped),
+    **dict.fromkeys((aten.t.default, aten.transpose.int), again),
+}

@@ -1,0 +1,117 @@
+"""What a log consists of: ops, and the values that they read and make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bppsa.errors import Reason
+
+Spec = tuple  # how leaves were nested: None for a leaf, a tuple for a list of them
+
+
+class Like(NamedTuple):
+    shape: Sequence[int]
+    dtype: torch.dtype
+
+
+class Value:
+    """One tensor of a call. op: what made it, its output `item`; None for what was given: `given` says what."""
+
+    __slots__ = ("constant", "dtype", "given", "item", "op", "shape")
+
+    def __init__(self, tensor: Tensor | Like, op: Op | None = None, item: int = 0, given: Given | None = None) -> None:
+        self.shape, self.dtype = tensor.shape, tensor.dtype
+        self.op, self.item, self.given = op, item, given
+        self.constant = False  # made of what the call closes over, by ops alone that give the same whenever they run
+
+
+@dataclass(frozen=True, eq=False)
+class Given:
+    """An argument by its place among those of the call, a tensor that the call closes over, or one that it made of
+    numbers."""
+
+    argument: int = -1
+    captured: Tensor | None = None
+    literal: Tensor | None = None
+
+
+class Op:
+    """One call of `target`. grad: whether autograd saw it. lines: (code, line) of the user's frames, innermost first.
+    single: whether it gives one tensor rather than a list."""
+
+    __slots__ = ("at", "grad", "leaves", "lines", "outs", "single", "spec", "target")
+
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        leaves: Sequence[Any],
+        spec: Spec,
+        grad: bool = True,
+        lines: Sequence[tuple[Any, int]] = (),
+    ) -> None:
+        self.target, self.leaves, self.spec, self.grad, self.lines = target, leaves, spec, grad, lines
+        self.outs: tuple[Value, ...] = ()
+        self.single = True
+        self.at = -1  # its place in the log
+
+    @property
+    def operands(self) -> Iterator[Value]:
+        return (leaf for leaf in self.leaves if isinstance(leaf, Value))
+
+    def gives(self, *likes: Any, single: bool = True) -> Op:
+        self.outs, self.single = tuple(Value(like, self, i) for i, like in enumerate(likes)), single
+        return self
+
+
+@dataclass
+class Log:
+    """prologue: what is made of captured tensors alone. result: of the call, values in the place of tensors.
+    refusal: the first thing it did that ops cannot tell; branches: it is that a loop reads a value, by which its steps
+    may differ."""
+
+    ops: list[Op] = field(default_factory=list)
+    prologue: list[Op] = field(default_factory=list)
+    captured: list[Value] = field(default_factory=list)
+    literals: list[Value] = field(default_factory=list)
+    arguments: list[Value] = field(default_factory=list)
+    result: Any = None
+    refusal: Reason | None = None
+    branches: bool = False
+    raises: bool = False  # whether an op raises errors for some matrices
+    rest: list[Any] = field(default_factory=list)  # the targets of ops since the refusal
+
+
+def flatten(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Spec]:
+    leaves: list[Any] = []
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return tuple([walk(each) for each in value])
+        leaves.append(value)
+        return None
+
+    positional = tuple([walk(value) for value in args])
+    return leaves, (positional, tuple([(name, walk(value)) for name, value in kwargs.items()]))
+
+
+def unflatten(leaves: Sequence[Any], spec: Spec) -> tuple[list[Any], dict[str, Any]]:
+    each = iter(leaves)
+
+    def build(part: Any) -> Any:
+        return next(each) if part is None else [build(inner) for inner in part]
+
+    positional, named = spec
+    return [build(part) for part in positional], {name: build(part) for name, part in named}
+
+
+def is_number(leaf: Any) -> bool:
+    return isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
+
+
+def draws(op: Op) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())

@@ -1,0 +1,313 @@
+"""A log of the ops of one call: the call runs as PyTorch runs it, and each op is written down as it passes.
+
+A dispatch mode sees ATen ops below autograd. A change in place is written down as the op that makes a new value. What
+a log of ops cannot tell is a refusal: it is noted with the user's line, the call goes on, and nobody uses the log.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.recording.aliases import RETURN_NEW, Geometry, marked_geometry
+from bppsa.fxpasses.recording.capture import CHECK, has_option, reads_values
+from bppsa.fxpasses.reroll.log.lines import innermost, place, users_lines
+from bppsa.fxpasses.reroll.log.memory import Memory
+from bppsa.fxpasses.reroll.log.ops import Given, Like, Log, Op, Value, flatten, is_number
+from bppsa.fxpasses.reroll.log.spelled import spelled
+from bppsa.fxpasses.theirs import theirs
+
+aten = torch.ops.aten
+MOST_OPS = 200_000
+# Whose result depends on the sizes of what they are given alone, as ops of these sizes: no carry begins there.
+SIZED: dict[Any, Any] = {
+    aten.empty_like.default: aten.empty.memory_format,
+    aten.zeros_like.default: aten.zeros.default,
+    aten.ones_like.default: aten.ones.default,
+    aten.full_like.default: aten.full.default,
+    aten.rand_like.default: aten.rand.default,
+    aten.randn_like.default: aten.randn.default,
+    aten.new_zeros.default: aten.zeros.default,
+    aten.new_ones.default: aten.ones.default,
+    aten.new_empty.default: aten.empty.memory_format,
+    aten.new_full.default: aten.full.default,
+}
+POSTPONED = {aten.select.int, aten.slice.Tensor, aten.view.default, aten.t.default, aten.transpose.int}
+VIEWS_IN_PLACE = {
+    aten.transpose_.default: aten.transpose.int,
+    aten.t_.default: aten.t.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+FILLS_PLACE = {aten.zero_.default: 0, aten.fill_.Scalar: None}
+OVERWRITES = {aten.copy_.default, *FILLS_PLACE}
+# What is written in place, and what returns the same from the same random numbers.
+DRAWS = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.uniform_.default: aten.uniform.default,
+    aten.normal_.default: aten.normal_functional.default,
+    aten.exponential_.default: aten.exponential.default,
+}
+
+
+class Logger(TorchDispatchMode):
+    """log: what has passed so far."""
+
+    def __init__(self, arguments: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.log = Log()
+        self.memory = Memory(self.emit)
+        self.known: dict[Any, Op] = {}  # of what is made of captured tensors alone
+        self.lines: tuple[tuple[Any, int], ...] = ()
+        self.outermost = sys._getframe(1).f_code
+        self.gradients = torch.is_grad_enabled()
+        self.turned: Geometry | None = None  # how the tensor was seen that is about to become a view of itself
+        with self.refusing():
+            for i, tensor in enumerate(arguments):
+                value = Value(tensor, given=Given(argument=i))
+                value.constant = isinstance(tensor, nn.Parameter)  # as if the call had closed over it
+                self.log.arguments.append(value)
+                self.memory.put(tensor, value, None, False)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the wrapper torch would put around the method below imports all of Dynamo on its first call
+
+    def refuse(self, reason: Reason, line: str = "") -> None:
+        if self.log.refusal is None:
+            self.log.refusal = Reason(reason.what, reason.op, reason.mend, line or place(self.lines))
+
+    def refusing(self) -> Refusing:
+        return Refusing(self)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
+        profile: Any = sys.getprofile()
+        sys.setprofile(None)  # who watches the call would watch the log too
+        try:
+            return self.passing(func, args, kwargs or {})
+        finally:
+            sys.setprofile(profile)
+
+    def passing(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """What the op gives, written down."""
+        self.lines = users_lines(self.outermost)
+        leaves: list[Any] | None = None
+        if self.log.refusal is None:
+            with self.refusing():
+                leaves, spec = flatten(args, kwargs)
+                self.check(func, args)
+                write = self.noting(func, args)
+                unread = args[0] if write == self.wait or func in OVERWRITES else None
+                leaves = [self.value_of(leaf, func, unread) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+                if func in VIEWS_IN_PLACE:
+                    self.turned = marked_geometry(args[0])
+                apart = spelled(func, args)
+        out = theirs(func, *args, **kwargs)
+        if self.log.refusal is not None or leaves is None:
+            self.log.rest.append(func)
+            return out
+        with self.refusing():
+            if apart is None:
+                write(func, args, kwargs, leaves, spec, out)
+            else:
+                self.spell(apart, out)
+        return out
+
+    def noting(self, func: Any, args: Sequence[Any]) -> Callable[..., None]:
+        """What writes the op down."""
+        if func is aten._linalg_check_errors.default:
+            return self.check_errors
+        if func in VIEWS_IN_PLACE:
+            return self.turn
+        if func._schema.is_mutable:
+            return self.write
+        return self.wait if self.may_wait(func, args) else self.note
+
+    def check(self, func: Any, args: Sequence[Any]) -> None:
+        if reads_values(func, args):
+            self.log.branches = any(innermost(code, [line]) for code, line in self.lines)
+            raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
+        if torch.is_autocast_enabled("cpu"):
+            raise Unsupported(Reason("autocast decides dtypes op by op"))
+        if len(self.log.ops) > MOST_OPS:
+            raise Unsupported(Reason(f"more than {MOST_OPS} ops in a call"))
+
+    def value_of(self, tensor: Tensor, func: Any, unread: Tensor | None) -> Value | None:
+        if tensor is unread:
+            return None
+        value = self.memory.find(tensor)
+        if value is None:
+            literal = func is aten.lift_fresh.default
+            given = Given(literal=tensor.clone()) if literal else Given(captured=tensor)
+            value = Value(tensor, given=given)
+            value.constant = not literal
+            (self.log.literals if literal else self.log.captured).append(value)
+            self.memory.put(tensor, value, None, False)
+        return value
+
+    def note(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Any) -> None:
+        outs, single = ([out], True) if isinstance(out, Tensor) else (out, False)
+        if not isinstance(outs, (list, tuple)) or not all(isinstance(each, Tensor) for each in outs):
+            raise Unsupported(Reason("gives no tensors", op=str(func)))
+        if func in SIZED:
+            func, leaves, spec = sized(func, leaves, out)
+        op = self.constant(func, leaves, spec, outs, single) or self.append(func, leaves, spec, outs, single)
+        given = {tensor.untyped_storage()._cdata: tensor for tensor in tensors_of(args, kwargs)}
+        detached = func is aten.detach.default or not op.grad
+        for tensor, value in zip(outs, op.outs, strict=True):
+            source = given.get(tensor.untyped_storage()._cdata)
+            if source is None:
+                self.memory.put(tensor, value, None, False)
+            else:
+                self.memory.put(tensor, value, marked_geometry(source), detached and source.requires_grad)
+
+    def spell(self, apart: Callable[[], Sequence[Tensor]], outs: Sequence[Tensor]) -> None:
+        """The ops that an op consists of are written down in its place; what nothing but its backward reads is not."""
+        with self:
+            made = apart()
+        for tensor, alike in zip(outs, made, strict=False):
+            value = self.memory.find(alike)
+            assert value is not None
+            self.memory.put(tensor, value, None, False)
+
+    def may_wait(self, func: Any, args: Sequence[Any]) -> bool:
+        """Whether it is a view that is written down when it is read: it may be there to be written to."""
+        if func not in POSTPONED or not self.memory.holds(args[0]):
+            return False
+        return torch.is_grad_enabled() is self.gradients or not args[0].requires_grad
+
+    def wait(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Tensor) -> None:
+        self.memory.postpone(out, args[0], Op(func, [None, *leaves[1:]], spec, True, self.lines))
+
+    def turn(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Tensor) -> None:
+        """A view that a tensor becomes in place."""
+        assert self.turned is not None
+        op = self.append(VIEWS_IN_PLACE[func], leaves, spec, [out])
+        self.memory.put(out, op.outs[0], self.turned, not op.grad)
+
+    def constant(self, func: Any, leaves: list[Any], spec: Any, outs: Sequence[Tensor], single: bool) -> Op | None:
+        """The op, done once for all times, where it is made of constants alone."""
+        values = [leaf for leaf in leaves if isinstance(leaf, Value)]
+        seeded = torch.Tag.nondeterministic_seeded in func.tags
+        if not values or seeded or not all(value.constant for value in values):
+            return None
+        grad = torch.is_grad_enabled()
+        key = (func, spec, grad, *((type(leaf), leaf) for leaf in leaves))
+        op = self.known.get(key)
+        if op is None:
+            op = self.known[key] = Op(func, leaves, spec, grad, self.lines).gives(*outs, single=single)
+            for value in op.outs:
+                value.constant = True
+            self.log.prologue.append(op)
+        return op
+
+    def check_errors(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Any) -> None:
+        """The op that tells what this op looks at raises its errors itself, when the log is run again."""
+        made = leaves[0].op
+        if made is None or not has_option(made.target, CHECK):
+            raise Unsupported(Reason("fails for some values of a tensor", op=str(func)))
+        positional, named = made.spec
+        if CHECK not in dict(named):
+            made.spec, made.leaves = (positional, (*named, (CHECK, None))), [*made.leaves, True]
+        self.log.raises = True
+
+    def append(self, func: Any, leaves: list[Any], spec: Any, outs: Sequence[Any], single: bool = True) -> Op:
+        op = Op(func, leaves, spec, torch.is_grad_enabled(), self.lines).gives(*outs, single=single)
+        self.log.ops.append(op)
+        return op
+
+    def emit(self, target: Any, leaves: Sequence[Any], described: Any) -> Value:
+        """An op that the call has not done: it makes of values what it has done in place."""
+        spec, like = described
+        op = Op(target, list(leaves), spec, True, self.lines).gives(like)
+        self.log.ops.append(op)
+        return op.outs[0]
+
+    def write(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Any) -> None:
+        changed, name = args[0] if args else None, str(func)
+        unusual = not func._opname.endswith("_") or torch.Tag.inplace_view in func.tags
+        if unusual or not isinstance(changed, Tensor) or kwargs.get("generator") is not None:
+            raise Unsupported(Reason("changes a tensor in place", op=name, mend=RETURN_NEW))
+        if changed.requires_grad and not torch.is_grad_enabled():
+            raise Unsupported(Reason("changes a tensor that has a gradient in place, under no_grad", name, RETURN_NEW))
+        place = marked_geometry(changed)
+        shared = [t for t in tensors_of(args[1:], kwargs) if t.untyped_storage()._cdata == place[0]]
+        if any(marked_geometry(tensor) != place for tensor in shared) and func is not aten.copy_.default:
+            self.check_disjoint(changed, shared, name)
+        self.memory.write(changed, self.made(func, changed, leaves, spec), name)
+
+    def check_disjoint(self, changed: Tensor, others: Sequence[Tensor], name: str) -> None:
+        """That what is read was not changed meanwhile: pieces of one split are apart."""
+        here = self.memory.places[marked_geometry(changed)]
+        for other in others:
+            there = self.memory.places[marked_geometry(other)]
+            apart = here.parent is there.parent and here.group == there.group and here is not there
+            if not apart and here is not there:
+                raise Unsupported(Reason("reads what it changes in place through another view", name, RETURN_NEW))
+
+    def made(self, func: Any, changed: Tensor, leaves: list[Any], spec: Any) -> Value:
+        """The value that `changed` has after `func`."""
+        if func is aten.copy_.default:
+            return self.copied(leaves[1], changed)
+        if func in FILLS_PLACE:
+            number = FILLS_PLACE[func] if len(leaves) < 2 else leaves[1]
+            target, leaves, spec = sized(aten.full_like.default, [leaves[0], number], changed)
+            return self.append(target, leaves, spec, [changed]).outs[0]
+        if func is aten.bernoulli_.float and len(leaves) == 1:
+            leaves, spec = [*leaves, 0.5], ((None, None), ())
+        target = DRAWS.get(func) or functional(func)
+        if target is None:
+            raise Unsupported(Reason("changes a tensor in place", op=str(func), mend=RETURN_NEW))
+        return self.append(target, leaves, spec, [changed]).outs[0]
+
+    def copied(self, source: Value, changed: Tensor) -> Value:
+        if source.dtype != changed.dtype:
+            spec: Any = (None,), (("dtype", None),)
+            source = self.append(
+                aten._to_copy.default, [source, changed.dtype], spec, [Like(source.shape, changed.dtype)]
+            ).outs[0]
+        if source.shape != changed.shape:
+            spec = (None, (None,) * changed.dim()), ()
+            source = self.append(aten.expand.default, [source, *changed.shape], spec, [changed]).outs[0]
+        if torch.is_grad_enabled():
+            return source
+        return self.append(aten.detach.default, [source], ((None,), ()), [changed]).outs[0]
+
+
+class Refusing(suppress):
+    """What the log cannot hold is noted, not raised: the call is the user's."""
+
+    def __init__(self, logger: Logger) -> None:
+        super().__init__(Unsupported)
+        self.logger = logger
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        if isinstance(error, Unsupported):
+            self.logger.refuse(error.reason)
+        return super().__exit__(kind, error, trace)
+
+
+def functional(func: Any) -> Any:
+    """The op that returns what `func` writes in place; None where there is none."""
+    return getattr(getattr(aten, func._opname.removesuffix("_"), None), func._overloadname, None)
+
+
+def sized(func: Any, leaves: list[Any], out: Tensor) -> tuple[Any, list[Any], Any]:
+    target, sizes = SIZED[func], list(out.shape)
+    fill = []
+    if target is aten.full.default:
+        numbers = [leaf for leaf in leaves if is_number(leaf) or isinstance(leaf, bool)]
+        fill = [numbers[-1]] if func is aten.new_full.default else numbers[:1]
+    spec = ((None,) * len(sizes), *(None for _ in fill)), (("dtype", None), ("device", None))
+    return target, [*sizes, *fill, out.dtype, out.device], spec
+
+
+def tensors_of(args: Any, kwargs: Any) -> list[Tensor]:
+    return [leaf for leaf in flatten(args, kwargs)[0] if isinstance(leaf, Tensor)]

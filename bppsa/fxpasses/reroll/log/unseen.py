@@ -1,0 +1,217 @@
+"""What a call does that a log of ops cannot tell: looked for while it is logged, and refused with the user's line.
+
+A function mode sees calls of tensors that hand out values or change gradients. A profile sees which C functions and
+which parts of libraries the user's code calls: what is not known to be without effects and to depend on its arguments
+alone is refused. What code has changed is found by comparing before and after.
+"""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from collections import OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
+from typing import Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from bppsa.errors import Reason
+from bppsa.fxpasses.environment.walk import owner, package_of
+from bppsa.fxpasses.partition.call.places import innermost, is_users, place_here
+from bppsa.fxpasses.partition.capture.unseen import asking
+from bppsa.fxpasses.partition.capture.watched import (
+    Functions,
+    Watched,
+    alike,
+    generators,
+    generators_in,
+    is_users_name,
+    of_model,
+)
+from bppsa.fxpasses.recording.refused import REFUSED
+from bppsa.fxpasses.theirs import theirs
+
+Refuse = Callable[[Reason, str], None]
+IN_EVERY_CALL = "do it outside of the loop"
+GRADIENT = Reason("asks for or changes a gradient, a tensor's data or its memory", mend=IN_EVERY_CALL)
+HISTORY = Reason("asks where a tensor is from, which no kind of call tells", mend="decide by an argument")
+OF_HISTORY = {
+    *(getattr(Tensor, name).__get__ for name in ("grad_fn", "is_leaf", "_base", "output_nr", "retains_grad")),
+    *(Tensor._is_view, Tensor.storage_offset),
+}
+OF_GRADIENT = {getattr(Tensor, name).__get__ for name in ("grad", "_version")}
+ASKED = OF_HISTORY | OF_GRADIENT  # also by what watches
+LOST: dict[Any, Reason] = {
+    **REFUSED,
+    Tensor.detach_: Reason("detaches a tensor in place", mend="use h = h.detach()"),
+    **dict.fromkeys(
+        (
+            *(Tensor.requires_grad_, Tensor.register_post_accumulate_grad_hook, Tensor.set_),
+            *(Tensor.untyped_storage, Tensor.storage, Tensor.resize_, Tensor.share_memory_, Tensor.record_stream),
+            *OF_GRADIENT,
+            *(getattr(Tensor, name).__set__ for name in ("grad", "data", "requires_grad")),
+        ),
+        GRADIENT,
+    ),
+    **dict.fromkeys(OF_HISTORY, HISTORY),
+}
+# Built-in functions whose results depend on their arguments, and that change at most a container in them.
+BUILTINS = {
+    getattr(builtins, name)
+    for name in (
+        *("abs", "all", "any", "ascii", "bin", "callable", "chr", "divmod", "format", "getattr", "hasattr", "hash"),
+        *("hex", "isinstance", "issubclass", "iter", "len", "max", "min", "next", "oct", "ord", "pow", "repr", "round"),
+        *("sorted", "sum", "__build_class__", "setattr", "locals"),
+    )
+}
+OF_PYTHON = {"math", "cmath", "_operator", "itertools", "_functools", "_collections", "_abc", "_weakref", "_typing"}
+CONTAINERS = {
+    *(list, dict, tuple, set, frozenset, str, bytes, int, float, complex, slice, range),
+    *(deque, defaultdict, OrderedDict),
+}
+OF_CONTAINERS = ("iterator", "generator", "dict_keys", "dict_items")
+LIBRARIES = {
+    *("abc", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "itertools", "math", "numbers"),
+    *("operator", "types", "typing", "_weakrefset", "weakref", "fractions", "string", "re"),
+    *("torch", "bppsa", "einops", "jaxtyping", "numpy", "importlib", "typing_extensions"),
+}
+# Of torch, what has effects that no op shows.
+WITH_EFFECTS = (
+    *("torch.random", "torch.serialization", "torch.distributed", "torch.multiprocessing", "torch.hub"),
+    *("torch.utils.tensorboard", "torch.autograd.graph", "torch.utils.data", "torch.utils.checkpoint", "torch.cuda"),
+    *("collections.abc", "torch._tensor_str", "torch.utils.cpp_extension", "torch.futures", "torch.nn.parallel"),
+)
+
+
+class Lost(TorchFunctionMode):
+    """Notes calls that ops do not show, or show without their purpose."""
+
+    def __init__(self, refuse: Refuse) -> None:
+        super().__init__()
+        self.refuse = refuse
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in LOST and (func not in ASKED or asking() is not None):
+            reason = LOST[func]
+            self.refuse(Reason(reason.what, getattr(func, "__name__", str(func)), reason.mend), place_here())
+        if kwargs.get("generator") is not None:
+            self.refuse(Reason("draws from a generator of its own", mend="use the default one"), place_here())
+        if kwargs.get("out") is not None:
+            self.refuse(Reason("writes into out=", mend="use what it returns"), place_here())
+        return theirs(func, *args, **kwargs)
+
+
+class Calls(Functions):
+    """What the user's functions call. home: the package whose functions are looked into, whoever has installed it."""
+
+    def __init__(self, home: str, refuse: Refuse) -> None:
+        super().__init__({})
+        self.home, self.refuse = home, refuse
+        self.near: dict[CodeType, bool] = {}
+
+    def event(self, frame: FrameType, event: str, arg: Any) -> None:
+        near = self.near.get(frame.f_code)  # first, as most events are of frames that are known to be torch's
+        if near is None:
+            near = self.is_near(frame)
+        if near:
+            self.of_users(frame, event, arg)
+        elif event == "call" and frame.f_back is not None:
+            of_seeds = frame.f_globals.get("__name__") == "torch.random"
+            if of_seeds or self.is_near(frame.f_back):
+                self.check_library(frame, frame.f_back)
+
+    def of_users(self, frame: FrameType, event: str, arg: Any) -> None:
+        if event == "c_call":
+            if not is_known(arg):
+                name = getattr(arg, "__qualname__", str(arg))
+                self.told("calls a function that may have effects, or another result in another call", name, frame)
+            return
+        if event == "call":
+            self.check_numpy(frame)
+        super().event(frame, event, arg)
+
+    def is_near(self, frame: FrameType) -> bool:
+        code = frame.f_code
+        found = self.near.get(code)
+        if found is None:
+            name = str(frame.f_globals.get("__name__", ""))
+            own = is_users_name(name) or (self.home != "" and name.partition(".")[0] == self.home)
+            found = self.near[code] = is_users(frame) and own
+        return found
+
+    def check_library(self, frame: FrameType, back: FrameType) -> None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] not in LIBRARIES or name.startswith(WITH_EFFECTS):
+            self.told("calls a library whose effects are not known", f"{name}.{frame.f_code.co_name}", back)
+
+    def check_numpy(self, frame: FrameType) -> None:
+        """numpy's functions are not seen: its random numbers are looked for by name."""
+        if draws_with_numpy(frame.f_code, frame.f_globals):
+            self.told("names numpy's random numbers", "", frame)
+
+    def told(self, what: str, op: str, frame: FrameType) -> None:
+        self.refuse(Reason(what, op, IN_EVERY_CALL), innermost([(frame, frame.f_lineno)]))
+
+
+def is_known(function: Any) -> bool:
+    """Whether a C function is known to do nothing but return something of its arguments."""
+    if not isinstance(function, BuiltinFunctionType):
+        return True
+    owner = function.__self__
+    if owner is None or isinstance(owner, ModuleType):
+        module = str(getattr(function, "__module__", None) or getattr(owner, "__name__", ""))
+        if module == "builtins":
+            return function in BUILTINS
+        return module.partition(".")[0] == "torch" or module in OF_PYTHON
+    kind = owner if isinstance(owner, type) else type(owner)
+    return kind in CONTAINERS or kind.__module__.partition(".")[0] == "torch" or is_of_containers(kind)
+
+
+@lru_cache(maxsize=1024)
+def is_of_containers(kind: type) -> bool:
+    """Generators, iterators over containers, views of them; the methods that classes inherit from `object`."""
+    if issubclass(kind, (Tensor, nn.Module, list, dict, tuple, set)):
+        return True
+    return kind.__module__ == "builtins" and kind.__name__.endswith(OF_CONTAINERS)
+
+
+def draws_with_numpy(code: CodeType, names: dict[str, Any]) -> bool:
+    numpy = [names.get(name) for name in code.co_names if name in names]
+    if any(isinstance(each, ModuleType) and each.__name__ == "numpy" for each in numpy) and "random" in code.co_names:
+        return True
+    return any((getattr(each, "__module__", None) or "").startswith("numpy.random") for each in numpy)
+
+
+@contextmanager
+def watched(root: Any, refuse: Refuse, held: Sequence[Any]) -> Iterator[None]:
+    """Refuses what the block does beside ops; the comparison is made when it is over. held: what it can reach, and
+    nothing but its address is known of."""
+    calls, module = Calls(package_of(root), refuse), owner(root)
+    of_module = of_model(module) if isinstance(module, nn.Module) else []
+    state = [(one, one.read()) for one in (*generators(), *generators_in(held), *of_module)]
+    before: Any = sys.getprofile()
+    calls.base = sys._getframe(2)
+    sys.setprofile(calls.event)
+    try:
+        with Lost(refuse):
+            yield
+    finally:
+        if hasattr(before, "enable"):
+            before.enable()  # cProfile's, which is no function
+        else:
+            sys.setprofile(before)
+        calls.cells.clear()
+    for name, place in calls.rebound.items():
+        refuse(Reason(f"binds {name}, a variable of the function around it, anew", mend=IN_EVERY_CALL), place)
+    for one, then in (*state, *calls.found):
+        if not alike(one.read(), then):
+            refuse(changed(one), "")
+
+
+def changed(one: Watched) -> Reason:
+    return Reason(f"changes {one.what}", mend=IN_EVERY_CALL)

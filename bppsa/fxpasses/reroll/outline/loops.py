@@ -1,0 +1,149 @@
+"""What a loop of a function reads, binds and changes, told by its text."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+Statement = ast.For | ast.While
+# What ends or leaves the function, or binds what is not the function's.
+OUTSIDE = (
+    *(ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith, ast.Global, ast.Nonlocal),
+    *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Delete),
+)
+LOOKS_AROUND = {"locals", "vars", "eval", "exec", "dir", "globals"}
+
+
+@dataclass(frozen=True)
+class Loop:
+    """names: variables of the function in it; bound: those that it may bind and that are read behind it; written: those
+    whose tensors it may change in place; attributes: of the owner, where it looks at nothing else of it."""
+
+    statement: Statement
+    names: tuple[str, ...]
+    bound: tuple[str, ...]
+    written: frozenset[str]
+    attributes: tuple[str, ...] | None
+
+
+def loops_of(definition: ast.FunctionDef, code: types.CodeType) -> list[Loop]:
+    """The outermost ones that may be functions of their own."""
+    if LOOKS_AROUND & set(code.co_names) or any(isinstance(node, ast.Nonlocal) for node in ast.walk(definition)):
+        return []
+    closures = list(closures_in(definition))
+    return [loop_of(each, definition, code) for each in outermost(definition.body) if is_alone(each, closures)]
+
+
+def is_alone(statement: Statement, closures: Sequence[ast.AST]) -> bool:
+    """closures: of the function, which go on seeing its variables as these change."""
+    bound = {name for node in ast.walk(statement) for name in bound_by(node)}
+    if any(isinstance(node, OUTSIDE) for node in ast.walk(statement)):
+        return False
+    if any(bound & free_in(closure) for closure in closures):
+        return False
+    return not any(is_private(name) for name in (*names_in(statement), *attributes_in(statement)))
+
+
+def closures_in(definition: ast.FunctionDef) -> Iterator[ast.AST]:
+    """Functions within it, and generators that are not used up where they stand."""
+    used = {id(each) for node in ast.walk(definition) if isinstance(node, ast.Call) for each in node.args}
+    for node in ast.walk(definition):
+        is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and node is not definition
+        if is_function or (isinstance(node, ast.GeneratorExp) and id(node) not in used):
+            yield node
+
+
+def free_in(closure: ast.AST) -> set[str]:
+    """Names that it looks up around itself."""
+    own = {name for node in ast.walk(closure) for name in bound_by(node)}
+    return names_in(closure) - own - {node.arg for node in ast.walk(closure) if isinstance(node, ast.arg)}
+
+
+def is_private(name: str) -> bool:
+    """Whether it is spelled with its class's name."""
+    return name.startswith("__") and not name.endswith("__")
+
+
+def attributes_in(statement: Statement) -> set[str]:
+    return {node.attr for node in ast.walk(statement) if isinstance(node, ast.Attribute)}
+
+
+def outermost(body: Sequence[ast.stmt]) -> Iterator[Statement]:
+    for statement in body:
+        if isinstance(statement, (ast.For, ast.While)):
+            yield statement
+        elif isinstance(statement, ast.If):
+            yield from outermost([*statement.body, *statement.orelse])
+        elif isinstance(statement, ast.With):
+            yield from outermost(statement.body)
+
+
+def loop_of(statement: Statement, definition: ast.FunctionDef, code: types.CodeType) -> Loop:
+    local = {*code.co_varnames, *code.co_cellvars}
+    names = names_in(statement) & local
+    read = {name for node in ast.walk(definition) if is_behind(node, statement) for name in names_in(node)}
+    bound = {name for node in ast.walk(statement) for name in bound_by(node)} & local
+    owner = code.co_varnames[0] if code.co_argcount else ""
+    behind = bound & (read | set(code.co_cellvars))
+    return Loop(
+        statement,
+        tuple(sorted(names - (begun_by(statement) - behind))),
+        tuple(sorted(behind)),
+        frozenset(name for node in ast.walk(statement) for name in written_by(node)) & names,
+        attributes_of(owner, statement, bound),
+    )
+
+
+def begun_by(statement: Statement) -> set[str]:
+    """Variables that it gives a value before it reads them: what they were before is nothing to it."""
+    if not isinstance(statement, ast.For):
+        return set()
+    begun = {name for node in ast.walk(statement.target) for name in bound_by(node)}
+    return begun.difference(*map(names_in, (statement.iter, *statement.orelse)))
+
+
+def is_behind(node: ast.AST, statement: Statement) -> bool:
+    place = getattr(node, "lineno", 0), getattr(node, "col_offset", 0)
+    return place >= (statement.end_lineno or 0, statement.end_col_offset or 0)
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} | {
+        name for each in ast.walk(node) for name in bound_by(each)
+    }
+
+
+def bound_by(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Name):
+        return {node.id} if isinstance(node.ctx, ast.Store) else set()
+    if isinstance(node, (ast.ExceptHandler, ast.MatchAs, ast.MatchStar)):
+        return {node.name} if node.name else set()
+    return {node.rest} if isinstance(node, ast.MatchMapping) and node.rest else set()
+
+
+def written_by(node: ast.AST) -> set[str]:
+    """Variables whose tensors a node may change in place."""
+    if isinstance(node, ast.AugAssign):
+        return root_of(node.target)
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return root_of(node)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
+        return root_of(node.func)
+    return set()
+
+
+def root_of(node: ast.AST) -> set[str]:
+    """The variable that an expression begins with: `out` of `out[:, t].view(-1)`."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return {node.id} if isinstance(node, ast.Name) else set()
+
+
+def attributes_of(owner: str, statement: Statement, bound: set[str]) -> tuple[str, ...] | None:
+    seen = [node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id in (owner, "super")]
+    looks = [node for node in ast.walk(statement) if isinstance(node, ast.Attribute) and node.value in seen]
+    if not seen or owner in bound or len(looks) < len(seen) or any(not isinstance(n.ctx, ast.Load) for n in looks):
+        return () if not seen else None
+    return tuple(sorted({node.attr for node in looks}))

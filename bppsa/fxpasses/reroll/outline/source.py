@@ -1,0 +1,108 @@
+"""The syntax tree of a function, and functions that are made of parts of it."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import linecache
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+
+
+@dataclass(frozen=True)
+class Source:
+    """cls: the name of the class that it is in, which `super()` asks for."""
+
+    function: types.FunctionType
+    definition: ast.FunctionDef
+    cls: str | None
+
+    def make(self, parameters: Sequence[str], body: Sequence[ast.stmt], held: Mapping[str, Any]) -> types.FunctionType:
+        """A function with this body, in the function's place. held: what it closes over beside what that does."""
+        arguments = ast.arguments([], [ast.arg(name) for name in parameters], None, [], [], None, [])
+        definition = ast.FunctionDef(self.definition.name, arguments, [*body], [])
+        return self.bound(self.compiled(ast.copy_location(definition, body[0]), tuple(held)), held)
+
+    def changed(self, body: Sequence[ast.stmt], held: Mapping[str, Any]) -> types.FunctionType:
+        """The function with another body."""
+        given = self.definition
+        definition = ast.FunctionDef(given.name, given.args, [*body], [], given.returns)
+        made = self.bound(self.compiled(ast.copy_location(definition, given), tuple(held)), held)
+        made.__defaults__, made.__kwdefaults__ = self.function.__defaults__, self.function.__kwdefaults__
+        made.__qualname__ = self.function.__qualname__
+        return made
+
+    def bound(self, code: types.CodeType, held: Mapping[str, Any]) -> types.FunctionType:
+        own = dict(zip(self.function.__code__.co_freevars, self.function.__closure__ or (), strict=True))
+        cells = own | {name: types.CellType(value) for name, value in held.items()}
+        closure = tuple(cells[name] for name in code.co_freevars)
+        return types.FunctionType(code, self.function.__globals__, self.function.__name__, None, closure)
+
+    def compiled(self, definition: ast.FunctionDef, held: tuple[str, ...] = ()) -> types.CodeType:
+        """Within a function that has the names it closes over, and the class that it is in."""
+        code = self.function.__code__
+        names = [name for name in (*code.co_freevars, *held) if name != "__class__"]
+        inner: ast.stmt = definition
+        if self.cls is not None:
+            inner = ast.ClassDef(self.cls, [], [], [inner], [])
+        arguments = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
+        tree = ast.Module([ast.FunctionDef("around", arguments, [inner], [])], [])
+        for node in ast.walk(tree):
+            if "type_params" in node._fields and not hasattr(node, "type_params"):
+                node.type_params = []  # type: ignore[attr-defined]  # of Python 3.12
+        flags = code.co_flags & FUTURES
+        whole = compile(ast.fix_missing_locations(tree), code.co_filename, "exec", flags, dont_inherit=True)
+        return code_within(whole, definition.name)
+
+
+def code_within(code: types.CodeType, name: str) -> types.CodeType:
+    """The innermost code of the functions around a definition."""
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    found = [each for each in inner if each.co_name == name and code.co_name != "<module>"]
+    return found[0] if found else code_within(inner[0], name)
+
+
+def source_of(function: types.FunctionType) -> Source | None:
+    """None where the text is not that of the function, as of one that is decorated or was made at run time."""
+    own = function.__code__
+    place = own.co_name, own.co_firstlineno
+    text = "".join(linecache.getlines(own.co_filename, function.__globals__))
+    try:
+        tree = ast.parse(text)
+        whole = compile(tree, own.co_filename, "exec", own.co_flags & FUTURES, dont_inherit=True)
+    except (SyntaxError, ValueError):
+        return None
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and place_of(node) == place]
+    codes = [code for code in codes_in(whole) if (code.co_name, code.co_firstlineno) == place]
+    if hasattr(function, "__wrapped__") or len(found) != 1 or len(codes) != 1 or not is_same(codes[0], own):
+        return None
+    *_, around, _ = ["<locals>", *function.__qualname__.split(".")]
+    return Source(function, found[0], None if around == "<locals>" else around)
+
+
+def place_of(definition: ast.FunctionDef) -> tuple[str, int]:
+    return definition.name, min([definition.lineno, *(each.lineno for each in definition.decorator_list)])
+
+
+def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType):
+            yield each
+            yield from codes_in(each)
+
+
+def is_same(code: types.CodeType, other: types.CodeType) -> bool:
+    """The file may have been edited since."""
+    described = [
+        (each.co_code, each.co_names, each.co_varnames, each.co_freevars, each.co_cellvars, constants(each))
+        for each in (code, other)
+    ]
+    return described[0] == described[1]
+
+
+def constants(code: types.CodeType) -> list[Any]:
+    return [(type(each), repr(each)) for each in code.co_consts if not isinstance(each, types.CodeType)]

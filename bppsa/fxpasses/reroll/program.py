@@ -1,0 +1,71 @@
+"""The ops that are left, as a program: a function of the call's tensors and of those that it closes over."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from bppsa.fxpasses.reroll.log.ops import Log, Op, Value, draws, unflatten
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Program:
+    """run: of the arguments in `arguments`, the captured tensors and the literals; gives what stands in the result for
+    tensors."""
+
+    run: fx.GraphModule
+    given: tuple[Value, ...]  # what it takes
+    arguments: tuple[int, ...]
+    captured: tuple[Tensor, ...]
+    literals: tuple[Tensor, ...]
+
+
+def living(ops: Sequence[Op], result: Sequence[Value]) -> list[Op]:
+    """Without ops that nothing reads; what draws random numbers is done, as it moves the generator on."""
+    read = set(result)
+    found = []
+    for op in reversed(ops):
+        if draws(op) or any(value in read for value in op.outs):
+            read.update(op.operands)
+            found.append(op)
+    return found[::-1]
+
+
+def program_of(
+    log: Log, ops: Sequence[Op], result: Sequence[Value], gradients: bool, bases: Set[Value] = frozenset()
+) -> Program:
+    """gradients: whether grad mode was on around the call; ops that were done without are detached then. bases: what
+    has to be no view of another tensor, as it is none without a scan: a view may not be detached in place."""
+    alive = living([*log.prologue, *ops], result)
+    read = {*result, *(value for op in alive for value in op.operands)}
+    given = [v for group in (log.arguments, log.captured, log.literals) for v in group if v in read]
+    graph = fx.Graph()
+    nodes = {value: graph.placeholder(f"given{i}") for i, value in enumerate(given)}
+    for op in alive:
+        leaves = [nodes[leaf] if isinstance(leaf, Value) else leaf for leaf in op.leaves]
+        args, kwargs = unflatten(leaves, op.spec)
+        node = graph.call_function(op.target, tuple(args), kwargs)
+        for value in op.outs:
+            out = node if op.single else graph.call_function(operator.getitem, (node, value.item))
+            detached = gradients and not op.grad
+            out = graph.call_function(aten.detach.default, (out,)) if detached else out
+            nodes[value] = graph.call_function(base, (out,)) if value in bases else out
+    graph.output(tuple(nodes[value] for value in result))
+    whole = [value.given for value in given if value.given is not None]
+    return Program(
+        fx.GraphModule({}, graph),
+        tuple(given),
+        tuple(each.argument for each in whole if each.argument >= 0),
+        tuple(each.captured for each in whole if each.captured is not None),
+        tuple(each.literal for each in whole if each.literal is not None),
+    )
+
+
+def base(tensor: Tensor) -> Tensor:
+    return tensor.clone() if tensor._is_view() else tensor

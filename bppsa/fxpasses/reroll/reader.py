@@ -1,0 +1,122 @@
+"""What a step of a loop reads, as the scan gives it: its body, and the tensors that go over all steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bppsa.chain import is_pointwise
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.reroll.body import Body, Source
+from bppsa.fxpasses.reroll.columns import Writer, column, numbers, with_rows
+from bppsa.fxpasses.reroll.levels import Level
+from bppsa.fxpasses.reroll.log.ops import Like, Op, Value
+from bppsa.fxpasses.reroll.relate import Kind, Made, Numbers, Outside, Plain
+from bppsa.fxpasses.reroll.step import Step
+
+aten = torch.ops.aten
+# Ops that take a number, and take a tensor in its place; what comes after the operands, as `alpha`, has to be a number.
+OF_NUMBERS = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
+OPERANDS = 2
+
+
+def body_of(step: Step) -> tuple[Body, Writer, list[Value]]:
+    """The step as a function, and ops that write what it is given for all steps."""
+    reader = Reader(step)
+    ops = tuple(reader.op(j) for j in step.needed)
+    nexts = [Made(made.op, made.item, made.before - 1) for made in step.carries]
+    following = tuple(reader.source(made, None) for made in nexts)
+    outputs = tuple(reader.source(Made(j, item), None) for j, item in step.outputs)
+    given, same = list(reader.given.values()), list(reader.same)
+    if not given:  # a kernel counts the steps by what they are given
+        sizes = (step.loop.steps, *(() if step.rows is None else (step.rows,)), 1)
+        start = step.loop.starts[next(iter(step.carries))]
+        given = [reader.write(nothing_like, [start, *sizes], Like(sizes, start.dtype)).outs[0]]
+    carries = tuple(map(step.made, step.carries))
+    body = Body(ops, carries, tuple(given), tuple(same), following, outputs, step.rows)
+    return body, reader.write, given
+
+
+def differs(op: Op | None) -> Reason:
+    return Reason("a number that differs from step to step", "" if op is None else str(op.target), "make it a tensor")
+
+
+def nothing_like(start: Tensor, *sizes: int) -> Tensor:
+    return start.new_zeros(sizes)
+
+
+class Reader:
+    """Where a step finds its operands; what is the same for all rows of a step is given to each of them."""
+
+    def __init__(self, step: Step) -> None:
+        self.step = step
+        self.write = Writer()
+        self.given: dict[Any, Value] = {}
+        self.same: dict[Value, int] = {}
+
+    def op(self, j: int) -> tuple[int, Op, tuple[Any, ...]]:
+        op, kinds = self.step.model[j], self.step.loop.kinds[j]
+        if any(isinstance(kind, Numbers) for kind in kinds[OPERANDS:]):
+            raise Unsupported(differs(op))
+        return j, op, tuple(self.source(kind, op) for kind in kinds)
+
+    def source(self, kind: Kind, reader: Op | None) -> Any:
+        step = self.step
+        if isinstance(kind, Plain):
+            return kind.value
+        if isinstance(kind, Numbers):
+            return self.number(kind, reader)
+        if isinstance(kind, Outside):
+            return self.unchanging(kind.values[0], reader) if kind.is_same else self.row(kind.values, reader)
+        if step.level[kind.op] is Level.SAME:
+            return self.unchanging(step.value(kind.op, kind.item, 0), reader)
+        if step.is_inside(kind.op):
+            return Source("carry", step.carries[kind]) if kind.before else Source("made", kind.op, kind.item)
+        return self.row(tuple(self.over_steps(kind)), reader)
+
+    def over_steps(self, made: Made) -> Iterator[Value]:
+        for k in range(self.step.loop.steps):
+            if k < made.before:
+                yield self.step.loop.starts[Made(made.op, made.item, made.before - k)]
+            else:
+                yield self.step.value(made.op, made.item, k - made.before)
+
+    def unchanging(self, value: Value, reader: Op | None) -> Source:
+        if not value.constant and len(value.shape) > 1 and value.shape[0] == self.step.rows:
+            return self.row((value,) * self.step.loop.steps, reader)
+        return Source("same", self.same.setdefault(value, len(self.same)))
+
+    def row(self, values: tuple[Value, ...], reader: Op | None) -> Source:
+        """One of `values` in each step, with rows where the others have some."""
+        first, rows = values[0], self.step.rows
+        if any((value.shape, value.dtype) != (first.shape, first.dtype) for value in values):
+            raise Unsupported(Reason("reads values of different shapes in its steps"))
+        dims = len(first.shape)
+        wide = len(reader.outs[0].shape) if reader is not None and is_pointwise(reader.target) else dims
+        has_rows = rows is None or (wide == dims and dims > 0 and first.shape[0] == rows)
+        if not has_rows and (reader is None or not is_pointwise(reader.target)):
+            raise Unsupported(Reason(f"reads a value {list(first.shape)} without rows, of its own in each step"))
+        key = values, has_rows or wide
+        if key not in self.given:
+            made = column(values, self.write)
+            if not has_rows and rows is not None:
+                shape = (len(values), rows, *(1,) * (wide - 1 - dims), *first.shape[max(0, dims - wide + 1) :])
+                made = self.write.one(with_rows, [made, rows, wide], shape, first.dtype)
+            self.given[key] = made
+        return Source("given", list(self.given).index(key))
+
+    def number(self, kind: Numbers, reader: Op | None) -> Source:
+        known = self.step.dtype, self.step.dtype.to_complex()
+        if reader is None or reader.target not in OF_NUMBERS or reader.outs[0].dtype not in known:
+            raise Unsupported(differs(reader))
+        dims, rows = len(reader.outs[0].shape), self.step.rows
+        sizes = () if rows is None else (rows, *(1,) * (dims - 1))
+        key = "numbers", kind.values, dims
+        if key not in self.given:
+            shape = (len(kind.values), *sizes)
+            args = [list(kind.values), sizes, self.step.dtype, torch.device("cpu")]
+            self.given[key] = self.write.one(numbers, args, shape, self.step.dtype)
+        return Source("given", list(self.given).index(key))

@@ -1,0 +1,83 @@
+"""Views that only name the dims of a value anew, put together: `[B, H]` as `[1, B, H]` and back is no op.
+
+A layer that is called for one step, as nn.LSTM may be, wraps each step in them, and a value would be carried in
+another shape than it is computed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bppsa.fxpasses.reroll.log.ops import Op, Value
+
+aten = torch.ops.aten
+ALWAYS = {
+    *(aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.unsqueeze.default),
+    *(aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default, aten.alias.default),
+}
+IF_OF_ONE = {aten.select.int, aten.unbind.int, aten.cat.default, aten.stack.default, aten.slice.Tensor}
+IF_IN_ORDER = {aten.transpose.int, aten.permute.default, aten.t.default}
+
+
+def without_detours(ops: Sequence[Op], result: Sequence[Value]) -> tuple[list[Op], list[Value]]:
+    """The ops, reshapes of reshapes being one, and those that change nothing none."""
+    stands: dict[Value, Value] = {}
+    made: dict[Value, Value] = {}  # reshapes, of what
+    found = []
+    for op in ops:
+        op.leaves = [stands.get(leaf, leaf) if isinstance(leaf, Value) else leaf for leaf in op.leaves]
+        source = reshaped(op) if op.grad and len(op.outs) == 1 else None
+        if source is None:
+            found.append(op)
+            continue
+        out = op.outs[0]
+        direct = source
+        while source in made:
+            source = made[source]
+        if source.shape == out.shape:
+            stands[out] = source
+            continue
+        made[out] = source
+        if source is direct:
+            found.append(op)
+            continue
+        op.target, op.single = aten.reshape.default, True
+        op.leaves, op.spec = [source, *out.shape], ((None, (None,) * len(out.shape)), ())
+        found.append(op)
+    return found, [stands.get(value, value) for value in result]
+
+
+def reshaped(op: Op) -> Value | None:
+    """What the op gives in another shape and the same order; None where it does more."""
+    values = [leaf for leaf in op.leaves if isinstance(leaf, Value)]
+    if len(values) != 1 or values[0].constant or values[0].dtype != op.outs[0].dtype:
+        return None
+    target, value, out = op.target, values[0], op.outs[0]
+    if target in ALWAYS:
+        return value
+    same = size(value.shape) == size(out.shape)
+    if same and target in IF_OF_ONE:
+        return value
+    return value if target in IF_IN_ORDER and is_in_order(op, value) else None
+
+
+def is_in_order(op: Op, value: Value) -> bool:
+    """Whether dims of more than one stay in their order."""
+    if len(value.shape) < 2:
+        return True
+    dims = list(range(len(value.shape)))
+    order: list[Any] = dims
+    if op.target is aten.permute.default:
+        order = [dim % len(dims) for dim in op.leaves[1:]]
+    else:
+        one, other = (dim % len(dims) for dim in op.leaves[1:]) if len(op.leaves) > 2 else (0, len(dims) - 1)
+        order[one], order[other] = order[other], order[one]
+    moved = [dim for dim in order if value.shape[dim] != 1]
+    return moved == sorted(moved)
+
+
+def size(shape: Sequence[int]) -> int:
+    return torch.Size(shape).numel()

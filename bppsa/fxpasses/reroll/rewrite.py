@@ -1,0 +1,73 @@
+"""A loop of a log becomes one scan: what may be done for all steps before it or after it stays the ops that it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.reroll.assemble import Assembler
+from bppsa.fxpasses.reroll.body import Body
+from bppsa.fxpasses.reroll.columns import Writer
+from bppsa.fxpasses.reroll.log.ops import Like, Op, Value, draws
+from bppsa.fxpasses.reroll.reader import body_of
+from bppsa.fxpasses.reroll.relate import Loop
+from bppsa.fxpasses.reroll.step import WHOLE, Step, Way
+
+aten = torch.ops.aten
+Fused = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
+Fuse = Callable[[Body, int], Fused]  # a step, and how many; raises `Unsupported` where it cannot be one kernel
+
+WAYS = (Way(), Way(given=True), Way(given=True, tail=True))
+OF_WHOLE = tuple(replace(way, whole=True) for way in WAYS)  # where the carry waits for whole numbers
+ALONE = tuple(replace(way, alone=True) for way in WAYS)  # where no dimension of the carry is the batch's
+OF_MATRICES = tuple(replace(way, moved=True) for way in WAYS)  # where it waits for values whose rows are elsewhere
+
+
+def rewritten(ops: Sequence[Op], loop: Loop, result: Sequence[Value], fuse: Fuse) -> tuple[list[Op], Op, Assembler]:
+    """The ops with a scan in the loop's place, the op of the scan, and what stands for each value of the loop.
+
+    Raises `Unsupported` where no way of cutting the step gives one that can be fused, with the first one's reason: of
+    those that hold whole matrices, where there are matrices.
+    """
+    reasons: dict[bool, Unsupported] = {}
+    for way in ways(ops, loop):
+        try:
+            step = Step(ops, loop, result, way)
+            body, write, given = body_of(step)
+            fused = fuse(body, loop.steps)
+        except Unsupported as unsupported:
+            reasons.setdefault(way.moved, unsupported)
+            continue
+        return finished(step, body, write, given, fused)
+    raise reasons.get(True, reasons[False])
+
+
+def ways(ops: Sequence[Op], loop: Loop) -> Iterator[Way]:
+    values = [value for op in ops[loop.start : loop.stop] for value in op.outs]
+    yield from WAYS
+    if any(value.dtype in WHOLE for value in values):
+        yield from OF_WHOLE
+    if any(len(value.shape) > 2 for value in values):
+        yield from OF_MATRICES
+    yield from ALONE
+
+
+def finished(step: Step, body: Body, write: Writer, given: list[Value], fused: Fused) -> tuple[list[Op], Op, Assembler]:
+    loop, ops = step.loop, step.ops
+    around = [*step.ops_before(), *step.ops_behind()]
+    if list(filter(draws, around)) != list(filter(draws, ops[loop.start : loop.stop])):
+        raise Unsupported(Reason("draws random numbers for its carry and for its outputs in turn"))
+    likes: list[Like | Value] = [
+        *body.carries,
+        *(Like((loop.steps, *value.shape), value.dtype) for value in step.outputs_of_step()),
+    ]
+    starts = [loop.starts[made] for made in step.carries]
+    scan = write(fused, [starts, given, list(body.same)], *likes, single=False)
+    assembler = Assembler(scan.outs, step.finals(), step.places(len(body.carries)), loop.steps)
+    assembler.same(step.same_values())
+    inside = [*step.ops_before(), *write.ops, *step.ops_behind(), *ops[loop.stop :]]
+    return [*ops[: loop.start], *(new for op in inside for new in assembler.read_by(op))], scan, assembler

@@ -1,0 +1,171 @@
+"""Whole numbers and truth values among a step's values: a sweep holds them as real numbers, exactly up to 2^24 or 2^53.
+
+How large they can become is known from the ops: a step makes the largest of them larger by so much at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from bppsa.chain import FILLS, Recurrence
+from bppsa.errors import Reason, Unsupported
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Size:
+    """|value| <= times * m + given * g + more: m is the largest whole number of the carry, g that of x and of tensors
+    that the cell closes over."""
+
+    times: float
+    more: float
+    given: float = 0
+
+    @property
+    def changes(self) -> bool:
+        return self.times > 0 or self.given > 0
+
+
+@dataclass(frozen=True)
+class Growth:
+    """a_step: what a step adds to the largest whole number. largest: of all values of a step. divisors: the parameters
+    that whole numbers are divided by."""
+
+    a_step: Size
+    largest: Size
+    divisors: tuple[int, ...]
+
+    def fits(self, start: float, given: float, steps: int, dtype: torch.dtype) -> bool:
+        reached = start + steps * (self.a_step.given * given + self.a_step.more)
+        most = self.largest
+        limit = min(1 / torch.finfo(dtype).eps, 2**31)  # beyond it an int32 would begin anew
+        return most.times * reached + most.given * given + most.more < limit
+
+
+def growth_of(recurrence: Recurrence) -> Growth | None:
+    """None where a step has no whole numbers. Raises `Unsupported` for those that might grow beyond all bounds."""
+    sizes: dict[fx.Node, Size] = {}
+    for node in recurrence.body.nodes:
+        if node.op == "placeholder":
+            of_carry = node.meta["role"].kind == "carry"
+            number = Size(1, 0) if of_carry else Size(0, 0, 1)
+            sizes[node] = number if node.meta["val"].dtype is not torch.bool else Size(0, 1)
+        elif node.op == "call_function" and is_whole(node):
+            sizes[node] = size_of(node, sizes)
+    if not any(map(is_number, sizes)):
+        return None
+    nexts = [sizes[node] for node in recurrence.next_carries if is_number(node)]
+    if any(size.times > 1 for size in nexts):
+        raise Unsupported(Reason("whole numbers that grow by more than a constant at each step", mend=MEND))
+    divided = [node.args[1] for node in sizes if node.op == "call_function" and node.target in DIVIDES]
+    divisors = tuple(node.meta["role"].index for node in divided if isinstance(node, fx.Node))
+    found = [size for node, size in sizes.items() if is_number(node)]
+    return Growth(larger(None, *nexts) if nexts else Size(0, 0), larger(None, *found), divisors)
+
+
+MEND = "hold them as floating point"
+
+
+def is_whole(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return isinstance(value, Tensor) and not value.dtype.is_floating_point
+
+
+def is_number(node: fx.Node) -> bool:
+    return is_whole(node) and node.meta["val"].dtype is not torch.bool
+
+
+def size_of(node: fx.Node, sizes: dict[fx.Node, Size]) -> Size:
+    if node.meta["val"].dtype is torch.bool:
+        return Size(0, 1)
+    if node.target in FILLS:
+        return Size(0, abs(FILLS[node.target](node.args)))
+    rule = SIZES.get(node.target)
+    if rule is None:
+        raise Unsupported(Reason("computes with whole numbers", op=str(node.target), mend=MEND))
+
+    def known(argument: Any) -> Any:
+        if isinstance(argument, (list, tuple)):
+            return [known(item) for item in argument]
+        if isinstance(argument, fx.Node):
+            return sizes.get(argument, UNKNOWN) if is_whole(argument) else clamped(argument)
+        return Size(0, abs(argument)) if isinstance(argument, (int, float)) else argument
+
+    size = rule(node, *map(known, node.args))
+    if size.more == float("inf") or size.times == float("inf"):
+        raise Unsupported(Reason("whole numbers without a bound", op=str(node.target), mend=MEND))
+    return size
+
+
+UNKNOWN = Size(float("inf"), float("inf"))
+
+
+def clamped(node: fx.Node) -> Size:
+    """Of a real number: bounded where it is clamped on both sides."""
+    if node.target is aten.clamp.default and len(node.args) == 3 and None not in node.args[1:]:
+        return Size(0, max(abs(bound) for bound in node.args[1:]))
+    return UNKNOWN
+
+
+def larger(node: fx.Node | None, *sizes: Any) -> Size:
+    known = [size for size in sizes if isinstance(size, Size)]
+    return Size(*(max(getattr(size, name) for size in known) for name in ("times", "more", "given")))
+
+
+def summed(node: fx.Node, a: Size, b: Size, alpha: Size = Size(0, 1)) -> Size:
+    factor = abs(node.kwargs.get("alpha", alpha.more))
+    return Size(a.times + factor * b.times, a.more + factor * b.more, a.given + factor * b.given)
+
+
+def multiplied(node: fx.Node, a: Size, b: Size) -> Size:
+    if a.changes and b.changes:
+        raise Unsupported(Reason("multiplies whole numbers that change", op=str(node.target), mend=MEND))
+    a, b = (a, b) if a.changes else (b, a)
+    return Size(a.times * b.more, a.more * b.more, a.given * b.more)
+
+
+def of_row(node: fx.Node, size: Size, *dims: Any) -> Size:
+    count = node.args[0].meta["val"].numel() // node.meta["val"].numel()
+    return Size(count * size.times, count * size.more, count * size.given)
+
+
+def divided(node: fx.Node, a: Size, b: Size) -> Size:
+    """By a number, or by a tensor that the cell closes over, which is looked at before each call: PyTorch raises an
+    error for a zero."""
+    divisor = node.args[1]
+    role = divisor.meta.get("role") if isinstance(divisor, fx.Node) else None
+    if divisor == 0 or (isinstance(divisor, fx.Node) and (role is None or role.kind != "param")):
+        raise Unsupported(Reason("divides whole numbers by what changes", op=str(node.target), mend=MEND))
+    return a if node.target in QUOTIENTS else b
+
+
+def joined(node: fx.Node, parts: list[Size], *dim: Any) -> Size:
+    return larger(node, *parts)
+
+
+QUOTIENTS = {aten.floor_divide.default, aten.floor_divide.Scalar}
+DIVIDES = {*QUOTIENTS, aten.remainder.Tensor, aten.remainder.Scalar, aten.fmod.Tensor, aten.fmod.Scalar}
+Rule = Callable[..., Size]
+FIRST: Rule = lambda node, size, *rest: size  # noqa: E731
+SIZES: dict[Any, Rule] = {
+    **dict.fromkeys((aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar), summed),
+    **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), multiplied),
+    **dict.fromkeys((aten.maximum.default, aten.minimum.default, aten.clamp.default), larger),
+    **dict.fromkeys((aten.clamp_min.default, aten.clamp_max.default, aten.masked_fill.Scalar), larger),
+    **dict.fromkeys((aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar), larger),
+    **dict.fromkeys((aten.neg.default, aten.abs.default, aten.clone.default, aten.detach.default), FIRST),
+    **dict.fromkeys((aten.slice.Tensor, aten.select.int, aten.unsqueeze.default, aten.squeeze.dim), FIRST),
+    **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.squeeze.dims, aten.alias.default), FIRST),
+    **dict.fromkeys((aten.permute.default, aten.transpose.int, aten.flip.default), FIRST),
+    **dict.fromkeys((aten.expand.default, aten._to_copy.default, aten.amax.default, aten.amin.default), FIRST),
+    **dict.fromkeys(DIVIDES, divided),
+    aten.sign.default: lambda node, a: Size(0, 1),
+    aten.cat.default: joined,
+    aten.sum.dim_IntList: of_row,
+}

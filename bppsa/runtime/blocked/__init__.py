@@ -1,8 +1,0 @@
-"""Layers of a feed-forward region on blocked images (`codegen.blocked`): steps with a forward and a backward, and one
-autograd node around all of them.
-
-Belongs here: images and their conversion (`image`), the kept entries of a weight as the kernels read them (`entries`),
-a step for each kind of layer, and the region that runs them (`region`).
-
-Does not belong here: which modules become steps (`bppsa._pruned.layers`), and whether that pays (`bppsa.plan.sparse`).
-"""

@@ -1,0 +1,1 @@
+"""Feed-forward chains that run: the backward of each stage, or a scan over their transposed Jacobians."""

@@ -1,0 +1,94 @@
+"""Autograd around a feed-forward program: what is saved, and which path a backward takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bppsa.runtime.chain.feedforward import Passed, Program
+from bppsa.runtime.recurrent.extent import Given
+
+
+def apply(program: Program, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """The outputs of a call; tensors: in the order of the program's placeholders."""
+    return Apply.apply(program, *tensors)
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, program: Program, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.program, ctx.count = program, len(tensors)
+        ctx.again = Again(program, tensors)
+        with torch.enable_grad():
+            ctx.aliases = [alias(t) for t in tensors]
+            passed = program.forward(ctx.aliases)
+        ctx.passed = Passed(passed.results, passed.ends, passed.starts, ())
+        ctx.save_for_backward(*tensors, *(value.detach() for value in passed.values))
+        ctx.set_materialize_grads(False)
+        # autograd or a rule may read an output in the backward: what the caller changes in place is a copy
+        outputs = tuple(result.detach().clone() for result in passed.results)
+        ctx.mark_non_differentiable(*(o for o, d in zip(outputs, program.differentiable, strict=True) if not d))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        tensors, values = saved[: ctx.count], saved[ctx.count :]
+        if torch.is_grad_enabled():  # create_graph: these gradients will be differentiated again
+            return (None, *ctx.again.gradients(tensors, grads, ctx.needs_input_grad[1:]))
+        found = ctx.program.backward(ctx.passed, values, ctx.aliases, grads)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.passed = ctx.aliases = None
+        return (None, *found)
+
+
+def alias(tensor: Tensor) -> Tensor:
+    """The same memory as a leaf: hooks and graphs of the caller's tensor stay outside."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+class Again:
+    """The call by PyTorch's own differentiable ops: with the random numbers of the first time, and without changing
+    buffers a second time."""
+
+    def __init__(self, program: Program, tensors: Sequence[Tensor]) -> None:
+        self.program = program
+        self.random = random_state(tensors) if program.draws else None
+        self.before = {i: tensors[i].clone() for i in program.changed}
+
+    def gradients(self, tensors: Sequence[Tensor], grads: Given, needs: Sequence[bool]) -> list[Tensor | None]:
+        given = [
+            self.before[i] if i in self.before else t.view_as(t) if t.requires_grad else t.clone()
+            for i, t in enumerate(tensors)
+        ]
+        with torch.random.fork_rng():
+            if self.random is not None:
+                set_random_state(self.random)
+            outputs = self.program.plain(*given)
+        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
+        wanted = [i for i, need in enumerate(needs) if need]
+        found = torch.autograd.grad(
+            [o for o, _ in pairs],
+            [given[i] for i in wanted],
+            [g for _, g in pairs],
+            create_graph=True,
+            allow_unused=True,
+        )
+        result: list[Tensor | None] = [None] * len(tensors)
+        for i, g in zip(wanted, found, strict=True):
+            result[i] = g
+        return result
+
+
+def random_state(tensors: Sequence[Tensor]) -> tuple[Tensor, dict[int, Tensor]]:
+    devices = {tensor.device.index for tensor in tensors if tensor.is_cuda}
+    return torch.get_rng_state(), {index: torch.cuda.get_rng_state(index) for index in devices}
+
+
+def set_random_state(state: tuple[Tensor, dict[int, Tensor]]) -> None:
+    torch.set_rng_state(state[0])
+    for index, of_device in state[1].items():
+        torch.cuda.set_rng_state(of_device, index)

@@ -1,0 +1,140 @@
+"""Autograd around a call that computes its own gradients: eager PyTorch's way into the sweeps.
+
+What the backward reads is saved through autograd, so that a change in place between forward and backward is noticed,
+and freed with the graph. An output that shares memory with what the backward reads is watched instead: if it was
+changed, the forward is run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from bppsa.decisions import warn_once
+from bppsa.errors import BuildError
+from bppsa.plan.strategy import Strategy
+from bppsa.runtime.recurrent import check
+from bppsa.runtime.recurrent.extent import Given, Shape
+
+
+@dataclass(frozen=True)
+class Result:
+    outputs: tuple[Tensor, ...]
+    saved: tuple[Tensor, ...] = ()  # private to the call
+    exposed: tuple[Tensor, ...] = ()  # share memory with an output
+
+
+class Call(Protocol):
+    """One call of a recurrence, its sizes fixed; `tensors` are all tensors it reads."""
+
+    @property
+    def exposed(self) -> int:
+        """How many tensors of a result are exposed."""
+        ...
+
+    @property
+    def strategy(self) -> Strategy:
+        """Of the backward."""
+        ...
+
+    @property
+    def leading(self) -> tuple[int, int]:
+        """How many of the tensors are inputs, and how many after them initial carries; the rest has no rows."""
+        ...
+
+    def forward(self, tensors: Given, *, save: bool) -> Result: ...
+
+    def backward(
+        self, tensors: Given, saved: Sequence[Tensor], exposed: Sequence[Tensor], grads: Given, needs: Sequence[bool]
+    ) -> Sequence[Tensor | None]: ...
+
+    def again(self, tensors: Given) -> tuple[Tensor, ...]:
+        """The outputs by PyTorch's own differentiable ops."""
+        ...
+
+    def shapes(self) -> tuple[list[Shape], list[Shape]]:
+        """Of the outputs, and of `[*exposed, *saved]`."""
+        ...
+
+
+def apply(call: Call, tensors: Given) -> tuple[Tensor, ...]:
+    """The outputs of `call`, with its gradients if autograd wants any."""
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return Apply.apply(call, *tensors)
+    return call.forward(tensors, save=False).outputs
+
+
+class Apply(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        result = call.forward(tensors, save=True)
+        ctx.call, ctx.count = call, len(tensors)
+        ctx.save_for_backward(*tensors, *result.saved)
+        ctx.exposed = [(tensor, tensor._version) for tensor in result.exposed]
+        ctx.set_materialize_grads(False)
+        return result.outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved = ctx.saved_tensors
+        tensors, saved = saved[: ctx.count], saved[ctx.count :]
+        needs = ctx.needs_input_grad[1:]
+        device = next(t.device.type for t in tensors if t is not None)
+        # backward may be called where a loss was computed in half precision
+        with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
+            return (None, *gradients(ctx, tensors, saved, grads, needs))
+
+
+def gradients(
+    ctx: Any, tensors: Given, saved: Sequence[Tensor], grads: Given, needs: Sequence[bool]
+) -> Sequence[Tensor | None]:
+    if torch.is_grad_enabled():  # create_graph: these gradients will be differentiated again
+        return differentiable_backward(ctx.call, tensors, grads, needs)
+    exposed = [tensor for tensor, _ in ctx.exposed]
+    if any(tensor._version != version for tensor, version in ctx.exposed):
+        result = ctx.call.forward(tensors, save=True)
+        saved, exposed = result.saved, result.exposed
+    elif not torch._C._autograd._get_current_graph_task_keep_graph():
+        ctx.exposed = []
+    try:
+        found = ctx.call.backward(tensors, saved, exposed, grads, needs)
+    except BuildError as error:  # a GPU's kernels are compiled when they are first run
+        warn_once(f"bppsa leaves a backward to PyTorch: {error}")
+        return by_pytorch(ctx.call, tensors, grads, needs)
+    if check.asked():
+        expected = by_pytorch(ctx.call, tensors, grads, needs)
+        asked = [g if need else None for g, need in zip(found, needs, strict=True)]
+        check.compare(asked, expected, tensors, grads, ctx.call.leading, ctx.call.strategy)
+    return found
+
+
+def by_pytorch(call: Call, tensors: Given, grads: Given, needs: Sequence[bool]) -> list[Tensor | None]:
+    """The same gradients by autograd over PyTorch's own ops."""
+    copies = [t if t is None else t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
+    with torch.enable_grad():
+        found = differentiable_backward(call, copies, grads, needs)
+    return [g if g is None else g.detach() for g in found]
+
+
+def differentiable_backward(call: Call, tensors: Given, grads: Given, needs: Sequence[bool]) -> list[Tensor | None]:
+    # views: of two of the tensors one may be computed from the other, and its share must not be counted twice
+    tensors = [t if t is None else t.view_as(t) for t in tensors]
+    outputs = call.again(tensors)
+    wanted = [i for i, need in enumerate(needs) if need]
+    given = [(output, g) for output, g in zip(outputs, grads, strict=True) if g is not None and output.requires_grad]
+    found = torch.autograd.grad(
+        [output for output, _ in given],
+        [t for t, need in zip(tensors, needs, strict=True) if need and t is not None],
+        [g for _, g in given],
+        create_graph=True,
+        allow_unused=True,
+    )
+    result: list[Tensor | None] = [None] * len(needs)
+    for i, gradient in zip(wanted, found, strict=True):
+        result[i] = gradient
+    return result

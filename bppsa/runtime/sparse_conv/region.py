@@ -1,0 +1,77 @@
+"""A region: steps on blocked images between two conversions, and what follows from how they are connected."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from bppsa.runtime.sparse_conv.step import Step
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """A step in a region: which values it reads and makes, and which of the region's parameters and extras it takes."""
+
+    step: Step
+    inputs: tuple[int, ...]
+    output: int
+    params: tuple[int | None, ...] = ()
+    extras: tuple[int, int] = (0, 0)  # from, to
+
+
+@dataclass(frozen=True, eq=False)
+class Region:
+    """inputs, outputs: values that come in and go out as tensors; dims: of each of these tensors. rectified: values
+    that a ReLU has made, within the step that computes them. No two steps take one parameter.
+
+    programs: those written for it (`passes.Forward`), by whether to keep what a backward needs, and threads.
+    """
+
+    nodes: tuple[Node, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    dims: dict[int, int]
+    rectified: frozenset[int]
+    programs: dict[Any, Any] = field(default_factory=dict)
+
+    def depends(self) -> list[Any]:
+        """Of each step, what else than shapes its calls depend on at present."""
+        return [node.step.depends() for node in self.nodes]
+
+    @cached_property
+    def bringing(self) -> tuple[int, ...]:
+        """Nodes whose steps bring tensors."""
+        return tuple(i for i, node in enumerate(self.nodes) if type(node.step).brings is not Step.brings)
+
+    @cached_property
+    def readers(self) -> Counter[int]:
+        return Counter([*(v for node in self.nodes for v in node.inputs), *self.outputs])
+
+    @cached_property
+    def masked_late(self) -> frozenset[int]:
+        """Rectified values whose cotangents are masked when all of them are there: no single reader does it."""
+        by_reader = {v for n in self.nodes for v in n.inputs if n.step.masks and self.readers[v] == 1}
+        return self.rectified - by_reader
+
+    @cached_property
+    def kept(self) -> frozenset[int]:
+        """Values that the backward reads, and those that they are other names of."""
+        inputs = {v for node in self.nodes if node.step.reads_input for v in node.inputs}
+        outputs = {node.output for node in self.nodes if node.step.reads_output}
+        found = self.masked_late | inputs | outputs
+        for node in reversed(self.nodes):
+            if node.step.renames and node.output in found:
+                found |= {*node.inputs}
+        return frozenset(found)
+
+    def needed(self, needs: Sequence[bool]) -> set[int]:
+        """Values that some gradient passes through. needs: of each input and parameter, whether its own is asked for"""
+        found = {v for v, need in zip(self.inputs, needs, strict=False) if need}
+        params = needs[len(self.inputs) :]
+        for node in self.nodes:
+            if not found.isdisjoint(node.inputs) or any(i is not None and params[i] for i in node.params):
+                found.add(node.output)
+        return found

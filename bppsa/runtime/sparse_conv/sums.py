@@ -1,0 +1,54 @@
+"""Steps that move or add images: residual sums, a ReLU on its own, flattening."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bppsa.codegen.sparse_conv.native import images
+from bppsa.runtime.sparse_conv.image import Image, Shape, empty
+from bppsa.runtime.sparse_conv.program import Place, Writer
+from bppsa.runtime.sparse_conv.step import Keep, Kept, Step, Wanted
+
+
+class Sum(Step):
+    """The sum of two images, or one image alone; rectified or not."""
+
+    def __init__(self, relu: bool) -> None:
+        self.relu = relu
+
+    def shape(self, *inputs: Shape) -> Shape:
+        return inputs[0]
+
+    def forward(
+        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
+    ) -> tuple[Image, None]:
+        a, *more = inputs
+        out = empty(to, a.shape, kept=keep.output)
+        b = more[0].data if more else None
+        to.call(images(to.dtype).add, a.data, b, out.data, a.count, self.relu, a.threads)
+        return out, None
+
+    def backward(
+        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+    ) -> tuple[Image, ...]:
+        return (g,) * len(wanted.inputs)
+
+
+class Flatten(Step):
+    """Its output is the input under another shape, and is rectified where that is: who reads it applies the mask."""
+
+    masks = renames = True
+
+    def shape(self, *inputs: Shape) -> Shape:
+        return inputs[0].flat()
+
+    def forward(
+        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
+    ) -> tuple[Image, Shape]:
+        (x,) = inputs
+        return x.reshaped(x.shape.flat()), x.shape
+
+    def backward(
+        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+    ) -> tuple[Image]:
+        return (g.reshaped(kept.own),)

@@ -1,0 +1,1 @@
+"""Messages between the ranks of a process group, and between threads."""

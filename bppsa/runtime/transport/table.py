@@ -1,0 +1,44 @@
+"""The messages of a step that are on their way, as one rank knows them. Its users hold a lock."""
+
+from __future__ import annotations
+
+from bppsa.runtime.transport.layout import Packed
+
+Key = tuple[int, int]  # step and number of a message
+
+
+class Table:
+    """What others want may be asked for before it is there, and what is there may be wanted by nobody yet."""
+
+    def __init__(self) -> None:
+        self.outbox: dict[Key, Packed] = {}
+        self.wanted: set[Key] = set()  # by others
+        self.asked: set[Key] = set()  # by this rank
+        self.arrived: dict[Key, Packed] = {}
+
+    def begin(self, step: int) -> None:
+        """Forgets earlier steps. What others have asked for already is of this one."""
+        self.outbox.clear()
+        self.asked.clear()
+        self.wanted = {key for key in self.wanted if key[0] >= step}
+        self.arrived = {key: packed for key, packed in self.arrived.items() if key[0] >= step}
+
+    def offer(self, key: Key, packed: Packed) -> bool:
+        """Whether it is to be sent now: a large value waits until it is wanted."""
+        if packed.large and key not in self.wanted:
+            self.outbox[key] = packed
+            return False
+        return True
+
+    def want(self, key: Key) -> Packed | None:
+        """What is to be sent now, as another rank wants it."""
+        packed = self.outbox.pop(key, None)
+        if packed is None:
+            self.wanted.add(key)
+        return packed
+
+    def ask(self, key: Key) -> bool:
+        """Whether it is asked for the first time."""
+        first = key not in self.asked
+        self.asked.add(key)
+        return first

@@ -1,0 +1,1 @@
+"""Transposed Jacobians by their structure: a class each, with its products."""

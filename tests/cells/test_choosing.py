@@ -1,0 +1,129 @@
+"""Columns and rows chosen by numbers, layers of PyTorch's called for one step, and changes in place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import bppsa
+from tests.breadth import alternate
+from tests.cells.support import B, Cell, H, I, T, fuses, h, random, x
+from tests.scan.support import check
+from tests.scan.zoo import example
+
+W, V, TABLE = random(H, H), random(I, H), random(H, I)
+ORDER, NONE = torch.tensor([3, 0, -1, 1, 1, 2]), torch.zeros(B, dtype=torch.int64)
+EMBEDDING, NORM = nn.Embedding(H, I).double(), nn.BatchNorm1d(H).double().eval()
+LSTM, GRU, RNN = nn.LSTM(I, H, num_layers=2).double(), nn.GRU(I, H, batch_first=True).double(), nn.RNN(I, H).double()
+
+
+def by_embedding(state: Any, x: Tensor) -> Any:
+    h, last = state
+    h = torch.tanh((x + EMBEDDING(last)) @ V + h @ W)
+    return (h, h.argmax(1)), h
+
+
+def by_table(state: Any, x: Tensor) -> Any:
+    h, last = state
+    h = torch.tanh((x + TABLE[last]) @ V + h @ W)
+    return (h, h.max(1)[1]), h
+
+
+@pytest.mark.parametrize("cell", [by_embedding, by_table])
+def test_what_was_chosen_is_looked_up(cell: Cell) -> None:
+    fuses(cell, (h(), NONE), x(), W, V, TABLE, *EMBEDDING.parameters())
+
+
+def test_a_table_with_infinities_is_not_multiplied() -> None:
+    allowed = torch.where(torch.eye(H, dtype=torch.bool), 0.0, -torch.inf).double()
+
+    def cell(state: Any, x: Tensor) -> Any:
+        scores = state[0] @ W + x
+        h = torch.softmax(scores + allowed[state[1]] * 0.5, 1)
+        return (h, (h @ W).argmax(1)), h
+
+    fuses(cell, (h(), NONE), x(H), W)
+
+
+CHOICES: dict[str, Any] = {
+    "columns by a tensor": lambda h: h[:, ORDER],
+    "columns by a list": lambda h: h[:, [3, 0, -1, 1, 1, 2]],
+    "index_select": lambda h: h.index_select(1, ORDER % H),
+    "gather": lambda h: h.gather(1, h.topk(H, 1).indices),
+    "take_along_dim": lambda h: torch.take_along_dim(h, h.argmax(1, keepdim=True), 1) - h,
+    "scatter": lambda h: torch.zeros_like(h).scatter(1, h.argmax(1, keepdim=True), 1.0) * h,
+    "scatter of values": lambda h: h.scatter(1, h.topk(2, 1).indices, 2 * h[:, :2]),
+    "hard gumbel softmax": lambda h: (
+        (s := h.softmax(1)) + (torch.zeros_like(s).scatter_(1, s.max(1, keepdim=True)[1], 1.0) - s).detach()
+    ),
+    "batch norm in evaluation": NORM,
+    "cosine to the state reversed": lambda h: h * functional.cosine_similarity(h, h.flip(1), dim=1).unsqueeze(1),
+    "gate by a vector": lambda h: torch.sigmoid(h @ W[0]).unsqueeze(1) * h,
+    "in place": lambda h: (2 * h).add_(1).mul_(0.5),
+}
+
+
+@pytest.mark.parametrize("name", alternate(CHOICES))
+def test_of_the_carry(name: str) -> None:
+    torch.manual_seed(0)
+    f = CHOICES[name]
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(f(torch.tanh(h @ W + x)))
+        return h, h
+
+    fuses(cell, h(), x(H), W, *NORM.parameters())
+
+
+def test_an_index_that_changes_needs_no_new_plan() -> None:
+    order = torch.arange(H)
+    given = example(lambda h, x: ((n := torch.tanh(h[:, order] + x)), n), h(), x(H))
+    check(given)
+    order.copy_(torch.arange(H).flip(0))
+    assert check(given).strategy == "sequential"
+
+
+def test_an_index_out_of_range_gives_no_number() -> None:
+    order = torch.arange(H)
+    cell = lambda h, x: ((n := h[:, order] + x), n)  # noqa: E731
+    bppsa.scan(cell, h(), x(H))
+    order[0] = H
+    assert bppsa.scan(cell, h(), x(H))[1][:, :, 0].isnan().all()
+
+
+def lstm(state: Any, x: Tensor) -> Any:
+    y, state = LSTM(x.unsqueeze(0), state)
+    return state, y[0]
+
+
+def layer_by_layer(state: Any, x: Tensor) -> Any:
+    """The carries of two layers, [B, H] each."""
+    (a, b), (c, d) = state
+    y, (hidden, cell) = LSTM(x[None], (torch.stack([a, b]), torch.stack([c, d])))
+    return (hidden.unbind(0), cell.unbind(0)), y.squeeze(0)
+
+
+def gru(h: Tensor, x: Tensor) -> Any:
+    y, h = GRU(x.unsqueeze(1), h.unsqueeze(0))
+    return h[0], y[:, 0]
+
+
+def rnn(h: Tensor, x: Tensor) -> Any:
+    y, h = RNN(x[None], h[None])
+    return h.squeeze(0), y.squeeze(0)
+
+
+def test_a_layer_called_for_one_step() -> None:
+    fuses(gru, h(), x(), *GRU.parameters())
+    fuses(rnn, h(), x(), *RNN.parameters())
+
+
+def test_layers_called_for_one_step_give_the_loops_numbers() -> None:
+    """States [layers, B, H] and stacks of rows have more than two dimensions: fused or not, the numbers are right."""
+    states = random(2, B, H), random(2, B, H)
+    check(example(lstm, states, random(T, B, I), *LSTM.parameters()), tolerance=1e-9)
+    check(example(layer_by_layer, ((h(), h()), (h(), h())), x(), *LSTM.parameters()), tolerance=1e-9)

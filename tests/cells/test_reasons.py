@@ -1,0 +1,57 @@
+"""What keeps a cell from being fused: all of it at once, each with the line and a mend."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import Tensor
+
+import bppsa
+from bppsa.frontend.call_log import collecting
+from tests.cells.support import B, Cell, H, T, h, random, x
+
+
+def reason_of(cell: Cell) -> str:
+    with collecting() as taken:
+        bppsa.scan(cell, h(), x(H))
+    assert taken[-1].strategy == "pytorch"
+    return taken[-1].reason
+
+
+def several(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    g = torch.lgamma(2 + h * h)
+    g = g - h.mean(0)
+    h = torch.tanh(torch.special.i0(g) + x)
+    return h, h
+
+
+def looks(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    h = torch.tanh(h + x)
+    return (h, h) if h.sum() > 0 else (-h, h)
+
+
+def test_all_reasons_are_told_with_their_lines() -> None:
+    told = reason_of(several)
+    first = inspect.getsourcelines(several)[1]
+    for offset, line, what in (
+        (1, "g = torch.lgamma(2 + h * h)", "aten.lgamma.default: has no kernel"),
+        (2, "g = g - h.mean(0)", "aten.sum.dim_IntList: works along the batch dimension"),
+        (3, "h = torch.tanh(torch.special.i0(g) + x)", "aten.special_i0.default: has no kernel"),
+    ):
+        assert f"test_reasons.py:{first + offset}: {line}: " in told, told
+        assert what.replace("special_", "") in told.replace("special_", ""), told
+    assert "of x alone any op will do" in told
+
+
+def test_a_long_row_is_not_sorted_in_a_kernel() -> None:
+    with collecting() as taken:
+        bppsa.scan(lambda h, x: (h.sort(1).values + x, h), random(B, 17), random(T, B, 17))
+    assert "aten.sort.default: takes 17 columns one by one, more than 16" in taken[-1].reason
+
+
+def test_a_value_that_is_looked_at_is_told_with_its_line() -> None:
+    told = reason_of(looks)
+    first = inspect.getsourcelines(looks)[1]
+    assert f"test_reasons.py:{first + 2}: return (h, h) if h.sum() > 0 else (-h, h): " in told
+    assert "use torch.where" in told

@@ -1,0 +1,92 @@
+"""Reductions over a row of the carry, and ops that move its columns: at least two spellings of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from tests.breadth import alternate
+from tests.cells.support import H, fuses, h, random, squashed, x
+
+W, V, U = random(H, H), random(H), random(H, H)
+GROUPS, NORM, RMS = nn.GroupNorm(2, H).double(), nn.LayerNorm(H).double(), nn.RMSNorm(H).double()
+BIG = 300.0
+
+ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda h: torch.softmax(h, 1),
+    "softmax, function": lambda h: functional.softmax(h, dim=-1),
+    "softmax, written out": lambda h: (e := torch.exp(h - h.amax(1, keepdim=True))) / e.sum(1, keepdim=True),
+    "softmax, of large numbers": lambda h: torch.softmax(BIG * h, 1),
+    "attention over a learned memory": lambda h: torch.softmax(h @ W, 1) @ U,
+    "log_softmax": lambda h: functional.log_softmax(h, 1),
+    "log_softmax, method": lambda h: h.log_softmax(-1),
+    "softmin": lambda h: functional.softmin(h, 1),
+    "logsumexp": lambda h: h - torch.logsumexp(h, 1, keepdim=True),
+    "logsumexp, of large numbers": lambda h: h - torch.logsumexp(BIG * h, -1).unsqueeze(1) / BIG,
+    "amax": lambda h: h - h.amax(1, keepdim=True),
+    "amax without the dimension": lambda h: h - torch.amax(h, -1)[:, None],
+    "amin": lambda h: h - h.amin(dim=1, keepdim=True),
+    "max": lambda h: h / (2 + h.max(-1, keepdim=True).values),
+    "max, both results": lambda h: h * (h.max(1)[1][:, None] + 1),
+    "min": lambda h: h - h.min(1)[0].unsqueeze(1),
+    "argmax as a mask": lambda h: torch.where(torch.arange(H) == h.argmax(1, keepdim=True), h, 0.5 * h),
+    "argmax as a mask, by amax": lambda h: h * (h == h.amax(1, keepdim=True)),
+    "aminmax": lambda h: h - sum(torch.aminmax(h, dim=1, keepdim=True)),
+    "mean": lambda h: h - h.mean(1, keepdim=True),
+    "var": lambda h: h / torch.sqrt(1 + h.var(1, keepdim=True)),
+    "std": lambda h: h / (1 + h.std(1, keepdim=True)),
+    "std, not corrected": lambda h: h / (1 + h.std(1, unbiased=False)[:, None]),
+    "std_mean": lambda h: h / (1 + sum(torch.std_mean(h, 1, keepdim=True))),
+    "var_mean": lambda h: h / (1 + torch.var_mean(h, 1, keepdim=True)[0]),
+    "norm": lambda h: h / (1 + h.norm(dim=1, keepdim=True)),
+    "norm, linalg": lambda h: h / (1 + torch.linalg.vector_norm(h, dim=1)[:, None]),
+    "norm of order 1": lambda h: h / (1 + h.norm(1, dim=1, keepdim=True)),
+    "largest norm": lambda h: h / (1 + torch.linalg.vector_norm(h, torch.inf, dim=1, keepdim=True)),
+    "normalize": lambda h: functional.normalize(h, dim=1),
+    "cumsum": lambda h: h.cumsum(1),
+    "cumsum, function": lambda h: torch.cumsum(h, -1),
+    "cumprod": lambda h: torch.cumprod(1 + 0.1 * h, 1),
+    "cumax gate": lambda h: torch.cumsum(torch.softmax(h, 1), 1) * h,
+    "logcumsumexp": lambda h: torch.logcumsumexp(h, 1),
+    "prod": lambda h: h * (1 + h).prod(1, keepdim=True),
+    "prod without the dimension": lambda h: h + torch.prod(h, 1)[:, None],
+    "layer norm": NORM,
+    "group norm": GROUPS,
+    "group norm, function": lambda h: functional.group_norm(h, 3),
+    "rms norm": RMS,
+    "rms norm, written out": lambda h: h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * V,
+    "top k": lambda h: h * (h >= h.topk(3, 1).values[:, -1:]),
+    "top k, sum": lambda h: h - h.topk(2).values.sum(1, keepdim=True),
+    "sort": lambda h: h.sort(1).values,
+    "sort, descending": lambda h: torch.sort(h, descending=True)[0],
+    "roll": lambda h: torch.roll(h, 1, 1),
+    "roll, backwards": lambda h: h.roll(-2, dims=-1),
+    "flip": lambda h: h.flip(1),
+    "fliplr": torch.fliplr,
+    "pad": lambda h: functional.pad(h, (1, 0))[:, :-1],
+    "pad, cutting": lambda h: functional.pad(h[:, :4], (3, -1)),
+    "stack": lambda h: torch.stack([h[:, 0], h[:, 2], h[:, 1]], 1).repeat(1, 2),
+    "stack, last": lambda h: torch.cat([torch.stack((h[:, 1], h[:, 0]), -1), h[:, 2:]], 1),
+    "every other": lambda h: torch.cat([h[:, ::2], h[:, 1::2]], 1),
+    "shift by slices": lambda h: torch.cat([torch.zeros_like(h[:, :1]), h[:, :-1]], 1),
+    "chunk": lambda h: torch.cat(h.chunk(3, 1)[::-1], 1),
+    "split": lambda h: torch.cat(h.split([2, 4], 1)[::-1], 1),
+    "unbind": lambda h: torch.stack(h.unbind(1)[::-1], 1),
+    "tensor_split": lambda h: torch.cat(torch.tensor_split(h, 2, 1)[::-1], 1),
+    "repeat": lambda h: h[:, :3].repeat(1, 2),
+    "glu": lambda h: functional.glu(torch.cat([h, h], 1), 1),
+    "maxout": lambda h: torch.cat([torch.maximum(h[:, :3], h[:, 3:])] * 2, 1),
+    "gumbel softmax, hard": lambda h: (s := h.softmax(1)) + ((s == s.amax(1, keepdim=True)).double() - s).detach(),
+}
+
+
+@pytest.mark.parametrize("name", alternate(ROWS))
+def test_of_the_carry(name: str) -> None:
+    torch.manual_seed(0)
+    f = ROWS[name]
+    parameters = [*GROUPS.parameters(), *NORM.parameters(), *RMS.parameters()]
+    fuses(squashed(lambda h, x: f(torch.tanh(h @ W + x))), h(), x(H), W, V, U, *parameters)

@@ -1,0 +1,1 @@
+"""Tests of the passes that find loops over time in a log."""
