@@ -27,6 +27,8 @@ CONTEXT.set_forkserver_preload(
     ["torch.distributed", "torch._dynamo", "bppsa.distributed.steps.ranks", "bppsa.api.compiling"]
 )
 TICK = 0.1  # seconds
+DEPTH = 9  # frames of a thread that hangs, its newest
+IDLE = "in _carry", "in select"  # where threads of the transport wait for work
 LOST = 600  # seconds after which a rank ends that no test waits for any longer
 
 
@@ -85,11 +87,13 @@ class _Rank:
         return "" if (how, code) == ("returned", 0) else f"rank {self.rank} {how} with exit code {code}"
 
     def place(self) -> str:
-        """Where its threads are."""
+        """Where its threads are, in few lines: a log that is cut off shall still tell of every rank."""
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGUSR1)
         time.sleep(1)
-        return self.trace.read_text()
+        threads = [thread.splitlines() for thread in self.trace.read_text().split("\n\n")]
+        busy = [thread for thread in threads if not any(idle in line for line in thread[1:2] for idle in IDLE)]
+        return "\n".join(line for thread in busy for line in thread[:DEPTH])
 
 
 def _body(
