@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -14,10 +15,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import bppsa
 from bppsa.errors import InputError, ScheduleError, WorkerError
+from bppsa.runtime.transport import group
 from bppsa.schedule import Recipe, fsdp, lpp, one_f_one_b, zero_bubble
 from tests.workers import faults
 from tests.workers.faults import Armed
@@ -106,6 +109,48 @@ def test_an_exception_is_raised_on_every_rank(size: int, schedule: str, microbat
             assert told.seconds < LIMIT
             assert told.clean
             assert told.exact
+
+
+def late_news(rank: int) -> bool:
+    """The first step fails on rank 1; until then rank 3 has not heard all that the ranks tell each other of their
+    weights."""
+    net, (x, target) = faults.model(), faults.batch()
+    compiled = compiled_for(net, "1f1b")
+    if rank == 3:
+        hear, first = group._HANDLERS[group._SHARE], iter([0.5])
+
+        def hear_late(*news: Any) -> None:
+            delay = next(first, 0.0) if news[1].rank == 2 else 0.0
+            threading.Timer(delay, hear, news).start() if delay else hear(*news)
+
+        group._HANDLERS[group._SHARE] = hear_late
+    Armed.arm("F", 1, faults.explode)
+    failing(compiled, x, target)
+    Armed.disarm()
+    compiled.step(x, target)
+    return faults.exact(net, compiled, x, target)
+
+
+def test_a_first_step_may_fail_before_all_have_told_of_their_weights() -> None:
+    assert run_ranks(late_news, 4) == [True] * 4
+
+
+def draws_after(rank: int, late: bool) -> float:
+    """The loss of the step after one that failed on rank 0; late: before rank 1 had begun it."""
+    x, target = faults.batch()
+    torch.manual_seed(0)
+    drops = nn.Sequential(faults.Layer(1), nn.Dropout(0.5))
+    compiled = compiled_for(nn.Sequential(faults.Layer(0), drops), "1f1b")
+    compiled.step(x, target)
+    Armed.arm("F", 0, faults.explode)
+    time.sleep(0.5 * (late == (rank == 1)))
+    failing(compiled, x, target)
+    Armed.disarm()
+    return float(compiled.step(x, target))
+
+
+def test_a_step_that_failed_counts_for_draws_on_every_rank() -> None:
+    assert run_ranks(draws_after, 2, False) == run_ranks(draws_after, 2, True)
 
 
 # Deaths.

@@ -65,12 +65,11 @@ class TimeTraining(Training):
         module: Any = self.stages.stages[0].module.get_submodule(self.stages.layers[layer].path)
         return (module.proj_size or module.hidden_size) + module.hidden_size * (module.mode == "LSTM") + 2
 
-    def batch(self, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes) -> TimeBatch:
-        """Cut into micro-batches; jobs cut these into chunks.
+    def batch(self, number: int, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes) -> TimeBatch:
+        """Cut into micro-batches; jobs cut these into chunks. number: of the call.
 
         Raises InputError where there are no rows, or fewer steps than chunks; ScheduleError for a norm in training.
         """
-        number = next(self.calls)  # also of a batch that is refused here and not elsewhere
         self.check()
         model = self.stages
         arguments = model.bind(*args, **kwargs)

@@ -34,14 +34,15 @@ def fingerprint(training: Training) -> dict[str, str]:
     }
 
 
-def signature(plan: Plan, call: Call) -> dict[str, str]:
-    """Of one call."""
+def signature(plan: Plan, call: Call, ran_nothing: bool) -> dict[str, str]:
+    """Of one call. ran_nothing: whether the ranks have finished none yet."""
     kinds = sorted({action.kind for worker in range(len(plan.steps)) for action in plan.actions(worker)})
     return {
         "the call": f"{'with' if call.loss is not None else 'without'} a loss, running {', '.join(kinds)}",
         "the arguments": call.signature,
         "microbatches": f"{len(call.arguments)}",
         "return_outputs": f"{call.outputs}",
+        "the ranks": "have run nothing" if ran_nothing else "have run",
     }
 
 

@@ -74,10 +74,9 @@ class Ranks:
     def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
         """state: what the forward gave, for a backward alone. Raises WorkerError on every rank where one fails."""
         exchange = self.exchange(plan)
-        self.transport.sign(signature(plan, call))
+        self.transport.sign(signature(plan, call, self.ran_nothing))
         if self.ran_nothing:
             check_replicas(self.share(checksums(tensors_in(self.model))))
-            self.ran_nothing = False
         results = state[0].going_on() if state else Results()
         sums = Sums(batches(plan.steps[self.rank]))
         reducing = Reducing(self.transport, self.rank, exchange.reductions, sums)
@@ -104,6 +103,7 @@ class Ranks:
             grads = reducing.gradients()
             everyone = self.reports(plan, exchange, results)
             self.transport.finish()
+            self.ran_nothing = False  # not before: a step fails on all ranks, but not at the same place on each
         finally:
             torch.set_num_threads(threads)
         return outcome(everyone, grads), [results]

@@ -62,8 +62,8 @@ class Trainer:
             raise ArgumentError("step(x, target) takes the model's arguments and then a target")
         given, target = (inputs, None) if self.settings.loss_fn is None else (inputs[:-1], inputs[-1])
         training = self.begin(*given, **kwargs)
-        with training.engine.call():
-            batch = training.batch(given, kwargs, Modes(True, False, Modes.here().autocast))
+        with training.call() as number:
+            batch = training.batch(number, given, kwargs, Modes(True, False, Modes.here().autocast))
             loss = training.loss(batch, target)
             found, _ = training.run("step", replace(batch.call, loss=loss, outputs=return_outputs))
         named = dict(self.model.named_parameters())
@@ -80,12 +80,12 @@ class Trainer:
     def outputs(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns for the whole batch: all forwards, and in `.backward()` all backwards."""
         training = self.begin(*args, **kwargs)
-        with training.engine.call():
-            return self._outputs(training, args, kwargs)
+        with training.call() as number:
+            return self._outputs(training, number, args, kwargs)
 
-    def _outputs(self, training: Training, args: Any, kwargs: Mapping[str, Any]) -> Any:
+    def _outputs(self, training: Training, number: int, args: Any, kwargs: Mapping[str, Any]) -> Any:
         modes = Modes.here()
-        batch = training.batch(args, kwargs, modes)
+        batch = training.batch(number, args, kwargs, modes)
         if not modes.grad:
             return training.outputs(training.run("forward", replace(batch.call, outputs=True))[0], batch)
         if self.settings.local:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -141,9 +141,19 @@ class Training:
         """What a job reads and writes."""
         return partial(reads, self.stages), partial(writes, self.stages)
 
-    def batch(self, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes) -> Batch:
-        """Cut into micro-batches. Raises InputError where there are no rows, or too few of a rank's own."""
-        number = next(self.calls)  # also of a batch that is refused here and not elsewhere
+    @contextmanager
+    def call(self) -> Iterator[int]:
+        """Around each call of the model. Gives its number, which draws of random numbers go by: calls count on every
+        rank, also where the call fails before this rank has begun it."""
+        number = next(self.calls)
+        with self.engine.call():
+            yield number
+
+    def batch(self, number: int, args: Sequence[Any], kwargs: Mapping[str, Any], modes: Modes) -> Batch:
+        """Cut into micro-batches. number: of the call.
+
+        Raises InputError where there are no rows, or too few of a rank's own.
+        """
         arguments = self.stages.bind(*args, **kwargs)
         rows, most = rows_of(arguments), self.settings.microbatches
         count = most if self.settings.local else min(most, rows)
