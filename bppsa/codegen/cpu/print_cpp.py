@@ -49,7 +49,7 @@ def printed(kernel: Kernel, real: str) -> Printed:
     members = [*unit.head(), *unit.place(), *unit.pack(), *unit.bind(), *unit.hold(), *unit.step(), *unit.reduce()]
     struct = ["namespace {", *body("struct Kernel", members)[:-1], "};", "}  // namespace"]
     axes = ("axes.h",) * any(group.shape for group in kernel.groups)
-    parts = map(skeleton, ("vec.h", "math.h", "gemm.h", "arena.h", "sweep.h", *axes))
+    parts = map(skeleton, ("intrinsics.h", "vec.h", "math.h", "gemm.h", "arena.h", "sweep.h", *axes))
     text = "\n".join([f"using real = {real};", *parts, *struct, skeleton("driver.h")])
     shares = max((g.blocks for g in unit.groups if g.panels), default=1) if splittable(kernel) else 1
     return Printed(text, tuple(unit.numbers.dims), shares)

@@ -48,7 +48,10 @@ class Projection:
 def source(real: str) -> str:
     """`real` is "float" or "double"."""
     return "\n".join(
-        [f"using real = {real};", *map(skeleton, ("vec.h", "gemm.h", "arena.h", "panels.h", "products.h"))]
+        [
+            f"using real = {real};",
+            *map(skeleton, ("intrinsics.h", "vec.h", "gemm.h", "arena.h", "panels.h", "products.h")),
+        ]
     )
 
 

@@ -57,7 +57,9 @@ def images(dtype: torch.dtype) -> Functions:
 
 
 def images_source(real: str) -> str:
-    texts = map(skeleton, ("vec.h", "arena.h", "call.h", "blocked.h", "images.h", "norm.h", "kept.h", "table.h"))
+    texts = map(
+        skeleton, ("intrinsics.h", "vec.h", "arena.h", "call.h", "blocked.h", "images.h", "norm.h", "kept.h", "table.h")
+    )
     return "\n".join([f"using real = {real};", *texts])
 
 

@@ -17,7 +17,7 @@ LANES = {"float": 16, "double": 8}  # samples in a block: a cache line of each
 PIXELS = {True: 16, False: 4}
 # GCC would write all code of a tile once more for the last turn of the loop around it: half as long again to build.
 PRAGMA = '#pragma GCC optimize ("no-split-loops")'
-SKELETON = ("vec.h", "arena.h", "call.h", "blocked.h", "conv.h", "conv_weights.h")
+SKELETON = ("intrinsics.h", "vec.h", "arena.h", "call.h", "blocked.h", "conv.h", "conv_weights.h")
 
 
 @functools.lru_cache(maxsize=256)

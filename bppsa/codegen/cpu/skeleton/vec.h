@@ -1,36 +1,9 @@
 // Vectors of `real` (float or double, defined by the printed unit) and how they touch memory: all or the first lanes.
-// The language's own vector types do the arithmetic; intrinsics appear only where it has no word for the instruction.
+// The language's own vector types do the arithmetic; where it has no word for an instruction, intrinsics.h has.
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
 #include <sched.h>
-#if defined(__x86_64__)
-#define PAUSE() __builtin_ia32_pause()
-#define FENCE() __builtin_ia32_sfence()
-#if defined(__clang__) || (defined(__AVX512F__) && defined(__AVX512VL__))
-#include <immintrin.h>
-#elif defined(__AVX2__)
-// What is used of immintrin.h by GCC's own names: reading all of it takes half as long as building a small kernel.
-typedef float __m256 __attribute__((vector_size(32), may_alias));
-typedef double __m256d __attribute__((vector_size(32), may_alias));
-typedef long long __m256i __attribute__((vector_size(32), may_alias));
-typedef int __m256w __attribute__((vector_size(32), may_alias));
-#define _mm256_min_ps __builtin_ia32_minps256
-#define _mm256_min_pd __builtin_ia32_minpd256
-#define _mm256_max_ps __builtin_ia32_maxps256
-#define _mm256_max_pd __builtin_ia32_maxpd256
-#define _mm256_sqrt_ps __builtin_ia32_sqrtps256
-#define _mm256_sqrt_pd __builtin_ia32_sqrtpd256
-#define _mm256_maskload_ps(p, lanes) __builtin_ia32_maskloadps256((const __m256*)(p), (__m256w)(lanes))
-#define _mm256_maskload_pd(p, lanes) __builtin_ia32_maskloadpd256((const __m256d*)(p), lanes)
-#define _mm256_maskstore_ps(p, lanes, v) __builtin_ia32_maskstoreps256((__m256*)(p), (__m256w)(lanes), v)
-#define _mm256_maskstore_pd(p, lanes, v) __builtin_ia32_maskstorepd256((__m256d*)(p), lanes, v)
-#define _mm256_stream_si256 __builtin_ia32_movntdq256
-#endif
-#else
-#define PAUSE()
-#define FENCE()
-#endif
 
 // The compiler reads these for every kernel: what only some of them need (vector) is included there, and nothing includes
 // cmath.
@@ -50,8 +23,7 @@ typedef int __m256w __attribute__((vector_size(32), may_alias));
 
 // INTRINSIC(V, name, ...) returns what the instruction for vectors V computes, and is nothing where there is none.
 // PIN(x) keeps a value in its register: the compiler would fold the load into every instruction that uses it.
-#if defined(__AVX512F__) && defined(__AVX512VL__)
-#define WIDE 1
+#if WIDE
 #define PIN(x) asm("" : "+v"(x))
 #define INTRINSIC(V, name, ...)                                                     \
   if constexpr (sizeof(V) == 64 && SINGLE) return _mm512_##name##_ps(__VA_ARGS__);  \
@@ -59,13 +31,11 @@ typedef int __m256w __attribute__((vector_size(32), may_alias));
   if constexpr (sizeof(V) == 32 && SINGLE) return _mm256_##name##_ps(__VA_ARGS__);  \
   if constexpr (sizeof(V) == 32 && !SINGLE) return _mm256_##name##_pd(__VA_ARGS__)
 #elif defined(__AVX2__)
-#define WIDE 0
 #define PIN(x) asm("" : "+x"(x))
 #define INTRINSIC(V, name, ...)                                                    \
   if constexpr (sizeof(V) == 32 && SINGLE) return _mm256_##name##_ps(__VA_ARGS__); \
   if constexpr (sizeof(V) == 32 && !SINGLE) return _mm256_##name##_pd(__VA_ARGS__)
 #else
-#define WIDE 0
 #define PIN(x)
 #define INTRINSIC(V, name, ...)
 #endif
