@@ -63,8 +63,8 @@ class Program:
 def build(recurrence: Recurrence, transposed: Transposed, *, inline: bool = False) -> Program:
     """`inline`: the forward sweep multiplies x with its weight itself, step by step, instead of reading the product of
     all steps. Raises `Unsupported` for what the kernel language has no words for."""
-    forward = Forward(recurrence, inline)
-    backward = Backward(forward, transposed)
+    forward = ForwardLowering(recurrence, inline)
+    backward = BackwardLowering(forward, transposed)
     kernels = reuse_streams(forward.kernel(backward.saved), backward.kernel(), projections(recurrence))
     return Program(
         recurrence,
@@ -102,7 +102,7 @@ def stores(buffer: str, row: Row, *, after: bool = False) -> list[Root]:
     return roots
 
 
-class Forward:
+class ForwardLowering:
     """The body as one sweep: states and outputs are stored, and with `kernel` also what the backward will read."""
 
     def __init__(self, recurrence: Recurrence, inline: bool) -> None:
@@ -138,11 +138,11 @@ class Forward:
         return assemble("inference", self.lowering, roots, self.recurrence, along=True, running=running)
 
 
-class Backward:
+class BackwardLowering:
     """The transposed body as one sweep against time. Forward values it reads are found in memory, computed again where
     that is cheap, or saved by the forward."""
 
-    def __init__(self, forward: Forward, transposed: Transposed) -> None:
+    def __init__(self, forward: ForwardLowering, transposed: Transposed) -> None:
         self.forward, self.transposed, self.recurrence = forward, transposed, forward.recurrence
         self.kept = dict(forward.in_states)  # forward values that the backward finds in memory
         self.saved: list[Root] = []

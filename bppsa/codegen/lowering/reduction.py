@@ -20,7 +20,7 @@ from bppsa.codegen.language.verify import verify
 from bppsa.codegen.lowering.assemble import assemble, name_of, row_of
 from bppsa.codegen.lowering.inplace import reuse_streams
 from bppsa.codegen.lowering.lower import Lowering
-from bppsa.codegen.lowering.program import Backward, Forward, projections
+from bppsa.codegen.lowering.program import BackwardLowering, ForwardLowering, projections
 from bppsa.codegen.lowering.roots import Root, root_of
 from bppsa.codegen.lowering.row import Row, Segment
 
@@ -41,15 +41,15 @@ def reduction(
 
     simplified: of the recurrence `with_diagonals`, to be reduced in its place; "diagonal{i}", VECTORs, are its rows.
     """
-    forward = Forward(recurrence, inline)
-    backward = Backward(forward, transposed)
-    kernel = Reduction(backward, diagonal, transposed if simplified is None else simplified).kernel()
+    forward = ForwardLowering(recurrence, inline)
+    backward = BackwardLowering(forward, transposed)
+    kernel = ReductionLowering(backward, diagonal, transposed if simplified is None else simplified).kernel()
     kernels = reuse_streams(forward.kernel(backward.saved), backward.kernel(), projections(recurrence), kernel)
     return verify(kernels[-1])
 
 
-class Reduction:
-    def __init__(self, backward: Backward, diagonal: bool, transposed: Transposed) -> None:
+class ReductionLowering:
+    def __init__(self, backward: BackwardLowering, diagonal: bool, transposed: Transposed) -> None:
         self.backward, self.diagonal = backward, diagonal
         self.widths = backward.recurrence.carries
         graph, carries = only_carries(transposed)

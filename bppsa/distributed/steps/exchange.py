@@ -22,7 +22,7 @@ SPLIT = 1 << 20  # bytes that are worth a root of their own
 
 
 @dataclass(frozen=True)
-class Reduction:
+class GradientReduction:
     """The gradients of some weights of these stages. contributions: from workers that compute some, in
     their order; None for the root itself, where they are summed. results: from the root to the other owners."""
 
@@ -45,7 +45,7 @@ class Exchange:
 
     fetches: Mapping[Action, Message]
     frees: frozenset[Action]
-    reductions: tuple[Reduction, ...]
+    reductions: tuple[GradientReduction, ...]
     reports: Mapping[tuple[int, int], Message]
 
 
@@ -70,7 +70,7 @@ def make_exchange(plan: Plan, stages: Stages, owners: Owners) -> Exchange:
                 fetches[action] = numbers.message("P", action.stage, owner, worker)
             if after is None or after.stage != action.stage:
                 frees.add(action)
-    reductions: list[Reduction] = []
+    reductions: list[GradientReduction] = []
     for between, of, sizes in buckets(stages, plan.computing, owners):
         for names in shares(sizes, len(between.targets)):
             reductions.append(reduction(numbers, len(reductions), of, names, between))
@@ -143,9 +143,9 @@ def shares(sizes: Mapping[str, int], count: int) -> list[tuple[str, ...]]:
 
 def reduction(
     numbers: Numbers, number: int, stages: tuple[int, ...], names: tuple[str, ...], between: Between
-) -> Reduction:
+) -> GradientReduction:
     """Owners take turns in being the root, so that no one of many replicas does all sums."""
     root = between.targets[number % len(between.targets)]
     contributions = {w: None if w == root else numbers.message("R", number, w, root) for w in between.sources}
     results = {w: numbers.message("S", number, root, w) for w in between.targets if w != root}
-    return Reduction(stages, names, root, contributions, results)
+    return GradientReduction(stages, names, root, contributions, results)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 
-from bppsa.distributed.steps.exchange import Reduction
+from bppsa.distributed.steps.exchange import GradientReduction
 from bppsa.runtime.transport.group import GroupTransport
 from bppsa.runtime.worker.gradients import Grads, Sum, Sums, total
 
@@ -14,11 +14,13 @@ from bppsa.runtime.worker.gradients import Grads, Sum, Sums, total
 class Reducing:
     """Of one rank in one step."""
 
-    def __init__(self, transport: GroupTransport, rank: int, reductions: Sequence[Reduction], sums: Sums) -> None:
+    def __init__(
+        self, transport: GroupTransport, rank: int, reductions: Sequence[GradientReduction], sums: Sums
+    ) -> None:
         self.transport, self.rank, self.sums = transport, rank, sums
         self.computing = [(r, set(sums.turns).intersection(r.stages)) for r in reductions]
-        self.complete: list[Reduction] = []  # of this rank's part, which is not yet sent
-        self.rooted: list[Reduction] = []  # here, and other ranks' parts may be on their way
+        self.complete: list[GradientReduction] = []  # of this rank's part, which is not yet sent
+        self.rooted: list[GradientReduction] = []  # here, and other ranks' parts may be on their way
         self.results = [r for r in reductions if rank in r.results]
         self.found: Grads = {}
         self.lock = threading.Lock()  # of lanes
@@ -66,14 +68,14 @@ class Reducing:
                 self.rooted.append(r)
                 self.transport.expect(*r.received)
 
-    def add(self, r: Reduction) -> None:
+    def add(self, r: GradientReduction) -> None:
         self.rooted.remove(r)
         grads = total(self.parts(r))
         for message in r.results.values():
             self.transport.send(message, grads)
         self.found.update(grads)
 
-    def parts(self, r: Reduction) -> Iterator[Sum]:
+    def parts(self, r: GradientReduction) -> Iterator[Sum]:
         for message in r.contributions.values():
             if message is None:
                 yield self.sums.of(r.stages, r.names)

@@ -96,7 +96,7 @@ class Trainer:
         warn_of_step(training.plan("step", len(batch.sizes)))
         named = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         spec: list[Any] = []
-        leaves = Whole.apply(training, batch, tuple(named), spec, *named.values(), *batch.wanted)
+        leaves = ApplyModel.apply(training, batch, tuple(named), spec, *named.values(), *batch.wanted)
         return tree_unflatten(list(leaves), spec[0])
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -146,7 +146,7 @@ class Trainer:
         return self.training
 
 
-class Whole(torch.autograd.Function):
+class ApplyModel(torch.autograd.Function):
     """All forwards as one op, and all backwards as its gradient."""
 
     @staticmethod

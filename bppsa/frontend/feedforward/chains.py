@@ -23,7 +23,7 @@ from bppsa.fxpasses.environment.walk import SIMPLE, exact, known_environment
 from bppsa.fxpasses.network.models import record_model
 from bppsa.fxpasses.network.pruning import hooks_of, make_weights, pruned
 from bppsa.runtime.chain import autograd
-from bppsa.runtime.chain.feedforward import Program
+from bppsa.runtime.chain.feedforward import ChainProgram
 from bppsa.runtime.sparse import Kernels
 from bppsa.sparsity.patterns import engine
 
@@ -35,7 +35,7 @@ Forward = Callable[..., Any]
 class Plan:
     """How a module runs for arguments of one kind. places: of each captured tensor among those the module reaches."""
 
-    program: Program
+    program: ChainProgram
     places: tuple[int | Tensor, ...]
     result: Any  # of the module, with nodes in the place of tensors
     decision: Decision

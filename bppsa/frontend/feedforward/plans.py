@@ -22,7 +22,7 @@ from bppsa.plan.chain_choice import MACHINES, MARGIN, SCAN, Machine, linear_us, 
 from bppsa.plan.chain_cost import Extent, Level, affordable, formed
 from bppsa.plan.chain_options import ChainOptions
 from bppsa.plan.strategy import Division, Strategy, divide
-from bppsa.runtime.chain.feedforward import Program, real_of
+from bppsa.runtime.chain.feedforward import ChainProgram, real_of
 from bppsa.runtime.chain.stages import StageJacobian
 from bppsa.sparsity.bounds import most_entries
 from bppsa.sparsity.links import Masks
@@ -44,7 +44,7 @@ class Segment:
 
 def program_of(
     recording: Recording, needs: Sequence[bool], masks: Masks, options: ChainOptions, path: str
-) -> tuple[Program, Decision]:
+) -> tuple[ChainProgram, Decision]:
     """needs: of the graph's placeholders in order, whether each wants a gradient; masks: of those that are pruned
     weights, bool.
 
@@ -63,7 +63,7 @@ def program_of(
     forget_stand_ins(chain.graph)
     divisions = {segment.stages[0].start: segment.division for segment in segments if segment.division is not None}
     results = [leaf for leaf in tree_leaves(recording.result) if isinstance(leaf, fx.Node)]
-    return Program(chain, results, needs, divisions, masks), decision
+    return ChainProgram(chain, results, needs, divisions, masks), decision
 
 
 def segment_of(stages: tuple[Stage, ...], masks: Masks, strategy: Strategy, budget: int) -> Segment:

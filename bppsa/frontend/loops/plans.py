@@ -27,7 +27,7 @@ from bppsa.fxpasses.reroll.log.ops import Value, draws
 from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.replay import MOVES, Replay, unmoved
 from bppsa.fxpasses.reroll.log.unseen import watched
-from bppsa.fxpasses.reroll.program import Program, program_of
+from bppsa.fxpasses.reroll.program import LoopProgram, program_of
 from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.runtime.recurrent.check import asked
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
@@ -172,7 +172,7 @@ def planned(logger: Logger, leaves: Sequence[Any], spec: Any, call: Call, path: 
     )
 
 
-def check_moved(program: Program, replay: Replay, result: Sequence[Value], call: Call) -> None:
+def check_moved(program: LoopProgram, replay: Replay, result: Sequence[Value], call: Call) -> None:
     """Raises `Unsupported` where the program and the log, on other numbers than the call's, do not give the same."""
     state = torch.get_rng_state()
     try:
@@ -230,7 +230,7 @@ def returned(logger: Logger, tensor: Tensor) -> Value:
     return value
 
 
-def places(program: Program, call: Call) -> tuple[int, ...]:
+def places(program: LoopProgram, call: Call) -> tuple[int, ...]:
     found = []
     for tensor in program.captured:
         at = place(tensor, call.environment.tensors, "module")

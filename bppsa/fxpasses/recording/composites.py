@@ -23,7 +23,7 @@ VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 
 @dataclass(frozen=True)
-class Whole:
+class Composite:
     """The op and its arguments; parts: the nodes it stands for, the last first. work: the one that names the module."""
 
     op: Any
@@ -49,7 +49,7 @@ def with_composites(recording: Recording) -> Recording:
     return replace(recording, result=tree_map_only(fx.Node, lambda node: joined.get(node, node), recording.result))
 
 
-def linear(node: fx.Node) -> Whole | None:
+def linear(node: fx.Node) -> Composite | None:
     """Where `node` is the view back."""
     if not is_op(node, *VIEWS) or not is_op(node.args[0], aten.addmm.default, aten.mm.default):
         return None
@@ -61,10 +61,10 @@ def linear(node: fx.Node) -> Whole | None:
     whole = before[:-1] == after[:-1] and (before[-1], after[-1]) == weight.meta["val"].shape
     if len(before) < 3 or not whole or any(b.meta["val"].dim() != 1 for b in bias):
         return None
-    return Whole(aten.linear.default, (rows.args[0], weight.args[0], *bias), (node, product, rows, weight), product)
+    return Composite(aten.linear.default, (rows.args[0], weight.args[0], *bias), (node, product, rows, weight), product)
 
 
-def instance_norm(node: fx.Node) -> Whole | None:
+def instance_norm(node: fx.Node) -> Composite | None:
     """Where `node` is the view back from a batch norm that keeps no statistics."""
     if not is_op(node, *VIEWS) or not is_op(node.args[0], operator.getitem):
         return None
@@ -83,7 +83,7 @@ def instance_norm(node: fx.Node) -> Whole | None:
         return None
     own = [None if parameter is None else parameter.args[0] for parameter in (w, b)]
     args = (x, *own, None, None, True, momentum, eps, False)
-    return Whole(aten.instance_norm.default, args, (node, normed, *notes, norm, rows, *repeats), norm)
+    return Composite(aten.instance_norm.default, args, (node, normed, *notes, norm, rows, *repeats), norm)
 
 
 def is_op(node: Any, *targets: Any) -> bool:

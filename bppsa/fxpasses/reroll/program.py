@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Program:
+class LoopProgram:
     """run: of the arguments in `arguments`, the captured tensors and the literals; gives what stands in the result for
     tensors."""
 
@@ -39,7 +39,7 @@ def living(ops: Sequence[Op], result: Sequence[Value]) -> list[Op]:
 
 def program_of(
     log: Log, ops: Sequence[Op], result: Sequence[Value], gradients: bool, bases: Set[Value] = frozenset()
-) -> Program:
+) -> LoopProgram:
     """gradients: whether grad mode was on around the call; ops that were done without are detached then. bases: what
     has to be no view of another tensor, as it is none without a scan: a view may not be detached in place."""
     alive = living([*log.prologue, *ops], result)
@@ -58,7 +58,7 @@ def program_of(
             nodes[value] = graph.call_function(base, (out,)) if value in bases else out
     graph.output(tuple(nodes[value] for value in result))
     whole = [value.given for value in given if value.given is not None]
-    return Program(
+    return LoopProgram(
         fx.GraphModule({}, graph),
         tuple(given),
         tuple(each.argument for each in whole if each.argument >= 0),

@@ -8,24 +8,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.runtime.chain.feedforward import Passed, Program
+from bppsa.runtime.chain.feedforward import ChainProgram, StageBoundaries
 from bppsa.runtime.recurrent.extent import Given
 
 
-def apply(program: Program, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def apply(program: ChainProgram, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """The outputs of a call; tensors: in the order of the program's placeholders."""
-    return Apply.apply(program, *tensors)
+    return ApplyChain.apply(program, *tensors)
 
 
-class Apply(torch.autograd.Function):
+class ApplyChain(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, program: Program, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, program: ChainProgram, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.program, ctx.count = program, len(tensors)
         ctx.again = Again(program, tensors)
         with torch.enable_grad():
             ctx.aliases = [alias(t) for t in tensors]
             passed = program.forward(ctx.aliases)
-        ctx.passed = Passed(passed.results, passed.ends, passed.starts, ())
+        ctx.passed = StageBoundaries(passed.results, passed.ends, passed.starts, ())
         ctx.save_for_backward(*tensors, *(value.detach() for value in passed.values))
         ctx.set_materialize_grads(False)
         # autograd or a rule may read an output in the backward: what the caller changes in place is a copy
@@ -54,7 +54,7 @@ class Again:
     """The call by PyTorch's own differentiable ops: with the random numbers of the first time, and without changing
     buffers a second time."""
 
-    def __init__(self, program: Program, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, program: ChainProgram, tensors: Sequence[Tensor]) -> None:
         self.program = program
         self.random = random_state(tensors) if program.draws else None
         self.before = {i: tensors[i].clone() for i in program.changed}

@@ -24,9 +24,9 @@ from bppsa.sparsity.links import Masks
 
 
 @dataclass(frozen=True, eq=False)
-class Passed:
-    """What a forward leaves in the order of `Program.cuts`: the tensors that end stages, with their autograd graphs,
-    and those that the next stages began with."""
+class StageBoundaries:
+    """What a forward leaves in the order of `ChainProgram.cuts`: the tensors that end stages, with their autograd
+    graphs, and those that the next stages began with."""
 
     results: tuple[Tensor, ...]
     ends: tuple[Tensor, ...]
@@ -34,7 +34,7 @@ class Passed:
     values: tuple[Tensor, ...]
 
 
-class Program:
+class ChainProgram:
     """A chain made to run. results: nodes of the outputs; needs: of the graph's placeholders in order, whether each
     wants a gradient; divisions: by the start of each segment with rules, the order in which its stages are combined."""
 
@@ -83,20 +83,22 @@ class Program:
         )
         return fx.GraphModule({}, graph)
 
-    def forward(self, tensors: Sequence[Tensor]) -> Passed:
+    def forward(self, tensors: Sequence[Tensor]) -> StageBoundaries:
         """tensors: in the order of the placeholders, detached from what came before."""
-        return Passed(*map(tuple, self.module(*tensors)))
+        return StageBoundaries(*map(tuple, self.module(*tensors)))
 
-    def backward(self, passed: Passed, values: Sequence[Tensor], wanted: Sequence[Tensor], grads: Given) -> Given:
+    def backward(
+        self, passed: StageBoundaries, values: Sequence[Tensor], wanted: Sequence[Tensor], grads: Given
+    ) -> Given:
         """The gradients of `wanted`, aliases of the inputs. values: what the rules read."""
-        return Backward(self, passed, dict(zip(self.read, values, strict=True)), wanted).run(grads)
+        return ChainBackward(self, passed, dict(zip(self.read, values, strict=True)), wanted).run(grads)
 
 
-class Backward:
+class ChainBackward:
     """One backward: the gradients gathered so far."""
 
     def __init__(
-        self, program: Program, passed: Passed, values: dict[fx.Node, Tensor], wanted: Sequence[Tensor]
+        self, program: ChainProgram, passed: StageBoundaries, values: dict[fx.Node, Tensor], wanted: Sequence[Tensor]
     ) -> None:
         self.program, self.values, self.wanted = program, values, wanted
         self.results = passed.results

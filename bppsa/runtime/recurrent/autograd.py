@@ -65,11 +65,11 @@ class Call(Protocol):
 def apply(call: Call, tensors: Given) -> tuple[Tensor, ...]:
     """The outputs of `call`, with its gradients if autograd wants any."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return Apply.apply(call, *tensors)
+        return ApplyRecurrence.apply(call, *tensors)
     return call.forward(tensors, save=False).outputs
 
 
-class Apply(torch.autograd.Function):
+class ApplyRecurrence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         result = call.forward(tensors, save=True)

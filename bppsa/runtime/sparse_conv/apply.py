@@ -15,7 +15,7 @@ from bppsa.runtime import pool
 from bppsa.runtime.sparse_conv.again import gradients
 from bppsa.runtime.sparse_conv.gradient import gradient_of
 from bppsa.runtime.sparse_conv.kept import KeptValues
-from bppsa.runtime.sparse_conv.passes import Forward, Gradient, write_backward, write_forward
+from bppsa.runtime.sparse_conv.passes import Gradient, RegionForward, write_backward, write_forward
 from bppsa.runtime.sparse_conv.region import Region
 
 _keys = torch._C._dispatch_keys
@@ -27,7 +27,7 @@ with torch.inference_mode(False):
 class Tape:
     """What a forward keeps: `data`, uint8, as `forward` has laid it out, and what its steps brought."""
 
-    forward: Forward
+    forward: RegionForward
     data: Tensor | None
     brought: list[Sequence[Tensor]]
 
@@ -86,7 +86,7 @@ def as_tensor(gradient: Gradient, numbers: Tensor) -> Tensor:
     return numbers if len(gradient.size) == 1 else numbers.view(gradient.size)
 
 
-class _Apply(torch.autograd.Function):
+class _ApplyRegion(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, region: Region, extras: Sequence[Any], *tensors: Tensor) -> tuple[Tensor, ...]:
         outputs, ctx.tape = run_forward(region, tensors, extras, save=True)
@@ -109,7 +109,7 @@ class _Apply(torch.autograd.Function):
 
 
 # `Function.apply` looks at each tensor for what a functorch transform has left; none is under way, and all are plain.
-_apply = super(torch.autograd.Function, _Apply).apply
+_apply = super(torch.autograd.Function, _ApplyRegion).apply
 
 
 def is_memory(cotangent: Tensor | None) -> bool:

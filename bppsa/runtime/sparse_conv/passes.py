@@ -12,26 +12,26 @@ import torch
 from torch import Tensor
 
 from bppsa.runtime.sparse_conv.image import Image, Shape, join, pack, unpack
-from bppsa.runtime.sparse_conv.program import Place, Program, Writer
+from bppsa.runtime.sparse_conv.program import Place, RegionProgram, Writer
 from bppsa.runtime.sparse_conv.region import Node, Region
 from bppsa.runtime.sparse_conv.step import Keep, Kept, Wanted
 
 
 @dataclass(frozen=True, eq=False)
-class Forward:
+class RegionForward:
     """The program takes inputs, parameters that there are, what steps bring, and the outputs.
 
     depends: of each step, what else its calls depend on. values, own: what is kept, by value and of each node.
     outputs, params: sizes of these tensors. backwards: those that have been written for it.
     """
 
-    program: Program
+    program: RegionProgram
     depends: list[Any]
     outputs: list[torch.Size]
     values: dict[int, Image]
     own: list[Any]
     params: list[torch.Size | None]
-    backwards: dict[Any, Backward] = field(default_factory=dict)
+    backwards: dict[Any, RegionBackward] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class Gradient:
 
 
 @dataclass(frozen=True, eq=False)
-class Backward:
+class RegionBackward:
     """The program takes the cotangents that there are, parameters, and room for the gradients."""
 
-    program: Program
+    program: RegionProgram
     gradients: list[Gradient]
 
 
@@ -74,7 +74,7 @@ class Uses:
 
 def write_forward(
     region: Region, tensors: Sequence[Tensor | None], brought: Sequence[int], depends: list[Any], *, save: bool
-) -> Forward:
+) -> RegionForward:
     """tensors: inputs and parameters. brought: how many tensors each step brings. save: for a backward."""
     inputs, params = tensors[: len(region.inputs)], tensors[len(region.inputs) :]
     sizes = [tuple(t.shape) for t in inputs if t is not None]
@@ -98,12 +98,12 @@ def write_forward(
         unpack(to, values[v], to.tensor())
     outputs = [size_of(values[v].shape, region.dims[v]) for v in region.outputs]
     shapes = [None if t is None else t.shape for t in params]
-    return Forward(to.program(), depends, outputs, {v: values[v] for v in kept}, own, shapes)
+    return RegionForward(to.program(), depends, outputs, {v: values[v] for v in kept}, own, shapes)
 
 
 def write_backward(
-    region: Region, forward: Forward, given: Sequence[bool], needs: Sequence[bool], ends: Sequence[bool]
-) -> Backward:
+    region: Region, forward: RegionForward, given: Sequence[bool], needs: Sequence[bool], ends: Sequence[bool]
+) -> RegionBackward:
     """given: which outputs have a cotangent. needs: of each input and parameter, whether its gradient is asked for;
     ends: of each parameter, whether that stays with it, and may hold kept entries alone."""
     to = Writer(forward.program.dtype)
@@ -135,7 +135,7 @@ def write_backward(
             image = writer.joined(v)
             unpack(to, image, to.tensor())
             gradients.append(Gradient(i, size_of(image.shape, region.dims[v])))
-    return Backward(to.program(), gradients)
+    return RegionBackward(to.program(), gradients)
 
 
 @dataclass
@@ -143,7 +143,7 @@ class _Cotangents:
     """Of each value, those that its readers have found so far."""
 
     region: Region
-    forward: Forward
+    forward: RegionForward
     to: Writer
     found: dict[int, list[Image]] = field(default_factory=dict)
 

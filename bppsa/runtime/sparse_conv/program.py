@@ -32,7 +32,7 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class RegionProgram:
     """tape, work: bytes that it needs there. held: tensors whose addresses are in it."""
 
     calls: array[int]
@@ -94,6 +94,8 @@ class Writer:
             else:
                 self._arguments.extend([NUMBERS, int(argument or 0)])
 
-    def program(self) -> Program:
+    def program(self) -> RegionProgram:
         run = native.runner(self.dtype)
-        return Program(self._calls, self._arguments, tuple(self._held), self.tape.size, self.work.size, self.dtype, run)
+        return RegionProgram(
+            self._calls, self._arguments, tuple(self._held), self.tape.size, self.work.size, self.dtype, run
+        )

@@ -27,7 +27,7 @@ class Region:
     """inputs, outputs: values that come in and go out as tensors; dims: of each of these tensors. rectified: values
     that a ReLU has made, within the step that computes them. No two steps take one parameter.
 
-    programs: those written for it (`passes.Forward`), by whether to keep what a backward needs, and threads.
+    programs: those written for it (`passes.RegionForward`), by whether to keep what a backward needs, and threads.
     """
 
     nodes: tuple[Node, ...]
