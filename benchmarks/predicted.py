@@ -27,7 +27,7 @@ from bppsa.frontend.planning.rates import machine_of
 from bppsa.frontend.planning.sweeps import compile_recurrence, reduction_of
 from bppsa.frontend.rnn.spec import Spec
 from bppsa.plan import forward, work
-from bppsa.plan.choose import Call
+from bppsa.plan.choose import PlannedCall
 from bppsa.plan.strategy import Strategy, divide
 from bppsa.plan.work import ITERATIONS, PYTORCH, Phase, Size
 from comparison import Row
@@ -60,9 +60,9 @@ def kernels(kind: str, *, compiled: bool) -> Iterator[Row]:
         yield {"kind": kind, "kernel": "boundaries"} | used
 
 
-def call_of(kind: str, T: int) -> Call:
+def call_of(kind: str, T: int) -> PlannedCall:
     counts = spec_of(kind).counts(torch.float32, ROWS, "cuda")
-    return Call(counts, Size(T, ROWS), True, machine_of("cuda"))
+    return PlannedCall(counts, Size(T, ROWS), True, machine_of("cuda"))
 
 
 def phases(kind: str, T: int) -> Iterator[Row]:
@@ -93,7 +93,7 @@ def chunk_of(strategy: Strategy | str, T: int) -> int | None:
     return None if isinstance(strategy, str) else divide(strategy, T).length
 
 
-def device_ms(call: Call, found: list[Phase]) -> float:
+def device_ms(call: PlannedCall, found: list[Phase]) -> float:
     return significant(sum(sum(call.machine.parts(*phase).values()) for phase in found) / 1e3, 3)
 
 

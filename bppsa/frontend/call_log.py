@@ -15,22 +15,22 @@ from bppsa.plan.forward import Forward
 from bppsa.plan.strategy import Strategy
 
 
-class _Call(NamedTuple):
+class _ModelCall(NamedTuple):
     """owner: the compiled model that it is of. outer: the call that this one is in."""
 
     taken: list[Decision]
     strategy: Strategy | None
     forward: Forward | None
     owner: nn.Module | None
-    outer: _Call | None
+    outer: _ModelCall | None
 
 
-class _Thread(threading.local):
-    call: _Call | None = None
+class _ThreadCalls(threading.local):
+    call: _ModelCall | None = None
     explaining = False
 
 
-_thread = _Thread()
+_thread = _ThreadCalls()
 
 
 def note(*decisions: Decision) -> None:
@@ -85,7 +85,7 @@ def push(
     outer = _thread.call
     if outer is not None:
         strategy, forward = strategy or outer.strategy, forward or outer.forward
-    _thread.call = _Call(taken, strategy, forward, owner, outer)
+    _thread.call = _ModelCall(taken, strategy, forward, owner, outer)
 
 
 def begin(module: nn.Module) -> None:

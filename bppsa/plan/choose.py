@@ -48,7 +48,7 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Call:
+class PlannedCall:
     """What is chosen for. layers: the counts of every layer and direction. library: whether PyTorch has a kernel for
     a whole forward."""
 
@@ -100,7 +100,7 @@ class Call:
 
 
 def choose(
-    asked: Strategy, call: Call, numbers: Numbers, *, ahead: Forward = SEQUENTIAL, explained: bool = False
+    asked: Strategy, call: PlannedCall, numbers: Numbers, *, ahead: Forward = SEQUENTIAL, explained: bool = False
 ) -> Choice:
     """numbers: what a report shows of the call's sizes. ahead: the forward that is asked for. explained: with
     predictions for what was not in question."""
@@ -123,7 +123,7 @@ def choose(
     return replace(choice, predicted=predicted, machine=str(call.machine), forward=str(forward))
 
 
-def choose_forward(asked: Forward, call: Call) -> tuple[Forward, str]:
+def choose_forward(asked: Forward, call: PlannedCall) -> tuple[Forward, str]:
     """Which forward runs a call that PyTorch does not, and why; "" where nobody asked."""
     steps = call.size.steps
     if asked.name == "newton" and division(asked, steps).count == 1:
@@ -142,7 +142,7 @@ def choose_forward(asked: Forward, call: Call) -> tuple[Forward, str]:
     return chosen, "" if chosen == SEQUENTIAL else f"{WHAT[chosen]} predicted {gain:.2g} times as fast as one sweep"
 
 
-def fastest(call: Call, forward: Forward) -> tuple[str, float]:
+def fastest(call: PlannedCall, forward: Forward) -> tuple[str, float]:
     """Of the strategies open on the device: its name, and the milliseconds with this forward."""
     name, *others = OPEN[call.machine.device]
     ours = call.ms(Strategy(name), forward)
@@ -153,7 +153,7 @@ def fastest(call: Call, forward: Forward) -> tuple[str, float]:
     return name, ours
 
 
-def least(call: Call, forward: Forward, numbers: Numbers) -> Choice:
+def least(call: PlannedCall, forward: Forward, numbers: Numbers) -> Choice:
     """The fastest of ours, or PyTorch."""
     theirs, (name, ours) = call.ms(PYTORCH), fastest(call, forward)
     gain, what = theirs / ours, "forward and backward" if call.training else "forward"

@@ -20,7 +20,7 @@ Multiply = Callable[[Pattern, Pattern], Pattern]
 
 
 @dataclass(frozen=True)
-class Step:
+class ProductStep:
     """One combination, for one sample: a matrix [N, K] times one [K, M], or times a vector, with M = 1.
 
     flops: multiplications and additions, 2 a product of two entries that can be non-zero.
@@ -35,7 +35,7 @@ class Step:
         return math.prod(self.shape)
 
 
-Steps = tuple[Step, ...]
+Steps = tuple[ProductStep, ...]
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,11 @@ def chain_cost(plan: ScanPlan, patterns: Sequence[Pattern], multiply: Multiply |
     return ChainCost(2 * sum(p.nnz for p in patterns), tuple(up), middle, down)
 
 
-def product(a: Pattern, b: Pattern | None) -> Step:
+def product(a: Pattern, b: Pattern | None) -> ProductStep:
     """b: None for a vector."""
     if b is None:
-        return Step((*a.shape, 1), 2 * a.nnz)
-    return Step((*a.shape, b.shape[1]), 2 * int(counts(a, b)[-1]))
+        return ProductStep((*a.shape, 1), 2 * a.nnz)
+    return ProductStep((*a.shape, b.shape[1]), 2 * int(counts(a, b)[-1]))
 
 
 def applied(held: Sequence[Pattern | None], places: Sequence[int]) -> Steps:

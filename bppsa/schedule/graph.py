@@ -37,7 +37,7 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Graph:
+class JobGraph:
     """N jobs, and transfers behind them. line = worker * lanes + lane: what runs one job at a time."""
 
     schedule: Schedule
@@ -65,7 +65,7 @@ class Graph:
         return by_line(self.line[: len(self.jobs)], self.rank, self.workers * self.lanes)
 
 
-def build_graph(schedule: Schedule, jobs: Grid | Listed, W: int | None, prices: Prices) -> Graph:
+def build_graph(schedule: Schedule, jobs: Grid | Listed, W: int | None, prices: Prices) -> JobGraph:
     """Raises ScheduleError where a worker, an owner or a lane is none, or a predecessor is not there."""
     owner, worker, workers = places(schedule, jobs, W)
     lanes, line = lines(schedule, jobs, worker)
@@ -77,7 +77,7 @@ def build_graph(schedule: Schedule, jobs: Grid | Listed, W: int | None, prices: 
     if prices.activation or prices.gradient:
         inputs = delayed(inputs, jobs, worker, prices, line, duration)
     successors, waiting = linked(chain(inputs, after), len(line))
-    return Graph(schedule, jobs, workers, lanes, owner, worker, rank, line, duration, successors, waiting)
+    return JobGraph(schedule, jobs, workers, lanes, owner, worker, rank, line, duration, successors, waiting)
 
 
 def numbered(schedule: Schedule, S: int, B: int) -> Grid | Listed:

@@ -42,7 +42,7 @@ class Message(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
+class JobStep:
     """One job of a worker's program, with what comes in before it and goes out after it."""
 
     action: Action
@@ -59,7 +59,7 @@ class Step:
 Items = Callable[[Action], Sequence[Item]]
 
 
-def with_messages(lists: Sequence[Sequence[Action]], reads: Items, writes: Items) -> list[list[Step]]:
+def with_messages(lists: Sequence[Sequence[Action]], reads: Items, writes: Items) -> list[list[JobStep]]:
     """Of each worker, its jobs with the messages between workers: an item goes once to each worker that reads it, is
     sent by the job that makes it and received by the worker's first job that reads it.
 
@@ -89,7 +89,7 @@ def with_messages(lists: Sequence[Sequence[Action]], reads: Items, writes: Items
         messages[message.item].append(message)
     return [
         [
-            Step(
+            JobStep(
                 action,
                 tuple(reads(action)),
                 tuple(writes(action)),

@@ -13,7 +13,7 @@ from typing import Any
 from bppsa.errors import ScheduleError
 from bppsa.schedule import spec
 from bppsa.schedule.answers import no_cost
-from bppsa.schedule.graph import NOWHERE, Graph, Prices, build_graph, numbered
+from bppsa.schedule.graph import NOWHERE, JobGraph, Prices, build_graph, numbered
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import JOBS, Units
@@ -100,7 +100,7 @@ def hidden_or(name: str, cost: Cost, S: int) -> Callable[[int, int], Any] | None
     return None if isinstance(cost, Real) and not cost else per_stage(name, cost, S)
 
 
-def run(graph: Graph) -> tuple[list[Any], list[int], list[int]]:
+def run(graph: JobGraph) -> tuple[list[Any], list[int], list[int]]:
     """Start of each job, jobs in the order of their starts, and in that of their ends.
 
     At each time at which something ends, first all that ends is taken note of, then each free line starts the best of
@@ -159,7 +159,7 @@ def run(graph: Graph) -> tuple[list[Any], list[int], list[int]]:
     return start, order, finished
 
 
-def refuse(graph: Graph, done: Iterable[int]) -> None:
+def refuse(graph: JobGraph, done: Iterable[int]) -> None:
     """Says why the other jobs can never start: a cycle, or else the heads of a strict order."""
     before: dict[int, list[int]] = {number: [] for number in sorted(set(range(len(graph.jobs))).difference(done))}
     for p, q in graph.edges():

@@ -13,7 +13,7 @@ from typing import Any
 
 from bppsa.schedule import draw
 from bppsa.schedule.bounds import bound
-from bppsa.schedule.graph import Graph
+from bppsa.schedule.graph import JobGraph
 from bppsa.schedule.jobs import Grid, PerJob
 from bppsa.schedule.spec import B, F, Job, W
 from bppsa.schedule.units import JOBS, Units
@@ -40,7 +40,7 @@ class Timeline:
 
     def __init__(
         self,
-        graph: Graph,
+        graph: JobGraph,
         start: list[Any],
         end: list[Any],
         activation_size: Size = lambda s, b: 1,

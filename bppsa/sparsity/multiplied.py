@@ -29,7 +29,7 @@ NS_A_PRODUCT, NS_AN_ENTRY, NS_AN_OP = 0.8, 0.5, 20_000
 
 
 @dataclass(frozen=True, eq=False)
-class Step:
+class FactorStep:
     """A factor times what was computed so far. plan: None where the factor scales rows, or is the first of all.
 
     pattern: of the result.
@@ -56,7 +56,7 @@ class Multiplied:
         ns: what a call takes, predicted.
     """
 
-    steps: Sequence[tuple[Sequence[Step], SumPlan | None]]
+    steps: Sequence[tuple[Sequence[FactorStep], SumPlan | None]]
     pattern: Pattern
     products: int
     ns: float
@@ -66,7 +66,7 @@ class Multiplied:
         """None where it takes longer than `most_ns`, or more than the budget, or where an op does not tell its values
         but by its products."""
         held: dict[int, Pattern | None] = {network.links[-1].target: None} if network.links else {}
-        steps: list[tuple[Sequence[Step], SumPlan | None]] = []
+        steps: list[tuple[Sequence[FactorStep], SumPlan | None]] = []
         total, ns = 0, 0.0
         for link in reversed(network.links):
             pattern, own = held[link.target], []
@@ -108,11 +108,11 @@ def scales(factor: TransposedJacobian) -> bool:
     return isinstance(factor, (Identity, Diagonal))
 
 
-def step(factor: TransposedJacobian, pattern: Pattern | None) -> Step:
+def step(factor: TransposedJacobian, pattern: Pattern | None) -> FactorStep:
     """pattern: of what the factor multiplies; None for the identity."""
     if pattern is None:
-        return Step(factor.pattern)
+        return FactorStep(factor.pattern)
     if scales(factor):
-        return Step(pattern)
+        return FactorStep(pattern)
     plan = product_plan(factor.pattern, pattern)
-    return Step(plan.c, plan)
+    return FactorStep(plan.c, plan)

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from bppsa.plan.levels import hybrid
-from bppsa.plan.products import ChainCost, Step, Steps, chain_cost, dearest, total
+from bppsa.plan.products import ChainCost, ProductStep, Steps, chain_cost, dearest, total
 from figures import drawing
 from figures.figure import FULL, QUICK, SCALED, Figure, Options, Record
 from figures.paper import PRUNED, UP_LEVELS, beside
@@ -38,7 +38,7 @@ def measure(options: Options) -> Record:
     narrower = NARROWER[options.size]
     x, model = torch.randn(1, *IMAGE), vgg11(narrower)
     # the cotangent of the image is nobody's operand: back-propagation does without its step too
-    dense = tuple(Step((*jt.shape, 1), 2 * jt.nnz) for jt in chain(model, x)[1:])
+    dense = tuple(ProductStep((*jt.shape, 1), 2 * jt.nnz) for jt in chain(model, x)[1:])
     patterns = [jt.pattern for jt in chain(pruned(model, PRUNED), x)]
     costs = [chain_cost(hybrid(len(patterns), levels), patterns) for levels in range(UP_LEVELS + 1)]
     steps = {
@@ -63,7 +63,7 @@ def points(cost: ChainCost) -> Iterator[Record]:
     yield from (point("middle", step) for step in cost.middle)
 
 
-def point(phase: str, step: Step, critical: bool = True) -> Record:
+def point(phase: str, step: ProductStep, critical: bool = True) -> Record:
     kind = "mv" if step.shape[-1] == 1 else "mm"
     return {"phase": phase, "kind": kind, "critical": critical, "dense": step.dense, "flops": step.flops}
 

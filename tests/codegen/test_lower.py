@@ -16,7 +16,7 @@ from torch import Tensor
 from bppsa.codegen.language import interpret
 from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store, const
 from bppsa.codegen.lowering.assemble import row_of
-from bppsa.codegen.lowering.lower import Lowering, Run, Workspace
+from bppsa.codegen.lowering.lower import ColumnRun, Lowering, Workspace
 from bppsa.codegen.lowering.row import Row, Segment, concatenate, leaf, shift, zip_with
 from bppsa.errors import Unsupported
 from tests.codegen.kernels import at
@@ -120,10 +120,10 @@ def test_shifting_moves_what_depends_on_the_column() -> None:
 def test_a_workspace_stores_a_segment_once() -> None:
     workspace, roots = Workspace("w", Kind.STREAM), []
     first = Row((Segment(3, at("a")), Segment(2, at("b"))))
-    assert workspace.runs(first, roots) == (Run(0, 0, 5),), "neighbours are one run"
+    assert workspace.runs(first, roots) == (ColumnRun(0, 0, 5),), "neighbours are one run"
     assert workspace.runs(Row((Segment(2, at("b")), Segment(4, at("c")), Segment(3, at("a")))), roots) == (
-        Run(0, 3, 6),
-        Run(6, 0, 3),
+        ColumnRun(0, 3, 6),
+        ColumnRun(6, 0, 3),
     )
     assert [(root.target.column, root.width) for root in roots] == [(0, 3), (3, 2), (5, 4)]
     assert workspace.buffer() == Buffer("w", Kind.STREAM, 9)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from bppsa.codegen.cpu.build import available
 from bppsa.codegen.cpu.products import NativeProducts, Outer, Projection
-from bppsa.codegen.lowering.lower import Run
+from bppsa.codegen.lowering.lower import ColumnRun
 
 pytestmark = pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")
 REAL = {torch.float32: "float", torch.float64: "double"}
@@ -28,14 +28,14 @@ def workspace(count: int, dtype: torch.dtype) -> Tensor:
     return torch.full((count,), 0x7F, dtype=dtype)
 
 
-def runs_of(widths: list[int], order: int) -> tuple[Run, ...]:
+def runs_of(widths: list[int], order: int) -> tuple[ColumnRun, ...]:
     """Runs that cover a weight, which stand elsewhere and in another order in a row of cotangents."""
     starts = list(accumulate(widths, initial=0))
     at, columns = GAP, {}
     for i in sorted(range(len(widths)), key=lambda i: (i * 7 + order) % len(widths)):
         columns[i] = at
         at += widths[i] + GAP
-    return tuple(Run(starts[i], columns[i], width) for i, width in enumerate(widths))
+    return tuple(ColumnRun(starts[i], columns[i], width) for i, width in enumerate(widths))
 
 
 def strided(rows: int, columns: int, extra: int, dtype: torch.dtype) -> Tensor:
@@ -53,7 +53,7 @@ class Case:
     h: Tensor  # [R, K]
     cotangents: Tensor  # [R, more than N]
     weight: Tensor  # [N, I]
-    runs: tuple[Run, ...]
+    runs: tuple[ColumnRun, ...]
 
     @staticmethod
     def of(rows: int, inputs: int, depth: int, widths: list[int], extra: int, dtype: torch.dtype) -> Case:

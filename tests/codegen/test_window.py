@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bppsa.codegen.sparse_conv.window import Sweep, Window
+from bppsa.codegen.sparse_conv.window import ConvSweep, Window
 
 sizes = st.tuples(st.integers(1, 9), st.integers(1, 9))
 small = st.tuples(st.integers(1, 3), st.integers(1, 3))
 pads = st.tuples(st.integers(0, 2), st.integers(0, 2))
 
 
-def swept(sweep: Sweep, source: Tensor, kernel: Tensor, pixels: int) -> Tensor:
+def swept(sweep: ConvSweep, source: Tensor, kernel: Tensor, pixels: int) -> Tensor:
     """By the spans of its tiles; every target pixel must belong to just one tile."""
     target = torch.full(sweep.target, torch.nan, dtype=source.dtype)
     for tile in sweep.tiles(pixels):

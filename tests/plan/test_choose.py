@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from bppsa import strategies
-from bppsa.plan.choose import Call, choose
+from bppsa.plan.choose import PlannedCall, choose
 from bppsa.plan.cost import Machine, Rates
 from bppsa.plan.forward import RESTING, Forward
 from bppsa.plan.strategy import AUTO, Strategy
@@ -20,8 +20,8 @@ AHEAD = Forward("auto")
 FAST_SCAN = {"reduce": FAST, "scan": FAST}
 
 
-def call(of: Machine, steps: int = 1000, *, training: bool = True, peer: str = "GRU", layers: int = 1) -> Call:
-    return Call([counts(peer)] * layers, Size(steps, 4), training, of)
+def call(of: Machine, steps: int = 1000, *, training: bool = True, peer: str = "GRU", layers: int = 1) -> PlannedCall:
+    return PlannedCall([counts(peer)] * layers, Size(steps, 4), training, of)
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Size
 
 from bppsa.plan.levels import ScanPlan, hybrid, linear
-from bppsa.plan.products import Step, chain_cost, total
+from bppsa.plan.products import ProductStep, chain_cost, total
 from bppsa.sparsity import Pattern
 from bppsa.sparsity.patterns import product
 from bppsa.sparsity.patterns.windows import Windows, conv_plan
@@ -56,7 +56,7 @@ def test_back_propagation_is_the_linear_plan():
     assert cost.linear == 2 * (12 + 4 + 8)
     assert cost.flops == 2 * (4 + 8)  # the cotangent of the input is nobody's operand
     assert cost.flops == cost.critical
-    assert cost.steps == (Step((4, 2, 1), 16), Step((4, 4, 1), 8))
+    assert cost.steps == (ProductStep((4, 2, 1), 16), ProductStep((4, 4, 1), 8))
     assert (cost.up[0].segments, cost.up[0].nnz, cost.up[0].density) == (3, 24, 1.0)
     assert cost.up[0].bytes(4, samples=16) == 24 * 4 * 16
 

@@ -18,7 +18,7 @@ from bppsa.errors import Unsupported
 from bppsa.frontend.pruned.regions.draft import Draft
 from bppsa.frontend.pruned.regions.lay import lay
 from bppsa.runtime.sparse_conv.pointwise import Pointwise
-from bppsa.runtime.sparse_conv.step import Step
+from bppsa.runtime.sparse_conv.step import RegionStep
 from tests.pruned.support import assert_same_step, captured, error, kernels, pruned
 
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.0, 6.0, 2.0, -2.0, 20.5, -40.0]
@@ -61,7 +61,7 @@ FUNCTIONS: list[Callable[[Tensor], Tensor]] = [
 ]
 
 
-def steps_of(fn: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32) -> list[Step]:
+def steps_of(fn: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32) -> list[RegionStep]:
     nodes, known = captured(fn, torch.zeros(3, 4, 5, 5, dtype=dtype))
     draft = Draft(known, {})
     for node in nodes:

@@ -135,8 +135,8 @@ class Counts(Forward):
 
 def test_a_counter_needs_few_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     captures = []
-    before = graph.Graph.__init__
-    monkeypatch.setattr(graph.Graph, "__init__", lambda self, *of: captures.append(1) or before(self, *of))
+    before = graph.DynamoGraph.__init__
+    monkeypatch.setattr(graph.DynamoGraph, "__init__", lambda self, *of: captures.append(1) or before(self, *of))
     plain = pruned(Counts().double(), 0.5)
     fast, x = bppsa.compile(plain), torch.randn(4, 8).double()
     for _ in range(20):
@@ -238,13 +238,13 @@ def test_an_option_that_another_torch_lacks_is_named(monkeypatch: pytest.MonkeyP
 
 def test_what_others_do_with_warnings_meanwhile_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warnings are the whole process's, threads and all: a capture that put them back would undo what others did."""
-    init = graph.Graph.__init__
+    init = graph.DynamoGraph.__init__
 
-    def meanwhile(self: graph.Graph, *of: object) -> None:
+    def meanwhile(self: graph.DynamoGraph, *of: object) -> None:
         warnings.filterwarnings("ignore", "of another thread")
         init(self, *of)
 
-    monkeypatch.setattr(graph.Graph, "__init__", meanwhile)
+    monkeypatch.setattr(graph.DynamoGraph, "__init__", meanwhile)
     with warnings.catch_warnings():
         bppsa.compile(pruned(nn.Sequential(nn.Linear(8, 8)), 0.5))(torch.randn(2, 8))
         assert "of another thread" in str(warnings.filters)
@@ -294,9 +294,11 @@ def test_what_dynamo_keeps_of_a_module_goes_with_it(monkeypatch: pytest.MonkeyPa
 
     before = names()
     fast = bppsa.compile(pruned(nn.Sequential(nn.Linear(8, 8), nn.ReLU()), 0.5))
-    made: list[weakref.ref[graph.Graph]] = []
-    init = graph.Graph.__init__
-    monkeypatch.setattr(graph.Graph, "__init__", lambda self, *of: made.append(weakref.ref(self)) or init(self, *of))
+    made: list[weakref.ref[graph.DynamoGraph]] = []
+    init = graph.DynamoGraph.__init__
+    monkeypatch.setattr(
+        graph.DynamoGraph, "__init__", lambda self, *of: made.append(weakref.ref(self)) or init(self, *of)
+    )
     fast(torch.randn(2, 8)), fast(torch.randn(3, 8))
     assert len(names() - before) == 1
     gone = weakref.ref(fast)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bppsa.codegen.cpu.build import available
 from bppsa.codegen.cpu.products import NativeProducts, Outer, Projection
-from bppsa.codegen.lowering.lower import Run
+from bppsa.codegen.lowering.lower import ColumnRun
 from bppsa.runtime.recurrent.multiply import WIDEST, Faster, by_torch, suits
 
 
@@ -25,7 +25,7 @@ def test_by_torch(rows: int, depth: int, widths: list[int], transposed: bool) ->
     weight = torch.randn(width, depth, dtype=torch.float64)
     runs, start = [], 0
     for w in widths:
-        runs.append(Run(start, width - start - w, w))
+        runs.append(ColumnRun(start, width - start - w, w))
         start += w
     out = torch.empty(width, depth, dtype=torch.float64).t() if transposed else torch.empty(depth, width).double()
     projected = torch.empty_like(left)
@@ -56,7 +56,7 @@ def test_each_product_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(NativeProducts, "__call__", spy)
     right, narrow, wide = torch.randn(400, 300), torch.randn(400, 5), torch.randn(400, 300)
-    runs, weight = (Run(0, 0, 300),), torch.randn(300, 300)
+    runs, weight = (ColumnRun(0, 0, 300),), torch.randn(300, 300)
     of_narrow, of_wide, projected = torch.empty(5, 300), torch.empty(300, 300), torch.empty(400, 300)
     outers = [Outer(of_narrow, narrow, right, runs), Outer(of_wide, wide, right, runs)]
     Faster("float")(outers, [Projection(projected, right, weight, runs)])

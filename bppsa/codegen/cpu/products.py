@@ -18,7 +18,7 @@ from torch import Tensor
 from bppsa.codegen.cpu import build
 from bppsa.codegen.cpu.native import INT, INT64, NS_PER_PRODUCT, POINTER, threads_sharing
 from bppsa.codegen.cpu.print_cpp import skeleton
-from bppsa.codegen.lowering.lower import Run
+from bppsa.codegen.lowering.lower import ColumnRun
 
 LEAST_NS = 30_000  # of a call's work for each thread
 
@@ -30,7 +30,7 @@ class Outer:
     out: Tensor
     left: Tensor
     right: Tensor
-    runs: tuple[Run, ...]
+    runs: tuple[ColumnRun, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +41,7 @@ class Projection:
     out: Tensor
     left: Tensor
     weight: Tensor
-    runs: tuple[Run, ...]
+    runs: tuple[ColumnRun, ...]
 
 
 @functools.cache

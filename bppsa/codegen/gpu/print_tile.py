@@ -51,7 +51,7 @@ LEAST = 'float("-inf")'
 ALWAYS = "if rows > 0:"
 
 
-class Step:
+class StepPrinter:
     """rows: for each buffer and side of the step, the columns that are in registers; the caller puts there what is
     carried from the step before."""
 

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from bppsa.codegen.gpu.columns import ROWS, Block, Columns, Piece, Tile, blocks, padded
 from bppsa.codegen.gpu.print_load import Loads, span
-from bppsa.codegen.gpu.print_tile import Step
+from bppsa.codegen.gpu.print_tile import StepPrinter
 from bppsa.codegen.gpu.tiling import tiles
 from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce
 
@@ -121,17 +121,17 @@ class Carried:
 def printed(kernel: Kernel, real: str, columns: int = 1) -> Printed:
     """`real` is "float" or "double". columns: RUNNING rows a sample."""
     block = block_of(kernel, columns)
-    loads = _Sweep(kernel, block, hold=True, early=True).loads
+    loads = _SweepPrinter(kernel, block, hold=True, early=True).loads
     halved = block.shared and loads.held <= HELD_HALVED
     warps = max(1, warps_of(kernel) // 2) if halved else warps_of(kernel)
     hold = loads.held * BYTES[real] <= HELD_BYTES
     early = loads.columns_fetched * block.samples * BYTES[real] <= EARLY_BYTES * warps * THREADS_A_WARP
-    return Printed(_Sweep(kernel, block, hold=hold, early=early).text(real), warps, block)
+    return Printed(_SweepPrinter(kernel, block, hold=hold, early=early).text(real), warps, block)
 
 
 def holds_weights(kernel: Kernel, real: str) -> bool:
     """Whether a program keeps them for all its steps. A step that reads them again takes many times as long."""
-    return _Sweep(kernel, block_of(kernel, 1), hold=True, early=True).loads.held * BYTES[real] <= HELD_BYTES
+    return _SweepPrinter(kernel, block_of(kernel, 1), hold=True, early=True).loads.held * BYTES[real] <= HELD_BYTES
 
 
 def stores_over(group: Group, name: str, after: bool, piece: Piece) -> bool:
@@ -158,11 +158,11 @@ def warps_of(kernel: Kernel) -> int:
     return max(1, widest(kernel) // COLUMNS_A_WARP)
 
 
-class _Sweep:
+class _SweepPrinter:
     def __init__(self, kernel: Kernel, block: Block, *, hold: bool, early: bool) -> None:
         self.kernel, self.block = kernel, block
         self.loads = Loads(kernel, block, hold, early)
-        self.step = Step(kernel, self.loads)
+        self.step = StepPrinter(kernel, self.loads)
         self.buffers = {b.name: b for b in kernel.buffers}
         self.carried = list(self.parts())
         for c in self.carried:

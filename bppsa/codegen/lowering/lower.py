@@ -28,7 +28,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Run:
+class ColumnRun:
     """Columns [start, start + width) of a value stand at [column, column + width) of a buffer."""
 
     start: int
@@ -56,15 +56,15 @@ class Workspace:
         roots.append(root_of(Access(self.name, self.width), segment, self.reduce))
         self.width += segment.width
 
-    def runs(self, row: Row, roots: list[Root]) -> tuple[Run, ...]:
+    def runs(self, row: Row, roots: list[Root]) -> tuple[ColumnRun, ...]:
         """Place `row`, segment by segment, and say where its columns stand: adjacent ones merged."""
-        runs: list[Run] = []
+        runs: list[ColumnRun] = []
         start = 0
         for segment in row.segments:
-            run = Run(start, self.place(segment, roots), segment.width)
+            run = ColumnRun(start, self.place(segment, roots), segment.width)
             last = runs[-1] if runs else None
             if last and last.column + last.width == run.column:
-                runs[-1] = Run(last.start, last.column, last.width + run.width)
+                runs[-1] = ColumnRun(last.start, last.column, last.width + run.width)
             else:
                 runs.append(run)
             start += segment.width

@@ -18,7 +18,7 @@ from bppsa.codegen.lowering.assemble import assemble, row_of
 from bppsa.codegen.lowering.columns import is_uniform
 from bppsa.codegen.lowering.group import Extent
 from bppsa.codegen.lowering.inplace import reuse_streams
-from bppsa.codegen.lowering.lower import Lowering, Run, Workspace
+from bppsa.codegen.lowering.lower import ColumnRun, Lowering, Workspace
 from bppsa.codegen.lowering.roots import Root, root_of
 from bppsa.codegen.lowering.row import Row, Segment, leaf
 from bppsa.errors import Reason, Unsupported
@@ -40,7 +40,7 @@ class OuterSum:
 
     weight: Weight
     left: Rows
-    runs: tuple[Run, ...]
+    runs: tuple[ColumnRun, ...]
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class Program:
     backward: Kernel
     output_carry: tuple[int | None, ...]  # output k is the state of carry i after the step
     outers: tuple[OuterSum, ...]
-    stream_runs: tuple[tuple[Run, ...] | None, ...]  # where in "cotangents" those of each stream stand
-    sum_runs: tuple[tuple[int, tuple[Run, ...]], ...]  # (parameter, where in "sums")
+    stream_runs: tuple[tuple[ColumnRun, ...] | None, ...]  # where in "cotangents" those of each stream stand
+    sum_runs: tuple[tuple[int, tuple[ColumnRun, ...]], ...]  # (parameter, where in "sums")
 
 
 def build(recurrence: Recurrence, transposed: Transposed, *, inline: bool = False) -> Program:

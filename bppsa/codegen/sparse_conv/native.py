@@ -33,7 +33,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Functions:
+class EntryPoints:
     """A library's entry points by name."""
 
     library: ctypes.CDLL
@@ -51,9 +51,9 @@ def entry(library: ctypes.CDLL, name: str) -> Entry:
 
 
 @functools.cache
-def images(dtype: torch.dtype) -> Functions:
+def images(dtype: torch.dtype) -> EntryPoints:
     """Raises `BuildError`."""
-    return Functions(build.library(images_source(REAL[dtype])))
+    return EntryPoints(build.library(images_source(REAL[dtype])))
 
 
 def images_source(real: str) -> str:
@@ -64,12 +64,12 @@ def images_source(real: str) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def conv(window: Window, dtype: torch.dtype) -> Functions:
+def conv(window: Window, dtype: torch.dtype) -> EntryPoints:
     """Raises `BuildError`."""
-    return Functions(build.library(print_conv.source(window, REAL[dtype], is_wide())))
+    return EntryPoints(build.library(print_conv.source(window, REAL[dtype], is_wide())))
 
 
-def weights_room(kernels: Functions, row_size: int) -> int:
+def weights_room(kernels: EntryPoints, row_size: int) -> int:
     """Reals that `weights` of `conv` works in, for each thread."""
     room = kernels.library.bppsa_weights_room
     room.argtypes, room.restype = (INT64,), INT64
@@ -79,7 +79,7 @@ def weights_room(kernels: Functions, row_size: int) -> int:
 @functools.lru_cache(maxsize=1024)
 def pointwise(kernel: Kernel, dtype: torch.dtype) -> Entry:
     """Raises `BuildError`."""
-    return Functions(build.library(print_pointwise.source(kernel, REAL[dtype]))).pointwise
+    return EntryPoints(build.library(print_pointwise.source(kernel, REAL[dtype]))).pointwise
 
 
 def prepare(windows: Sequence[Window], kernels: Sequence[Kernel], dtype: torch.dtype) -> None:

@@ -72,7 +72,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class ConvSweep:
     """source: its image's size; step: source pixels between neighbours of a phase. pool: of squares of so many target
     pixels in both directions only the largest is written."""
 
@@ -155,15 +155,15 @@ class Window:
         )  # type: ignore[return-value]
 
     @cached_property
-    def forward(self) -> Sweep:
+    def forward(self) -> ConvSweep:
         taps = [Tap(i, j, *self.offset(i, j)) for i, j in product(*map(range, self.kernel))]
         phase = Phase((0, 0), (1, 1), self.out, in_order(taps))
-        return Sweep(self.size, self.out, self.stride, (phase,), self.pool)
+        return ConvSweep(self.size, self.out, self.stride, (phase,), self.pool)
 
     @cached_property
-    def backward(self) -> Sweep:
+    def backward(self) -> ConvSweep:
         """From the output's gradient to the input's (BPPSA section 3.3: the transposed Jacobian, never formed)."""
-        return Sweep(
+        return ConvSweep(
             self.out, self.size, (1, 1), tuple(self._phase((y, x)) for y, x in product(*map(range, self.stride)))
         )
 

@@ -21,7 +21,7 @@ from bppsa.errors import InputError, ScheduleError
 from bppsa.runtime.worker.draws import Seed
 from bppsa.runtime.worker.modes import Modes
 from bppsa.runtime.worker.over_time.work import reads, writes
-from bppsa.runtime.worker.pipeline import Call
+from bppsa.runtime.worker.pipeline import PipelineCall
 from bppsa.runtime.worker.results import Outcome
 from bppsa.schedule.messages import Items
 from bppsa.schedule.spec import Schedule
@@ -82,7 +82,7 @@ class TimeTraining(Training):
         tensors = [[x for x in tree_leaves(argument) if isinstance(x, Tensor)] for argument in arguments]
         axes = iter([of for x, of in zip(leaves, model.arguments_axes, strict=True) if isinstance(x, Tensor)])
         shapes = [(tuple(x.shape), x.dtype) for of_argument in tensors for x in of_argument]
-        call = Call(
+        call = PipelineCall(
             arguments=[tree_unflatten([column[b] for column in by_row], spec) for b in range(count)],
             modes=modes,
             seeds=[Seed(self.seed, number, b) for b in range(count)],

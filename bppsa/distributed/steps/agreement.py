@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from bppsa.distributed.steps.member import tensors_of
-from bppsa.distributed.steps.plans import Plan
+from bppsa.distributed.steps.plans import StepPlan
 from bppsa.distributed.steps.training import Training
 from bppsa.errors import ScheduleError
-from bppsa.runtime.worker.pipeline import Call
+from bppsa.runtime.worker.pipeline import PipelineCall
 
 
 def fingerprint(training: Training) -> dict[str, str]:
@@ -34,7 +34,7 @@ def fingerprint(training: Training) -> dict[str, str]:
     }
 
 
-def signature(plan: Plan, call: Call, ran_nothing: bool) -> dict[str, str]:
+def signature(plan: StepPlan, call: PipelineCall, ran_nothing: bool) -> dict[str, str]:
     """Of one call. ran_nothing: whether the ranks have finished none yet."""
     kinds = sorted({action.kind for worker in range(len(plan.steps)) for action in plan.actions(worker)})
     return {

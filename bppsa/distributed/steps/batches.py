@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa.errors import InputError
-from bppsa.runtime.worker.pipeline import Call
+from bppsa.runtime.worker.pipeline import PipelineCall
 
 
 def rows_of(arguments: Any) -> int:
@@ -73,7 +73,7 @@ class Batch:
     """call: of all micro-batches. mine: those whose rows are here; all, but where each rank brings its own. rows: of
     these; sizes: the rows of each micro-batch. arguments: of each argument of the model, its tensors, whole."""
 
-    call: Call
+    call: PipelineCall
     mine: Sequence[int]
     rows: int
     sizes: list[int]

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from bppsa.distributed.steps.plans import Plan
+from bppsa.distributed.steps.plans import StepPlan
 from bppsa.schedule.messages import Item, Message
 from bppsa.schedule.program import Action
 from bppsa.stages import Stages
@@ -60,7 +60,7 @@ class Numbers:
         return Message(Item(kind, number, 0), source, target, self.next - 1)
 
 
-def make_exchange(plan: Plan, stages: Stages, owners: Owners) -> Exchange:
+def make_exchange(plan: StepPlan, stages: Stages, owners: Owners) -> Exchange:
     numbers, workers = Numbers(plan.messages), range(len(plan.steps))
     fetches, frees = {}, set()
     for lane in foreign(plan, owners):
@@ -78,7 +78,7 @@ def make_exchange(plan: Plan, stages: Stages, owners: Owners) -> Exchange:
     return Exchange(fetches, frozenset(frees), tuple(reductions), reports)
 
 
-def foreign(plan: Plan, owners: Owners) -> Iterator[list[Action]]:
+def foreign(plan: StepPlan, owners: Owners) -> Iterator[list[Action]]:
     """Of each lane, the jobs of stages that its worker does not own, in order."""
     for worker, lanes in enumerate(plan.steps):
         for lane in lanes:

@@ -9,12 +9,12 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from bppsa.distributed.steps.member import Asked, Member, Run
-from bppsa.distributed.steps.plans import Plan, batches
+from bppsa.distributed.steps.member import Asked, Member, WorkerCall
+from bppsa.distributed.steps.plans import StepPlan, batches
 from bppsa.runtime.transport.mailbox import Alarm, Threads
 from bppsa.runtime.worker.execute import run_all
 from bppsa.runtime.worker.gradients import Sums, total
-from bppsa.runtime.worker.pipeline import Call
+from bppsa.runtime.worker.pipeline import PipelineCall
 from bppsa.runtime.worker.results import Outcome, Results, outcome
 from bppsa.stages import Stages
 
@@ -37,7 +37,9 @@ class Local:
     def call(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
+    def run(
+        self, plan: StepPlan, call: PipelineCall, state: Sequence[Results] = ()
+    ) -> tuple[Outcome, Sequence[Results]]:
         """state: what the forward gave, for a backward alone."""
         alarm, count = Alarm(), len(plan.steps)
         transport = Threads(alarm)
@@ -45,7 +47,9 @@ class Local:
         sums = [Sums(batches(lanes)) for lanes in plan.steps]
         lanes = []
         for worker in range(count):
-            run = Run(plan, call, results[worker], sums[worker], transport, alarm, nothing, nothing, {}, (), self.asked)
+            run = WorkerCall(
+                plan, call, results[worker], sums[worker], transport, alarm, nothing, nothing, {}, (), self.asked
+            )
             lanes += self.member(worker, count).lanes(run)
         threads = torch.get_num_threads()
         try:

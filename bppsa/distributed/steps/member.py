@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.decisions import Decision
-from bppsa.distributed.steps.plans import Plan
+from bppsa.distributed.steps.plans import StepPlan
 from bppsa.errors import ScheduleError
 from bppsa.frontend.call_log import pop, push
 from bppsa.frontend.rnn.recurrent import sweep_of
@@ -24,7 +24,7 @@ from bppsa.runtime.worker.execute import Lane
 from bppsa.runtime.worker.fetched import Fetched
 from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.over_time.work import TimeChunks
-from bppsa.runtime.worker.pipeline import Call, Pipeline
+from bppsa.runtime.worker.pipeline import Pipeline, PipelineCall
 from bppsa.runtime.worker.results import Results
 from bppsa.runtime.worker.shell import Shell, tensors_in
 from bppsa.schedule.messages import Message
@@ -35,11 +35,11 @@ Asked = tuple[Strategy, Forward]  # by the user, for scans and recurrences
 
 
 @dataclass(frozen=True)
-class Run:
+class WorkerCall:
     """One call, as one worker has part in it. ended: called with a stage when its gradients are summed."""
 
-    plan: Plan
-    call: Call
+    plan: StepPlan
+    call: PipelineCall
     results: Results
     sums: Sums
     transport: Transport
@@ -72,7 +72,7 @@ class Member:
         self.shells: dict[tuple[int, int], Shell] = {}  # by lane and stage
         self.fetched: dict[tuple[int, int], Fetched] = {}
 
-    def lanes(self, run: Run) -> list[Lane]:
+    def lanes(self, run: WorkerCall) -> list[Lane]:
         """Those that have something to do."""
         self.follow()
         mailbox, found = Mailbox(run.alarm), []
@@ -117,7 +117,7 @@ class Member:
             for key in self.shells.keys() - self.fetched.keys():
                 self.shells[key].lend(self.lent)
 
-    def shell(self, lane: int, s: int, call: Call) -> Shell:
+    def shell(self, lane: int, s: int, call: PipelineCall) -> Shell:
         stage = self.stages.stages[s]
         if (lane, s) not in self.shells:
             self.shells[lane, s] = Shell(stage, call.split)
@@ -131,7 +131,7 @@ class Member:
 
 def work_of(
     stages: Stages,
-    call: Call,
+    call: PipelineCall,
     shells: Mapping[int, Shell],
     results: Results,
     sums: Sums,

@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from bppsa.errors import ScheduleError
 from bppsa.schedule.graph import numbered
 from bppsa.schedule.jobs import PerJob
-from bppsa.schedule.messages import TOKEN, Item, Items, Step, with_messages
+from bppsa.schedule.messages import TOKEN, Item, Items, JobStep, with_messages
 from bppsa.schedule.program import Action
 from bppsa.schedule.simulator import Cost, simulate
 from bppsa.schedule.spec import F, Jobs, Schedule, W
@@ -26,11 +26,11 @@ KINDS: Mapping[str, Callable[[str], bool]] = {  # which directions a call runs
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class StepPlan:
     """steps: of each worker and lane. readers: of each worker, how many of its steps read an item."""
 
     timeline: Timeline
-    steps: tuple[tuple[tuple[Step, ...], ...], ...]
+    steps: tuple[tuple[tuple[JobStep, ...], ...], ...]
     readers: tuple[Counter[Item], ...]
 
     @property
@@ -62,7 +62,7 @@ def make_plan(
     costs: Mapping[str, Cost],
     reads: Items,
     writes: Items,
-) -> Plan:
+) -> StepPlan:
     """Raises ScheduleError where the schedule cannot run."""
     timeline = simulate(schedule, S=S, B=B, W=workers, costs=costs, units=Units("flops"))
     check_runs(timeline)
@@ -78,10 +78,10 @@ def make_plan(
         for worker in steps
     )
     readers = tuple(Counter(item for step in worker for item in step.reads) for worker in steps)
-    return Plan(timeline, lanes, readers)
+    return StepPlan(timeline, lanes, readers)
 
 
-def own_batches(plan: Plan, rank: int) -> list[int]:
+def own_batches(plan: StepPlan, rank: int) -> list[int]:
     """The micro-batches that a rank runs alone. Raises ScheduleError where any has jobs on several."""
     workers: dict[int, set[int]] = {}
     for job in plan.timeline.jobs:
@@ -101,7 +101,7 @@ def own_batches(plan: Plan, rank: int) -> list[int]:
     return mine
 
 
-def predicted(plan: Plan, measured: Timeline) -> Timeline:
+def predicted(plan: StepPlan, measured: Timeline) -> Timeline:
     """The program simulated with the times that its jobs took: what is left of a measured makespan is transfers,
     waiting for them, and the executor's own time."""
     timeline, took = plan.timeline, PerJob(measured.jobs, measured.durations)
@@ -174,7 +174,7 @@ def tokens(timeline: Timeline) -> tuple[Tokens, Tokens]:
     return waits, signals
 
 
-def batches(lanes: Sequence[Sequence[Step]]) -> dict[int, list[int]]:
+def batches(lanes: Sequence[Sequence[JobStep]]) -> dict[int, list[int]]:
     """Of each stage, the micro-batches whose weight gradients these steps compute."""
     actions = [step.action for steps in lanes for step in steps]
     last = "W" if any(action.kind == "W" for action in actions) else "B"

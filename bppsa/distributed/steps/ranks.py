@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from bppsa.distributed.steps.agreement import check_replicas, checksums, signature
 from bppsa.distributed.steps.exchange import Exchange, Numbers, Owners, make_exchange
-from bppsa.distributed.steps.member import Asked, Member, Run, tensors_of
-from bppsa.distributed.steps.plans import Plan, batches
+from bppsa.distributed.steps.member import Asked, Member, WorkerCall, tensors_of
+from bppsa.distributed.steps.plans import StepPlan, batches
 from bppsa.distributed.steps.reducing import Reducing
 from bppsa.errors import ScheduleError
 from bppsa.runtime.transport.group import GroupTransport
 from bppsa.runtime.transport.mailbox import Alarm
 from bppsa.runtime.worker.execute import JobError, run_all
 from bppsa.runtime.worker.gradients import Sums
-from bppsa.runtime.worker.pipeline import Call
+from bppsa.runtime.worker.pipeline import PipelineCall
 from bppsa.runtime.worker.results import Outcome, Results, outcome
 from bppsa.runtime.worker.shell import hollow, tensors_in
 from bppsa.schedule.program import Action
@@ -49,7 +49,7 @@ class Ranks:
         self.rank, self.size = transport.rank, transport.size
         foreign = [s for s in range(len(stages)) if self.rank not in owners[s]]
         self.member = Member(self.rank, stages, model, neighbours, foreign, transport.device)
-        self.exchanges: dict[Plan, Exchange] = {}
+        self.exchanges: dict[StepPlan, Exchange] = {}
         self.steps = steps or count(1)
         self.ran_nothing = True
 
@@ -71,7 +71,9 @@ class Ranks:
         with self.transport.telling("a call of the model"):
             yield
 
-    def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
+    def run(
+        self, plan: StepPlan, call: PipelineCall, state: Sequence[Results] = ()
+    ) -> tuple[Outcome, Sequence[Results]]:
         """state: what the forward gave, for a backward alone. Raises WorkerError on every rank where one fails."""
         exchange = self.exchange(plan)
         self.transport.sign(signature(plan, call, self.ran_nothing))
@@ -83,7 +85,7 @@ class Ranks:
         threads = torch.get_num_threads()
         try:
             self.lend_out(exchange)
-            run = Run(
+            run = WorkerCall(
                 plan,
                 call,
                 results,
@@ -108,7 +110,7 @@ class Ranks:
             torch.set_num_threads(threads)
         return outcome(everyone, grads), [results]
 
-    def exchange(self, plan: Plan) -> Exchange:
+    def exchange(self, plan: StepPlan) -> Exchange:
         if plan not in self.exchanges:
             self.exchanges[plan] = make_exchange(plan, self.stages, self.owners)
         return self.exchanges[plan]
@@ -158,7 +160,7 @@ class Ranks:
                 tensors = tensors_of(self.stages.stages[message.item.number])
                 self.transport.send(message, [sendable(name, own[name], like) for name, like in tensors.items()])
 
-    def reports(self, plan: Plan, exchange: Exchange, results: Results) -> list[Results]:
+    def reports(self, plan: StepPlan, exchange: Exchange, results: Results) -> list[Results]:
         """What each rank has to tell, by rank."""
         mine = report(plan.actions(self.rank), results)
         for message in exchange.reports.values():

@@ -15,7 +15,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa.distributed.steps.batches import Batch
-from bppsa.distributed.steps.plans import Plan
+from bppsa.distributed.steps.plans import StepPlan
 from bppsa.distributed.steps.step_loss import StepLoss
 from bppsa.distributed.steps.training import Settings, Training
 from bppsa.errors import ArgumentError, ScheduleError, WorkerError
@@ -211,7 +211,7 @@ def like(state: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def warn_of_step(plan: Plan) -> None:
+def warn_of_step(plan: StepPlan) -> None:
     graph = plan.timeline.graph
     if any(graph.jobs[p][2] != "F" and graph.jobs[q][2] == "F" for p, q in graph.edges()):
         warnings.warn(

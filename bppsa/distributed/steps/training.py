@@ -17,7 +17,7 @@ from bppsa.decisions import Report, warn_once
 from bppsa.distributed.steps.batches import Batch, by_leaf, check_rows, is_batched, parts, rows_of
 from bppsa.distributed.steps.losses import LossFunction, LossWeight, Share, counts, is_sum, share
 from bppsa.distributed.steps.member import Asked, check_names, first_names
-from bppsa.distributed.steps.plans import KINDS, Plan, check_changes, make_plan, only, own_batches, predicted
+from bppsa.distributed.steps.plans import KINDS, StepPlan, check_changes, make_plan, only, own_batches, predicted
 from bppsa.distributed.steps.whole import check_target, check_wholes
 from bppsa.errors import InputError, ScheduleError, StrategyError
 from bppsa.frontend.state import show
@@ -27,7 +27,7 @@ from bppsa.plan.strategy import AUTO
 from bppsa.runtime.worker import norms
 from bppsa.runtime.worker.draws import Seed
 from bppsa.runtime.worker.modes import Modes
-from bppsa.runtime.worker.pipeline import Call, reads, writes
+from bppsa.runtime.worker.pipeline import PipelineCall, reads, writes
 from bppsa.runtime.worker.results import Outcome, Results
 from bppsa.runtime.worker.shell import tensors_in
 from bppsa.schedule.messages import Items
@@ -68,7 +68,9 @@ class Engine(Protocol):
     def for_stages(self, stages: Stages) -> Engine:
         """For other stages of the same model, with the same weights in each."""
 
-    def run(self, plan: Plan, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]: ...
+    def run(
+        self, plan: StepPlan, call: PipelineCall, state: Sequence[Results] = ()
+    ) -> tuple[Outcome, Sequence[Results]]: ...
 
     def share(self, value: T) -> Sequence[T]:
         """What each rank gives, by rank."""
@@ -85,14 +87,14 @@ class Training:
 
     def __init__(self, model: nn.Module, settings: Settings, stages: Stages) -> None:
         self.model, self.settings, self.stages = model, settings, stages
-        self.plans: dict[tuple[str, int], Plan] = {}
+        self.plans: dict[tuple[str, int], StepPlan] = {}
         self.calls = count()
         self.others: dict[Situation | None, Training] = {stages.situation: self}  # of the same model
         self.names = first_names(tensors_in(model))
         self.follows = True  # whether what changes on the model is seen where it is cut again
         self.again: Callable[[Sequence[Any]], Stages] | None = None  # cuts the model as it is now
         self.tried = False  # whether the loss has been seen to be the mean that it is taken for
-        self.ran: tuple[Plan, Timeline] | None = None
+        self.ran: tuple[StepPlan, Timeline] | None = None
         self.seed = torch.initial_seed() if settings.seed is None else settings.seed
         self.engine: Engine
 
@@ -116,7 +118,7 @@ class Training:
             self.others[situation] = other
         return self.others[situation]
 
-    def plan(self, kind: str, count: int) -> Plan:
+    def plan(self, kind: str, count: int) -> StepPlan:
         """Of a call of `count` micro-batches. Raises ScheduleError where the schedule cannot run."""
         if (kind, count) not in self.plans:
             stages, workers = self.stages, self.settings.workers
@@ -174,7 +176,7 @@ class Training:
         tensors = [[x for x in tree_leaves(argument) if isinstance(x, Tensor)] for argument in arguments]
         shapes = [(tuple(x.shape), x.dtype) for of_argument in tensors for x in of_argument]
         signature = repr((modes, list(sizes.values()) if self.settings.local else shapes))
-        call = Call(
+        call = PipelineCall(
             [cut.get(b, ()) for b in range(count)],
             modes,
             seeds,
@@ -188,7 +190,7 @@ class Training:
         told = self.engine.share(mine) if self.settings.local else [mine]
         return {b: value for of_rank in told for b, value in of_rank.items()}
 
-    def run(self, kind: str, call: Call, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
+    def run(self, kind: str, call: PipelineCall, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
         plan = self.plan(kind, len(call.arguments))
         found, state = self.engine.run(plan, call, state)
         for s, b in sorted(found.seen, key=lambda key: (key[1], key[0])):
@@ -203,7 +205,7 @@ class Training:
         show(self.model, Report(tuple(once.values())))
         return found, state
 
-    def last(self) -> tuple[Plan, Timeline]:
+    def last(self) -> tuple[StepPlan, Timeline]:
         """Of the last call, what ran and when, in seconds. Raises ScheduleError before the first."""
         if self.ran is None:
             raise ScheduleError("nothing has run yet; call step()")

@@ -33,7 +33,7 @@ IRREGULAR = Reason(
 
 
 @dataclass(frozen=True)
-class Plan:
+class CellPlan:
     """A cell that was fused, for one structure and one set of shapes (T aside)."""
 
     recurrence: Recurrence
@@ -192,7 +192,7 @@ def as_one_batch(x: Tensor) -> Tensor:
 class ScanCall:
     """One call of a fused cell. Tensors: sources [T, B, n], carries [B, n], parameters; outputs: ys, final carries."""
 
-    plan: Plan
+    plan: CellPlan
     extent: Extent
     sources: int
     carries: int

@@ -16,7 +16,7 @@ from bppsa.decisions import warn_once
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.cell.beside import perhaps_by_rows, with_rows_last
 from bppsa.frontend.cell.checks import Cell, check_carry, name_of, step
-from bppsa.frontend.cell.fused_cell import Plan
+from bppsa.frontend.cell.fused_cell import CellPlan
 from bppsa.frontend.cell.second import Second, swapped
 from bppsa.frontend.ordinary import is_ordinary_moment, mixed
 from bppsa.frontend.planning.sweeps import compile_recurrence
@@ -35,12 +35,12 @@ REMEMBERED = 256  # cells
 # What a mistake of ours in a pass would raise, once the cell itself has run.
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
-_plans: Remembered[Plan | Reason] = Remembered(REMEMBERED)
+_plans: Remembered[CellPlan | Reason] = Remembered(REMEMBERED)
 
 
 def find(
     cell: Cell, carry: Sequence[Tensor], carry_spec: Any, xs: Sequence[Tensor], x_spec: Any, second: Second = ()
-) -> tuple[Plan, Environment] | Reason:
+) -> tuple[CellPlan, Environment] | Reason:
     """The plan of the cell for tensors like these, made once. carry: with rows in front, also where the cell has them
     second."""
     reason = unusual(carry, xs)
@@ -60,7 +60,7 @@ def find(
     return mixed((*carry, *xs, *plan.captured(environment))) or without_kernel(plan, xs[0]) or (plan, environment)
 
 
-def without_kernel(plan: Plan, x: Tensor) -> Reason | None:
+def without_kernel(plan: CellPlan, x: Tensor) -> Reason | None:
     if x.device.type == "cuda" and plan.has_axes:
         return Reason("values of several axes have no kernel on a GPU yet", mend="keep values [batch, features] there")
     return None
@@ -95,7 +95,7 @@ def make(
     second: Second,
     environment: Environment,
     gradients: bool,
-) -> Plan | Reason:
+) -> CellPlan | Reason:
     y_spec: Any = None
 
     def flat_cell(carry_leaves: Sequence[Tensor], x_leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
@@ -122,10 +122,10 @@ def make(
 
 def plan_or_reasons(
     recording: Recording, carries: int, xs: int, tensors: Sequence[Tensor], y_spec: Any
-) -> Plan | Reason:
+) -> CellPlan | Reason:
     """tensors: those that the cell closes over."""
 
-    def planned(beside: Container[Tensor]) -> Plan:
+    def planned(beside: Container[Tensor]) -> CellPlan:
         own = with_rows_last(recording, beside.__contains__)
         count = sum(tensor in beside for tensor, _ in own.captured)
         places = tuple(place(tensor, tensors, "cell") for tensor, _ in own.captured)
@@ -150,7 +150,7 @@ def plan_of(
     places: tuple[int | Tensor, ...],
     y_spec: Any,
     beside: int = 0,
-) -> Plan:
+) -> CellPlan:
     """The plan of a cell recorded as (carry leaves, x leaves, ...) -> (next carry leaves, y leaves). beside: so many of
     the tensors it closed over, the last, have a row for each of the batch: they are given like x, for all steps."""
     nexts, ys = recording.result
@@ -173,7 +173,7 @@ def plan_of(
     y_shapes = tuple(y.meta["val"].shape for y in ys)
     carry_shapes, dtypes = tuple(value.shape for value in values), tuple(value.dtype for value in values)
     growth = growth_of(recurrence)
-    return Plan(recurrence, dtype, hoisted, tail, places, y_spec, y_shapes, carry_shapes, dtypes, growth, beside)
+    return CellPlan(recurrence, dtype, hoisted, tail, places, y_spec, y_shapes, carry_shapes, dtypes, growth, beside)
 
 
 def check_dtypes(recurrence: Recurrence, dtype: torch.dtype) -> None:

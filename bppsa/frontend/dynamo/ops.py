@@ -20,7 +20,7 @@ from bppsa.frontend.rnn.recurrent import stack
 from bppsa.frontend.rnn.spec import Spec
 from bppsa.plan.forward import LIBRARY, forward_of
 from bppsa.plan.strategy import strategy_of
-from bppsa.runtime.recurrent.autograd import Call
+from bppsa.runtime.recurrent.autograd import RecurrenceCall
 from bppsa.runtime.recurrent.extent import Extent, Given
 from bppsa.runtime.recurrent.newton import Memory
 
@@ -36,7 +36,7 @@ CELL = "str cell, bool reverse, str strategy, str forward"
 
 def module_call(
     x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], masks: Sequence[Tensor], *flags: Any
-) -> Call:
+) -> RecurrenceCall:
     """The call that `bppsa::recurrence` stands for; the module's sizes are read off its weights."""
     kind, layers, bidirectional, strategy, forward, _ = flags
     count = len(weights) // (layers * (1 + bidirectional))
@@ -57,7 +57,9 @@ def module_call(
     )
 
 
-def cell_call(sources: Sequence[Tensor], carries: Sequence[Tensor], params: Sequence[Tensor], *flags: Any) -> Call:
+def cell_call(
+    sources: Sequence[Tensor], carries: Sequence[Tensor], params: Sequence[Tensor], *flags: Any
+) -> RecurrenceCall:
     """The call that `bppsa::scan` stands for: one of a cell that the backend has planned."""
     cell, reverse, strategy, forward = flags
     extent = Extent(sources[0].shape[0], sources[0].shape[1], reverse)

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from bppsa.codegen.cpu import build as compiler
 from bppsa.errors import Reason, Unsupported
-from bppsa.frontend.cell.fused_cell import Plan
+from bppsa.frontend.cell.fused_cell import CellPlan
 from bppsa.frontend.cell.plans import plan_of
 from bppsa.frontend.dynamo.ops import SCANS, VERSION
 from bppsa.fxpasses.cell.each_step import counts_rows
@@ -49,7 +49,7 @@ def inline_scan(graph: fx.GraphModule, node: fx.Node, strategy: str, forward: st
 
 def plan_for(
     cell: fx.GraphModule, carry: Sequence[Tensor], xs: Sequence[Tensor], extra: Sequence[Tensor]
-) -> tuple[str, Plan]:
+) -> tuple[str, CellPlan]:
     """Its key says all the plan depends on: Inductor's caches outlive the process."""
     with _disable_current_modes():
         like = [[stand_in(t) for t in carry], [stand_in(x, 1) for x in xs], [stand_in(t) for t in extra]]
@@ -74,7 +74,7 @@ def plan_for(
     return key, SCANS[key]
 
 
-def check_any_rows(plan: Plan) -> None:
+def check_any_rows(plan: CellPlan) -> None:
     """Raise `Unsupported` where the plan holds for one batch size only, or gives what is no real number."""
     recurrence = plan.recurrence
     if recurrence.checks:
@@ -96,7 +96,7 @@ def stand_in(fake: Tensor, skip: int = 0) -> Tensor:
 class Inline:
     """The nodes of one plan, put where the graph is being inserted to."""
 
-    def __init__(self, graph: fx.Graph, plan: Plan, groups: Sequence[Sequence[fx.Node]]) -> None:
+    def __init__(self, graph: fx.Graph, plan: CellPlan, groups: Sequence[Sequence[fx.Node]]) -> None:
         self.graph, self.plan = graph, plan
         self.carry, self.xs, self.extra = groups
         self.steps, self.rows = (self.call(aten.sym_size.int, self.xs[0], dim) for dim in (0, 1))

@@ -19,7 +19,7 @@ from bppsa.errors import Reason
 from bppsa.frontend.call_log import collecting, unnoted
 from bppsa.frontend.loops.call import call
 from bppsa.frontend.loops.key import call_of, unusual
-from bppsa.frontend.loops.plans import Plan, first_call
+from bppsa.frontend.loops.plans import LoopPlan, first_call
 from bppsa.frontend.loops.state import LoopState
 from bppsa.fxpasses.lines import place_of_trace
 from bppsa.fxpasses.reroll.find import LEAST_STEPS
@@ -84,7 +84,7 @@ def has_scan(graph: fx.GraphModule) -> bool:
             if is_ours(error):
                 raise
             return False
-    return isinstance(plan, Plan)
+    return isinstance(plan, LoopPlan)
 
 
 def is_known(value: Any) -> bool:

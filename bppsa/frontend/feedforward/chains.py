@@ -32,7 +32,7 @@ Forward = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class ChainPlan:
     """How a module runs for arguments of one kind. places: of each captured tensor among those the module reaches."""
 
     program: ChainProgram
@@ -98,7 +98,7 @@ def hooked(module: nn.Module) -> Reason | None:
     return None
 
 
-_plans: Remembered[Plan | Reason] = Remembered(REMEMBERED)
+_plans: Remembered[ChainPlan | Reason] = Remembered(REMEMBERED)
 
 
 def find(
@@ -108,7 +108,7 @@ def find(
     kwargs: dict[str, Any],
     leaves: Sequence[Any],
     tensors: Sequence[Tensor],
-) -> tuple[Plan, list[Tensor]] | Reason:
+) -> tuple[ChainPlan, list[Tensor]] | Reason:
     """The plan of the module for arguments like these, made once, and the tensors it closes over."""
     environment, weights = known_environment(module), pruned(module)
     make_weights(weights)
@@ -141,7 +141,7 @@ def make(
     kwargs: Mapping[str, Any],
     reached: Sequence[Tensor],
     given: Sequence[Tensor],
-) -> Plan | Reason:
+) -> ChainPlan | Reason:
     """given: the masks of the last of the tensors reached, which are pruned weights."""
     state = state_of(module)
     path, options = state.path, state.options
@@ -164,7 +164,7 @@ def make(
         if options.strict:
             raise ChainError(f"{path or '<model>'}: {unsupported.reason}; strict=True wants a scan") from unsupported
         return unsupported.reason
-    return Plan(program, places, recording.result, decision, masks)
+    return ChainPlan(program, places, recording.result, decision, masks)
 
 
 def kept(mask: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from bppsa.decisions import Decision
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.call_log import explaining, forward_of_model, note, strategy_of_model
-from bppsa.frontend.cell.fused_cell import Plan, resolved
+from bppsa.frontend.cell.fused_cell import CellPlan, resolved
 from bppsa.frontend.cell.plans import plan_of
 from bppsa.frontend.planning.forward import open_forward, solver_of, told
 from bppsa.frontend.planning.predict import choose_scan
@@ -32,7 +32,7 @@ class Fused:
     """One scan of a plan, as a function of its carry, what each step is given, and what is the same in all. decision:
     what is told of it."""
 
-    plan: Plan
+    plan: CellPlan
     strategy: Strategy
     forward: Forward
     chosen: Forward | str

@@ -20,7 +20,7 @@ DTYPES |= {torch.float32, torch.float64, torch.bool, torch.int64, torch.int32, t
 
 
 @dataclass(frozen=True)
-class Call:
+class LoopCall:
     """leaves: of the arguments, and spec: what they are in. tensors: those of them that are tensors."""
 
     key: Hashable
@@ -43,7 +43,7 @@ def unusual() -> Reason | None:
     return None
 
 
-def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | Reason:
+def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopCall | Reason:
     leaves, spec = pytree.tree_flatten((args, kwargs))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     reason = odd(leaves)
@@ -59,7 +59,7 @@ def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | 
     given = tuple(map(described, leaves))
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()
     key = environment.key, spec, given, tuple(memory), modes, torch.are_deterministic_algorithms_enabled()
-    return Call(key, spec, leaves, tensors, environment)
+    return LoopCall(key, spec, leaves, tensors, environment)
 
 
 def odd(leaves: Sequence[Any]) -> Reason | None:

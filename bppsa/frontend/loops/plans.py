@@ -14,7 +14,7 @@ from bppsa.decisions import Decision
 from bppsa.errors import BuildError, GradientError, Reason, Unsupported, first_line
 from bppsa.frontend.call_log import note, unnoted
 from bppsa.frontend.loops.fuse import fuse
-from bppsa.frontend.loops.key import Call, attributes
+from bppsa.frontend.loops.key import LoopCall, attributes
 from bppsa.frontend.loops.state import Left
 from bppsa.frontend.loops.trials import trial
 from bppsa.frontend.loops.verify import Differs, check_alike, check_numbers
@@ -34,7 +34,7 @@ from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoopPlan:
     """run: the program, of the tensors among the arguments and of those in the environment at `places`, and literals.
     result: what the call returned, numbers in the place of its tensors; others: leaves that are none."""
 
@@ -48,11 +48,11 @@ class Plan:
     left: tuple[Decision, ...]  # of repetitions that are no scans
     picks: bool  # whether it may refuse the numbers it is given: whole ones too large, matrices that are singular
 
-    def tensors(self, call: Call) -> list[Tensor]:
+    def tensors(self, call: LoopCall) -> list[Tensor]:
         given, held = call.tensors, call.environment.tensors
         return [*(given[i] for i in self.arguments), *(held[i] for i in self.places), *self.literals]
 
-    def result(self, call: Call) -> Any:
+    def result(self, call: LoopCall) -> Any:
         """Raises `Unsupported`, and has drawn no random number, where it refuses the numbers it is given."""
         state = torch.get_rng_state() if self.picks else None
         try:
@@ -71,8 +71,8 @@ MEND = "report it with what was called; meanwhile compile with loops=False"
 
 
 def first_call(
-    root: Any, plain: Callable[..., Any], args: Any, kwargs: Any, call: Call, path: str
-) -> tuple[Any, Plan | Left]:
+    root: Any, plain: Callable[..., Any], args: Any, kwargs: Any, call: LoopCall, path: str
+) -> tuple[Any, LoopPlan | Left]:
     """What the call returns, as PyTorch runs it, and the plan for others like it."""
     logger = Logger(call.tensors)
     before = torch.get_rng_state()
@@ -108,7 +108,7 @@ def raise_if_asked(unsupported: Unsupported) -> None:
         raise GradientError(f"a loop that runs as a scan: {unsupported}; {MEND}") from unsupported
 
 
-def checked(plan: Plan, plain: Callable[..., Any], args: Any, kwargs: Any, call: Call) -> Any:
+def checked(plan: LoopPlan, plain: Callable[..., Any], args: Any, kwargs: Any, call: LoopCall) -> Any:
     """What PyTorch gives, after a run of the plan beside it. Raises GradientError where they differ."""
     before = torch.get_rng_state()
     result = plain(*args, **kwargs)
@@ -126,7 +126,7 @@ def left(path: str, found: Sequence[Found], reason: Reason, around_others: bool 
     return Left(told or (Decision(path, "loop", "pytorch", str(reason)),), around_others)
 
 
-def check_unchanged(logger: Logger, root: Any, args: Any, kwargs: Any, call: Call) -> None:
+def check_unchanged(logger: Logger, root: Any, args: Any, kwargs: Any, call: LoopCall) -> None:
     if not call.environment.trail.holds(owner(root)):
         logger.refuse(Reason("changes an attribute, a global name or what they hold", mend="keep state in the carry"))
     if any(hasattr(type(refer()), "__next__") for refer in call.environment.opaque):
@@ -138,7 +138,9 @@ def check_unchanged(logger: Logger, root: Any, args: Any, kwargs: Any, call: Cal
         logger.refuse(Reason("gives attributes to a tensor that it was given"))
 
 
-def planned(logger: Logger, leaves: Sequence[Any], spec: Any, call: Call, path: str, found: list[Found]) -> Plan:
+def planned(
+    logger: Logger, leaves: Sequence[Any], spec: Any, call: LoopCall, path: str, found: list[Found]
+) -> LoopPlan:
     log = logger.log
     if log.refusal is not None:
         raise Unsupported(log.refusal)
@@ -167,12 +169,12 @@ def planned(logger: Logger, leaves: Sequence[Any], spec: Any, call: Call, path: 
     decided = tuple(fused.decision for fused in scans)
     told = tuple(refused(one, path) for one in found if one.scan is None)
     picks = log.raises or any(fused.plan.refuses for fused in scans)
-    return Plan(
+    return LoopPlan(
         program.run, program.arguments, places(program, call), program.literals, spec, others, decided, told, picks
     )
 
 
-def check_moved(program: LoopProgram, replay: Replay, result: Sequence[Value], call: Call) -> None:
+def check_moved(program: LoopProgram, replay: Replay, result: Sequence[Value], call: LoopCall) -> None:
     """Raises `Unsupported` where the program and the log, on other numbers than the call's, do not give the same."""
     state = torch.get_rng_state()
     try:
@@ -185,7 +187,7 @@ def check_moved(program: LoopProgram, replay: Replay, result: Sequence[Value], c
     check_numbers(expected, ours, list(given.values()))
 
 
-def others(replay: Replay, result: Sequence[Value], call: Call) -> tuple[dict[Value, Tensor], list[Tensor]]:
+def others(replay: Replay, result: Sequence[Value], call: LoopCall) -> tuple[dict[Value, Tensor], list[Tensor]]:
     """Other numbers for what is given, and what the log makes of them.
 
     Raises `Unsupported` where it cannot be run again.
@@ -213,7 +215,7 @@ def has_nan(tensor: Tensor) -> bool:
     return bool(torch.isnan(tensor).any())
 
 
-def tensor_of(value: Value, call: Call) -> Tensor:
+def tensor_of(value: Value, call: LoopCall) -> Tensor:
     given = value.given
     assert given is not None
     found = given.captured if given.captured is not None else given.literal
@@ -230,7 +232,7 @@ def returned(logger: Logger, tensor: Tensor) -> Value:
     return value
 
 
-def places(program: LoopProgram, call: Call) -> tuple[int, ...]:
+def places(program: LoopProgram, call: LoopCall) -> tuple[int, ...]:
     found = []
     for tensor in program.captured:
         at = place(tensor, call.environment.tensors, "module")
@@ -243,7 +245,7 @@ def places(program: LoopProgram, call: Call) -> tuple[int, ...]:
     return tuple(found)
 
 
-def believe(plan: Plan, leaves: Sequence[Any], call: Call, random: Tensor | None) -> None:
+def believe(plan: LoopPlan, leaves: Sequence[Any], call: LoopCall, random: Tensor | None) -> None:
     """Raises `Unsupported` where the plan, run on the same tensors and random numbers, gives something else."""
     theirs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     tensors = plan.tensors(call)

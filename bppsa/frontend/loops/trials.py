@@ -8,23 +8,23 @@ from contextlib import contextmanager
 from typing import Any
 
 
-class Trial:
+class LoggedCall:
     """One call that is logged. has_inner: whether it called what would be looked at on its own, were it not logged."""
 
     has_inner = False
 
 
-class _Thread(threading.local):
-    trial: Trial | None = None
+class _ThreadTrial(threading.local):
+    trial: LoggedCall | None = None
     entered: tuple[Any, ...] = ()
 
 
-_thread = _Thread()
+_thread = _ThreadTrial()
 
 
 @contextmanager
-def trial() -> Iterator[Trial]:
-    before, _thread.trial = _thread.trial, Trial()
+def trial() -> Iterator[LoggedCall]:
+    before, _thread.trial = _thread.trial, LoggedCall()
     try:
         yield _thread.trial
     finally:

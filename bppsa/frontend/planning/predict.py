@@ -13,11 +13,11 @@ from bppsa.codegen.gpu.columns import ROWS, blocks, padded
 from bppsa.codegen.gpu.print_triton import holds_weights, warps_of
 from bppsa.codegen.language.ir import Kind
 from bppsa.codegen.language.traffic import traffic
-from bppsa.codegen.lowering.lower import Run
+from bppsa.codegen.lowering.lower import ColumnRun
 from bppsa.codegen.lowering.program import Program
 from bppsa.frontend.planning.rates import machine_of
 from bppsa.frontend.planning.sweeps import compile_recurrence, structure_of
-from bppsa.plan.choose import Call, Choice, choose, multiply_inline
+from bppsa.plan.choose import Choice, PlannedCall, choose, multiply_inline
 from bppsa.plan.forward import Forward
 from bppsa.plan.strategy import Strategy
 from bppsa.plan.work import ITERATIONS, LOOP, Counts, Each, Products, Size
@@ -81,7 +81,7 @@ def choose_scan(
     asks = explained or (device == "cuda" and (training or ahead.name != "sequential"))
     structure = structure_of(recurrence) if asks else None
     counts = counts_of(recurrence, dtype, multiply_inline(rows, device), device, LOOP, structure)
-    call = Call([counts], Size(steps, rows), training, machine_of(device))
+    call = PlannedCall([counts], Size(steps, rows), training, machine_of(device))
     return choose(asked, call, {}, ahead=ahead, explained=explained)
 
 
@@ -120,5 +120,5 @@ def summed(sizes: Sizes, word: int) -> Products:
     return Products(len(sizes), counted(word * sum(depth + width for depth, width in sizes), flops, word))
 
 
-def wide(runs: Sequence[Run]) -> int:
+def wide(runs: Sequence[ColumnRun]) -> int:
     return sum(run.width for run in runs)

@@ -54,7 +54,7 @@ def _packed(batch_sizes: Tensor, there: Tensor | None, back: Tensor | None) -> F
     return Form(_same, lambda y: PackedSequence(y, batch_sizes, there, back), permute(there), permute(back))
 
 
-class Call(NamedTuple):
+class RNNCall(NamedTuple):
     """What `frontend.rnn.recurrent.run` is given, and how its result goes back to the caller."""
 
     x: Tensor  # [T, B, I], or the data of a packed sequence, [sum of batch_sizes, I]
@@ -73,7 +73,7 @@ class Call(NamedTuple):
         return self.form.leave(y), states if len(states) > 1 else states[0]
 
 
-def gather(module: nn.RNNBase, input: Any, hx: Any) -> Call | None:
+def gather(module: nn.RNNBase, input: Any, hx: Any) -> RNNCall | None:
     """The call with time first; None where a tensor is not plain or does not fit, which PyTorch is to judge."""
     laid_out = _lay_out(module, input)
     if laid_out is None or laid_out[0].shape[-1] != module.input_size:
@@ -90,7 +90,7 @@ def gather(module: nn.RNNBase, input: Any, hx: Any) -> Call | None:
             return None
         states = tuple(map(form.state_in, given))
 
-    call = Call(x, batch_sizes, states, weights, form)
+    call = RNNCall(x, batch_sizes, states, weights, form)
     if len({x.device, *[tensor.device for tensor in (*weights, *(states or ()))]}) > 1:
         return None
     if torch.is_autocast_enabled(x.device.type):
@@ -113,7 +113,7 @@ def _lay_out(module: nn.RNNBase, input: Any) -> tuple[Tensor, Tensor | None, For
     return x, None, form, x.shape[1]
 
 
-def _autocast(module: nn.RNNBase, call: Call) -> Call | None:
+def _autocast(module: nn.RNNBase, call: RNNCall) -> RNNCall | None:
     """The call in the one dtype in which we compute."""
     tensors = (call.x, *(call.states or ()), *call.weights)
     dtypes = autocast.result_dtypes(module, call.x, call.batch_sizes, call.states, call.weights)

@@ -20,7 +20,7 @@ from bppsa.frontend.planning.sweeps import compile_recurrence, with_structure
 from bppsa.frontend.rnn.by_pytorch import by_pytorch, in_one, layer_by_pytorch
 from bppsa.frontend.rnn.spec import Spec
 from bppsa.frontend.state import show, state_of
-from bppsa.plan.choose import Call, Numbers, choose, is_too_short, multiply_inline, too_short
+from bppsa.plan.choose import Numbers, PlannedCall, choose, is_too_short, multiply_inline, too_short
 from bppsa.plan.forward import LIBRARY, SEQUENTIAL, Forward
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.plan.work import Size
@@ -159,7 +159,7 @@ def decide(
     if is_too_short(strategy, ahead, steps) and not explained:
         choice = too_short(numbers)
     else:
-        call = Call(spec.counts(dtype, rows, device), Size(steps, rows), training, machine_of(device), library)
+        call = PlannedCall(spec.counts(dtype, rows, device), Size(steps, rows), training, machine_of(device), library)
         choice = choose(strategy, call, numbers, ahead=ahead, explained=explained)
     return Decision(path, spec.mode.lower(), choice.strategy, choice.reason, choice.numbers, *choice.told)
 

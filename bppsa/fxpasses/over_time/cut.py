@@ -21,7 +21,7 @@ from bppsa.fxpasses.partition.call.arguments import Arguments, flatten
 from bppsa.fxpasses.partition.call.kept import kept
 from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.capture.captured import captured
-from bppsa.fxpasses.partition.capture.graph import Graph
+from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.cut.modules import first_names, names_of, stage_module
 from bppsa.fxpasses.partition.ops.effects import facts
 from bppsa.fxpasses.partition.situations import situation_of
@@ -113,7 +113,7 @@ def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: i
     )
 
 
-def graph_of(root: nn.Module, arguments: Arguments) -> Graph:
+def graph_of(root: nn.Module, arguments: Arguments) -> CapturedGraph:
     try:
         return captured(root, arguments if not is_on_meta(root) else on_meta(arguments))
     except PartitionError as error:
@@ -172,7 +172,7 @@ def on_meta(arguments: Arguments) -> Arguments:
     return replace(arguments, examples=tree_map_only(Tensor, lambda x: x.to("meta"), arguments.examples))
 
 
-def example_of(found: Found, traced: Graph) -> Any:
+def example_of(found: Found, traced: CapturedGraph) -> Any:
     """What the graph returned in the trial, with the dtypes that the model has."""
     return tree_map(lambda x, like: x.to(like.dtype) if isinstance(x, Tensor) else x, found.output, traced.examples)
 

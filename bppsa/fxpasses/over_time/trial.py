@@ -29,11 +29,11 @@ class Reading(NamedTuple):
     states: Any  # None for zeros
 
 
-class Run(fx.Interpreter):
+class TrialRun(fx.Interpreter):
     """One run of the graph, whose values stay in `env`. before: the run on the chunk before, whose final states its
     recurrent modules begin with."""
 
-    def __init__(self, module: nn.Module, graph: fx.Graph, before: Run | None = None) -> None:
+    def __init__(self, module: nn.Module, graph: fx.Graph, before: TrialRun | None = None) -> None:
         super().__init__(module, garbage_collect_values=False, graph=graph)
         self.before = before
         self.readings: dict[fx.Node, Reading] = {}  # of each call of a recurrent module
@@ -61,9 +61,9 @@ class Trial:
     given: list[Any]
     spec: TreeSpec
 
-    def run(self, leaves: Sequence[Any], before: Run | None = None) -> Run:
+    def run(self, leaves: Sequence[Any], before: TrialRun | None = None) -> TrialRun:
         """On these in the place of `given`."""
-        run = Run(self.module, self.graph, before)
+        run = TrialRun(self.module, self.graph, before)
         with Certain():
             run.run(*tree_unflatten(list(leaves), self.spec), enable_io_processing=False)
         return run

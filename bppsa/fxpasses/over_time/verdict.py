@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import ScheduleError, first_line
 from bppsa.fxpasses.over_time.parts import NoAxis, alike, axis_of, halves
-from bppsa.fxpasses.over_time.trial import Run, Trial, trial_of
+from bppsa.fxpasses.over_time.trial import Trial, TrialRun, trial_of
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.theirs import is_ours
 from bppsa.stages import Axes
@@ -57,7 +57,7 @@ def packed(path: str) -> ScheduleError:
     )
 
 
-def over_chunks(trial: Trial, whole: Run, axes: Sequence[Axes]) -> list[int | None]:
+def over_chunks(trial: Trial, whole: TrialRun, axes: Sequence[Axes]) -> list[int | None]:
     """The axis of time of each leaf that is returned, None where it is of the last step."""
     early, late = halves(trial.given, [of.time for of in axes])
     try:
@@ -78,7 +78,7 @@ def over_chunks(trial: Trial, whole: Run, axes: Sequence[Axes]) -> list[int | No
     return known(found)
 
 
-def check_reading(node: fx.Node, *runs: Run) -> None:
+def check_reading(node: fx.Node, *runs: TrialRun) -> None:
     """Of a recurrent module, in the whole and in its first and second chunk."""
     (module, input, states), first, second = (run.readings[node] for run in runs)
     time = 1 if module.batch_first and input.dim() == 3 else 0
@@ -89,7 +89,7 @@ def check_reading(node: fx.Node, *runs: Run) -> None:
             raise mixed(f"the initial state of {node.target}", node, runs)
 
 
-def over_rows(trial: Trial, whole: Run, axes: Sequence[Axes]) -> list[int | None] | None:
+def over_rows(trial: Trial, whole: TrialRun, axes: Sequence[Axes]) -> list[int | None] | None:
     """The axis of rows of each leaf that is returned; None where rows meet, or there are none."""
     if any(reading.input.dim() == 2 for reading in whole.readings.values()):
         return None
@@ -107,7 +107,7 @@ def known(axes: Sequence[int | NoAxis | None]) -> list[int | None]:
     return [axis for axis in axes if not isinstance(axis, NoAxis)]
 
 
-def mixed(what: str, at: fx.Node, runs: Sequence[Run]) -> Mixed:
+def mixed(what: str, at: fx.Node, runs: Sequence[TrialRun]) -> Mixed:
     """Names the first op before `at` whose value is not of chunks."""
     before = ancestors(at)
     for node in at.graph.nodes:

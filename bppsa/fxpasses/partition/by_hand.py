@@ -25,7 +25,7 @@ from bppsa.stages import INPUT, Stage, Stages, Value
 
 
 @dataclass(frozen=True)
-class Run:
+class ModuleRun:
     """What a module returned for the example."""
 
     result: Any
@@ -107,7 +107,7 @@ def calling(path: str, arguments: Arguments | None, inputs: int, written: frozen
     return graph, graph.call_module(path, tuple(args), kwargs)
 
 
-def run_all(modules: Sequence[nn.Module], arguments: Arguments) -> list[Run]:
+def run_all(modules: Sequence[nn.Module], arguments: Arguments) -> list[ModuleRun]:
     args, kwargs = arguments.call(arguments.examples)
     given: Sequence[Any] = arguments.examples
     runs = []
@@ -115,7 +115,7 @@ def run_all(modules: Sequence[nn.Module], arguments: Arguments) -> list[Run]:
         with torch.no_grad(), Watch() as watch:
             result = theirs(module, *args, **kwargs)
         written = frozenset(i for i, x in enumerate(given) if isinstance(x, Tensor) and storage(x) in watch.written)
-        runs.append(Run(result, watch.flops, watch.cost, watch.draws, written, tuple(changed_by(module, watch))))
+        runs.append(ModuleRun(result, watch.flops, watch.cost, watch.draws, written, tuple(changed_by(module, watch))))
         given = args = runs[-1].parts()
         kwargs = {}
     return runs
@@ -129,7 +129,7 @@ def changed_by(module: nn.Module, watch: Watch) -> Iterator[str]:
             yield name
 
 
-def run_training(model: nn.Module, modules: Sequence[nn.Module], arguments: Arguments) -> list[Run] | None:
+def run_training(model: nn.Module, modules: Sequence[nn.Module], arguments: Arguments) -> list[ModuleRun] | None:
     """The modules run in training; None where the example cannot be used for that."""
     with kept(model):
         model.train()

@@ -15,7 +15,7 @@ from bppsa.fxpasses.partition.by_hand import by_hand
 from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of
 from bppsa.fxpasses.partition.call.progress import telling
 from bppsa.fxpasses.partition.capture.captured import captured
-from bppsa.fxpasses.partition.capture.graph import Graph
+from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.capture.since import since
 from bppsa.fxpasses.partition.check.rows import by_rows
 from bppsa.fxpasses.partition.check.verify import check_stages, never_one
@@ -71,7 +71,7 @@ def partition(
     return made(model, arguments, graph, order, balanced(costs, order.crossing(), stages))
 
 
-def made(model: nn.Module, arguments: Arguments, graph: Graph, order: Order, ends: Sequence[int]) -> Stages:
+def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Order, ends: Sequence[int]) -> Stages:
     """ends: for each stage, the index of the first block behind it."""
     found = build(model, graph, order, ends, arguments)
     with telling(model, "comparing its stages with it"):

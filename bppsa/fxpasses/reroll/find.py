@@ -12,7 +12,7 @@ from bppsa.fxpasses.reroll.joined import joined
 from bppsa.fxpasses.reroll.leading import without_leading
 from bppsa.fxpasses.reroll.log.lines import loop_at
 from bppsa.fxpasses.reroll.log.ops import Log, Op, Value
-from bppsa.fxpasses.reroll.period import Run, colours, longest
+from bppsa.fxpasses.reroll.period import PeriodicRun, colours, longest
 from bppsa.fxpasses.reroll.program import living
 from bppsa.fxpasses.reroll.relate import NOTHING_CARRIED, relate
 from bppsa.fxpasses.reroll.reshapes import without_detours
@@ -82,13 +82,13 @@ def is_repeated(log: Log) -> bool:
     return run is not None and (run.stop - run.start) // run.period >= LEAST_STEPS
 
 
-def next_run(ops: Sequence[Op], closed: set[Op]) -> Run | None:
+def next_run(ops: Sequence[Op], closed: set[Op]) -> PeriodicRun | None:
     """The longest repetition between ops that are closed."""
     found = []
     for start, stop in stretches(ops, closed):
         run = longest(colours(ops[start:stop]))
         if run is not None and (run.stop - run.start) // run.period >= LEAST_STEPS:
-            found.append(Run(run.start + start, run.stop + start, run.period))
+            found.append(PeriodicRun(run.start + start, run.stop + start, run.period))
     return max(found, key=lambda run: run.stop - run.start, default=None)
 
 

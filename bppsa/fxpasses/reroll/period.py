@@ -14,7 +14,7 @@ CANDIDATES = 32
 LONGEST_WORD = 16
 
 
-class Run(NamedTuple):
+class PeriodicRun(NamedTuple):
     """ops[start:stop] repeats itself with this period."""
 
     start: int
@@ -40,17 +40,17 @@ def of_leaf(leaf: Any) -> Any:
     return type(leaf) if is_number(leaf) else (type(leaf), leaf)
 
 
-def longest(colours: Sequence[int]) -> Run | None:
+def longest(colours: Sequence[int]) -> PeriodicRun | None:
     """The repetition that covers most ops; a longer period has to cover more than one of its periods in addition, so
     that the steps of an outer loop are found before those of an inner one, and no step is taken for two."""
     c = np.asarray(colours)
-    best: Run | None = None
+    best: PeriodicRun | None = None
     for period in candidates(c):
         start, stop = stretch(c[period:] == c[:-period], period)
         if stop - start < LEAST * period:
             continue
         if best is None or stop - start > best.stop - best.start + period:
-            best = Run(start, stop, period)
+            best = PeriodicRun(start, stop, period)
     return best
 
 

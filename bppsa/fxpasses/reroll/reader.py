@@ -15,7 +15,7 @@ from bppsa.fxpasses.reroll.columns import Writer, column, numbers, with_rows
 from bppsa.fxpasses.reroll.levels import Level
 from bppsa.fxpasses.reroll.log.ops import Like, Op, Value
 from bppsa.fxpasses.reroll.relate import Kind, Made, Numbers, Outside, Plain
-from bppsa.fxpasses.reroll.step import Step
+from bppsa.fxpasses.reroll.step import LoopStep
 
 aten = torch.ops.aten
 # Ops that take a number, and take a tensor in its place; what comes after the operands, as `alpha`, has to be a number.
@@ -23,7 +23,7 @@ OF_NUMBERS = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor
 OPERANDS = 2
 
 
-def body_of(step: Step) -> tuple[Body, Writer, list[Value]]:
+def body_of(step: LoopStep) -> tuple[Body, Writer, list[Value]]:
     """The step as a function, and ops that write what it is given for all steps."""
     reader = Reader(step)
     ops = tuple(reader.op(j) for j in step.needed)
@@ -51,7 +51,7 @@ def nothing_like(start: Tensor, *sizes: int) -> Tensor:
 class Reader:
     """Where a step finds its operands; what is the same for all rows of a step is given to each of them."""
 
-    def __init__(self, step: Step) -> None:
+    def __init__(self, step: LoopStep) -> None:
         self.step = step
         self.write = Writer()
         self.given: dict[Any, Value] = {}

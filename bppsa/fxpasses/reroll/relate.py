@@ -8,7 +8,7 @@ from typing import Any
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.log.ops import Op, Value, is_number
-from bppsa.fxpasses.reroll.period import LEAST, Run
+from bppsa.fxpasses.reroll.period import LEAST, PeriodicRun
 
 NOTHING_CARRIED = Reason("no step reads what another has made")
 
@@ -66,7 +66,7 @@ class Loop:
         return self.start + self.period * self.steps
 
 
-def relate(ops: Sequence[Op], run: Run) -> Loop:
+def relate(ops: Sequence[Op], run: PeriodicRun) -> Loop:
     """The loop in a run, cut where fewest values cross and at whole steps; steps that differ at its ends stay outside.
 
     Raises `Unsupported` where the operands of too few steps agree, and where nothing is carried.
@@ -88,7 +88,7 @@ def relate(ops: Sequence[Op], run: Run) -> Loop:
     return loop
 
 
-def phase(ops: Sequence[Op], run: Run) -> int:
+def phase(ops: Sequence[Op], run: PeriodicRun) -> int:
     """Where a step begins: most whole steps, then fewest values that cross, then the earliest."""
     middle = run.start + (run.stop - run.start) // run.period // 2 * run.period
     reach: dict[int, int] = {}  # of an op of the run: the last one that reads it, around the middle

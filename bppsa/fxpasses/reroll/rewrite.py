@@ -15,7 +15,7 @@ from bppsa.fxpasses.reroll.columns import Writer
 from bppsa.fxpasses.reroll.log.ops import Like, Op, Value, draws
 from bppsa.fxpasses.reroll.reader import body_of
 from bppsa.fxpasses.reroll.relate import Loop
-from bppsa.fxpasses.reroll.step import WHOLE, Step, Way
+from bppsa.fxpasses.reroll.step import WHOLE, LoopStep, Way
 
 aten = torch.ops.aten
 Fused = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
@@ -36,7 +36,7 @@ def rewritten(ops: Sequence[Op], loop: Loop, result: Sequence[Value], fuse: Fuse
     reasons: dict[bool, Unsupported] = {}
     for way in ways(ops, loop):
         try:
-            step = Step(ops, loop, result, way)
+            step = LoopStep(ops, loop, result, way)
             body, write, given = body_of(step)
             fused = fuse(body, loop.steps)
         except Unsupported as unsupported:
@@ -56,7 +56,9 @@ def ways(ops: Sequence[Op], loop: Loop) -> Iterator[Way]:
     yield from ALONE
 
 
-def finished(step: Step, body: Body, write: Writer, given: list[Value], fused: Fused) -> tuple[list[Op], Op, Assembler]:
+def finished(
+    step: LoopStep, body: Body, write: Writer, given: list[Value], fused: Fused
+) -> tuple[list[Op], Op, Assembler]:
     loop, ops = step.loop, step.ops
     around = [*step.ops_before(), *step.ops_behind()]
     if list(filter(draws, around)) != list(filter(draws, ops[loop.start : loop.stop])):

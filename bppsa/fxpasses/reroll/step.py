@@ -30,7 +30,7 @@ class Way:
     moved: bool = False
 
 
-class Step:
+class LoopStep:
     """One step of a loop, cut into what is done before the scan, by it, and after it."""
 
     def __init__(self, ops: Sequence[Op], loop: Loop, result: Sequence[Value], way: Way) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bppsa.chain import Weight
 from bppsa.codegen.cpu.products import Outer, Projection
-from bppsa.codegen.lowering.lower import Run
+from bppsa.codegen.lowering.lower import ColumnRun
 from bppsa.codegen.lowering.program import Program, Rows
 from bppsa.runtime.recurrent.extent import Extent, Given, flat, rows_contiguous
 from bppsa.runtime.recurrent.multiply import Multiply
@@ -30,7 +30,7 @@ class Product:
 
     weight: Weight
     left: Rows | int
-    runs: tuple[Run, ...]
+    runs: tuple[ColumnRun, ...]
 
 
 class After:

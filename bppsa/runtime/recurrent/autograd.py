@@ -29,7 +29,7 @@ class Result:
     exposed: tuple[Tensor, ...] = ()  # share memory with an output
 
 
-class Call(Protocol):
+class RecurrenceCall(Protocol):
     """One call of a recurrence, its sizes fixed; `tensors` are all tensors it reads."""
 
     @property
@@ -62,7 +62,7 @@ class Call(Protocol):
         ...
 
 
-def apply(call: Call, tensors: Given) -> tuple[Tensor, ...]:
+def apply(call: RecurrenceCall, tensors: Given) -> tuple[Tensor, ...]:
     """The outputs of `call`, with its gradients if autograd wants any."""
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
         return ApplyRecurrence.apply(call, *tensors)
@@ -71,7 +71,7 @@ def apply(call: Call, tensors: Given) -> tuple[Tensor, ...]:
 
 class ApplyRecurrence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, call: Call, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, call: RecurrenceCall, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         result = call.forward(tensors, save=True)
         ctx.call, ctx.count = call, len(tensors)
         ctx.save_for_backward(*tensors, *result.saved)
@@ -113,7 +113,7 @@ def gradients(
     return found
 
 
-def by_pytorch(call: Call, tensors: Given, grads: Given, needs: Sequence[bool]) -> list[Tensor | None]:
+def by_pytorch(call: RecurrenceCall, tensors: Given, grads: Given, needs: Sequence[bool]) -> list[Tensor | None]:
     """The same gradients by autograd over PyTorch's own ops."""
     copies = [t if t is None else t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
     with torch.enable_grad():
@@ -121,7 +121,9 @@ def by_pytorch(call: Call, tensors: Given, grads: Given, needs: Sequence[bool]) 
     return [g if g is None else g.detach() for g in found]
 
 
-def differentiable_backward(call: Call, tensors: Given, grads: Given, needs: Sequence[bool]) -> list[Tensor | None]:
+def differentiable_backward(
+    call: RecurrenceCall, tensors: Given, grads: Given, needs: Sequence[bool]
+) -> list[Tensor | None]:
     # views: of two of the tensors one may be computed from the other, and its share must not be counted twice
     tensors = [t if t is None else t.view_as(t) for t in tensors]
     outputs = call.again(tensors)

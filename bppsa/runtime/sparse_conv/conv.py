@@ -18,7 +18,7 @@ from bppsa.runtime.sparse_conv.entries import Entries, Rows
 from bppsa.runtime.sparse_conv.image import Image, Shape, empty
 from bppsa.runtime.sparse_conv.pooling import MaxPool
 from bppsa.runtime.sparse_conv.program import Place, Writer
-from bppsa.runtime.sparse_conv.step import Keep, Kept, Step, Wanted
+from bppsa.runtime.sparse_conv.step import Keep, RegionStep, SavedImages, Wanted
 
 ENTRIES_PER_THREAD = 4_000
 PRODUCTS_PER_THREAD = 400_000  # multiply-adds; fewer are not worth waking another thread for
@@ -32,7 +32,7 @@ class Values(NamedTuple):
     winners: Place | None
 
 
-class Conv(Step):
+class Conv(RegionStep):
     """parameters: weight [N, C / groups, height, width] or [N, C], bias [N] or None. entries: those kept at present.
     pool: of its own output, of which then nothing else is written."""
 
@@ -77,7 +77,7 @@ class Conv(Step):
         return out, values
 
     def backward(
-        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
     ) -> tuple[Image | None]:
         (x,), (to_weight, to_bias) = kept.inputs, wanted.params
         assert x is not None

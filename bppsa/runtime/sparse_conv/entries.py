@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bppsa.codegen.sparse_conv.native import LANES, is_wide
 from bppsa.codegen.sparse_conv.print_conv import PIXELS
-from bppsa.codegen.sparse_conv.window import Sweep, Window
+from bppsa.codegen.sparse_conv.window import ConvSweep, Window
 from bppsa.errors import Reason, Unsupported
 from bppsa.plan.sparse import LEAST_DENSITY
 
@@ -94,7 +94,7 @@ def split(numbers: numpy.ndarray, by: int) -> tuple[numpy.ndarray, numpy.ndarray
 
 
 def rows_of(
-    kept: Coordinates, sizes: tuple[int, int, int], sweep: Sweep, window: Window, dtype: torch.dtype
+    kept: Coordinates, sizes: tuple[int, int, int], sweep: ConvSweep, window: Window, dtype: torch.dtype
 ) -> tuple[Rows, numpy.ndarray]:
     """And their order: of each entry of the rows, where it is among `kept`. sizes: groups, rows and columns of one."""
     groups, rows, columns = sizes
@@ -128,7 +128,7 @@ def order_of(keys: numpy.ndarray, most: int) -> numpy.ndarray:
     return where[numpy.flatnonzero(marked)]
 
 
-def chunk_of(sweep: Sweep, channels: int, density: float, dtype: torch.dtype) -> int:
+def chunk_of(sweep: ConvSweep, channels: int, density: float, dtype: torch.dtype) -> int:
     """How many channels of the source a row goes through at a time: all, or as many of a tile as fit the near cache."""
     if density < LEAST_DENSITY:
         return channels

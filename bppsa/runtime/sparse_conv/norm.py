@@ -12,7 +12,7 @@ from bppsa.codegen.sparse_conv import native
 from bppsa.errors import Reason, Unsupported
 from bppsa.runtime.sparse_conv.image import Image, Shape, empty
 from bppsa.runtime.sparse_conv.program import Place, Writer
-from bppsa.runtime.sparse_conv.step import Keep, Kept, Step, Wanted
+from bppsa.runtime.sparse_conv.step import Keep, RegionStep, SavedImages, Wanted
 
 
 class Moments(NamedTuple):
@@ -23,7 +23,7 @@ class Moments(NamedTuple):
     of_batch: bool
 
 
-class BatchNorm(Step):
+class BatchNorm(RegionStep):
     """parameters: scale [C] and shift [C], or None. extras: running mean [C] and variance [C], or None, momentum and
     epsilon. of_batch: this batch's statistics are used, and the running ones, where there are any, follow them."""
 
@@ -78,7 +78,7 @@ class BatchNorm(Step):
         return out, moments
 
     def backward(
-        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
     ) -> tuple[Image | None]:
         (x,), (weight, _), moments = kept.inputs, params, kept.own
         assert x is not None

@@ -14,7 +14,7 @@ from torch import Tensor
 from bppsa.runtime.sparse_conv.image import Image, Shape, join, pack, unpack
 from bppsa.runtime.sparse_conv.program import Place, RegionProgram, Writer
 from bppsa.runtime.sparse_conv.region import Node, Region
-from bppsa.runtime.sparse_conv.step import Keep, Kept, Wanted
+from bppsa.runtime.sparse_conv.step import Keep, SavedImages, Wanted
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +181,7 @@ class _Cotangents:
         x = node.inputs[0]
         rectified = x in region.rectified and x not in region.masked_late
         wanted = Wanted(tuple(v in needed for v in node.inputs), tuple(asked), rectified, compact)
-        kept = Kept(tuple(map(values.get, node.inputs)), values.get(node.output), own)
+        kept = SavedImages(tuple(map(values.get, node.inputs)), values.get(node.output), own)
         images = node.step.backward(self.to, cotangent, kept, params, wanted)
         for v, image in zip(node.inputs, images, strict=True):
             if image is not None and v in needed:

@@ -14,10 +14,10 @@ from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.elementwise import Elementwise, kernel
 from bppsa.runtime.sparse_conv.image import Image, Shape, empty, pack
 from bppsa.runtime.sparse_conv.program import Place, Writer
-from bppsa.runtime.sparse_conv.step import Keep, Kept, Step, Wanted
+from bppsa.runtime.sparse_conv.step import Keep, RegionStep, SavedImages, Wanted
 
 
-class Pointwise(Step):
+class Pointwise(RegionStep):
     """Any number of images of one shape."""
 
     reads_input = True
@@ -40,7 +40,7 @@ class Pointwise(Step):
         return out, None
 
     def backward(
-        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
     ) -> tuple[Image | None, ...]:
         inputs, (_, back) = [x for x in kept.inputs if x is not None], self.kernels(to.dtype)
         found = {i: empty(to, g.shape) for i in self.function.reached}
@@ -57,7 +57,7 @@ def product(dtype: torch.dtype) -> Kernel:
     return kernel("product", ["a", "b"], {"y": value}, native.LANES[dtype])
 
 
-class Dropout(Step):
+class Dropout(RegionStep):
     """In training: the draws are PyTorch's, of single numbers or of whole channels, in PyTorch's order. sizes: of the
     tensor, [B, C] or [B, C, H, W]."""
 
@@ -86,7 +86,7 @@ class Dropout(Step):
         return out, factors
 
     def backward(
-        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
     ) -> tuple[Image]:
         to_x = empty(to, g.shape)
         self.multiply(to, g, kept.own, to_x)

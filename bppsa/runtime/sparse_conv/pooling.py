@@ -11,10 +11,10 @@ from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.window import Pair, Window
 from bppsa.runtime.sparse_conv.image import Image, Shape, empty
 from bppsa.runtime.sparse_conv.program import Place, Writer
-from bppsa.runtime.sparse_conv.step import Keep, Kept, Step, Wanted
+from bppsa.runtime.sparse_conv.step import Keep, RegionStep, SavedImages, Wanted
 
 
-class MaxPool(Step):
+class MaxPool(RegionStep):
     masks = reads_output = True  # where the maximum is zero, so is all that the mask could tell
 
     def __init__(self, window: Window) -> None:
@@ -41,7 +41,7 @@ class MaxPool(Step):
         return out, places
 
     def backward(
-        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
     ) -> tuple[Image]:
         mask = kept.output.data if wanted.rectified and kept.output else None
         return (self.spread(to, g, kept.own, mask),)
@@ -73,7 +73,7 @@ def average(size: int, kernel: int, stride: int, padding: int, count_padding: bo
     return Means(tuple(bounds), tuple(1 / (kernel if count_padding else b - a) for a, b in bounds))
 
 
-class MeanPool(Step):
+class MeanPool(RegionStep):
     def __init__(self, size: Pair, down: Means, across: Means) -> None:
         self.out = len(down.bounds), len(across.bounds)
         self._bounds = torch.tensor([*down.bounds, *across.bounds])
@@ -93,7 +93,7 @@ class MeanPool(Step):
         return out, None
 
     def backward(
-        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
     ) -> tuple[Image]:
         to_x = empty(to, Shape(g.shape.samples, g.shape.channels, *self.size))
         self._write(to, g, to_x, transposed=True)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from bppsa.runtime.sparse_conv.step import Step
+from bppsa.runtime.sparse_conv.step import RegionStep
 
 
 @dataclass(frozen=True, eq=False)
 class Node:
     """A step in a region: which values it reads and makes, and which of the region's parameters and extras it takes."""
 
-    step: Step
+    step: RegionStep
     inputs: tuple[int, ...]
     output: int
     params: tuple[int | None, ...] = ()
@@ -44,7 +44,7 @@ class Region:
     @cached_property
     def bringing(self) -> tuple[int, ...]:
         """Nodes whose steps bring tensors."""
-        return tuple(i for i, node in enumerate(self.nodes) if type(node.step).brings is not Step.brings)
+        return tuple(i for i, node in enumerate(self.nodes) if type(node.step).brings is not RegionStep.brings)
 
     @cached_property
     def readers(self) -> Counter[int]:

@@ -29,7 +29,8 @@ class Keep(NamedTuple):
 @dataclass(frozen=True)
 class Wanted:
     """Of which inputs and parameters a gradient is asked for: for a parameter where it goes, or None. rectified: the
-    input was, and its mask is to be applied. compact: of the first parameter only the entries at `Step.places`."""
+    input was, and its mask is to be applied. compact: of the first parameter only the entries at `RegionStep.places`.
+    """
 
     inputs: tuple[bool, ...]
     params: tuple[Place | None, ...]
@@ -38,7 +39,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Kept:
+class SavedImages:
     """What the forward leaves for the backward, besides parameters. An image that no step asked for is None."""
 
     inputs: tuple[Image | None, ...]
@@ -46,7 +47,7 @@ class Kept:
     own: Any = None
 
 
-class Step(ABC):
+class RegionStep(ABC):
     masks = False  # can apply the mask of a rectified input itself
     reads_input = False  # in its backward
     reads_output = False
@@ -82,6 +83,6 @@ class Step(ABC):
 
     @abstractmethod
     def backward(
-        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
     ) -> tuple[Image | None, ...]:
         """The inputs' cotangents. Gradients of parameters go where `wanted` says."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from bppsa.codegen.sparse_conv.native import images
 from bppsa.runtime.sparse_conv.image import Image, Shape, empty
 from bppsa.runtime.sparse_conv.program import Place, Writer
-from bppsa.runtime.sparse_conv.step import Keep, Kept, Step, Wanted
+from bppsa.runtime.sparse_conv.step import Keep, RegionStep, SavedImages, Wanted
 
 
-class Sum(Step):
+class Sum(RegionStep):
     """The sum of two images, or one image alone; rectified or not."""
 
     def __init__(self, relu: bool) -> None:
@@ -29,12 +29,12 @@ class Sum(Step):
         return out, None
 
     def backward(
-        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
     ) -> tuple[Image, ...]:
         return (g,) * len(wanted.inputs)
 
 
-class Flatten(Step):
+class Flatten(RegionStep):
     """Its output is the input under another shape, and is rectified where that is: who reads it applies the mask."""
 
     masks = renames = True
@@ -49,6 +49,6 @@ class Flatten(Step):
         return x.reshaped(x.shape.flat()), x.shape
 
     def backward(
-        self, to: Writer, g: Image, kept: Kept, params: Sequence[Place | None], wanted: Wanted
+        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
     ) -> tuple[Image]:
         return (g.reshaped(kept.own),)

@@ -13,7 +13,7 @@ from bppsa.errors import WorkerError
 from bppsa.runtime.transport.borders import Stopped, Transport, Work
 from bppsa.runtime.transport.mailbox import Alarm, Mailbox
 from bppsa.runtime.worker.fetched import Fetched
-from bppsa.schedule.messages import Item, Message, Step
+from bppsa.schedule.messages import Item, JobStep, Message
 from bppsa.schedule.program import Action
 
 AHEAD = 4  # jobs of which the messages are asked for at once; of weights, which are large, one job's
@@ -24,7 +24,7 @@ class Lane:
     """What one thread does. worker: whose lane it is; its lanes share `mailbox`."""
 
     worker: int
-    steps: Sequence[Step]
+    steps: Sequence[JobStep]
     work: Work
     mailbox: Mailbox
     transport: Transport
@@ -57,7 +57,7 @@ class Lane:
             if step.action in self.fetches:
                 self.transport.expect(self.fetches[step.action])
 
-    def run_step(self, step: Step) -> None:
+    def run_step(self, step: JobStep) -> None:
         for message in step.receives:
             self.mailbox.put(message.item, self.transport.receive(message), self.readers[message.item])
         if step.action in self.fetches:

@@ -14,7 +14,7 @@ from bppsa.runtime.worker.draws import Seed, drawing_from
 from bppsa.runtime.worker.gradients import Grads, Sums
 from bppsa.runtime.worker.modes import Modes
 from bppsa.runtime.worker.norms import watched
-from bppsa.runtime.worker.results import End, Kept, Middle, Results, added
+from bppsa.runtime.worker.results import End, Middle, Results, SavedForward, added
 from bppsa.runtime.worker.shell import Shell
 from bppsa.schedule.messages import Item
 from bppsa.schedule.program import Action
@@ -24,7 +24,7 @@ Loss = Callable[[Any, int], Tensor]  # of what the model returns and the micro-b
 
 
 @dataclass(frozen=True)
-class Call:
+class PipelineCall:
     """One step, or one call of the model: the same for all workers. arguments: of each micro-batch, the model's."""
 
     arguments: Sequence[Sequence[Any]]
@@ -43,7 +43,7 @@ class Pipeline:
     def __init__(
         self,
         stages: Stages,
-        call: Call,
+        call: PipelineCall,
         shells: Mapping[int, Shell],
         results: Results,
         sums: Sums,
@@ -90,7 +90,7 @@ class Pipeline:
             ]
             read = [{name: weights[name] for name in names if name in weights} for names in shell.readings]
             pairs = [Middle(x, own) for x, own in zip(middles, read, strict=True) if own and wants_gradient(x)]
-            results.kept[s, b] = Kept(held, [tensors(value) for value in made], weights, pairs)
+            results.kept[s, b] = SavedForward(held, [tensors(value) for value in made], weights, pairs)
         return [] if last else [tree_map(without_graph, value) for value in made]
 
     def finish(self, b: int, made: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -135,7 +135,7 @@ class Pipeline:
         self.done(s, b, grads)
         return []
 
-    def ends(self, s: int, b: int, kept: Kept, inputs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
+    def ends(self, s: int, b: int, kept: SavedForward, inputs: Sequence[Any]) -> tuple[list[Tensor], list[Tensor]]:
         """The outputs that the backward begins at, and the gradients there: from each reader in the order of stages."""
         if s == len(self.stages) - 1:
             made = [x for xs in kept.made for x in xs]

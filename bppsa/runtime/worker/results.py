@@ -33,7 +33,7 @@ class End(NamedTuple):
 
 
 @dataclass
-class Kept:
+class SavedForward:
     """What a job F leaves for its B: leaves for what it read, and what it made."""
 
     leaves: list[list[Tensor | None]]  # of each value, its tensors; None where no gradient flows to

@@ -22,7 +22,7 @@ MOST = 64  # runs; where there are more, an index for each value is the shorter 
 
 
 @dataclass(frozen=True)
-class Run:
+class TapRun:
     """`count` places of one dimension that lie under the same taps."""
 
     taps: tuple[int, ...]
@@ -41,21 +41,21 @@ class Template:
     start: int
 
 
-def runs(line: Line) -> list[Run]:
+def runs(line: Line) -> list[TapRun]:
     """The runs of one dimension; places under no tap have no entries."""
     pattern, tap = line
     ends, taps = pattern.indptr.tolist(), tap.tolist()
-    open_runs: dict[tuple[int, ...], Run] = {}
+    open_runs: dict[tuple[int, ...], TapRun] = {}
     found = []
     for start, end in itertools.pairwise(ends):
         kind = tuple(taps[start:end])
         run = open_runs.get(kind)
         if run is not None and (run.count == 1 or start == run.start + run.count * run.step):
-            open_runs[kind] = Run(kind, run.start, start - run.start if run.count == 1 else run.step, run.count + 1)
+            open_runs[kind] = TapRun(kind, run.start, start - run.start if run.count == 1 else run.step, run.count + 1)
             continue
         if run is not None:
             found.append(run)
-        open_runs[kind] = Run(kind, start, 0, 1)
+        open_runs[kind] = TapRun(kind, start, 0, 1)
     return [run for run in (*found, *open_runs.values()) if run.taps]
 
 
@@ -68,7 +68,7 @@ def templates(lines: Sequence[Line], kernel: Sequence[int]) -> tuple[Template, .
     return tuple(combined(each, totals, kernel) for each in itertools.product(*by_line))
 
 
-def combined(each: Sequence[Run], totals: Sequence[int], kernel: Sequence[int]) -> Template:
+def combined(each: Sequence[TapRun], totals: Sequence[int], kernel: Sequence[int]) -> Template:
     start, strides, taps = 0, [], torch.zeros(1, dtype=torch.int64)
     for d, run in enumerate(each):
         scale = math.prod(len(before.taps) for before in each[:d]) * math.prod(totals[d + 1 :])

@@ -10,7 +10,7 @@ from torch import Tensor
 from bppsa.fxpasses.reroll.log.ops import Value
 from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.replay import Replay
-from bppsa.fxpasses.reroll.period import Run, colours, longest
+from bppsa.fxpasses.reroll.period import PeriodicRun, colours, longest
 from bppsa.fxpasses.reroll.relate import relate
 from bppsa.fxpasses.reroll.unroll import is_whole
 
@@ -19,11 +19,11 @@ aten = torch.ops.aten
 
 def test_longest_period() -> None:
     assert longest([1, 2, 3, 4]) is None
-    assert longest([9, *[1, 2, 3] * 5, 8]) == Run(1, 16, 3)
+    assert longest([9, *[1, 2, 3] * 5, 8]) == PeriodicRun(1, 16, 3)
     inner = [1, 2, 1, 2, 1, 2, 5]
-    assert longest([7, *inner * 4, 8]) == Run(1, 29, 7)  # the outer loop, not one of its inner ones
+    assert longest([7, *inner * 4, 8]) == PeriodicRun(1, 29, 7)  # the outer loop, not one of its inner ones
     rare = [*[1, 2, 3] * 6, 1]  # a fourth colour that is like another
-    assert longest(rare * 5) == Run(0, 95, 19)
+    assert longest(rare * 5) == PeriodicRun(0, 95, 19)
 
 
 def logged(function: Callable[..., Tensor], *args: Tensor) -> tuple[Logger, Value]:

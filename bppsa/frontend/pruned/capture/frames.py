@@ -25,7 +25,7 @@ from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.pruned.capture.met import meeting
 from bppsa.frontend.pruned.capture.refusals import part, refusing
 from bppsa.frontend.pruned.masking.state import Capture, pruned_state
-from bppsa.frontend.pruned.regions.graph import Graph
+from bppsa.frontend.pruned.regions.graph import DynamoGraph
 from bppsa.fxpasses.lines import is_users, shown
 from bppsa.fxpasses.theirs import is_ours, theirs
 
@@ -91,8 +91,8 @@ def dynamo() -> Any:
     return context
 
 
-def backend(module: fx.GraphModule, example_inputs: Any) -> Graph:
-    return Graph(module.graph)
+def backend(module: fx.GraphModule, example_inputs: Any) -> DynamoGraph:
+    return DynamoGraph(module.graph)
 
 
 def is_entry(code: types.CodeType) -> bool:

@@ -20,7 +20,7 @@ from bppsa.runtime.sparse_conv.image import Shape
 from bppsa.runtime.sparse_conv.norm import BatchNorm
 from bppsa.runtime.sparse_conv.pooling import MaxPool
 from bppsa.runtime.sparse_conv.region import Node, Region
-from bppsa.runtime.sparse_conv.step import Step
+from bppsa.runtime.sparse_conv.step import RegionStep
 from bppsa.runtime.sparse_conv.sums import Flatten, Sum
 
 
@@ -120,7 +120,7 @@ class Draft:
 
     def add(
         self,
-        step: Step,
+        step: RegionStep,
         inputs: Sequence[Value],
         params: Sequence[fx.Node | None] = (),
         extras: Sequence[Any] = (),
@@ -228,7 +228,7 @@ class Draft:
         out = self.values[x.number] = replace(x, shape=pool.shape(x.shape))
         return out
 
-    def maker(self, x: Value) -> Step | None:
+    def maker(self, x: Value) -> RegionStep | None:
         return next((n.step for n in self.nodes if n.output == x.number), None)
 
     def region(self, outputs: Sequence[Value]) -> Region:

@@ -32,7 +32,7 @@ MOST_VALUES = 8  # of a number of the user's, each with a plan; with more, no pl
 MOVED = 0.1  # of the kept weights that a plan was made for: beyond, another may gain more
 
 
-class Part(NamedTuple):
+class PlannedSegment(NamedTuple):
     """A segment, what is unread after it if it has a region, and what is told of its layers."""
 
     segment: Segment
@@ -41,10 +41,10 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class GraphPlan:
     """How a graph runs for one shape of its inputs."""
 
-    parts: list[Part]
+    parts: list[PlannedSegment]
     told: dict[str, list[Decision]] = field(default_factory=dict)
 
     @functools.cached_property
@@ -62,27 +62,27 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Ran:
+class GraphRun:
     """What a call of a graph has followed; where that has no regions, the masks that might give it some."""
 
-    plan: Plan
+    plan: GraphPlan
     masks: list[Tensor]
 
 
-class _Thread(threading.local):
-    ran: Ran | None = None
+class _ThreadRun(threading.local):
+    ran: GraphRun | None = None
 
 
-_thread = _Thread()
+_thread = _ThreadRun()
 
 
-def take_last_run() -> Ran | None:
+def take_last_run() -> GraphRun | None:
     """Of this thread's last call of a graph, if there was one since this was asked."""
     ran, _thread.ran = _thread.ran, None
     return ran
 
 
-class Graph:
+class DynamoGraph:
     """What TorchDynamo calls with tensors, and with sizes where these may differ between calls."""
 
     def __init__(self, graph: fx.Graph) -> None:
@@ -97,7 +97,7 @@ class Graph:
         self.values: dict[int, set[Any]] = {i: set() for i in numbers(self.names) if i in self.varying}
         self.brought: frozenset[Any] = frozenset()  # symbols of numbers that no plan knows
         self.unread = last_read(self.nodes)
-        self.plans: dict[Any, Plan] = {}
+        self.plans: dict[Any, GraphPlan] = {}
         self.entries: EntriesByLayer = {}
 
     @untraced
@@ -123,7 +123,7 @@ class Graph:
         if followed not in (plan, self.by_pytorch):
             self.plans[key] = followed
         whole = {} if followed.has_regions else {**self.constants, **dict(zip(self.names, given, strict=True))}
-        _thread.ran = Ran(followed, followed.masks(whole) if whole else [])
+        _thread.ran = GraphRun(followed, followed.masks(whole) if whole else [])
         return map_arg(self.nodes[-1].args[0], known.__getitem__)
 
     def key(self, given: Sequence[Any]) -> tuple[Any, ...]:
@@ -142,7 +142,7 @@ class Graph:
             self.varying, self.plans = [i for i in self.varying if i not in many], {}
         return bool(many)
 
-    def discover(self, known: Environment, before: Sequence[Part] = ()) -> Plan:
+    def discover(self, known: Environment, before: Sequence[PlannedSegment] = ()) -> GraphPlan:
         """The plan, made while it runs: what comes out of one part says what the next is given. before: parts that have
         run."""
         parts = list(before)
@@ -160,18 +160,18 @@ class Graph:
             else:
                 segment, done = segment.without_region(max(segment.stop, at + 1)), []
                 self.run_nodes(segment, known)
-            parts.append(Part(segment, done, told(segment, self.nodes, choice, how)))
+            parts.append(PlannedSegment(segment, done, told(segment, self.nodes, choice, how)))
             at = segment.stop
-        return Plan(parts)
+        return GraphPlan(parts)
 
     @functools.cached_property
-    def by_pytorch(self) -> Plan:
+    def by_pytorch(self) -> GraphPlan:
         """For all shapes that are one too many."""
         why = f"more than {MOST_PLANS} shapes of input"
         whole = Segment(len(self.names), len(self.nodes) - 1)
-        return Plan([Part(whole, [], [Decision("", "pruned", "pytorch", why)])])
+        return GraphPlan([PlannedSegment(whole, [], [Decision("", "pruned", "pytorch", why)])])
 
-    def run(self, plan: Plan, known: Environment) -> Plan:
+    def run(self, plan: GraphPlan, known: Environment) -> GraphPlan:
         """The plan that this call has followed: another where masks keep so many more or fewer that it may gain."""
         untouched = True
         for i, part in enumerate(plan.parts):

@@ -12,13 +12,13 @@ from bppsa.fxpasses.partition.call.progress import telling
 from bppsa.fxpasses.partition.call.results import check_result
 from bppsa.fxpasses.partition.capture.copied import copied
 from bppsa.fxpasses.partition.capture.exported import exported
-from bppsa.fxpasses.partition.capture.graph import Graph
+from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.capture.lengths import lengths_as_sizes
 from bppsa.fxpasses.partition.capture.sizes import sizes_of
 from bppsa.fxpasses.partition.capture.unseen import look
 
 
-def captured(model: nn.Module, arguments: Arguments) -> Graph:
+def captured(model: nn.Module, arguments: Arguments) -> CapturedGraph:
     """Its first node checks the sizes that it is called with.
 
     Raises PartitionError for what export cannot see, and for what it would lose.

@@ -1,5 +1,5 @@
-"""From an ExportedProgram to a Graph: what is whole is called again, regions are marks of nodes, and each node has run
-for the example, so that its cost and what it changes are known."""
+"""From an ExportedProgram to a CapturedGraph: what is whole is called again, regions are marks of nodes, and each node
+has run for the example, so that its cost and what it changes are known."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments, leaf_of
 from bppsa.fxpasses.partition.capture.exported import INSIDE, Exported
-from bppsa.fxpasses.partition.capture.graph import Graph, Output
+from bppsa.fxpasses.partition.capture.graph import CapturedGraph, Output
 from bppsa.fxpasses.partition.capture.lines import is_recomputed, place_in
 from bppsa.fxpasses.partition.capture.sizes import Sizes
-from bppsa.fxpasses.partition.capture.whole import Call, Custom, Place
+from bppsa.fxpasses.partition.capture.whole import Custom, OpaqueCall, TensorNumber
 from bppsa.fxpasses.partition.ops.effects import Facts, Watch, facts_of
 from bppsa.fxpasses.partition.ops.regions import Region, enter
 from bppsa.fxpasses.theirs import theirs
@@ -30,7 +30,7 @@ SIZES = (aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int)
 OUTSIDE = Region(True, ())
 
 
-def copied(model: nn.Module, arguments: Arguments, found: Exported, sizes: Sizes) -> Graph:
+def copied(model: nn.Module, arguments: Arguments, found: Exported, sizes: Sizes) -> CapturedGraph:
     """With a first node that checks sizes. Raises PartitionError for what a stage cannot run."""
     return Copy(model, arguments, found).whole(sizes)
 
@@ -48,7 +48,7 @@ class Copy:
         self.told: set[str] = set()  # lines
         self.given: set[StorageWeakRef] = set()  # those of arguments
 
-    def whole(self, sizes: Sizes) -> Graph:
+    def whole(self, sizes: Sizes) -> CapturedGraph:
         module, signature = self.program.graph_module, self.program.graph_signature
         placeholders = [self.placeholder(*of) for of in zip(self.arguments.names, self.arguments.examples, strict=True)]
         check = self.graph.call_function(sizes, tuple(placeholders))
@@ -69,7 +69,7 @@ class Copy:
         ]
         self.graph.output(tuple(numbers))
         examples = tuple(map(self.values.__getitem__, numbers))
-        return Graph(self.graph, self.constants, tuple(result), self.spec, examples, sizes)
+        return CapturedGraph(self.graph, self.constants, tuple(result), self.spec, examples, sizes)
 
     # What there is before the first op
 
@@ -160,7 +160,7 @@ class Copy:
     def whole_call(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> list[fx.Node]:
         """A module or a custom Function; the tensors that it returns."""
         tensors, sizes, number = args
-        call: Call = self.calls.calls[number]
+        call: OpaqueCall = self.calls.calls[number]
         given, named = call.arguments(tensors, sizes)
         if isinstance(call.target, Custom):
             new = self.graph.call_function(call.target, given, named)
@@ -170,7 +170,7 @@ class Copy:
         leaves, spec = tree_flatten(self.calls.results[number])
         if spec.is_leaf():
             return [new]
-        return [self.part(new, i) for i, leaf in enumerate(leaves) if isinstance(leaf, Place)]
+        return [self.part(new, i) for i, leaf in enumerate(leaves) if isinstance(leaf, TensorNumber)]
 
     def assigned(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> fx.Node:
         """`buffer += 1` sets the attribute to what it is: export copies the buffer to itself."""

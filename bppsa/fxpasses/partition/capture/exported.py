@@ -23,7 +23,7 @@ from bppsa.fxpasses.partition.call.places import place_here
 from bppsa.fxpasses.partition.call.refusals import BY_HAND, refusal
 from bppsa.fxpasses.partition.capture.intricate import Intricate, bearable
 from bppsa.fxpasses.partition.capture.lines import lines_noted
-from bppsa.fxpasses.partition.capture.whole import Calls, kept_whole
+from bppsa.fxpasses.partition.capture.whole import OpaqueCalls, kept_whole
 from bppsa.fxpasses.theirs import is_ours, theirs
 
 INSIDE = "model."  # where the model is in what is exported
@@ -36,7 +36,7 @@ class Exported:
 
     program: ExportedProgram
     spec: TreeSpec
-    calls: Calls
+    calls: OpaqueCalls
     places: Mapping[str, str]
 
 

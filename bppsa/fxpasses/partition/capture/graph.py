@@ -19,7 +19,7 @@ class Output:
 
 
 @dataclass(frozen=True)
-class Graph:
+class CapturedGraph:
     """graph: a placeholder for each argument; the output is a tuple of nodes. Nodes have Facts in meta["facts"].
 
     leaves, spec: of what the model returns, with an Output in the place of each output. sizes: of the calls for which

@@ -48,7 +48,7 @@ class Custom:
 
 
 @dataclass(frozen=True)
-class Call:
+class OpaqueCall:
     """target: the path of a module, or what is called. What is no tensor and no number of rows or steps is in `leaves`
     as it is; the others are given to the op in this order: tensors, sizes."""
 
@@ -67,11 +67,11 @@ class Call:
         return args, kwargs
 
 
-class Calls:
+class OpaqueCalls:
     """Of one export. results: of each call, what it returned, with the number of a tensor in the place of each."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[OpaqueCall] = []
         self.results: list[Any] = []
         self.within = False  # a call: what it calls itself is its own affair
 
@@ -84,11 +84,11 @@ class Calls:
         held = {*tensors, *sizes}
         kept = tuple(None if i in held else leaf for i, leaf in enumerate(leaves))
         number = len(self.calls)
-        self.calls.append(Call(target, run, kept, spec, tensors, sizes))
+        self.calls.append(OpaqueCall(target, run, kept, spec, tensors, sizes))
         self.results.append(None)
         with noted():
             made = torch.ops.bppsa.whole([leaves[i] for i in tensors], [leaves[i] for i in sizes], number)
-        return tree_map_only(Place, lambda place: made[place.number], self.results[number])
+        return tree_map_only(TensorNumber, lambda place: made[place.number], self.results[number])
 
     def run(self, tensors: Sequence[Tensor], sizes: Sequence[Any], number: int) -> list[Tensor]:
         """What the op does."""
@@ -101,19 +101,19 @@ class Calls:
             self.within = False
         made = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         places = iter(range(len(made)))
-        numbered = [Place(next(places)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        numbered = [TensorNumber(next(places)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.results[number] = tree_unflatten(numbered, spec)
         return made
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorNumber:
     """Of a tensor that a call returned."""
 
     number: int
 
 
-_now = threading.local()  # the Calls of the thread's export
+_now = threading.local()  # the OpaqueCalls of the thread's export
 LIBRARY = torch.library.Library("bppsa", "FRAGMENT")
 LIBRARY.define("whole(Tensor[] tensors, SymInt[] sizes, int number) -> Tensor[]")
 fx.node.has_side_effect(torch.ops.bppsa.whole.default)  # a norm's, for one: it is called though nobody reads the result
@@ -121,9 +121,9 @@ LIBRARY.impl("whole", lambda *given: _now.calls.run(*given), "CompositeImplicitA
 
 
 @contextmanager
-def kept_whole(model: nn.Module) -> Iterator[Calls]:
+def kept_whole(model: nn.Module) -> Iterator[OpaqueCalls]:
     """Within the block, in this thread, such calls are one op each. The model is to be called by no other thread."""
-    calls, thread = Calls(), threading.get_ident()
+    calls, thread = OpaqueCalls(), threading.get_ident()
     _now.calls = calls
     apply = torch.autograd.Function.__dict__["apply"]
 
@@ -160,7 +160,7 @@ def is_whole(module: nn.Module) -> bool:
 
 
 @contextmanager
-def one_op(module: nn.Module, path: str, calls: Calls) -> Iterator[None]:
+def one_op(module: nn.Module, path: str, calls: OpaqueCalls) -> Iterator[None]:
     """Its hooks and its forward belong to the call."""
     own = dict(module.__dict__)
 

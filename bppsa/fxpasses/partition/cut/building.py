@@ -9,7 +9,7 @@ from typing import Any
 from torch import fx, nn
 
 from bppsa.fxpasses.partition.call.arguments import Arguments
-from bppsa.fxpasses.partition.capture.graph import Graph
+from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.capture.sizes import Sizes
 from bppsa.fxpasses.partition.cut.modules import first_names, names_of, stage_module
 from bppsa.fxpasses.partition.cut.order import Order, is_check, overwritten
@@ -31,7 +31,7 @@ class Part:
         return {source for node in self.nodes for source in node.all_input_nodes} | set(self.results)
 
 
-def build(model: nn.Module, traced: Graph, order: Order, ends: Sequence[int], arguments: Arguments) -> Stages:
+def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[int], arguments: Arguments) -> Stages:
     """ends: for each stage, the index of the first block behind it."""
     placed = parts(traced.graph, order, ends)
     number = {node: i for i, node in enumerate(traced.graph.nodes)}

@@ -106,7 +106,7 @@ class Lost(TorchFunctionMode):
         return theirs(func, *args, **kwargs)
 
 
-class Calls(Functions):
+class CalledFunctions(Functions):
     """What the user's functions call. home: the package whose functions are looked into, whoever has installed it."""
 
     def __init__(self, home: str, refuse: Refuse) -> None:
@@ -191,7 +191,7 @@ def draws_with_numpy(code: CodeType, names: dict[str, Any]) -> bool:
 def watched(root: Any, refuse: Refuse, held: Sequence[Any]) -> Iterator[None]:
     """Refuses what the block does beside ops; the comparison is made when it is over. held: what it can reach, and
     nothing but its address is known of."""
-    calls, module = Calls(package_of(root), refuse), owner(root)
+    calls, module = CalledFunctions(package_of(root), refuse), owner(root)
     of_module = of_model(module) if isinstance(module, nn.Module) else []
     state = [(one, one.read()) for one in (*generators(), *generators_in(held), *of_module)]
     before: Any = sys.getprofile()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bppsa.runtime.recurrent.extent import Given
 from bppsa.runtime.recurrent.sweep import Gradients, Needs, Sweep, Swept
-from bppsa.runtime.worker.over_time.layer import Ran, run
+from bppsa.runtime.worker.over_time.layer import ChunkForward, run
 from bppsa.runtime.worker.over_time.module import ModuleCall
 from bppsa.runtime.worker.over_time.walk import Walk
 
@@ -20,7 +20,7 @@ class Called:
     """A layer's call. given: x, the weights and the carries before it, with their autograd graphs; y, [T, B, n], and
     finals, [B, n] each, are leaves."""
 
-    ran: Ran
+    ran: ChunkForward
     given: Given
     y: Tensor
     finals: Sequence[Tensor]

@@ -24,7 +24,7 @@ Summary = Tensor | Packed  # a vector is [B, N]: the cotangents of all carries s
 
 
 @dataclass(frozen=True)
-class Ran:
+class ChunkForward:
     """A chunk's forward, and what its backward needs of it."""
 
     sweep: Sweep
@@ -50,10 +50,10 @@ class Ran:
         return self.sweep.completed(swept, [self.x], self.weights, self.extent, needs)
 
 
-def run(sweep: Sweep, x: Tensor, carries: Given, weights: Sequence[Tensor], *, save: bool) -> Ran:
+def run(sweep: Sweep, x: Tensor, carries: Given, weights: Sequence[Tensor], *, save: bool) -> ChunkForward:
     """x: [T, B, I]; carries: [B, n] each, None for zeros."""
     extent = Extent(x.shape[0], x.shape[1], device=x.device)
-    return Ran(sweep, sweep.forward([x], carries, weights, extent, save=save), x, weights, extent)
+    return ChunkForward(sweep, sweep.forward([x], carries, weights, extent, save=save), x, weights, extent)
 
 
 def combined(summaries: Sequence[Summary], sweep: Sweep) -> Summary:

@@ -26,7 +26,7 @@ from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.over_time.chunk import Chunk
 from bppsa.runtime.worker.over_time.layer import Summary, combined
 from bppsa.runtime.worker.over_time.walk import Walk
-from bppsa.runtime.worker.pipeline import Call, without_graph
+from bppsa.runtime.worker.pipeline import PipelineCall, without_graph
 from bppsa.runtime.worker.results import Results
 from bppsa.runtime.worker.shell import Shell
 from bppsa.schedule.messages import Item
@@ -44,7 +44,7 @@ class TimeChunks:
     def __init__(
         self,
         model: OverTime,
-        call: Call,
+        call: PipelineCall,
         shells: Mapping[int, Shell],
         results: Results,
         sums: Sums,
