@@ -111,7 +111,7 @@ class Recurrence:
 
 
 @dataclass(frozen=True)
-class Outer:
+class OuterGradient:
     """A parameter's gradient as a sum over all rows and steps of (value of `left`)^T (cotangent `right`)."""
 
     weight: Weight
@@ -134,7 +134,7 @@ class Transposed:
     graph: fx.Graph
     carries: tuple[fx.Node | None, ...]
     streams: tuple[fx.Node | None, ...]
-    outers: tuple[Outer, ...]
+    outers: tuple[OuterGradient, ...]
     sums: tuple[ColumnSum, ...]
 
 
@@ -174,7 +174,7 @@ class Structure:
 
 
 @dataclass(frozen=True, eq=False)
-class Stage:
+class ChainStage:
     """x_i = f_i(x_{i-1}) of a feed-forward chain: all that lies between two tensors that every path crosses.
 
     nodes: on a path from `start` to `end`, in order, without `start`. reason: why its J^T is not known, so that it
@@ -205,12 +205,12 @@ class Chain:
     last, takes or gives several tensors and is differentiated whole. No stages: the graph is no chain."""
 
     graph: fx.Graph
-    stages: tuple[Stage, ...]
+    stages: tuple[ChainStage, ...]
 
     @property
-    def segments(self) -> tuple[tuple[Stage, ...], ...]:
+    def segments(self) -> tuple[tuple[ChainStage, ...], ...]:
         """Maximal runs of stages with rules, and between them the stages without, each by itself."""
-        runs: list[list[Stage]] = []
+        runs: list[list[ChainStage]] = []
         for stage in self.stages:
             if runs and stage.reason is None and runs[-1][-1].reason is None:
                 runs[-1].append(stage)

@@ -16,7 +16,7 @@ from bppsa.decisions import RECORD, Decision, Report
 from bppsa.plan.chain_options import ChainOptions
 from bppsa.plan.forward import SEQUENTIAL, Forward
 from bppsa.plan.strategy import AUTO, Strategy
-from bppsa.runtime.recurrent.newton import Memory
+from bppsa.runtime.recurrent.newton import NewtonHistory
 
 TABLES = ("_parameters", "_buffers", "_modules")
 
@@ -33,7 +33,7 @@ class State:
     # of a recurrent module
     strategy: Strategy = AUTO
     forward: Forward = SEQUENTIAL
-    memory: Memory = field(default_factory=Memory)  # of Newton's iteration
+    memory: NewtonHistory = field(default_factory=NewtonHistory)  # of Newton's iteration
     decided: dict[Any, Decision] = field(default_factory=dict)  # of calls that PyTorch may run, by their sizes
     # of a feed-forward chain
     options: ChainOptions | None = None
@@ -55,7 +55,7 @@ class State:
         """For the module's counterpart in a clone of its model, whose calls are its own."""
         return replace(
             self,
-            memory=Memory(),
+            memory=NewtonHistory(),
             decided={},
             pruned=self.pruned and self.pruned.of_clone(),
             loops=self.loops and self.loops.of_clone(),

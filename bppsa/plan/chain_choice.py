@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bppsa.plan.chain_cost import Extent, formed
+from bppsa.plan.chain_cost import JacobianSize, formed
 from bppsa.plan.levels import complexity
 from bppsa.plan.strategy import Division, Strategy
 
@@ -20,7 +20,7 @@ OPS = 4  # that a stage's J^T takes to form: its values, and the factors of its 
 
 
 @dataclass(frozen=True)
-class Machine:
+class OperationRates:
     """Microseconds: to issue an operation, whoever waits for it; for an operation to pass on its result to one that
     waits. flops: multiplications and additions a microsecond, of all workers together."""
 
@@ -30,7 +30,7 @@ class Machine:
 
 
 # Of eager PyTorch, one operation issued after the other from Python. Two cores of an AMD EPYC; the GPU's are estimates.
-MACHINES = {"cpu": Machine(issue=5, step=0, flops=5e4), "cuda": Machine(issue=6, step=4, flops=1e7)}
+MACHINES = {"cpu": OperationRates(issue=5, step=0, flops=5e4), "cuda": OperationRates(issue=6, step=4, flops=1e7)}
 
 
 def may_gain(device: str) -> bool:
@@ -40,12 +40,12 @@ def may_gain(device: str) -> bool:
     return machine is not None and machine.step > OPS * machine.issue
 
 
-def linear_us(stages: Sequence[Extent], rows: int, machine: Machine) -> float:
+def linear_us(stages: Sequence[JacobianSize], rows: int, machine: OperationRates) -> float:
     """Of back-propagation through these stages: each waits for the one after it."""
     return len(stages) * (machine.issue + machine.step) + sum(e.mv for e in stages) * rows / machine.flops
 
 
-def scan_us(division: Division, stages: Sequence[Extent], rows: int, machine: Machine) -> float:
+def scan_us(division: Division, stages: Sequence[JacobianSize], rows: int, machine: OperationRates) -> float:
     """Of forming J^Ts, and of the steps of section 3.6 with the work of every level."""
     made = formed(division, stages, 1)
     issued = sum(entry.count for entry in made) + (OPS - 1) * (made[0].count if made else 0) + len(stages)

@@ -11,7 +11,7 @@ from bppsa.plan.strategy import Division
 
 
 @dataclass(frozen=True)
-class Extent:
+class JacobianSize:
     """J^T of one sample: rows N, columns M, at most `nnz` entries; held: by the batch together (1) or by each sample.
 
     flops: of forming it from what is there anyway.
@@ -28,23 +28,23 @@ class Extent:
         """Multiplications and additions of J^T g, a sample."""
         return 2 * self.nnz
 
-    def __matmul__(self, other: Extent) -> Extent:
+    def __matmul__(self, other: JacobianSize) -> JacobianSize:
         """The product. Entries are taken to lie evenly: each of ours meets a mean row of the other."""
         products = -(-self.nnz * other.nnz // max(self.columns, 1))
         held = max(self.held, other.held)
         nnz = min(products, self.rows * other.columns)
-        return Extent(self.rows, other.columns, nnz, held, self.flops + other.flops + 2 * products * held)
+        return JacobianSize(self.rows, other.columns, nnz, held, self.flops + other.flops + 2 * products * held)
 
-    def __add__(self, other: Extent) -> Extent:
+    def __add__(self, other: JacobianSize) -> JacobianSize:
         nnz = min(self.nnz + other.nnz, self.rows * self.columns)
-        return Extent(self.rows, self.columns, nnz, max(self.held, other.held), self.flops + other.flops)
+        return JacobianSize(self.rows, self.columns, nnz, max(self.held, other.held), self.flops + other.flops)
 
     def bytes(self, itemsize: int) -> int:
         return self.nnz * self.held * itemsize
 
 
 @dataclass(frozen=True)
-class Level:
+class ScanLevel:
     """What a scan forms in one level: how many operators, their entries and bytes, and the work of it."""
 
     count: int
@@ -60,16 +60,16 @@ class Level:
         )
 
 
-Sized = Sequence[Extent]  # of a segment's stages, the last of the chain first
+Sized = Sequence[JacobianSize]  # of a segment's stages, the last of the chain first
 
 
-def formed(division: Division, stages: Sized, itemsize: int) -> list[Level]:
+def formed(division: Division, stages: Sized, itemsize: int) -> list[ScanLevel]:
     """Level by level what the division forms. Level 0: the stages themselves that take part in a product."""
     if division.length > 1:
         return chunks(division, stages, itemsize)
     plan = division.scan
-    a: list[Extent | None] = [None, *stages]  # None: a vector
-    used: dict[int, Extent] = {}
+    a: list[JacobianSize | None] = [None, *stages]  # None: a vector
+    used: dict[int, JacobianSize] = {}
     found = []
     for pairs in plan.up:
         made = []
@@ -87,17 +87,19 @@ def formed(division: Division, stages: Sized, itemsize: int) -> list[Level]:
     return [level(list(used.values()), itemsize), *(entry for entry in found if entry.count)] if used else []
 
 
-def own_work(after: Extent, before: Extent) -> Extent:
+def own_work(after: JacobianSize, before: JacobianSize) -> JacobianSize:
     """The product, with the work of this product alone."""
     product = after @ before
-    return Extent(product.rows, product.columns, product.nnz, product.held, product.flops - after.flops - before.flops)
+    return JacobianSize(
+        product.rows, product.columns, product.nnz, product.held, product.flops - after.flops - before.flops
+    )
 
 
-def chunks(division: Division, stages: Sized, itemsize: int) -> list[Level]:
+def chunks(division: Division, stages: Sized, itemsize: int) -> list[ScanLevel]:
     """Every chunk but the last to be reached, whose product nobody applies, becomes one operator."""
     length = division.length
-    used: list[Extent] = []
-    made: list[Extent] = []
+    used: list[JacobianSize] = []
+    made: list[JacobianSize] = []
     for at in range(0, len(stages) - length, length):
         chunk = stages[at : at + length]
         used += chunk
@@ -108,8 +110,8 @@ def chunks(division: Division, stages: Sized, itemsize: int) -> list[Level]:
     return [level(used, itemsize), level(made, itemsize)] if made else []
 
 
-def level(extents: Sized, itemsize: int) -> Level:
-    return Level(
+def level(extents: Sized, itemsize: int) -> ScanLevel:
+    return ScanLevel(
         len(extents),
         sum(e.nnz for e in extents),
         sum(e.bytes(itemsize) for e in extents),

@@ -33,7 +33,7 @@ def gives_kept_alone(kept: int, weights: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Work:
+class LayerWork:
     """One convolution or linear layer. kept: its entries; dense: all of them, per output pixel. pixels: of the output,
     for one sample. weights: in the parameter. activations: numbers that come in and go out, for one sample."""
 
@@ -52,7 +52,7 @@ class Work:
         return (2 if self.first else 3) if training else 1
 
 
-def ours_ms(work: Work, rows: int, training: bool) -> float:
+def ours_ms(work: LayerWork, rows: int, training: bool) -> float:
     """rows: samples, with those that fill up the last block."""
     passes = work.passes(training)
     entries = work.kept / OURS_ENTRIES["forward"] + (passes - 1) * work.kept / OURS_ENTRIES["backward"]
@@ -64,7 +64,7 @@ def ours_ms(work: Work, rows: int, training: bool) -> float:
     return passes * work.kept * work.pixels * rows / rate + entries + gradients + moved
 
 
-def theirs_ms(work: Work, samples: int, training: bool) -> float:
+def theirs_ms(work: LayerWork, samples: int, training: bool) -> float:
     passes = work.passes(training)
     products = passes * work.weights * work.pixels * samples / THEIRS_PRODUCTS
     reading = passes * work.weights / THEIRS_WEIGHTS["linear" if work.linear else "conv"]
@@ -72,7 +72,7 @@ def theirs_ms(work: Work, samples: int, training: bool) -> float:
     return THEIRS_STEP_MS + products + reading + masking
 
 
-def choose_region(layers: Sequence[Work], samples: int, lanes: int, training: bool) -> Choice:
+def choose_region(layers: Sequence[LayerWork], samples: int, lanes: int, training: bool) -> Choice:
     rows = -(-samples // lanes) * lanes
     ours = OURS_CALL_MS * (2 if training else 1) + sum(ours_ms(layer, rows, training) for layer in layers)
     theirs = sum(theirs_ms(layer, samples, training) for layer in layers)
@@ -83,6 +83,6 @@ def choose_region(layers: Sequence[Work], samples: int, lanes: int, training: bo
     return Choice("blocked", f"{what} predicted {gain:.1f} times as fast as PyTorch's", numbers)
 
 
-def gain_of(work: Work, samples: int, lanes: int, training: bool) -> float:
+def gain_of(work: LayerWork, samples: int, lanes: int, training: bool) -> float:
     """How many times as fast one layer is predicted, conversions left aside."""
     return theirs_ms(work, samples, training) / ours_ms(work, -(-samples // lanes) * lanes, training)

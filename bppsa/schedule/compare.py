@@ -15,7 +15,7 @@ from bppsa.schedule.units import JOBS, Units
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """Of one schedule. Memory and receives are those of the worker that has most of them; memory is of activations and
     weights, see `Timeline.peak_memory`; `receives` is of all three kinds together."""
 
@@ -39,7 +39,7 @@ HEADS = {"bubble": "bubble %"}
 class Comparison:
     """rows: in the order asked for. refused: (schedule, why) of those that do not exist for these numbers."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
     refused: tuple[tuple[str, str], ...]
     split: bool  # whether all backwards count as an input's and a weights' gradient
     units: Units = JOBS
@@ -73,7 +73,7 @@ def compare(
     split = any(splits(recipe, S, B, W) for recipe in recipes)
     numbers = {"S": S, "B": B, "W": W, "backward": backward, "weight": weight, "units": units, **costs}
     found = [(recipe.name, row_or_reason(recipe, split=split, **numbers)) for recipe in recipes]
-    rows = tuple(of for _, of in found if isinstance(of, Row))
+    rows = tuple(of for _, of in found if isinstance(of, ComparisonRow))
     refused = tuple((name, why) for name, why in found if isinstance(why, str))
     if not rows:
         raise ScheduleError(f"no schedule can run: {reasons(refused)}")
@@ -100,7 +100,7 @@ def splits(recipe: Recipe, S: int, B: int, W: int | None) -> bool:
 
 def row_or_reason(
     recipe: Recipe, *, S: int, B: int, W: int | None, split: bool, backward: Cost, weight: Cost, **costs: Any
-) -> Row | str:
+) -> ComparisonRow | str:
     """What a schedule takes, or why it cannot run. split: the whole of a backward is backward + weight."""
     try:
         bound = bound_to(recipe, S, B, W)
@@ -126,13 +126,13 @@ def of_backward(bound: Schedule, backward: Cost, weight: Cost, S: int, split: bo
     return lambda s, b: inputs(s, b) + weights(s, b)
 
 
-def row(name: str, timeline: Timeline) -> Row:
+def row(name: str, timeline: Timeline) -> ComparisonRow:
     activations, gradients, weights = received = (
         timeline.activation_receives,
         timeline.gradient_receives,
         timeline.weight_receives,
     )
-    return Row(
+    return ComparisonRow(
         name,
         timeline.W,
         timeline.makespan,
@@ -147,9 +147,9 @@ def row(name: str, timeline: Timeline) -> Row:
     )
 
 
-def table(rows: Sequence[Row], units: Units) -> str:
+def table(rows: Sequence[ComparisonRow], units: Units) -> str:
     """Rows as lines of text, numbers to the right, and a legend."""
-    heads = [HEADS.get(field.name, field.name.replace("_", " ")) for field in fields(Row)]
+    heads = [HEADS.get(field.name, field.name.replace("_", " ")) for field in fields(ComparisonRow)]
     lines = in_columns(
         [heads, *([shown(value) for value in astuple(replace(row, bubble=100 * row.bubble))] for row in rows)]
     )

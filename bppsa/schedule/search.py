@@ -9,7 +9,7 @@ from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import zoo
-from bppsa.schedule.compare import Row, as_recipe, reasons, row_or_reason, table
+from bppsa.schedule.compare import ComparisonRow, as_recipe, reasons, row_or_reason, table
 from bppsa.schedule.simulator import Cost, Number
 from bppsa.schedule.spec import Build, Recipe, Schedule, check_counts
 from bppsa.schedule.units import JOBS, Units
@@ -42,7 +42,7 @@ class Candidate:
     """A schedule that was tried. row: None where it cannot run. lost: why it is not the best; "" for the best."""
 
     recipe: Recipe
-    row: Row | None
+    row: ComparisonRow | None
     lost: str
 
 
@@ -120,7 +120,7 @@ def search(
     return Search((*ranked, *lost), NOT_TRIED if schedules is None else {}, units, free)
 
 
-def key(row: Row) -> tuple[Any, Any, int, str]:
+def key(row: ComparisonRow) -> tuple[Any, Any, int, str]:
     return row.makespan, row.memory, row.receives, row.schedule
 
 

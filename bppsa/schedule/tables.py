@@ -59,7 +59,7 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """A formula of the paper and the least and greatest simulated value over the workers."""
 
     paper: Any
@@ -76,7 +76,7 @@ class Cell:
 class Table1:
     """cells[scheme, column]; prints as the paper's table with paper / simulated, and the reasons below."""
 
-    cells: dict[tuple[str, str], Cell]
+    cells: dict[tuple[str, str], TableCell]
 
     def __str__(self) -> str:
         schemes = dict.fromkeys(scheme for scheme, _ in self.cells)
@@ -102,5 +102,5 @@ def table1(S: int, B: int, G: int, R: int) -> Table1:
         for (column, read), formula in zip(COLUMNS.items(), paper, strict=True):
             found = read(timeline)
             same = min(found) == max(found) == formula
-            cells[scheme, column] = Cell(formula, min(found), max(found), "" if same else REASONS[scheme, column])
+            cells[scheme, column] = TableCell(formula, min(found), max(found), "" if same else REASONS[scheme, column])
     return Table1(cells)

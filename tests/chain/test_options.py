@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import bppsa
 from bppsa.errors import BppsaError, ChainError
-from bppsa.plan.chain_choice import MACHINES, MARGIN, Machine, linear_us, may_gain, scan_us
-from bppsa.plan.chain_cost import Extent, affordable, formed
+from bppsa.plan.chain_choice import MACHINES, MARGIN, OperationRates, linear_us, may_gain, scan_us
+from bppsa.plan.chain_cost import JacobianSize, affordable, formed
 from bppsa.plan.strategy import Strategy, divide
 from tests.chain.test_exact import check
 from tests.chain.zoo import mlp
@@ -94,13 +94,13 @@ def test_auto_leaves_a_model_as_it_is() -> None:
 # ---- costs
 
 
-def narrow(stages: int) -> list[Extent]:
-    return [Extent(8, 8, 64, 1) for _ in range(stages)]
+def narrow(stages: int) -> list[JacobianSize]:
+    return [JacobianSize(8, 8, 64, 1) for _ in range(stages)]
 
 
 def test_a_scan_gains_where_waiting_is_what_costs() -> None:
     """Section 3.6: with workers without end, and steps that wait for each other, time is the number of steps."""
-    many_workers = Machine(issue=0.001, step=1, flops=1e9)
+    many_workers = OperationRates(issue=0.001, step=1, flops=1e9)
     division = divide(Strategy("blelloch"), 64)
     assert linear_us(narrow(64), 1, many_workers) > MARGIN * scan_us(division, narrow(64), 1, many_workers)
     for machine in MACHINES.values():

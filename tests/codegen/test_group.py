@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, const, dot
 from bppsa.codegen.language.verify import verify
-from bppsa.codegen.lowering.columns import Columns, is_uniform
+from bppsa.codegen.lowering.columns import ValueNumbering, is_uniform
 from bppsa.codegen.lowering.group import EXPENSIVE, Grouping
 from bppsa.codegen.lowering.lower import Root
 from tests.codegen.kernels import add, at, mul
@@ -195,7 +195,7 @@ def test_uniform() -> None:
 
 
 def test_slices_of_one_value_are_told_from_others() -> None:
-    columns = Columns()
+    columns = ValueNumbering()
     whole, part = (mul(at("a", c), dot(Dot(Access("b"), "w", c + 1))) for c in (0, 3))
     other = mul(at("a", 3), dot(Dot(Access("b"), "w", 1)))
     assert columns.of(whole) == (columns.of(part)[0], 0)

@@ -17,7 +17,7 @@ from bppsa.codegen.language import interpret
 from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store, const
 from bppsa.codegen.lowering.assemble import row_of
 from bppsa.codegen.lowering.lower import ColumnRun, Lowering, Workspace
-from bppsa.codegen.lowering.row import Row, Segment, concatenate, leaf, shift, zip_with
+from bppsa.codegen.lowering.row import Row, RowSegment, concatenate, leaf, shift, zip_with
 from bppsa.errors import Unsupported
 from tests.codegen.kernels import at
 from tests.fxpasses.graphs import split_cell
@@ -119,9 +119,9 @@ def test_shifting_moves_what_depends_on_the_column() -> None:
 
 def test_a_workspace_stores_a_segment_once() -> None:
     workspace, roots = Workspace("w", Kind.STREAM), []
-    first = Row((Segment(3, at("a")), Segment(2, at("b"))))
+    first = Row((RowSegment(3, at("a")), RowSegment(2, at("b"))))
     assert workspace.runs(first, roots) == (ColumnRun(0, 0, 5),), "neighbours are one run"
-    assert workspace.runs(Row((Segment(2, at("b")), Segment(4, at("c")), Segment(3, at("a")))), roots) == (
+    assert workspace.runs(Row((RowSegment(2, at("b")), RowSegment(4, at("c")), RowSegment(3, at("a")))), roots) == (
         ColumnRun(0, 3, 6),
         ColumnRun(6, 0, 3),
     )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from bppsa.codegen.cpu.build import available
-from bppsa.codegen.cpu.products import NativeProducts, Outer, Projection
+from bppsa.codegen.cpu.products import NativeProducts, OuterProduct, Projection
 from bppsa.codegen.lowering.lower import ColumnRun
 
 pytestmark = pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")
@@ -66,7 +66,10 @@ class Case:
 
     def got(self, threads: int, out: tuple[Tensor, ...] | None = None) -> tuple[Tensor, ...]:
         of_x, of_h, g_x = out or self.outputs()
-        outers = [Outer(of_h.t(), self.h, self.cotangents, self.runs), Outer(of_x, self.x, self.cotangents, self.runs)]
+        outers = [
+            OuterProduct(of_h.t(), self.h, self.cotangents, self.runs),
+            OuterProduct(of_x, self.x, self.cotangents, self.runs),
+        ]
         projections = [Projection(g_x, self.cotangents, self.weight, self.runs)]
         NativeProducts(REAL[self.x.dtype], workspace)(outers, projections, threads=threads)
         return of_x, of_h, g_x

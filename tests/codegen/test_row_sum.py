@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bppsa.codegen.language.ir import Access, Expr, Op, Reduce, const, load
-from bppsa.codegen.lowering.row import Segment
+from bppsa.codegen.lowering.row import RowSegment
 from bppsa.codegen.lowering.row_sum import of_segments, terms
 from tests.codegen.kernels import add, at, mul
 from tests.codegen.programs import build
@@ -41,8 +41,8 @@ def test_a_sum_that_has_to_wait_anyway_stays_whole() -> None:
 
 
 def test_segments_of_one_width_are_added_up_first() -> None:
-    segments = [Segment(4, at("a")), Segment(2, at("y")), Segment(4, at("b"))]
-    assert of_segments(segments) == [Segment(4, add(at("a"), at("b"))), Segment(2, at("y"))]
+    segments = [RowSegment(4, at("a")), RowSegment(2, at("y")), RowSegment(4, at("b"))]
+    assert of_segments(segments) == [RowSegment(4, add(at("a"), at("b"))), RowSegment(2, at("y"))]
 
 
 def test_the_gradient_of_a_layer_norm_takes_one_pass() -> None:

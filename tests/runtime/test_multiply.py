@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bppsa.codegen.cpu.build import available
-from bppsa.codegen.cpu.products import NativeProducts, Outer, Projection
+from bppsa.codegen.cpu.products import NativeProducts, OuterProduct, Projection
 from bppsa.codegen.lowering.lower import ColumnRun
 from bppsa.runtime.recurrent.multiply import WIDEST, Faster, by_torch, suits
 
@@ -29,7 +29,7 @@ def test_by_torch(rows: int, depth: int, widths: list[int], transposed: bool) ->
         start += w
     out = torch.empty(width, depth, dtype=torch.float64).t() if transposed else torch.empty(depth, width).double()
     projected = torch.empty_like(left)
-    by_torch([Outer(out, left, right, tuple(runs))], [Projection(projected, right, weight, tuple(runs))])
+    by_torch([OuterProduct(out, left, right, tuple(runs))], [Projection(projected, right, weight, tuple(runs))])
     columns = torch.cat([right[:, run.column : run.column + run.width] for run in runs], 1)
     torch.testing.assert_close(out, left.t() @ columns)
     torch.testing.assert_close(projected, columns @ weight)
@@ -50,7 +50,7 @@ def test_each_product_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     taken = []
     original = NativeProducts.__call__
 
-    def spy(self: NativeProducts, outers: list[Outer], projections: list[Projection]) -> None:
+    def spy(self: NativeProducts, outers: list[OuterProduct], projections: list[Projection]) -> None:
         taken.append((len(outers), len(projections)))
         original(self, outers, projections)
 
@@ -58,7 +58,7 @@ def test_each_product_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     right, narrow, wide = torch.randn(400, 300), torch.randn(400, 5), torch.randn(400, 300)
     runs, weight = (ColumnRun(0, 0, 300),), torch.randn(300, 300)
     of_narrow, of_wide, projected = torch.empty(5, 300), torch.empty(300, 300), torch.empty(400, 300)
-    outers = [Outer(of_narrow, narrow, right, runs), Outer(of_wide, wide, right, runs)]
+    outers = [OuterProduct(of_narrow, narrow, right, runs), OuterProduct(of_wide, wide, right, runs)]
     Faster("float")(outers, [Projection(projected, right, weight, runs)])
     assert taken == [(1, 0)]
     for got, expected in ((of_narrow, narrow.t() @ right), (of_wide, wide.t() @ right), (projected, right @ weight)):

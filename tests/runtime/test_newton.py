@@ -16,7 +16,7 @@ from bppsa.frontend.call_log import collecting
 from bppsa.frontend.planning.sweeps import compile_recurrence, module_recurrence
 from bppsa.plan.forward import Forward
 from bppsa.runtime.recurrent.extent import Extent
-from bppsa.runtime.recurrent.newton import Memory, Solver
+from bppsa.runtime.recurrent.newton import NewtonHistory, Solver
 from bppsa.runtime.recurrent.sweep import Passed, Sweep
 from tests.codegen.programs import Operands, build, interpreted, operands, packed
 from tests.scan.support import close
@@ -26,9 +26,9 @@ MODES = ("RNN_TANH", "RNN_RELU", "GRU", "LSTM")
 
 
 def both(
-    sweep: Sweep, given: Operands, extent: Extent, forward: Forward, memory: Memory | None = None
+    sweep: Sweep, given: Operands, extent: Extent, forward: Forward, memory: NewtonHistory | None = None
 ) -> tuple[Passed, Passed, Solver]:
-    solver = Solver(forward, Memory() if memory is None else memory)
+    solver = Solver(forward, NewtonHistory() if memory is None else memory)
     call = given.sources, given.carries, given.params, extent
     return solver.of(sweep, None)(*call, save=True), sweep.forward(*call, save=True), solver
 
@@ -150,7 +150,7 @@ def test_what_a_diagonal_jacobian_is(mode: str, width: int) -> None:
 def test_a_warm_start_needs_fewer_iterations() -> None:
     given, extent = module_of("RNN_TANH", 16, 1.2, 400)
     sweep = compile_recurrence(module_recurrence("RNN_TANH", 4, 16, 0, True), torch.float64, True)
-    memory, forward = Memory(), strategies.newton(8, warm_start=True)
+    memory, forward = NewtonHistory(), strategies.newton(8, warm_start=True)
     first = both(sweep, given, extent, forward, memory)[2].outcomes[0]
     given.params[1].mul_(1 + 1e-6)  # as a step of training does
     found, expected, solver = both(sweep, given, extent, forward, memory)
@@ -162,7 +162,7 @@ def test_a_warm_start_needs_fewer_iterations() -> None:
 
 
 def test_what_failed_is_tried_again_after_ever_longer_rests() -> None:
-    memory = Memory()
+    memory = NewtonHistory()
     assert not memory.rests()
     waits = []
     for _ in range(10):

@@ -17,7 +17,7 @@ POINT_VECTORS = 4  # of a block of a group without dot products
 
 
 @dataclass(frozen=True)
-class Tile:
+class Tiling:
     """A panel of source s is `vectors[s]` vectors of `lanes` wide; `units` columns of the group at most make a block,
     which the pointwise part takes in vectors of `point` lanes."""
 
@@ -34,11 +34,11 @@ def wide() -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def tile(width: int, dots: tuple[int, ...], size: int) -> Tile:
+def tile(width: int, dots: tuple[int, ...], size: int) -> Tiling:
     """For a group of `width` columns and `dots[s]` dot products of source s, elements of `size` bytes."""
     if not dots:
         point = _point(width, size)
-        return Tile(point, (), POINT_VECTORS * point, point)
+        return Tiling(point, (), POINT_VECTORS * point, point)
     shapes = [
         _shape(math.ceil(width / blocks), dots, bytes_ // size, size)
         for bytes_ in ((WHOLE, HALF) if wide() else (HALF,))
@@ -48,17 +48,19 @@ def tile(width: int, dots: tuple[int, ...], size: int) -> Tile:
     return min((s for s in shapes if max(s.vectors) <= most), key=lambda s: _cost(s, width, size))
 
 
-def _shape(columns: int, dots: tuple[int, ...], lanes: int, size: int) -> Tile:
+def _shape(columns: int, dots: tuple[int, ...], lanes: int, size: int) -> Tiling:
     """Panels for blocks of so many columns, which may then take some more."""
     vectors = tuple(math.ceil(d * columns / lanes) for d in dots)
-    return Tile(lanes, vectors, min(v * lanes // d for v, d in zip(vectors, dots, strict=True)), _point(columns, size))
+    return Tiling(
+        lanes, vectors, min(v * lanes // d for v, d in zip(vectors, dots, strict=True)), _point(columns, size)
+    )
 
 
 def _point(columns: int, size: int) -> int:
     return (WHOLE if wide() and columns > HALF // size else HALF) // size
 
 
-def _cost(shape: Tile, width: int, size: int) -> float:
+def _cost(shape: Tiling, width: int, size: int) -> float:
     """Half vectors multiplied for each row and k, with what their loads and a block cost beside."""
     halves = shape.lanes * size // HALF
     return math.ceil(width / shape.units) * sum(v * halves * (1 + 0.5 / rows(v)) + 0.5 for v in shape.vectors)

@@ -13,7 +13,7 @@ from math import prod
 
 from bppsa.codegen.arrange.barriers import Cut
 from bppsa.codegen.arrange.tile import tile
-from bppsa.codegen.cpu.print_point import CPP, Numbers, body
+from bppsa.codegen.cpu.print_point import CPP, RuntimeNumbers, body
 from bppsa.codegen.language.ir import Access, Expr, Group, Kind, Reduce, Store
 
 START = {Reduce.ROWS: "0", Reduce.MAX: "-__builtin_inf()"}
@@ -29,7 +29,7 @@ class AxesText:
     pack: Sequence[str] = ()
     blocks = 1
 
-    def __init__(self, numbers: Numbers, index: int, group: Group, size: int, sums: Sequence[str]) -> None:
+    def __init__(self, numbers: RuntimeNumbers, index: int, group: Group, size: int, sums: Sequence[str]) -> None:
         self.numbers, self.index, self.group, self.sums = numbers, index, group, sums
         self.cut: Cut = (group.width,)
         self.order = loop_order(group)

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from bppsa.codegen.arrange.barriers import barriers, splittable
 from bppsa.codegen.arrange.hazards import staged
-from bppsa.codegen.arrange.tile import Tile, tile
+from bppsa.codegen.arrange.tile import Tiling, tile
 from bppsa.codegen.cpu.print_axes import AxesText
 from bppsa.codegen.cpu.print_group import GroupText, by_source
-from bppsa.codegen.cpu.print_point import CPP, Numbers, body
+from bppsa.codegen.cpu.print_point import CPP, RuntimeNumbers, body
 from bppsa.codegen.language.ir import Kernel, Kind
 
 __all__ = ["CPP", "Printed", "dims", "printed", "skeleton", "source"]
@@ -65,7 +65,7 @@ class _Unit:
 
     def __init__(self, kernel: Kernel, size: int) -> None:
         self.kernel = kernel
-        self.numbers = Numbers(kernel)
+        self.numbers = RuntimeNumbers(kernel)
         self.argument = {b.name: i for i, b in enumerate(kernel.arguments)}
         self.scratch = [b.name for b in kernel.buffers if b.kind is Kind.SCRATCH]
         self.sums = [b.name for b in kernel.buffers if b.kind is Kind.COLUMN_SUM]
@@ -148,7 +148,7 @@ class _Unit:
         return body(head, sums)
 
 
-def _tiles(kernel: Kernel, dots: list[tuple[int, ...]], size: int) -> list[Tile]:
+def _tiles(kernel: Kernel, dots: list[tuple[int, ...]], size: int) -> list[Tiling]:
     """A group without dot products is cut as one of its width with some: threads that share columns then meet less."""
     tiles = [tile(group.width, d, size) for group, d in zip(kernel.groups, dots, strict=True)]
     busy = {group.width: t for group, t in zip(kernel.groups, tiles, strict=True) if t.vectors}

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 
 from bppsa.codegen.arrange.barriers import Cut
-from bppsa.codegen.arrange.tile import Tile
-from bppsa.codegen.cpu.print_point import Numbers, Point, body
+from bppsa.codegen.arrange.tile import Tiling
+from bppsa.codegen.cpu.print_point import Point, RuntimeNumbers, body
 from bppsa.codegen.language.ir import FOLDS, Access, Dot, Group, Kernel, Reduce, Store
 
 # What a fold starts with, and how vectors of a row become one number, over blocks of columns.
@@ -29,11 +29,11 @@ class GroupText:
 
     def __init__(
         self,
-        numbers: Numbers,
+        numbers: RuntimeNumbers,
         index: int,
         group: Group,
         sources: Mapping[tuple[Access, int], tuple[Dot, ...]],
-        tile: Tile,
+        tile: Tiling,
         argument: Mapping[str, int],
         sums: list[str],
     ) -> None:
@@ -62,7 +62,9 @@ class GroupText:
             line for s, dots in enumerate(sources.values()) for line in self.pack_source(numbers, s, dots, argument)
         ]
 
-    def pack_source(self, numbers: Numbers, s: int, dots: tuple[Dot, ...], argument: Mapping[str, int]) -> list[str]:
+    def pack_source(
+        self, numbers: RuntimeNumbers, s: int, dots: tuple[Dot, ...], argument: Mapping[str, int]
+    ) -> list[str]:
         """Each thread packs some blocks; columns beyond the last dot's stay 0."""
         depth = self.depth[s]
         columns = [
@@ -84,12 +86,12 @@ class GroupText:
             ],
         )
 
-    def dot_products(self, numbers: Numbers, s: int, rows: Access) -> str:
+    def dot_products(self, numbers: RuntimeNumbers, s: int, rows: Access) -> str:
         slot, depth, gemm = numbers.slot(rows), self.depth[s], f"Gemm{self.index}_{s}"
         source = f"c.at[{slot}] + row * c.row[{slot}]{numbers.plus(rows.column)}, c.row[{slot}]"
         return f"{gemm}::run({source}, {self.panels[s]} + b * {depth} * {gemm}::PITCH, {depth}, dot{s}, rows);"
 
-    def fold(self, numbers: Numbers, n: int, store: Store) -> str:
+    def fold(self, numbers: RuntimeNumbers, n: int, store: Store) -> str:
         target = store.target
         slot = numbers.slot(target)
         at = f"c.at[{slot}][(row + i) * c.row[{slot}]{numbers.plus(target.column)}]"

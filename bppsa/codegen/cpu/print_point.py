@@ -52,7 +52,7 @@ def body(head: str, lines: Iterable[str]) -> list[str]:
     return [f"{head} {{", *("  " + line for line in lines), "}"]
 
 
-class Numbers:
+class RuntimeNumbers:
     """Hands out the run-time numbers of a kernel, `dims[i]`, and the slots of its row cursor, by order of first use."""
 
     def __init__(self, kernel: Kernel) -> None:
@@ -83,7 +83,7 @@ class Numbers:
 
 
 @dataclass
-class Loop:
+class RowLoop:
     """One pass over the rows: a moving pointer for each slot; what writes comes after all that reads."""
 
     reads: list[str] = field(default_factory=list)
@@ -99,7 +99,9 @@ class Loop:
 class Point:
     """The function's text: `head`, one or more loops over the rows, `tail`."""
 
-    def __init__(self, numbers: Numbers, group: Group, sources: Sequence[tuple[Dot, ...]], sums: Sequence[str]) -> None:
+    def __init__(
+        self, numbers: RuntimeNumbers, group: Group, sources: Sequence[tuple[Dot, ...]], sums: Sequence[str]
+    ) -> None:
         self.numbers, self.sources, self.sums = numbers, sources, sums
         self.head, self.tail = ["const auto& c = thread.cursor;"], list[str]()
         self.bases: set[int] = set()
@@ -107,7 +109,7 @@ class Point:
         nodes = group.nodes()
         self.name = {node: f"v{n}" for n, node in enumerate(nodes)}
         self.level = levels(nodes)
-        self.loops = [Loop() for _ in range(1 + max(self.level.values(), default=0))]
+        self.loops = [RowLoop() for _ in range(1 + max(self.level.values(), default=0))]
         self.wanted = self.wanted_in(group)
         self.loaded = {node.payload for node in nodes}
         for node in nodes:

@@ -24,7 +24,7 @@ LEAST_NS = 30_000  # of a call's work for each thread
 
 
 @dataclass(frozen=True, eq=False)
-class Outer:
+class OuterProduct:
     """out = left^T right; left: [R, K], right: [R, n] of which `runs` are the columns, out: [K, N], any strides."""
 
     out: Tensor
@@ -67,7 +67,7 @@ class NativeProducts:
         self._workspace.argtypes, self._workspace.restype = (POINTER, INT64, INT), INT64
 
     def __call__(
-        self, outers: Sequence[Outer], projections: Sequence[Projection], *, threads: int | None = None
+        self, outers: Sequence[OuterProduct], projections: Sequence[Projection], *, threads: int | None = None
     ) -> None:
         """Sums are the same in every call with as many threads; in a forked child there is but one."""
         rows = (outers or projections)[0].left.shape[0]
@@ -82,13 +82,13 @@ class NativeProducts:
         workspace = self.allocate(self._workspace(at, rows, threads), torch.uint8)
         self._run(at, rows, threads, workspace.data_ptr())
 
-    def threads(self, outers: Sequence[Outer], projections: Sequence[Projection], rows: int) -> int:
+    def threads(self, outers: Sequence[OuterProduct], projections: Sequence[Projection], rows: int) -> int:
         products = sum(o.out.numel() for o in outers)
         products += sum(p.out.shape[1] * run.width for p in projections for run in p.runs)
         return threads_sharing(rows * products * NS_PER_PRODUCT, LEAST_NS)
 
 
-def of_outer(outer: Outer) -> list[int]:
+def of_outer(outer: OuterProduct) -> list[int]:
     """In the order in which the skeleton reads it, as is what `of_projection` gives."""
     runs = [number for run in outer.runs for number in (run.column, run.width)]
     left = [outer.left.data_ptr(), outer.left.stride(0), 1, 0, outer.left.shape[1]]

@@ -16,7 +16,7 @@ FRACTION_BITS = 23  # of float32
 
 
 @dataclass(frozen=True)
-class Split:
+class TermSplit:
     """Terms of `bits` bits after the point; the products of terms i and j are kept where i + j <= `order`."""
 
     bits: int
@@ -25,10 +25,10 @@ class Split:
 
 
 SPLITS = {
-    "tf32": Split(10, 1, 0),
-    "tf32x3": Split(10, 2, 1),
-    "bf16": Split(7, 1, 0),
-    "bf16x6": Split(7, 3, 2),
+    "tf32": TermSplit(10, 1, 0),
+    "tf32x3": TermSplit(10, 2, 1),
+    "bf16": TermSplit(7, 1, 0),
+    "bf16x6": TermSplit(7, 3, 2),
 }
 
 
@@ -43,7 +43,7 @@ def product(a: Tensor, b: Tensor, precision: str) -> Tensor:
     return total
 
 
-def terms(x: Tensor, split: Split) -> list[Tensor]:
+def terms(x: Tensor, split: TermSplit) -> list[Tensor]:
     found = []
     for _ in range(split.terms):
         found.append(rounded(x, split.bits))

@@ -15,7 +15,7 @@ from bppsa.codegen.language.ir import Kernel, Kind
 
 
 @dataclass(frozen=True)
-class Value:
+class TritonVariable:
     """A variable of shape [rows or 1, columns or 1]; it broadcasts."""
 
     name: str
@@ -60,15 +60,15 @@ class Loads:
             self.head.append(f"{name} = {text}")
         return name
 
-    def constant(self, value: float) -> Value:
+    def constant(self, value: float) -> TritonVariable:
         text = repr(value) if math.isfinite(value) else f'float("{value}")'
-        return Value(self._once(text, "k", f"tl.full([1, 1], {text}, REAL)"), (1, 1))
+        return TritonVariable(self._once(text, "k", f"tl.full([1, 1], {text}, REAL)"), (1, 1))
 
-    def vector(self, buffer: str, column: int, width: int) -> Value:
+    def vector(self, buffer: str, column: int, width: int) -> TritonVariable:
         size = padded(width)
         c = self.columns(size)
         text = f"tl.load({buffer}_at + {column} + {c}{masked(span(c, 0, width, size))})"
-        return Value(self._once((buffer, column, width), "u", text), (1, size))
+        return TritonVariable(self._once((buffer, column, width), "u", text), (1, size))
 
     def _once(self, key: object, prefix: str, text: str) -> str:
         if key not in self._known:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from bppsa.codegen.gpu.columns import Columns, Piece, Tile, padded
-from bppsa.codegen.gpu.print_load import Loads, Value, span
+from bppsa.codegen.gpu.print_load import Loads, TritonVariable, span
 from bppsa.codegen.gpu.tiling import Tiles
 from bppsa.codegen.language.ir import STRUCTURAL, Access, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store
 
@@ -90,9 +90,9 @@ class StepPrinter:
             ]
             commit[store.reduce](store, tiles)
 
-    def block(self, group: Group, start: int, width: int) -> dict[Expr, Value]:
+    def block(self, group: Group, start: int, width: int) -> dict[Expr, TritonVariable]:
         """Every expression of the group, for its columns [start, start + width)."""
-        values: dict[Expr, Value] = {}
+        values: dict[Expr, TritonVariable] = {}
         for node in group.nodes():
             payload = node.payload
             if isinstance(payload, Access):
@@ -105,7 +105,7 @@ class StepPrinter:
             else:
                 args = [values[a] for a in node.args]
                 shape = max(a.shape[0] for a in args), max(a.shape[1] for a in args)
-                values[node] = Value(self.emit(TRITON[node.op].format(*(a.name for a in args))), shape)
+                values[node] = TritonVariable(self.emit(TRITON[node.op].format(*(a.name for a in args))), shape)
         return values
 
     def columns(self, access: Access, *, written: bool = False) -> Columns:
@@ -120,12 +120,12 @@ class StepPrinter:
 
         return list(self.columns(access).cover(start, start + width, missing))
 
-    def load(self, access: Access, start: int, width: int) -> Value:
+    def load(self, access: Access, start: int, width: int) -> TritonVariable:
         if self.kinds[access.buffer] is Kind.VECTOR:
             return self.loads.vector(access.buffer, start, width)
         return self.joined(self.pieces(access, start, width))
 
-    def joined(self, pieces: Sequence[Piece]) -> Value:
+    def joined(self, pieces: Sequence[Piece]) -> TritonVariable:
         """One tile of adjacent pieces."""
         if len(pieces) == 1 and pieces[0].whole:
             return of_tile(pieces[0].tile)
@@ -136,9 +136,9 @@ class StepPrinter:
             low, high = p.start - start, p.stop - start
             tile = self.of_all_rows(of_tile(p.tile))
             name = self.emit(f"moved({name}, {tile}, {low}, {high}, {p.offset - low})")
-        return Value(name, (self.loads.block.rows, padded(width)))
+        return TritonVariable(name, (self.loads.block.rows, padded(width)))
 
-    def dot(self, term: Dot, column: int, width: int) -> Value:
+    def dot(self, term: Dot, column: int, width: int) -> TritonVariable:
         depth = self.kernel.buffer(term.weight).depth
         total = ""
         for piece in self.pieces(term.source, term.source.column, depth):
@@ -147,11 +147,11 @@ class StepPrinter:
             )
             weight = weight or self.emit(text)
             clean = self.clean(piece.tile, *piece.columns)
-            rows = self.of_all_rows(Value(clean, of_tile(piece.tile).shape))
+            rows = self.of_all_rows(TritonVariable(clean, of_tile(piece.tile).shape))
             text = product(rows, padded(piece.tile.width), weight, padded(width), total)
             chained = rows in self._products and "tl.dot" in text
             total = self.emit(text, first=(total or self.loads.zeros(width)) if chained else None)
-        return Value(total, (self.loads.block.rows, padded(width)))
+        return TritonVariable(total, (self.loads.block.rows, padded(width)))
 
     def clean(self, tile: Tile, low: int, high: int, fill: str = "0.0") -> str:
         """The tile with zeros outside columns [low, high), where what is no number would spoil a sum."""
@@ -164,15 +164,15 @@ class StepPrinter:
             self._clean[key] = self.emit(f"tl.where({' & '.join(conditions)}, {tile.name}, {fill})")
         return self._clean[key]
 
-    def tile(self, value: Value, width: int) -> Tile:
+    def tile(self, value: TritonVariable, width: int) -> Tile:
         """Broadcast to one row a sample, or what has more stays as it is."""
         rows = max(value.shape[0], self.loads.block.samples)
         return Tile(self.full(value, (rows, padded(width))), width, rows)
 
-    def of_all_rows(self, value: Value) -> str:
+    def of_all_rows(self, value: TritonVariable) -> str:
         return self.full(value, (self.loads.block.rows, value.shape[1]))
 
-    def full(self, value: Value, shape: tuple[int, int]) -> str:
+    def full(self, value: TritonVariable, shape: tuple[int, int]) -> str:
         return value.name if value.shape == shape else self.emit(f"tl.broadcast_to({value.name}, {list(shape)})")
 
     def store(self, store: Store, tiles: Sequence[tuple[int, Tile]]) -> None:
@@ -201,8 +201,8 @@ class StepPrinter:
             self.lines.append(f"{name} += tl.where(live, {tile.name}, 0.0)")
 
 
-def of_tile(tile: Tile) -> Value:
-    return Value(tile.name, (tile.rows, padded(tile.width)))
+def of_tile(tile: Tile) -> TritonVariable:
+    return TritonVariable(tile.name, (tile.rows, padded(tile.width)))
 
 
 def product(rows: str, depth: int, weight: str, width: int, total: str) -> str:

@@ -12,16 +12,16 @@ from dataclasses import replace
 from math import prod
 
 from bppsa.codegen.language.ir import Access, Expr, Op, Shape, Strides, topological
-from bppsa.codegen.lowering.row import Segment
+from bppsa.codegen.lowering.row import RowSegment
 
 Move = Callable[[Strides], tuple[Strides, int]]  # strides before -> after, and by how many columns all begins later
 
 
-def shape_of(segment: Segment) -> Shape:
+def shape_of(segment: RowSegment) -> Shape:
     return segment.shape or (segment.width,)
 
 
-def is_product(segment: Segment) -> bool:
+def is_product(segment: RowSegment) -> bool:
     """Whether it holds a product with a weight, which knows but one axis."""
     return any(node.op is Op.DOT for node in topological((segment.expr,)))
 
@@ -68,7 +68,7 @@ def refinement(one: Shape, other: Shape) -> Shape | None:
     return tuple(reversed(found))
 
 
-def refined(segment: Segment, shape: Shape) -> Segment | None:
+def refined(segment: RowSegment, shape: Shape) -> RowSegment | None:
     """The same columns, cut at least as fine as `shape`; None where no axes fit both."""
     fine = refinement(shape_of(segment), shape)
     if fine is None:
@@ -82,7 +82,7 @@ def refined(segment: Segment, shape: Shape) -> Segment | None:
             stride * prod(part[i + 1 :]) for stride, part in zip(kept, parts, strict=True) for i in range(len(part))
         ), 0
 
-    return Segment(segment.width, moved(segment.expr, move), fine)
+    return RowSegment(segment.width, moved(segment.expr, move), fine)
 
 
 def divided(fine: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
@@ -96,16 +96,16 @@ def divided(fine: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
     return found
 
 
-def rearranged(segment: Segment, shape: Shape, move: Move) -> Segment:
+def rearranged(segment: RowSegment, shape: Shape, move: Move) -> RowSegment:
     """With axes of new sizes: element j of `shape` is where `move` takes the loads."""
-    return coalesced(Segment(prod(shape), moved(segment.expr, move), shape))
+    return coalesced(RowSegment(prod(shape), moved(segment.expr, move), shape))
 
 
-def coalesced(segment: Segment) -> Segment:
+def coalesced(segment: RowSegment) -> RowSegment:
     """With as few axes as there can be."""
     own = [access.strides for access in loads(segment.expr)]
     if not own:
-        return Segment(segment.width, segment.expr)
+        return RowSegment(segment.width, segment.expr)
     groups: list[list[int]] = []
     for axis, size in enumerate(segment.shape):
         if size == 1:
@@ -118,8 +118,8 @@ def coalesced(segment: Segment) -> Segment:
     shape = tuple(prod(segment.shape[a] for a in group) for group in groups)
     expr = moved(segment.expr, lambda strides: (tuple(strides[group[-1]] for group in groups), 0))
     if len(shape) <= 1 and all(access.strides == (1,) for access in loads(expr)):
-        return Segment(segment.width, plain(expr))
-    return Segment(segment.width, expr, shape)
+        return RowSegment(segment.width, plain(expr))
+    return RowSegment(segment.width, expr, shape)
 
 
 def plain(expr: Expr) -> Expr:

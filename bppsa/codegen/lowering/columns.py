@@ -9,7 +9,7 @@ from bppsa.codegen.language.ir import Access, Dot, Expr, topological
 
 
 @dataclass
-class Columns:
+class ValueNumbering:
     """Numbers expressions: equal ones, wherever they begin, get one number."""
 
     known: dict[Expr, tuple[int, int | None]] = field(default_factory=dict)

@@ -30,7 +30,7 @@ from bppsa.codegen.language.ir import (
     span,
     topological,
 )
-from bppsa.codegen.lowering.columns import Columns, is_uniform
+from bppsa.codegen.lowering.columns import ValueNumbering, is_uniform
 from bppsa.codegen.lowering.roots import Root
 
 Extent = int | Shape  # so many columns, or several axes
@@ -39,7 +39,7 @@ Part = tuple[Expr, Extent]  # a value of such columns; 1 for what is the same in
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredColumns:
     """Columns [start, start + width) of a value stand at `access`, or all of several axes."""
 
     start: int
@@ -74,10 +74,10 @@ class Grouping:
 
     buffers: dict[str, Buffer]
     scratch_widths: list[int]
-    columns: Columns = field(default_factory=Columns)
+    columns: ValueNumbering = field(default_factory=ValueNumbering)
     levels: dict[Expr, int] = field(default_factory=dict)
     filled: dict[tuple[str, bool], list[tuple[int, int, int]]] = field(default_factory=dict)  # -> (start, end, level)
-    places: dict[int, list[Place]] = field(default_factory=dict)  # by number in `columns`
+    places: dict[int, list[StoredColumns]] = field(default_factory=dict)  # by number in `columns`
     cheap: dict[Part, bool] = field(default_factory=dict)
     delays: dict[Root, int] = field(default_factory=dict)  # the first level at which these may be stored
 
@@ -107,7 +107,7 @@ class Grouping:
     def remember(self, root: Root) -> None:
         number, start = self.columns.of(root.value)
         if start is not None or root.width == 1:
-            place = Place(start or 0, root.extent, root.target, self.home(root)[0])
+            place = StoredColumns(start or 0, root.extent, root.target, self.home(root)[0])
             self.places.setdefault(number, []).append(place)
 
     def home(self, root: Root) -> Home:

@@ -21,7 +21,7 @@ from bppsa.codegen.lowering.lower_folds import FOLDS
 from bppsa.codegen.lowering.lower_matrices import MATRIX_OPS, Pivot
 from bppsa.codegen.lowering.pointwise import POINTWISE
 from bppsa.codegen.lowering.roots import Root, root_of
-from bppsa.codegen.lowering.row import Row, Segment, concatenate, leaf
+from bppsa.codegen.lowering.row import Row, RowSegment, concatenate, leaf
 from bppsa.errors import Reason, Unsupported
 
 aten = torch.ops.aten
@@ -44,14 +44,14 @@ class Workspace:
     kind: Kind
     width: int = 0
     reduce: Reduce = Reduce.NONE
-    placed: dict[Segment, int] = field(default_factory=dict)
+    placed: dict[RowSegment, int] = field(default_factory=dict)
 
-    def place(self, segment: Segment, roots: list[Root]) -> int:
+    def place(self, segment: RowSegment, roots: list[Root]) -> int:
         if segment not in self.placed:
             self.append(segment, roots)
         return self.placed[segment]
 
-    def append(self, segment: Segment, roots: list[Root]) -> None:
+    def append(self, segment: RowSegment, roots: list[Root]) -> None:
         self.placed.setdefault(segment, self.width)
         roots.append(root_of(Access(self.name, self.width), segment, self.reduce))
         self.width += segment.width
@@ -83,8 +83,8 @@ class Lowering:
         self.rows: dict[fx.Node, Row] = {}
         self.roots: list[Root] = []
         self.weights: dict[Weight, tuple[int, int]] = {}  # -> depth, width
-        self.scratch: dict[tuple[Segment, ...], Access] = {}
-        self.folds: dict[tuple[Segment, Reduce], Access] = {}
+        self.scratch: dict[tuple[RowSegment, ...], Access] = {}
+        self.folds: dict[tuple[RowSegment, Reduce], Access] = {}
         self.scratch_widths: list[int] = []
         self.pivots: dict[fx.Node, list[Pivot]] = {}  # of inverses
 
@@ -131,7 +131,7 @@ class Lowering:
 
     def product(self, left: Access, weight: Weight, depth: int, width: int) -> Row:
         self.weights[weight] = (depth, width)
-        product = Segment(width, dot(Dot(left, weight_name(weight))))
+        product = RowSegment(width, dot(Dot(left, weight_name(weight))))
         return self.one_column(product) if width == 1 else Row((product,))
 
     def materialise(self, node: fx.Node) -> Access:
@@ -167,18 +167,18 @@ class Lowering:
         total: Expr | None = None
         for segment in row_sum.of_segments(row.segments):
             for factor, term in row_sum.terms(segment.expr).items():
-                part = load(self.fold(Segment(segment.width, term), Reduce.ROWS))
+                part = load(self.fold(RowSegment(segment.width, term), Reduce.ROWS))
                 part = part if factor is None else Expr(Op.MUL, factor, part)
                 total = part if total is None else Expr(Op.ADD, total, part)
         assert total is not None
-        return Row((Segment(1, total),))
+        return Row((RowSegment(1, total),))
 
     def largest(self, row: Row) -> Row:
         """Of all columns."""
         parts = [load(self.fold(segment, Reduce.MAX)) for segment in row.segments]
-        return Row((Segment(1, functools.reduce(formulas.maximum, parts)),))
+        return Row((RowSegment(1, functools.reduce(formulas.maximum, parts)),))
 
-    def fold(self, segment: Segment, reduce: Reduce) -> Access:
+    def fold(self, segment: RowSegment, reduce: Reduce) -> Access:
         key = segment, reduce
         if key not in self.folds:
             access = self.folds[key] = Access(self.new_scratch(1), broadcast=True)
@@ -203,7 +203,7 @@ class Lowering:
         index = node.args[2] % row.width
         return self.one_column(row.columns(index, index + 1).segments[0])
 
-    def one_column(self, segment: Segment) -> Row:
+    def one_column(self, segment: RowSegment) -> Row:
         """A row of width 1 meets every column of wider ones, so it is read from memory, the same for all j."""
         access = Access(self.new_scratch(1), broadcast=True)
         self.roots.append(Root(access, segment.expr, 1))
@@ -215,7 +215,7 @@ class Lowering:
         return concatenate(self.row(piece) for piece in node.args[0])
 
     def fill(self, node: fx.Node) -> Row:
-        return Row((Segment(columns(node), const(FILLS[node.target](node.args))),))
+        return Row((RowSegment(columns(node), const(FILLS[node.target](node.args))),))
 
     def same(self, node: fx.Node) -> Row:
         """Views and copies that keep every row's numbers in their order, or repeat a single one."""
@@ -232,7 +232,7 @@ class Lowering:
         if row.width == width:
             return row
         if row.width == 1 and node.target is aten.expand.default:
-            return Row((Segment(width, row.segments[0].expr),))
+            return Row((RowSegment(width, row.segments[0].expr),))
         if node.target is aten.expand.default:
             return lower_axes.expand(self, node)
         raise Unsupported(Reason(f"makes {list(node.meta['val'].shape)} of {list(source.shape)}", op=str(node.target)))

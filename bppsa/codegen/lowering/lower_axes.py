@@ -13,7 +13,7 @@ from bppsa.codegen.language.ir import EXPENSIVE, Access, Expr, Reduce, Shape, St
 from bppsa.codegen.lowering.axes import coalesced, divided, is_product, moved, rearranged, refined, refinement
 from bppsa.codegen.lowering.columns import is_uniform
 from bppsa.codegen.lowering.roots import Root
-from bppsa.codegen.lowering.row import Row, Segment, leaf, zip_with
+from bppsa.codegen.lowering.row import Row, RowSegment, leaf, zip_with
 
 if TYPE_CHECKING:
     from bppsa.codegen.lowering.lower import Lowering
@@ -31,28 +31,28 @@ def is_wide(node: fx.Node) -> bool:
     return bool(node.meta["val"].dim() > 2)
 
 
-def whole(lowering: Lowering, row: Row) -> Segment:
+def whole(lowering: Lowering, row: Row) -> RowSegment:
     """The row as one segment without products, by way of scratch where it is not one."""
     if len(row.segments) == 1 and not is_product(row.segments[0]):
         return row.segments[0]
     return in_scratch(lowering, row)
 
 
-def in_scratch(lowering: Lowering, row: Row) -> Segment:
+def in_scratch(lowering: Lowering, row: Row) -> RowSegment:
     return leaf(lowering.in_scratch(row), row.width).segments[0]
 
 
-def along(lowering: Lowering, row: Row, sizes: Shape) -> Segment:
+def along(lowering: Lowering, row: Row, sizes: Shape) -> RowSegment:
     """The row as one segment cut at least as fine as `sizes`."""
     segment = whole(lowering, row)
     if is_uniform(segment.expr):
-        return Segment(segment.width, segment.expr, tuple(n for n in sizes if n != 1))
+        return RowSegment(segment.width, segment.expr, tuple(n for n in sizes if n != 1))
     found = refined(segment, sizes) or refined(in_scratch(lowering, row), sizes)
     assert found is not None, "columns that stand one after the other fit any axes"
     return found
 
 
-def by_dim(segment: Segment, sizes: Shape) -> list[list[int]]:
+def by_dim(segment: RowSegment, sizes: Shape) -> list[list[int]]:
     """The axes of a segment cut as fine as `sizes`, for each of these."""
     at, found = 0, []
     for part in divided(segment.shape, sizes):
@@ -61,7 +61,7 @@ def by_dim(segment: Segment, sizes: Shape) -> list[list[int]]:
     return found
 
 
-def picked(segment: Segment, axes: Sequence[int]) -> Segment:
+def picked(segment: RowSegment, axes: Sequence[int]) -> RowSegment:
     """With the axes in this order, and those not named left out at their beginning."""
     shape = tuple(segment.shape[a] for a in axes)
     return rearranged(segment, shape, lambda strides: (tuple(strides[a] for a in axes), 0))
@@ -179,7 +179,7 @@ def expand(lowering: Lowering, node: fx.Node) -> Row:
     return Row((coalesced(broadcast(lowering, lowering.row(source), dims(source, len(sizes) + 1), sizes)),))
 
 
-def broadcast(lowering: Lowering, row: Row, own: Shape, sizes: Shape) -> Segment:
+def broadcast(lowering: Lowering, row: Row, own: Shape, sizes: Shape) -> RowSegment:
     """The row, of a value of sizes `own`, repeated to `sizes` and cut at least as fine."""
     segment = whole(lowering, row)
     grows = own != sizes and not is_uniform(segment.expr)
@@ -187,7 +187,7 @@ def broadcast(lowering: Lowering, row: Row, own: Shape, sizes: Shape) -> Segment
         row = Row((in_scratch(lowering, row),))
     segment = along(lowering, row, own)
     if is_uniform(segment.expr):
-        return Segment(prod(sizes), segment.expr, tuple(n for n in sizes if n != 1))
+        return RowSegment(prod(sizes), segment.expr, tuple(n for n in sizes if n != 1))
     axes = by_dim(segment, own)
     grown = [(size, axes[d], own[d] == 1) for d, size in enumerate(sizes)]
     shape = tuple(n for size, group, new in grown for n in ([size] if new else [segment.shape[a] for a in group]))
@@ -198,7 +198,7 @@ def broadcast(lowering: Lowering, row: Row, own: Shape, sizes: Shape) -> Segment
     return rearrangement(segment, shape, move)
 
 
-def rearrangement(segment: Segment, shape: Shape, move: Callable[[Strides], tuple[Strides, int]]) -> Segment:
+def rearrangement(segment: RowSegment, shape: Shape, move: Callable[[Strides], tuple[Strides, int]]) -> RowSegment:
     """As `rearranged`, with the axes as they are but for those of size 1."""
     kept = [a for a, n in enumerate(shape) if n != 1]
 
@@ -206,7 +206,7 @@ def rearrangement(segment: Segment, shape: Shape, move: Callable[[Strides], tupl
         new, later = move(strides)
         return tuple(new[a] for a in kept), later
 
-    return Segment(prod(shape), moved(segment.expr, own), tuple(shape[a] for a in kept))
+    return RowSegment(prod(shape), moved(segment.expr, own), tuple(shape[a] for a in kept))
 
 
 def pointwise(
@@ -230,10 +230,10 @@ def combined(
     assert shape is not None, "columns that stand one after the other fit any axes"
     fine = [refined(s, shape) for s in segments]
     built = build(*(s.expr for s in fine if s is not None))
-    return None if built is None else Row((coalesced(Segment(prod(sizes), built, shape)),))
+    return None if built is None else Row((coalesced(RowSegment(prod(sizes), built, shape)),))
 
 
-def common(segments: Sequence[Segment]) -> Shape | None:
+def common(segments: Sequence[RowSegment]) -> Shape | None:
     shape: Shape | None = ()
     for segment in segments:
         shape = segment.shape if shape == () else refinement(shape, segment.shape) if shape is not None else None

@@ -18,7 +18,7 @@ from torch import fx
 from bppsa.codegen.language.ir import Access, Expr, Reduce, Shape, load
 from bppsa.codegen.lowering import formulas, lower_axes
 from bppsa.codegen.lowering.roots import Root
-from bppsa.codegen.lowering.row import Row, Segment, leaf
+from bppsa.codegen.lowering.row import Row, RowSegment, leaf
 from bppsa.sparsity.rules import matrix_ops as ops
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def determinant(factor: Callable[[Expr], Expr], joined: Callable[[Expr, Expr], E
         for k, pivot in enumerate(lowering.pivots[node.args[1]]):
             own = factor(pivot.value)
             factors.append(formulas.where(formulas.eq(pivot.place, k), own, formulas.neg(own)) if signed else own)
-        return lowering.one_column(Segment(1, functools.reduce(joined, factors)))
+        return lowering.one_column(RowSegment(1, functools.reduce(joined, factors)))
 
     return lowered
 

@@ -14,7 +14,7 @@ from bppsa.codegen.language.ir import Group, Shape
 from bppsa.codegen.lowering.axes import refined, subdivided
 from bppsa.codegen.lowering.group import Grouping
 from bppsa.codegen.lowering.roots import Root
-from bppsa.codegen.lowering.row import Segment
+from bppsa.codegen.lowering.row import RowSegment
 
 
 def grouped(make: Callable[[], Grouping], roots: Sequence[Root]) -> tuple[Group, ...]:
@@ -45,7 +45,7 @@ def cut(root: Root, shape: Shape) -> Root:
     """The root with such axes, or as it is where its own do not fit."""
     if root.shape == shape or subdivided(root.shape, shape) != shape:
         return root
-    value = refined(Segment(root.width, root.value, root.shape), shape)
+    value = refined(RowSegment(root.width, root.value, root.shape), shape)
     assert value is not None
     if root.target.broadcast:
         return replace(root, value=value.expr, shape=shape)

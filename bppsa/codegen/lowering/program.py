@@ -20,12 +20,12 @@ from bppsa.codegen.lowering.group import Extent
 from bppsa.codegen.lowering.inplace import reuse_streams
 from bppsa.codegen.lowering.lower import ColumnRun, Lowering, Workspace
 from bppsa.codegen.lowering.roots import Root, root_of
-from bppsa.codegen.lowering.row import Row, Segment, leaf
+from bppsa.codegen.lowering.row import Row, RowSegment, leaf
 from bppsa.errors import Reason, Unsupported
 
 
 @dataclass(frozen=True)
-class Rows:
+class BufferRows:
     """Rows of all steps that a matmul after the loop reads: columns [column, column + width) of a buffer."""
 
     buffer: str
@@ -39,7 +39,7 @@ class OuterSum:
     """weight[:, run.start : run.start + run.width].grad += left^T cotangents[run.column ...], for each run."""
 
     weight: Weight
-    left: Rows
+    left: BufferRows
     runs: tuple[ColumnRun, ...]
 
 
@@ -173,7 +173,7 @@ class BackwardLowering:
         )
         self.sum_runs = tuple((s.param, self.sums.runs(row(s.right), roots)) for s in self.transposed.sums)
         for i, node in enumerate(self.transposed.carries):
-            zero = Row((Segment(self.recurrence.carries[i], const(0.0)),))
+            zero = Row((RowSegment(self.recurrence.carries[i], const(0.0)),))
             roots += stores(f"g_carry{i}", zero if node is None else row(node))
 
     def leaf(self, node: fx.Node) -> Row:
@@ -184,9 +184,9 @@ class BackwardLowering:
         return self.recalled(row)
 
     def recalled(self, row: Row) -> Row:
-        return Row(tuple(Segment(s.width, self.recall(s), s.shape) for s in row.segments))
+        return Row(tuple(RowSegment(s.width, self.recall(s), s.shape) for s in row.segments))
 
-    def recall(self, segment: Segment) -> Expr:
+    def recall(self, segment: RowSegment) -> Expr:
         """The forward value in terms of what the backward can read; saved if it cannot be had otherwise."""
         if segment.shape:
             return self.recall_axes(segment)
@@ -200,7 +200,7 @@ class BackwardLowering:
 
         return rewrite(segment.expr, stored)
 
-    def recall_axes(self, segment: Segment) -> Expr:
+    def recall_axes(self, segment: RowSegment) -> Expr:
         """Of several axes it is always computed again, from what stands in memory: that has fewer columns."""
 
         def stored(node: Expr) -> Expr | None:
@@ -218,7 +218,7 @@ class BackwardLowering:
         assert isinstance(there, Access)
         return replace(access, buffer=there.buffer, column=there.column + access.column, after=there.after)
 
-    def save(self, segment: Segment) -> None:
+    def save(self, segment: RowSegment) -> None:
         column = sum(root.width for root in self.saved)
         root = root_of(Access("saved", column), segment)
         self.saved.append(root)
@@ -229,7 +229,7 @@ class BackwardLowering:
         known = self.kept.get((node, extent))
         return self.kept.get((node, 1)) if known is None and is_uniform(node) else known
 
-    def available(self, segment: Segment) -> bool:
+    def available(self, segment: RowSegment) -> bool:
         """Whether cheap work on states, parameters, x and saved values gives it: no product, no other stream."""
         private = projections(self.recurrence)
 
@@ -243,19 +243,19 @@ class BackwardLowering:
 
         return check(segment.expr)
 
-    def left(self, node: fx.Node) -> Rows:
+    def left(self, node: fx.Node) -> BufferRows:
         """Where the left operand's rows of all steps stand once the backward sweep is done."""
         row = self.forward.lowering.row(node)
         if row in (rows := [self.forward.lowering.row(n) for n in self.recurrence.next_carries]):
-            return Rows(f"carry{rows.index(row)}", 0, row.width, after=True)
+            return BufferRows(f"carry{rows.index(row)}", 0, row.width, after=True)
         recalled = self.recalled(row)
         access = recalled.in_memory
         if access is not None and self.outlives(access.buffer):
-            return Rows(access.buffer, access.column, row.width, access.after)
+            return BufferRows(access.buffer, access.column, row.width, access.after)
         runs = self.operands.runs(recalled, self.lowering.roots)
         if len(runs) > 1:
             raise Unsupported(Reason("multiplies an interleaving of other products' operands", op="aten.mm"))
-        return Rows("operands", runs[0].column, row.width)
+        return BufferRows("operands", runs[0].column, row.width)
 
     def outlives(self, buffer: str) -> bool:
         """Whether the buffer is there after the sweep, and holds what it did before the forward sweep's."""

@@ -22,7 +22,7 @@ from bppsa.codegen.lowering.inplace import reuse_streams
 from bppsa.codegen.lowering.lower import Lowering
 from bppsa.codegen.lowering.program import BackwardLowering, ForwardLowering, projections
 from bppsa.codegen.lowering.roots import Root, root_of
-from bppsa.codegen.lowering.row import Row, Segment
+from bppsa.codegen.lowering.row import Row, RowSegment
 
 # RUNNING buffers beside "g_carry{i}". "entering", [rows, 1]: 1 where a column takes cotangents of outputs along, else
 # 0. "exponents": [rows, N] where J^T is diagonal, N the widths of all carries, else [rows, 1].
@@ -57,7 +57,7 @@ class ReductionLowering:
         self.lowering = Lowering(self.leaf)
         self.lowering.lower(graph)
         self.rows = [
-            Row((Segment(width, const(0.0)),)) if node is None else self.lowering.row(node)
+            Row((RowSegment(width, const(0.0)),)) if node is None else self.lowering.row(node)
             for node, width in zip(carries, self.widths, strict=True)
         ]
 
@@ -97,7 +97,7 @@ class ReductionLowering:
         total = Access(EXPONENTS)
         yield Root(total, Expr(Op.ADD, load(total), load(replace(kept, broadcast=False))), 1)
 
-    def segments(self) -> Iterator[tuple[Access, Access, Segment]]:
+    def segments(self) -> Iterator[tuple[Access, Access, RowSegment]]:
         """Of all cotangents the step leaves: where they go, their places in a row of all carries."""
         start = 0
         for i, row in enumerate(self.rows):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from bppsa.codegen.language.ir import Access, Expr, Reduce, Shape, contiguous
-from bppsa.codegen.lowering.row import Segment
+from bppsa.codegen.lowering.row import RowSegment
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Root:
         return self.shape or self.width
 
 
-def root_of(target: Access, segment: Segment, reduce: Reduce = Reduce.NONE) -> Root:
+def root_of(target: Access, segment: RowSegment, reduce: Reduce = Reduce.NONE) -> Root:
     """The store of a segment, its columns one after the other."""
     target = replace(target, strides=contiguous(segment.shape))
     return Root(target, segment.expr, segment.width, reduce, segment.shape)

@@ -12,7 +12,7 @@ from bppsa.codegen.language.ir import Access, Dot, Expr, Op, Shape, rewrite
 
 
 @dataclass(frozen=True)
-class Segment:
+class RowSegment:
     """Neighbouring columns that one expression computes. shape: of several axes, see `axes.py`."""
 
     width: int
@@ -25,7 +25,7 @@ class Row:
     """A value `[B, n]`, or `[B, n_1, n_2, ...]` row-major. A row of width 1 is uniform: its expression does not depend
     on j, so it may be used at any width."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[RowSegment, ...]
 
     @property
     def width(self) -> int:
@@ -50,13 +50,13 @@ class Row:
         for s in self.segments:
             low, high = max(start, at), min(end, at + s.width)
             if low < high:
-                found.append(Segment(high - low, shift(s.expr, low - at)))
+                found.append(RowSegment(high - low, shift(s.expr, low - at)))
             at += s.width
         return Row(tuple(found))
 
 
 def leaf(access: Access, width: int) -> Row:
-    return Row((Segment(width, Expr(Op.LOAD, payload=replace(access, broadcast=width == 1))),))
+    return Row((RowSegment(width, Expr(Op.LOAD, payload=replace(access, broadcast=width == 1))),))
 
 
 def concatenate(rows: Iterable[Row]) -> Row:
@@ -78,7 +78,7 @@ def zip_with(build: Callable[..., Expr | None], rows: Sequence[Row]) -> Row | No
         built = build(*(part.segments[0].expr for part in parts))
         if built is None:
             return None
-        segments.append(Segment(end - start, built))
+        segments.append(RowSegment(end - start, built))
         start = end
     return Row(tuple(segments))
 

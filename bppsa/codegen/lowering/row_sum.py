@@ -12,18 +12,18 @@ from collections.abc import Sequence
 
 from bppsa.codegen.language.ir import Access, Expr, Op, topological
 from bppsa.codegen.lowering.columns import is_uniform
-from bppsa.codegen.lowering.row import Segment
+from bppsa.codegen.lowering.row import RowSegment
 
 Terms = dict[Expr | None, Expr]  # by factor, None for 1: what is summed over the columns
 
 
-def of_segments(segments: Sequence[Segment]) -> list[Segment]:
+def of_segments(segments: Sequence[RowSegment]) -> list[RowSegment]:
     """The same sum over fewer columns: those of equal width on top of each other."""
     merged: dict[int, Expr] = {}
     for segment in segments:
         known = merged.get(segment.width)
         merged[segment.width] = segment.expr if known is None else Expr(Op.ADD, known, segment.expr)
-    return [Segment(width, expr) for width, expr in merged.items()]
+    return [RowSegment(width, expr) for width, expr in merged.items()]
 
 
 def terms(expr: Expr) -> Terms:

@@ -10,7 +10,7 @@ import functools
 
 from bppsa.codegen.cpu.print_cpp import skeleton
 from bppsa.codegen.cpu.print_point import body
-from bppsa.codegen.sparse_conv.window import ConvSweep, Tile, Window
+from bppsa.codegen.sparse_conv.window import ConvSweep, PixelTile, Window
 
 LANES = {"float": 16, "double": 8}  # samples in a block: a cache line of each
 # Pixels in registers at once: a wide machine has 32 registers of a cache line each, others 16 of half a line.
@@ -67,7 +67,7 @@ def planes(pixels: int, most: int) -> int:
     return max(1, min(4, most // pixels))
 
 
-def kind(index: int, tile: Tile, sweep: ConvSweep, lanes: int) -> list[str]:
+def kind(index: int, tile: PixelTile, sweep: ConvSweep, lanes: int) -> list[str]:
     (height, width), (down, right) = tile.size, tile.phase.every
     across, pitch = width // sweep.pool, sweep.target[1] // sweep.pool
     row, step = sweep.step[0] * sweep.source[1] * lanes, sweep.step[1] * lanes
@@ -87,10 +87,10 @@ def kind(index: int, tile: Tile, sweep: ConvSweep, lanes: int) -> list[str]:
     return [*body(f"struct Kind{index}", members)[:-1], "};"]
 
 
-def source_of(tile: Tile, sweep: ConvSweep) -> int:
+def source_of(tile: PixelTile, sweep: ConvSweep) -> int:
     return tile.at[0] * sweep.step[0] * sweep.source[1] + tile.at[1] * sweep.step[1]
 
 
-def target_of(tile: Tile, sweep: ConvSweep) -> int:
+def target_of(tile: PixelTile, sweep: ConvSweep) -> int:
     y, x = (s + every * at for s, every, at in zip(tile.phase.start, tile.phase.every, tile.at, strict=True))
     return y // sweep.pool * (sweep.target[1] // sweep.pool) + x // sweep.pool

@@ -48,7 +48,7 @@ class Rect:
 
 
 @dataclass(frozen=True)
-class Span:
+class TapSpan:
     """Taps `first` to `last` (of the sweep's order) reach the same part of a tile."""
 
     first: int
@@ -57,16 +57,16 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Tile:
+class PixelTile:
     """Target pixels that a thread keeps in registers: `size` of them from `at`, in units of their phase."""
 
     phase: Phase
     at: Pair
     size: Pair
-    spans: tuple[Span, ...]
+    spans: tuple[TapSpan, ...]
 
     @property
-    def kind(self) -> tuple[Pair, tuple[Span, ...]]:
+    def kind(self) -> tuple[Pair, tuple[TapSpan, ...]]:
         """Tiles of one kind share their code."""
         return self.size, self.spans
 
@@ -87,7 +87,7 @@ class ConvSweep:
         """In the order in which a row of weights keeps them."""
         return tuple(tap for phase in self.phases for tap in phase.taps)
 
-    def tiles(self, pixels: int) -> tuple[Tile, ...]:
+    def tiles(self, pixels: int) -> tuple[PixelTile, ...]:
         """All target pixels, in tiles of at most so many."""
         return tuple(tile for phase in self.phases for tile in self._tiles(phase, pixels))
 
@@ -102,7 +102,7 @@ class ConvSweep:
         ]
         return size[0] * size[1], read[0] * read[1]
 
-    def _tiles(self, phase: Phase, pixels: int) -> list[Tile]:
+    def _tiles(self, phase: Phase, pixels: int) -> list[PixelTile]:
         rows, columns = phase.count
         if not rows or not columns:
             return []
@@ -112,17 +112,17 @@ class ConvSweep:
         found = []
         for y, x in product(range(0, rows, height), range(0, columns, width)):
             size = min(height, rows - y), min(width, columns - x)
-            found.append(Tile(phase, (y, x), size, self._spans(phase, (y, x), size)))
+            found.append(PixelTile(phase, (y, x), size, self._spans(phase, (y, x), size)))
         return found
 
-    def _spans(self, phase: Phase, at: Pair, size: Pair) -> tuple[Span, ...]:
+    def _spans(self, phase: Phase, at: Pair, size: Pair) -> tuple[TapSpan, ...]:
         base = self.taps.index(phase.taps[0]) if phase.taps else 0
         reached = [(base + i, self._reached(tap, at, size)) for i, tap in enumerate(phase.taps)]
         spans = []
         for rect, run in groupby(reached, key=lambda pair: pair[1]):
             places = [i for i, _ in run]
             if rect:
-                spans.append(Span(places[0], places[-1] + 1, rect))
+                spans.append(TapSpan(places[0], places[-1] + 1, rect))
         return tuple(spans)
 
     def _reached(self, tap: Tap, at: Pair, size: Pair) -> Rect:

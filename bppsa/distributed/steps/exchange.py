@@ -49,7 +49,7 @@ class Exchange:
     reports: Mapping[tuple[int, int], Message]
 
 
-class Numbers:
+class MessageNumbers:
     """Messages behind those of the plan."""
 
     def __init__(self, first: int) -> None:
@@ -61,7 +61,7 @@ class Numbers:
 
 
 def make_exchange(plan: StepPlan, stages: Stages, owners: Owners) -> Exchange:
-    numbers, workers = Numbers(plan.messages), range(len(plan.steps))
+    numbers, workers = MessageNumbers(plan.messages), range(len(plan.steps))
     fetches, frees = {}, set()
     for lane in foreign(plan, owners):
         for before, action, after in zip([None, *lane], lane, [*lane[1:], None], strict=False):
@@ -142,7 +142,7 @@ def shares(sizes: Mapping[str, int], count: int) -> list[tuple[str, ...]]:
 
 
 def reduction(
-    numbers: Numbers, number: int, stages: tuple[int, ...], names: tuple[str, ...], between: Between
+    numbers: MessageNumbers, number: int, stages: tuple[int, ...], names: tuple[str, ...], between: Between
 ) -> GradientReduction:
     """Owners take turns in being the root, so that no one of many replicas does all sums."""
     root = between.targets[number % len(between.targets)]

@@ -18,7 +18,7 @@ from bppsa.frontend.call_log import pop, push
 from bppsa.frontend.rnn.recurrent import sweep_of
 from bppsa.plan.forward import Forward
 from bppsa.plan.strategy import Strategy
-from bppsa.runtime.transport.borders import Transport, Work
+from bppsa.runtime.transport.borders import JobWork, Transport
 from bppsa.runtime.transport.mailbox import Alarm, Mailbox
 from bppsa.runtime.worker.execute import Lane
 from bppsa.runtime.worker.fetched import Fetched
@@ -136,7 +136,7 @@ def work_of(
     results: Results,
     sums: Sums,
     ended: Callable[[int], None],
-) -> Work:
+) -> JobWork:
     if isinstance(stages, OverTime):
         return TimeChunks(stages, call, shells, results, sums, ended, sweep_of)
     return Pipeline(stages, call, shells, results, sums, ended)

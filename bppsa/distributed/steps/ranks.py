@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.distributed.steps.agreement import check_replicas, checksums, signature
-from bppsa.distributed.steps.exchange import Exchange, Numbers, Owners, make_exchange
+from bppsa.distributed.steps.exchange import Exchange, MessageNumbers, Owners, make_exchange
 from bppsa.distributed.steps.member import Asked, Member, WorkerCall, tensors_of
 from bppsa.distributed.steps.plans import StepPlan, batches
 from bppsa.distributed.steps.reducing import Reducing
@@ -132,7 +132,7 @@ class Ranks:
             return self.gathered(tensors)
 
     def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        numbers = Numbers(0)
+        numbers = MessageNumbers(0)
         found: dict[str, Tensor] = {}
         messages = [numbers.message("D", 0, i, j) for i in range(self.size) for j in range(self.size) if i != j]
         for message in messages:

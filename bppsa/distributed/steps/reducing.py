@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from bppsa.distributed.steps.exchange import GradientReduction
 from bppsa.runtime.transport.group import GroupTransport
-from bppsa.runtime.worker.gradients import Grads, Sum, Sums, total
+from bppsa.runtime.worker.gradients import GradientSum, Grads, Sums, total
 
 
 class Reducing:
@@ -75,11 +75,11 @@ class Reducing:
             self.transport.send(message, grads)
         self.found.update(grads)
 
-    def parts(self, r: GradientReduction) -> Iterator[Sum]:
+    def parts(self, r: GradientReduction) -> Iterator[GradientSum]:
         for message in r.contributions.values():
             if message is None:
                 yield self.sums.of(r.stages, r.names)
             else:
-                grads, part = self.transport.receive(message), Sum()
+                grads, part = self.transport.receive(message), GradientSum()
                 part.add(grads, own=grads)
                 yield part

@@ -57,7 +57,7 @@ class Settings:
             raise StrategyError(f"loss_weight= says nothing here: {why}; leave it out, or let loss_fn= be a mean")
 
 
-class Engine(Protocol):
+class WorkerEngine(Protocol):
     """Runs a plan on all workers. state: what a forward gave, for its backward. rank: of this process."""
 
     rank: int
@@ -65,7 +65,7 @@ class Engine(Protocol):
     def call(self) -> AbstractContextManager[None]:
         """Around each call of the model: what one worker raises, all raise."""
 
-    def for_stages(self, stages: Stages) -> Engine:
+    def for_stages(self, stages: Stages) -> WorkerEngine:
         """For other stages of the same model, with the same weights in each."""
 
     def run(
@@ -96,7 +96,7 @@ class Training:
         self.tried = False  # whether the loss has been seen to be the mean that it is taken for
         self.ran: tuple[StepPlan, Timeline] | None = None
         self.seed = torch.initial_seed() if settings.seed is None else settings.seed
-        self.engine: Engine
+        self.engine: WorkerEngine
 
     def now(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Training:
         """The one for the model's present modes, and for such arguments: made when first called for."""

@@ -22,7 +22,7 @@ from bppsa.runtime.recurrent import autograd, reference
 from bppsa.runtime.recurrent.autograd import Result
 from bppsa.runtime.recurrent.backward import Asked, backward, prepare
 from bppsa.runtime.recurrent.extent import Extent, Given, Shape
-from bppsa.runtime.recurrent.newton import Memory, Solver
+from bppsa.runtime.recurrent.newton import NewtonHistory, Solver
 from bppsa.runtime.recurrent.sweep import Needs, Sweep
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
@@ -47,7 +47,7 @@ class CellPlan:
     carry_dtypes: tuple[torch.dtype, ...]
     growth: Growth | None  # of whole numbers
     beside: int = 0  # so many of the captured tensors, the last, are read like x, the same in every step
-    memory: Memory = field(default_factory=Memory, compare=False)
+    memory: NewtonHistory = field(default_factory=NewtonHistory, compare=False)
 
     @property
     def refuses(self) -> bool:

@@ -22,7 +22,7 @@ from bppsa.plan.forward import LIBRARY, forward_of
 from bppsa.plan.strategy import strategy_of
 from bppsa.runtime.recurrent.autograd import RecurrenceCall
 from bppsa.runtime.recurrent.extent import Extent, Given
-from bppsa.runtime.recurrent.newton import Memory
+from bppsa.runtime.recurrent.newton import NewtonHistory
 
 # Key of a cell -> its plan; the backend fills it while it compiles. Nothing leaves it: compiled graphs know their cells
 # by key alone and may run at any time, and Dynamo bounds how many graphs there are.
@@ -51,7 +51,7 @@ def module_call(
         Extent(x.shape[0], x.shape[1]),
         bool(masks),
         strategy_of(strategy),
-        solver_of(forward, Memory()),
+        solver_of(forward, NewtonHistory()),
         inline=True,
         library=forward_of(forward) == LIBRARY,
     )
@@ -63,7 +63,7 @@ def cell_call(
     """The call that `bppsa::scan` stands for: one of a cell that the backend has planned."""
     cell, reverse, strategy, forward = flags
     extent = Extent(sources[0].shape[0], sources[0].shape[1], reverse)
-    solver = solver_of(forward, Memory())
+    solver = solver_of(forward, NewtonHistory())
     return ScanCall(SCANS[cell], extent, len(sources), len(carries), strategy_of(strategy), True, solver)
 
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bppsa.chain import Stage
+from bppsa.chain import ChainStage
 from bppsa.decisions import Decision
 from bppsa.errors import ChainError, Reason, Unsupported
 from bppsa.fxpasses.network.cuts import cut
 from bppsa.fxpasses.network.pruning import carried
 from bppsa.fxpasses.recording.capture import Recording
-from bppsa.plan.chain_choice import MACHINES, MARGIN, SCAN, Machine, linear_us, scan_us
-from bppsa.plan.chain_cost import Extent, Level, affordable, formed
+from bppsa.plan.chain_choice import MACHINES, MARGIN, SCAN, OperationRates, linear_us, scan_us
+from bppsa.plan.chain_cost import JacobianSize, ScanLevel, affordable, formed
 from bppsa.plan.chain_options import ChainOptions
 from bppsa.plan.strategy import Division, Strategy, divide
 from bppsa.runtime.chain.feedforward import ChainProgram, real_of
@@ -36,8 +36,8 @@ SHARE = 4  # of the memory there is, what a backward may form by default
 class Segment:
     """Stages in a row that have rules, or one that has none; division: the order in which they are combined."""
 
-    stages: tuple[Stage, ...]
-    extents: tuple[Extent, ...]  # of the stages, in the order of the chain; none without rules
+    stages: tuple[ChainStage, ...]
+    extents: tuple[JacobianSize, ...]  # of the stages, in the order of the chain; none without rules
     division: Division | None
     note: str = ""  # what was skipped
 
@@ -66,7 +66,7 @@ def program_of(
     return ChainProgram(chain, results, needs, divisions, masks), decision
 
 
-def segment_of(stages: tuple[Stage, ...], masks: Masks, strategy: Strategy, budget: int) -> Segment:
+def segment_of(stages: tuple[ChainStage, ...], masks: Masks, strategy: Strategy, budget: int) -> Segment:
     if stages[0].reason is not None:
         return Segment(stages, (), None)
     extents = tuple(extent_of(stage, masks) for stage in stages)
@@ -81,11 +81,11 @@ def itemsize_of(node: fx.Node) -> int:
     return real_of(like.dtype, like.device.type).itemsize
 
 
-def extent_of(stage: Stage, masks: Masks) -> Extent:
+def extent_of(stage: ChainStage, masks: Masks) -> JacobianSize:
     """Of J^T of the stage, from the stand-ins: products and sums of its ops' own."""
 
-    def times(factor: TransposedJacobian, after: Extent | None) -> Extent:
-        own = Extent(*factor.shape, most_entries(factor), factor.held)
+    def times(factor: TransposedJacobian, after: JacobianSize | None) -> JacobianSize:
+        own = JacobianSize(*factor.shape, most_entries(factor), factor.held)
         return own if after is None else own @ after
 
     with torch.no_grad():
@@ -143,7 +143,7 @@ def decided(segments: Sequence[Segment], strategy: Strategy, path: str, device: 
     return Decision(path, "chain", runs, reason, numbers, details=details)
 
 
-def predicted_us(segments: Sequence[Segment], rows: int, machine: Machine) -> tuple[float, float]:
+def predicted_us(segments: Sequence[Segment], rows: int, machine: OperationRates) -> tuple[float, float]:
     """Of the cotangents of all cuts, by scans and one by one."""
     backwards = [(segment.division, segment.extents[::-1]) for segment in segments if segment.division is not None]
     scans = sum(scan_us(division, extents, rows, machine) for division, extents in backwards)
@@ -166,14 +166,14 @@ def lines(segment: Segment) -> list[str]:
     return found + [f"  {segment.note}"] * bool(segment.note)
 
 
-def levels_of(segment: Segment) -> list[Level]:
+def levels_of(segment: Segment) -> list[ScanLevel]:
     """What its scan forms."""
     if segment.division is None:
         return []
     return formed(segment.division, segment.extents[::-1], itemsize_of(segment.stages[0].start))
 
 
-def named(stage: Stage) -> str:
+def named(stage: ChainStage) -> str:
     ops = [str(node.target).removeprefix("aten.").partition(".")[0] for node in stage.nodes if is_op(node)]
     shown = ops if len(ops) <= MOST_OPS else [*ops[: MOST_OPS - 1], f"{len(ops) - MOST_OPS + 1} more"]
     return f"{stage.path or '<model>'} ({', '.join(shown)})"

@@ -6,20 +6,20 @@ from dataclasses import replace
 
 from bppsa.decisions import Decision, warn_once
 from bppsa.plan.forward import RESTING, Forward, forward_of
-from bppsa.runtime.recurrent.newton import Memory, Solver
+from bppsa.runtime.recurrent.newton import NewtonHistory, Solver
 
 
-def open_forward(asked: Forward, memory: Memory) -> Forward:
+def open_forward(asked: Forward, memory: NewtonHistory) -> Forward:
     """An "auto" without it for some calls after Newton's iteration has failed."""
     return RESTING if asked.name == "auto" and memory.rests() else asked
 
 
-def solver_of(forward: str | Forward, memory: Memory) -> Solver | None:
+def solver_of(forward: str | Forward, memory: NewtonHistory) -> Solver | None:
     chosen = forward_of(forward)
     return Solver(chosen, memory) if chosen.name == "newton" else None
 
 
-def told(decision: Decision, memory: Memory, solver: Solver | None, *, rested: bool) -> Decision:
+def told(decision: Decision, memory: NewtonHistory, solver: Solver | None, *, rested: bool) -> Decision:
     """Of Newton's iteration: how often it iterated, how exact it got, how often it failed; or that "auto" rested.
     Called once when a call is over."""
     if solver is None:

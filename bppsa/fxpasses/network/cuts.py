@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from bppsa.chain import Chain, Stage
+from bppsa.chain import Chain, ChainStage
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.capture import Recording
 from bppsa.sparsity.bounds import most_entries
@@ -95,17 +95,17 @@ def dominators(on_path: dict[fx.Node, list[fx.Node]], outputs: Sequence[fx.Node]
     return found[::-1]
 
 
-def stage_between(start: fx.Node, end: fx.Node, order: Sequence[fx.Node]) -> Stage:
+def stage_between(start: fx.Node, end: fx.Node, order: Sequence[fx.Node]) -> ChainStage:
     nodes = tuple(order[order.index(start) + 1 : order.index(end) + 1])
     try:
         operators = list(stage_operators(start, end, nodes))
     except Unsupported as unsupported:
-        return Stage(start, end, nodes, "unknown", reason=unsupported.reason)
+        return ChainStage(start, end, nodes, "unknown", reason=unsupported.reason)
     if len(operators) > 1:
         light = all(operator.structure in LIGHT for operator in operators)
-        return Stage(start, end, nodes, "diagonal" if light else "composed", light)
+        return ChainStage(start, end, nodes, "diagonal" if light else "composed", light)
     (operator,) = operators
-    return Stage(start, end, nodes, operator.structure, most_entries(operator) <= max(operator.shape))
+    return ChainStage(start, end, nodes, operator.structure, most_entries(operator) <= max(operator.shape))
 
 
 def stage_operators(start: fx.Node, end: fx.Node, nodes: Sequence[fx.Node]) -> Iterable[TransposedJacobian]:
@@ -127,9 +127,9 @@ def stage_operators(start: fx.Node, end: fx.Node, nodes: Sequence[fx.Node]) -> I
         raise Unsupported(Reason("passes no gradient on", mend="kept as a VJP"))
 
 
-def merged(stages: Sequence[Stage]) -> list[Stage]:
+def merged(stages: Sequence[ChainStage]) -> list[ChainStage]:
     """Light stages join the one before them, or the one after where there is none."""
-    found: list[Stage] = []
+    found: list[ChainStage] = []
     for stage in stages:
         before = found[-1] if found else None
         if before is not None and before.reason is None and stage.reason is None and (stage.light or before.light):
@@ -139,6 +139,6 @@ def merged(stages: Sequence[Stage]) -> list[Stage]:
     return found
 
 
-def joined(a: Stage, b: Stage) -> Stage:
+def joined(a: ChainStage, b: ChainStage) -> ChainStage:
     structure = a.structure if b.light else b.structure
-    return Stage(a.start, b.end, (*a.nodes, *b.nodes), structure, a.light and b.light)
+    return ChainStage(a.start, b.end, (*a.nodes, *b.nodes), structure, a.light and b.light)

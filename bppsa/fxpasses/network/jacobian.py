@@ -10,7 +10,17 @@ import torch
 from torch import Size, Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from bppsa.chain import FILLS, ColumnSum, Outer, Recurrence, Role, Transposed, Weight, is_pointwise, placeholders
+from bppsa.chain import (
+    FILLS,
+    ColumnSum,
+    OuterGradient,
+    Recurrence,
+    Role,
+    Transposed,
+    Weight,
+    is_pointwise,
+    placeholders,
+)
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.capture import Recorder, nothing_saved
 from bppsa.sparsity.rules import lookup
@@ -132,7 +142,7 @@ class Walk:
             graph=self.recorder.graph,
             carries=leaf("carry", len(self.recurrence.carries)),
             streams=leaf("stream", len(self.recurrence.streams)),
-            outers=tuple(Outer(weight, left, self.recorder.node_of(g)) for weight, left, g in self.outers),
+            outers=tuple(OuterGradient(weight, left, self.recorder.node_of(g)) for weight, left, g in self.outers),
             sums=tuple(ColumnSum(param, self.recorder.node_of(g)) for param, g in self.sums),
         )
         rights = (*(outer.right for outer in result.outers), *(part.right for part in result.sums))

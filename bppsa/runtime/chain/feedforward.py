@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bppsa.chain import Chain, Stage
+from bppsa.chain import Chain, ChainStage
 from bppsa.plan import levels
 from bppsa.plan.strategy import Division
 from bppsa.runtime.chain.operator_scan import cotangents
@@ -125,7 +125,7 @@ class ChainBackward:
         self.through([end for end, _ in self.known], [g for _, g in self.known], None)
         return self.total
 
-    def scan(self, segment: Sequence[Stage], g: Tensor) -> Tensor | None:
+    def scan(self, segment: Sequence[ChainStage], g: Tensor) -> Tensor | None:
         """The cotangent of the segment's start."""
         stages = segment[::-1]
         elements = [StageJacobian(stage, self.values.__getitem__) for stage in stages]
@@ -136,7 +136,7 @@ class ChainBackward:
         self.known += [(self.end[stage.end], g) for stage, g in zip(stages, entering, strict=True)]
         return elements[-1].mv(entering[-1]) if self.is_needed(segment[0].start) else None
 
-    def by_products(self, division: Division, stages: Sequence[Stage], g: Tensor) -> list[Tensor] | None:
+    def by_products(self, division: Division, stages: Sequence[ChainStage], g: Tensor) -> list[Tensor] | None:
         """By a scan that multiplies J^Ts; None where a product left the range of its type, which back-propagation may
         stay within: it only ever forms the product with one vector."""
         real = real_of(g.dtype, g.device.type)
@@ -194,7 +194,7 @@ def begin(x: Tensor, differentiated: bool) -> Tensor:
     return x.detach().requires_grad_(differentiated)
 
 
-def read_by_rules(stages: Sequence[Stage]) -> tuple[fx.Node, ...]:
+def read_by_rules(stages: Sequence[ChainStage]) -> tuple[fx.Node, ...]:
     """The nodes whose values the rules are given."""
     found: dict[fx.Node, None] = {}
     for stage in stages:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from bppsa.plan.levels import Places, ScanPlan
 from bppsa.plan.strategy import Division
-from bppsa.runtime.chain.stages import Element, Span
+from bppsa.runtime.chain.stages import Element, ElementSpan
 from bppsa.sparsity.algebra import compose
 from bppsa.sparsity.operators.transposed import TransposedJacobian
 
@@ -18,7 +18,7 @@ def cotangents(division: Division, elements: Sequence[Element], g: Tensor) -> li
     """The cotangent that enters each element, from the last of the chain, which g enters, to the first."""
     length = division.length
     chunks = [elements[at : at + length] for at in range(0, len(elements), length)]
-    entering = exclusive(division.scan, [chunk[0] if len(chunk) == 1 else Span(chunk) for chunk in chunks], g)
+    entering = exclusive(division.scan, [chunk[0] if len(chunk) == 1 else ElementSpan(chunk) for chunk in chunks], g)
     found = []
     for chunk, g_chunk in zip(chunks, entering, strict=True):
         found.append(g_chunk)
@@ -28,7 +28,7 @@ def cotangents(division: Division, elements: Sequence[Element], g: Tensor) -> li
 
 
 def exclusive(plan: ScanPlan, elements: Sequence[Element], g: Tensor) -> list[Tensor]:
-    return Scan(plan, elements, g).run()
+    return OperatorScan(plan, elements, g).run()
 
 
 class Formed:
@@ -44,7 +44,7 @@ class Formed:
         return self.operator
 
 
-class Scan:
+class OperatorScan:
     """The array of Algorithm 1. a[0] and what it has met are vectors, all others elements."""
 
     def __init__(self, plan: ScanPlan, elements: Sequence[Element], g: Tensor) -> None:

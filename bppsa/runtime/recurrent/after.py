@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from bppsa.chain import Weight
-from bppsa.codegen.cpu.products import Outer, Projection
+from bppsa.codegen.cpu.products import OuterProduct, Projection
 from bppsa.codegen.lowering.lower import ColumnRun
-from bppsa.codegen.lowering.program import Program, Rows
+from bppsa.codegen.lowering.program import BufferRows, Program
 from bppsa.runtime.recurrent.extent import Extent, Given, flat, rows_contiguous
 from bppsa.runtime.recurrent.multiply import Multiply
 
@@ -29,7 +29,7 @@ class Product:
     """weight.grad += left^T cotangents; `left`: rows the sweep knows, or the number of a source."""
 
     weight: Weight
-    left: Rows | int
+    left: BufferRows | int
     runs: tuple[ColumnRun, ...]
 
 
@@ -57,7 +57,7 @@ class After:
         needs_param: Sequence[bool],
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:
         """Gradients of sources, [T, B, n] each, and of params; None where not needed or where no gradient flows."""
-        of_sources, of_params = Parts(len(sources)), Parts(len(params))
+        of_sources, of_params = PartialSums(len(sources)), PartialSums(len(params))
         projections = self.projections(tensors, sources, params, needs_source, of_sources)
         outers = self.outers(tensors, extent, sources, params, needs_param, of_params)
         self.multiply(outers, projections)
@@ -73,7 +73,7 @@ class After:
         ], of_params.totals()
 
     def projections(
-        self, tensors: Named, sources: Given, params: Sequence[Tensor], needed: Sequence[bool], found: Parts
+        self, tensors: Named, sources: Given, params: Sequence[Tensor], needed: Sequence[bool], found: PartialSums
     ) -> list[Projection]:
         """What gives the gradients of sources once it is computed; a source that is read as it is needs no product."""
         result = []
@@ -97,8 +97,8 @@ class After:
         sources: Given,
         params: Sequence[Tensor],
         needed: Sequence[bool],
-        found: Parts,
-    ) -> list[Outer]:
+        found: PartialSums,
+    ) -> list[OuterProduct]:
         """What gives the gradients of weights once it is computed."""
         result = []
         for product in self.products:
@@ -112,11 +112,11 @@ class After:
             part = torch.empty_like(params[weight.param], memory_format=torch.contiguous_format)
             found.add(weight.param, part)
             out = part.t() if weight.transposed else part
-            result.append(Outer(out, left, flat(tensors["cotangents"]), product.runs))
+            result.append(OuterProduct(out, left, flat(tensors["cotangents"]), product.runs))
         return result
 
 
-class Parts:
+class PartialSums:
     """Tensors that add up to each of some totals; their contents may come later."""
 
     def __init__(self, count: int) -> None:
@@ -132,7 +132,7 @@ class Parts:
         return [parts[0] if parts else None for parts in self.parts]
 
 
-def rows(tensors: Named, at: Rows, extent: Extent) -> Tensor:
+def rows(tensors: Named, at: BufferRows, extent: Extent) -> Tensor:
     """[T * B, width]"""
     tensor = tensors[at.buffer]
     if at.buffer.startswith("carry"):

@@ -20,7 +20,7 @@ from bppsa.decisions import warn_once
 from bppsa.plan.strategy import Division, Strategy, divide
 from bppsa.runtime.recurrent.chunks import Chunks
 from bppsa.runtime.recurrent.extent import Extent, Given, rows_contiguous
-from bppsa.runtime.recurrent.pairs import REAL, Pair, Rows
+from bppsa.runtime.recurrent.pairs import REAL, Pair, ScaledRows
 from bppsa.runtime.recurrent.reduce import Reduction
 from bppsa.runtime.recurrent.scan_levels import exclusive
 from bppsa.runtime.recurrent.sweep import Gradients, Needs, Passed, Sweep
@@ -157,9 +157,9 @@ def scanned(division: Division, pairs: Pair, g_final: Tensor, structure: Structu
     return by_carry(turned(exclusive(division.scan, by_chunk, by_block(g_final, structure)).plain()), structure)
 
 
-def by_block(g: Tensor, structure: Structure) -> Rows:
+def by_block(g: Tensor, structure: Structure) -> ScaledRows:
     """A cotangent of the carries, [B, N], as pairs meet it: [B, count, m, 1]."""
-    return Rows.of(g.to(REAL)[:, structure.order].unsqueeze(-1))
+    return ScaledRows.of(g.to(REAL)[:, structure.order].unsqueeze(-1))
 
 
 def by_carry(blocks: Tensor, structure: Structure) -> Tensor:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bppsa.codegen.cpu.products import NativeProducts, Outer, Projection
+from bppsa.codegen.cpu.products import NativeProducts, OuterProduct, Projection
 from bppsa.runtime import pool
 
-Multiply = Callable[[Sequence[Outer], Sequence[Projection]], None]
+Multiply = Callable[[Sequence[OuterProduct], Sequence[Projection]], None]
 
 # Widest product for our own kernel, measured for 1 to 16000 rows on two cores with AVX-512: from 20 to 256 columns it
 # takes 0.4 to 0.9 of the time of the matmuls, from 384 up to 1.4. With fewer rows than columns it is no faster.
@@ -22,7 +22,7 @@ NARROW, BLOCK = 32, 32
 
 
 def by_torch(
-    outers: Sequence[Outer],
+    outers: Sequence[OuterProduct],
     projections: Sequence[Projection],
     store: Callable[[Tensor, Tensor, Tensor], object] | None = None,
 ) -> None:
@@ -46,7 +46,7 @@ def by_torch(
                 projection.out.addmm_(left, weight)
 
 
-def on_gpu(outers: Sequence[Outer], projections: Sequence[Projection]) -> None:
+def on_gpu(outers: Sequence[OuterProduct], projections: Sequence[Projection]) -> None:
     """cuBLAS sums long products in parts itself."""
     by_torch(outers, projections, lambda out, a, b: torch.mm(a, b, out=out))
 
@@ -57,7 +57,7 @@ class Faster:
     def __init__(self, real: str) -> None:
         self.real = real
 
-    def __call__(self, outers: Sequence[Outer], projections: Sequence[Projection]) -> None:
+    def __call__(self, outers: Sequence[OuterProduct], projections: Sequence[Projection]) -> None:
         own = [o for o in outers if suits(o.left.shape[0], *o.out.shape)]
         own_projections = [p for p in projections if suits(p.left.shape[0], *p.weight.shape)]
         if own or own_projections:

@@ -35,7 +35,7 @@ REST, LONGEST_REST = 8, 1024  # calls after a failure: where weights change, wha
 
 
 @dataclass
-class Memory:
+class NewtonHistory:
     """What the last calls of a module or a cell left: what entered their chunks, how many of them in a row did not
     converge, and for how many more "auto" does not try again: twice as many after each.
 
@@ -46,8 +46,8 @@ class Memory:
     failures: int = 0
     resting: int = 0
 
-    def __reduce__(self) -> tuple[type[Memory], tuple[()]]:
-        return Memory, ()
+    def __reduce__(self) -> tuple[type[NewtonHistory], tuple[()]]:
+        return NewtonHistory, ()
 
     def note(self, *, failed: bool) -> None:
         """A call by Newton's iteration is over."""
@@ -63,7 +63,7 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Convergence:
     """iterations: reductions that were made; residual: the last one, relative; failure: why it is no solution."""
 
     iterations: int
@@ -76,8 +76,8 @@ class Solver:
     """Newton's iteration for one call. outcomes: what came of each of its passes so far."""
 
     forward: Forward
-    memory: Memory = field(default_factory=Memory)
-    outcomes: list[Outcome] = field(default_factory=list)
+    memory: NewtonHistory = field(default_factory=NewtonHistory)
+    outcomes: list[Convergence] = field(default_factory=list)
 
     def of(self, sweep: Sweep, at: Hashable) -> Callable[..., Passed]:
         """In the place of `sweep.forward`. at: which of the call's passes it is."""
@@ -112,7 +112,7 @@ class Solver:
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            outcome = Outcome(0, math.nan, "not enough memory")
+            outcome = Convergence(0, math.nan, "not enough memory")
         self.outcomes.append(outcome)
         return sweep.forward(sources, carries, params, extent, save=save)
 
@@ -127,7 +127,7 @@ class Solver:
             self.memory.entering[at] = entering
 
 
-def at_once(shots: Shots) -> Outcome:
+def at_once(shots: Shots) -> Convergence:
     """What enters each chunk, where chunks are affine maps of it: one iteration from zeros. Leaves `shots` at the sweep
     from there. Where states grow, rounding does too: then it is no solution."""
     entering = shots.start()
@@ -136,9 +136,9 @@ def at_once(shots: Shots) -> Outcome:
     entering = torch.cat([entering[:1], found.to(entering.dtype)])
     wrong = wrong_of(shots, shots.run(entering), entering)[1]
     if not math.isfinite(wrong):
-        return Outcome(1, wrong, "not finite")
+        return Convergence(1, wrong, "not finite")
     rounded = wrong <= AT_FLOOR * torch.finfo(entering.dtype).eps
-    return Outcome(1, wrong, "" if rounded else "its states grow, and rounding with them")
+    return Convergence(1, wrong, "" if rounded else "its states grow, and rounding with them")
 
 
 def wrong_of(shots: Shots, leaving: Tensor, entering: Tensor) -> tuple[Tensor, float]:
@@ -148,7 +148,7 @@ def wrong_of(shots: Shots, leaving: Tensor, entering: Tensor) -> tuple[Tensor, f
     return residual, relative(residual, leaving, list(shots.reduction.widths))
 
 
-def iterate(shots: Shots, entering: Tensor, forward: Forward) -> tuple[Outcome, Tensor]:
+def iterate(shots: Shots, entering: Tensor, forward: Forward) -> tuple[Convergence, Tensor]:
     """From a guess of what enters each chunk to what does; leaves `shots` at its last sweep."""
     eps = torch.finfo(entering.dtype).eps
     tolerance = CONVERGED * eps if forward.tolerance is None else forward.tolerance
@@ -160,10 +160,10 @@ def iterate(shots: Shots, entering: Tensor, forward: Forward) -> tuple[Outcome, 
         made = len(wrongs)
         wrongs.append(wrong)
         if wrong <= tolerance or (wrong <= floor and made and wrong >= wrongs[-2]):
-            return Outcome(made, wrong), entering
+            return Convergence(made, wrong), entering
         failure = why_not(wrongs, forward.iterations)
         if failure:
-            return Outcome(made, wrong, failure), entering
+            return Convergence(made, wrong, failure), entering
         d = shots.corrections(residual)
         # as F_c + J_c d_c: what came from an exact h_c is taken over as it is
         entering = torch.cat([entering[:1], (leaving[:-1] + (d[1:] - residual[:-1])).to(entering.dtype)])

@@ -19,25 +19,25 @@ LARGEST = 1022  # a power of two that float64 has, as has its reciprocal
 
 
 @dataclass(frozen=True)
-class Rows:
+class ScaledRows:
     """values * 2 ** exponents: values float64 [..., m, n], exponents int32 [..., m], one a row."""
 
     values: Tensor
     exponents: Tensor
 
     @staticmethod
-    def of(values: Tensor, exponents: Tensor | int = 0) -> Rows:
+    def of(values: Tensor, exponents: Tensor | int = 0) -> ScaledRows:
         """With the largest value of each row brought into [1/2, 1), where it is finite."""
         largest = values.abs().amax(-1)
         ordinary = largest.isfinite() & (largest > 0)
         shift = torch.where(ordinary, torch.frexp(largest).exponent, 0)
         exponents = torch.where(largest == 0, ZERO, shift + exponents)
-        return Rows(scaled(values, -shift.unsqueeze(-1)), exponents.to(torch.int32))
+        return ScaledRows(scaled(values, -shift.unsqueeze(-1)), exponents.to(torch.int32))
 
-    def __getitem__(self, index: Tensor | int) -> Rows:
-        return Rows(self.values[index], self.exponents[index])
+    def __getitem__(self, index: Tensor | int) -> ScaledRows:
+        return ScaledRows(self.values[index], self.exponents[index])
 
-    def put(self, index: Tensor, rows: Rows) -> None:
+    def put(self, index: Tensor, rows: ScaledRows) -> None:
         self.values[index], self.exponents[index] = rows.values, rows.exponents
 
     def plain(self) -> Tensor:
@@ -52,8 +52,8 @@ class Pair:
     multiply by zero, so that NaN and Inf do not cross it.
     """
 
-    matrix: Rows
-    vector: Rows
+    matrix: ScaledRows
+    vector: ScaledRows
     live: Tensor | None = None
 
     def __getitem__(self, index: Tensor | int) -> Pair:
@@ -67,7 +67,9 @@ class Pair:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Pair:
         """Every tensor changed in its leading dimensions."""
-        matrix, vector = (Rows(change(rows.values), change(rows.exponents)) for rows in (self.matrix, self.vector))
+        matrix, vector = (
+            ScaledRows(change(rows.values), change(rows.exponents)) for rows in (self.matrix, self.vector)
+        )
         return Pair(matrix, vector, None if self.live is None else change(self.live))
 
 
@@ -78,23 +80,23 @@ def scaled(values: Tensor, exponents: Tensor) -> Tensor:
     return values * torch.exp2(half.to(values.dtype)) * torch.exp2(rest.to(values.dtype))
 
 
-def product(a: Rows, b: Rows) -> Rows:
+def product(a: ScaledRows, b: ScaledRows) -> ScaledRows:
     """a [..., m, k] times b [..., k, n]. Each row of a takes over the exponents of the rows of b that it meets."""
     sizes = torch.where((a.values == 0) | ~a.values.isfinite(), 0, torch.frexp(a.values).exponent)
     reach = torch.where(a.values == 0, ZERO, sizes + b.exponents.unsqueeze(-2))
     shift = reach.amax(-1, keepdim=True)
     left = scaled(a.values, b.exponents.unsqueeze(-2) - shift)
     values = left * b.values if left.shape[-1] == 1 else left @ b.values
-    return Rows.of(values, a.exponents + shift.squeeze(-1))
+    return ScaledRows.of(values, a.exponents + shift.squeeze(-1))
 
 
-def total(a: Rows, b: Rows) -> Rows:
+def total(a: ScaledRows, b: ScaledRows) -> ScaledRows:
     shift = torch.maximum(a.exponents, b.exponents)
     parts = [scaled(rows.values, (rows.exponents - shift).unsqueeze(-1)) for rows in (a, b)]
-    return Rows.of(parts[0] + parts[1], shift)
+    return ScaledRows.of(parts[0] + parts[1], shift)
 
 
-def apply(pair: Pair, g: Rows) -> Rows:
+def apply(pair: Pair, g: ScaledRows) -> ScaledRows:
     """matrix @ g + vector; g [..., m, 1]"""
     return total(selected(product(pair.matrix, g), pair.live), pair.vector)
 
@@ -106,7 +108,7 @@ def compose(a: Pair, b: Pair) -> Pair:
     return Pair(matrix, apply(a, b.vector), live)
 
 
-def selected(rows: Rows, live: Tensor | None) -> Rows:
+def selected(rows: ScaledRows, live: Tensor | None) -> ScaledRows:
     if live is None:
         return rows
-    return Rows(torch.where(live.unsqueeze(-1), rows.values, 0.0), torch.where(live, rows.exponents, ZERO))
+    return ScaledRows(torch.where(live.unsqueeze(-1), rows.values, 0.0), torch.where(live, rows.exponents, ZERO))

@@ -17,7 +17,7 @@ from bppsa.chain import Structure, Weight
 from bppsa.codegen.language.ir import Kernel
 from bppsa.codegen.lowering.reduction import ENTERING, EXPONENTS
 from bppsa.runtime.recurrent.after import logical
-from bppsa.runtime.recurrent.pairs import REAL, Pair, Rows, scaled
+from bppsa.runtime.recurrent.pairs import REAL, Pair, ScaledRows, scaled
 
 BELOW_ALL = -(1 << 16)  # the exponent of a zero beside others
 
@@ -84,6 +84,6 @@ class Reduction:
         exponents = exponents[..., order] if exponents.shape[-1] > 1 else exponents.unsqueeze(-1)
         matrix, exponents = (t.permute(0, 2, 3, 1) for t in (blocks[:, :width], exponents))  # [rows, count, m, m]
         largest = torch.where(matrix == 0, BELOW_ALL, torch.frexp(matrix).exponent + exponents).amax(-1)
-        rows = Rows.of(scaled(matrix, exponents - largest.unsqueeze(-1)), largest)
+        rows = ScaledRows.of(scaled(matrix, exponents - largest.unsqueeze(-1)), largest)
         live = blocks[:, -1].isnan()
-        return Pair(rows, Rows.of(blocks[:, -2].unsqueeze(-1)), None if bool(live.all()) else live)
+        return Pair(rows, ScaledRows.of(blocks[:, -2].unsqueeze(-1)), None if bool(live.all()) else live)

@@ -8,26 +8,28 @@ import torch
 from torch import Tensor
 
 from bppsa.plan.levels import Places, ScanPlan
-from bppsa.runtime.recurrent.pairs import Pair, Rows, apply, compose
+from bppsa.runtime.recurrent.pairs import Pair, ScaledRows, apply, compose
 
 
-def exclusive(plan: ScanPlan, pairs: Pair, first: Rows) -> Rows:
+def exclusive(plan: ScanPlan, pairs: Pair, first: ScaledRows) -> ScaledRows:
     """pairs: [n, ...], the last chunk's first; first: the cotangent after the last step. Gives [n, ...]: the cotangent
     that enters each chunk, in the order of `pairs`."""
-    return Scan(plan, pairs, first).run()
+    return PairScan(plan, pairs, first).run()
 
 
-class Scan:
+class PairScan:
     """The array of Algorithm 1. Places that a[0] has reached hold vectors, all others pairs."""
 
-    def __init__(self, plan: ScanPlan, pairs: Pair, first: Rows) -> None:
+    def __init__(self, plan: ScanPlan, pairs: Pair, first: ScaledRows) -> None:
         self.plan = plan
         self.pairs = pairs.map(lambda tensor: torch.cat([tensor[:1], tensor]))  # a[0] is no pair; its place is not read
-        self.vectors = Rows(torch.zeros_like(self.pairs.vector.values), torch.zeros_like(self.pairs.vector.exponents))
-        self.vectors.put(at([0]), Rows(first.values.unsqueeze(0), first.exponents.unsqueeze(0)))
+        self.vectors = ScaledRows(
+            torch.zeros_like(self.pairs.vector.values), torch.zeros_like(self.pairs.vector.exponents)
+        )
+        self.vectors.put(at([0]), ScaledRows(first.values.unsqueeze(0), first.exponents.unsqueeze(0)))
         self.is_vector = [True] + [False] * plan.n
 
-    def run(self) -> Rows:
+    def run(self) -> ScaledRows:
         for places in self.plan.up:
             self.up(places)
         self.linear(self.plan.middle)

@@ -15,7 +15,7 @@ from bppsa.runtime.sparse_conv.norm import BatchNorm
 from bppsa.runtime.sparse_conv.pointwise import Dropout, Pointwise
 from bppsa.runtime.sparse_conv.pooling import MaxPool, MeanPool, Means
 from bppsa.runtime.sparse_conv.region import Region
-from bppsa.runtime.sparse_conv.sums import Flatten, Sum
+from bppsa.runtime.sparse_conv.sums import Flatten, ImageSum
 
 Operands = Sequence[Any]  # tensors, None where a parameter is not there
 
@@ -97,7 +97,7 @@ def matrix(means: Means, size: int) -> Tensor:
     return rows
 
 
-def add(step: Sum, inputs: Sequence[Tensor], *_: Any) -> Tensor:
+def add(step: ImageSum, inputs: Sequence[Tensor], *_: Any) -> Tensor:
     total = inputs[0] if len(inputs) == 1 else inputs[0] + inputs[1]
     return torch.relu(total) if step.relu else total
 
@@ -127,7 +127,7 @@ AGAIN: dict[type, Callable[..., Tensor]] = {
     BatchNorm: batch_norm,
     MaxPool: max_pool,
     MeanPool: mean_pool,
-    Sum: add,
+    ImageSum: add,
     Flatten: flatten,
     Pointwise: pointwise,
     Dropout: dropout,

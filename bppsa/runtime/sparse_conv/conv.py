@@ -24,7 +24,7 @@ ENTRIES_PER_THREAD = 4_000
 PRODUCTS_PER_THREAD = 400_000  # multiply-adds; fewer are not worth waking another thread for
 
 
-class Values(NamedTuple):
+class UsedEntries(NamedTuple):
     """The entries that a forward has used, and where their values are. winners: those of its pool."""
 
     entries: Entries
@@ -52,18 +52,18 @@ class Conv(RegionStep):
     def depends(self) -> Entries:
         return self.entries()
 
-    def places(self, own: Values) -> Tensor | None:
+    def places(self, own: UsedEntries) -> Tensor | None:
         entries, rows = own.entries, own.entries.forward
         return entries.places if gives_kept_alone(rows.count, rows.rows * entries.row_size) else None
 
     def forward(
         self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
-    ) -> tuple[Image, Values]:
+    ) -> tuple[Image, UsedEntries]:
         (x,), (weight, bias), entries = inputs, params, self.entries()
         out, rows = empty(to, self.shape(x.shape), kept=keep.output), entries.forward
         kernels = native.conv(self.window, to.dtype)
         winners = to.take(out.count, torch.uint8, kept=True) if self.pool and keep.own else None
-        values = Values(entries, to.take(rows.count, kept=keep.own), winners)
+        values = UsedEntries(entries, to.take(rows.count, kept=keep.own), winners)
         walk = entries.places, entries.rank
         to.call(kernels.gather, values.data, *walk, weight, rows.count, threads_for_entries(rows))
         sizes = rows.rows, rows.chunks, x.shape.channels, x.plane, out.plane, x.blocks
@@ -89,7 +89,7 @@ class Conv(RegionStep):
             to.call(kernel, g.data, to_bias, g.shape.channels, g.blocks, g.shape.pixels, g.threads)
         return (out,)
 
-    def to_input(self, to: Writer, g: Image, x: Image, values: Values, rectified: bool) -> Image:
+    def to_input(self, to: Writer, g: Image, x: Image, values: UsedEntries, rectified: bool) -> Image:
         entries = values.entries
         out, rows = empty(to, x.shape), entries.backward
         kernels = native.conv(self.window, to.dtype)
@@ -108,7 +108,7 @@ class Conv(RegionStep):
         return out
 
     def to_weight(
-        self, to: Writer, g: Image, x: Image, values: Values, weight: Place, bias: Place | None, compact: bool
+        self, to: Writer, g: Image, x: Image, values: UsedEntries, weight: Place, bias: Place | None, compact: bool
     ) -> None:
         """All of the weight's gradient, zero where nothing is kept, or that of the entries alone; and the bias's."""
         entries, winners = values.entries, values.winners
@@ -129,7 +129,7 @@ class Conv(RegionStep):
         return threads_sharing(products, PRODUCTS_PER_THREAD)
 
 
-def winners_of(values: Values) -> Place:
+def winners_of(values: UsedEntries) -> Place:
     assert values.winners is not None, "a forward for a backward keeps them"
     return values.winners
 

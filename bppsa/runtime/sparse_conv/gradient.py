@@ -36,7 +36,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_lock)
 
 
-class Numbers:
+class GradientStorage:
     """What all tensors share that are one gradient."""
 
     def __init__(self, now: KeptValues | Tensor) -> None:
@@ -54,12 +54,12 @@ class KeptGradient(Tensor):
     """A gradient on the CPU that holds kept entries alone. An op gives what it gives for `to_dense()`, or, where it
     would change the shape or the order in memory in place, raises InputError."""
 
-    _numbers: Numbers
+    _numbers: GradientStorage
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(
-        cls, size: torch.Size, dtype: torch.dtype, numbers: Numbers, strides: tuple[int, ...] | None = None
+        cls, size: torch.Size, dtype: torch.dtype, numbers: GradientStorage, strides: tuple[int, ...] | None = None
     ) -> KeptGradient:
         made: KeptGradient = Tensor._make_wrapper_subclass(cls, size, strides, dtype=dtype)
         made._numbers = numbers
@@ -92,7 +92,7 @@ class KeptGradient(Tensor):
     def data(self, new: Tensor) -> None:
         dense = new.to_dense()
         Tensor.data.__set__(self, dense)  # type: ignore[attr-defined]  # shape, dtype and order in memory
-        self._numbers = Numbers(dense)
+        self._numbers = GradientStorage(dense)
 
     def numpy(self, *, force: bool = False) -> Any:
         return self.to_dense().numpy(force=force)
@@ -117,7 +117,7 @@ class KeptGradient(Tensor):
 
 
 def gradient_of(kept: KeptValues) -> KeptGradient:
-    return KeptGradient(kept.size, kept.values.dtype, Numbers(kept))
+    return KeptGradient(kept.size, kept.values.dtype, GradientStorage(kept))
 
 
 def numbers(x: Any) -> Any:

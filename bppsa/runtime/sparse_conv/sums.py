@@ -10,7 +10,7 @@ from bppsa.runtime.sparse_conv.program import Place, Writer
 from bppsa.runtime.sparse_conv.step import Keep, RegionStep, SavedImages, Wanted
 
 
-class Sum(RegionStep):
+class ImageSum(RegionStep):
     """The sum of two images, or one image alone; rectified or not."""
 
     def __init__(self, relu: bool) -> None:

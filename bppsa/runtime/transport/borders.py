@@ -36,7 +36,7 @@ class Transport(Protocol):
         """Says which job the worker begins, which is told should its process die."""
 
 
-class Work(Protocol):
+class JobWork(Protocol):
     """What jobs do, apart from who runs them, when, and what goes between them."""
 
     def run(self, action: Action, inputs: Sequence[Any]) -> Sequence[Any]:

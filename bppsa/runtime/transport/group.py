@@ -35,7 +35,7 @@ from bppsa.runtime.transport.carrier import Carrier
 from bppsa.runtime.transport.connections import connect
 from bppsa.runtime.transport.differences import differences
 from bppsa.runtime.transport.failures import Failures, confidant
-from bppsa.runtime.transport.headers import Reader, Writer
+from bppsa.runtime.transport.headers import HeaderReader, HeaderWriter
 from bppsa.runtime.transport.layout import Packed, pack, unpack
 from bppsa.runtime.transport.table import Key, Table
 from bppsa.runtime.transport.watch import Frame, Watch
@@ -49,7 +49,7 @@ class _Peer:
     """Another rank. The lock keeps letters to it, and what they announce, in one order."""
 
     def __init__(self, rank: int, wire: torch.device) -> None:
-        self.rank, self.writer, self.reader = rank, Writer(), Reader(wire)
+        self.rank, self.writer, self.reader = rank, HeaderWriter(), HeaderReader(wire)
         self.lock = threading.Lock()
 
 

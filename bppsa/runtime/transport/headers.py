@@ -23,7 +23,7 @@ class _Letter(NamedTuple):
     tag: int
 
 
-class Writer:
+class HeaderWriter:
     """Of the letters to one rank, which it reads in the order in which they are written."""
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Writer:
         return pickle.dumps(_Letter(number, layout, packed.small, packed.objects, tag)), tag
 
 
-class Reader:
+class HeaderReader:
     """Of the letters from one rank. wire: the device of the large tensors."""
 
     def __init__(self, wire: torch.device) -> None:

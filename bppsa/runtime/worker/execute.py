@@ -10,7 +10,7 @@ from threading import Thread
 from time import perf_counter
 
 from bppsa.errors import WorkerError
-from bppsa.runtime.transport.borders import Stopped, Transport, Work
+from bppsa.runtime.transport.borders import JobWork, Stopped, Transport
 from bppsa.runtime.transport.mailbox import Alarm, Mailbox
 from bppsa.runtime.worker.fetched import Fetched
 from bppsa.schedule.messages import Item, JobStep, Message
@@ -25,7 +25,7 @@ class Lane:
 
     worker: int
     steps: Sequence[JobStep]
-    work: Work
+    work: JobWork
     mailbox: Mailbox
     transport: Transport
     readers: Counter[Item]  # how many of the worker's steps read an item

@@ -10,7 +10,7 @@ from torch import Tensor
 Grads = dict[str, Tensor]  # by the model's names; what has no gradient is not there
 
 
-class Sum:
+class GradientSum:
     """own: names whose gradient is the sum's own memory, and is added to in place. The first one that comes is borrowed
     as a rule: autograd gives the same memory to several weights, or to a weight and to the stage before."""
 
@@ -46,7 +46,7 @@ class Sums:
     def __init__(self, batches: Mapping[int, Sequence[int]]) -> None:
         """batches: of each stage, the micro-batches whose gradients the worker computes."""
         self.turns = {stage: sorted(numbers) for stage, numbers in batches.items()}
-        self.sums = {stage: Sum() for stage in batches}
+        self.sums = {stage: GradientSum() for stage in batches}
         self.early: dict[tuple[int, int], Grads] = {}
         self.lock = threading.Lock()
 
@@ -59,21 +59,21 @@ class Sums:
                 self.sums[stage].add(self.early.pop((stage, turns.pop(0))))
             return not turns
 
-    def whole(self) -> Sum:
+    def whole(self) -> GradientSum:
         return self.of(sorted(self.sums), sorted({name for one in self.sums.values() for name in one.grads}))
 
-    def of(self, stages: Sequence[int], names: Sequence[str]) -> Sum:
+    def of(self, stages: Sequence[int], names: Sequence[str]) -> GradientSum:
         """What the worker has computed of some weights' gradients, over these stages in their order; it is given up."""
-        found = Sum()
+        found = GradientSum()
         for stage in stages:
             if stage in self.sums:
                 found.add(*self.sums[stage].take(names))
         return found
 
 
-def total(sums: Iterable[Sum]) -> Grads:
+def total(sums: Iterable[GradientSum]) -> Grads:
     """Over workers in their order."""
-    found = Sum()
+    found = GradientSum()
     for one in sums:
         found.add(one.grads, one.own)
     return found.result()

@@ -18,7 +18,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from bppsa.errors import PartitionError
 
 
-class Seen(NamedTuple):
+class NormMoments(NamedTuple):
     """One call of a norm: the mean and the unbiased variance that it normalised by."""
 
     path: str  # of the norm in the stage's module
@@ -38,9 +38,9 @@ def norms_of(module: nn.Module) -> list[tuple[str, _NormBase]]:
 
 
 @contextmanager
-def watched(norms: Sequence[tuple[str, _NormBase]]) -> Iterator[list[Seen]]:
+def watched(norms: Sequence[tuple[str, _NormBase]]) -> Iterator[list[NormMoments]]:
     """Within the block norms in training leave their statistics in the list, call by call."""
-    seen: list[Seen] = []
+    seen: list[NormMoments] = []
     training = [(path, norm) for path, norm in norms if norm.training]
     hooks = []
     for path, norm in training:
@@ -66,8 +66,8 @@ def lend(norm: Any) -> None:
     norm.num_batches_tracked = torch.zeros_like(norm.num_batches_tracked)
 
 
-def taken(path: str, norm: Any) -> Seen:
-    return Seen(path, norm.running_mean, norm.running_var)
+def taken(path: str, norm: Any) -> NormMoments:
+    return NormMoments(path, norm.running_mean, norm.running_var)
 
 
 @torch.no_grad()

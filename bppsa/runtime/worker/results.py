@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bppsa.decisions import Decision
 from bppsa.runtime.worker.gradients import Grads
-from bppsa.runtime.worker.norms import Seen
+from bppsa.runtime.worker.norms import NormMoments
 from bppsa.schedule.program import Action
 
 Times = dict[Action, tuple[float, float]]  # seconds, start and end
@@ -51,7 +51,7 @@ class Results:
         self.losses: dict[int, Tensor] = {}
         self.outputs: dict[int, tuple[Any, ...]] = {}
         self.arguments: dict[tuple[int, int], list[Tensor | None]] = {}
-        self.seen: dict[tuple[int, int], list[Seen]] = {}  # by stage and micro-batch
+        self.seen: dict[tuple[int, int], list[NormMoments]] = {}  # by stage and micro-batch
         self.kept: dict[tuple[int, int], Any] = {}  # what forwards leave for backwards
         self.times: Times = {}
         self.decisions: list[Decision] = []  # of the recurrences that ran in this process
@@ -77,7 +77,7 @@ class Outcome:
     losses: dict[int, Tensor]
     outputs: dict[int, tuple[Any, ...]]
     arguments: dict[tuple[int, int], list[Tensor | None]]
-    seen: dict[tuple[int, int], list[Seen]]
+    seen: dict[tuple[int, int], list[NormMoments]]
     times: Times
     workers: dict[Action, int]
     peaks: list[int]

@@ -24,7 +24,7 @@ Step = tuple[int, str]  # (place, direction); place p is chunk K - 1 - p: the sc
 
 
 @dataclass(frozen=True)
-class Middle:
+class SummaryScan:
     """An exclusive scan over the summaries ("R") of places 0 to K - 2.
 
     inputs: of each step, the steps whose results it combines, the earlier place first. enters[p]: the step whose result
@@ -37,21 +37,21 @@ class Middle:
     first: str = "FRB"
 
 
-def chain(K: int) -> Middle:
+def chain(K: int) -> SummaryScan:
     """E(p), the cotangent behind place p: a product of a matrix and a vector, K - 1 messages deep."""
     inputs = {(p, "E"): [*([(p - 1, "E")] if p else []), (p, "R")] for p in range(K - 1)}
-    return Middle(inputs, {p: (p - 1, "E") for p in range(1, K)})
+    return SummaryScan(inputs, {p: (p - 1, "E") for p in range(1, K)})
 
 
-def linear(K: int) -> Middle:
+def linear(K: int) -> SummaryScan:
     """No summaries: R(p) is back-propagation through place p, from the cotangent that R(p - 1) hands on, and leaves to
     its B what no other place waits for. K - 1 of them deep, and no work besides back-propagation's; micro-batches and
     layers fill the pipeline."""
     inputs = {(p, "R"): [(p - 1, "R")] for p in range(1, K - 1)}
-    return Middle(inputs, {K - 1: (K - 2, "R")} if K > 1 else {}, first="FB")
+    return SummaryScan(inputs, {K - 1: (K - 2, "R")} if K > 1 else {}, first="FB")
 
 
-def tree(K: int) -> Middle:
+def tree(K: int) -> SummaryScan:
     """Blelloch's tree. U<l>(p): the product over the 2^l places that end in p. D(p): the cotangent that enters p, from
     the one that enters its parent's block and the product over the block between. About 2 log2 K deep."""
 
@@ -66,10 +66,10 @@ def tree(K: int) -> Middle:
     for p in range(1, K):
         parent, level = p & (p - 1), (p & -p).bit_length() - 1
         inputs[p, "D"] = [*([(parent, "D")] if parent else []), up(level, p - 1)]
-    return Middle(inputs, {p: (p, "D") for p in range(1, K)})
+    return SummaryScan(inputs, {p: (p, "D") for p in range(1, K)})
 
 
-def doubling(K: int) -> Middle:
+def doubling(K: int) -> SummaryScan:
     """Hillis and Steele's. H<l>(p): the product over the 2^l places that end in p, or all up to p where these are
     fewer. log2 K deep, K log2 K products, on workers that would be idle."""
 
@@ -81,10 +81,10 @@ def doubling(K: int) -> Middle:
     for p in range(K - 1):
         for level in range(1, p.bit_length() + 1):
             inputs[total(level, p)] = [total(level - 1, p - 2 ** (level - 1)), total(level - 1, p)]
-    return Middle(inputs, {p: total(K, p - 1) for p in range(1, K)})
+    return SummaryScan(inputs, {p: total(K, p - 1) for p in range(1, K)})
 
 
-MIDDLES: dict[str, Callable[[int], Middle]] = {
+MIDDLES: dict[str, Callable[[int], SummaryScan]] = {
     "chain": chain,
     "linear": linear,
     "blelloch": tree,

@@ -21,7 +21,7 @@ from bppsa.runtime.sparse_conv.norm import BatchNorm
 from bppsa.runtime.sparse_conv.pooling import MaxPool
 from bppsa.runtime.sparse_conv.region import Node, Region
 from bppsa.runtime.sparse_conv.step import RegionStep
-from bppsa.runtime.sparse_conv.sums import Flatten, Sum
+from bppsa.runtime.sparse_conv.sums import Flatten, ImageSum
 
 
 @dataclass(frozen=True)
@@ -209,13 +209,13 @@ class Draft:
     def rectify(self, x: Value, inplace: bool) -> Value:
         """ReLU: within the step that made x if nobody else reads x, else a step of its own."""
         maker = self.maker(x)
-        if self.is_own(x) and isinstance(maker, (Conv, BatchNorm, Sum)):
+        if self.is_own(x) and isinstance(maker, (Conv, BatchNorm, ImageSum)):
             maker.relu = True
             out = x
         elif inplace and not self.is_own(x):
             raise Unsupported(Reason("a change in place of what others read", mend="nn.ReLU(inplace=False)"))
         else:
-            out = self.add(Sum(relu=True), (x,))
+            out = self.add(ImageSum(relu=True), (x,))
         self.rectified.add(out.number)
         return out
 

@@ -19,7 +19,7 @@ from bppsa.frontend.pruned.regions.layers import image, pair, refuse
 from bppsa.frontend.pruned.regions.pointwise import pointwise
 from bppsa.runtime.sparse_conv.pointwise import Dropout
 from bppsa.runtime.sparse_conv.pooling import MaxPool, MeanPool, adaptive, average
-from bppsa.runtime.sparse_conv.sums import Flatten, Sum
+from bppsa.runtime.sparse_conv.sums import Flatten, ImageSum
 
 LARGEST_POOL = 255  # places of a window, a byte each
 
@@ -98,7 +98,7 @@ def add(draft: Draft, a: Any, b: Any, alpha: float = 1) -> Value:
     if not isinstance(a, Value) or not isinstance(b, Value) or alpha != 1:
         return pointwise(draft, "add", torch.add, (a, b), {"alpha": alpha})
     refuse(a.shape != b.shape or a.dims != b.dims, "no sum of two images of one shape")
-    return draft.add(Sum(relu=False), (a, b))
+    return draft.add(ImageSum(relu=False), (a, b))
 
 
 def add_in_place(draft: Draft, a: Any, b: Any, alpha: float = 1) -> Value:

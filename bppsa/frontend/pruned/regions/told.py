@@ -17,16 +17,16 @@ from bppsa.frontend.pruned.regions.grow import Segment
 from bppsa.frontend.pruned.regions.nodes import located, path_of
 from bppsa.frontend.pruned.regions.products import LAYERS, PLAIN
 from bppsa.plan.choose import Choice
-from bppsa.plan.sparse import Work, choose_region, gain_of
+from bppsa.plan.sparse import LayerWork, choose_region, gain_of
 
 COMPUTED = Reason("its weight is no Parameter times masks", mend="prune by torch.nn.utils.prune")
 
 
-def work_of(layer: Layer) -> Work:
+def work_of(layer: Layer) -> LayerWork:
     (height, width), out = layer.window.size, math.prod(layer.window.out)
     weights = layer.inputs // layer.groups * layer.outputs * math.prod(layer.window.kernel)
     activations = layer.inputs * height * width + layer.outputs * out
-    return Work(layer.kept, weights, out, activations, masked=layer.kept < weights, first=layer.first)
+    return LayerWork(layer.kept, weights, out, activations, masked=layer.kept < weights, first=layer.first)
 
 
 class How(NamedTuple):

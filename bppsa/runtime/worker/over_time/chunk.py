@@ -12,7 +12,7 @@ from bppsa.runtime.recurrent.extent import Given
 from bppsa.runtime.recurrent.sweep import Gradients, Needs, Sweep, Swept
 from bppsa.runtime.worker.over_time.layer import ChunkForward, run
 from bppsa.runtime.worker.over_time.module import ModuleCall
-from bppsa.runtime.worker.over_time.walk import Walk
+from bppsa.runtime.worker.over_time.walk import ChunkWalk
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Chunk:
     """called: of each layer, between its F and its B; swept: between a sweep that is an R and its B. end: leaves of the
     model's output, where the backward has still to begin."""
 
-    def __init__(self, walk: Walk) -> None:
+    def __init__(self, walk: ChunkWalk) -> None:
         self.walk = walk
         self.module: ModuleCall | None = None  # the call whose layers run
         self.called: dict[int, Called] = {}

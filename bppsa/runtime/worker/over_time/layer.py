@@ -16,7 +16,7 @@ from torch import Tensor
 
 from bppsa.runtime.recurrent.backward import Asked, by_block, by_carry, pair_of
 from bppsa.runtime.recurrent.extent import Extent, Given
-from bppsa.runtime.recurrent.pairs import Pair, Rows, apply, compose
+from bppsa.runtime.recurrent.pairs import Pair, ScaledRows, apply, compose
 from bppsa.runtime.recurrent.sweep import Gradients, Needs, Passed, Sweep, Swept
 
 Packed = tuple[Tensor | None, ...]  # a pair, as tensors
@@ -76,4 +76,4 @@ def packed(pair: Pair) -> Packed:
 
 def unpacked(tensors: Any) -> Pair:
     matrix, matrix_exponents, vector, vector_exponents, live = tensors
-    return Pair(Rows(matrix, matrix_exponents), Rows(vector, vector_exponents), live)
+    return Pair(ScaledRows(matrix, matrix_exponents), ScaledRows(vector, vector_exponents), live)

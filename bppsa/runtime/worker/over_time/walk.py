@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from bppsa.runtime.recurrent.extent import Given
 
 
-class Walk(fx.Interpreter):
+class ChunkWalk(fx.Interpreter):
     """arguments: the model's, cut to the chunk; weights: by their names, those that gradients are asked for."""
 
     def __init__(

@@ -25,7 +25,7 @@ from bppsa.runtime.worker.draws import Seed, drawing_from
 from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.over_time.chunk import Chunk
 from bppsa.runtime.worker.over_time.layer import Summary, combined
-from bppsa.runtime.worker.over_time.walk import Walk
+from bppsa.runtime.worker.over_time.walk import ChunkWalk
 from bppsa.runtime.worker.pipeline import PipelineCall, without_graph
 from bppsa.runtime.worker.results import Results
 from bppsa.runtime.worker.shell import Shell
@@ -96,7 +96,7 @@ class TimeChunks:
     def begun(self, k: int, b: int) -> Chunk:
         leaves, spec = tree_flatten(list(self.call.arguments[b]))
         cut = [at_chunk(x, of.time, k, self.K) for x, of in zip(leaves, self.model.arguments_axes, strict=True)]
-        return Chunk(Walk(self.graph, tree_unflatten(cut, spec), self.weights, gradients=self.gradients))
+        return Chunk(ChunkWalk(self.graph, tree_unflatten(cut, spec), self.weights, gradients=self.gradients))
 
     def end(self, layer: int, k: int, b: int) -> list[Any]:
         """From the last layer to what the model returns, and its loss."""
