@@ -21,7 +21,7 @@ DATA = ("global", "local")
 MICROBATCHES = STAGES = 8
 
 
-class Kind(NamedTuple):
+class OptionKind(NamedTuple):
     """What an option may be. least: of numbers. known: all that it may be."""
 
     fits: Callable[[Any], bool]
@@ -49,30 +49,30 @@ def is_stages(value: Any) -> bool:
     return is_int(value) or (bool(modules) and all(isinstance(module, nn.Module) for module in modules))
 
 
-KINDS: Mapping[str, Kind] = {
-    "fallback": Kind(bool, "", known=FALLBACKS),
-    "strict": Kind(lambda value: isinstance(value, bool), "True or False"),
-    "budget": Kind(is_int, "a number of bytes, an int", least=0),
-    "masks": Kind(
+KINDS: Mapping[str, OptionKind] = {
+    "fallback": OptionKind(bool, "", known=FALLBACKS),
+    "strict": OptionKind(lambda value: isinstance(value, bool), "True or False"),
+    "budget": OptionKind(is_int, "a number of bytes, an int", least=0),
+    "masks": OptionKind(
         lambda value: isinstance(value, Mapping),
         'a mapping from names of weights to bool tensors, such as {"features.0.weight": mask}',
     ),
-    "sparse": Kind(bool, "", known=SPARSE),
-    "loops": Kind(lambda value: isinstance(value, bool), "True or False"),
-    "schedule": Kind(
+    "sparse": OptionKind(bool, "", known=SPARSE),
+    "loops": OptionKind(lambda value: isinstance(value, bool), "True or False"),
+    "schedule": OptionKind(
         lambda value: isinstance(value, (Schedule, Recipe)) or callable(value),
         "a schedule, such as bppsa.schedule.gpipe(), or a function of (S, B, W)",
     ),
-    "microbatches": Kind(is_int, "an int", least=1),
-    "stages": Kind(is_stages, "an int, or a list of modules of the model", least=1),
-    "workers": Kind(is_int, "an int", least=1),
-    "loss_fn": Kind(callable, "a function of (output, target), such as nn.CrossEntropyLoss()"),
-    "loss_weight": Kind(callable, "a function of a target, such as len"),
-    "example_kwargs": Kind(
+    "microbatches": OptionKind(is_int, "an int", least=1),
+    "stages": OptionKind(is_stages, "an int, or a list of modules of the model", least=1),
+    "workers": OptionKind(is_int, "an int", least=1),
+    "loss_fn": OptionKind(callable, "a function of (output, target), such as nn.CrossEntropyLoss()"),
+    "loss_weight": OptionKind(callable, "a function of a target, such as len"),
+    "example_kwargs": OptionKind(
         lambda value: isinstance(value, Mapping), "a dict, the keyword arguments of a call of the model"
     ),
-    "data": Kind(bool, "", known=DATA),
-    "seed": Kind(is_int, "an int"),
+    "data": OptionKind(bool, "", known=DATA),
+    "seed": OptionKind(is_int, "an int"),
 }
 OF_SCHEDULES = (
     *("microbatches", "stages", "workers", "loss_fn", "loss_weight"),

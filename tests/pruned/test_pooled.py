@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import bppsa
-from bppsa.frontend.pruned.regions.grow import Segment, grow
+from bppsa.frontend.pruned.regions.grow import GraphSegment, grow
 from bppsa.runtime.sparse_conv.apply import run_forward
 from bppsa.runtime.sparse_conv.conv import Conv
 from tests.pruned.support import assert_same_step, captured, error, kernels, pruned
@@ -28,7 +28,7 @@ def conv(inputs: int = 4, outputs: int = 6, **more: int) -> nn.Conv2d:
     return nn.Conv2d(inputs, outputs, 3, **({"padding": 1} | more))
 
 
-def segment_of(fn: Callable[[Tensor], Tensor], x: Tensor) -> Segment:
+def segment_of(fn: Callable[[Tensor], Tensor], x: Tensor) -> GraphSegment:
     nodes, known = captured(fn, x)
     return grow(nodes, len(known), known, {})
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from bppsa.errors import OURS, ArgumentError, InputError, Reason, Unsupported
 from bppsa.frontend.jacobian.plan import Outdated
 from bppsa.fxpasses.network.pruning import carried
-from bppsa.fxpasses.network.recorded import MIXES, Values, between, evaluate, network
+from bppsa.fxpasses.network.recorded import MIXES, NodeValues, between, evaluate, network
 from bppsa.fxpasses.recording.capture import Recording, record
 from bppsa.fxpasses.recording.composites import with_composites
 from bppsa.fxpasses.recording.decompose import DECOMPOSE
@@ -58,10 +58,10 @@ class Captured:
         """Raises Unsupported where an op has no rule or mixes the rows, InputError where x seems to be one sample."""
         return self.of_values(x, self.values(x))
 
-    def values(self, x: Tensor) -> Values:
+    def values(self, x: Tensor) -> NodeValues:
         return evaluate(self.recording, self.tensors, x, self.masks)
 
-    def of_values(self, x: Tensor, values: Values) -> TransposedJacobian:
+    def of_values(self, x: Tensor, values: NodeValues) -> TransposedJacobian:
         try:
             return network(self.recording, values, self.budget)
         except Unsupported as unsupported:
@@ -89,7 +89,7 @@ class While:
     decided: tuple[Tensor, ...]
 
     @classmethod
-    def of(cls, captured: Captured, values: Values) -> While:
+    def of(cls, captured: Captured, values: NodeValues) -> While:
         return cls(captured, tuple(values.of[node].clone() for node in captured.deciding))
 
     def __call__(self, x: Tensor) -> TransposedJacobian:

@@ -12,7 +12,7 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.frontend.call_log import collecting, explaining, note
 from bppsa.frontend.loops.key import call_of, size_of, unusual
 from bppsa.frontend.loops.plans import checked, first_call
-from bppsa.frontend.loops.state import NEW_KINDS, Left, LoopState
+from bppsa.frontend.loops.state import NEW_KINDS, LeftCall, LoopState
 from bppsa.frontend.loops.trials import is_tried
 from bppsa.runtime.recurrent.check import asked
 from bppsa.runtime.untraced import untraced
@@ -35,14 +35,14 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
     plan = state.find(described.key)
     if plan is None and state.waits(described.key):
         return by_pytorch(
-            partial(plain, *args, **kwargs), Left((Decision(state.path, "loop", "pytorch", str(NEW_KINDS)),))
+            partial(plain, *args, **kwargs), LeftCall((Decision(state.path, "loop", "pytorch", str(NEW_KINDS)),))
         )
     if plan is None:
         result, plan = first_call(root, plain, args, kwargs, described, state.path)
         state.keep(described.key, plan, described.environment.opaque)
-        note(*(plan.decisions if isinstance(plan, Left) else (*plan.scans, *plan.left)))
+        note(*(plan.decisions if isinstance(plan, LeftCall) else (*plan.scans, *plan.left)))
         return result
-    if isinstance(plan, Left):
+    if isinstance(plan, LeftCall):
         state.leave(plan)
         return by_pytorch(partial(plain, *args, **kwargs), plan)
     state.idle = 0
@@ -64,7 +64,7 @@ def place_of(function: Any) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def by_pytorch(run: Callable[[], Any], left: Left) -> Any:
+def by_pytorch(run: Callable[[], Any], left: LeftCall) -> Any:
     """Runs what is left alone, and tells so where none of the loops within it is a scan."""
     with collecting(explained=explaining()) as taken:
         result = run()

@@ -16,7 +16,7 @@ from torch import Tensor
 from bppsa.fxpasses.environment.walk import SIMPLE
 
 
-class Given(int):
+class GivenNumber(int):
     """In the place of the container, or tensor, of this number among those that a loop was given."""
 
 
@@ -74,7 +74,7 @@ class Copies:
     def packed(self, value: Any) -> Any:
         """The value, with what stands for a copy in its place."""
         if id(value) in self.numbers:
-            return Given(self.numbers[id(value)])
+            return GivenNumber(self.numbers[id(value)])
         return within(value, self.packed)
 
     def contents(self) -> list[Any]:
@@ -120,7 +120,7 @@ def put_back(originals: list[Any], contents: list[Any]) -> None:
 
 
 def unpacked(originals: list[Any], value: Any) -> Any:
-    return originals[value] if type(value) is Given else within(value, lambda each: unpacked(originals, each))
+    return originals[value] if type(value) is GivenNumber else within(value, lambda each: unpacked(originals, each))
 
 
 def are_apart(originals: list[Any], others: list[Tensor]) -> bool:

@@ -25,8 +25,8 @@ from bppsa.frontend.loops.state import LoopState
 from bppsa.frontend.loops.trials import is_tried
 from bppsa.frontend.state import TABLES
 from bppsa.fxpasses.environment.walk import environment_of, known_environment
-from bppsa.fxpasses.reroll.outline.loops import Loop
-from bppsa.fxpasses.reroll.outline.split import Split, attribute, split
+from bppsa.fxpasses.reroll.outline.loops import LoopStatement
+from bppsa.fxpasses.reroll.outline.split import LoopSplit, attribute, split
 from bppsa.runtime.untraced import untraced
 
 ALIASES = Reason(
@@ -39,7 +39,7 @@ StateOf = Callable[[Any], LoopState]  # by the first argument
 
 
 @dataclass(frozen=True)
-class Root:
+class LoopRoot:
     """function: what looks up what the loop does. variables, attributes: what it is given."""
 
     function: FunctionType | MethodType
@@ -70,7 +70,7 @@ class Outlined:
 
     unbound = object()  # of a variable that has no value behind a loop
 
-    def __init__(self, split: Split, state_of: StateOf) -> None:
+    def __init__(self, split: LoopSplit, state_of: StateOf) -> None:
         self.split, self.state_of = split, state_of
         self.plain: Callable[[int, tuple[str, ...]], FunctionType] = cache(split.plain)
 
@@ -98,10 +98,10 @@ class Outlined:
         put_back(originals, contents)
         return self.bound(loop, unpacked(originals, made))
 
-    def bound(self, loop: Loop, made: dict[str, Any]) -> tuple[Any, ...]:
+    def bound(self, loop: LoopStatement, made: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(made.get(name, self.unbound) for name in loop.bound)
 
-    def root(self, index: int, values: dict[str, Any], state: LoopState) -> Root | None:
+    def root(self, index: int, values: dict[str, Any], state: LoopState) -> LoopRoot | None:
         """None where what the loop looks up cannot be told."""
         given = {name: value for name, value in values.items() if is_data(value)}
         held = {name: value for name, value in values.items() if name not in given}
@@ -109,16 +109,16 @@ class Outlined:
         owner = held.pop(self.split.owner, None)
         if owner is None:
             function = self.closed(index, tuple(given), held, state)
-            return function and Root(function, given)
+            return function and LoopRoot(function, given)
         attributes = attributes_of(self.split.loops[index], owner)
         if attributes is None:
             function = self.closed(index, (self.split.owner, *given), held, state)
-            return function and Root(MethodType(function, owner), given)
+            return function and LoopRoot(MethodType(function, owner), given)
         for name, value in attributes.items():
             kept = passed if is_data(value) and not isinstance(value, (list, dict)) else held
             kept[attribute(self.split.owner, name)] = value
         function = self.closed(index, (*given, *passed), held, state)
-        return function and Root(function, given, passed)
+        return function and LoopRoot(function, given, passed)
 
     def closed(self, index: int, names: tuple[str, ...], held: dict[str, Any], state: LoopState) -> FunctionType | None:
         """The same object for the same held ones that last, as its environment is remembered. None where one of them is
@@ -132,7 +132,7 @@ class Outlined:
         return function if set(held) <= {*function.__code__.co_freevars} else None
 
 
-def attributes_of(loop: Loop, owner: Any) -> dict[str, Any] | None:
+def attributes_of(loop: LoopStatement, owner: Any) -> dict[str, Any] | None:
     """By name, those that the loop looks up; None where one is a method, which may look up others, or is computed."""
     if loop.attributes is None or not all(is_held(owner, name) for name in loop.attributes):
         return None

@@ -15,15 +15,15 @@ from bppsa.errors import BuildError, GradientError, Reason, Unsupported, first_l
 from bppsa.frontend.call_log import note, unnoted
 from bppsa.frontend.loops.fuse import fuse
 from bppsa.frontend.loops.key import LoopCall, attributes
-from bppsa.frontend.loops.state import Left
+from bppsa.frontend.loops.state import LeftCall
 from bppsa.frontend.loops.trials import trial
 from bppsa.frontend.loops.verify import Differs, check_alike, check_numbers
 from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.remembered import place
 from bppsa.fxpasses.environment.walk import SIMPLE, owner
 from bppsa.fxpasses.recording.capture import check_gradients
-from bppsa.fxpasses.reroll.find import Found, is_repeated, reroll
-from bppsa.fxpasses.reroll.log.ops import Value, draws
+from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll
+from bppsa.fxpasses.reroll.log.ops import LoggedValue, draws
 from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.replay import MOVES, Replay, unmoved
 from bppsa.fxpasses.reroll.log.unseen import watched
@@ -72,7 +72,7 @@ MEND = "report it with what was called; meanwhile compile with loops=False"
 
 def first_call(
     root: Any, plain: Callable[..., Any], args: Any, kwargs: Any, call: LoopCall, path: str
-) -> tuple[Any, LoopPlan | Left]:
+) -> tuple[Any, LoopPlan | LeftCall]:
     """What the call returns, as PyTorch runs it, and the plan for others like it."""
     logger = Logger(call.tensors)
     before = torch.get_rng_state()
@@ -87,8 +87,8 @@ def first_call(
     check_unchanged(logger, root, args, kwargs, call)
     if not (logger.log.branches or is_repeated(logger.log)):
         note(*within)
-        return result, Left()
-    found: list[Found] = []
+        return result, LeftCall()
+    found: list[Repetition] = []
     try:
         plan = planned(logger, leaves, spec, call, path, found)
         believe(plan, leaves, call, before if any(map(draws, logger.log.ops)) else None)
@@ -121,9 +121,9 @@ def checked(plan: LoopPlan, plain: Callable[..., Any], args: Any, kwargs: Any, c
     return result
 
 
-def left(path: str, found: Sequence[Found], reason: Reason, around_others: bool = False) -> Left:
+def left(path: str, found: Sequence[Repetition], reason: Reason, around_others: bool = False) -> LeftCall:
     told = tuple(refused(one, path) for one in found if one.reason is not None)
-    return Left(told or (Decision(path, "loop", "pytorch", str(reason)),), around_others)
+    return LeftCall(told or (Decision(path, "loop", "pytorch", str(reason)),), around_others)
 
 
 def check_unchanged(logger: Logger, root: Any, args: Any, kwargs: Any, call: LoopCall) -> None:
@@ -139,7 +139,7 @@ def check_unchanged(logger: Logger, root: Any, args: Any, kwargs: Any, call: Loo
 
 
 def planned(
-    logger: Logger, leaves: Sequence[Any], spec: Any, call: LoopCall, path: str, found: list[Found]
+    logger: Logger, leaves: Sequence[Any], spec: Any, call: LoopCall, path: str, found: list[Repetition]
 ) -> LoopPlan:
     log = logger.log
     if log.refusal is not None:
@@ -174,7 +174,7 @@ def planned(
     )
 
 
-def check_moved(program: LoopProgram, replay: Replay, result: Sequence[Value], call: LoopCall) -> None:
+def check_moved(program: LoopProgram, replay: Replay, result: Sequence[LoggedValue], call: LoopCall) -> None:
     """Raises `Unsupported` where the program and the log, on other numbers than the call's, do not give the same."""
     state = torch.get_rng_state()
     try:
@@ -187,7 +187,9 @@ def check_moved(program: LoopProgram, replay: Replay, result: Sequence[Value], c
     check_numbers(expected, ours, list(given.values()))
 
 
-def others(replay: Replay, result: Sequence[Value], call: LoopCall) -> tuple[dict[Value, Tensor], list[Tensor]]:
+def others(
+    replay: Replay, result: Sequence[LoggedValue], call: LoopCall
+) -> tuple[dict[LoggedValue, Tensor], list[Tensor]]:
     """Other numbers for what is given, and what the log makes of them.
 
     Raises `Unsupported` where it cannot be run again.
@@ -215,14 +217,14 @@ def has_nan(tensor: Tensor) -> bool:
     return bool(torch.isnan(tensor).any())
 
 
-def tensor_of(value: Value, call: LoopCall) -> Tensor:
+def tensor_of(value: LoggedValue, call: LoopCall) -> Tensor:
     given = value.given
     assert given is not None
     found = given.captured if given.captured is not None else given.literal
     return call.tensors[given.argument] if found is None else found
 
 
-def returned(logger: Logger, tensor: Tensor) -> Value:
+def returned(logger: Logger, tensor: Tensor) -> LoggedValue:
     value = logger.memory.find(tensor)
     if value is None:
         raise Unsupported(Reason("returns a tensor that none of its ops has made"))
@@ -274,11 +276,11 @@ def ran(program: fx.GraphModule, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return results
 
 
-def refused(one: Found, path: str) -> Decision:
+def refused(one: Repetition, path: str) -> Decision:
     return Decision(named(path, one), "loop", "pytorch", str(one.reason), {"T": one.steps, "ops": one.period})
 
 
-def named(path: str, one: Found) -> str:
+def named(path: str, one: Repetition) -> str:
     file, _, line = one.line.rpartition(":")
     if not line:
         return path or "a loop"

@@ -29,7 +29,7 @@ NEW_KINDS = Reason(
 
 
 @dataclass(frozen=True)
-class Left:
+class LeftCall:
     """A call that PyTorch runs, and what is told of it; nothing where no loop over time was found. around_others: it
     has effects, and what has loops of its own was called within it."""
 
@@ -52,7 +52,7 @@ class LoopState:
     largest: int = 0  # size of a call
     gives_way: bool = False  # to the loops of what it calls
     idle: int = 0  # calls left to PyTorch since the last plan was made
-    last: Left = Left()
+    last: LeftCall = LeftCall()
     report: Report = field(default_factory=Report)  # of a function
     outlined: Mapping[Any, FunctionType] | None = None  # of a function: it, with its loops as calls of their own
     methods: Mapping[Any, FunctionType] | None = None  # the same for methods that are not called by forward
@@ -80,7 +80,7 @@ class LoopState:
     @property
     def is_in_vain(self) -> bool:
         """Whether calls were logged, and none of them as a whole got a plan."""
-        return bool(self.last.decisions) and all(isinstance(made, Left) for made, _ in self.plans.values())
+        return bool(self.last.decisions) and all(isinstance(made, LeftCall) for made, _ in self.plans.values())
 
     def find(self, key: Hashable) -> Any:
         found = self.plans.get(key)
@@ -109,17 +109,17 @@ class LoopState:
             self.parts[name] = LoopState(self.path, is_part=True)
         return self.parts[name]
 
-    def leave(self, left: Left) -> None:
+    def leave(self, left: LeftCall) -> None:
         """A call is left to PyTorch once more."""
         self.idle += 1
         self.tell(left)
 
-    def tell(self, left: Left) -> None:
+    def tell(self, left: LeftCall) -> None:
         """What is told once the module is left alone: of its calls that had a loop over time, the last."""
         self.last = left if left.decisions else self.last
 
     def keep(self, key: Hashable, made: Any, named: Sequence[Reference]) -> None:
-        if isinstance(made, Left):
+        if isinstance(made, LeftCall):
             self.in_vain += 1
             self.gives_way = made.around_others and self.is_part
             self.tell(made)

@@ -15,7 +15,7 @@ from bppsa.errors import Reason
 from bppsa.frontend import call_log
 from bppsa.frontend.pruned.capture.frames import NotCaptured, captured
 from bppsa.frontend.pruned.capture.names import Names
-from bppsa.frontend.pruned.masking.left import Left
+from bppsa.frontend.pruned.masking.left import DenseCall
 from bppsa.frontend.pruned.masking.masks import LAYERS, is_masked
 from bppsa.frontend.pruned.masking.state import Capture, has_backward_hooks, mode_of, pruned_state
 from bppsa.frontend.pruned.regions.graph import take_last_run
@@ -107,7 +107,7 @@ def tell(module: nn.Module, capture: Capture, args: tuple[Any, ...], kwargs: dic
         return
     decisions = ran.plan.told_at(state_of(module).path)
     again, capture.last = ran.plan is capture.last, ran.plan  # one odd call says nothing of those to come
-    capture.left = Left(module, args, kwargs, ran.masks, decisions) if again and not ran.plan.has_regions else None
+    capture.left = DenseCall(module, args, kwargs, ran.masks, decisions) if again and not ran.plan.has_regions else None
     call_log.note(*decisions)
 
 

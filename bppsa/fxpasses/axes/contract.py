@@ -13,12 +13,12 @@ import torch
 from torch import fx
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.axes.layout import Axis, Group, Layout, unified
+from bppsa.fxpasses.axes.layout import Axis, AxisLayout, Group, unified
 
 aten = torch.ops.aten
 
 
-def contracted(graph: fx.Graph, node: fx.Node, left: Layout, right: Layout) -> Layout:
+def contracted(graph: fx.Graph, node: fx.Node, left: AxisLayout, right: AxisLayout) -> AxisLayout:
     """The layout of left @ right, mm or bmm, whose nodes are put where the graph is being inserted to."""
     batched = node.target is aten.bmm.default
     batch = unified(left, left.dims[0], right, right.dims[0]) if batched else (left, right, (), ())
@@ -38,7 +38,7 @@ def contracted(graph: fx.Graph, node: fx.Node, left: Layout, right: Layout) -> L
     dims = (*((batch_axes,) if batched else ()), *outer)
     weighed = by_weight(graph, left, right, batch_axes, outer, (inner_left, inner_right))
     if weighed is not None:
-        return Layout(weighed, features(*outer), dims, rows)
+        return AxisLayout(weighed, features(*outer), dims, rows)
     places: list[tuple[Axis | None, Axis | None]] = [
         (a, b) for a, b, axis in zip(batch_left, batch_right, batch_axes, strict=True) if axis.kind == "own"
     ]
@@ -50,7 +50,7 @@ def contracted(graph: fx.Graph, node: fx.Node, left: Layout, right: Layout) -> L
     product = call(graph, aten.mul.Tensor, *factors)
     if inner_left:
         product = call(graph, aten.sum.dim_IntList, product, list(range(start, start + len(inner_left))))
-    return Layout(product, features(batch_axes, *outer), dims, rows)
+    return AxisLayout(product, features(batch_axes, *outer), dims, rows)
 
 
 def merged(a: Axis, b: Axis) -> Axis:
@@ -63,7 +63,12 @@ def features(*groups: Group) -> Group:
 
 
 def by_weight(
-    graph: fx.Graph, left: Layout, right: Layout, batch: Group, outer: tuple[Group, Group], inner: tuple[Group, Group]
+    graph: fx.Graph,
+    left: AxisLayout,
+    right: AxisLayout,
+    batch: Group,
+    outer: tuple[Group, Group],
+    inner: tuple[Group, Group],
 ) -> fx.Node | None:
     """As one mm, where each row of one operand meets all of the other, which has no rows."""
     for rows, weight, own, other, (k, depth) in (
@@ -78,7 +83,7 @@ def by_weight(
     return None
 
 
-def matrix(graph: fx.Graph, weight: Layout, depth: Group, width: Group) -> fx.Node:
+def matrix(graph: fx.Graph, weight: AxisLayout, depth: Group, width: Group) -> fx.Node:
     """A parameter as [K, N]: itself, or its transpose, where it is that."""
     whole = weight.node.meta["val"].shape
     if weight.axes == (*depth, *width) and whole == (total(depth), total(width)):
@@ -92,7 +97,7 @@ def total(axes: Group) -> int:
     return torch.Size(axis.size for axis in axes).numel()
 
 
-def placed(graph: fx.Graph, layout: Layout, places: Sequence[Axis | None]) -> fx.Node:
+def placed(graph: fx.Graph, layout: AxisLayout, places: Sequence[Axis | None]) -> fx.Node:
     """The numbers with an axis at each place, of size 1 where the operand has none there, behind the rows if it has
     any."""
     lead = [] if layout.rows is None else [-1]

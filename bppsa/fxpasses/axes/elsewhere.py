@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from bppsa.fxpasses.axes.contract import call, features, merged, placed, refused, reshaped
-from bppsa.fxpasses.axes.layout import Axis, Group, Layout, unified
+from bppsa.fxpasses.axes.layout import Axis, AxisLayout, Group, unified
 
 aten = torch.ops.aten
 
@@ -29,7 +29,7 @@ ONE_DIM: dict[Any, int] = {
 }
 
 
-def pointwise(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, Layout]) -> Layout:
+def pointwise(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, AxisLayout]) -> AxisLayout:
     """Operands are cut into the same axes, dimension by dimension, and get them in the same order."""
     rank, nodes = node.meta["val"].dim(), list(given)
     layouts = [replace(own, dims=((),) * (rank - len(own.dims)) + own.dims) for own in given.values()]
@@ -54,10 +54,10 @@ def pointwise(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, Layout]) -> L
     values = {n: placed(graph, layout, at) for n, layout, at in zip(nodes, layouts, places, strict=True)}
     value = call(graph, node.target, *fx.node.map_arg(node.args, values.__getitem__), **node.kwargs)
     count = next(layout.rows for layout in layouts if layout.rows is not None)
-    return Layout(value, features(*dims), tuple(dims), count)
+    return AxisLayout(value, features(*dims), tuple(dims), count)
 
 
-def alike(node: fx.Node, one: Layout, other: Layout) -> tuple[Layout, Layout]:
+def alike(node: fx.Node, one: AxisLayout, other: AxisLayout) -> tuple[AxisLayout, AxisLayout]:
     for d in range(len(one.dims)):
         if one.dims[d] and other.dims[d]:
             found = unified(one, one.dims[d], other, other.dims[d])
@@ -67,11 +67,11 @@ def alike(node: fx.Node, one: Layout, other: Layout) -> tuple[Layout, Layout]:
     return one, other
 
 
-def place_of_rows(layout: Layout) -> int:
+def place_of_rows(layout: AxisLayout) -> int:
     return next(d for d, group in enumerate(layout.dims) if any(axis.kind == "rows" for axis in group))
 
 
-def folded(graph: fx.Graph, node: fx.Node, before: Layout) -> Layout | None:
+def folded(graph: fx.Graph, node: fx.Node, before: AxisLayout) -> AxisLayout | None:
     """None where the op works along the rows."""
     at, keep = FOLDS[node.target]
     rank = len(before.dims)
@@ -84,10 +84,10 @@ def folded(graph: fx.Graph, node: fx.Node, before: Layout) -> Layout | None:
     value = call(graph, node.target, shaped, positions) if positions else shaped
     keepdim = len(node.args) > keep and node.args[keep]
     dims = [() if d in away else group for d, group in enumerate(before.dims) if keepdim or d not in away]
-    return Layout(value, tuple(axis for axis in before.axes if axis not in gone), tuple(dims), before.rows)
+    return AxisLayout(value, tuple(axis for axis in before.axes if axis not in gone), tuple(dims), before.rows)
 
 
-def along_one(graph: fx.Graph, node: fx.Node, before: Layout) -> Layout | None:
+def along_one(graph: fx.Graph, node: fx.Node, before: AxisLayout) -> AxisLayout | None:
     """None where the dimension is not one axis of features."""
     dim = node.args[ONE_DIM[node.target]] % len(before.dims)
     if not before.dims[dim] and node.target is aten.select.int and before.rows != 1:  # of size 1
@@ -100,12 +100,12 @@ def along_one(graph: fx.Graph, node: fx.Node, before: Layout) -> Layout | None:
     value = call(graph, node.target, shaped, 1 + position, *node.args[2:])
     if node.target is aten.select.int:
         left = [a for a in before.axes if a is not axis]
-        return Layout(value, tuple(left), (*before.dims[:dim], *before.dims[dim + 1 :]), before.rows)
+        return AxisLayout(value, tuple(left), (*before.dims[:dim], *before.dims[dim + 1 :]), before.rows)
     own = Axis(value.meta["val"].shape[1 + position])
     return exchanged(replace(before, node=value), axis, (own,) if own.size != 1 else ())
 
 
-def joined(graph: fx.Graph, node: fx.Node, given: Sequence[Layout]) -> Layout | None:
+def joined(graph: fx.Graph, node: fx.Node, given: Sequence[AxisLayout]) -> AxisLayout | None:
     """Of a cat. None where it works along the rows, or an operand has none."""
     dim = (node.args[1] if len(node.args) > 1 else 0) % node.meta["val"].dim()
     apart = {rows_of(layout) for layout in given}
@@ -120,15 +120,15 @@ def joined(graph: fx.Graph, node: fx.Node, given: Sequence[Layout]) -> Layout | 
     value = call(graph, node.target, values, 1 + others.index(dim))
     found = [(Axis(size),) if size != 1 else () for size in node.meta["val"].shape]
     dims = tuple(given[0].dims[d] if d in apart else group for d, group in enumerate(found))
-    return Layout(value, features(*dims), dims, given[0].rows)
+    return AxisLayout(value, features(*dims), dims, given[0].rows)
 
 
-def rows_of(layout: Layout) -> int | None:
+def rows_of(layout: AxisLayout) -> int | None:
     """The dimension of the rows; None where it has size 1, as any may be that."""
     return None if layout.rows in (None, 1) else place_of_rows(layout)
 
 
-def exchanged(layout: Layout, axis: Axis, by: Sequence[Axis]) -> Layout:
+def exchanged(layout: AxisLayout, axis: Axis, by: Sequence[Axis]) -> AxisLayout:
     def change(group: Group) -> Group:
         return tuple(new for a in group for new in (by if a is axis else (a,)))
 

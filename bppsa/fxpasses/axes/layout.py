@@ -25,7 +25,7 @@ Group = tuple[Axis, ...]  # of which a dimension is the product, the last innerm
 
 
 @dataclass(frozen=True)
-class Layout:
+class AxisLayout:
     """A tensor's dimensions in terms of axes. node: what holds the numbers, [B, ...] or a parameter, of which `axes`
     are the features, row-major. rows: how many, None of a parameter. An axis of size 1 is in no dimension, also where
     it is the batch: any one of size 1 may be that."""
@@ -40,7 +40,7 @@ class Layout:
         """Whether the rows are a dimension of their own, the first."""
         return len(self.dims) > 0 and [axis.kind for axis in self.dims[0]] == ["rows"] * (self.rows != 1)
 
-    def split(self, axis: Axis, sizes: Sequence[int]) -> Layout:
+    def split(self, axis: Axis, sizes: Sequence[int]) -> AxisLayout:
         parts = tuple(Axis(size, axis.kind) for size in sizes)
 
         def divided(group: Group) -> Group:
@@ -48,7 +48,7 @@ class Layout:
 
         return replace(self, axes=divided(self.axes), dims=tuple(map(divided, self.dims)))
 
-    def viewed(self, sizes: Sequence[int]) -> Layout | None:
+    def viewed(self, sizes: Sequence[int]) -> AxisLayout | None:
         """With dimensions of these sizes; None where they would take the rows apart."""
         rest = [axis for group in self.dims for axis in group]
         result, found = self, list[Group]()
@@ -68,7 +68,7 @@ class Layout:
             found.append(tuple(group))
         return replace(result, dims=tuple(found))
 
-    def permuted(self, order: Sequence[int]) -> Layout:
+    def permuted(self, order: Sequence[int]) -> AxisLayout:
         return replace(self, dims=tuple(self.dims[d] for d in order))
 
 
@@ -76,16 +76,18 @@ def _flat(dims: Sequence[Group]) -> list[Axis]:
     return [axis for group in dims for axis in group]
 
 
-def layout_of(node: fx.Node, rows: bool) -> Layout:
+def layout_of(node: fx.Node, rows: bool) -> AxisLayout:
     """Of a value with its rows in front, or of a parameter."""
     shape = node.meta["val"].shape
     features = tuple(() if size == 1 else (Axis(size),) for size in (shape[1:] if rows else shape))
     first: Group = (Axis(shape[0], "rows"),) if rows and shape[0] != 1 else ()
     axes = tuple(axis for group in features for axis in group)
-    return Layout(node, axes, (first, *features) if rows else features, shape[0] if rows else None)
+    return AxisLayout(node, axes, (first, *features) if rows else features, shape[0] if rows else None)
 
 
-def unified(one: Layout, a: Group, other: Layout, b: Group) -> tuple[Layout, Layout, Group, Group] | None:
+def unified(
+    one: AxisLayout, a: Group, other: AxisLayout, b: Group
+) -> tuple[AxisLayout, AxisLayout, Group, Group] | None:
     """Both layouts with the axes of a group in each cut alike; the rows meet rows, or what is repeated along them."""
     left, right, done_a, done_b = list(a), list(b), list[Axis](), list[Axis]()
     while left and right:
@@ -109,7 +111,7 @@ def unified(one: Layout, a: Group, other: Layout, b: Group) -> tuple[Layout, Lay
     return None if left or right else (one, other, tuple(done_a), tuple(done_b))
 
 
-def _halves(layout: Layout, axis: Axis, first: int) -> tuple[Layout, Group]:
+def _halves(layout: AxisLayout, axis: Axis, first: int) -> tuple[AxisLayout, Group]:
     before = next(i for i, a in enumerate(_flat(layout.dims)) if a is axis)
     layout = layout.split(axis, (first, axis.size // first))
     return layout, tuple(_flat(layout.dims)[before : before + 2])

@@ -16,7 +16,7 @@ from bppsa.chain import is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.axes import elsewhere
 from bppsa.fxpasses.axes.contract import contracted, placed, reshaped
-from bppsa.fxpasses.axes.layout import Axis, Group, Layout, layout_of
+from bppsa.fxpasses.axes.layout import Axis, AxisLayout, Group, layout_of
 
 aten = torch.ops.aten
 
@@ -49,7 +49,7 @@ class RowsFirst:
         # Not waited for, and as it was: such ops run before or after the loop whatever they do.
         self.left = {node for node in xs if node not in self.with_rows}
         self.lost: set[fx.Node] = set()  # refused, or made of what was
-        self.layouts: dict[fx.Node, Layout] = {}  # of what is not as it stands: rows elsewhere, or repeated
+        self.layouts: dict[fx.Node, AxisLayout] = {}  # of what is not as it stands: rows elsewhere, or repeated
         self.replaced: dict[fx.Node, fx.Node] = {}
 
     def run(self) -> dict[fx.Node, fx.Node]:
@@ -110,10 +110,10 @@ class RowsFirst:
         elif rows or any(axis.kind == "repeated" for group in layout.dims for axis in group):
             self.layouts[node] = layout
 
-    def layout(self, node: fx.Node) -> Layout:
+    def layout(self, node: fx.Node) -> AxisLayout:
         return self.layouts.get(node) or layout_of(node, node in self.with_rows)
 
-    def put(self, node: fx.Node, layout: Layout) -> None:
+    def put(self, node: fx.Node, layout: AxisLayout) -> None:
         """The value has its rows in front: the node itself where it had them before, else what the layout knows."""
         if not any(arg in self.layouts for arg in node.all_input_nodes) and keeps_front(node):
             if node.target in SIZED:
@@ -125,35 +125,35 @@ class RowsFirst:
         node.replace_all_uses_with(value)
         self.replaced[node] = value
 
-    def view(self, node: fx.Node) -> Layout:
+    def view(self, node: fx.Node) -> AxisLayout:
         layout = self.layout(node.args[0]).viewed(node.meta["val"].shape)
         return self.kept(node, layout)
 
-    def permute(self, node: fx.Node) -> Layout:
+    def permute(self, node: fx.Node) -> AxisLayout:
         return self.layout(node.args[0]).permuted([d % node.meta["val"].dim() for d in node.args[1]])
 
-    def transpose(self, node: fx.Node) -> Layout:
+    def transpose(self, node: fx.Node) -> AxisLayout:
         order = list(range(node.meta["val"].dim()))
         a, b = node.args[1:] or (0, -1)
         order[a], order[b] = order[b], order[a]
         return self.layout(node.args[0]).permuted(order)
 
-    def copy(self, node: fx.Node) -> Layout:
+    def copy(self, node: fx.Node) -> AxisLayout:
         return self.pointwise(node) if node.target is aten.detach.default else self.layout(node.args[0])
 
-    def pointwise(self, node: fx.Node) -> Layout:
+    def pointwise(self, node: fx.Node) -> AxisLayout:
         return elsewhere.pointwise(self.graph, node, {arg: self.layout(arg) for arg in node.all_input_nodes})
 
-    def folded(self, node: fx.Node) -> Layout:
+    def folded(self, node: fx.Node) -> AxisLayout:
         return self.kept(node, elsewhere.folded(self.graph, node, self.layout(node.args[0])))
 
-    def along_one(self, node: fx.Node) -> Layout:
+    def along_one(self, node: fx.Node) -> AxisLayout:
         return self.kept(node, elsewhere.along_one(self.graph, node, self.layout(node.args[0])))
 
-    def joined(self, node: fx.Node) -> Layout:
+    def joined(self, node: fx.Node) -> AxisLayout:
         return self.kept(node, elsewhere.joined(self.graph, node, [self.layout(arg) for arg in node.args[0]]))
 
-    def expand(self, node: fx.Node) -> Layout:
+    def expand(self, node: fx.Node) -> AxisLayout:
         before, sizes = self.layout(node.args[0]), node.meta["val"].shape
         new = len(sizes) - len(before.dims)
         if before.rows is not None:
@@ -163,22 +163,22 @@ class RowsFirst:
         dims: list[Group] = [(Axis(size, "repeated"),) if size > 1 else () for size in sizes[:new]]
         for group, old, size in zip(before.dims, node.args[0].meta["val"].shape, sizes[new:], strict=True):
             dims.append(group if old == size else (Axis(size, "repeated"),))
-        return Layout(before.node, before.axes, tuple(dims), None)
+        return AxisLayout(before.node, before.axes, tuple(dims), None)
 
-    def product(self, node: fx.Node) -> Layout:
+    def product(self, node: fx.Node) -> AxisLayout:
         left, right = (self.layout(arg) for arg in node.args)
         if node.target is aten.mm.default and left.in_front and right.rows is None and len(left.axes) < 2:
             return layout_of(node, True)
         return contracted(self.graph, node, left, right)
 
-    def kept(self, node: fx.Node, layout: Layout | None) -> Layout:
+    def kept(self, node: fx.Node, layout: AxisLayout | None) -> AxisLayout:
         if layout is None:
             shapes = f"{list(node.meta['val'].shape)} of {list(node.all_input_nodes[0].meta['val'].shape)}"
             raise Unsupported(Reason(f"makes {shapes}, across the batch", op=str(node.target)))
         return layout
 
 
-ELSEWHERE: dict[Any, Callable[[RowsFirst, fx.Node], Layout]] = {
+ELSEWHERE: dict[Any, Callable[[RowsFirst, fx.Node], AxisLayout]] = {
     **dict.fromkeys(elsewhere.FOLDS, RowsFirst.folded),
     **dict.fromkeys(elsewhere.ONE_DIM, RowsFirst.along_one),
     aten.cat.default: RowsFirst.joined,
@@ -203,7 +203,7 @@ def keeps_front(node: fx.Node) -> bool:
     return node.target not in (aten.t.default, aten.bmm.default)
 
 
-FOLLOW: dict[Any, Callable[[RowsFirst, fx.Node], Layout]] = {
+FOLLOW: dict[Any, Callable[[RowsFirst, fx.Node], AxisLayout]] = {
     aten.view.default: RowsFirst.view,
     aten._unsafe_view.default: RowsFirst.view,
     aten.unsqueeze.default: RowsFirst.view,

@@ -24,11 +24,11 @@ def with_diagonals(recurrence: Recurrence) -> tuple[Recurrence, tuple[Weight, ..
     A product h @ W, W [K, r K], becomes r copies of h side by side times the row [1, r K] of the diagonals of W's r
     squares; the row is a placeholder of role ("diagonal", i). Through any other W nothing passes.
     """
-    rewrite = Rewrite(recurrence.body)
+    rewrite = DiagonalRewrite(recurrence.body)
     return replace(recurrence, body=rewrite.graph), tuple(rewrite.rows)
 
 
-class Rewrite:
+class DiagonalRewrite:
     def __init__(self, body: fx.Graph) -> None:
         self.graph = fx.Graph()
         self.copies: dict[fx.Node, fx.Node] = {}

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 @dataclass
-class Part:
+class CellPart:
     """made: values of one step, parameters, and values of all steps as one batch. stepped: values of all steps."""
 
     graph: fx.Graph = field(default_factory=fx.Graph)

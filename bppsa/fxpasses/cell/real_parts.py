@@ -38,7 +38,7 @@ def with_real_parts(
     graph = recording.graph
     if not any(map(is_complex, graph.nodes)):
         return recording
-    rewrite = Rewrite(graph, level, waiting, refused)
+    rewrite = CartesianRewrite(graph, level, waiting, refused)
     starts = rewrite.starts(recording.arguments[:carries])
     rewrite.run()
     nexts, ys = recording.result
@@ -50,7 +50,7 @@ def with_real_parts(
     return replace(recording, arguments=arguments, result=result)
 
 
-class Rewrite:
+class CartesianRewrite:
     def __init__(
         self,
         graph: fx.Graph,

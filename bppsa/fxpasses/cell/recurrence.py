@@ -23,7 +23,7 @@ from bppsa.chain import FILLS, Recurrence, Role, Stream, Weight, is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.checks import checks_of
 from bppsa.fxpasses.cell.line_up import CARRY, PARAM, X, levels, line_up
-from bppsa.fxpasses.cell.parts import Part
+from bppsa.fxpasses.cell.parts import CellPart
 from bppsa.fxpasses.cell.real_parts import is_complex
 from bppsa.fxpasses.cell.rewritten import rewritten
 from bppsa.fxpasses.cell.rowwise import ALONG_DIMS, SAME_SHAPE, VIEWS, check_rowwise
@@ -66,7 +66,7 @@ class Splitter:
         self.streams: dict[fx.Node, Stream] = {}
         self.sources = number(self.xs)  # row values that cross into the loop: leaves of x, then hoisted ones
         self.constants = number(self.params)  # the same for parameters
-        self.body = Part()
+        self.body = CellPart()
 
     def split(self) -> Recurrence:
         ys, nexts = self.ys, self.nexts
@@ -105,7 +105,7 @@ class Splitter:
             self.emit(node)
         return self.body.made[node]
 
-    def add(self, part: Part, node: fx.Node) -> None:
+    def add(self, part: CellPart, node: fx.Node) -> None:
         """To a part that runs for all steps at once: as one batch where the op treats every row alike."""
         if self.level[node] == PARAM or self.stacks(node):
             part.copy(node)
@@ -205,7 +205,7 @@ class Splitter:
         """None where all that crosses into the loop are leaves."""
         if len(self.sources) == len(self.xs) and len(self.constants) == len(self.params):
             return None
-        part = Part()
+        part = CellPart()
         for i, leaf in enumerate(self.xs):
             part.steps_input(leaf, Role("stream", i))
         for i, leaf in enumerate(self.params):
@@ -218,7 +218,7 @@ class Splitter:
         return part.graph
 
     def tail(self, ys: tuple[fx.Node, ...], outputs: Sequence[fx.Node], nodes: Iterable[fx.Node]) -> fx.Graph:
-        part = Part()
+        part = CellPart()
         for i, node in enumerate(outputs):
             part.input(node, Role("output", i))
         for i, leaf in enumerate(self.xs):

@@ -33,13 +33,13 @@ def transpose(recurrence: Recurrence) -> Transposed:
 
     Raises `Unsupported` where an op of the body has no rule.
     """
-    walk = Walk(recurrence)
+    walk = JacobianWalk(recurrence)
     with torch.enable_grad(), nothing_saved(), walk.recorder:
         walk.run()
     return walk.result()
 
 
-class Walk:
+class JacobianWalk:
     """One walk: the cotangents gathered so far by node, and those of parameters, which leave the loop as rows."""
 
     def __init__(self, recurrence: Recurrence) -> None:

@@ -28,7 +28,7 @@ MASKS: dict[Any, Callable[..., Tensor]] = {
 
 
 @dataclass(frozen=True)
-class Pruned:
+class PrunedWeight:
     """`name` of `module`, at `path` in the model."""
 
     path: str
@@ -49,16 +49,16 @@ def hooks_of(module: nn.Module) -> dict[int, BasePruningMethod]:
     return {key: hook for key, hook in module._forward_pre_hooks.items() if isinstance(hook, BasePruningMethod)}
 
 
-def pruned(model: nn.Module) -> list[Pruned]:
+def pruned(model: nn.Module) -> list[PrunedWeight]:
     return [
-        Pruned(path, module, hook._tensor_name)
+        PrunedWeight(path, module, hook._tensor_name)
         for path, module in model.named_modules()
         if module._forward_pre_hooks
         for hook in hooks_of(module).values()
     ]
 
 
-def make_weights(found: list[Pruned]) -> None:
+def make_weights(found: list[PrunedWeight]) -> None:
     """What the hooks do before a call."""
     for part in found:
         for hook in hooks_of(part.module).values():

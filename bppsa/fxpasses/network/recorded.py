@@ -21,14 +21,14 @@ MIXES = "mixes the rows of the batch"
 
 
 @dataclass(frozen=True, eq=False)
-class Values:
+class NodeValues:
     """What the nodes of a recording hold in one call: tensors, and the masks of pruned weights."""
 
     of: Mapping[fx.Node, Any]
     masks: Masks
 
 
-def evaluate(recording: Recording, captured: Sequence[Tensor], x: Tensor, masks: Masks) -> Values:
+def evaluate(recording: Recording, captured: Sequence[Tensor], x: Tensor, masks: Masks) -> NodeValues:
     """All values for this input, without autograd. captured: the tensors of `recording.captured`, as they are now."""
     values: dict[fx.Node, Any] = {recording.arguments[0]: x.detach()}
     values |= {node: tensor.detach() for tensor, (_, node) in zip(captured, recording.captured, strict=True)}
@@ -37,10 +37,10 @@ def evaluate(recording: Recording, captured: Sequence[Tensor], x: Tensor, masks:
             if node.op == "call_function":
                 args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
                 values[node] = node.target(*args, **kwargs)
-    return Values(values, masks)
+    return NodeValues(values, masks)
 
 
-def network(recording: Recording, values: Values, budget: int) -> TransposedJacobian:
+def network(recording: Recording, values: NodeValues, budget: int) -> TransposedJacobian:
     """J^T of the recorded function: the operator of its only op that does something, or a Network of all of them.
 
     Raises Unsupported where an op has no rule, or mixes the rows of the batch.
@@ -79,7 +79,7 @@ def leading(links: Sequence[Link], end: int) -> list[Link]:
     return found[::-1]
 
 
-def linked(found: Sequence[fx.Node], values: Values) -> Iterator[Link]:
+def linked(found: Sequence[fx.Node], values: NodeValues) -> Iterator[Link]:
     """The J^T of each of these ops but the first, the input; those of an op of several outputs stand at the outputs."""
     several = {node.args[0] for node in found if node.target is operator.getitem}
     number = {node: i for i, node in enumerate(found)}

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_on
 from bppsa.errors import InputError, PartitionError, ScheduleError
 from bppsa.fxpasses.over_time.examples import guesses, is_one_step, shortened
 from bppsa.fxpasses.over_time.layers import is_recurrent, layers_of
-from bppsa.fxpasses.over_time.verdict import MEND, Found, Mixed, packed, tried
+from bppsa.fxpasses.over_time.verdict import MEND, FoundAxes, Mixed, packed, tried
 from bppsa.fxpasses.partition.call.arguments import Arguments, flatten
 from bppsa.fxpasses.partition.call.kept import kept
 from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE
@@ -172,7 +172,7 @@ def on_meta(arguments: Arguments) -> Arguments:
     return replace(arguments, examples=tree_map_only(Tensor, lambda x: x.to("meta"), arguments.examples))
 
 
-def example_of(found: Found, traced: CapturedGraph) -> Any:
+def example_of(found: FoundAxes, traced: CapturedGraph) -> Any:
     """What the graph returned in the trial, with the dtypes that the model has."""
     return tree_map(lambda x, like: x.to(like.dtype) if isinstance(x, Tensor) else x, found.output, traced.examples)
 

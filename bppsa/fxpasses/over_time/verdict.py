@@ -25,7 +25,7 @@ class Mixed(ScheduleError):
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundAxes:
     """times, rows: of each leaf of what the graph returns, its axis of time, None where it is of the last step, and of
     the batch's rows. `rows` is None where rows meet. output: what the graph returned, in float64."""
 
@@ -39,7 +39,7 @@ class Found:
         return tuple(Axes(time, row) for time, row in zip(self.times, rows, strict=True))
 
 
-def tried(graph: fx.GraphModule, arguments: Sequence[Any], axes: Sequence[Axes]) -> Found:
+def tried(graph: fx.GraphModule, arguments: Sequence[Any], axes: Sequence[Axes]) -> FoundAxes:
     """axes: of each leaf of the arguments. Raises Mixed where steps meet, with the place."""
     with trial_of(graph, arguments) as trial:
         whole = trial.run(trial.given)
@@ -47,7 +47,7 @@ def tried(graph: fx.GraphModule, arguments: Sequence[Any], axes: Sequence[Axes])
             if isinstance(reading.input, PackedSequence):
                 raise packed(str(node.target))
         times = over_chunks(trial, whole, axes)
-        return Found(times, over_rows(trial, whole, axes), whole.returned)
+        return FoundAxes(times, over_rows(trial, whole, axes), whole.returned)
 
 
 def packed(path: str) -> ScheduleError:

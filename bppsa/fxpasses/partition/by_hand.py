@@ -19,7 +19,7 @@ from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.check.rows import by_rows
 from bppsa.fxpasses.partition.check.verify import called, check_same
 from bppsa.fxpasses.partition.cut.modules import first_names, names_of, stage_module
-from bppsa.fxpasses.partition.ops.effects import Watch, storage
+from bppsa.fxpasses.partition.ops.effects import EffectWatch, storage
 from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.stages import INPUT, Stage, Stages, Value
 
@@ -112,7 +112,7 @@ def run_all(modules: Sequence[nn.Module], arguments: Arguments) -> list[ModuleRu
     given: Sequence[Any] = arguments.examples
     runs = []
     for module in modules:
-        with torch.no_grad(), Watch() as watch:
+        with torch.no_grad(), EffectWatch() as watch:
             result = theirs(module, *args, **kwargs)
         written = frozenset(i for i, x in enumerate(given) if isinstance(x, Tensor) and storage(x) in watch.written)
         runs.append(ModuleRun(result, watch.flops, watch.cost, watch.draws, written, tuple(changed_by(module, watch))))
@@ -121,7 +121,7 @@ def run_all(modules: Sequence[nn.Module], arguments: Arguments) -> list[ModuleRu
     return runs
 
 
-def changed_by(module: nn.Module, watch: Watch) -> Iterator[str]:
+def changed_by(module: nn.Module, watch: EffectWatch) -> Iterator[str]:
     """The buffers that a run of the module has changed. Those of norms are the business of whoever runs the stages."""
     of_norms = {id(buffer) for norm in module.modules() if isinstance(norm, _NormBase) for buffer in norm.buffers()}
     for name, buffer in module.named_buffers():

@@ -45,7 +45,7 @@ class Stale:
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorSlice:
     """Columns `start` to `end` of a tensor along `dim`, where one of them may have lost that dimension."""
 
     whole: Tensor
@@ -62,18 +62,20 @@ class Part:
         return torch.cat([piece for piece in (around[0], middle, around[1]) if piece.shape[self.dim]], self.dim)
 
 
-def selected(whole: Tensor, dim: int, index: int) -> Part:
+def selected(whole: Tensor, dim: int, index: int) -> TensorSlice:
     start = index % whole.shape[dim]
-    return Part(whole, dim % whole.dim(), start, start + 1, True)
+    return TensorSlice(whole, dim % whole.dim(), start, start + 1, True)
 
 
-def sliced(whole: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1) -> Part | None:
+def sliced(
+    whole: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
+) -> TensorSlice | None:
     at = slice(start, end, step).indices(whole.shape[dim])
-    return Part(whole, dim % whole.dim(), at[0], at[1], False) if step == 1 and at[0] < at[1] else None
+    return TensorSlice(whole, dim % whole.dim(), at[0], at[1], False) if step == 1 and at[0] < at[1] else None
 
 
 # Views of one whole, whose numbers are known again after a change of the view in place.
-PARTS: dict[Any, Callable[..., Part | None]] = {
+PARTS: dict[Any, Callable[..., TensorSlice | None]] = {
     torch.ops.aten.select.int: selected,
     torch.ops.aten.slice.Tensor: sliced,
 }
@@ -87,7 +89,7 @@ class Aliases:
         self.nodes: dict[Geometry, fx.Node | Stale] = {}
         self.closed_over: dict[tuple[Geometry, bool], fx.Node] = {}
         self.alive: list[Tensor] = []  # a geometry is an address: it must not be given away again
-        self.parts: dict[Geometry, Part] = {}
+        self.parts: dict[Geometry, TensorSlice] = {}
         self.unsure: dict[int, str] = {}  # memory that may be shared with other memory, and why that is not known
 
     def __contains__(self, tensor: Tensor) -> bool:
@@ -97,11 +99,11 @@ class Aliases:
         self.alive.append(tensor)
         self.nodes[geometry(tensor)] = node
 
-    def put_part(self, tensor: Tensor, part: Part | None) -> None:
+    def put_part(self, tensor: Tensor, part: TensorSlice | None) -> None:
         if part is not None and geometry(tensor) != geometry(part.whole):
             self.parts[geometry(tensor)] = part
 
-    def wholes(self, tensor: Tensor) -> Iterator[Part]:
+    def wholes(self, tensor: Tensor) -> Iterator[TensorSlice]:
         """Of what it is a part, of what that is one, and so on, as far as autograd has them as views too, unlike the
         results of unsafe_split, and their numbers are known."""
         base, place = base_of(tensor), geometry(tensor)

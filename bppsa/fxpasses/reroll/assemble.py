@@ -7,21 +7,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bppsa.fxpasses.reroll.columns import Writer
-from bppsa.fxpasses.reroll.log.ops import Op, Value
+from bppsa.fxpasses.reroll.columns import OpWriter
+from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue
 
 aten = torch.ops.aten
 MANY = 4  # steps, from which on they are taken apart at once
 
 
-class Piece(NamedTuple):
+class OutputSlice(NamedTuple):
     """A stretch of one output, from a step on, ahead or back; or one value."""
 
     output: int
     first: int
     many: int
     step: int
-    value: Value | None = None
+    value: LoggedValue | None = None
 
 
 class Assembler:
@@ -29,17 +29,21 @@ class Assembler:
     outputs they are, and where."""
 
     def __init__(
-        self, outs: Sequence[Value], finals: Mapping[Value, int], places: Mapping[Value, tuple[int, int]], steps: int
+        self,
+        outs: Sequence[LoggedValue],
+        finals: Mapping[LoggedValue, int],
+        places: Mapping[LoggedValue, tuple[int, int]],
+        steps: int,
     ) -> None:
         self.outs, self.places, self.steps = outs, places, steps
-        self.write = Writer()
-        self.stands: dict[Value, Value] = {value: outs[i] for value, i in finals.items()}
-        self.copies: dict[Value, Value] = {}
+        self.write = OpWriter()
+        self.stands: dict[LoggedValue, LoggedValue] = {value: outs[i] for value, i in finals.items()}
+        self.copies: dict[LoggedValue, LoggedValue] = {}
 
-    def same(self, values: Mapping[Value, Value]) -> None:
+    def same(self, values: Mapping[LoggedValue, LoggedValue]) -> None:
         self.stands |= values
 
-    def read_by(self, op: Op) -> Iterator[Op]:
+    def read_by(self, op: LoggedOp) -> Iterator[LoggedOp]:
         """`op`, reading what stands for the values of the loop, behind what has to be written for that."""
         if op.target in JOINED and self.join(op):
             pass
@@ -48,12 +52,12 @@ class Assembler:
         yield from self.taken()
         yield op
 
-    def taken(self) -> list[Op]:
+    def taken(self) -> list[LoggedOp]:
         ops, self.write.ops = self.write.ops, []
         return ops
 
     def stand_in(self, leaf: Any) -> Any:
-        if not isinstance(leaf, Value):
+        if not isinstance(leaf, LoggedValue):
             return leaf
         if leaf not in self.stands and leaf in self.places:
             output, step = self.places[leaf]
@@ -61,7 +65,7 @@ class Assembler:
             self.stands[leaf] = self.write.one(aten.select.int, [out, 0, step], leaf.shape, leaf.dtype)
         return self.stands.get(leaf, leaf)
 
-    def alone(self, value: Value) -> Value:
+    def alone(self, value: LoggedValue) -> LoggedValue:
         """What is returned for `value`: a tensor of its own, as it would be without a scan."""
         stands = self.stand_in(value)
         if stands is value or stands in self.outs or value not in self.places:
@@ -70,7 +74,7 @@ class Assembler:
             self.copies[value] = self.write.one(aten.clone.default, [stands], value.shape, value.dtype)
         return self.copies[value]
 
-    def join(self, op: Op) -> bool:
+    def join(self, op: LoggedOp) -> bool:
         """Whether `op`, a stack or a cat, has become one of whole stretches of outputs."""
         count = len(op.spec[0][0])
         items, rest = op.leaves[:count], op.leaves[count:]
@@ -88,25 +92,25 @@ class Assembler:
             op.target, op.leaves, op.spec = aten.cat.default, [*parts, dim], (((None,) * len(parts), None), ())
         return True
 
-    def pieces(self, items: Sequence[Value]) -> Iterator[Piece]:
+    def pieces(self, items: Sequence[LoggedValue]) -> Iterator[OutputSlice]:
         at = 0
         while at < len(items):
             piece = self.longest(items, at)
             yield piece
             at += piece.many
 
-    def longest(self, items: Sequence[Value], at: int) -> Piece:
+    def longest(self, items: Sequence[LoggedValue], at: int) -> OutputSlice:
         """The stretch of one output that begins with items[at]."""
         here = self.places.get(items[at])
         there = self.places.get(items[at + 1]) if at + 1 < len(items) else None
         if here is None or there is None or here[0] != there[0] or abs(there[1] - here[1]) != 1:
-            return Piece(-1, 0, 1, 1, items[at])
+            return OutputSlice(-1, 0, 1, 1, items[at])
         step, count = there[1] - here[1], 2
         while at + count < len(items) and self.places.get(items[at + count]) == (here[0], here[1] + count * step):
             count += 1
-        return Piece(here[0], here[1], count, step)
+        return OutputSlice(here[0], here[1], count, step)
 
-    def part(self, piece: Piece, dim: int, stacked: bool) -> Value:
+    def part(self, piece: OutputSlice, dim: int, stacked: bool) -> LoggedValue:
         if piece.value is not None:
             value = self.stand_in(piece.value)
             if not stacked:
@@ -138,18 +142,18 @@ def end_to_end(out: torch.Tensor, first: int, count: int, step: int, dim: int) -
     return along(out, first, count, step, dim).flatten(dim, dim + 1)
 
 
-def unbound(ops: Sequence[Op], scan: Op) -> list[Op]:
+def unbound(ops: Sequence[LoggedOp], scan: LoggedOp) -> list[LoggedOp]:
     """The ops, with one unbind in the place of many selects of steps: backward, each of those writes a gradient of all
     steps."""
     ops = list(ops)
     for out in scan.outs:
         selects = [op for op in ops if op.target is aten.select.int and op.leaves[:2] == [out, 0]]
         if len(selects) >= MANY:
-            write = Writer()
+            write = OpWriter()
             each = write(aten.unbind.int, [out, 0], *[selects[0].outs[0]] * out.shape[0], single=False)
             stands = {op.outs[0]: each.outs[op.leaves[2]] for op in selects}
             ops = [op for op in ops if op.outs[0] not in stands]
             for op in ops:
-                op.leaves = [stands.get(leaf, leaf) if isinstance(leaf, Value) else leaf for leaf in op.leaves]
+                op.leaves = [stands.get(leaf, leaf) if isinstance(leaf, LoggedValue) else leaf for leaf in op.leaves]
             ops.insert(ops.index(scan) + 1, each)
     return ops

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from bppsa.fxpasses.reroll.log.ops import Op, Value, unflatten
+from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, unflatten
 from bppsa.fxpasses.theirs import theirs
 
 
-class Source(NamedTuple):
+class OperandSource(NamedTuple):
     """Where a step finds an operand: "carry", "given" or "same" and which of them, or "made" by an op, and its item."""
 
     place: str
@@ -25,12 +25,12 @@ class Body:
     """ops: each with its number, and its leaves, sources in the place of values. carries, given, same: values of those
     shapes and dtypes; of `given` those of all steps, [T, ...]. rows: how many a value has; None where it is one."""
 
-    ops: tuple[tuple[int, Op, tuple[Any, ...]], ...]
-    carries: tuple[Value, ...]
-    given: tuple[Value, ...]
-    same: tuple[Value, ...]
-    nexts: tuple[Source, ...]
-    outputs: tuple[Source, ...]
+    ops: tuple[tuple[int, LoggedOp, tuple[Any, ...]], ...]
+    carries: tuple[LoggedValue, ...]
+    given: tuple[LoggedValue, ...]
+    same: tuple[LoggedValue, ...]
+    nexts: tuple[OperandSource, ...]
+    outputs: tuple[OperandSource, ...]
     rows: int | None
 
     def __call__(
@@ -40,7 +40,7 @@ class Body:
         made: dict[tuple[int, int], Tensor] = {}
 
         def find(source: Any) -> Any:
-            if not isinstance(source, Source):
+            if not isinstance(source, OperandSource):
                 return source
             if source.place == "made":
                 return made[source.number, source.item]

@@ -8,28 +8,28 @@ from typing import Any
 
 import torch
 
-from bppsa.fxpasses.reroll.log.ops import Like, Op, Value, flatten
+from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue, flatten
 
 aten = torch.ops.aten
 
 
-class Writer:
+class OpWriter:
     """Writes ops that the call has not done."""
 
     def __init__(self) -> None:
-        self.ops: list[Op] = []
+        self.ops: list[LoggedOp] = []
 
-    def __call__(self, target: Any, args: Sequence[Any], *likes: Like | Value, single: bool = True) -> Op:
+    def __call__(self, target: Any, args: Sequence[Any], *likes: Like | LoggedValue, single: bool = True) -> LoggedOp:
         leaves, spec = flatten(args, {})
-        op = Op(target, leaves, spec).gives(*likes, single=single)
+        op = LoggedOp(target, leaves, spec).gives(*likes, single=single)
         self.ops.append(op)
         return op
 
-    def one(self, target: Any, args: Sequence[Any], shape: Sequence[int], dtype: torch.dtype) -> Value:
+    def one(self, target: Any, args: Sequence[Any], shape: Sequence[int], dtype: torch.dtype) -> LoggedValue:
         return self(target, args, Like(torch.Size(shape), dtype)).outs[0]
 
 
-def column(values: Sequence[Value], write: Writer) -> Value:
+def column(values: Sequence[LoggedValue], write: OpWriter) -> LoggedValue:
     """[T, ...] of values of one shape."""
     first = values[0]
     shape, dtype = (len(values), *first.shape), first.dtype
@@ -44,7 +44,7 @@ def column(values: Sequence[Value], write: Writer) -> Value:
     return write.one(aten.stack.default, [list(values), 0], shape, dtype)
 
 
-def taken_from(value: Value) -> tuple[Value, int, int] | None:
+def taken_from(value: LoggedValue) -> tuple[LoggedValue, int, int] | None:
     """What it is a slice of, along which dim, and which."""
     op = value.op
     if op is None or not op.grad or op.target not in (aten.select.int, aten.unbind.int):
@@ -55,7 +55,7 @@ def taken_from(value: Value) -> tuple[Value, int, int] | None:
     return base, dim, index % base.shape[dim]
 
 
-def sliced(base: Value, dim: int, indices: list[int]) -> tuple[Callable[..., torch.Tensor], list[Any]]:
+def sliced(base: LoggedValue, dim: int, indices: list[int]) -> tuple[Callable[..., torch.Tensor], list[Any]]:
     steps = {after - before for before, after in itertools.pairwise(indices)}
     if steps == {1}:
         return ahead, [base, dim, indices[0], len(indices)]

@@ -11,7 +11,7 @@ from bppsa.fxpasses.reroll.assemble import unbound
 from bppsa.fxpasses.reroll.joined import joined
 from bppsa.fxpasses.reroll.leading import without_leading
 from bppsa.fxpasses.reroll.log.lines import loop_at
-from bppsa.fxpasses.reroll.log.ops import Log, Op, Value
+from bppsa.fxpasses.reroll.log.ops import Log, LoggedOp, LoggedValue
 from bppsa.fxpasses.reroll.period import PeriodicRun, colours, longest
 from bppsa.fxpasses.reroll.program import living
 from bppsa.fxpasses.reroll.relate import NOTHING_CARRIED, relate
@@ -24,13 +24,13 @@ LEAST_STEPS = 8
 
 
 @dataclass(frozen=True)
-class Found:
+class Repetition:
     """One repetition. scan: the op that stands for it, or None; reason: why there is none."""
 
     line: str
     steps: int
     period: int
-    scan: Op | None = None
+    scan: LoggedOp | None = None
     reason: Reason | None = None
 
 
@@ -38,15 +38,15 @@ class Found:
 class Rerolled:
     """ops: with scans in the place of loops. result: the values that the call returns."""
 
-    ops: list[Op]
-    result: list[Value]
-    found: list[Found] = field(default_factory=list)
+    ops: list[LoggedOp]
+    result: list[LoggedValue]
+    found: list[Repetition] = field(default_factory=list)
 
 
-def reroll(log: Log, result: Sequence[Value], fuse: Fuse) -> Rerolled:
+def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse) -> Rerolled:
     """The log's ops with each loop that can be fused as one scan."""
     left = Rerolled(*without_detours(without_leading(joined(log.ops, result)), result))
-    closed: set[Op] = set()  # scans, and what was looked at in vain
+    closed: set[LoggedOp] = set()  # scans, and what was looked at in vain
     for _ in range(MOST_LOOPS):
         run = next_run(left.ops, closed)
         if run is None:
@@ -64,11 +64,11 @@ def reroll(log: Log, result: Sequence[Value], fuse: Fuse) -> Rerolled:
             closed.update(members)
             if unsupported.reason is NOTHING_CARRIED:
                 continue
-            left.found.append(Found(line, len(members) // run.period, run.period, reason=unsupported.reason))
+            left.found.append(Repetition(line, len(members) // run.period, run.period, reason=unsupported.reason))
             continue
         left.result = [assembler.alone(value) for value in left.result]
         left.ops = unbound(living([*ops, *assembler.taken()], left.result), scan)
-        left.found.append(Found(line, loop.steps, loop.period, scan))
+        left.found.append(Repetition(line, loop.steps, loop.period, scan))
         closed.add(scan)
     lines = {one.line for one in left.found if one.scan is not None}  # what is left of a loop beside its scan
     left.found = [one for one in left.found if one.scan is not None or one.line not in lines]
@@ -82,7 +82,7 @@ def is_repeated(log: Log) -> bool:
     return run is not None and (run.stop - run.start) // run.period >= LEAST_STEPS
 
 
-def next_run(ops: Sequence[Op], closed: set[Op]) -> PeriodicRun | None:
+def next_run(ops: Sequence[LoggedOp], closed: set[LoggedOp]) -> PeriodicRun | None:
     """The longest repetition between ops that are closed."""
     found = []
     for start, stop in stretches(ops, closed):
@@ -92,7 +92,7 @@ def next_run(ops: Sequence[Op], closed: set[Op]) -> PeriodicRun | None:
     return max(found, key=lambda run: run.stop - run.start, default=None)
 
 
-def stretches(ops: Sequence[Op], closed: set[Op]) -> Iterator[tuple[int, int]]:
+def stretches(ops: Sequence[LoggedOp], closed: set[LoggedOp]) -> Iterator[tuple[int, int]]:
     start = 0
     for i, op in enumerate(ops):
         if op in closed:

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 import torch
 
-from bppsa.fxpasses.reroll.log.ops import Op, Value
+from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue
 
 aten = torch.ops.aten
 
 
-def joined(ops: Sequence[Op], result: Sequence[Value]) -> list[Op]:
+def joined(ops: Sequence[LoggedOp], result: Sequence[LoggedValue]) -> list[LoggedOp]:
     """`ops`, each cat that only another one begins with being part of that."""
     readers = Counter(value for op in ops for value in op.operands) + Counter(result)
-    pieces: dict[Value, list[Value]] = {}  # of cats that are to be parts
+    pieces: dict[LoggedValue, list[LoggedValue]] = {}  # of cats that are to be parts
     found = []
     for op in ops:
         if not is_cat(op):
@@ -37,9 +37,9 @@ def joined(ops: Sequence[Op], result: Sequence[Value]) -> list[Op]:
     return found
 
 
-def is_cat(op: Op) -> bool:
+def is_cat(op: LoggedOp) -> bool:
     return op.target is aten.cat.default and op.grad and len(op.spec[0]) == 2 and len(op.spec[0][0]) > 1
 
 
-def dim_of(value: Value) -> int | None:
+def dim_of(value: LoggedValue) -> int | None:
     return value.op.leaves[-1] if value.op is not None and is_cat(value.op) else None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
-from bppsa.fxpasses.reroll.log.ops import Op, draws
-from bppsa.fxpasses.reroll.relate import Loop, Made, Numbers, Outside
+from bppsa.fxpasses.reroll.log.ops import LoggedOp, draws
+from bppsa.fxpasses.reroll.relate import Made, Outside, UnrolledLoop, VaryingNumber
 
 
 class Level(IntEnum):
@@ -15,7 +15,7 @@ class Level(IntEnum):
     CARRIED = 2
 
 
-def levels(loop: Loop, model: Sequence[Op]) -> list[Level]:
+def levels(loop: UnrolledLoop, model: Sequence[LoggedOp]) -> list[Level]:
     """Of each op of a step; `model` are those of one step."""
     carried = reaching(loop, recurrent(loop))
     found: list[Level] = []
@@ -32,10 +32,10 @@ def levels(loop: Loop, model: Sequence[Op]) -> list[Level]:
 def changes(kind: object, found: Sequence[Level]) -> bool:
     if isinstance(kind, Made):
         return kind.before > 0 or found[kind.op] is not Level.SAME
-    return isinstance(kind, Numbers) or (isinstance(kind, Outside) and not kind.is_same)
+    return isinstance(kind, VaryingNumber) or (isinstance(kind, Outside) and not kind.is_same)
 
 
-def recurrent(loop: Loop) -> set[int]:
+def recurrent(loop: UnrolledLoop) -> set[int]:
     """Ops that read, over some steps, what they have made themselves."""
     reads = [{kind.op for kind in kinds if isinstance(kind, Made)} for kinds in loop.kinds]
     crossing = {
@@ -57,7 +57,7 @@ def above(reads: Sequence[set[int]], op: int) -> set[int]:
     return found
 
 
-def reaching(loop: Loop, roots: set[int]) -> set[int]:
+def reaching(loop: UnrolledLoop, roots: set[int]) -> set[int]:
     """`roots` and all ops that wait for one of them, over any number of steps."""
     found = set(roots)
     grew = bool(found)

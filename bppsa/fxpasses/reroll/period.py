@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bppsa.fxpasses.reroll.log.ops import Op, Value, is_number
+from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, is_number
 
 LEAST = 3  # repetitions
 CANDIDATES = 32
@@ -22,20 +22,20 @@ class PeriodicRun(NamedTuple):
     period: int
 
 
-def colours(ops: Sequence[Op]) -> list[int]:
+def colours(ops: Sequence[LoggedOp]) -> list[int]:
     """A number for each op, equal for ops that could be one op of two steps."""
     known: dict[Hashable, int] = {}
     return [known.setdefault(colour(op), len(known)) for op in ops]
 
 
-def colour(op: Op) -> Hashable:
+def colour(op: LoggedOp) -> Hashable:
     outs = tuple((value.shape, value.dtype) for value in op.outs)
     return op.target, op.spec, op.grad, outs, tuple(map(of_leaf, op.leaves))
 
 
 def of_leaf(leaf: Any) -> Any:
     """Tensors that a call closes over tell layers apart; any other operand may come from before in a first step."""
-    if isinstance(leaf, Value):
+    if isinstance(leaf, LoggedValue):
         return leaf if leaf.constant else (leaf.shape, leaf.dtype)
     return type(leaf) if is_number(leaf) else (type(leaf), leaf)
 

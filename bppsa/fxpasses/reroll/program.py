@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from bppsa.fxpasses.reroll.log.ops import Log, Op, Value, draws, unflatten
+from bppsa.fxpasses.reroll.log.ops import Log, LoggedOp, LoggedValue, draws, unflatten
 
 aten = torch.ops.aten
 
@@ -20,13 +20,13 @@ class LoopProgram:
     tensors."""
 
     run: fx.GraphModule
-    given: tuple[Value, ...]  # what it takes
+    given: tuple[LoggedValue, ...]  # what it takes
     arguments: tuple[int, ...]
     captured: tuple[Tensor, ...]
     literals: tuple[Tensor, ...]
 
 
-def living(ops: Sequence[Op], result: Sequence[Value]) -> list[Op]:
+def living(ops: Sequence[LoggedOp], result: Sequence[LoggedValue]) -> list[LoggedOp]:
     """Without ops that nothing reads; what draws random numbers is done, as it moves the generator on."""
     read = set(result)
     found = []
@@ -38,7 +38,11 @@ def living(ops: Sequence[Op], result: Sequence[Value]) -> list[Op]:
 
 
 def program_of(
-    log: Log, ops: Sequence[Op], result: Sequence[Value], gradients: bool, bases: Set[Value] = frozenset()
+    log: Log,
+    ops: Sequence[LoggedOp],
+    result: Sequence[LoggedValue],
+    gradients: bool,
+    bases: Set[LoggedValue] = frozenset(),
 ) -> LoopProgram:
     """gradients: whether grad mode was on around the call; ops that were done without are detached then. bases: what
     has to be no view of another tensor, as it is none without a scan: a view may not be detached in place."""
@@ -48,7 +52,7 @@ def program_of(
     graph = fx.Graph()
     nodes = {value: graph.placeholder(f"given{i}") for i, value in enumerate(given)}
     for op in alive:
-        leaves = [nodes[leaf] if isinstance(leaf, Value) else leaf for leaf in op.leaves]
+        leaves = [nodes[leaf] if isinstance(leaf, LoggedValue) else leaf for leaf in op.leaves]
         args, kwargs = unflatten(leaves, op.spec)
         node = graph.call_function(op.target, tuple(args), kwargs)
         for value in op.outs:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from bppsa.chain import is_pointwise
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.reroll.body import Body, Source
-from bppsa.fxpasses.reroll.columns import Writer, column, numbers, with_rows
+from bppsa.fxpasses.reroll.body import Body, OperandSource
+from bppsa.fxpasses.reroll.columns import OpWriter, column, numbers, with_rows
 from bppsa.fxpasses.reroll.levels import Level
-from bppsa.fxpasses.reroll.log.ops import Like, Op, Value
-from bppsa.fxpasses.reroll.relate import Kind, Made, Numbers, Outside, Plain
+from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
+from bppsa.fxpasses.reroll.relate import Kind, Made, Outside, Plain, VaryingNumber
 from bppsa.fxpasses.reroll.step import LoopStep
 
 aten = torch.ops.aten
@@ -23,9 +23,9 @@ OF_NUMBERS = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor
 OPERANDS = 2
 
 
-def body_of(step: LoopStep) -> tuple[Body, Writer, list[Value]]:
+def body_of(step: LoopStep) -> tuple[Body, OpWriter, list[LoggedValue]]:
     """The step as a function, and ops that write what it is given for all steps."""
-    reader = Reader(step)
+    reader = OperandReader(step)
     ops = tuple(reader.op(j) for j in step.needed)
     nexts = [Made(made.op, made.item, made.before - 1) for made in step.carries]
     following = tuple(reader.source(made, None) for made in nexts)
@@ -40,7 +40,7 @@ def body_of(step: LoopStep) -> tuple[Body, Writer, list[Value]]:
     return body, reader.write, given
 
 
-def differs(op: Op | None) -> Reason:
+def differs(op: LoggedOp | None) -> Reason:
     return Reason("a number that differs from step to step", "" if op is None else str(op.target), "make it a tensor")
 
 
@@ -48,48 +48,50 @@ def nothing_like(start: Tensor, *sizes: int) -> Tensor:
     return start.new_zeros(sizes)
 
 
-class Reader:
+class OperandReader:
     """Where a step finds its operands; what is the same for all rows of a step is given to each of them."""
 
     def __init__(self, step: LoopStep) -> None:
         self.step = step
-        self.write = Writer()
-        self.given: dict[Any, Value] = {}
-        self.same: dict[Value, int] = {}
+        self.write = OpWriter()
+        self.given: dict[Any, LoggedValue] = {}
+        self.same: dict[LoggedValue, int] = {}
 
-    def op(self, j: int) -> tuple[int, Op, tuple[Any, ...]]:
+    def op(self, j: int) -> tuple[int, LoggedOp, tuple[Any, ...]]:
         op, kinds = self.step.model[j], self.step.loop.kinds[j]
-        if any(isinstance(kind, Numbers) for kind in kinds[OPERANDS:]):
+        if any(isinstance(kind, VaryingNumber) for kind in kinds[OPERANDS:]):
             raise Unsupported(differs(op))
         return j, op, tuple(self.source(kind, op) for kind in kinds)
 
-    def source(self, kind: Kind, reader: Op | None) -> Any:
+    def source(self, kind: Kind, reader: LoggedOp | None) -> Any:
         step = self.step
         if isinstance(kind, Plain):
             return kind.value
-        if isinstance(kind, Numbers):
+        if isinstance(kind, VaryingNumber):
             return self.number(kind, reader)
         if isinstance(kind, Outside):
             return self.unchanging(kind.values[0], reader) if kind.is_same else self.row(kind.values, reader)
         if step.level[kind.op] is Level.SAME:
             return self.unchanging(step.value(kind.op, kind.item, 0), reader)
         if step.is_inside(kind.op):
-            return Source("carry", step.carries[kind]) if kind.before else Source("made", kind.op, kind.item)
+            return (
+                OperandSource("carry", step.carries[kind]) if kind.before else OperandSource("made", kind.op, kind.item)
+            )
         return self.row(tuple(self.over_steps(kind)), reader)
 
-    def over_steps(self, made: Made) -> Iterator[Value]:
+    def over_steps(self, made: Made) -> Iterator[LoggedValue]:
         for k in range(self.step.loop.steps):
             if k < made.before:
                 yield self.step.loop.starts[Made(made.op, made.item, made.before - k)]
             else:
                 yield self.step.value(made.op, made.item, k - made.before)
 
-    def unchanging(self, value: Value, reader: Op | None) -> Source:
+    def unchanging(self, value: LoggedValue, reader: LoggedOp | None) -> OperandSource:
         if not value.constant and len(value.shape) > 1 and value.shape[0] == self.step.rows:
             return self.row((value,) * self.step.loop.steps, reader)
-        return Source("same", self.same.setdefault(value, len(self.same)))
+        return OperandSource("same", self.same.setdefault(value, len(self.same)))
 
-    def row(self, values: tuple[Value, ...], reader: Op | None) -> Source:
+    def row(self, values: tuple[LoggedValue, ...], reader: LoggedOp | None) -> OperandSource:
         """One of `values` in each step, with rows where the others have some."""
         first, rows = values[0], self.step.rows
         if any((value.shape, value.dtype) != (first.shape, first.dtype) for value in values):
@@ -106,9 +108,9 @@ class Reader:
                 shape = (len(values), rows, *(1,) * (wide - 1 - dims), *first.shape[max(0, dims - wide + 1) :])
                 made = self.write.one(with_rows, [made, rows, wide], shape, first.dtype)
             self.given[key] = made
-        return Source("given", list(self.given).index(key))
+        return OperandSource("given", list(self.given).index(key))
 
-    def number(self, kind: Numbers, reader: Op | None) -> Source:
+    def number(self, kind: VaryingNumber, reader: LoggedOp | None) -> OperandSource:
         known = self.step.dtype, self.step.dtype.to_complex()
         if reader is None or reader.target not in OF_NUMBERS or reader.outs[0].dtype not in known:
             raise Unsupported(differs(reader))
@@ -119,4 +121,4 @@ class Reader:
             shape = (len(kind.values), *sizes)
             args = [list(kind.values), sizes, self.step.dtype, torch.device("cpu")]
             self.given[key] = self.write.one(numbers, args, shape, self.step.dtype)
-        return Source("given", list(self.given).index(key))
+        return OperandSource("given", list(self.given).index(key))

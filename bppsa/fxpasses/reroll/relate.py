@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.reroll.log.ops import Op, Value, is_number
+from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, is_number
 from bppsa.fxpasses.reroll.period import LEAST, PeriodicRun
 
 NOTHING_CARRIED = Reason("no step reads what another has made")
@@ -26,7 +26,7 @@ class Made:
 class Outside:
     """A value from outside the loop; `values`: one for each step."""
 
-    values: tuple[Value, ...]
+    values: tuple[LoggedValue, ...]
 
     @property
     def is_same(self) -> bool:
@@ -34,7 +34,7 @@ class Outside:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class VaryingNumber:
     """A number that differs from step to step."""
 
     values: tuple[float, ...]
@@ -47,11 +47,11 @@ class Plain:
     value: Any
 
 
-Kind = Made | Outside | Numbers | Plain
+Kind = Made | Outside | VaryingNumber | Plain
 
 
 @dataclass
-class Loop:
+class UnrolledLoop:
     """ops[start : start + period * steps]. kinds: by op of a step and by leaf of that. starts: what a value that was
     made some steps ago is in the first step."""
 
@@ -59,14 +59,14 @@ class Loop:
     period: int
     steps: int
     kinds: list[list[Kind]]
-    starts: dict[Made, Value] = field(default_factory=dict)
+    starts: dict[Made, LoggedValue] = field(default_factory=dict)
 
     @property
     def stop(self) -> int:
         return self.start + self.period * self.steps
 
 
-def relate(ops: Sequence[Op], run: PeriodicRun) -> Loop:
+def relate(ops: Sequence[LoggedOp], run: PeriodicRun) -> UnrolledLoop:
     """The loop in a run, cut where fewest values cross and at whole steps; steps that differ at its ends stay outside.
 
     Raises `Unsupported` where the operands of too few steps agree, and where nothing is carried.
@@ -79,7 +79,7 @@ def relate(ops: Sequence[Op], run: PeriodicRun) -> Loop:
     first, last = agreeing(tags, steps)
     if last - first < LEAST:
         raise Unsupported(Reason(f"its operands repeat in {last - first} steps of {steps} alone"))
-    loop = Loop(start + first * run.period, run.period, last - first, [])
+    loop = UnrolledLoop(start + first * run.period, run.period, last - first, [])
     tags = tags_of(ops, loop.start, loop.period, loop.steps)
     for rows in tags:
         loop.kinds.append([kind_of(row, loop) for row in rows])
@@ -88,7 +88,7 @@ def relate(ops: Sequence[Op], run: PeriodicRun) -> Loop:
     return loop
 
 
-def phase(ops: Sequence[Op], run: PeriodicRun) -> int:
+def phase(ops: Sequence[LoggedOp], run: PeriodicRun) -> int:
     """Where a step begins: most whole steps, then fewest values that cross, then the earliest."""
     middle = run.start + (run.stop - run.start) // run.period // 2 * run.period
     reach: dict[int, int] = {}  # of an op of the run: the last one that reads it, around the middle
@@ -104,10 +104,10 @@ def phase(ops: Sequence[Op], run: PeriodicRun) -> int:
     return run.start + min(range(run.period), key=cost)
 
 
-Tag = Any  # Made within the run, a Value from outside, a number, or None for what colours have compared
+Tag = Any  # Made within the run, a LoggedValue from outside, a number, or None for what colours have compared
 
 
-def tags_of(ops: Sequence[Op], start: int, period: int, steps: int) -> list[list[list[Tag]]]:
+def tags_of(ops: Sequence[LoggedOp], start: int, period: int, steps: int) -> list[list[list[Tag]]]:
     """By op of a step, leaf and step."""
     return [
         [
@@ -119,7 +119,7 @@ def tags_of(ops: Sequence[Op], start: int, period: int, steps: int) -> list[list
 
 
 def tag(leaf: Any, start: int, period: int, step: int) -> Tag:
-    if not isinstance(leaf, Value):
+    if not isinstance(leaf, LoggedValue):
         return leaf
     if leaf.op is None or leaf.op.at < start:
         return leaf
@@ -139,7 +139,7 @@ def agreeing(tags: list[list[list[Tag]]], steps: int) -> tuple[int, int]:
     for row in rows_of(tags):
         if isinstance(row[middle], Made):
             depth = max(depth, row[middle].before)
-        if isinstance(row[middle], (Made, Value)):
+        if isinstance(row[middle], (Made, LoggedValue)):
             for k, each in enumerate(row):
                 alike[k] &= is_like(each, row[middle])
     first = last = middle
@@ -154,30 +154,30 @@ def agreeing(tags: list[list[list[Tag]]], steps: int) -> tuple[int, int]:
 
 
 def is_like(one: Tag, other: Tag) -> bool:
-    return one == other if isinstance(other, Made) else isinstance(one, Value)
+    return one == other if isinstance(other, Made) else isinstance(one, LoggedValue)
 
 
 def may_begin(one: Tag, other: Tag) -> bool:
     if isinstance(other, Made) and other.before:
-        return one == other or isinstance(one, Value)
-    return is_like(one, other) if isinstance(other, (Made, Value)) else True
+        return one == other or isinstance(one, LoggedValue)
+    return is_like(one, other) if isinstance(other, (Made, LoggedValue)) else True
 
 
-def kind_of(row: list[Tag], loop: Loop) -> Kind:
+def kind_of(row: list[Tag], loop: UnrolledLoop) -> Kind:
     last = row[-1]
-    if isinstance(last, Value):
+    if isinstance(last, LoggedValue):
         return Outside(tuple(row))
     if isinstance(last, Made):
         for k, value in enumerate(row[: last.before]):
             begin(loop, Made(last.op, last.item, last.before - k), value)
         return last
     if is_number(last) and any(type(each) is not type(last) or each != last for each in row):
-        return Numbers(tuple(row))
+        return VaryingNumber(tuple(row))
     return Plain(last)
 
 
-def begin(loop: Loop, made: Made, value: Tag) -> None:
-    if not isinstance(value, Value):
+def begin(loop: UnrolledLoop, made: Made, value: Tag) -> None:
+    if not isinstance(value, LoggedValue):
         raise Unsupported(Reason("what is carried begins within the loop"))
     if loop.starts.setdefault(made, value) is not value:
         raise Unsupported(Reason("one value is carried from two different starts"))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bppsa.fxpasses.reroll.log.ops import Op, Value
+from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue
 
 aten = torch.ops.aten
 ALWAYS = {
@@ -22,13 +22,13 @@ IF_OF_ONE = {aten.select.int, aten.unbind.int, aten.cat.default, aten.stack.defa
 IF_IN_ORDER = {aten.transpose.int, aten.permute.default, aten.t.default}
 
 
-def without_detours(ops: Sequence[Op], result: Sequence[Value]) -> tuple[list[Op], list[Value]]:
+def without_detours(ops: Sequence[LoggedOp], result: Sequence[LoggedValue]) -> tuple[list[LoggedOp], list[LoggedValue]]:
     """The ops, reshapes of reshapes being one, and those that change nothing none."""
-    stands: dict[Value, Value] = {}
-    made: dict[Value, Value] = {}  # reshapes, of what
+    stands: dict[LoggedValue, LoggedValue] = {}
+    made: dict[LoggedValue, LoggedValue] = {}  # reshapes, of what
     found = []
     for op in ops:
-        op.leaves = [stands.get(leaf, leaf) if isinstance(leaf, Value) else leaf for leaf in op.leaves]
+        op.leaves = [stands.get(leaf, leaf) if isinstance(leaf, LoggedValue) else leaf for leaf in op.leaves]
         source = reshaped(op) if op.grad and len(op.outs) == 1 else None
         if source is None:
             found.append(op)
@@ -50,9 +50,9 @@ def without_detours(ops: Sequence[Op], result: Sequence[Value]) -> tuple[list[Op
     return found, [stands.get(value, value) for value in result]
 
 
-def reshaped(op: Op) -> Value | None:
+def reshaped(op: LoggedOp) -> LoggedValue | None:
     """What the op gives in another shape and the same order; None where it does more."""
-    values = [leaf for leaf in op.leaves if isinstance(leaf, Value)]
+    values = [leaf for leaf in op.leaves if isinstance(leaf, LoggedValue)]
     if len(values) != 1 or values[0].constant or values[0].dtype != op.outs[0].dtype:
         return None
     target, value, out = op.target, values[0], op.outs[0]
@@ -64,7 +64,7 @@ def reshaped(op: Op) -> Value | None:
     return value if target in IF_IN_ORDER and is_in_order(op, value) else None
 
 
-def is_in_order(op: Op, value: Value) -> bool:
+def is_in_order(op: LoggedOp, value: LoggedValue) -> bool:
     """Whether dims of more than one stay in their order."""
     if len(value.shape) < 2:
         return True

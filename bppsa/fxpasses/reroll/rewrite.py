@@ -11,10 +11,10 @@ from torch import Tensor
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.assemble import Assembler
 from bppsa.fxpasses.reroll.body import Body
-from bppsa.fxpasses.reroll.columns import Writer
-from bppsa.fxpasses.reroll.log.ops import Like, Op, Value, draws
+from bppsa.fxpasses.reroll.columns import OpWriter
+from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue, draws
 from bppsa.fxpasses.reroll.reader import body_of
-from bppsa.fxpasses.reroll.relate import Loop
+from bppsa.fxpasses.reroll.relate import UnrolledLoop
 from bppsa.fxpasses.reroll.step import WHOLE, LoopStep, Way
 
 aten = torch.ops.aten
@@ -27,7 +27,9 @@ ALONE = tuple(replace(way, alone=True) for way in WAYS)  # where no dimension of
 OF_MATRICES = tuple(replace(way, moved=True) for way in WAYS)  # where it waits for values whose rows are elsewhere
 
 
-def rewritten(ops: Sequence[Op], loop: Loop, result: Sequence[Value], fuse: Fuse) -> tuple[list[Op], Op, Assembler]:
+def rewritten(
+    ops: Sequence[LoggedOp], loop: UnrolledLoop, result: Sequence[LoggedValue], fuse: Fuse
+) -> tuple[list[LoggedOp], LoggedOp, Assembler]:
     """The ops with a scan in the loop's place, the op of the scan, and what stands for each value of the loop.
 
     Raises `Unsupported` where no way of cutting the step gives one that can be fused, with the first one's reason: of
@@ -46,7 +48,7 @@ def rewritten(ops: Sequence[Op], loop: Loop, result: Sequence[Value], fuse: Fuse
     raise reasons.get(True, reasons[False])
 
 
-def ways(ops: Sequence[Op], loop: Loop) -> Iterator[Way]:
+def ways(ops: Sequence[LoggedOp], loop: UnrolledLoop) -> Iterator[Way]:
     values = [value for op in ops[loop.start : loop.stop] for value in op.outs]
     yield from WAYS
     if any(value.dtype in WHOLE for value in values):
@@ -57,13 +59,13 @@ def ways(ops: Sequence[Op], loop: Loop) -> Iterator[Way]:
 
 
 def finished(
-    step: LoopStep, body: Body, write: Writer, given: list[Value], fused: Fused
-) -> tuple[list[Op], Op, Assembler]:
+    step: LoopStep, body: Body, write: OpWriter, given: list[LoggedValue], fused: Fused
+) -> tuple[list[LoggedOp], LoggedOp, Assembler]:
     loop, ops = step.loop, step.ops
     around = [*step.ops_before(), *step.ops_behind()]
     if list(filter(draws, around)) != list(filter(draws, ops[loop.start : loop.stop])):
         raise Unsupported(Reason("draws random numbers for its carry and for its outputs in turn"))
-    likes: list[Like | Value] = [
+    likes: list[Like | LoggedValue] = [
         *body.carries,
         *(Like((loop.steps, *value.shape), value.dtype) for value in step.outputs_of_step()),
     ]

@@ -10,8 +10,8 @@ import torch
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.levels import Level, above, levels
-from bppsa.fxpasses.reroll.log.ops import Op, Value, draws
-from bppsa.fxpasses.reroll.relate import Loop, Made, Numbers, Outside
+from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, draws
+from bppsa.fxpasses.reroll.relate import Made, Outside, UnrolledLoop, VaryingNumber
 from bppsa.fxpasses.reroll.reshapes import size
 
 WHOLE = (torch.int64, torch.int32)
@@ -33,7 +33,7 @@ class Way:
 class LoopStep:
     """One step of a loop, cut into what is done before the scan, by it, and after it."""
 
-    def __init__(self, ops: Sequence[Op], loop: Loop, result: Sequence[Value], way: Way) -> None:
+    def __init__(self, ops: Sequence[LoggedOp], loop: UnrolledLoop, result: Sequence[LoggedValue], way: Way) -> None:
         self.ops, self.loop, self.way = ops, loop, way
         self.model = ops[loop.start : loop.start + loop.period]
         self.level = levels(loop, self.model)
@@ -61,21 +61,21 @@ class LoopStep:
         widest = max(shaped, key=lambda value: len(value.shape) > 1)
         return (widest.shape[0] if widest.shape else 0), widest.dtype.to_real()
 
-    def made(self, made: Made) -> Value:
+    def made(self, made: Made) -> LoggedValue:
         return self.model[made.op].outs[made.item]
 
-    def is_row(self, value: Value) -> bool:
+    def is_row(self, value: LoggedValue) -> bool:
         rows = self.rows is None or (len(value.shape) > 0 and value.shape[0] == self.rows)
         known = (self.dtype, self.dtype.to_complex(), torch.bool)
         return rows and (value.dtype in known or (self.way.whole and value.dtype in WHOLE))
 
-    def has_place(self, value: Value) -> bool:
+    def has_place(self, value: LoggedValue) -> bool:
         """Whether a kernel may hold it, between carries and outputs that are rows."""
         if self.way.moved and self.rows is not None and value.dtype is self.dtype:
             return size(value.shape) % self.rows == 0
         return self.is_row(value)
 
-    def read_of(self, j: int) -> list[Value]:
+    def read_of(self, j: int) -> list[LoggedValue]:
         """What an op gives, but for what nobody reads where it gives several things."""
         outs = self.model[j].outs
         return [value for value in outs if (j, value.item) in self.within or (j, value.item) in self.read] or list(outs)
@@ -102,7 +102,7 @@ class LoopStep:
             raise Unsupported(Reason(f"its carry waits for values of other shapes or dtypes ({what})"))
         return found
 
-    def read_after(self, result: Sequence[Value]) -> dict[tuple[int, int], set[int]]:
+    def read_after(self, result: Sequence[LoggedValue]) -> dict[tuple[int, int], set[int]]:
         """Of each value of the step, in which steps it is read after the scan."""
         found: dict[tuple[int, int], set[int]] = {}
         read = [value for op in (*self.ops_behind(), *self.ops[self.loop.stop :]) for value in op.operands]
@@ -126,7 +126,7 @@ class LoopStep:
     def fits(self, j: int) -> bool:
         """Whether an op that waits for no carry may be done in the kernel."""
         op, kinds = self.model[j], self.loop.kinds[j]
-        if draws(op) or any(isinstance(kind, Numbers) for kind in kinds):
+        if draws(op) or any(isinstance(kind, VaryingNumber) for kind in kinds):
             return False
         read = [value for kind in kinds if isinstance(kind, Outside) and not kind.is_same for value in kind.values[:1]]
         return all(map(self.is_row, (*op.outs, *read)))
@@ -188,29 +188,29 @@ class LoopStep:
                 what = f"a carry begins as {list(start.shape)} of {start.dtype}, and becomes {list(value.shape)}"
                 raise Unsupported(Reason(f"{what} of {value.dtype}", mend="begin with its shape and dtype"))
 
-    def ops_before(self) -> Iterator[Op]:
+    def ops_before(self) -> Iterator[LoggedOp]:
         """What stays as it is, before the scan: ops that are the same in all steps once, others for each step."""
         for step, j in itertools.product(range(self.loop.steps), range(self.loop.period)):
             if j in self.before or (step == 0 and self.level[j] is Level.SAME):
                 yield self.ops[self.loop.start + step * self.loop.period + j]
 
-    def ops_behind(self) -> Iterator[Op]:
+    def ops_behind(self) -> Iterator[LoggedOp]:
         for step, j in itertools.product(range(self.loop.steps), range(self.loop.period)):
             if j in self.tail:
                 yield self.ops[self.loop.start + step * self.loop.period + j]
 
-    def value(self, j: int, item: int, step: int) -> Value:
+    def value(self, j: int, item: int, step: int) -> LoggedValue:
         return self.ops[self.loop.start + step * self.loop.period + j].outs[item]
 
-    def outputs_of_step(self) -> list[Value]:
+    def outputs_of_step(self) -> list[LoggedValue]:
         return [self.made(Made(j, item)) for j, item in self.outputs]
 
-    def finals(self) -> dict[Value, int]:
+    def finals(self) -> dict[LoggedValue, int]:
         """Values that are a carry behind the last step, and which."""
         last = self.loop.steps - 1
         return {self.value(made.op, made.item, last): i for made, i in self.carries.items() if made.before == 1}
 
-    def places(self, carries: int) -> dict[Value, tuple[int, int]]:
+    def places(self, carries: int) -> dict[LoggedValue, tuple[int, int]]:
         """Of each value that the scan returns: in which of its outputs, and at which step."""
         return {
             self.value(j, item, step): (carries + i, step)
@@ -218,7 +218,7 @@ class LoopStep:
             for step in range(self.loop.steps)
         }
 
-    def same_values(self) -> dict[Value, Value]:
+    def same_values(self) -> dict[LoggedValue, LoggedValue]:
         """What is the same in all steps is that of the first."""
         return {
             value: self.value(j, item, 0)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from bppsa.fxpasses.reroll.log.ops import Op, Value
-from bppsa.fxpasses.reroll.relate import Kind, Loop, Made, Numbers, Outside, Plain
+from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue
+from bppsa.fxpasses.reroll.relate import Kind, Made, Outside, Plain, UnrolledLoop, VaryingNumber
 
 
-def is_whole(loop: Loop, ops: Sequence[Op]) -> bool:
+def is_whole(loop: UnrolledLoop, ops: Sequence[LoggedOp]) -> bool:
     """Whether the loop, unrolled, is what the log says, to each operand and number."""
     model = ops[loop.start : loop.start + loop.period]
     return all(
@@ -19,7 +19,7 @@ def is_whole(loop: Loop, ops: Sequence[Op]) -> bool:
     )
 
 
-def is_alike(op: Op, model: Op, leaves: list[Any]) -> bool:
+def is_alike(op: LoggedOp, model: LoggedOp, leaves: list[Any]) -> bool:
     what = (op.target, op.spec, op.grad, op.single, len(op.outs))
     if what != (model.target, model.spec, model.grad, model.single, len(model.outs)):
         return False
@@ -27,20 +27,20 @@ def is_alike(op: Op, model: Op, leaves: list[Any]) -> bool:
 
 
 def is_same(one: Any, other: Any) -> bool:
-    if isinstance(one, Value) or isinstance(other, Value):
+    if isinstance(one, LoggedValue) or isinstance(other, LoggedValue):
         return one is other
     return type(one) is type(other) and bool(one == other or (one != one and other != other))
 
 
-def leaf(kind: Kind, loop: Loop, step: int, ops: Sequence[Op]) -> Any:
+def leaf(kind: Kind, loop: UnrolledLoop, step: int, ops: Sequence[LoggedOp]) -> Any:
     if isinstance(kind, Plain):
         return kind.value
-    if isinstance(kind, (Numbers, Outside)):
+    if isinstance(kind, (VaryingNumber, Outside)):
         return kind.values[step]
     return made(kind, loop, step, ops)
 
 
-def made(kind: Made, loop: Loop, step: int, ops: Sequence[Op]) -> Value:
+def made(kind: Made, loop: UnrolledLoop, step: int, ops: Sequence[LoggedOp]) -> LoggedValue:
     if step < kind.before:
         return loop.starts[Made(kind.op, kind.item, kind.before - step)]
     return ops[loop.start + (step - kind.before) * loop.period + kind.op].outs[kind.item]

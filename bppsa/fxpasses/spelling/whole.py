@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Size:
+class MagnitudeBound:
     """|value| <= times * m + given * g + more: m is the largest whole number of the carry, g that of x and of tensors
     that the cell closes over."""
 
@@ -37,8 +37,8 @@ class Growth:
     """a_step: what a step adds to the largest whole number. largest: of all values of a step. divisors: the parameters
     that whole numbers are divided by."""
 
-    a_step: Size
-    largest: Size
+    a_step: MagnitudeBound
+    largest: MagnitudeBound
     divisors: tuple[int, ...]
 
     def fits(self, start: float, given: float, steps: int, dtype: torch.dtype) -> bool:
@@ -50,12 +50,12 @@ class Growth:
 
 def growth_of(recurrence: Recurrence) -> Growth | None:
     """None where a step has no whole numbers. Raises `Unsupported` for those that might grow beyond all bounds."""
-    sizes: dict[fx.Node, Size] = {}
+    sizes: dict[fx.Node, MagnitudeBound] = {}
     for node in recurrence.body.nodes:
         if node.op == "placeholder":
             of_carry = node.meta["role"].kind == "carry"
-            number = Size(1, 0) if of_carry else Size(0, 0, 1)
-            sizes[node] = number if node.meta["val"].dtype is not torch.bool else Size(0, 1)
+            number = MagnitudeBound(1, 0) if of_carry else MagnitudeBound(0, 0, 1)
+            sizes[node] = number if node.meta["val"].dtype is not torch.bool else MagnitudeBound(0, 1)
         elif node.op == "call_function" and is_whole(node):
             sizes[node] = size_of(node, sizes)
     if not any(map(is_number, sizes)):
@@ -66,7 +66,7 @@ def growth_of(recurrence: Recurrence) -> Growth | None:
     divided = [node.args[1] for node in sizes if node.op == "call_function" and node.target in DIVIDES]
     divisors = tuple(node.meta["role"].index for node in divided if isinstance(node, fx.Node))
     found = [size for node, size in sizes.items() if is_number(node)]
-    return Growth(larger(None, *nexts) if nexts else Size(0, 0), larger(None, *found), divisors)
+    return Growth(larger(None, *nexts) if nexts else MagnitudeBound(0, 0), larger(None, *found), divisors)
 
 
 MEND = "hold them as floating point"
@@ -81,11 +81,11 @@ def is_number(node: fx.Node) -> bool:
     return is_whole(node) and node.meta["val"].dtype is not torch.bool
 
 
-def size_of(node: fx.Node, sizes: dict[fx.Node, Size]) -> Size:
+def size_of(node: fx.Node, sizes: dict[fx.Node, MagnitudeBound]) -> MagnitudeBound:
     if node.meta["val"].dtype is torch.bool:
-        return Size(0, 1)
+        return MagnitudeBound(0, 1)
     if node.target in FILLS:
-        return Size(0, abs(FILLS[node.target](node.args)))
+        return MagnitudeBound(0, abs(FILLS[node.target](node.args)))
     rule = SIZES.get(node.target)
     if rule is None:
         raise Unsupported(Reason("computes with whole numbers", op=str(node.target), mend=MEND))
@@ -95,7 +95,7 @@ def size_of(node: fx.Node, sizes: dict[fx.Node, Size]) -> Size:
             return [known(item) for item in argument]
         if isinstance(argument, fx.Node):
             return sizes.get(argument, UNKNOWN) if is_whole(argument) else clamped(argument)
-        return Size(0, abs(argument)) if isinstance(argument, (int, float)) else argument
+        return MagnitudeBound(0, abs(argument)) if isinstance(argument, (int, float)) else argument
 
     size = rule(node, *map(known, node.args))
     if size.more == float("inf") or size.times == float("inf"):
@@ -103,39 +103,41 @@ def size_of(node: fx.Node, sizes: dict[fx.Node, Size]) -> Size:
     return size
 
 
-UNKNOWN = Size(float("inf"), float("inf"))
+UNKNOWN = MagnitudeBound(float("inf"), float("inf"))
 
 
-def clamped(node: fx.Node) -> Size:
+def clamped(node: fx.Node) -> MagnitudeBound:
     """Of a real number: bounded where it is clamped on both sides."""
     if node.target is aten.clamp.default and len(node.args) == 3 and None not in node.args[1:]:
-        return Size(0, max(abs(bound) for bound in node.args[1:]))
+        return MagnitudeBound(0, max(abs(bound) for bound in node.args[1:]))
     return UNKNOWN
 
 
-def larger(node: fx.Node | None, *sizes: Any) -> Size:
-    known = [size for size in sizes if isinstance(size, Size)]
-    return Size(*(max(getattr(size, name) for size in known) for name in ("times", "more", "given")))
+def larger(node: fx.Node | None, *sizes: Any) -> MagnitudeBound:
+    known = [size for size in sizes if isinstance(size, MagnitudeBound)]
+    return MagnitudeBound(*(max(getattr(size, name) for size in known) for name in ("times", "more", "given")))
 
 
-def summed(node: fx.Node, a: Size, b: Size, alpha: Size = Size(0, 1)) -> Size:
+def summed(
+    node: fx.Node, a: MagnitudeBound, b: MagnitudeBound, alpha: MagnitudeBound = MagnitudeBound(0, 1)
+) -> MagnitudeBound:
     factor = abs(node.kwargs.get("alpha", alpha.more))
-    return Size(a.times + factor * b.times, a.more + factor * b.more, a.given + factor * b.given)
+    return MagnitudeBound(a.times + factor * b.times, a.more + factor * b.more, a.given + factor * b.given)
 
 
-def multiplied(node: fx.Node, a: Size, b: Size) -> Size:
+def multiplied(node: fx.Node, a: MagnitudeBound, b: MagnitudeBound) -> MagnitudeBound:
     if a.changes and b.changes:
         raise Unsupported(Reason("multiplies whole numbers that change", op=str(node.target), mend=MEND))
     a, b = (a, b) if a.changes else (b, a)
-    return Size(a.times * b.more, a.more * b.more, a.given * b.more)
+    return MagnitudeBound(a.times * b.more, a.more * b.more, a.given * b.more)
 
 
-def of_row(node: fx.Node, size: Size, *dims: Any) -> Size:
+def of_row(node: fx.Node, size: MagnitudeBound, *dims: Any) -> MagnitudeBound:
     count = node.args[0].meta["val"].numel() // node.meta["val"].numel()
-    return Size(count * size.times, count * size.more, count * size.given)
+    return MagnitudeBound(count * size.times, count * size.more, count * size.given)
 
 
-def divided(node: fx.Node, a: Size, b: Size) -> Size:
+def divided(node: fx.Node, a: MagnitudeBound, b: MagnitudeBound) -> MagnitudeBound:
     """By a number, or by a tensor that the cell closes over, which is looked at before each call: PyTorch raises an
     error for a zero."""
     divisor = node.args[1]
@@ -145,13 +147,13 @@ def divided(node: fx.Node, a: Size, b: Size) -> Size:
     return a if node.target in QUOTIENTS else b
 
 
-def joined(node: fx.Node, parts: list[Size], *dim: Any) -> Size:
+def joined(node: fx.Node, parts: list[MagnitudeBound], *dim: Any) -> MagnitudeBound:
     return larger(node, *parts)
 
 
 QUOTIENTS = {aten.floor_divide.default, aten.floor_divide.Scalar}
 DIVIDES = {*QUOTIENTS, aten.remainder.Tensor, aten.remainder.Scalar, aten.fmod.Tensor, aten.fmod.Scalar}
-Rule = Callable[..., Size]
+Rule = Callable[..., MagnitudeBound]
 FIRST: Rule = lambda node, size, *rest: size  # noqa: E731
 SIZES: dict[Any, Rule] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar), summed),
@@ -165,7 +167,7 @@ SIZES: dict[Any, Rule] = {
     **dict.fromkeys((aten.permute.default, aten.transpose.int, aten.flip.default), FIRST),
     **dict.fromkeys((aten.expand.default, aten._to_copy.default, aten.amax.default, aten.amin.default), FIRST),
     **dict.fromkeys(DIVIDES, divided),
-    aten.sign.default: lambda node, a: Size(0, 1),
+    aten.sign.default: lambda node, a: MagnitudeBound(0, 1),
     aten.cat.default: joined,
     aten.sum.dim_IntList: of_row,
 }

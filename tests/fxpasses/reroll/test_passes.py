@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from bppsa.fxpasses.reroll.log.ops import Value
+from bppsa.fxpasses.reroll.log.ops import LoggedValue
 from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.replay import Replay
 from bppsa.fxpasses.reroll.period import PeriodicRun, colours, longest
@@ -26,7 +26,7 @@ def test_longest_period() -> None:
     assert longest(rare * 5) == PeriodicRun(0, 95, 19)
 
 
-def logged(function: Callable[..., Tensor], *args: Tensor) -> tuple[Logger, Value]:
+def logged(function: Callable[..., Tensor], *args: Tensor) -> tuple[Logger, LoggedValue]:
     logger = Logger(args)
     with logger:
         result = function(*args)

@@ -19,7 +19,7 @@ from bppsa.runtime.untraced import untraced
 CALLS = 16  # until all is looked at again
 
 
-class Left:
+class DenseCall:
     """A call that was left to PyTorch. masks: of the modules as it has found them."""
 
     def __init__(

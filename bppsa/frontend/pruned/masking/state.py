@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.errors import Reason
-from bppsa.frontend.pruned.masking.left import Left
+from bppsa.frontend.pruned.masking.left import DenseCall
 from bppsa.frontend.state import state_of
 
 SOON = 32  # calls after a refusal until the forward is tried again; each time it takes twice as many
@@ -53,7 +53,7 @@ class Capture:
     captures: int = 1
     seconds: float = 0.0
     refused: dict[tuple[bool, bool], Refused] = field(default_factory=dict)
-    left: Left | None = None
+    left: DenseCall | None = None
     last: Any = None
 
     def refuse(self, module: nn.Module, reason: Reason) -> None:

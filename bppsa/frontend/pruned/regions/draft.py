@@ -25,7 +25,7 @@ from bppsa.runtime.sparse_conv.sums import Flatten, ImageSum
 
 
 @dataclass(frozen=True)
-class Value:
+class RegionValue:
     """A tensor [B, C] or [B, C, H, W] (`dims`) of the region, known by its number."""
 
     number: int
@@ -37,7 +37,7 @@ EntriesByLayer = dict[tuple[fx.Node, Window, torch.dtype], KeptEntries]
 
 
 @dataclass(frozen=True)
-class Layer:
+class RegionLayer:
     """A convolution or linear layer of a region, as far as choice and report want to know it."""
 
     path: str
@@ -69,8 +69,8 @@ class Draft:
     brought: frozenset[Any] = frozenset()  # symbols of numbers that differ between calls
     nodes: list[Node] = field(default_factory=list)
     inputs: dict[int, fx.Node] = field(default_factory=dict)
-    values: list[Value] = field(default_factory=list)
-    found: dict[fx.Node, Any] = field(default_factory=dict)  # a Value, or what is no image as it is
+    values: list[RegionValue] = field(default_factory=list)
+    found: dict[fx.Node, Any] = field(default_factory=dict)  # a RegionValue, or what is no image as it is
     params: list[fx.Node] = field(default_factory=list)
     extras: list[Any] = field(default_factory=list)  # nodes, or numbers
     ahead: list[fx.Node] = field(default_factory=list)  # nodes that run before the region, as they read nothing of it
@@ -78,7 +78,7 @@ class Draft:
     changed: list[int] = field(default_factory=list)  # memory of these, and of statistics that its steps change
     rectified: set[int] = field(default_factory=set)
     shared: set[int] = field(default_factory=set)  # values that a name more than one reads
-    layers: list[Layer] = field(default_factory=list)
+    layers: list[RegionLayer] = field(default_factory=list)
     node: fx.Node | None = None
     dtype: torch.dtype | None = None  # of all its images, from the first that enters on
 
@@ -104,11 +104,11 @@ class Draft:
             raise Unsupported(Reason(what))
         return found
 
-    def new(self, shape: Shape, dims: int) -> Value:
-        self.values.append(Value(len(self.values), shape, dims))
+    def new(self, shape: Shape, dims: int) -> RegionValue:
+        self.values.append(RegionValue(len(self.values), shape, dims))
         return self.values[-1]
 
-    def enter(self, tensor: Tensor, node: fx.Node) -> Value:
+    def enter(self, tensor: Tensor, node: fx.Node) -> RegionValue:
         """`tensor`: [B, C] or [B, C, H, W], computed outside. Raises Unsupported where others are of another dtype."""
         if self.dtype not in (None, tensor.dtype):
             raise Unsupported(Reason(f"{tensor.dtype} comes into a region of {self.dtype}"))
@@ -121,11 +121,11 @@ class Draft:
     def add(
         self,
         step: RegionStep,
-        inputs: Sequence[Value],
+        inputs: Sequence[RegionValue],
         params: Sequence[fx.Node | None] = (),
         extras: Sequence[Any] = (),
         dims: int | None = None,
-    ) -> Value:
+    ) -> RegionValue:
         out = self.new(step.shape(*(v.shape for v in inputs)), dims or inputs[0].dims)
         places: list[int | None] = []
         for node in params:
@@ -138,7 +138,7 @@ class Draft:
             self.rectified.add(out.number)
         return out
 
-    def layer(self, kind: str, window: Window, groups: int, x: Value, operands: Sequence[Any]) -> Value:
+    def layer(self, kind: str, window: Window, groups: int, x: RegionValue, operands: Sequence[Any]) -> RegionValue:
         """operands: nodes of the weight, its masks and its bias, or None."""
         weight, masks, bias = operands
         own, _ = self.tensor_of(weight), self.tensor_of(bias)
@@ -153,7 +153,7 @@ class Draft:
         count = entries.show([with_versions(self.known[mask], path) for mask in masks])
         first, step = x.number in self.inputs, Conv(window, own.shape[0], entries, relu=False)
         sizes = x.shape.channels, groups, x.shape.samples
-        self.layers.append(Layer(path, kind, step, *sizes, entries, tuple(masks), count, first))
+        self.layers.append(RegionLayer(path, kind, step, *sizes, entries, tuple(masks), count, first))
         return self.add(step, (x,), (weight, bias))
 
     def before(self, node: fx.Node) -> None:
@@ -195,9 +195,9 @@ class Draft:
 
     def is_own(self, x: object) -> bool:
         """Made in this region, and read by nobody but the present node."""
-        return isinstance(x, Value) and self.reads_alone(x) and x.number not in self.inputs
+        return isinstance(x, RegionValue) and self.reads_alone(x) and x.number not in self.inputs
 
-    def reads_alone(self, x: Value) -> bool:
+    def reads_alone(self, x: RegionValue) -> bool:
         """The present node, whose first argument x is, is the only one that reads it."""
         return sum(map(reads_numbers, self.readers())) == 1 and x.number not in self.shared
 
@@ -206,7 +206,7 @@ class Draft:
         source = self.node.args[0] if self.node and self.node.args else None
         return list(source.users) if isinstance(source, fx.Node) else []
 
-    def rectify(self, x: Value, inplace: bool) -> Value:
+    def rectify(self, x: RegionValue, inplace: bool) -> RegionValue:
         """ReLU: within the step that made x if nobody else reads x, else a step of its own."""
         maker = self.maker(x)
         if self.is_own(x) and isinstance(maker, (Conv, BatchNorm, ImageSum)):
@@ -219,7 +219,7 @@ class Draft:
         self.rectified.add(out.number)
         return out
 
-    def max_pool(self, x: Value, pool: MaxPool) -> Value:
+    def max_pool(self, x: RegionValue, pool: MaxPool) -> RegionValue:
         """Within the convolution that made x, if nobody else reads x or asks for its size, else a step of its own."""
         maker, alone = self.maker(x), self.is_own(x) and len(self.readers()) == 1
         if not (alone and pool.quarters and isinstance(maker, Conv) and maker.pool is None):
@@ -228,10 +228,10 @@ class Draft:
         out = self.values[x.number] = replace(x, shape=pool.shape(x.shape))
         return out
 
-    def maker(self, x: Value) -> RegionStep | None:
+    def maker(self, x: RegionValue) -> RegionStep | None:
         return next((n.step for n in self.nodes if n.output == x.number), None)
 
-    def region(self, outputs: Sequence[Value]) -> Region:
+    def region(self, outputs: Sequence[RegionValue]) -> Region:
         dims = {v.number: v.dims for v in self.values}
         return Region(
             tuple(self.nodes),

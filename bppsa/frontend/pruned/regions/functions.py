@@ -1,7 +1,7 @@
 """Functions and methods without parameters as steps on blocked images: one function a kind, in two tables.
 
-Each takes the growing region and the arguments of its node: a tensor is a `Value`, everything else is as it is. What a
-kernel cannot do raises Unsupported, and the region ends before that node.
+Each takes the growing region and the arguments of its node: a tensor is a `RegionValue`, everything else is as it is.
+What a kernel cannot do raises Unsupported, and the region ends before that node.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from bppsa.codegen.sparse_conv.window import Window
-from bppsa.frontend.pruned.regions.draft import Draft, Value
+from bppsa.frontend.pruned.regions.draft import Draft, RegionValue
 from bppsa.frontend.pruned.regions.layers import image, pair, refuse
 from bppsa.frontend.pruned.regions.pointwise import pointwise
 from bppsa.runtime.sparse_conv.pointwise import Dropout
@@ -24,8 +24,8 @@ from bppsa.runtime.sparse_conv.sums import Flatten, ImageSum
 LARGEST_POOL = 255  # places of a window, a byte each
 
 
-def relu(draft: Draft, x: Any, inplace: bool = False) -> Value:
-    refuse(not isinstance(x, Value), "its input is no image")
+def relu(draft: Draft, x: Any, inplace: bool = False) -> RegionValue:
+    refuse(not isinstance(x, RegionValue), "its input is no image")
     return draft.rectify(x, inplace)
 
 
@@ -39,8 +39,8 @@ def dropout2d(draft: Draft, x: Any, p: float = 0.5, training: bool = True, inpla
     return drop(draft, image(x), p, inplace, channels=True) if training and p > 0 else x
 
 
-def drop(draft: Draft, x: Any, p: float, inplace: bool, *, channels: bool) -> Value:
-    refuse(not isinstance(x, Value), "its input is no image")
+def drop(draft: Draft, x: Any, p: float, inplace: bool, *, channels: bool) -> RegionValue:
+    refuse(not isinstance(x, RegionValue), "its input is no image")
     refuse(not 0 < p < 1, f"dropout with p={p}")
     refuse(inplace and not draft.is_own(x), "a change in place of what others read")
     s = x.shape
@@ -56,7 +56,7 @@ def max_pool(
     dilation: Any = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Value:
+) -> RegionValue:
     x = image(x)
     refuse(ceil_mode or return_indices, "ceil_mode or return_indices")
     kernel = pair(kernel_size)
@@ -76,7 +76,7 @@ def avg_pool(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
     divisor_override: int | None = None,
-) -> Value:
+) -> RegionValue:
     x = image(x)
     refuse(ceil_mode or divisor_override is not None, "ceil_mode or divisor_override")
     size, sides = (x.shape.height, x.shape.width), (pair(kernel_size), pair(stride or kernel_size), pair(padding))
@@ -86,7 +86,7 @@ def avg_pool(
     return draft.add(MeanPool(size, down, across), (x,))
 
 
-def adaptive_avg_pool(draft: Draft, x: Any, output_size: Any) -> Value:
+def adaptive_avg_pool(draft: Draft, x: Any, output_size: Any) -> RegionValue:
     x = image(x)
     size = x.shape.height, x.shape.width
     given = (output_size, output_size) if isinstance(output_size, int) or output_size is None else output_size
@@ -94,20 +94,20 @@ def adaptive_avg_pool(draft: Draft, x: Any, output_size: Any) -> Value:
     return draft.add(MeanPool(size, down, across), (x,))
 
 
-def add(draft: Draft, a: Any, b: Any, alpha: float = 1) -> Value:
-    if not isinstance(a, Value) or not isinstance(b, Value) or alpha != 1:
+def add(draft: Draft, a: Any, b: Any, alpha: float = 1) -> RegionValue:
+    if not isinstance(a, RegionValue) or not isinstance(b, RegionValue) or alpha != 1:
         return pointwise(draft, "add", torch.add, (a, b), {"alpha": alpha})
     refuse(a.shape != b.shape or a.dims != b.dims, "no sum of two images of one shape")
     return draft.add(ImageSum(relu=False), (a, b))
 
 
-def add_in_place(draft: Draft, a: Any, b: Any, alpha: float = 1) -> Value:
+def add_in_place(draft: Draft, a: Any, b: Any, alpha: float = 1) -> RegionValue:
     refuse(not draft.is_own(a), "a change in place of what others read")
     return add(draft, a, b, alpha)
 
 
-def flatten(draft: Draft, x: Any, start_dim: int = 0, end_dim: int = -1) -> Value:
-    refuse(not isinstance(x, Value) or start_dim != 1 or end_dim not in (-1, x.dims - 1), "not flatten(1)")
+def flatten(draft: Draft, x: Any, start_dim: int = 0, end_dim: int = -1) -> RegionValue:
+    refuse(not isinstance(x, RegionValue) or start_dim != 1 or end_dim not in (-1, x.dims - 1), "not flatten(1)")
     if x.dims == 2:
         return x
     refuse(not draft.reads_alone(x), "a view of what others read")  # who changes one in place changes the other
@@ -117,8 +117,8 @@ def flatten(draft: Draft, x: Any, start_dim: int = 0, end_dim: int = -1) -> Valu
     return out
 
 
-def view(draft: Draft, x: Any, *sizes: Any) -> Value:
-    refuse(not isinstance(x, Value), "its input is no image")
+def view(draft: Draft, x: Any, *sizes: Any) -> RegionValue:
+    refuse(not isinstance(x, RegionValue), "its input is no image")
     sizes = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
     flat = x.shape.flat()
     refuse(len(sizes) != 2 or sizes == (-1, -1), "not a view as [B, C * H * W]")
@@ -127,13 +127,13 @@ def view(draft: Draft, x: Any, *sizes: Any) -> Value:
     return flatten(draft, x, 1)
 
 
-def contiguous(draft: Draft, x: Any) -> Value:
-    refuse(not isinstance(x, Value), "its input is no image")
+def contiguous(draft: Draft, x: Any) -> RegionValue:
+    refuse(not isinstance(x, RegionValue), "its input is no image")
     return x
 
 
 def size(draft: Draft, x: Any, dim: int | None = None) -> Any:
-    refuse(not isinstance(x, Value), "the size of what is no image")
+    refuse(not isinstance(x, RegionValue), "the size of what is no image")
     sizes = torch.Size((x.shape.samples, x.shape.channels, x.shape.height, x.shape.width)[: x.dims])
     return sizes if dim is None else sizes[dim]
 

@@ -18,7 +18,7 @@ from bppsa.codegen.sparse_conv.native import prepare
 from bppsa.decisions import Decision, warn_once
 from bppsa.errors import BuildError, Unsupported
 from bppsa.frontend.pruned.regions.draft import EntriesByLayer
-from bppsa.frontend.pruned.regions.grow import Environment, Segment, fits, grow, run_region
+from bppsa.frontend.pruned.regions.grow import Environment, GraphSegment, fits, grow, run_region
 from bppsa.frontend.pruned.regions.modes import check_modes, leave_modes
 from bppsa.frontend.pruned.regions.nodes import leads_out, run_node, symbols_of
 from bppsa.frontend.pruned.regions.products import take_products_in
@@ -35,7 +35,7 @@ MOVED = 0.1  # of the kept weights that a plan was made for: beyond, another may
 class PlannedSegment(NamedTuple):
     """A segment, what is unread after it if it has a region, and what is told of its layers."""
 
-    segment: Segment
+    segment: GraphSegment
     done: list[fx.Node]
     decisions: list[Decision]
 
@@ -168,7 +168,7 @@ class DynamoGraph:
     def by_pytorch(self) -> GraphPlan:
         """For all shapes that are one too many."""
         why = f"more than {MOST_PLANS} shapes of input"
-        whole = Segment(len(self.names), len(self.nodes) - 1)
+        whole = GraphSegment(len(self.names), len(self.nodes) - 1)
         return GraphPlan([PlannedSegment(whole, [], [Decision("", "pruned", "pytorch", why)])])
 
     def run(self, plan: GraphPlan, known: Environment) -> GraphPlan:
@@ -185,7 +185,7 @@ class DynamoGraph:
                 untouched = False
         return plan
 
-    def run_nodes(self, segment: Segment, known: Environment) -> None:
+    def run_nodes(self, segment: GraphSegment, known: Environment) -> None:
         own = slice(segment.start, segment.stop)
         for node, done in zip(self.nodes[own], self.unread[own], strict=True):
             if node.op != "get_attr":
@@ -193,7 +193,7 @@ class DynamoGraph:
             forget(done, known)
 
 
-def masks_fit(segment: Segment, known: Environment) -> bool:
+def masks_fit(segment: GraphSegment, known: Environment) -> bool:
     """Whether they keep about as many weights as when the plan was made; the entries follow those of this call."""
     try:
         for layer in segment.layers:
@@ -205,7 +205,7 @@ def masks_fit(segment: Segment, known: Environment) -> bool:
     return True
 
 
-def build(segment: Segment, choice: Choice) -> Choice:
+def build(segment: GraphSegment, choice: Choice) -> Choice:
     """Make entries and kernels, the latter side by side; the choice that follows where they cannot be made."""
     assert segment.region is not None
     assert segment.dtype is not None

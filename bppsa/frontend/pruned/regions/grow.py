@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.frontend.pruned.regions.draft import Draft, EntriesByLayer, Layer, Value, is_image
+from bppsa.frontend.pruned.regions.draft import Draft, EntriesByLayer, RegionLayer, RegionValue, is_image
 from bppsa.frontend.pruned.regions.lay import lay
 from bppsa.frontend.pruned.regions.nodes import run_node
 from bppsa.runtime.sparse_conv.apply import run
@@ -20,7 +20,7 @@ Environment = dict[fx.Node, Any]
 
 
 @dataclass(frozen=True, eq=False)
-class Segment:
+class GraphSegment:
     """Nodes `start` to `stop` of a graph. region: None where PyTorch runs them."""
 
     start: int
@@ -33,16 +33,16 @@ class Segment:
     extras: tuple[Any, ...] = ()  # nodes, or numbers
     ahead: tuple[fx.Node, ...] = ()  # nodes that PyTorch runs before the region
     counters: tuple[fx.Node, ...] = ()  # int64, that the region's batch norms raise by one
-    layers: tuple[Layer, ...] = ()
+    layers: tuple[RegionLayer, ...] = ()
     shapes: tuple[tuple[int, ...], ...] = ()  # of the inputs
     dtype: torch.dtype | None = None  # of all that the region computes with
     constants: tuple[tuple[fx.Node, Any], ...] = ()  # what nodes of the region give that is no tensor, and its value
     aliases: tuple[tuple[fx.Node, fx.Node], ...] = ()  # nodes that give an input of the region as it is, and that
     ended: Reason | None = None  # why it goes no further
 
-    def without_region(self, stop: int) -> Segment:
+    def without_region(self, stop: int) -> GraphSegment:
         """The same for PyTorch, up to `stop`."""
-        return Segment(self.start, stop, layers=self.layers, ended=self.ended)
+        return GraphSegment(self.start, stop, layers=self.layers, ended=self.ended)
 
 
 def grow(
@@ -51,13 +51,13 @@ def grow(
     known: Environment,
     entries: EntriesByLayer,
     brought: frozenset[Any] = frozenset(),
-) -> Segment:
+) -> GraphSegment:
     """The longest region that begins at node `start`; known: what the nodes before it gave. It may be empty. brought:
     symbols of numbers that are not the same in all of its calls."""
     draft = Draft(known, entries, brought)
     ended, stop = None, start
     if torch.is_autocast_enabled("cpu"):
-        return Segment(start, start, ended=AUTOCAST)
+        return GraphSegment(start, start, ended=AUTOCAST)
     for node in graph[start:]:
         before = draft.mark()
         draft.node = node
@@ -68,7 +68,7 @@ def grow(
             ended = reason.reason
             break
         for argument in node.all_input_nodes:
-            same = isinstance(result, Value) and result is draft.found.get(argument)
+            same = isinstance(result, RegionValue) and result is draft.found.get(argument)
             if same and len(argument.users) > 1:
                 draft.shared.add(result.number)
         if node not in draft.ahead:
@@ -77,12 +77,12 @@ def grow(
     return finish(draft, graph[start:stop], start, ended)
 
 
-def finish(draft: Draft, inside: list[fx.Node], start: int, ended: Reason | None) -> Segment:
+def finish(draft: Draft, inside: list[fx.Node], start: int, ended: Reason | None) -> GraphSegment:
     names: dict[int, list[fx.Node]] = {}
     constants, found, within = [], draft.found, set(inside)
     for node in inside:
         if node not in draft.ahead and any(user not in within for user in node.users):
-            if isinstance(found[node], Value):
+            if isinstance(found[node], RegionValue):
                 names.setdefault(found[node].number, []).append(node)
             else:
                 constants.append((node, found[node]))
@@ -90,7 +90,7 @@ def finish(draft: Draft, inside: list[fx.Node], start: int, ended: Reason | None
     aliases = [(name, draft.inputs[v]) for v in names if v in draft.inputs for name in names[v]]
     used = {v for node in draft.nodes for v in node.inputs}
     draft.inputs = {v: node for v, node in draft.inputs.items() if v in used}
-    return Segment(
+    return GraphSegment(
         start=start,
         stop=start + len(inside),
         region=draft.region(outputs),
@@ -119,7 +119,7 @@ def format_of(node: fx.Node) -> torch.memory_format:
     return torch.channels_last if type(step) is int and step == 1 else torch.contiguous_format
 
 
-def fits(segment: Segment, known: Environment) -> bool:
+def fits(segment: GraphSegment, known: Environment) -> bool:
     """Whether its inputs are what the region was made for: those that PyTorch has computed may be anything, but for
     those that run ahead of it, as these follow from what the graph is given."""
     computed = [(x, shape) for x, shape in zip(segment.inputs, segment.shapes, strict=True) if x not in segment.ahead]
@@ -127,7 +127,7 @@ def fits(segment: Segment, known: Environment) -> bool:
     return all(is_image(x) and x.shape == shape and x.dtype is segment.dtype for x, shape in given)
 
 
-def run_region(segment: Segment, known: Environment) -> None:
+def run_region(segment: GraphSegment, known: Environment) -> None:
     assert segment.region is not None
     for node in segment.ahead:
         known[node] = run_node(node, known)

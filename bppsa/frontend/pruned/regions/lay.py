@@ -11,7 +11,7 @@ from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.frontend.pruned.regions.draft import Draft, Value
+from bppsa.frontend.pruned.regions.draft import Draft, RegionValue
 from bppsa.frontend.pruned.regions.functions import FUNCTIONS, METHODS
 from bppsa.frontend.pruned.regions.layers import LAYERS, refuse
 from bppsa.frontend.pruned.regions.nodes import computes_with_numbers, is_counter, is_leaf, is_tally
@@ -30,7 +30,9 @@ def lay(draft: Draft, node: fx.Node) -> Any:
     if is_masking(node) or is_of_leaf(node) or is_tally(node):
         return draft.before(node)
     args, kwargs = map_arg((node.args, node.kwargs), draft.value_of)
-    if computes_with_numbers(node) and not any(isinstance(x, (Value, Tensor)) for x in tree_leaves((args, kwargs))):
+    if computes_with_numbers(node) and not any(
+        isinstance(x, (RegionValue, Tensor)) for x in tree_leaves((args, kwargs))
+    ):
         return node.target(*args, **kwargs)
     table: Any = {"call_function": FUNCTIONS, "call_method": METHODS}.get(node.op, {})
     name = str(getattr(node.target, "__name__", node.target))

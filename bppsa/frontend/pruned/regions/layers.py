@@ -15,7 +15,7 @@ from torch.fx.node import map_arg
 
 from bppsa.codegen.sparse_conv.window import Pair, Window
 from bppsa.errors import Reason, Unsupported
-from bppsa.frontend.pruned.regions.draft import Draft, Value
+from bppsa.frontend.pruned.regions.draft import Draft, RegionValue
 from bppsa.frontend.pruned.regions.nodes import argument
 from bppsa.frontend.pruned.regions.products import masked_conv2d, masked_linear
 from bppsa.runtime.sparse_conv.norm import BatchNorm
@@ -33,17 +33,17 @@ def pair(value: int | Sequence[int]) -> Pair:
     return int(value[0]), int(value[-1])
 
 
-def image(x: Any) -> Value:
-    refuse(not isinstance(x, Value) or x.dims != 4, "its input is no batch of images [B, C, H, W]")
+def image(x: Any) -> RegionValue:
+    refuse(not isinstance(x, RegionValue) or x.dims != 4, "its input is no batch of images [B, C, H, W]")
     return x
 
 
-def rows(x: Any) -> Value:
-    refuse(not isinstance(x, Value) or x.dims != 2, "its input is not [B, C]")
+def rows(x: Any) -> RegionValue:
+    refuse(not isinstance(x, RegionValue) or x.dims != 2, "its input is not [B, C]")
     return x
 
 
-def conv(draft: Draft, node: fx.Node) -> Value:
+def conv(draft: Draft, node: fx.Node) -> RegionValue:
     x, weight, masks, bias, *geometry = node.args
     stride, padding, dilation, groups = map_arg(tuple(geometry), draft.value_of)
     value = image(draft.value_of(x))
@@ -66,21 +66,21 @@ def padding_of(padding: Any, dilation: Pair, kernel: Sequence[int]) -> Pair:
     return down // 2, across // 2
 
 
-def linear(draft: Draft, node: fx.Node) -> Value:
+def linear(draft: Draft, node: fx.Node) -> RegionValue:
     x, weight, masks, bias = node.args
     value, size = rows(draft.value_of(x)), draft.known[weight].shape
     refuse(len(size) != 2 or value.shape.channels != size[1], f"{value.shape.channels} features come to {list(size)}")
     return draft.layer("linear", Window((1, 1), (1, 1)), 1, value, (weight, masks, bias))
 
 
-def batch_norm(draft: Draft, node: fx.Node) -> Value:
+def batch_norm(draft: Draft, node: fx.Node) -> RegionValue:
     names = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
     defaults = (None, None, None, None, None, False, 0.1, 1e-5)
     x, *given = (argument(node, i, *of) for i, of in enumerate(zip(names, defaults, strict=True)))
     mean, variance, weight, bias, training, *numbers = given
     momentum, eps = (draft.found.get(number, number) for number in numbers)  # what follows from sizes has one value
     value = draft.value_of(x)
-    refuse(not isinstance(value, Value), "its input is no image")
+    refuse(not isinstance(value, RegionValue), "its input is no image")
     tracks = mean is not None
     refuse(tracks != (variance is not None), "one running statistic without the other")
     refuse(not isinstance(training, bool) or not (training or tracks), "neither this batch's statistics nor others")
@@ -93,7 +93,7 @@ def batch_norm(draft: Draft, node: fx.Node) -> Value:
     return draft.add(step, (value,), (weight, bias), (mean, variance, momentum, eps))
 
 
-LAYERS: dict[Any, Callable[[Draft, fx.Node], Value]] = {
+LAYERS: dict[Any, Callable[[Draft, fx.Node], RegionValue]] = {
     masked_conv2d: conv,
     masked_linear: linear,
     F.batch_norm: batch_norm,

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from bppsa.chain import Recurrence, Role, Stream
 from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, values_of
 from bppsa.errors import Reason, Unsupported, first_line
-from bppsa.frontend.pruned.regions.draft import Draft, Value
+from bppsa.frontend.pruned.regions.draft import Draft, RegionValue
 from bppsa.fxpasses.network.jacobian import differentiable, transpose
 from bppsa.fxpasses.recording.capture import Recorder, record
 from bppsa.fxpasses.recording.decompose import DECOMPOSE
@@ -36,9 +36,9 @@ class WithoutViews(Recorder):
         return super().write_down(func, args, kwargs)
 
 
-def pointwise(draft: Draft, name: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Value:
+def pointwise(draft: Draft, name: str, fn: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> RegionValue:
     """The value of fn(*args, **kwargs). Raises Unsupported where it is more than a pointwise function of images."""
-    values = list(dict.fromkeys(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Value)))
+    values = list(dict.fromkeys(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, RegionValue)))
     if not values or any((v.shape, v.dims) != (values[0].shape, values[0].dims) for v in values):
         raise Unsupported(Reason(f"no kernel for {name}: its inputs are not images of one shape"))
     function, changed = recorded(name, fn, values, draft.dtype, args, kwargs)
@@ -50,7 +50,7 @@ def pointwise(draft: Draft, name: str, fn: Callable[..., Any], args: Any, kwargs
 def recorded(
     name: str,
     fn: Callable[..., Any],
-    values: list[Value],
+    values: list[RegionValue],
     dtype: torch.dtype | None,
     args: Any,
     kwargs: dict[str, Any],
@@ -60,7 +60,7 @@ def recorded(
     def call(*images: Tensor) -> Any:
         own = [image.clone() for image in images]  # which may be changed
         given = dict(zip(values, own, strict=True))
-        replaced = tree_map_only(Value, given.__getitem__, (tuple(args), kwargs))
+        replaced = tree_map_only(RegionValue, given.__getitem__, (tuple(args), kwargs))
         return theirs(fn, *replaced[0], **replaced[1]), own
 
     stand_ins = [torch.zeros(2, 3, dtype=dtype) for _ in values]

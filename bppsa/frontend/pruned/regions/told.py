@@ -12,8 +12,8 @@ from torch import fx
 from bppsa.codegen.sparse_conv.native import LANES
 from bppsa.decisions import Decision
 from bppsa.errors import Reason
-from bppsa.frontend.pruned.regions.draft import Layer
-from bppsa.frontend.pruned.regions.grow import Segment
+from bppsa.frontend.pruned.regions.draft import RegionLayer
+from bppsa.frontend.pruned.regions.grow import GraphSegment
 from bppsa.frontend.pruned.regions.nodes import located, path_of
 from bppsa.frontend.pruned.regions.products import LAYERS, PLAIN
 from bppsa.plan.choose import Choice
@@ -22,7 +22,7 @@ from bppsa.plan.sparse import LayerWork, choose_region, gain_of
 COMPUTED = Reason("its weight is no Parameter times masks", mend="prune by torch.nn.utils.prune")
 
 
-def work_of(layer: Layer) -> LayerWork:
+def work_of(layer: RegionLayer) -> LayerWork:
     (height, width), out = layer.window.size, math.prod(layer.window.out)
     weights = layer.inputs // layer.groups * layer.outputs * math.prod(layer.window.kernel)
     activations = layer.inputs * height * width + layer.outputs * out
@@ -36,7 +36,7 @@ class How(NamedTuple):
     dtype: torch.dtype | None  # None where there is no region
 
 
-def decide(segment: Segment, how: How) -> Choice:
+def decide(segment: GraphSegment, how: How) -> Choice:
     if not any(layer.masks for layer in segment.layers):
         return Choice("pytorch", "no pruned layer in its region", {})
     assert how.dtype is not None
@@ -44,7 +44,7 @@ def decide(segment: Segment, how: How) -> Choice:
     return choose_region(works, segment.layers[0].samples, LANES[how.dtype], how.training)
 
 
-def told(segment: Segment, graph: list[fx.Node], choice: Choice, how: How) -> list[Decision]:
+def told(segment: GraphSegment, graph: list[fx.Node], choice: Choice, how: How) -> list[Decision]:
     """One Decision a layer of the segment, which says where layouts are converted, and why a region ends."""
     found = []
     for i, layer in enumerate(segment.layers):
@@ -71,7 +71,7 @@ def told(segment: Segment, graph: list[fx.Node], choice: Choice, how: How) -> li
     return found
 
 
-def border(segment: Segment, after: fx.Node) -> str:
+def border(segment: GraphSegment, after: fx.Node) -> str:
     """How a region ends."""
     why = "" if after.op == "output" or segment.ended is None else f" ({located(str(segment.ended), after)})"
     return f"its region's output is converted back{why}"

@@ -21,13 +21,13 @@ from bppsa.fxpasses.partition.capture.graph import CapturedGraph, Output
 from bppsa.fxpasses.partition.capture.lines import is_recomputed, place_in
 from bppsa.fxpasses.partition.capture.sizes import Sizes
 from bppsa.fxpasses.partition.capture.whole import Custom, OpaqueCall, TensorNumber
-from bppsa.fxpasses.partition.ops.effects import Facts, Watch, facts_of
-from bppsa.fxpasses.partition.ops.regions import Region, enter
+from bppsa.fxpasses.partition.ops.effects import EffectWatch, Facts, facts_of
+from bppsa.fxpasses.partition.ops.regions import NodeModes, enter
 from bppsa.fxpasses.theirs import theirs
 
 aten, HOPS = torch.ops.aten, torch.ops.higher_order
 SIZES = (aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int)
-OUTSIDE = Region(True, ())
+OUTSIDE = NodeModes(True, ())
 
 
 def copied(model: nn.Module, arguments: Arguments, found: Exported, sizes: Sizes) -> CapturedGraph:
@@ -118,7 +118,7 @@ class Copy:
 
     # Ops
 
-    def copied(self, module: fx.GraphModule, env: dict[fx.Node, Any], region: Region) -> Any:
+    def copied(self, module: fx.GraphModule, env: dict[fx.Node, Any], region: NodeModes) -> Any:
         """What the output node of the module's graph is given."""
         for node in module.graph.nodes:
             if node.op == "output":
@@ -130,7 +130,7 @@ class Copy:
                 env[node] = HANDLED.get(node.target, Copy.usual)(self, node, args, kwargs, region)
         raise AssertionError("a graph without an output")
 
-    def usual(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> fx.Node | None:
+    def usual(self, node: fx.Node, args: Any, kwargs: Any, region: NodeModes) -> fx.Node | None:
         if not node.users and "assert" in str(node.target):
             return None  # of shapes, which are checked with the arguments
         if any(isinstance(arg, fx.GraphModule) for arg in tree_leaves((args, kwargs))):
@@ -140,24 +140,24 @@ class Copy:
             )
         return self.call(node, self.graph.call_function(node.target, args, kwargs), region)
 
-    def getitem(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> Any:
+    def getitem(self, node: fx.Node, args: Any, kwargs: Any, region: NodeModes) -> Any:
         """Also of what several nodes stand for."""
         source, index = args
         return self.usual(node, args, kwargs, region) if isinstance(source, fx.Node) else source[index]
 
-    def without_gradients(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> Any:
+    def without_gradients(self, node: fx.Node, args: Any, kwargs: Any, region: NodeModes) -> Any:
         enabled, inner, *given = args
-        return self.inlined(inner, given, Region(enabled, region.autocast))
+        return self.inlined(inner, given, NodeModes(enabled, region.autocast))
 
-    def autocast(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> Any:
+    def autocast(self, node: fx.Node, args: Any, kwargs: Any, region: NodeModes) -> Any:
         device, dtype, enabled, _, inner, *given = args
         cast = (device, enabled, dtype or torch.get_autocast_dtype(device))
-        return self.inlined(inner, given, Region(region.gradients, (*region.autocast, cast)))
+        return self.inlined(inner, given, NodeModes(region.gradients, (*region.autocast, cast)))
 
-    def inlined(self, inner: fx.GraphModule, given: Sequence[Any], region: Region) -> Any:
+    def inlined(self, inner: fx.GraphModule, given: Sequence[Any], region: NodeModes) -> Any:
         return self.copied(inner, dict(zip(inner.graph.find_nodes(op="placeholder"), given, strict=True)), region)
 
-    def whole_call(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> list[fx.Node]:
+    def whole_call(self, node: fx.Node, args: Any, kwargs: Any, region: NodeModes) -> list[fx.Node]:
         """A module or a custom Function; the tensors that it returns."""
         tensors, sizes, number = args
         call: OpaqueCall = self.calls.calls[number]
@@ -172,14 +172,14 @@ class Copy:
             return [new]
         return [self.part(new, i) for i, leaf in enumerate(leaves) if isinstance(leaf, TensorNumber)]
 
-    def assigned(self, node: fx.Node, args: Any, kwargs: Any, region: Region) -> fx.Node:
+    def assigned(self, node: fx.Node, args: Any, kwargs: Any, region: NodeModes) -> fx.Node:
         """`buffer += 1` sets the attribute to what it is: export copies the buffer to itself."""
         target, source = args[:2]
         if isinstance(source, fx.Node) and self.values[source] is self.values[target]:
             return source
         return self.usual(node, args, kwargs, region)
 
-    def call(self, node: fx.Node, new: fx.Node, region: Region) -> fx.Node:
+    def call(self, node: fx.Node, new: fx.Node, region: NodeModes) -> fx.Node:
         """`new`, in the place of `node`."""
         new.meta["place"] = place_in(node)
         if region != OUTSIDE:
@@ -209,7 +209,7 @@ class Copy:
         return theirs(run, *args, **kwargs)
 
     def made(self, node: fx.Node, run: Callable[[], Any], decidable: bool) -> fx.Node:
-        with torch.no_grad(), Watch() as watch:
+        with torch.no_grad(), EffectWatch() as watch:
             value = self.values[node] = run()
         found = facts_of(value, watch, self.seen)
         self.seen |= found.holds

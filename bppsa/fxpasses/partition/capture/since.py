@@ -29,7 +29,7 @@ class LookedUp:
 
 def since(model: nn.Module, looked_up: LookedUp) -> Callable[[], str]:
     """A function that tells what has changed since now, "" where nothing has."""
-    walk = Walk(looked_up.names | {"forward"})
+    walk = ModelWalk(looked_up.names | {"forward"})
     before = [(one, one.read()) for one in (*walk.modules(model), *walk.outside(looked_up.outside))]
 
     def changed() -> str:
@@ -39,7 +39,7 @@ def since(model: nn.Module, looked_up: LookedUp) -> Callable[[], str]:
 
 
 @dataclass(frozen=True)
-class Walk:
+class ModelWalk:
     names: frozenset[str]
     met: set[int] = field(default_factory=set)
 

@@ -20,7 +20,7 @@ from bppsa.fxpasses.partition.call.places import innermost, is_users, place_here
 from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE, refusal
 from bppsa.fxpasses.partition.capture.since import LookedUp
 from bppsa.fxpasses.partition.capture.watched import STATE, Functions, Watched, alike, generators, is_near, of_model
-from bppsa.fxpasses.partition.ops.effects import Watch
+from bppsa.fxpasses.partition.ops.effects import EffectWatch
 from bppsa.fxpasses.theirs import is_ours, theirs
 
 GRADIENTS = "Python asks whether a gradient flows to a tensor, which differs from call to call; decide by self.training"
@@ -45,7 +45,7 @@ FUNCTIONS: dict[Any, str] = {  # by their code, where they are not built in
 
 
 @dataclass(frozen=True)
-class Seen:
+class WatchedRun:
     """Of a run. result: what the model returned. lengths: the global names of functions that ask for `len`."""
 
     result: Any
@@ -53,7 +53,7 @@ class Seen:
     lengths: tuple[dict[str, Any], ...]
 
 
-def look(model: nn.Module, arguments: Arguments) -> Seen:
+def look(model: nn.Module, arguments: Arguments) -> WatchedRun:
     """The model, run on the example.
 
     Raises PartitionError for what no graph would show.
@@ -65,11 +65,11 @@ def look(model: nn.Module, arguments: Arguments) -> Seen:
     watched = [(one, one.read()) for one in (*generators(), *of_model(model))]
 
     def run() -> Any:
-        with torch.no_grad(), Watch():
+        with torch.no_grad(), EffectWatch():
             return theirs(model, *args, **kwargs)
 
     try:
-        with functions.watched(), Lost(refuse):
+        with functions.watched(), LostCalls(refuse):
             result = run()
     except PartitionError:
         raise
@@ -86,7 +86,7 @@ def look(model: nn.Module, arguments: Arguments) -> Seen:
             place, near = line_of(run, one)
             if near or not once:
                 refuse(place, f"the forward changes {one.what}, {one.mend}")
-    return Seen(result, LookedUp(functions.names(), tuple(functions.outside)), tuple(functions.lengths))
+    return WatchedRun(result, LookedUp(functions.names(), tuple(functions.outside)), tuple(functions.lengths))
 
 
 def is_done_once(run: Callable[[], Any], one: Watched) -> bool:
@@ -102,7 +102,7 @@ def refused(model: nn.Module, place: str, why: str) -> NoReturn:
     )
 
 
-class Lost(TorchFunctionMode):
+class LostCalls(TorchFunctionMode):
     """Refuses calls that a graph of ATen ops would lose, and questions whose answers it would keep for good."""
 
     def __init__(self, refuse: Callable[[str, str], NoReturn]) -> None:

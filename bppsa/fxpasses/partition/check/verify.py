@@ -18,7 +18,7 @@ from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.call.kept import kept
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.capture.sizes import Sizes
-from bppsa.fxpasses.partition.ops.effects import Watch
+from bppsa.fxpasses.partition.ops.effects import EffectWatch
 from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.stages import Stages
 
@@ -38,7 +38,7 @@ WAYS = ((True, True), (False, True), (False, False))
 def called(model: nn.Module, arguments: Arguments) -> Any:
     """What the model returns for the example, its ops seen one by one as while it is traced."""
     args, kwargs = arguments.call(arguments.examples)
-    with torch.no_grad(), Watch():
+    with torch.no_grad(), EffectWatch():
         return theirs(model, *args, **kwargs)
 
 

@@ -19,7 +19,7 @@ from bppsa.stages import INPUT, WHOLE, Stage, Stages, Value
 
 
 @dataclass
-class Part:
+class StagePart:
     """Of a graph, what one stage runs."""
 
     nodes: list[fx.Node]
@@ -68,16 +68,16 @@ def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[
     return Stages(tuple(stages), values, len(given), arguments.bind, traced.assemble)
 
 
-def changed(part: Part, graph: fx.Graph) -> tuple[str, ...]:
+def changed(part: StagePart, graph: fx.Graph) -> tuple[str, ...]:
     """Attributes that a stage changes in place."""
     written = {storage for node in part.nodes for storage in facts(node).writes}
     return tuple(sorted({str(node.target) for node in graph.find_nodes(op="get_attr") if facts(node).holds & written}))
 
 
-def parts(graph: fx.Graph, order: Order, ends: Sequence[int]) -> list[Part]:
+def parts(graph: fx.Graph, order: Order, ends: Sequence[int]) -> list[StagePart]:
     starts = [0, *ends[:-1]]
     found = [
-        Part([node for block in order.blocks[start:end] for node in block])
+        StagePart([node for block in order.blocks[start:end] for node in block])
         for start, end in zip(starts, ends, strict=True)
     ]
     found[-1].results = tuple(graph.output_node().args[0])
@@ -91,7 +91,7 @@ def parts(graph: fx.Graph, order: Order, ends: Sequence[int]) -> list[Part]:
     return found
 
 
-def do_again_or_receive(part: Part, own: set[fx.Node], node: fx.Node, order: Order) -> None:
+def do_again_or_receive(part: StagePart, own: set[fx.Node], node: fx.Node, order: Order) -> None:
     """Done again where it needs nothing that the stage does not have."""
     needed, stack = [], [node]
     while stack:
@@ -108,7 +108,7 @@ def do_again_or_receive(part: Part, own: set[fx.Node], node: fx.Node, order: Ord
 
 
 def part_graph(
-    part: Part, received: Sequence[fx.Node], results: Sequence[fx.Node], number: Mapping[fx.Node, int]
+    part: StagePart, received: Sequence[fx.Node], results: Sequence[fx.Node], number: Mapping[fx.Node, int]
 ) -> fx.Graph:
     """A graph from what is received to a tuple of the results."""
     graph = fx.Graph()

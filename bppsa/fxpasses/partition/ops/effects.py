@@ -40,7 +40,7 @@ def facts(node: fx.Node) -> Facts:
     return node.meta.get("facts", NO_FACTS)
 
 
-class Watch(TorchDispatchMode):
+class EffectWatch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.flops = self.cost = 0.0
@@ -74,7 +74,7 @@ def storage(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def facts_of(value: Any, watch: Watch, before: frozenset[StorageWeakRef] | set[StorageWeakRef]) -> Facts:
+def facts_of(value: Any, watch: EffectWatch, before: frozenset[StorageWeakRef] | set[StorageWeakRef]) -> Facts:
     """before: the storages that earlier nodes hold."""
     tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)

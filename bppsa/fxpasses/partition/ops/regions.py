@@ -13,21 +13,21 @@ Autocast = tuple[str, bool, torch.dtype]  # device type, enabled, dtype
 
 
 @dataclass(frozen=True)
-class Region:
+class NodeModes:
     """What holds where a node is made."""
 
     gradients: bool
     autocast: tuple[Autocast, ...]
 
-    def since(self, outside: Region) -> Region | None:
+    def since(self, outside: NodeModes) -> NodeModes | None:
         """What a forward itself has changed, None where it is nothing."""
         changed = tuple(now for now in self.autocast if now not in outside.autocast)
-        return None if self.gradients and not changed else Region(self.gradients, changed)
+        return None if self.gradients and not changed else NodeModes(self.gradients, changed)
 
 
-def region_now(devices: Iterable[str]) -> Region:
+def region_now(devices: Iterable[str]) -> NodeModes:
     casts = ((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices)
-    return Region(torch.is_grad_enabled(), tuple(casts))
+    return NodeModes(torch.is_grad_enabled(), tuple(casts))
 
 
 def enter(gradients: bool, *autocast: Autocast) -> ExitStack:
@@ -47,7 +47,7 @@ def copied_in_regions(graph: fx.Graph, nodes: Iterable[fx.Node], copy: Callable[
     """Copies the nodes one after another, and has each run in its region."""
     region, inside = None, None
     for node in nodes:
-        wanted: Region | None = node.meta.get("region")
+        wanted: NodeModes | None = node.meta.get("region")
         if wanted != region:
             if inside is not None:
                 graph.call_function(leave, (inside,))

@@ -9,10 +9,10 @@ from functools import lru_cache
 from types import CodeType, FrameType
 
 from bppsa.fxpasses.lines import is_users
-from bppsa.fxpasses.reroll.log.ops import Op
+from bppsa.fxpasses.reroll.log.ops import LoggedOp
 
 
-def loop_at(step: Sequence[Op]) -> str:
+def loop_at(step: Sequence[LoggedOp]) -> str:
     """ "file:line" of the loop that does the ops of a step; "" where no line of the user's does."""
     stacks = [op.lines[::-1] for op in step if op.lines]  # outermost first
     if not stacks:

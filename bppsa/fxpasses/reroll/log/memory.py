@@ -15,29 +15,31 @@ from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, Geometry, marked_geometry
-from bppsa.fxpasses.reroll.log.ops import Like, Op, Value
+from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
 
 aten = torch.ops.aten
 LIVES_ON = "changes a tensor in place that it was given or holds, as a batch norm in training does its buffers"
-Emit = Callable[[Any, Sequence[Any], Any], Value]  # target, arguments, the shape and dtype of what it gives
+Emit = Callable[[Any, Sequence[Any], Any], LoggedValue]  # target, arguments, the shape and dtype of what it gives
 
 
-class Place:
+class MemoryPlace:
     __slots__ = (
         *("children", "detached", "divided", "given", "group", "item", "like", "parent"),
         *("stale", "value", "view", "written"),
     )
 
-    def __init__(self, like: Value, parent: Place | None = None, view: Op | None = None, item: int = 0) -> None:
+    def __init__(
+        self, like: LoggedValue, parent: MemoryPlace | None = None, view: LoggedOp | None = None, item: int = 0
+    ) -> None:
         self.like, self.parent, self.view, self.item = like, parent, view, item
         self.value = like
-        self.detached: Value | None = None  # of the same memory, without its gradient
+        self.detached: LoggedValue | None = None  # of the same memory, without its gradient
         self.divided = False  # whether there has been such a value
         self.given: bool = parent.given if parent is not None else like.given is not None
         self.stale = False
-        self.children: dict[Any, list[Place]] = {}  # those of one group are disjoint, by what they are views
+        self.children: dict[Any, list[MemoryPlace]] = {}  # those of one group are disjoint, by what they are views
         self.group = group_of(view) if view is not None else None
-        self.written: dict[Place, None] = {}  # children written to since this value was made, in that order
+        self.written: dict[MemoryPlace, None] = {}  # children written to since this value was made, in that order
         if parent is not None:
             parent.children.setdefault(self.group, []).append(self)
 
@@ -48,7 +50,7 @@ class Place:
             if not child.stale or child.written:
                 child.spoil()
 
-    def below(self) -> Iterator[Place]:
+    def below(self) -> Iterator[MemoryPlace]:
         return (child for group in self.children.values() for child in group)
 
     @property
@@ -62,20 +64,20 @@ class Place:
         return dim, at % self.parent.like.shape[dim]
 
 
-def group_of(view: Op) -> Any:
+def group_of(view: LoggedOp) -> Any:
     """Views with one key are disjoint where they are not one place."""
     if view.target is aten.select.int:
         return "select", view.leaves[1]
     return view if not view.single else object()
 
 
-class Memory:
+class TensorMemory:
     def __init__(self, emit: Emit) -> None:
         self.emit = emit
-        self.places: dict[Geometry, Place] = {}
+        self.places: dict[Geometry, MemoryPlace] = {}
         self.alive: list[Tensor] = []  # a geometry is an address: it must not be given away again
 
-    def find(self, tensor: Tensor) -> Value | None:
+    def find(self, tensor: Tensor) -> LoggedValue | None:
         place = self.places.get(marked_geometry(tensor))
         if place is None:
             return None
@@ -91,22 +93,22 @@ class Memory:
         place = self.places.get(marked_geometry(tensor))
         return place is not None and not place.given
 
-    def postpone(self, tensor: Tensor, source: Tensor, view: Op) -> None:
+    def postpone(self, tensor: Tensor, source: Tensor, view: LoggedOp) -> None:
         """`tensor` is a view of `source`, which is an op once it is read."""
         here = marked_geometry(tensor)
         self.alive.append(tensor)
         if here not in self.places:
-            self.places[here] = place = Place(Value(tensor), self.places[marked_geometry(source)], view)
+            self.places[here] = place = MemoryPlace(LoggedValue(tensor), self.places[marked_geometry(source)], view)
             place.stale = True
 
-    def put(self, tensor: Tensor, value: Value, source: Geometry | None, detached: bool) -> None:
+    def put(self, tensor: Tensor, value: LoggedValue, source: Geometry | None, detached: bool) -> None:
         """source: what `tensor` is a view of. detached: whether autograd knows no way from one to the other."""
         here = marked_geometry(tensor)
         self.alive.append(tensor)
         known = self.places.get(here)
         if known is None:
             parent = self.places[source] if source is not None else None
-            self.places[here] = known = Place(value, parent, value.op if parent is not None else None, value.item)
+            self.places[here] = known = MemoryPlace(value, parent, value.op if parent is not None else None, value.item)
             known.detached = value if detached and parent is not None else None
         elif detached:
             known.detached = value
@@ -115,7 +117,7 @@ class Memory:
             known.written.clear()
         known.divided = known.divided or known.detached is not None
 
-    def write(self, tensor: Tensor, value: Value, op: str) -> None:
+    def write(self, tensor: Tensor, value: LoggedValue, op: str) -> None:
         """`value` is what stands at the place of `tensor` from here on."""
         if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
             raise Unsupported(Reason("changes in place what was expanded", op=op, mend=RETURN_NEW))
@@ -136,7 +138,7 @@ class Memory:
             parent.written[held] = None
             place = parent
 
-    def read(self, place: Place) -> Value:
+    def read(self, place: MemoryPlace) -> LoggedValue:
         if place.stale:
             assert place.parent is not None
             source = self.read(place.parent)
@@ -148,14 +150,14 @@ class Memory:
             place.value = self.joined(place, written)
         return place.value
 
-    def viewed(self, place: Place, source: Value) -> Value:
+    def viewed(self, place: MemoryPlace, source: LoggedValue) -> LoggedValue:
         view = place.view
         assert view is not None
         if not view.single:
             raise Unsupported(Reason("reads a view of what was changed in place", str(view.target), RETURN_NEW))
         return self.emit(view.target, [source, *view.leaves[1:]], (view.spec, place.like))
 
-    def joined(self, place: Place, written: list[Place]) -> Value:
+    def joined(self, place: MemoryPlace, written: list[MemoryPlace]) -> LoggedValue:
         at = [child.index for child in written]
         dims = {index[0] for index in at if index is not None}
         if None not in at and len(dims) == 1:
@@ -169,7 +171,7 @@ class Memory:
             value = self.scattered(value, self.read(child), child, place)
         return value
 
-    def scattered(self, value: Value, piece: Value, child: Place, place: Place) -> Value:
+    def scattered(self, value: LoggedValue, piece: LoggedValue, child: MemoryPlace, place: MemoryPlace) -> LoggedValue:
         """`value` with `piece` where `child` is a view of it."""
         view = child.view
         assert view is not None
@@ -187,13 +189,15 @@ def stack_spec(count: int) -> Any:
     return ((None,) * count, None), ()
 
 
-def emit_shaped(emit: Emit, target: Any, leaves: list[Any], like: Value, dim: int, many: int) -> Value:
+def emit_shaped(emit: Emit, target: Any, leaves: list[Any], like: LoggedValue, dim: int, many: int) -> LoggedValue:
     """An op that gives what `like` is, but for `many` along `dim`."""
     shape = (*like.shape[:dim], many, *like.shape[dim + 1 :])
     return emit(target, leaves, (((None,) * len(leaves), ()), Like(torch.Size(shape), like.dtype)))
 
 
-def put_between(emit: Emit, value: Value, piece: Value, dim: int, first: int, last: int, like: Value) -> Value:
+def put_between(
+    emit: Emit, value: LoggedValue, piece: LoggedValue, dim: int, first: int, last: int, like: LoggedValue
+) -> LoggedValue:
     """`value` with `piece` from `first` to `last` along `dim`: a cat, which can be part of a cell."""
     parts = [piece]
     if first > 0:
@@ -204,7 +208,9 @@ def put_between(emit: Emit, value: Value, piece: Value, dim: int, first: int, la
     return emit(aten.cat.default, [*parts, dim], (stack_spec(len(parts)), like))
 
 
-def slice_scatter(emit: Emit, value: Value, piece: Value, view: Op, item: int, like: Value) -> Value:
+def slice_scatter(
+    emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
+) -> LoggedValue:
     given = [*view.leaves[1:]]
     dim, first, last, step = given + [0, None, None, 1][len(given) :]
     if step != 1:
@@ -214,21 +220,27 @@ def slice_scatter(emit: Emit, value: Value, piece: Value, view: Op, item: int, l
     return put_between(emit, value, piece, dim, first, last, like)
 
 
-def split_scatter(emit: Emit, value: Value, piece: Value, view: Op, item: int, like: Value) -> Value:
+def split_scatter(
+    emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
+) -> LoggedValue:
     size, dim = view.leaves[1], (view.leaves[2] if len(view.leaves) > 2 else 0) % len(like.shape)
     return put_between(emit, value, piece, dim, item * size, item * size + piece.shape[dim], like)
 
 
-def reshaped(emit: Emit, value: Value, piece: Value, view: Op, item: int, like: Value) -> Value:
+def reshaped(
+    emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
+) -> LoggedValue:
     return emit(aten.reshape.default, [piece, *like.shape], (((None, (None,) * len(like.shape)), ()), like))
 
 
-def again(emit: Emit, value: Value, piece: Value, view: Op, item: int, like: Value) -> Value:
+def again(
+    emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
+) -> LoggedValue:
     """A view that undoes itself."""
     return emit(view.target, [piece, *view.leaves[1:]], (view.spec, like))
 
 
-SCATTER: Mapping[Any, Callable[..., Value]] = {
+SCATTER: Mapping[Any, Callable[..., LoggedValue]] = {
     aten.slice.Tensor: slice_scatter,
     **dict.fromkeys((aten.split.Tensor, aten.unsafe_split.Tensor), split_scatter),
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default), reshaped),

@@ -19,19 +19,21 @@ class Like(NamedTuple):
     dtype: torch.dtype
 
 
-class Value:
+class LoggedValue:
     """One tensor of a call. op: what made it, its output `item`; None for what was given: `given` says what."""
 
     __slots__ = ("constant", "dtype", "given", "item", "op", "shape")
 
-    def __init__(self, tensor: Tensor | Like, op: Op | None = None, item: int = 0, given: Given | None = None) -> None:
+    def __init__(
+        self, tensor: Tensor | Like, op: LoggedOp | None = None, item: int = 0, given: CallInput | None = None
+    ) -> None:
         self.shape, self.dtype = tensor.shape, tensor.dtype
         self.op, self.item, self.given = op, item, given
         self.constant = False  # made of what the call closes over, by ops alone that give the same whenever they run
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class CallInput:
     """An argument by its place among those of the call, a tensor that the call closes over, or one that it made of
     numbers."""
 
@@ -40,7 +42,7 @@ class Given:
     literal: Tensor | None = None
 
 
-class Op:
+class LoggedOp:
     """One call of `target`. grad: whether autograd saw it. lines: (code, line) of the user's frames, innermost first.
     single: whether it gives one tensor rather than a list."""
 
@@ -55,16 +57,16 @@ class Op:
         lines: Sequence[tuple[Any, int]] = (),
     ) -> None:
         self.target, self.leaves, self.spec, self.grad, self.lines = target, leaves, spec, grad, lines
-        self.outs: tuple[Value, ...] = ()
+        self.outs: tuple[LoggedValue, ...] = ()
         self.single = True
         self.at = -1  # its place in the log
 
     @property
-    def operands(self) -> Iterator[Value]:
-        return (leaf for leaf in self.leaves if isinstance(leaf, Value))
+    def operands(self) -> Iterator[LoggedValue]:
+        return (leaf for leaf in self.leaves if isinstance(leaf, LoggedValue))
 
-    def gives(self, *likes: Any, single: bool = True) -> Op:
-        self.outs, self.single = tuple(Value(like, self, i) for i, like in enumerate(likes)), single
+    def gives(self, *likes: Any, single: bool = True) -> LoggedOp:
+        self.outs, self.single = tuple(LoggedValue(like, self, i) for i, like in enumerate(likes)), single
         return self
 
 
@@ -74,11 +76,11 @@ class Log:
     refusal: the first thing it did that ops cannot tell; branches: it is that a loop reads a value, by which its steps
     may differ."""
 
-    ops: list[Op] = field(default_factory=list)
-    prologue: list[Op] = field(default_factory=list)
-    captured: list[Value] = field(default_factory=list)
-    literals: list[Value] = field(default_factory=list)
-    arguments: list[Value] = field(default_factory=list)
+    ops: list[LoggedOp] = field(default_factory=list)
+    prologue: list[LoggedOp] = field(default_factory=list)
+    captured: list[LoggedValue] = field(default_factory=list)
+    literals: list[LoggedValue] = field(default_factory=list)
+    arguments: list[LoggedValue] = field(default_factory=list)
     result: Any = None
     refusal: Reason | None = None
     branches: bool = False
@@ -113,5 +115,5 @@ def is_number(leaf: Any) -> bool:
     return isinstance(leaf, (int, float)) and not isinstance(leaf, bool)
 
 
-def draws(op: Op) -> bool:
+def draws(op: LoggedOp) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())

@@ -19,8 +19,8 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, Geometry, marked_geometry
 from bppsa.fxpasses.recording.capture import CHECK, has_option, reads_values
 from bppsa.fxpasses.reroll.log.lines import innermost, place, users_lines
-from bppsa.fxpasses.reroll.log.memory import Memory
-from bppsa.fxpasses.reroll.log.ops import Given, Like, Log, Op, Value, flatten, is_number
+from bppsa.fxpasses.reroll.log.memory import TensorMemory
+from bppsa.fxpasses.reroll.log.ops import CallInput, Like, Log, LoggedOp, LoggedValue, flatten, is_number
 from bppsa.fxpasses.reroll.log.spelled import spelled
 from bppsa.fxpasses.theirs import theirs
 
@@ -63,15 +63,15 @@ class Logger(TorchDispatchMode):
     def __init__(self, arguments: Sequence[Tensor]) -> None:
         super().__init__()
         self.log = Log()
-        self.memory = Memory(self.emit)
-        self.known: dict[Any, Op] = {}  # of what is made of captured tensors alone
+        self.memory = TensorMemory(self.emit)
+        self.known: dict[Any, LoggedOp] = {}  # of what is made of captured tensors alone
         self.lines: tuple[tuple[Any, int], ...] = ()
         self.outermost = sys._getframe(1).f_code
         self.gradients = torch.is_grad_enabled()
         self.turned: Geometry | None = None  # how the tensor was seen that is about to become a view of itself
         with self.refusing():
             for i, tensor in enumerate(arguments):
-                value = Value(tensor, given=Given(argument=i))
+                value = LoggedValue(tensor, given=CallInput(argument=i))
                 value.constant = isinstance(tensor, nn.Parameter)  # as if the call had closed over it
                 self.log.arguments.append(value)
                 self.memory.put(tensor, value, None, False)
@@ -139,14 +139,14 @@ class Logger(TorchDispatchMode):
         if len(self.log.ops) > MOST_OPS:
             raise Unsupported(Reason(f"more than {MOST_OPS} ops in a call"))
 
-    def value_of(self, tensor: Tensor, func: Any, unread: Tensor | None) -> Value | None:
+    def value_of(self, tensor: Tensor, func: Any, unread: Tensor | None) -> LoggedValue | None:
         if tensor is unread:
             return None
         value = self.memory.find(tensor)
         if value is None:
             literal = func is aten.lift_fresh.default
-            given = Given(literal=tensor.clone()) if literal else Given(captured=tensor)
-            value = Value(tensor, given=given)
+            given = CallInput(literal=tensor.clone()) if literal else CallInput(captured=tensor)
+            value = LoggedValue(tensor, given=given)
             value.constant = not literal
             (self.log.literals if literal else self.log.captured).append(value)
             self.memory.put(tensor, value, None, False)
@@ -184,7 +184,7 @@ class Logger(TorchDispatchMode):
         return torch.is_grad_enabled() is self.gradients or not args[0].requires_grad
 
     def wait(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Tensor) -> None:
-        self.memory.postpone(out, args[0], Op(func, [None, *leaves[1:]], spec, True, self.lines))
+        self.memory.postpone(out, args[0], LoggedOp(func, [None, *leaves[1:]], spec, True, self.lines))
 
     def turn(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Tensor) -> None:
         """A view that a tensor becomes in place."""
@@ -192,9 +192,11 @@ class Logger(TorchDispatchMode):
         op = self.append(VIEWS_IN_PLACE[func], leaves, spec, [out])
         self.memory.put(out, op.outs[0], self.turned, not op.grad)
 
-    def constant(self, func: Any, leaves: list[Any], spec: Any, outs: Sequence[Tensor], single: bool) -> Op | None:
+    def constant(
+        self, func: Any, leaves: list[Any], spec: Any, outs: Sequence[Tensor], single: bool
+    ) -> LoggedOp | None:
         """The op, done once for all times, where it is made of constants alone."""
-        values = [leaf for leaf in leaves if isinstance(leaf, Value)]
+        values = [leaf for leaf in leaves if isinstance(leaf, LoggedValue)]
         seeded = torch.Tag.nondeterministic_seeded in func.tags
         if not values or seeded or not all(value.constant for value in values):
             return None
@@ -202,7 +204,7 @@ class Logger(TorchDispatchMode):
         key = (func, spec, grad, *((type(leaf), leaf) for leaf in leaves))
         op = self.known.get(key)
         if op is None:
-            op = self.known[key] = Op(func, leaves, spec, grad, self.lines).gives(*outs, single=single)
+            op = self.known[key] = LoggedOp(func, leaves, spec, grad, self.lines).gives(*outs, single=single)
             for value in op.outs:
                 value.constant = True
             self.log.prologue.append(op)
@@ -218,15 +220,15 @@ class Logger(TorchDispatchMode):
             made.spec, made.leaves = (positional, (*named, (CHECK, None))), [*made.leaves, True]
         self.log.raises = True
 
-    def append(self, func: Any, leaves: list[Any], spec: Any, outs: Sequence[Any], single: bool = True) -> Op:
-        op = Op(func, leaves, spec, torch.is_grad_enabled(), self.lines).gives(*outs, single=single)
+    def append(self, func: Any, leaves: list[Any], spec: Any, outs: Sequence[Any], single: bool = True) -> LoggedOp:
+        op = LoggedOp(func, leaves, spec, torch.is_grad_enabled(), self.lines).gives(*outs, single=single)
         self.log.ops.append(op)
         return op
 
-    def emit(self, target: Any, leaves: Sequence[Any], described: Any) -> Value:
+    def emit(self, target: Any, leaves: Sequence[Any], described: Any) -> LoggedValue:
         """An op that the call has not done: it makes of values what it has done in place."""
         spec, like = described
-        op = Op(target, list(leaves), spec, True, self.lines).gives(like)
+        op = LoggedOp(target, list(leaves), spec, True, self.lines).gives(like)
         self.log.ops.append(op)
         return op.outs[0]
 
@@ -252,7 +254,7 @@ class Logger(TorchDispatchMode):
             if not apart and here is not there:
                 raise Unsupported(Reason("reads what it changes in place through another view", name, RETURN_NEW))
 
-    def made(self, func: Any, changed: Tensor, leaves: list[Any], spec: Any) -> Value:
+    def made(self, func: Any, changed: Tensor, leaves: list[Any], spec: Any) -> LoggedValue:
         """The value that `changed` has after `func`."""
         if func is aten.copy_.default:
             return self.copied(leaves[1], changed)
@@ -267,7 +269,7 @@ class Logger(TorchDispatchMode):
             raise Unsupported(Reason("changes a tensor in place", op=str(func), mend=RETURN_NEW))
         return self.append(target, leaves, spec, [changed]).outs[0]
 
-    def copied(self, source: Value, changed: Tensor) -> Value:
+    def copied(self, source: LoggedValue, changed: Tensor) -> LoggedValue:
         if source.dtype != changed.dtype:
             spec: Any = (None,), (("dtype", None),)
             source = self.append(

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.fxpasses.reroll.log.ops import Log, Value, unflatten
+from bppsa.fxpasses.reroll.log.ops import Log, LoggedValue, unflatten
 from bppsa.fxpasses.theirs import theirs
 
 AMOUNT = 0.05  # by which numbers are moved: enough to be seen, too little to leave where most functions are defined
@@ -25,11 +25,11 @@ class Replay:
         ops = (*log.prologue, *log.ops)
         self.ops = [(op.target, tuple(op.leaves), op.spec, op.outs, op.single, op.grad) for op in ops]
 
-    def run(self, given: Mapping[Value, Tensor]) -> dict[Value, Tensor]:
+    def run(self, given: Mapping[LoggedValue, Tensor]) -> dict[LoggedValue, Tensor]:
         """Every value of the log."""
         made = dict(given)
         for target, leaves, spec, outs, single, grad in self.ops:
-            args, kwargs = unflatten([made[leaf] if isinstance(leaf, Value) else leaf for leaf in leaves], spec)
+            args, kwargs = unflatten([made[leaf] if isinstance(leaf, LoggedValue) else leaf for leaf in leaves], spec)
             with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
                 result: Any = theirs(target, *args, **kwargs)
             made.update(zip(outs, [result] if single else result, strict=True))

@@ -87,7 +87,7 @@ WITH_EFFECTS = (
 )
 
 
-class Lost(TorchFunctionMode):
+class UnseenCalls(TorchFunctionMode):
     """Notes calls that ops do not show, or show without their purpose."""
 
     def __init__(self, refuse: Refuse) -> None:
@@ -198,7 +198,7 @@ def watched(root: Any, refuse: Refuse, held: Sequence[Any]) -> Iterator[None]:
     calls.base = sys._getframe(2)
     sys.setprofile(calls.event)
     try:
-        with Lost(refuse):
+        with UnseenCalls(refuse):
             yield
     finally:
         if hasattr(before, "enable"):

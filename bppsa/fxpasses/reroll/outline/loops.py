@@ -17,7 +17,7 @@ LOOKS_AROUND = {"locals", "vars", "eval", "exec", "dir", "globals"}
 
 
 @dataclass(frozen=True)
-class Loop:
+class LoopStatement:
     """names: variables of the function in it; bound: those that it may bind and that are read behind it; written: those
     whose tensors it may change in place; attributes: of the owner, where it looks at nothing else of it."""
 
@@ -28,7 +28,7 @@ class Loop:
     attributes: tuple[str, ...] | None
 
 
-def loops_of(definition: ast.FunctionDef, code: types.CodeType) -> list[Loop]:
+def loops_of(definition: ast.FunctionDef, code: types.CodeType) -> list[LoopStatement]:
     """The outermost ones that may be functions of their own."""
     if LOOKS_AROUND & set(code.co_names) or any(isinstance(node, ast.Nonlocal) for node in ast.walk(definition)):
         return []
@@ -80,14 +80,14 @@ def outermost(body: Sequence[ast.stmt]) -> Iterator[Statement]:
             yield from outermost(statement.body)
 
 
-def loop_of(statement: Statement, definition: ast.FunctionDef, code: types.CodeType) -> Loop:
+def loop_of(statement: Statement, definition: ast.FunctionDef, code: types.CodeType) -> LoopStatement:
     local = {*code.co_varnames, *code.co_cellvars}
     names = names_in(statement) & local
     read = {name for node in ast.walk(definition) if is_behind(node, statement) for name in names_in(node)}
     bound = {name for node in ast.walk(statement) for name in bound_by(node)} & local
     owner = code.co_varnames[0] if code.co_argcount else ""
     behind = bound & (read | set(code.co_cellvars))
-    return Loop(
+    return LoopStatement(
         statement,
         tuple(sorted(names - (begun_by(statement) - behind))),
         tuple(sorted(behind)),

@@ -14,7 +14,7 @@ FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all
 
 
 @dataclass(frozen=True)
-class Source:
+class FunctionSource:
     """cls: the name of the class that it is in, which `super()` asks for."""
 
     function: types.FunctionType
@@ -66,7 +66,7 @@ def code_within(code: types.CodeType, name: str) -> types.CodeType:
     return found[0] if found else code_within(inner[0], name)
 
 
-def source_of(function: types.FunctionType) -> Source | None:
+def source_of(function: types.FunctionType) -> FunctionSource | None:
     """None where the text is not that of the function, as of one that is decorated or was made at run time."""
     own = function.__code__
     place = own.co_name, own.co_firstlineno
@@ -81,7 +81,7 @@ def source_of(function: types.FunctionType) -> Source | None:
     if hasattr(function, "__wrapped__") or len(found) != 1 or len(codes) != 1 or not is_same(codes[0], own):
         return None
     *_, around, _ = ["<locals>", *function.__qualname__.split(".")]
-    return Source(function, found[0], None if around == "<locals>" else around)
+    return FunctionSource(function, found[0], None if around == "<locals>" else around)
 
 
 def place_of(definition: ast.FunctionDef) -> tuple[str, int]:

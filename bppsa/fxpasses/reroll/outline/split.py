@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
 
-from bppsa.fxpasses.reroll.outline.loops import Loop, loops_of
-from bppsa.fxpasses.reroll.outline.source import Source, source_of
+from bppsa.fxpasses.reroll.outline.loops import LoopStatement, loops_of
+from bppsa.fxpasses.reroll.outline.source import FunctionSource, source_of
 
 RUNS = "__bppsa_loops__"  # what such a function closes over: `run(index, locals())`, and what stands for no value
 
 
 @dataclass(frozen=True)
-class Split:
-    source: Source
-    loops: tuple[Loop, ...]
+class LoopSplit:
+    source: FunctionSource
+    loops: tuple[LoopStatement, ...]
 
     @property
     def name(self) -> str:
@@ -73,7 +73,7 @@ def body_of(statement: ast.stmt) -> list[ast.stmt]:
     return [statement, placed(ast.parse("return locals()").body[0], statement)]
 
 
-def call_of(loop: Loop, index: int) -> ast.stmt:
+def call_of(loop: LoopStatement, index: int) -> ast.stmt:
     binding = f"({', '.join(loop.bound)},) = " if loop.bound else ""
     lines = ["if True:", f"    {binding}{RUNS}.run({index}, locals())"]
     lines += [f"    if {name} is {RUNS}.unbound: del {name}" for name in loop.bound]
@@ -87,8 +87,8 @@ def placed(made: ast.stmt, statement: ast.stmt) -> ast.stmt:
     return made
 
 
-def split(function: FunctionType) -> Split | None:
+def split(function: FunctionType) -> LoopSplit | None:
     """None where it has no loop that may be a function of its own, or its text is not known."""
     source = source_of(function) if function.__code__.co_argcount else None
     loops = loops_of(source.definition, function.__code__) if source is not None else []
-    return Split(source, tuple(loops)) if source is not None and loops else None
+    return LoopSplit(source, tuple(loops)) if source is not None and loops else None
