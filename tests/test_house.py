@@ -229,6 +229,27 @@ def test_every_folder_of_code_is_a_package() -> None:
     assert not [path.parent for path in MODULES if not (path.parent / "__init__.py").exists()]
 
 
+SHARES = "# shares its name: "  # with the reason behind it, on the line of the later class
+
+
+def classes_of_their_own_name(path: Path) -> Iterator[str]:
+    """Those of a file that do not say why another class has their name too; `_Call` is a `Call` as well."""
+    text = path.read_text()
+    lines = text.splitlines()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ClassDef) and not lines[node.lineno - 1].partition(SHARES)[2].strip():
+            yield node.name.lstrip("_")
+
+
+def test_classes_share_no_name_without_a_reason() -> None:
+    """One word for one thing; of those that share one, one class needs no reason."""
+    homes: dict[str, list[str]] = {}
+    for path in MODULES:
+        for name in classes_of_their_own_name(path):
+            homes.setdefault(name, []).append(dotted(path))
+    assert not {name: rooms for name, rooms in homes.items() if len(rooms) > 1}
+
+
 def lines_too_many(path: Path) -> object:
     lines = len(path.read_text().splitlines())
     return lines if lines > LONGEST_FILE else None

@@ -98,7 +98,7 @@ LOOP = """\
 
 
 @dataclass(frozen=True)
-class Printed:
+class Printed:  # shares its name: a kernel as text, what the printer of any language returns
     """source: a Python module with the function `sweep`. warps: for how many it is meant; block: a program's rows."""
 
     source: str
