@@ -44,7 +44,7 @@ ROOMS: dict[str, set[str]] = {
     "sparsity.rules": {"sparsity.patterns", "sparsity.operators"},
     "plan": {"chain", "sparsity"},
     "fxpasses": set(),
-    "fxpasses.recording": {"chain", "fxpasses.theirs", "fxpasses.lines"},
+    "fxpasses.recording": {"chain", "sparsity", "fxpasses.theirs", "fxpasses.lines"},
     "fxpasses.network": {"chain", "sparsity", "fxpasses.recording", "fxpasses.theirs"},
     "fxpasses.environment": {"fxpasses.network"},
     "fxpasses.axes": {"chain", "fxpasses.recording"},

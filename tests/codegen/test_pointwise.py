@@ -17,6 +17,7 @@ from bppsa.codegen.language import interpret
 from bppsa.codegen.language.ir import Access, Buffer, Expr, Group, Kernel, Kind, Store, load, topological
 from bppsa.codegen.language.verify import verify
 from bppsa.codegen.lowering.pointwise import POINTWISE
+from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten
 INF, NAN = torch.inf, torch.nan
@@ -107,6 +108,7 @@ SAMPLES = [
     sample(aten.clamp_min.Tensor, REAL, REAL),
     sample(aten.clamp_max.Tensor, REAL, REAL),
     sample(aten.lerp.Scalar, REAL, REAL, 0.3),
+    sample(ATTACHED, REAL, REAL, REAL),
     sample(aten.logical_xor.default, TRUTH, REAL),
     sample(aten.bitwise_xor.Tensor, TRUTH, TRUTH),
     sample(aten.tanh.default, REAL),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -209,6 +210,64 @@ class Returned(Cell):
             out.append(h)
         y = torch.stack(out)
         return {"states": out, "last": [y, h, out[-1]], "view": [y, y[-1]], "input": [y, x[:, 0], x]}[self.which]
+
+
+class State(NamedTuple):
+    h: Tensor
+    seen: list[Tensor]
+
+
+@odd
+class NamedState(Cell):
+    def forward(self, x: Tensor) -> Any:
+        state = State(self.start(x), [])
+        for t in range(x.shape[1]):
+            state = State(self.cell(x[:, t], state.h), [*state.seen, state.h])
+        return state, torch.stack(state.seen, 1)
+
+
+@odd
+class PowersInPlace(Cell):
+    """Of x.pow_(2) the op that returns it is none of the same name."""
+
+    def forward(self, x: Tensor) -> Any:
+        h, out = self.start(x), []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            out.append(h.clone().pow_(2).pow_(h.abs() + 1))
+        return torch.stack(out, 1)
+
+
+@dataclass(frozen=True)
+class Record:
+    h: Tensor
+
+
+@odd
+class HeldByAnObject(Cell):
+    def forward(self, x: Tensor) -> Any:
+        state, out = Record(self.start(x)), []
+        for t in range(x.shape[1]):
+            state = Record(self.cell(x[:, t], state.h))
+            out.append(state.h)
+        return torch.stack(out, 1)
+
+
+def test_an_object_beside_a_print_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """The loop has to be taken alone, and what it hands on be known."""
+
+    class Printed(HeldByAnObject):
+        def forward(self, x: Tensor) -> Any:
+            print("a call")
+            state = Record(self.start(x))
+            for t in range(x.shape[1]):
+                state = Record(self.cell(x[:, t], state.h))
+            return state.h
+
+    pair = Pair(Printed())
+    assert pair.strategies(x(16)) == ["pytorch"]
+    assert "binds state, which holds a Record" in pair.decisions()[0].reason
+    assert capsys.readouterr().out == "a call\n" * 6
 
 
 @pytest.mark.parametrize("which", ["states", "last", "view", "input"])

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bppsa.sparsity.rules.own_gradient import ATTACHED
+
 aten = torch.ops.aten
 ID, DIAG, DENSE, BLOCK, SPARSE, ACROSS = "identity", "diagonal", "dense", "block-diagonal", "sparse", "across rows"
 B = 3
@@ -116,6 +118,7 @@ ROW_SAMPLES = [
     pointwise("minimum", two, (DIAG, DIAG)),
     pointwise("addcmul", three, (ID, DIAG, DIAG)),
     pointwise("addcmul", three, (ID, DIAG, DIAG), value=0.5),
+    Sample(ATTACHED, three, (ID, DIAG, None)),
     pointwise("lerp", three, (DIAG, DIAG, DIAG), "Tensor"),
     pointwise("lerp", lambda r: (r(B, 5), r(B, 5), 0.3), (DIAG, DIAG), "Scalar"),
     pointwise("where", lambda r: (r.mask(B, 5), r(B, 5), r(B, 5)), (None, DIAG, DIAG), "self"),

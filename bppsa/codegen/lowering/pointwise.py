@@ -11,6 +11,7 @@ import torch
 
 from bppsa.codegen.language.ir import Expr
 from bppsa.codegen.lowering import formulas as f
+from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten
 
@@ -140,6 +141,7 @@ POINTWISE: dict[Any, Callable[..., Expr | None]] = {
     aten.isnan.default: lambda x: f.negate(f.eq(x, x)),
     aten.isinf.default: lambda x: f.eq(f.absolute(x), math.inf),
     aten.heaviside.default: lambda x, at: f.where(f.eq(x, 0.0), at, f.lt(0.0, x)),
+    ATTACHED: lambda value, x, slope: value,
     aten.logical_xor.default: lambda a, b: f.negate(f.eq(f.negate(a), f.negate(b))),
     aten.bitwise_xor.Tensor: lambda a, b: f.negate(f.eq(a, b)),
 }

@@ -6,7 +6,7 @@ and changes nothing, so that a plan can stand for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +22,22 @@ class GivenNumber(int):
 
 def is_data(value: Any) -> bool:
     """Whether it is a tensor, a number, or a container of such."""
-    if type(value) in (list, tuple):
+    if is_sequence(value):
         return all(map(is_data, value))
     if type(value) is dict:
         return all(isinstance(key, SIMPLE) and is_data(each) for key, each in value.items())
     return isinstance(value, (Tensor, *SIMPLE))
+
+
+def is_sequence(value: Any) -> bool:
+    """A list, a tuple, or a named tuple as Python makes it."""
+    kind = type(value)
+    return kind in (list, tuple) or (kind.__bases__ == (tuple,) and hasattr(kind, "_fields"))
+
+
+def rebuilt(value: Any, items: Iterable[Any]) -> Any:
+    """A sequence of the value's type."""
+    return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
 
 
 def changeable(values: Mapping[str, Any], written: Collection[str]) -> list[Any]:
@@ -38,7 +49,7 @@ def changeable(values: Mapping[str, Any], written: Collection[str]) -> list[Any]
             return
         if type(value) in (list, dict) or (tensors and isinstance(value, Tensor)):
             found[id(value)] = value
-        if type(value) in (list, tuple, dict):
+        if is_sequence(value) or type(value) is dict:
             for each in value.values() if isinstance(value, dict) else value:
                 look(each, tensors)
 
@@ -58,8 +69,8 @@ class Copies:
     def of(self, value: Any) -> Any:
         if id(value) in self.made:
             return self.made[id(value)]
-        if type(value) is tuple:
-            return tuple(map(self.of, value))
+        if is_sequence(value) and not isinstance(value, list):
+            return rebuilt(value, map(self.of, value))
         number = next((i for i, original in enumerate(self.originals) if original is value), None)
         if number is None:
             return value
@@ -100,8 +111,8 @@ def elements(value: Any) -> list[Any]:
 
 
 def within(value: Any, change: Any) -> Any:
-    if type(value) in (list, tuple):
-        return type(value)(map(change, value))
+    if is_sequence(value):
+        return rebuilt(value, map(change, value))
     return {key: change(each) for key, each in value.items()} if type(value) is dict else value
 
 

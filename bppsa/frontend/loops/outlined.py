@@ -6,6 +6,7 @@ over. The key of the call is then of what the loop itself looks up, and not of a
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -29,10 +30,8 @@ from bppsa.fxpasses.reroll.outline.loops import LoopStatement
 from bppsa.fxpasses.reroll.outline.split import LoopSplit, attribute, split
 from bppsa.runtime.untraced import untraced
 
-ALIASES = Reason(
-    "the loop knows what it changes by two names, or binds a variable that holds a module",
-    mend="give these other names",
-)
+ALIASES = Reason("the loop knows what it changes by two names", mend="give it one")
+HELD = "hold tensors, numbers, or lists, tuples and dicts of these in it, and modules under other names"
 MOST_ROOTS = 16  # of one loop
 LASTING = (nn.Module, FunctionType, ModuleType, type)
 StateOf = Callable[[Any], LoopState]  # by the first argument
@@ -89,8 +88,9 @@ class Outlined:
         root = self.root(index, values, state)
         originals = changeable(root.variables, loop.written) if root is not None else []
         if root is None or not root.changes_alone(originals):
+            reason = ALIASES if root is not None else holds_others(plain, values)
             place = f"{plain.__code__.co_filename}:{loop.statement.lineno}"
-            note(Decision(state.path, "loop", "pytorch", str(replace(ALIASES, path=place))))
+            note(Decision(state.path, "loop", "pytorch", str(replace(reason, path=place))))
             return self.bound(loop, plain(**values))
         others = {name: value for name, value in values.items() if name not in root.variables}
         run = partial(on_copies, plain, others, loop.bound, originals)
@@ -130,6 +130,14 @@ class Outlined:
             for oldest in list(state.roots)[:-MOST_ROOTS]:
                 del state.roots[oldest]
         return function if set(held) <= {*function.__code__.co_freevars} else None
+
+
+def holds_others(plain: FunctionType, values: dict[str, Any]) -> Reason:
+    """Why what the loop looks up cannot be told: it binds a variable that holds no data."""
+    stored = {i.argval for i in dis.get_instructions(plain) if i.opname.startswith("STORE_")}
+    held = sorted(name for name, value in values.items() if not is_data(value) and name in stored)
+    kinds = ", ".join(f"{name}, which holds a {type(values[name]).__name__}" for name in held)
+    return Reason(f"binds {kinds or 'what holds modules'}", mend=HELD)
 
 
 def attributes_of(loop: LoopStatement, owner: Any) -> dict[str, Any] | None:

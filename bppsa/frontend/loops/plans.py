@@ -142,6 +142,8 @@ def planned(
     logger: Logger, leaves: Sequence[Any], spec: Any, call: LoopCall, path: str, found: list[Repetition]
 ) -> LoopPlan:
     log = logger.log
+    with logger.refusing():
+        logger.end_functions()
     if log.refusal is not None:
         raise Unsupported(log.refusal)
     others = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
@@ -150,7 +152,7 @@ def planned(
             raise Unsupported(Reason(f"returns a {type(leaf).__name__}", mend="return tensors, numbers, containers"))
     tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     captured = [value.given.captured for value in log.captured if value.given and value.given.captured is not None]
-    check_gradients(tensors, [*captured, *call.tensors])
+    check_gradients(tensors, [*captured, *call.tensors], logger.own.nodes)
     result = [returned(logger, tensor) for tensor in tensors]  # which may write ops down yet
     replay = Replay(log)
     rerolled = reroll(log, result, fuse)

@@ -8,10 +8,12 @@ import types
 from collections.abc import Iterator, Set
 from typing import Any
 
+import torch
 from torch import nn
 
 BY_STRING = {"getattr", "hasattr", "attrgetter", "methodcaller"}  # who names them looks up what no code names
 CONSTRUCTS = {"__init__", "__new__", "__post_init__"}
+RUN_BY_AUTOGRAD = {"forward", "backward", "setup_context", "vjp", "jvp"}
 FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property)
 DATA = (int, float, complex, str, bytes, type(None), tuple, list, dict, set)
 
@@ -52,7 +54,8 @@ def unnamed(space: Any, names: Set[str], constructed: bool) -> set[str]:
     """
     makes = constructed and not (isinstance(space, type) and issubclass(space, nn.Module))
     computed = not BY_STRING.isdisjoint(names)
-    found = set()
+    of_autograd = isinstance(space, type) and issubclass(space, torch.autograd.Function)
+    found = RUN_BY_AUTOGRAD & vars(space).keys() if of_autograd else set()
     for name, value in vars(space).items():
         if name.startswith("__") and name.endswith("__"):
             if isinstance(value, FUNCTIONS) and (makes or name not in CONSTRUCTS):

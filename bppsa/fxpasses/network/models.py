@@ -60,9 +60,7 @@ def recording_model() -> bool:
 
 class ModelRecorder(Recorder):
     may_draw = True
-
-    def functional(self, func: Any) -> Any:
-        return DRAWS.get(func) or super().functional(func)
+    draws = DRAWS
 
     def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
         """A buffer of the model: written down as it is, and done when the graph runs."""

@@ -9,7 +9,7 @@ second's worth of Python; a rewritten model must start in milliseconds.)
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -28,8 +28,10 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.lines import line_now
 from bppsa.fxpasses.recording.aliases import PARTS, RETURN_NEW, STALE, Aliases, Stale, geometry
 from bppsa.fxpasses.recording.decompose import DECOMPOSE, OF_REALS
+from bppsa.fxpasses.recording.functional import functional
 from bppsa.fxpasses.recording.refused import REFUSED
 from bppsa.fxpasses.theirs import theirs
+from bppsa.sparsity.rules.own_gradient import ATTACHED, Attach
 
 aten = torch.ops.aten
 OURS = "bppsa"  # of whose ops none is taken apart
@@ -126,15 +128,17 @@ def zeros_like(tensor: Tensor) -> Tensor:
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
-def check_gradients(results: Sequence[Any], captured: Sequence[Tensor]) -> None:
-    """A torch.autograd.Function is seen as the ops of its forward; its backward would be lost."""
+def check_gradients(results: Sequence[Any], captured: Sequence[Tensor], known: Collection[Any] = ()) -> None:
+    """A torch.autograd.Function is seen as the ops of its forward; its backward would be lost. known: those whose
+    backward is recorded."""
     seen = {tensor.grad_fn for tensor in captured}  # how these came about is no part of the function
     stack = [tensor.grad_fn for tensor in results if isinstance(tensor, Tensor)]
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
-        if isinstance(node, BackwardCFunction):
+        ours = getattr(node, "_forward_cls", None) is Attach
+        if isinstance(node, BackwardCFunction) and node not in known and not ours:
             raise Unsupported(Reason("has a gradient of its own", op=node.name(), mend="use detach() and torch ops"))
         seen.add(node)
         stack.extend(before for before, _ in node.next_functions)
@@ -211,6 +215,7 @@ class Recorder(TorchDispatchMode):
     """Sees every op that the dispatcher does, runs it on stand-ins and writes it down as a node."""
 
     may_draw = False  # random numbers
+    draws: Mapping[Any, Any] = {}  # what draws in place, and what returns such numbers
 
     def __init__(self, decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE, where: Callable[[], str] = str) -> None:
         super().__init__()
@@ -324,7 +329,7 @@ class Recorder(TorchDispatchMode):
     def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
         """Record x.add_(y) as x.add(y), and let x stand for the result from here on."""
         changed, name = args[0] if args else None, str(func)
-        op = self.functional(func)
+        op = self.draws.get(func) or functional(func)
         unusual = not func._opname.endswith("_") or op is None or torch.Tag.inplace_view in func.tags
         if unusual or not isinstance(changed, Tensor):
             raise Unsupported(Reason("changes a tensor in place", op=name, mend=RETURN_NEW))
@@ -348,12 +353,9 @@ class Recorder(TorchDispatchMode):
         changed.copy_(result)  # an index is in bounds on stand-ins too
         return changed
 
-    def functional(self, func: Any) -> Any:
-        """The op that returns what `func` writes in place; None where there is none."""
-        return getattr(getattr(aten, func._opname.removesuffix("_"), None), func._overloadname, None)
-
     def define_output(self, node: fx.Node, out: Tensor) -> Tensor:
-        detached = self.gradients and not torch.is_grad_enabled()  # a torch.no_grad() block inside the function
+        # In a torch.no_grad() block inside the function. Autograd runs an op with a gradient of its own in one too.
+        detached = self.gradients and not torch.is_grad_enabled() and node.target is not ATTACHED
         if detached and node.target is not aten.detach.default:
             node.meta["val"] = out
             node = self.graph.call_function(aten.detach.default, (node,))

@@ -18,9 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, Geometry, marked_geometry
 from bppsa.fxpasses.recording.capture import CHECK, has_option, reads_values
+from bppsa.fxpasses.recording.functional import functional
 from bppsa.fxpasses.reroll.log.lines import innermost, place, users_lines
 from bppsa.fxpasses.reroll.log.memory import TensorMemory
 from bppsa.fxpasses.reroll.log.ops import CallInput, Like, Log, LoggedOp, LoggedValue, flatten, is_number
+from bppsa.fxpasses.reroll.log.own_gradients import OwnGradients, applying
 from bppsa.fxpasses.reroll.log.spelled import spelled
 from bppsa.fxpasses.theirs import theirs
 
@@ -68,6 +70,7 @@ class Logger(TorchDispatchMode):
         self.lines: tuple[tuple[Any, int], ...] = ()
         self.outermost = sys._getframe(1).f_code
         self.gradients = torch.is_grad_enabled()
+        self.own = OwnGradients(self)
         self.turned: Geometry | None = None  # how the tensor was seen that is about to become a view of itself
         with self.refusing():
             for i, tensor in enumerate(arguments):
@@ -91,9 +94,16 @@ class Logger(TorchDispatchMode):
         profile: Any = sys.getprofile()
         sys.setprofile(None)  # who watches the call would watch the log too
         try:
+            with self.refusing():
+                self.end_functions(profile)
             return self.passing(func, args, kwargs or {})
         finally:
             sys.setprofile(profile)
+
+    def end_functions(self, profile: Any = None) -> None:
+        """Where gradients are asked for again, or the call is over."""
+        if self.own.made and torch.is_grad_enabled() and self.log.refusal is None and not applying():
+            self.own.attach(profile)
 
     def passing(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the op gives, written down."""
@@ -101,11 +111,11 @@ class Logger(TorchDispatchMode):
         leaves: list[Any] | None = None
         if self.log.refusal is None:
             with self.refusing():
-                leaves, spec = flatten(args, kwargs)
+                given, spec = flatten(args, kwargs)
                 self.check(func, args)
                 write = self.noting(func, args)
                 unread = args[0] if write == self.wait or func in OVERWRITES else None
-                leaves = [self.value_of(leaf, func, unread) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+                leaves = [self.value_of(leaf, func, unread) if isinstance(leaf, Tensor) else leaf for leaf in given]
                 if func in VIEWS_IN_PLACE:
                     self.turned = marked_geometry(args[0])
                 apart = spelled(func, args)
@@ -118,6 +128,8 @@ class Logger(TorchDispatchMode):
                 write(func, args, kwargs, leaves, spec, out)
             else:
                 self.spell(apart, out)
+            if self.gradients and not torch.is_grad_enabled():
+                self.own.passed(zip(given, leaves, strict=True), out)
         return out
 
     def noting(self, func: Any, args: Sequence[Any]) -> Callable[..., None]:
@@ -294,11 +306,6 @@ class Refusing(suppress):
         if isinstance(error, Unsupported):
             self.logger.refuse(error.reason)
         return super().__exit__(kind, error, trace)
-
-
-def functional(func: Any) -> Any:
-    """The op that returns what `func` writes in place; None where there is none."""
-    return getattr(getattr(aten, func._opname.removesuffix("_"), None), func._overloadname, None)
 
 
 def sized(func: Any, leaves: list[Any], out: Tensor) -> tuple[Any, list[Any], Any]:

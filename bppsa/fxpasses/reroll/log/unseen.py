@@ -79,6 +79,7 @@ LIBRARIES = {
     *("operator", "types", "typing", "_weakrefset", "weakref", "fractions", "string", "re"),
     *("torch", "bppsa", "einops", "jaxtyping", "numpy", "importlib", "typing_extensions"),
 }
+OF_NAMED_TUPLES = "namedtuple_"  # what Python calls the module of what makes one
 # Of torch, what has effects that no op shows.
 WITH_EFFECTS = (
     *("torch.random", "torch.serialization", "torch.distributed", "torch.multiprocessing", "torch.hub"),
@@ -141,12 +142,14 @@ class CalledFunctions(Functions):
         if found is None:
             name = str(frame.f_globals.get("__name__", ""))
             own = is_users_name(name) or (self.home != "" and name.partition(".")[0] == self.home)
-            found = self.near[code] = is_users(frame) and own
+            generated = code.co_filename == "<string>"  # as a dataclass's methods are
+            found = self.near[code] = own and (generated or is_users(frame))
         return found
 
     def check_library(self, frame: FrameType, back: FrameType) -> None:
         name = str(frame.f_globals.get("__name__", ""))
-        if name.partition(".")[0] not in LIBRARIES or name.startswith(WITH_EFFECTS):
+        of_tuple = name.startswith(OF_NAMED_TUPLES)
+        if not of_tuple and (name.partition(".")[0] not in LIBRARIES or name.startswith(WITH_EFFECTS)):
             self.told("calls a library whose effects are not known", f"{name}.{frame.f_code.co_name}", back)
 
     def check_numpy(self, frame: FrameType) -> None:

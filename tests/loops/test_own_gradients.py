@@ -1,0 +1,239 @@
+"""Loops with torch.autograd.Functions: surrogate gradients of spikes, straight-through estimators and such."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from tests.loops.beside import Pair
+from tests.loops.cells import Cell, H, x
+
+SHARPNESS = 2.0
+calls: list[str] = []
+
+
+def slope(u: Tensor) -> Tensor:
+    return 1 / (1 + (math.pi / 2 * SHARPNESS * u).pow_(2))
+
+
+class Spike(torch.autograd.Function):
+    """One where u > 0; others here have another gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor) -> Tensor:
+        ctx.save_for_backward(u)
+        return (u > 0).to(u.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (u,) = ctx.saved_tensors
+        return slope(u) * g.clone() if ctx.needs_input_grad[0] else None
+
+
+class Boxed(torch.autograd.Function):
+    @staticmethod
+    def forward(u: Tensor, width: float) -> Tensor:
+        return torch.round(u)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0])
+        ctx.width = inputs[1]
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (u,) = ctx.saved_tensors
+        return -g.masked_fill(u.abs() > ctx.width, 0.0) / 2, None
+
+
+class Skewed(torch.autograd.Function):
+    """Two inputs, of each another gradient than the product's; the same one twice adds up."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, v: Tensor) -> Tensor:
+        ctx.save_for_backward(u, v)
+        return u * v
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        u, v = ctx.saved_tensors
+        return g * v * 2, torch.where(u > 0, g * u, torch.zeros_like(g)) + g
+
+
+class Clipped(Spike):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g.clamp(-0.01, 0.01)
+
+
+class Shifted(Spike):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g + ctx.saved_tensors[0]
+
+
+class OfRow(Spike):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g.flip(1)
+
+
+class Filled(Spike):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g.masked_fill(ctx.saved_tensors[0] > 0, 1.0)
+
+
+class Noted(Spike):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        calls.append("backward")
+        return g
+
+
+class Noisy(Spike):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * torch.rand_like(g)
+
+
+class Failing(Spike):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g * max(1, 1 // (1 + torch._C._current_graph_task_id()))  # by zero outside of a backward
+
+
+class Once(Spike):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g
+
+
+class Halved(torch.autograd.Function):
+    """What it is given, and half the gradient: the result is its input's memory."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor) -> Tensor:
+        return u
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g / 2
+
+
+class OfItsResult(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: Tensor) -> Tensor:
+        y = torch.sigmoid(u)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (y,) = ctx.saved_tensors
+        return g * y * (1 - y)
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, u: Tensor) -> tuple[Tensor, Tensor]:
+        return u.sin(), u.cos()
+
+    @staticmethod
+    def backward(ctx: Any, a: Tensor, b: Tensor) -> Any:
+        return a + 2 * b
+
+
+class Scaled(torch.autograd.Function):
+    """A parameter's gradient is a sum over the batch."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(u, scale)
+        return u * scale
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        u, scale = ctx.saved_tensors
+        return g * scale, (g * u).sum(0)
+
+
+USES: dict[str, Any] = {
+    "spike": lambda cell, u: Spike.apply(u),
+    "boxed": lambda cell, u: Boxed.apply(u * 3, 2.0).mul_(0.5),
+    "skewed": lambda cell, u: Skewed.apply(u, torch.tanh(u)),
+    "skewed twice": lambda cell, u: Skewed.apply(u, u),
+    "spike of a spike": lambda cell, u: Spike.apply(u - Boxed.apply(u, 1.0)),
+    "without gradient": lambda cell, u: Spike.apply(u.detach()) + torch.tanh(u),
+}
+LEFT: dict[str, tuple[Any, str]] = {
+    "clipped": (lambda cell, u: Clipped.apply(u), "no product with that of its result"),
+    "shifted": (lambda cell, u: Shifted.apply(u), "no product with that of its result"),
+    "of a row": (lambda cell, u: OfRow.apply(u), "no product with that of its result"),
+    "filled": (lambda cell, u: Filled.apply(u), "no product with that of its result"),
+    "noisy": (lambda cell, u: Noisy.apply(u), "draws random numbers"),
+    "noted": (lambda cell, u: Noted.apply(u), "may have effects"),
+    "once": (lambda cell, u: Once.apply(u), "has a gradient of its own"),
+    "failing": (lambda cell, u: Failing.apply(u), "raises ZeroDivisionError"),
+    "halved": (lambda cell, u: Halved.apply(torch.tanh(u)), "has a gradient of its own"),
+    "of its result": (lambda cell, u: OfItsResult.apply(u), "has a gradient of its own"),
+    "two results": (lambda cell, u: sum(Twice.apply(u)), "has a gradient of its own"),
+    "scaled": (lambda cell, u: Scaled.apply(torch.tanh(u), cell.scale), "has a gradient of its own"),
+}
+
+
+class Spiking(Cell):
+    kind = nn.RNNCell
+
+    def __init__(self, use: Any) -> None:
+        super().__init__()
+        self.use, self.scale = use, nn.Parameter(torch.full((H,), 0.7))
+
+    def forward(self, x: Tensor) -> Any:
+        u, spike, out = self.start(x), self.start(x), []
+        for t in range(x.shape[1]):
+            u = 0.9 * u + self.cell(x[:, t], spike) - 0.3 * spike
+            spike = self.use(self, u)
+            out.append(spike)
+        return torch.stack(out, 1), u
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_product_with_the_gradient_is_part_of_the_scan(use: str) -> None:
+    torch.manual_seed(0)
+    assert Pair(Spiking(USES[use])).strategies(x(16)) == ["sequential"]
+
+
+@pytest.mark.parametrize("use", LEFT)
+def test_any_other_gradient_is_pytorchs(use: str) -> None:
+    torch.manual_seed(0)
+    calls.clear()
+    pair = Pair(Spiking(LEFT[use][0]))
+    assert pair.strategies(x(16)) == ["pytorch"]
+    assert LEFT[use][1] in pair.decisions()[0].reason
+    assert len(calls) in (0, 2 * 3 * 16)  # of both models, in each call and step: no backward has run but PyTorch's
+
+
+def test_what_a_backward_reads_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Pair(Spiking(USES["spike"]))
+    pair.strategies(x(16))
+    monkeypatch.setattr(f"{__name__}.SHARPNESS", 5.0)
+    assert pair.strategies(x(16)) == ["sequential"]
+
+
+def test_gradients_of_gradients() -> None:
+    pair, found = Pair(Spiking(USES["spike"])), []
+    given = x(16)
+    pair.strategies(given)
+    for model in (pair.plain, pair.fast):
+        own = given.detach().requires_grad_()
+        (first,) = torch.autograd.grad(model(own)[1].square().sum(), own, create_graph=True)
+        found.append(torch.autograd.grad(first.square().sum(), [own, model.cell.weight_hh]))
+    for expected, got in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
