@@ -32,11 +32,11 @@ def diagonal(cases: Iterable[Any], ways: Iterable[Any], marks: Callable[[Any], A
     ]
 
 
-def alternate(cases: Iterable[Any]) -> list[ParameterSet]:
-    """Every second one marked as slow."""
-    return [pytest.param(case, marks=[pytest.mark.slow] if i % 2 else []) for i, case in enumerate(cases)]
+def alternate(cases: Iterable[Any], one_of: int = 2) -> list[ParameterSet]:
+    """All but one of two, or of so many, marked as slow."""
+    return [pytest.param(case, marks=[pytest.mark.slow] if i % one_of else []) for i, case in enumerate(cases)]
 
 
 def examples(count: int) -> settings:
     """So many examples of hypothesis, or a quarter of them."""
-    return settings(max_examples=count if ALL else max(5, count // 4))
+    return settings(max_examples=count if ALL else max(3, count // 4))

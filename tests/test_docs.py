@@ -22,7 +22,12 @@ PYTHON = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 CONSOLE = re.compile(r"^```console\n\$ python -m (.*?)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 PAGES = {str(page.relative_to(DOCS)): page.read_text() for page in sorted(DOCS.rglob("*.md"))}
-WITH_CODE = [name for name, text in PAGES.items() if PYTHON.search(text)]
+LONG = {"guides/literature.md"}  # a kernel for each of its cells
+WITH_CODE = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in LONG else [])
+    for name, text in PAGES.items()
+    if PYTHON.search(text)
+]
 COMMANDS = [found for text in PAGES.values() for found in CONSOLE.findall(text)]
 
 

@@ -15,6 +15,7 @@ import bppsa
 from bppsa.frontend.pruned.regions.grow import GraphSegment, grow
 from bppsa.runtime.sparse_conv.apply import run_forward
 from bppsa.runtime.sparse_conv.conv import Conv
+from tests.breadth import alternate, diagonal
 from tests.pruned.support import assert_same_step, captured, error, kernels, pruned
 
 ORDERS = {
@@ -93,11 +94,10 @@ def test_images_of_odd_sizes_are_pooled_on_their_own(size: tuple[int, int]) -> N
     assert pools_within(nn.Sequential(conv(), nn.MaxPool2d(2)), size) == (0, 2)
 
 
-@pytest.mark.parametrize("relu", [True, False])
-@pytest.mark.parametrize("also", ALSO.values(), ids=ALSO)
-def test_what_others_read_is_pooled_on_its_own(also: Callable[[Tensor, Tensor], Tensor], relu: bool) -> None:
+@pytest.mark.parametrize(("also", "relu"), diagonal(ALSO, [True, False]))
+def test_what_others_read_is_pooled_on_its_own(also: str, relu: bool) -> None:
     torch.manual_seed(0)
-    plain = Reads(also, relu=relu).double()
+    plain = Reads(ALSO[also], relu=relu).double()
     fast = bppsa.compile(pruned(copy.deepcopy(plain), 0.5))
     assert pools_within(copy.deepcopy(plain))[0] == 0
     assert_same_step(pruned(plain, 0.5), fast, torch.randn(5, 4, 8, 12).double())
@@ -111,12 +111,11 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("after", ORDERS.values(), ids=ORDERS)
-@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
-def test_a_step_is_pytorchs(layer: nn.Module, after: list[nn.Module]) -> None:
+@pytest.mark.parametrize(("layer", "order"), diagonal(LAYERS, ORDERS))
+def test_a_step_is_pytorchs(layer: str, order: str) -> None:
     torch.manual_seed(0)
     for size in ((2, 2), (10, 38)):  # less than a tile; tiles of several sizes, at the borders and between them
-        model = nn.Sequential(copy.deepcopy(layer), *after, nn.Conv2d(6, 4, 1), nn.Tanh()).double()
+        model = nn.Sequential(copy.deepcopy(LAYERS[layer]), *ORDERS[order], nn.Conv2d(6, 4, 1), nn.Tanh()).double()
         plain, fast = pruned(copy.deepcopy(model), 0.5), bppsa.compile(pruned(model, 0.5))
         for samples in (1, 8, 35):  # up to more blocks than a small image's tile takes at once
             assert_same_step(plain, fast, torch.randn(samples, 4, *size).double())
@@ -155,8 +154,9 @@ def test_of_equal_pixels_the_first_wins_but_a_later_nan(after: list[nn.Module], 
     assert kernels(fast) == ["blocked"]
 
 
-@pytest.mark.parametrize("after", ORDERS.values(), ids=ORDERS)
-def test_gradients_of_gradients(after: list[nn.Module]) -> None:
+@pytest.mark.parametrize("order", alternate(ORDERS))
+def test_gradients_of_gradients(order: str) -> None:
+    after = ORDERS[order]
     torch.manual_seed(0)
     model = nn.Sequential(conv(), *after, nn.Flatten(), nn.Linear(144, 3), nn.Tanh()).double()
     plain, fast = pruned(copy.deepcopy(model), 0.5), bppsa.compile(pruned(model, 0.5))

@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
 import bppsa.frontend.dynamo.ops  # noqa: F401  defines torch.ops.bppsa
+from tests.breadth import diagonal
 from tests.recurrent.support import (
     KINDS,
     MANY,
@@ -225,8 +226,7 @@ def op_arguments(model: nn.RNNBase, masked: bool, grad: bool, strategy: str = "s
     return (*tensors, *flags, grad)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("kind", "dtype"), diagonal(KINDS, [torch.float64, torch.bfloat16]))
 def test_opcheck(kind: str, dtype: torch.dtype) -> None:
     """The op that torch.compile sees: schema, fake kernel, autograd registration, AOT dispatch with symbolic sizes."""
     torch.manual_seed(0)

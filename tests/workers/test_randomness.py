@@ -70,7 +70,7 @@ def equal_bits(a: list[Any], b: list[Any]) -> bool:
 ALONE = {B: zoo.Case(ddp(), 1, B, 1) for B in (3, 4)}  # the same micro-batches on one worker, in one stage
 
 
-@pytest.mark.parametrize("name", alternate(zoo.CASES))
+@pytest.mark.parametrize("name", alternate(zoo.CASES, 4))
 def test_draws_are_those_of_the_micro_batches_on_one_worker(name: str) -> None:
     case, model = zoo.CASES[name], Noisy()
     support.close(
@@ -78,7 +78,7 @@ def test_draws_are_those_of_the_micro_batches_on_one_worker(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", alternate(["one_f_one_b", "fslpp", "zero_bubble", "wavelet_dp"]))
+@pytest.mark.parametrize("name", alternate(["one_f_one_b", "fslpp", "zero_bubble", "wavelet_dp"], 4))
 def test_a_run_repeats_bit_by_bit(name: str) -> None:
     model = Noisy()
     runs = [steps(compiled_for(zoo.CASES[name], model, seed=seed)) for seed in (3, 3, 4)]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bppsa.errors import ArgumentError, ScheduleError
+from tests.breadth import diagonal
 from tests.workers.over_time import zoo
 from tests.workers.over_time.support import EXACT, over_time, step_difference
 
@@ -71,8 +72,7 @@ EXACTLY_CUT: dict[str, tuple[Callable[..., Tensor], Callable[[], Any]]] = {
 }
 
 
-@pytest.mark.parametrize("microbatches", [1, 3])
-@pytest.mark.parametrize("name", EXACTLY_CUT)
+@pytest.mark.parametrize(("name", "microbatches"), diagonal(EXACTLY_CUT, [1, 3]))
 def test_a_loss_is_the_whole_batchs(name: str, microbatches: int) -> None:
     loss_fn, target = EXACTLY_CUT[name]
     model, (x, _) = zoo.Words(), zoo.words(ROWS, STEPS)
@@ -113,8 +113,10 @@ def of_its_root(scores: Tensor, target: Tensor) -> Tensor:
     return zoo.of_words(scores, target).sqrt()
 
 
-@pytest.mark.parametrize("loss_fn", [of_some, weighing_classes, rows_added, of_differences, of_its_root])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("loss_fn", "seed"),
+    diagonal([of_some, weighing_classes, rows_added, of_differences, of_its_root], range(4)),
+)
 def test_another_loss_is_refused(loss_fn: Any, seed: int) -> None:
     """Whatever the target: what counts otherwise may stand anywhere in it, or in as many places of each chunk."""
     torch.manual_seed(seed)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import bppsa
+from tests.breadth import alternate
 from tests.models.plain import Encoder, Translator, UNet
 from tests.workers import support
 from tests.workers.partition.support import Batch, Model, batch, check_step, compiled_for
@@ -21,7 +22,7 @@ def inputs(model: type[nn.Module]) -> tuple[torch.Tensor, ...]:
     }[model]
 
 
-@pytest.mark.parametrize("make", [Encoder, Translator, UNet])
+@pytest.mark.parametrize("make", alternate([Encoder, Translator, UNet]))
 def test_a_model_without_memory_is_cut(make: type[nn.Module]) -> None:
     with torch.device("meta"):
         model = make()
