@@ -253,7 +253,7 @@ class Doubled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
-        return g * 3
+        return g.clamp(-0.1, 0.1)
 
 
 @row("a gradient of its own", "gradient")

@@ -25,6 +25,7 @@ from bppsa.fxpasses.environment.walk import SIMPLE
 from bppsa.fxpasses.lines import OURS
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, draws
 from bppsa.fxpasses.reroll.log.unseen import BUILTINS, CONTAINERS
+from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 if TYPE_CHECKING:
@@ -118,8 +119,10 @@ class OwnGradients:
             ones = torch.ones_like(like)
             sys.setprofile(profile)
             try:
-                slopes = node.apply(ones)
+                slopes = theirs(node.apply, ones)
             except Exception as error:  # whatever the user's code raises here belongs into his backward
+                if is_ours(error):
+                    raise
                 raise self.refusal(node, f"has a gradient of its own that raises {error!r}") from error
             finally:
                 sys.setprofile(None)
