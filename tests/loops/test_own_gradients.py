@@ -96,6 +96,20 @@ class Noted(Spike):
         return g
 
 
+class Seeding(Spike):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        torch.manual_seed(3)
+        return g
+
+
+class Writing(Spike):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (u,) = ctx.saved_tensors
+        return g * u.detach().mul_(2)
+
+
 class Noisy(Spike):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -177,6 +191,7 @@ LEFT: dict[str, tuple[Any, str]] = {
     "shifted": (lambda cell, u: Shifted.apply(u), "no product with that of its result"),
     "of a row": (lambda cell, u: OfRow.apply(u), "no product with that of its result"),
     "filled": (lambda cell, u: Filled.apply(u), "no product with that of its result"),
+    "writing": (lambda cell, u: Writing.apply(u * 1.0), "changes a tensor in place"),
     "noisy": (lambda cell, u: Noisy.apply(u), "draws random numbers"),
     "noted": (lambda cell, u: Noted.apply(u), "may have effects"),
     "once": (lambda cell, u: Once.apply(u), "has a gradient of its own"),
@@ -218,6 +233,36 @@ def test_any_other_gradient_is_pytorchs(use: str) -> None:
     assert pair.strategies(x(16)) == ["pytorch"]
     assert LEFT[use][1] in pair.decisions()[0].reason
     assert len(calls) in (0, 2 * 3 * 16)  # of both models, in each call and step: no backward has run but PyTorch's
+
+
+def test_a_seed_that_a_backward_sets_is_set_in_backwards_alone() -> None:
+    torch.manual_seed(0)
+    pair = Pair(Spiking(lambda cell, u: Seeding.apply(u)))
+    given = x(16)
+    for _ in range(2):
+        states = []
+        for model in (pair.plain, pair.fast):
+            torch.manual_seed(9)
+            model(given)
+            states.append(torch.get_rng_state())
+        assert torch.equal(*states)
+
+
+class Inverting(Cell):
+    """An op under no_grad that gives nothing."""
+
+    def forward(self, x: Tensor) -> Any:
+        h, out, eye = self.start(x), [], torch.eye(H, dtype=x.dtype)
+        for t in range(x.shape[1]):
+            with torch.no_grad():
+                turn = torch.linalg.inv(eye + 0.01 * h.unsqueeze(2) * h.unsqueeze(1))
+            h = self.cell(x[:, t], (turn @ h.unsqueeze(2)).squeeze(2))
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def test_checks_of_matrices_without_gradients() -> None:
+    Pair(Inverting()).strategies(x(16))
 
 
 def test_what_a_backward_reads_may_change(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import BackwardCFunction
+from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.environment import trail
 from bppsa.fxpasses.environment.names import codes, global_names
 from bppsa.fxpasses.environment.walk import SIMPLE
 from bppsa.fxpasses.lines import OURS
-from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, draws
+from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue
 from bppsa.fxpasses.reroll.log.unseen import BUILTINS, CONTAINERS
 from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.sparsity.rules.own_gradient import ATTACHED
@@ -56,6 +58,7 @@ class OwnGradients:
         self.logger = logger
         self.nodes: set[Any] = set()
         self.made: list[Tensor] = []  # without gradients, since an op had some
+        self.inside: set[int] | None = None  # memory that the backward which runs now has made
         self.read: dict[Any, LoggedValue] = {}  # by what is made without them; by where autograd knows it from
 
     def passed(self, given: Iterable[tuple[Any, Any]], outs: Any) -> None:
@@ -63,7 +66,7 @@ class OwnGradients:
         for tensor, value in given:
             if isinstance(value, LoggedValue) and tensor.requires_grad:
                 self.read[tensor.grad_fn or tensor, tensor.output_nr] = value
-        self.made += [out for out in ([outs] if isinstance(outs, Tensor) else outs) if isinstance(out, Tensor)]
+        self.made += [out for out in tree_leaves(outs) if isinstance(out, Tensor)]
 
     def attach(self, profile: Any = None) -> None:
         """Looks whether a function has ended. profile: what watches the user's code."""
@@ -80,7 +83,7 @@ class OwnGradients:
         inputs = [self.input_of(*edge) for edge in node.next_functions]
         if tensor._is_view() or len(node._input_metadata) != 1 or value is None or value in inputs:
             raise self.refusal(node, "has a gradient of its own")
-        if not (is_harmless(type(node)._forward_cls.backward, set()) and all(map(is_plain, vars(node).values()))):
+        if not (is_harmless(backward_of(type(node)._forward_cls), set()) and all(map(is_plain, vars(node).values()))):
             raise self.refusal(node, "has a gradient of its own that may have effects")
         begin, lines = len(log.ops), () if value.op is None else value.op.lines
         ones, slopes = self.run(node, tensor, profile)
@@ -114,24 +117,44 @@ class OwnGradients:
 
     def run(self, node: Any, like: Tensor, profile: Any) -> tuple[LoggedValue, Sequence[Any]]:
         """What the backward gives for ones, and these."""
-        before, begin = torch.get_rng_state(), len(self.logger.log.ops)
-        with torch.enable_grad(), self.logger:
-            ones = torch.ones_like(like)
-            sys.setprofile(profile)
-            try:
+        before, self.inside = torch.get_rng_state(), set()
+        try:
+            with torch.enable_grad(), self.logger:
+                ones = torch.ones_like(like)
+                sys.setprofile(profile)
                 slopes = theirs(node.apply, ones)
-            except Exception as error:  # whatever the user's code raises here belongs into his backward
-                if is_ours(error):
-                    raise
-                raise self.refusal(node, f"has a gradient of its own that raises {error!r}") from error
-            finally:
-                sys.setprofile(None)
-        if any(map(draws, self.logger.log.ops[begin:])):
+        except Unsupported:
+            raise
+        except Exception as error:  # whatever the user's code raises here belongs into his backward
+            if is_ours(error):
+                raise
+            raise self.refusal(node, f"has a gradient of its own that raises {error!r}") from error
+        finally:
+            sys.setprofile(None)
+            self.inside = None
+            drawn = not torch.equal(before, torch.get_rng_state())
             torch.set_rng_state(before)
+        if drawn:
             raise self.refusal(node, "has a gradient of its own that draws random numbers")
         known = self.logger.memory.find(ones)
         assert known is not None
         return known, slopes if isinstance(slopes, tuple) else (slopes,)
+
+    def check_write(self, func: Any, args: Sequence[Any]) -> None:
+        """Stops a backward of ours before it writes into what the call holds."""
+        if self.inside is None or not func._schema.is_mutable:
+            return
+        if not {one.untyped_storage()._cdata for one in args[:1] if isinstance(one, Tensor)} <= self.inside:
+            raise Unsupported(Reason("has a gradient of its own that changes a tensor in place", str(func), MEND))
+
+    def note(self, args: Any, outs: Any) -> None:
+        """An op of a backward that runs now: what it makes is its own."""
+        if self.inside is not None:
+            given, made = (
+                {leaf.untyped_storage()._cdata for leaf in tree_leaves(leaves) if isinstance(leaf, Tensor)}
+                for leaves in (args, outs)
+            )
+            self.inside |= made - given
 
     def refusal(self, node: Any, what: str) -> Unsupported:
         return Unsupported(Reason(what, op=node.name(), mend=MEND))
@@ -145,6 +168,12 @@ def applying() -> bool:
     return frame is not None and frame.f_code is APPLY
 
 
+def backward_of(function: type[torch.autograd.Function]) -> Any:
+    """What autograd runs: either of the two may be given."""
+    given: Any = function.vjp if function.vjp is not torch.autograd.Function.vjp else function.backward
+    return given
+
+
 def is_harmless(function: Any, known: set[Any]) -> bool:
     """Whether its code handles nothing but numbers, tensors and functions of these."""
     if not isinstance(function, FunctionType):
@@ -156,7 +185,7 @@ def is_harmless(function: Any, known: set[Any]) -> bool:
     if any(instruction.opname in STORES for instruction in instructions):
         return False
     names = {**vars(builtins), **function.__globals__}
-    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    cells = [held for held in map(trail.content, function.__closure__ or ()) if held is not trail.MISSING]
     read = [*cells, *(names[name] for name in global_names(function.__code__) if name in names)]
     return all(is_plain(value) or is_function(value) or is_harmless(value, known) for value in read)
 

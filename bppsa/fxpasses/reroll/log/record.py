@@ -119,7 +119,9 @@ class Logger(TorchDispatchMode):
                 if func in VIEWS_IN_PLACE:
                     self.turned = marked_geometry(args[0])
                 apart = spelled(func, args)
+        self.own.check_write(func, args)
         out = theirs(func, *args, **kwargs)
+        self.own.note((args, kwargs), out)
         if self.log.refusal is not None or leaves is None:
             self.log.rest.append(func)
             return out
