@@ -22,7 +22,8 @@ from torch.nn.utils import prune
 
 import bppsa
 import machine
-from pruned import FORMATS, inference, training_step
+from pruned import FORMATS
+from pruned_steps import inference, training_step
 from timing import Spread, interleave, milliseconds, ratio
 
 SLOWER = 0.97

@@ -26,7 +26,8 @@ import machine
 import store
 from child import CLEAR, STATUS, kilobytes
 from networks import prepared, uniform
-from pruned import FORMATS, HERE, NETWORKS, STEPS
+from pruned import FORMATS, HERE
+from pruned_steps import NETWORKS, STEPS
 from timing import significant
 
 RUNS = 5
