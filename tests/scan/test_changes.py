@@ -166,7 +166,7 @@ def test_new_weights_need_no_new_recording() -> None:
     for _ in range(3):
         check(example(cell, h(), x(H), modules=(cell,)))
         cell.linear.weight = nn.Parameter(random(H, H))
-    assert len(plans._plans.known) == 1
+    assert len(plans._plans) == 1
 
 
 def test_a_lambda_made_anew_needs_no_new_recording() -> None:
@@ -174,14 +174,14 @@ def test_a_lambda_made_anew_needs_no_new_recording() -> None:
     for factor in (1.0, 2.0, 1.0):
         check(example(lambda h, x, f=factor: twice(torch.tanh(f * (h @ u) + x)), h(), x(H), u))
         check(example(lambda h, x: twice(torch.tanh(factor * (h @ u) + x)), h(), x(H), u))  # noqa: B023
-    assert len(plans._plans.known) == 4
+    assert len(plans._plans) == 4
 
 
 def test_memory_of_recordings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plans._plans, "most", 3)
     for factor in range(6):
         check(example(functools.partial(lambda f, h, x: twice(f * h + x), float(factor)), h(), x(H)))
-    assert len(plans._plans.known) == 3
+    assert len(plans._plans) == 3
 
 
 class Decay:
@@ -206,7 +206,7 @@ def test_plans_keep_no_object_alive() -> None:
         gc.collect()
     assert not [refer for refer in gone if refer() is not None]
     check(example(lambda h, x: twice(h + x), h(), x(H)))
-    assert len(plans._plans.known) == 1, "their plans went with them"
+    assert len(plans._plans) == 1, "their plans went with them"
 
 
 @pytest.mark.parametrize("divisors", [(0.0, -0.0), (-0.0, 0.0)], ids=str)

@@ -19,8 +19,8 @@ from bppsa.frontend.cell.checks import Cell, check_carry, name_of, step
 from bppsa.frontend.cell.fused_cell import CellPlan
 from bppsa.frontend.cell.second import Second, swapped
 from bppsa.frontend.ordinary import is_ordinary_moment, mixed
+from bppsa.frontend.plan_cache import PlanCache, place
 from bppsa.frontend.planning.sweeps import compile_recurrence
-from bppsa.frontend.remembered import Remembered, place
 from bppsa.fxpasses.cell.instead import INSTEAD
 from bppsa.fxpasses.cell.recurrence import split
 from bppsa.fxpasses.cell.survey import told
@@ -31,11 +31,11 @@ from bppsa.fxpasses.spelling.whole import growth_of
 from bppsa.plan.choose import multiply_inline
 
 WHOLE = (torch.bool, torch.int64, torch.int32)  # dtypes whose numbers a sweep holds as reals
-REMEMBERED = 256  # cells
+MOST = 256  # plans, of cells
 # What a mistake of ours in a pass would raise, once the cell itself has run.
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
-_plans: Remembered[CellPlan | Reason] = Remembered(REMEMBERED)
+_plans: PlanCache[CellPlan | Reason] = PlanCache(MOST)
 
 
 def find(

@@ -17,7 +17,7 @@ from bppsa.frontend.call_log import note
 from bppsa.frontend.cell.scanning import OWN_CHAIN
 from bppsa.frontend.feedforward.plans import program_of
 from bppsa.frontend.ordinary import is_ordinary_moment, mixed
-from bppsa.frontend.remembered import Remembered, place
+from bppsa.frontend.plan_cache import PlanCache, place
 from bppsa.frontend.state import state_of
 from bppsa.fxpasses.environment.walk import SIMPLE, exact, known_environment
 from bppsa.fxpasses.network.models import record_model
@@ -27,7 +27,7 @@ from bppsa.runtime.chain.feedforward import ChainProgram
 from bppsa.runtime.sparse import Kernels
 from bppsa.sparsity.patterns import engine
 
-REMEMBERED = 64  # calls of different kinds
+MOST = 64  # plans, of calls of different kinds
 Forward = Callable[..., Any]
 
 
@@ -98,7 +98,7 @@ def hooked(module: nn.Module) -> Reason | None:
     return None
 
 
-_plans: Remembered[ChainPlan | Reason] = Remembered(REMEMBERED)
+_plans: PlanCache[ChainPlan | Reason] = PlanCache(MOST)
 
 
 def find(

@@ -19,7 +19,7 @@ from bppsa.frontend.loops.state import LeftCall
 from bppsa.frontend.loops.trials import trial
 from bppsa.frontend.loops.verify import Differs, check_alike, check_numbers
 from bppsa.frontend.ordinary import is_plain
-from bppsa.frontend.remembered import place
+from bppsa.frontend.plan_cache import place
 from bppsa.fxpasses.environment.walk import SIMPLE, owner
 from bppsa.fxpasses.recording.capture import check_gradients
 from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll

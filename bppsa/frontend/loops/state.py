@@ -10,7 +10,7 @@ from typing import Any
 
 from bppsa.decisions import Decision, Report
 from bppsa.errors import Reason
-from bppsa.frontend.remembered import Reference, all_there
+from bppsa.frontend.plan_cache import PlanCache, Reference
 
 MOST = 64  # plans, one for each kind of call and number of steps
 TRIALS = 4  # logs in vain, after which the module is left alone
@@ -39,13 +39,12 @@ class LeftCall:
 
 @dataclass(eq=False)
 class LoopState:
-    """plans: by the key of a call, what runs it, and references to what the key names by its address: where one of
-    them is gone, another object may have that address. in_vain: logs that gave no plan, since the last that did. Both
-    belong to one object in one process: a copy begins anew."""
+    """plans: by the key of a call, what runs it. in_vain: logs that gave no plan, since the last that did. Both belong
+    to one object in one process: a copy begins anew."""
 
     path: str
     is_part: bool = False  # of a function: one loop of it
-    plans: OrderedDict[Hashable, tuple[Any, Sequence[Reference]]] = field(default_factory=OrderedDict)
+    plans: PlanCache[Any] = field(default_factory=lambda: PlanCache(MOST))
     in_vain: int = 0
     debt: int = 0  # of all plans made, in runs that would have to pay for them yet
     sightings: OrderedDict[Hashable, int] = field(default_factory=OrderedDict)  # of kinds that wait for a plan
@@ -80,15 +79,13 @@ class LoopState:
     @property
     def is_in_vain(self) -> bool:
         """Whether calls were logged, and none of them as a whole got a plan."""
-        return bool(self.last.decisions) and all(isinstance(made, LeftCall) for made, _ in self.plans.values())
+        return bool(self.last.decisions) and all(isinstance(made, LeftCall) for made in self.plans)
 
     def find(self, key: Hashable) -> Any:
         found = self.plans.get(key)
-        if found is None or not all_there(found[1]):
-            return None
-        self.plans.move_to_end(key)
-        self.debt = max(0, self.debt - 1)
-        return found[0]
+        if found is not None:
+            self.debt = max(0, self.debt - 1)
+        return found
 
     def waits(self, key: Hashable) -> bool:
         """Whether a call of a kind that has no plan is left to PyTorch without a log: the more plans have not paid yet,
@@ -126,6 +123,4 @@ class LoopState:
         else:
             self.in_vain = self.idle = 0
             self.debt += PAYS
-        self.plans[key] = made, named
-        while len(self.plans) > MOST:
-            self.plans.popitem(last=False)
+        self.plans.keep(key, made, named)

@@ -24,8 +24,22 @@ PLACE, RECOMPUTED = "bppsa_place", "bppsa_recomputed"
 
 class Lines(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if asks(func):
+            return theirs(func, *args, **(kwargs or {}))
         with noted():
             return theirs(func, *args, **(kwargs or {}))
+
+
+# Properties of tensors that are ops, as a size may be. All others, and these methods, make no node; export calls them
+# far more often than forwards call ops.
+OPS = {"T", "H", "mT", "mH", "real", "imag", "data", "grad", "shape"}
+QUESTIONS = {"stride", "storage_offset", "dim", "untyped_storage", "_is_view", "is_inference", "is_conj", "is_neg"}
+
+
+def asks(func: Any) -> bool:
+    """Whether a function of torch only asks something of a tensor."""
+    name = func.__name__
+    return func.__self__.__name__ not in OPS if name in ("__get__", "__set__") else name in QUESTIONS
 
 
 def noted() -> AbstractContextManager[None]:

@@ -1,0 +1,104 @@
+"""The cache of plans: a plan is made once for each kind of call, and kept while what it was made for is there."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+from weakref import WeakSet
+
+from torch import Tensor
+
+from bppsa.errors import Reason, Unsupported
+
+P = TypeVar("P")
+Reference = Callable[[], Any]  # None where what it leads to is gone
+
+
+class PlanCache(Generic[P]):
+    """Plans by the key of a call, for threads and forked children; the `most` that were used last are kept.
+
+    named: references to what a key names by its address. When one of them is gone, something else may have its address,
+    and the plan is not found any more. A copy of the cache begins empty.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.known: OrderedDict[Hashable, tuple[P, Sequence[Reference]]] = OrderedDict()
+        self.renew_lock()
+        _caches.add(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.most,)
+
+    def __iter__(self) -> Iterator[P]:
+        return (plan for plan, _ in list(self.known.values()))
+
+    def __len__(self) -> int:
+        return len(self.known)
+
+    def renew_lock(self) -> None:
+        """In a forked child, where the thread that held it does not exist."""
+        self.lock = threading.RLock()
+
+    def get(self, key: Hashable) -> P | None:
+        with self.lock:
+            found = self.known.get(key)
+            if found is None or not all_there(found[1]):
+                return None
+            self.known.move_to_end(key)
+            return found[0]
+
+    def keep(self, key: Hashable, plan: P, named: Sequence[Reference]) -> None:
+        with self.lock:
+            for other, (_, theirs) in list(self.known.items()):
+                if not all_there(theirs):
+                    del self.known[other]
+            self.known[key] = plan, named
+            self.known.move_to_end(key)
+            while len(self.known) > self.most:
+                self.known.popitem(last=False)
+
+    def find(
+        self,
+        key: Hashable,
+        make: Callable[[], P],
+        named: Sequence[Reference],
+        fits: Callable[[P], bool] = lambda plan: True,
+    ) -> P:
+        """The plan with this key, made by one thread where there is none. fits: whether it is for the call at hand."""
+        with self.lock:
+            plan = self.get(key)
+            if plan is None or not fits(plan):
+                plan = make()
+                self.keep(key, plan, named)
+            return plan
+
+
+_caches: WeakSet[PlanCache[Any]] = WeakSet()
+
+
+def renew_locks() -> None:
+    for cache in _caches:
+        cache.renew_lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=renew_locks)
+
+
+def all_there(references: Sequence[Reference]) -> bool:
+    return all(refer() is not None for refer in references)
+
+
+def place(tensor: Tensor, reached: Sequence[Tensor], whose: str) -> int | Tensor:
+    """Of a tensor that was captured: where it is among those that a cell or a model reaches, or itself, a constant."""
+    for at, known in enumerate(reached):
+        if known is tensor:
+            return at
+    if tensor.requires_grad:
+        what = f"the {whose} reaches a tensor in a way that cannot be followed"
+        raise Unsupported(Reason(what, mend="make it an attribute"))
+    return tensor
