@@ -16,6 +16,10 @@ EDITABLE := --config-settings editable_mode=compat --editable
 
 TORCH ?= 2.15.0
 
+# Two processes share the tests, those of one group in one of them. Memory that is freed stays with the process: to give
+# it back and ask for it again takes glibc one second of fifteen.
+PYTEST = MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=1000000000 $(PY) -m pytest -n 2 --dist loadgroup
+
 .PHONY: demo demo-distributed test test-all test-models models test-clients clients test-torch check docs look pictures bench figures aot gpu clean
 
 demo: $(DEMO)
@@ -31,15 +35,15 @@ demo-distributed: $(DEMO)
 
 test: $(READY)
 	@echo "On 2 cores: some 25 minutes the first time, while kernels are built, and 13 when they are in the cache; ARGS=tests/scan runs a part."
-	$(PY) -m pytest -n 2 -m "not slow and not models and not clients" $(ARGS)
+	$(PYTEST) -m "not slow and not models and not clients" $(ARGS)
 
 # Benchmarks, figures, examples and ranks too, each in processes of its own: half as long again.
 test-all: $(READY)
-	BPPSA_TESTS=all $(PY) -m pytest -n 2 -m "not models and not clients" $(ARGS)
+	BPPSA_TESTS=all $(PYTEST) -m "not models and not clients" $(ARGS)
 
 # Models of transformers, timm and torchvision, which this fetches; no weights.
 test-models: models
-	BPPSA_TESTS=all $(PY) -m pytest -n 2 tests/models $(ARGS)
+	BPPSA_TESTS=all $(PYTEST) tests/models $(ARGS)
 
 models: $(READY)
 	$(PY) -m pip install --quiet --constraint constraints.txt $(TORCH_INDEX:%=--extra-index-url=%) $(EDITABLE) ".[models]"
@@ -47,7 +51,7 @@ models: $(READY)
 # Layers of packages that loop over time in Python, which this fetches. speechbrain asks for torchaudio, whose newer builds
 # may want another torch: what is compiled of it is then left out.
 test-clients: clients
-	$(PY) -m pytest -n 2 tests/clients $(ARGS)
+	$(PYTEST) tests/clients $(ARGS)
 
 clients: $(READY)
 	$(PY) -m pip install --quiet --constraint constraints.txt $(TORCH_INDEX:%=--extra-index-url=%) $(EDITABLE) ".[clients]"

@@ -22,13 +22,13 @@ def chosen(combinations: Iterable[tuple[Any, ...]], some: Collection[tuple[Any, 
     return [pytest.param(*names, marks=() if names in some else pytest.mark.slow) for names in combinations]
 
 
-def diagonal(cases: Iterable[Any], ways: Iterable[Any], marks: Callable[[Any], Any] = lambda case: ()) -> list[Any]:
-    """Every case in every way as parameters of a test; each in but one of the ways where slow tests do not run, the
-    next case in the next way."""
-    cases, ways = list(cases), list(ways)
+def diagonal(cases: Iterable[Any], *ways: Iterable[Any], marks: Callable[[Any], Any] = lambda case: ()) -> list[Any]:
+    """Every case in every way, or every combination of ways, as parameters of a test; each in but one of them where
+    slow tests do not run, the next case in the next."""
+    cases, combined = list(cases), list(product(*ways))
     return [
-        pytest.param(case, way, marks=[*marks(case), *([] if i % len(ways) == j else [pytest.mark.slow])])
-        for (i, case), (j, way) in product(enumerate(cases), enumerate(ways))
+        pytest.param(case, *way, marks=[*marks(case), *([] if i % len(combined) == j else [pytest.mark.slow])])
+        for (i, case), (j, way) in product(enumerate(cases), enumerate(combined))
     ]
 
 

@@ -235,6 +235,30 @@ def test_explain_agrees_with_compile(x: Tensor) -> None:
             assert replace(ours, numbers={**ours.numbers, **shape}, **told) == theirs
 
 
+class Recognizer(nn.Module):
+    """A batch norm keeps Python around its loop, so that the first calls are watched."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.rnn, self.cell = nn.BatchNorm1d(I), nn.GRU(I, H), nn.GRUCell(H, H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, _ = self.rnn(self.norm(x.flatten(0, 1)).view_as(x))
+        h = x.new_zeros(x.shape[1:])
+        for step in x:
+            h = self.cell(step, h)
+        return h
+
+
+@needs_compiler
+def test_explain_tells_of_loops_what_later_calls_decide(x: Tensor) -> None:
+    model = Recognizer().double()
+    before = copy.deepcopy(model.state_dict())
+    found = bppsa.explain(model, torch.cat([x, x]), strategy="sequential")
+    assert {(d.kind, d.strategy) for d in found.decisions} == {("gru", "sequential"), ("loop", "sequential")}
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
 # ---- report
 
 

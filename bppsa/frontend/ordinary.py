@@ -17,7 +17,11 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bppsa.errors import Reason
+from bppsa.frontend.trials import is_logging
 from bppsa.runtime.worker.draws import Seeded
+
+WATCHED = Reason("this call was watched by bppsa itself, to find loops over time; later calls are not")
+WATCHED_BY_OTHERS = Reason("a functorch transform, forward-mode AD, a tracer or a mode is active")
 
 _TYPES = (Tensor, nn.Parameter)  # a subclass may mean anything by an op
 
@@ -47,6 +51,13 @@ def is_ordinary_moment() -> bool:
         and (torch._C._len_torch_function_stack() == 0 or _only_default_devices())
         and torch._C._get_tracing_state() is None
     )
+
+
+def unusual_moment() -> Reason | None:
+    """Why a call takes PyTorch's path at such a moment; None at an ordinary one."""
+    if is_ordinary_moment():
+        return None
+    return WATCHED if is_logging() else WATCHED_BY_OTHERS
 
 
 def _only_seeds() -> bool:

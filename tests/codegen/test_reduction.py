@@ -16,6 +16,7 @@ from bppsa.runtime.recurrent.extent import Extent
 from bppsa.runtime.recurrent.pairs import Pair
 from bppsa.runtime.recurrent.reduce import Reduction
 from bppsa.runtime.recurrent.sweep import Needs, Sweep
+from tests.breadth import diagonal
 from tests.codegen.programs import Operands, build, interpreted, operands, packed
 from tests.scan.zoo import CASES, NATIVE, Example, make
 
@@ -52,8 +53,7 @@ def test_a_chunk_is_an_affine_map(case: Callable[[], Example], extent: Extent) -
 
 
 @pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")
-@pytest.mark.parametrize("extent", EXTENTS, ids=["", "reverse", "packed", "packed-reverse"])
-@pytest.mark.parametrize("case", NATIVE, ids=lambda case: case.__name__)
+@pytest.mark.parametrize(("case", "extent"), diagonal(NATIVE, EXTENTS))
 def test_printed_as_interpreted(case: Callable[[], Example], extent: Extent) -> None:
     sweep = interpreted(build(make(case)))
     given = operands(sweep.recurrence, extent)

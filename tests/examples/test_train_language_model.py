@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.breadth import alternate
+
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_language_model.py"
 SMALL = ["--hidden", "12", "--length", "20", "--batch", "3", "--steps", "4"]
 
@@ -20,7 +22,7 @@ def demo(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("kind", ["rnn", "gru", "lstm"])
+@pytest.mark.parametrize("kind", alternate(["gru", "rnn", "lstm"], 3))
 def test_trains_twice_and_shows_the_same_loss(tmp_path: Path, kind: str) -> None:
     text = tmp_path / "text"
     text.mkdir()

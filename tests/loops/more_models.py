@@ -123,14 +123,21 @@ class Noise(Cell):
 
 @row("detach every 5 steps", lambda: x(60))
 class Truncated(Cell):
+    every = 5
+
     def forward(self, x: Tensor) -> Any:
         h, out = self.start(x), []
         for t in range(x.shape[1]):
-            if t % 5 == 0:
+            if t % self.every == 0:
                 h = h.detach()
             h = self.cell(x[:, t], h)
             out.append(h)
         return torch.stack(out, 1)
+
+
+@row("detach thrice", lambda: x(60))
+class SeldomTruncated(Truncated):
+    every = 20
 
 
 @row("states of two steps before")

@@ -32,7 +32,7 @@ def compiled_for(case: Case, model: nn.Module, schedule: Recipe) -> nn.Module:
     )
 
 
-@pytest.mark.parametrize(("name", "schedule"), diagonal(MODELS, SCHEDULES, marks))
+@pytest.mark.parametrize(("name", "schedule"), diagonal(MODELS, SCHEDULES, marks=marks))
 def test_trains_as_in_one_process(name: str, schedule: str) -> None:
     """Two steps with other batches, an evaluation, and a step of another number of rows after it."""
     case = MODELS[name]

@@ -15,7 +15,7 @@ MODELS: Cases = {**PLAIN, **DECODERS, **ENCODERS, **MEDIA, **TIMM, **TORCHVISION
 
 # Those that every change must pass: the cheapest and most different, and all of torch's own. The others are for
 # `make test-models`.
-ALWAYS = {*PLAIN, "gpt2", "llama", "bert", "mamba", "timm convnext", "torchvision resnet18"}
+ALWAYS = {*PLAIN, "gpt2", "llama", "bert", "mamba", "timm convnext", "timm resnet18"}
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:

@@ -256,6 +256,18 @@ def saved(model: nn.Module) -> nn.Module:
 
 
 @pytest.mark.parametrize("copied", [*COPIES.values(), saved], ids=[*COPIES, "save"])
+def test_copies_of_a_model_that_was_pruned_again(copied: Callable[[nn.Module], nn.Module]) -> None:
+    plain, fast = both(Deep)
+    pair = Pair(plain, fast)
+    pair.train(turns=2)
+    pair.look()  # PyTorch's product of weight and mask is that of the last forward
+    for model in (plain, fast):
+        prune.l1_unstructured(model.lin, "weight", amount=0.5)
+    pair.train(turns=1)
+    Pair(plain, copied(fast)).look()
+
+
+@pytest.mark.parametrize("copied", [*COPIES.values(), saved], ids=[*COPIES, "save"])
 @pytest.mark.parametrize("how", ["masks", "prune"])
 def test_copies_of_a_called_model_train_alone(copied: Callable[[nn.Module], nn.Module], how: str) -> None:
     """PyTorch refuses to copy a model pruned by torch.nn.utils.prune after a call; ours may as well."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from tests.breadth import diagonal
 from tests.recurrent.support import compiled, leaves, results, same, sweeps
 
 WORDS, H, STEPS, ROWS = 13, 11, 7, 4
@@ -119,8 +120,7 @@ def train(model: nn.Module, run: Any, make: Callable[..., torch.optim.Optimizer]
     return losses
 
 
-@pytest.mark.parametrize("make", MODELS)
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize(("make", "optimizer"), diagonal(MODELS, [torch.optim.SGD, torch.optim.Adam]))
 def test_twenty_steps(make: Callable[[], nn.Module], optimizer: Any) -> None:
     curves = []
     for prepare in (lambda model: model, compiled):

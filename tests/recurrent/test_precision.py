@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from tests.breadth import diagonal
 from tests.machine import skip_without_lstm_of_bfloat16
 from tests.recurrent.support import KINDS, MANY, B, H, I, compiled, leaves, random, results, states, sweeps
 
@@ -90,8 +91,7 @@ def test_long_sequences(kind: str) -> None:
     check(lambda: (KINDS[kind](I, H), (random(1000, B, I, dtype=torch.float32),)), seeds=1)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "dtype"), diagonal(KINDS, DTYPES), ids=str)
 def test_layers_directions_and_lengths(kind: str, dtype: torch.dtype) -> None:
     def draw() -> Any:
         return KINDS[kind](I, H, 3, bidirectional=True, dtype=dtype), (random(30, MANY, I, dtype=dtype),)

@@ -18,6 +18,7 @@ from bppsa.plan.strategy import Strategy
 from bppsa.runtime.recurrent.backward import Asked, backward
 from bppsa.runtime.recurrent.extent import Extent
 from bppsa.runtime.recurrent.sweep import Gradients, Needs, Sweep
+from tests.breadth import diagonal
 from tests.codegen.programs import Operands, build, by_autograd, interpreted, operands, packed
 from tests.fxpasses.graphs import split_cell
 from tests.scan.support import close, same
@@ -48,9 +49,7 @@ def with_sequential(sweep: Sweep, extent: Extent, strategy: Strategy) -> None:
     same([*found.carries, *found.sources, *found.params], [*expected.carries, *expected.sources, *expected.params])
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("strategy", SCANS, ids=str)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize(("case", "strategy", "reverse"), diagonal(CASES, SCANS, [False, True]))
 def test_every_cell_by_every_scan(case: Callable[[], Example], strategy: Strategy, reverse: bool) -> None:
     sweep, extent = interpreted(build(make(case))), Extent(5, 3, reverse)
     recurrence = sweep.recurrence

@@ -18,6 +18,7 @@ from bppsa.plan.forward import Forward
 from bppsa.runtime.recurrent.extent import Extent
 from bppsa.runtime.recurrent.newton import NewtonHistory, Solver
 from bppsa.runtime.recurrent.sweep import Passed, Sweep
+from tests.breadth import diagonal
 from tests.codegen.programs import Operands, build, interpreted, operands, packed
 from tests.scan.support import close
 from tests.scan.zoo import CASES, Example, make
@@ -42,9 +43,7 @@ def agree(found: Passed, expected: Passed, tolerance: float = 1e-10) -> None:
         close(found.private[name], theirs, tolerance)
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("length", [1, 2, 3])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize(("case", "length", "reverse"), diagonal(CASES, [1, 2, 3], [False, True]))
 def test_every_cell(case: Callable[[], Example], length: int, reverse: bool) -> None:
     """Three to seven chunks are exact after as many iterations, whatever the cell is."""
     sweep, extent = interpreted(build(make(case))), Extent(7, 3, reverse)

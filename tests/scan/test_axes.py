@@ -14,6 +14,7 @@ from bppsa.frontend.cell.plans import find, without_kernel
 from bppsa.fxpasses.network import jacobian
 from bppsa.plan.strategy import Strategy
 from bppsa.runtime.recurrent.reference import loop
+from tests.breadth import diagonal
 from tests.fxpasses.graphs import split_cell
 from tests.scan.folds import FOLDS
 from tests.scan.matrices import MATRICES, SIZES, Make, Sizes, delta, gated_linear_attention, heads_by_einsum, retnet
@@ -23,8 +24,7 @@ from tests.scan.zoo import lstm
 from tests.scan.zoo import make as make_example
 
 
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
-@pytest.mark.parametrize("make", [*MATRICES, *FOLDS])
+@pytest.mark.parametrize(("make", "sizes"), diagonal([*MATRICES, *FOLDS], SIZES))
 def test_cells_with_axes_are_fused_and_equal_a_loop(make: Make, sizes: Sizes) -> None:
     torch.manual_seed(0)
     given = make(sizes)
@@ -33,8 +33,9 @@ def test_cells_with_axes_are_fused_and_equal_a_loop(make: Make, sizes: Sizes) ->
     check_inference(given, reverse=True)
 
 
-@pytest.mark.parametrize("sizes", [*SIZES[:3], Sizes(2, 1, 3, 1), Sizes(2, 3, 2, 1)], ids=str)
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    ("name", "sizes"), diagonal(STEPS, [*SIZES[:3], Sizes(2, 1, 3, 1), Sizes(2, 3, 2, 1)]), ids=str
+)
 def test_spellings_are_fused_and_equal_a_loop(name: str, sizes: Sizes) -> None:
     torch.manual_seed(0)
     given = spelled(name)(sizes)

@@ -14,14 +14,14 @@ from bppsa import strategies
 from bppsa.decisions import warn_once
 from bppsa.frontend.call_log import collecting
 from bppsa.runtime.recurrent.reference import loop
+from tests.breadth import diagonal
 from tests.scan.support import results, same
 from tests.scan.zoo import CASES, B, Example, H, I, example, make, random
 
 newton = functools.partial(bppsa.scan, forward=strategies.newton(2))
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+@pytest.mark.parametrize(("case", "reverse"), diagonal(CASES, [False, True]))
 def test_every_cell(case: Callable[[], Example], reverse: bool) -> None:
     with collecting() as taken:
         got = results(newton, make(case), reverse=reverse)

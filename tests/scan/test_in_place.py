@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -16,6 +16,7 @@ import bppsa
 from bppsa.decisions import Decision
 from bppsa.frontend.call_log import collecting
 from bppsa.runtime.recurrent.reference import loop
+from tests.breadth import examples
 from tests.scan.support import check, leaves, results, same
 from tests.scan.zoo import Example, h, random, x
 
@@ -339,8 +340,8 @@ def random_cell(program: Sequence[Step], returned: Sequence[int]) -> Callable[[T
     return cell_of(fn)
 
 
-@settings(max_examples=200, deadline=None)
 @given(program=steps, returned=st.lists(st.integers(0, 7), min_size=1, max_size=3), seed=st.integers(0, 2))
+@examples(200)
 def test_random_changes_in_place(program: Sequence[Step], returned: Sequence[int], seed: int) -> None:
     torch.manual_seed(seed)
     example = Example(random_cell(program, returned), h(), x(WIDTH), [SCALE])

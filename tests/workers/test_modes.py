@@ -16,6 +16,7 @@ from torch.nn.utils import prune
 from bppsa import compile
 from bppsa.errors import InputError, ScheduleError, WorkerError
 from bppsa.schedule import Recipe, ddp, fslpp, gpipe, lpp, zero_bubble
+from tests.breadth import alternate
 from tests.workers import support, zoo
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -56,7 +57,7 @@ def check_step(model: nn.Module, compiled: Any) -> None:
     support.same(support.gradients(compiled), support.gradients(model), tolerance)
 
 
-@pytest.mark.parametrize("name", zoo.CASES)
+@pytest.mark.parametrize("name", alternate(zoo.CASES))
 def test_batch_norm_is_that_of_a_loop_over_micro_batches(name: str) -> None:
     case = zoo.CASES[name]
     model = nn.Sequential(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bppsa import compile
 from bppsa.errors import ArgumentError, InputError, ScheduleError, WorkerError
 from bppsa.schedule import ddp, gpipe, lpp, one_f_one_b
-from tests.breadth import diagonal
+from tests.breadth import alternate, diagonal
 from tests.workers import support, zoo
 
 pytestmark = pytest.mark.usefixtures("in_float64")
@@ -40,7 +40,7 @@ def compiled_drawn(case: zoo.Case) -> tuple[nn.Module, nn.Module]:
     return model, compiled
 
 
-@pytest.mark.parametrize("name", zoo.CASES)
+@pytest.mark.parametrize("name", alternate(zoo.CASES))
 @pytest.mark.filterwarnings("ignore:called as a module")
 def test_backward_is_the_models(name: str) -> None:
     model, compiled = compiled_drawn(zoo.CASES[name])

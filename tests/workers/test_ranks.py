@@ -16,6 +16,7 @@ from tests.workers.ranks import run_ranks
 TWO = [name for name in on_ranks.CASES if not name.endswith(", 4")]
 FOUR = [name for name in on_ranks.CASES if name.endswith(", 4")]
 SPLIT = ("gpipe", "zero_bubble", "fsdp", "wavelet_dp")
+pytestmark = pytest.mark.xdist_group("ranks")  # the jobs run once, on one of the tests' workers
 
 
 class Ran:

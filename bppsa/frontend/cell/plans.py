@@ -18,7 +18,7 @@ from bppsa.frontend.cell.beside import perhaps_by_rows, with_rows_last
 from bppsa.frontend.cell.checks import Cell, check_carry, name_of, step
 from bppsa.frontend.cell.fused_cell import CellPlan
 from bppsa.frontend.cell.second import Second, swapped
-from bppsa.frontend.ordinary import is_ordinary_moment, mixed
+from bppsa.frontend.ordinary import mixed, unusual_moment
 from bppsa.frontend.plan_cache import PlanCache, place
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.fxpasses.cell.instead import INSTEAD
@@ -69,8 +69,8 @@ def without_kernel(plan: CellPlan, x: Tensor) -> Reason | None:
 def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:
     """Why a call is left to PyTorch whatever the cell."""
     dtypes = {leaf.dtype.to_real() for leaf in carry if leaf.dtype not in WHOLE}
-    if not is_ordinary_moment():
-        return Reason("a functorch transform, forward-mode AD, a tracer or a mode is active")
+    if reason := unusual_moment():
+        return reason
     device = xs[0].device.type
     if device not in ("cpu", "cuda"):
         return Reason(f"a device that has no kernels: {device}", mend="on a CPU or a GPU with CUDA it runs fused")

@@ -16,7 +16,7 @@ from bppsa.errors import ChainError, Reason, Unsupported
 from bppsa.frontend.call_log import note
 from bppsa.frontend.cell.scanning import OWN_CHAIN
 from bppsa.frontend.feedforward.plans import program_of
-from bppsa.frontend.ordinary import is_ordinary_moment, mixed
+from bppsa.frontend.ordinary import mixed, unusual_moment
 from bppsa.frontend.plan_cache import PlanCache, place
 from bppsa.frontend.state import state_of
 from bppsa.fxpasses.environment.walk import SIMPLE, exact, known_environment
@@ -73,8 +73,8 @@ def unusual(module: nn.Module, tensors: Sequence[Tensor]) -> Reason | None:
     """Why a call is left to PyTorch whatever the module."""
     if not torch.is_grad_enabled():
         return Reason("without gradients there is only the forward")
-    if not is_ordinary_moment():
-        return Reason("a functorch transform, forward-mode AD, a tracer or a mode is active")
+    if reason := unusual_moment():
+        return reason
     if reason := mixed(tensors):
         return reason
     if torch.is_autocast_enabled(tensors[0].device.type):

@@ -13,7 +13,7 @@ from bppsa.frontend.call_log import collecting, explaining, note
 from bppsa.frontend.loops.key import call_of, size_of, unusual
 from bppsa.frontend.loops.plans import checked, first_call
 from bppsa.frontend.loops.state import NEW_KINDS, LeftCall, LoopState
-from bppsa.frontend.loops.trials import is_tried
+from bppsa.frontend.trials import is_tried
 from bppsa.runtime.recurrent.check import asked
 from bppsa.runtime.untraced import untraced
 

@@ -16,9 +16,9 @@ from bppsa.frontend import call_log
 from bppsa.frontend.loops.call import call
 from bppsa.frontend.loops.outlined import outline
 from bppsa.frontend.loops.state import LoopState
-from bppsa.frontend.loops.trials import entered, is_entered, is_tried
 from bppsa.frontend.rewritten import Rewritten
 from bppsa.frontend.state import as_given, is_compiled, show, state_of
+from bppsa.frontend.trials import entered, is_entered, is_tried
 from bppsa.fxpasses.reroll.log.lines import loops
 
 

@@ -18,7 +18,7 @@ from bppsa.frontend.cell.plans import plan_of
 from bppsa.frontend.planning.forward import open_forward, solver_of, told
 from bppsa.frontend.planning.predict import choose_scan
 from bppsa.frontend.planning.sweeps import with_structure
-from bppsa.fxpasses.recording.capture import record
+from bppsa.fxpasses.recording.capture import Recording, record
 from bppsa.fxpasses.reroll.body import Body
 from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.plan.forward import AUTO as OPEN
@@ -62,7 +62,7 @@ def fuse(body: Body, steps: int) -> Fused:
     if alone:
         carries, given = [value[None] for value in carries], [value[None] for value in given]
     step = functools.partial(of_one_row, body) if alone else body
-    recording = record(step, (carries, given, [value_like(value) for value in body.same]))
+    recording = recorded(step, (carries, given, [value_like(value) for value in body.same]))
     places = tuple(tensor for tensor, _ in recording.captured)
     plan = plan_of(recording, len(body.carries), len(body.given), places, None)
     rows = body.rows or 1
@@ -75,6 +75,16 @@ def fuse(body: Body, steps: int) -> Fused:
     decision = Decision("", "loop", choice.strategy, choice.reason, numbers | choice.numbers, *choice.told)
     decision = with_structure(decision, plan.recurrence)
     return Fused(plan, strategy_of(choice.strategy), ahead, choice.forward, decision, alone)
+
+
+def recorded(step: Any, args: tuple[Any, ...]) -> Recording:
+    """Raises `Unsupported` where PyTorch refuses the step with its rows in front: they are in another dimension."""
+    try:
+        return record(step, args)
+    except RuntimeError as error:
+        if is_ours(error):
+            raise
+        raise Unsupported(Reason(f"its rows are not where they seem to be ({first_line(error)})")) from error
 
 
 def of_one_row(body: Body, carry: list[Tensor], given: list[Tensor], same: list[Tensor]) -> Any:

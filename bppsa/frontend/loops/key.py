@@ -52,13 +52,16 @@ def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopCal
     environment = known_environment(root)
     seen: dict[int, int] = {}
     memory = [seen.setdefault(tensor.untyped_storage().data_ptr(), i) for i, tensor in enumerate(tensors)]
-    if any(tensors[first] is not tensor for first, tensor in zip(memory, tensors, strict=True)):
-        return Reason("arguments that share memory")
+    shared = {first for first, tensor in zip(memory, tensors, strict=True) if tensors[first] is not tensor}
+    if any(first in shared and tensor.requires_grad for first, tensor in zip(memory, tensors, strict=True)):
+        what = "arguments that share memory and need gradients: whose gradient is which, no log tells"
+        return Reason(what, mend="give a copy of one, by .clone()")
     if not environment.memory.isdisjoint(seen):
         return Reason("an argument that shares memory with a tensor that it reads")
     given = tuple(map(described, leaves))
     modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()
-    key = environment.key, spec, given, tuple(memory), modes, torch.are_deterministic_algorithms_enabled()
+    at = tuple(t.storage_offset() if first in shared else None for first, t in zip(memory, tensors, strict=True))
+    key = environment.key, spec, given, tuple(memory), at, modes, torch.are_deterministic_algorithms_enabled()
     return LoopCall(key, spec, leaves, tensors, environment)
 
 

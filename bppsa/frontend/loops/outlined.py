@@ -23,8 +23,8 @@ from bppsa.frontend.loops.call import by_pytorch, call
 from bppsa.frontend.loops.containers import Copies, are_apart, changeable, is_data, put_back, unpacked
 from bppsa.frontend.loops.key import size_of
 from bppsa.frontend.loops.state import LoopState
-from bppsa.frontend.loops.trials import is_tried
 from bppsa.frontend.state import TABLES
+from bppsa.frontend.trials import is_tried
 from bppsa.fxpasses.environment.walk import environment_of, known_environment
 from bppsa.fxpasses.reroll.outline.loops import LoopStatement
 from bppsa.fxpasses.reroll.outline.split import LoopSplit, attribute, split

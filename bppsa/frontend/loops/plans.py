@@ -16,10 +16,10 @@ from bppsa.frontend.call_log import note, unnoted
 from bppsa.frontend.loops.fuse import fuse
 from bppsa.frontend.loops.key import LoopCall, attributes
 from bppsa.frontend.loops.state import LeftCall
-from bppsa.frontend.loops.trials import trial
 from bppsa.frontend.loops.verify import Differs, check_alike, check_numbers
 from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.plan_cache import place
+from bppsa.frontend.trials import trial
 from bppsa.fxpasses.environment.walk import SIMPLE, owner
 from bppsa.fxpasses.recording.capture import check_gradients
 from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll

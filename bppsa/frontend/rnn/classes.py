@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from bppsa.decisions import Decision
 from bppsa.errors import Reason
 from bppsa.frontend.clone import clone
-from bppsa.frontend.ordinary import is_ordinary_moment
+from bppsa.frontend.ordinary import is_ordinary_moment, unusual_moment
 from bppsa.frontend.rewritten import Rewritten, put_before, with_before
 from bppsa.frontend.rnn import calls, diagnosis, recurrent
 from bppsa.frontend.state import as_given, state_of
@@ -46,7 +46,7 @@ def eager(module: Recurrent, own: Forwarding, input: Any, hx: Any) -> Any:
     if recurrent.is_left_alone(module, input):
         return unusual(module, own, input, hx)
     if not is_ordinary_moment():
-        leave(module, "a functorch transform, forward-mode AD, a tracer or a mode is active")
+        leave(module, str(unusual_moment()))
         return own(input, hx)
     call = calls.gather(module, input, hx)
     if call is None:

@@ -20,7 +20,6 @@ from bppsa.fxpasses.reroll.rewrite import Fuse, rewritten
 from bppsa.fxpasses.reroll.unroll import is_whole
 
 MOST_LOOPS = 16
-LEAST_STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,6 @@ def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse) -> Rerolled:
             loop = relate(left.ops, run)
             if not is_whole(loop, left.ops):
                 raise Unsupported(Reason("its steps differ in what they read"))
-            if loop.steps < LEAST_STEPS:
-                raise Unsupported(Reason(f"{loop.steps} steps are too few to gain from a scan"))
             ops, scan, assembler = rewritten(left.ops, loop, left.result, fuse)
         except Unsupported as unsupported:
             closed.update(members)
@@ -78,8 +75,8 @@ def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse) -> Rerolled:
 def is_repeated(log: Log) -> bool:
     """Whether the ops that passed repeat themselves often enough to be a loop over time."""
     targets: dict[Any, int] = {}
-    run = longest([targets.setdefault(t, len(targets)) for t in (*(op.target for op in log.ops), *log.rest)])
-    return run is not None and (run.stop - run.start) // run.period >= LEAST_STEPS
+    seen = [targets.setdefault(target, len(targets)) for target in (*(op.target for op in log.ops), *log.rest)]
+    return longest(seen) is not None
 
 
 def next_run(ops: Sequence[LoggedOp], closed: set[LoggedOp]) -> PeriodicRun | None:
@@ -87,7 +84,7 @@ def next_run(ops: Sequence[LoggedOp], closed: set[LoggedOp]) -> PeriodicRun | No
     found = []
     for start, stop in stretches(ops, closed):
         run = longest(colours(ops[start:stop]))
-        if run is not None and (run.stop - run.start) // run.period >= LEAST_STEPS:
+        if run is not None:
             found.append(PeriodicRun(run.start + start, run.stop + start, run.period))
     return max(found, key=lambda run: run.stop - run.start, default=None)
 

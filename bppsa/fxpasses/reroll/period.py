@@ -9,7 +9,7 @@ import numpy as np
 
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, is_number
 
-LEAST = 3  # repetitions
+LEAST = 8  # repetitions: an outer loop of fewer must not hide the loops within it
 CANDIDATES = 32
 LONGEST_WORD = 16
 

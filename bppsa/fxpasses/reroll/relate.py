@@ -78,7 +78,7 @@ def relate(ops: Sequence[LoggedOp], run: PeriodicRun) -> UnrolledLoop:
     tags = tags_of(ops, start, run.period, steps)
     first, last = agreeing(tags, steps)
     if last - first < LEAST:
-        raise Unsupported(Reason(f"its operands repeat in {last - first} steps of {steps} alone"))
+        raise Unsupported(Reason(f"its operands repeat in {last - first} of {steps} steps: too few to gain by a scan"))
     loop = UnrolledLoop(start + first * run.period, run.period, last - first, [])
     tags = tags_of(ops, loop.start, loop.period, loop.steps)
     for rows in tags:

@@ -19,11 +19,12 @@ aten = torch.ops.aten
 
 def test_longest_period() -> None:
     assert longest([1, 2, 3, 4]) is None
-    assert longest([9, *[1, 2, 3] * 5, 8]) == PeriodicRun(1, 16, 3)
-    inner = [1, 2, 1, 2, 1, 2, 5]
-    assert longest([7, *inner * 4, 8]) == PeriodicRun(1, 29, 7)  # the outer loop, not one of its inner ones
+    assert longest([9, *[1, 2, 3] * 9, 8]) == PeriodicRun(1, 28, 3)
+    inner = [*[1, 2] * 9, 5]
+    assert longest([7, *inner * 8, 8]) == PeriodicRun(1, 153, 19)  # the outer loop, not one of its inner ones
+    assert longest([7, *inner * 4, 8]) == PeriodicRun(1, 19, 2)  # too short an outer loop hides no inner one
     rare = [*[1, 2, 3] * 6, 1]  # a fourth colour that is like another
-    assert longest(rare * 5) == PeriodicRun(0, 95, 19)
+    assert longest(rare * 9) == PeriodicRun(0, 171, 19)
 
 
 def logged(function: Callable[..., Tensor], *args: Tensor) -> tuple[Logger, LoggedValue]:

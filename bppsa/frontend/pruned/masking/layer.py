@@ -33,9 +33,12 @@ def product(name: str) -> property:
         return mask.to(original.dtype) * original
 
     def put(self: Any, value: Any) -> None:
-        self.__dict__[name] = value
-        if (made := pruned_state(self).made) is not None:
+        made = pruned_state(self).made
+        if made is not None:
             made.add(name)
+        elif f"{name}_orig" in self._parameters and f"{name}_mask" in self._buffers:
+            value = torch.empty(0)  # nobody reads it, and a product that is kept has a history: it cannot be copied
+        self.__dict__[name] = value
 
     def delete(self: Any) -> None:
         del self.__dict__[name]

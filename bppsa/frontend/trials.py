@@ -16,6 +16,7 @@ class LoggedCall:
 
 class _ThreadTrial(threading.local):
     trial: LoggedCall | None = None
+    logged: int = 0  # calls
     entered: tuple[Any, ...] = ()
 
 
@@ -25,10 +26,19 @@ _thread = _ThreadTrial()
 @contextmanager
 def trial() -> Iterator[LoggedCall]:
     before, _thread.trial = _thread.trial, LoggedCall()
+    _thread.logged += 1
     try:
         yield _thread.trial
     finally:
         _thread.trial = before
+
+
+def logged_calls() -> int:
+    return _thread.logged
+
+
+def is_logging() -> bool:
+    return _thread.trial is not None
 
 
 def is_tried() -> bool:
