@@ -6,6 +6,7 @@ import linecache
 import os
 import re
 import sys
+import sysconfig
 import types
 from pathlib import Path
 
@@ -13,12 +14,13 @@ import torch
 
 OURS = Path(__file__).parents[1]
 FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.+)')
+PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"  # which may hold site-packages
 NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, OURS))
 
 
 def is_users(file: str) -> bool:
-    """Whether it is neither PyTorch's nor ours, and no code without a file."""
-    return not file.startswith((*NOT_THE_USERS, "<"))
+    """Whether it is neither PyTorch's, nor Python's, nor ours, and no code without a file."""
+    return not file.startswith((*NOT_THE_USERS, "<")) and not (file.startswith(PYTHON) and "-packages" not in file)
 
 
 def shown(file: str, line: int | str, text: str | None) -> str:

@@ -44,6 +44,18 @@ def test_all_reasons_are_told_with_their_lines() -> None:
     assert "of x alone any op will do" in told
 
 
+def test_a_cell_that_runs_on_numbers_alone_is_a_loop() -> None:
+    """torch.func.grad does not run while saved tensors are watched, as in a recording."""
+
+    def learns(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = h - 0.1 * torch.func.grad(lambda a: ((a - x) ** 2).sum())(h)
+        return h, h
+
+    told = reason_of(learns)
+    assert "torch.func.grad(lambda a" in told
+    assert "does not run on stand-ins" in told
+
+
 def test_a_long_row_is_not_sorted_in_a_kernel() -> None:
     with collecting() as taken:
         bppsa.scan(lambda h, x: (h.sort(1).values + x, h), random(B, 17), random(T, B, 17))

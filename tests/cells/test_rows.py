@@ -21,6 +21,9 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax, function": lambda h: functional.softmax(h, dim=-1),
     "softmax, written out": lambda h: (e := torch.exp(h - h.amax(1, keepdim=True))) / e.sum(1, keepdim=True),
     "softmax, of large numbers": lambda h: torch.softmax(BIG * h, 1),
+    "attention with heads, causal": lambda h: functional.scaled_dot_product_attention(
+        *[h.view(len(h), 1, 2, H // 2)] * 3, is_causal=True
+    ).reshape(len(h), H),
     "attention over a learned memory": lambda h: torch.softmax(h @ W, 1) @ U,
     "log_softmax": lambda h: functional.log_softmax(h, 1),
     "log_softmax, method": lambda h: h.log_softmax(-1),
@@ -46,6 +49,7 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "norm, linalg": lambda h: h / (1 + torch.linalg.vector_norm(h, dim=1)[:, None]),
     "norm of order 1": lambda h: h / (1 + h.norm(1, dim=1, keepdim=True)),
     "largest norm": lambda h: h / (1 + torch.linalg.vector_norm(h, torch.inf, dim=1, keepdim=True)),
+    **{f"norm of order {p}": lambda h, p=p: h / (1 + h.norm(p, dim=1, keepdim=True)) for p in (0, 0.5, 1.5, 3)},
     "normalize": lambda h: functional.normalize(h, dim=1),
     "cumsum": lambda h: h.cumsum(1),
     "cumsum, function": lambda h: torch.cumsum(h, -1),
@@ -90,3 +94,12 @@ def test_of_the_carry(name: str) -> None:
     f = ROWS[name]
     parameters = [*GROUPS.parameters(), *NORM.parameters(), *RMS.parameters()]
     fuses(squashed(lambda h, x: f(torch.tanh(h @ W + x))), h(), x(H), W, V, U, *parameters)
+
+
+@pytest.mark.parametrize("order", [0, 0.5, 1, 1.5, 2, 3, torch.inf])
+def test_norms_of_zeros_have_the_gradients_of_pytorch(order: float) -> None:
+    fuses(
+        squashed(lambda h, x: h / (1 + h.norm(order, dim=1, keepdim=True)) + x),
+        torch.zeros_like(h()).requires_grad_(),
+        x(H),
+    )

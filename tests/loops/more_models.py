@@ -121,6 +121,33 @@ class Noise(Cell):
         return torch.stack(out, 1)
 
 
+@row("attention with heads", x, lambda: torch.randn(B, 2, 5, H // 2, dtype=torch.float64, requires_grad=True))
+class AttendsByHeads(Cell):
+    def forward(self, x: Tensor, memory: Tensor) -> Any:
+        h = self.start(x)
+        for step in x.unbind(1):
+            asked = h.view(len(h), 2, 1, H // 2)
+            h = self.cell(step, F.scaled_dot_product_attention(asked, memory, memory).flatten(1))
+        return h
+
+
+@row("gates in front of the rows")
+class GatesInFront(Cell):
+    """No dimension is the rows' in all values of a step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given, self.own = nn.Parameter(torch.randn(4, N, H)), nn.Parameter(torch.randn(4, H, H))
+
+    def forward(self, x: Tensor) -> Any:
+        h = c = self.start(x)
+        for given in torch.einsum("btn,gnh->tgbh", x, self.given):
+            i, f, o, z = given + torch.einsum("bh,ghk->gbk", h, self.own)
+            c = f.sigmoid() * c + i.sigmoid() * z.tanh()
+            h = o.sigmoid() * c.tanh()
+        return h, c
+
+
 @row("detach every 5 steps", lambda: x(60))
 class Truncated(Cell):
     every = 5

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from bppsa.chain import Recurrence
 from bppsa.codegen.lowering.lower import IN_KERNELS
 from bppsa.decisions import warn_once
-from bppsa.errors import Reason, Unsupported, first_line
+from bppsa.errors import InputError, InputIndexError, InputValueError, Reason, Unsupported, first_line
 from bppsa.frontend.cell.beside import perhaps_by_rows, with_rows_last
 from bppsa.frontend.cell.checks import Cell, check_carry, name_of, step
 from bppsa.frontend.cell.fused_cell import CellPlan
@@ -112,6 +112,9 @@ def make(
     except Unsupported as unsupported:
         reason = unsupported.reason
         return reason if reason.path else replace(reason, path=line_that_raised(unsupported))
+    except (InputError, InputValueError, InputIndexError) as error:  # raised again by the loop, unless stand-ins were the reason
+        cause = error.__cause__ or error
+        return Reason(f"it does not run on stand-ins: {first_line(cause)}", path=line_that_raised(cause))
     try:
         return plan_or_reasons(recording, len(carry), len(xs), environment.tensors, y_spec)
     except FAULTS as error:  # the loop gives the numbers, and the fault is told aloud

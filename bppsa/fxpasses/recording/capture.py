@@ -27,7 +27,7 @@ from bppsa.chain import FILLS
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.lines import line_now
 from bppsa.fxpasses.recording.aliases import PARTS, RETURN_NEW, STALE, Aliases, Stale, geometry
-from bppsa.fxpasses.recording.decompose import DECOMPOSE, OF_REALS
+from bppsa.fxpasses.recording.decompose import DECOMPOSE, OF_REALS, is_seeded
 from bppsa.fxpasses.recording.functional import functional
 from bppsa.fxpasses.recording.refused import REFUSED
 from bppsa.fxpasses.theirs import theirs
@@ -268,7 +268,7 @@ class Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if reads_values(func, args):
             raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
-        if torch.Tag.nondeterministic_seeded in func.tags and not self.may_draw:
+        if is_seeded(func) and not self.may_draw:
             raise Unsupported(Reason("draws random numbers", str(func), DRAW_OUTSIDE, self.where()))
         if func is aten._linalg_check_errors.default:
             return self.check_errors(args[0])

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.pieces import PIECES
 
 aten = torch.ops.aten
@@ -34,6 +35,27 @@ def layer_norm(
     out = centred * rstd
     out = out if weight is None else out * weight
     return out if bias is None else out + bias, mean, rstd
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Softmax(q k^T scale) v, and the logarithm of its denominators, of [B, heads, L, D]."""
+    if dropout:
+        raise Unsupported(Reason("draws random numbers for its dropout", mend="call it with dropout_p=0"))
+    scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
+    if is_causal:
+        open_to = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+        scores = torch.where(open_to, scores, -math.inf)
+    scores = scores if attn_mask is None else scores + attn_mask
+    return torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1)
 
 
 def inverse(count: float) -> float:
@@ -88,6 +110,7 @@ DECOMPOSE: dict[Any, Callable[..., Any]] = {
     aten.addmm.default: addmm,
     **PIECES,
     aten.native_layer_norm.default: layer_norm,
+    aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
     aten.mean.dim: mean,
     aten.var.correction: var,
     aten.split.Tensor: split,
@@ -113,3 +136,8 @@ DECOMPOSE: dict[Any, Callable[..., Any]] = {
 
 # Rows that hold for real numbers alone.
 OF_REALS = frozenset((aten.var.correction, aten.sgn.default, aten.nan_to_num.default))
+
+
+def is_seeded(op: Any) -> bool:
+    """Whether an op draws random numbers. PyTorch says so of attention without dropout too."""
+    return torch.Tag.nondeterministic_seeded in getattr(op, "tags", ()) and op not in DECOMPOSE

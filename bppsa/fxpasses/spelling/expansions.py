@@ -77,7 +77,19 @@ def vector_norm(
         return x.abs().amax(1, keepdim=keepdim) if order > 0 else x.abs().amin(1, keepdim=keepdim)
     if order == 1:
         return x.abs().sum(1, keepdim=keepdim)
-    return x.abs().pow(order).sum(1, keepdim=keepdim).pow(1 / order)
+    if order < 0:
+        raise Unsupported(Reason(f"is a norm of order {order}"))
+    return norm_of_any_order(x, order, keepdim)
+
+
+def norm_of_any_order(x: Tensor, order: float, keepdim: bool) -> Tensor:
+    """With the gradient that PyTorch gives at zeros, which is zero: powers below one have none there."""
+    zero = x == 0
+    if order == 0:
+        return torch.where(zero, 0.0, torch.ones_like(x)).sum(1, keepdim=keepdim)
+    powers = torch.where(zero, 0.0, torch.where(zero, 1.0, x.abs()).pow(order)).sum(1, keepdim=keepdim)
+    empty = powers == 0
+    return torch.where(empty, 0.0, torch.where(empty, 1.0, powers).pow(1 / order))
 
 
 def batch_norm(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -54,6 +55,15 @@ def gelu(x: Tensor, out: Tensor, approximate: str = "none") -> Tensor:
     return (t + 1) * 0.5 + x * (1 - t * t) * (x * x * (3 * cubic) + 1) * (0.5 * scale)
 
 
+def in_single(number: float) -> float:
+    """PyTorch's backward holds some constants in single precision, whatever the tensors' dtype is."""
+    (rounded,) = struct.unpack("f", struct.pack("f", number))
+    return float(rounded)
+
+
+SIXTH = in_single(1 / 6)
+
+
 def elu(x: Tensor, out: Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Tensor:
     return choose(x <= 0, torch.exp(x * input_scale) * (alpha * scale * input_scale), scale, x)
 
@@ -90,7 +100,7 @@ DERIVATIVES: dict[Any, Callable[..., Operand]] = {
     aten.elu.default: elu,
     aten.softplus.default: softplus,
     aten.mish.default: mish,
-    aten.celu.default: lambda x, out, alpha=1.0: elu(x, out, alpha, 1, 1 / alpha),
+    aten.celu.default: lambda x, out, alpha=1.0: elu(x, out, alpha, 1, 1 / in_single(alpha)),
     aten.erf.default: erf,
     aten.atanh.default: lambda x, out: torch.reciprocal(1 - x * x),
     aten.leaky_relu.default: lambda x, out, slope=0.01: choose(x > 0, 1.0, slope, x),
@@ -161,7 +171,7 @@ def shrink(x: Tensor, bound: Number = 0.5, *, out: Tensor) -> Operators:
 
 @rule(aten.hardsigmoid.default)
 def hardsigmoid(x: Tensor, *, out: Tensor) -> Operators:
-    return (select(torch.logical_and(x > -3, x < 3), x, 1 / 6),)
+    return (select(torch.logical_and(x > -3, x < 3), x, SIXTH),)
 
 
 @rule(aten.hardswish.default)

@@ -65,13 +65,18 @@ def is_masked(layer: Layer) -> bool:
 
 
 def may_be_masked_by_parametrization(layer: Layer) -> bool:
-    """One of the parametrizations of its weight holds a buffer of the shape of what they are made of, which may be more
-    than one tensor."""
+    """One of the parametrizations of its weight holds a buffer of zeros and ones, of the shape of what they are made
+    of, which may be more than one tensor."""
     if not parametrize.is_parametrized(layer, "weight"):
         return False
     steps: Any = layer.parametrizations["weight"]  # type: ignore[index]
     shapes = {original.shape for original in steps.parameters(recurse=False)}
-    return any(buffer.shape in shapes for buffer in steps.buffers())
+    return any(buffer.shape in shapes and may_be_mask(buffer) for buffer in steps.buffers())
+
+
+def may_be_mask(buffer: Tensor) -> bool:
+    """As the base of torch's `orthogonal` is not."""
+    return buffer.dtype is torch.bool or buffer.is_meta or not bool(((buffer != 0) & (buffer != 1)).any())
 
 
 def kept(masks: Sequence[Tensor], shape: torch.Size, path: str) -> Tensor:

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import linecache
-import os
 import sys
-import sysconfig
 import traceback
 from collections.abc import Iterable
 from types import FrameType
 
 from bppsa.fxpasses import lines
-
-PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"  # which may hold site-packages
 
 
 def place_of(error: BaseException) -> str:
@@ -26,8 +22,7 @@ def place_here() -> str:
 
 
 def is_users(frame: FrameType) -> bool:
-    file = frame.f_code.co_filename
-    return lines.is_users(file) and not (file.startswith(PYTHON) and "-packages" not in file)
+    return lines.is_users(frame.f_code.co_filename)
 
 
 def innermost(frames: Iterable[tuple[FrameType, int]]) -> str:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from bppsa.errors import Reason
+from bppsa.fxpasses.recording.decompose import is_seeded
 
 Spec = tuple  # how leaves were nested: None for a leaf, a tuple for a list of them
 
@@ -116,4 +117,4 @@ def is_number(leaf: Any) -> bool:
 
 
 def draws(op: LoggedOp) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(op.target, "tags", ())
+    return is_seeded(op.target)

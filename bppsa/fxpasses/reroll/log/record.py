@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, Geometry, marked_geometry
 from bppsa.fxpasses.recording.capture import CHECK, has_option, reads_values
+from bppsa.fxpasses.recording.decompose import is_seeded
 from bppsa.fxpasses.recording.functional import functional
 from bppsa.fxpasses.reroll.log.lines import innermost, place, users_lines
 from bppsa.fxpasses.reroll.log.memory import TensorMemory
@@ -211,7 +212,7 @@ class Logger(TorchDispatchMode):
     ) -> LoggedOp | None:
         """The op, done once for all times, where it is made of constants alone."""
         values = [leaf for leaf in leaves if isinstance(leaf, LoggedValue)]
-        seeded = torch.Tag.nondeterministic_seeded in func.tags
+        seeded = is_seeded(func)
         if not values or seeded or not all(value.constant for value in values):
             return None
         grad = torch.is_grad_enabled()
