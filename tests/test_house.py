@@ -261,7 +261,8 @@ def test_files_are_short() -> None:
 
 # Functions that remember every call, and why there are few different ones.
 FEW_CALLS = {
-    **dict.fromkeys(("runtime.sparse.native_sparse", "runtime.sparse_conv.pointwise.product"), "an element type each"),
+    **dict.fromkeys((f"runtime.sparse_conv.pointwise.{name}" for name in ("product", "zeros")), "an element type each"),
+    "runtime.sparse.native_sparse": "an element type each",
     **dict.fromkeys(
         (f"codegen.sparse_conv.native.{name}" for name in ("images", "runner", "adder")), "an element type each"
     ),

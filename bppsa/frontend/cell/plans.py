@@ -112,7 +112,7 @@ def make(
     except Unsupported as unsupported:
         reason = unsupported.reason
         return reason if reason.path else replace(reason, path=line_that_raised(unsupported))
-    except (InputError, InputValueError, InputIndexError) as error:  # which the loop raises too, unless stand-ins did it
+    except (InputError, InputValueError, InputIndexError) as error:  # which the loop raises too, if it is the cell's
         cause = error.__cause__ or error
         return Reason(f"it does not run on stand-ins: {first_line(cause)}", path=line_that_raised(cause))
     try:

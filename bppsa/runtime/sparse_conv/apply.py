@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from itertools import chain, compress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +30,17 @@ class Tape:
     forward: RegionForward
     data: Tensor | None
     brought: list[Sequence[Tensor]]
+
+
+class Unsaved(NamedTuple):
+    """A tensor that a backward does not read, unless it is differentiated itself. version: when the forward ran."""
+
+    tensor: Tensor
+    version: int
+
+    @staticmethod
+    def of(tensor: Tensor) -> Unsaved:
+        return Unsaved(tensor, version_of(tensor))
 
 
 def run(region: Region, tensors: Sequence[Tensor], extras: Sequence[Any] = ()) -> tuple[Tensor, ...]:
@@ -92,24 +103,41 @@ class _ApplyRegion(torch.autograd.Function):
         outputs, ctx.tape = run_forward(region, tensors, extras, save=True)
         ctx.region = region
         again = [t for i in region.bringing for t in region.nodes[i].step.reads_again(ctx.tape.brought[i])]
-        ctx.save_for_backward(*tensors, *again)  # a change in place before the backward is an error
+        saved = region.saved(ctx.needs_input_grad[2:])
+        ctx.save_for_backward(*compress(tensors, saved), *again)  # a change in place before the backward is an error
+        ctx.others = [None if is_saved else Unsaved.of(t) for t, is_saved in zip(tensors, saved, strict=True)]
         ctx.set_materialize_grads(False)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         region, tape, needs = ctx.region, ctx.tape, ctx.needs_input_grad[2:]
-        tensors = ctx.saved_tensors[: len(needs)]
+        saved, others = iter(ctx.saved_tensors), ctx.others
+        tensors = [next(saved) if other is None else other.tensor for other in others]
         if torch.is_grad_enabled() or not all(map(is_memory, grads)):  # create_graph, or cotangents in a vmap
+            check_unchanged(others)
             with torch.enable_grad(), torch.autocast("cpu", enabled=False):
                 return None, None, *gradients(region, tensors, grads, needs, tape.forward.depends, tape.brought)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
-            ctx.tape = None
+            ctx.tape = ctx.others = None
         return None, None, *run_backward(region, grads, tape, tensors[len(region.inputs) :], needs)
 
 
 # `Function.apply` looks at each tensor for what a functorch transform has left; none is under way, and all are plain.
 _apply = super(torch.autograd.Function, _ApplyRegion).apply
+
+
+def check_unchanged(others: Sequence[Unsaved | None]) -> None:
+    """As PyTorch does of what it has saved."""
+    if any(other is not None and version_of(other.tensor) != other.version for other in others):
+        raise RuntimeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation; a pruned "
+            "model needs all of its inputs and parameters as they were, where gradients are differentiated again"
+        )
+
+
+def version_of(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def is_memory(cotangent: Tensor | None) -> bool:

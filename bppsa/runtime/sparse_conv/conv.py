@@ -52,6 +52,9 @@ class Conv(RegionStep):
     def depends(self) -> Entries:
         return self.entries()
 
+    def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
+        return (params[0],), (inputs[0], False)
+
     def places(self, own: UsedEntries) -> Tensor | None:
         entries, rows = own.entries, own.entries.forward
         return entries.places if gives_kept_alone(rows.count, rows.rows * entries.row_size) else None

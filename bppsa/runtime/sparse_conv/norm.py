@@ -52,6 +52,9 @@ class BatchNorm(RegionStep):
     def reads_again(self, brought: Sequence[Tensor]) -> Sequence[Tensor]:
         return () if self.of_batch else brought[1:]
 
+    def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
+        return (True,), (True, False)
+
     def numbers(self, *numbers: float) -> Tensor:
         found = self._numbers  # another thread may put its own there
         if found is None or found[0] != numbers:

@@ -4,50 +4,82 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from itertools import compress
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-from bppsa.codegen.language.ir import Access, Expr, Kernel, Op, load
+from bppsa.chain import Role
+from bppsa.codegen.language.ir import Access, Expr, Kernel, Op, const, load
 from bppsa.codegen.sparse_conv import native
-from bppsa.codegen.sparse_conv.elementwise import Elementwise, kernel
+from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, kernel
 from bppsa.runtime.sparse_conv.image import Image, Shape, empty, pack
 from bppsa.runtime.sparse_conv.program import Place, Writer
 from bppsa.runtime.sparse_conv.step import Keep, RegionStep, SavedImages, Wanted
 
 
+@cache
+def zeros(dtype: torch.dtype) -> Kernel:
+    return kernel("zeros", [], {"y": const(0.0)}, native.LANES[dtype])
+
+
 class Pointwise(RegionStep):
-    """Any number of images of one shape."""
+    """Any number of images of one shape. flat: those whose derivative is zero everywhere, as of a sign: autograd gives
+    them a gradient of zeros, and those that it does not reach none."""
 
     reads_input = True
 
-    def __init__(self, function: Elementwise) -> None:
-        self.function = function
+    def __init__(self, function: Elementwise, flat: Sequence[int] = ()) -> None:
+        self.function, self.flat = function, tuple(flat)
 
-    def kernels(self, dtype: torch.dtype) -> tuple[Kernel, Kernel]:
+    def kernels(self, dtype: torch.dtype) -> tuple[Kernel, ...]:
         lanes = native.LANES[dtype]
-        return self.function.forward(lanes), self.function.backward(lanes)
+        back = (self.function.backward(lanes),) if self.function.reached else ()
+        return self.function.forward(lanes), *back, *((zeros(dtype),) if self.flat else ())
 
     def shape(self, *inputs: Shape) -> Shape:
         return inputs[0]
 
+    def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
+        read, waiting = set[fx.Node](), list(compress(self.function.transposed.streams, inputs))
+        while waiting:
+            node = waiting.pop()
+            if node is not None and node not in read:
+                read.add(node)
+                waiting += node.all_input_nodes
+        roles = [self.origin(node.meta["role"]) for node in read if node.op == "placeholder"]
+        return [Role("stream", i) in roles for i in range(len(inputs))], ()
+
+    def origin(self, role: Role) -> Role:
+        """Of a copy of an image the image itself: the body copies what might be changed."""
+        named = {node.name: node for node in self.function.body.body.nodes}
+        node = named[str(role.index)] if role.kind == "value" else None
+        while node is not None and node.target in SAME:
+            node = node.all_input_nodes[0]
+        return node.meta["role"] if node is not None and node.op == "placeholder" else role
+
     def forward(
         self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
     ) -> tuple[Image, None]:
-        out, (ahead, _) = empty(to, inputs[0].shape, kept=keep.output), self.kernels(to.dtype)
+        out, (ahead, *_) = empty(to, inputs[0].shape, kept=keep.output), self.kernels(to.dtype)
         to.call(native.pointwise(ahead, to.dtype), *(x.data for x in inputs), out.data, out.count, out.threads)
         return out, None
 
     def backward(
         self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
     ) -> tuple[Image | None, ...]:
-        inputs, (_, back) = [x for x in kept.inputs if x is not None], self.kernels(to.dtype)
+        inputs = [x for x in kept.inputs if x is not None]
         found = {i: empty(to, g.shape) for i in self.function.reached}
-        places = [image.data for image in (g, *inputs, *found.values())]
-        to.call(native.pointwise(back, to.dtype), *places, g.count, g.threads)
+        if found:
+            back = self.function.backward(native.LANES[to.dtype])
+            places = [image.data for image in (g, *inputs, *found.values())]
+            to.call(native.pointwise(back, to.dtype), *places, g.count, g.threads)
         for i in [i for i in found if not wanted.inputs[i]]:
             to.free(found.pop(i).data)
+        for i in [i for i in self.flat if wanted.inputs[i]]:
+            found[i] = empty(to, g.shape)
+            to.call(native.pointwise(zeros(to.dtype), to.dtype), found[i].data, g.count, g.threads)
         return tuple(map(found.get, range(len(inputs))))
 
 

@@ -31,6 +31,9 @@ class MaxPool(RegionStep):
     def shape(self, *inputs: Shape) -> Shape:
         return Shape(inputs[0].samples, inputs[0].channels, *self.window.out)
 
+    def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
+        return (inputs[0],), ()
+
     def forward(
         self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
     ) -> tuple[Image, Place | None]:
@@ -83,6 +86,9 @@ class MeanPool(RegionStep):
 
     def shape(self, *inputs: Shape) -> Shape:
         return Shape(inputs[0].samples, inputs[0].channels, *self.out)
+
+    def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
+        return (inputs[0],), ()
 
     def forward(
         self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep

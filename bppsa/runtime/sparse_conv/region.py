@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import compress
 from typing import Any
 
 from bppsa.runtime.sparse_conv.step import RegionStep
@@ -36,6 +37,7 @@ class Region:
     dims: dict[int, int]
     rectified: frozenset[int]
     programs: dict[Any, Any] = field(default_factory=dict)
+    saves: dict[tuple[bool, ...], list[bool]] = field(default_factory=dict)  # what `saved` has found
 
     def depends(self) -> list[Any]:
         """Of each step, what else than shapes its calls depend on at present."""
@@ -66,6 +68,27 @@ class Region:
             if node.step.renames and node.output in found:
                 found |= {*node.inputs}
         return frozenset(found)
+
+    def saved(self, needs: tuple[bool, ...]) -> list[bool]:
+        """Of inputs and parameters, those that nobody may change until the backward has run. needs: as of `needed`"""
+        found = self.saves.get(needs)
+        if found is None:
+            found = self.saves[needs] = self._read_by_backward(needs)
+        return found
+
+    def _read_by_backward(self, needs: tuple[bool, ...]) -> list[bool]:
+        passed, values, own = self.needed(needs), set[int](), set[int]()
+        params = needs[len(self.inputs) :]
+        for node in self.nodes:
+            if node.output in passed:
+                wanted = [i is not None and params[i] for i in node.params]
+                of_inputs, of_params = node.step.reads([v in passed for v in node.inputs], wanted)
+                values.update(compress(node.inputs, of_inputs))
+                own.update(i for i in compress(node.params, of_params) if i is not None)
+        for node in reversed(self.nodes):
+            if node.step.renames and node.output in values:
+                values.update(node.inputs)
+        return [*(v in values for v in self.inputs), *(i in own for i in range(len(params)))]
 
     def needed(self, needs: Sequence[bool]) -> set[int]:
         """Values that some gradient passes through. needs: of each input and parameter, whether its own is asked for"""

@@ -75,6 +75,11 @@ class RegionStep(ABC):
         """Those of the call's own that its backward reads too, in which nobody may change anything until then."""
         return ()
 
+    def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
+        """Of its inputs and parameters, those in which nobody may change anything until the backward has run: what
+        PyTorch's reads. inputs, params: whether a gradient goes to each."""
+        return (False,) * len(inputs), (False,) * len(params)
+
     @abstractmethod
     def forward(
         self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep

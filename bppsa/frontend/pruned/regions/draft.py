@@ -87,7 +87,7 @@ class Draft:
         calls."""
         if node not in self.found:
             outer = self.known[node]
-            if isinstance(outer, (bool, int, float)) and not holds_for_all_calls(node, self.brought):
+            if isinstance(outer, (bool, int, float, tuple, list)) and not holds_for_all_calls(node, self.brought):
                 raise Unsupported(Reason("a number that each call brings"))
             self.found[node] = self.enter(outer, node) if is_image(outer) else outer
         return self.found[node]
@@ -268,12 +268,11 @@ def is_image(value: Any) -> bool:
 
 
 def holds_for_all_calls(node: fx.Node, brought: frozenset[Any]) -> bool:
-    """A number that follows from what a plan is made for: sizes, and numbers but those that are brought."""
-    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols  # imports sympy
-
-    symbol = node.meta.get("example_value")
-    known = isinstance(symbol, torch.SymInt) and not free_unbacked_symbols(symbol)
-    return isinstance(symbol, int) or (known and not symbols_of(node) & brought)
+    """A number, or some of them, that follow from what a plan is made for: sizes, and numbers but those that are
+    brought."""
+    value = node.meta.get("example_value")
+    known = all(isinstance(x, (int, torch.SymInt)) for x in (value if isinstance(value, (tuple, list)) else (value,)))
+    return known and not symbols_of(node) & brought
 
 
 def reads_numbers(node: fx.Node) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -95,7 +95,7 @@ class DynamoGraph:
         self.constants = {n: attrgetter(str(n.target))(own) for n in self.nodes if n.op == "get_attr"}
         self.varying = [i for i, node in enumerate(self.names) if varies(node)]
         self.values: dict[int, set[Any]] = {i: set() for i in numbers(self.names) if i in self.varying}
-        self.brought: frozenset[Any] = frozenset()  # symbols of numbers that no plan knows
+        self.brought = all_symbols(self.nodes) - all_symbols(self.names[i] for i in self.varying)  # that no plan knows
         self.unread = last_read(self.nodes)
         self.plans: dict[Any, GraphPlan] = {}
         self.entries: EntriesByLayer = {}
@@ -236,6 +236,11 @@ def numbers(names: Sequence[fx.Node]) -> list[int]:
     tensors = [node for node in names if isinstance(node.meta.get("example_value"), Tensor)]
     sizes = frozenset().union(*map(symbols_of, tensors))
     return [i for i, node in enumerate(names) if node not in tensors and symbols_of(node) - sizes]
+
+
+def all_symbols(nodes: Iterable[fx.Node]) -> frozenset[Any]:
+    """Of numbers and sizes. A number that is read from a tensor within the graph has one that no input has."""
+    return frozenset().union(*map(symbols_of, nodes))
 
 
 def forget(unread: list[fx.Node], known: Environment) -> None:

@@ -84,6 +84,7 @@ def batch_norm(draft: Draft, node: fx.Node) -> RegionValue:
     tracks = mean is not None
     refuse(tracks != (variance is not None), "one running statistic without the other")
     refuse(not isinstance(training, bool) or not (training or tracks), "neither this batch's statistics nor others")
+    refuse(tracks and reads_and_follows(mean), "its statistics are used in one call and changed by another")
     tensors = [draft.tensor_of(p) for p in (mean, variance, weight, bias)]
     channels = value.shape.channels
     refuse(any(t is not None and (t.shape != (channels,) or not t.is_contiguous()) for t in tensors), "odd statistics")
@@ -91,6 +92,12 @@ def batch_norm(draft: Draft, node: fx.Node) -> RegionValue:
     if step.follow:
         draft.changes(mean, variance)
     return draft.add(step, (value,), (weight, bias), (mean, variance, momentum, eps))
+
+
+def reads_and_follows(mean: fx.Node) -> bool:
+    """Of calls with these statistics some are in evaluation and some in training: PyTorch's backward of the one reads
+    what the other has made of them."""
+    return len({argument(user, 5, "training", False) for user in mean.users if user.target is F.batch_norm}) > 1
 
 
 LAYERS: dict[Any, Callable[[Draft, fx.Node], RegionValue]] = {

@@ -17,6 +17,8 @@ INPLACE = frozenset(
     for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 ) | {operator.setitem, operator.delitem}
 
+SYMBOLIC = (Tensor, torch.SymInt, torch.SymFloat, torch.SymBool)
+
 
 def argument(node: fx.Node, place: int, name: str, default: Any = None) -> Any:
     return node.args[place] if len(node.args) > place else node.kwargs.get(name, default)
@@ -94,11 +96,12 @@ def is_number(node: fx.Node) -> bool:
 
 
 def symbols_of(node: fx.Node) -> frozenset[Any]:
-    """Those that TorchDynamo has for what differs between calls: a number, or the sizes of a tensor."""
+    """Those that TorchDynamo has for what differs between calls: a number, or some, or the sizes of a tensor."""
     from torch.fx.experimental.symbolic_shapes import free_symbols  # imports sympy
 
     value = node.meta.get("example_value")
-    return frozenset(free_symbols(value)) if isinstance(value, (Tensor, torch.SymInt, torch.SymFloat)) else frozenset()
+    values = value if isinstance(value, (tuple, list)) else (value,)
+    return frozenset().union(*(free_symbols(x) for x in values if isinstance(x, SYMBOLIC)))
 
 
 def leads_out(node: fx.Node) -> bool:

@@ -41,21 +41,17 @@ def pointwise(draft: Draft, name: str, fn: Callable[..., Any], args: Any, kwargs
     values = list(dict.fromkeys(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, RegionValue)))
     if not values or any((v.shape, v.dims) != (values[0].shape, values[0].dims) for v in values):
         raise Unsupported(Reason(f"no kernel for {name}: its inputs are not images of one shape"))
-    function, changed = recorded(name, fn, values, draft.dtype, args, kwargs)
+    call = of_images(fn, values, args, kwargs)
+    function, changed = recorded(name, call, values, draft.dtype)
     if any(changed[1:]) or (changed[0] and not (args and args[0] is values[0] and draft.is_own(values[0]))):
         raise Unsupported(Reason("a change in place of what others read", mend="use the form that returns a new one"))
-    return draft.add(Pointwise(function), values)
+    return draft.add(Pointwise(function, flat(name, call, function, draft.dtype)), values)
 
 
-def recorded(
-    name: str,
-    fn: Callable[..., Any],
-    values: list[RegionValue],
-    dtype: torch.dtype | None,
-    args: Any,
-    kwargs: dict[str, Any],
-) -> tuple[Elementwise, list[bool]]:
-    """The function, and of each image whether it is changed in place."""
+def of_images(
+    fn: Callable[..., Any], values: list[RegionValue], args: Any, kwargs: dict[str, Any]
+) -> Callable[..., Any]:
+    """fn(*args, **kwargs) of tensors for `values`, and what these are after it."""
 
     def call(*images: Tensor) -> Any:
         own = [image.clone() for image in images]  # which may be changed
@@ -63,6 +59,32 @@ def recorded(
         replaced = tree_map_only(RegionValue, given.__getitem__, (tuple(args), kwargs))
         return theirs(fn, *replaced[0], **replaced[1]), own
 
+    return call
+
+
+def flat(name: str, call: Callable[..., Any], function: Elementwise, dtype: torch.dtype | None) -> list[int]:
+    """The images to which autograd gives a gradient although it is always zero: asked of PyTorch, as a comparison or a
+    detach gives none. Raises Unsupported where PyTorch has no derivative."""
+    if len(function.reached) == len(function.operands):
+        return []
+    with torch.inference_mode(False), torch.enable_grad():
+        images = [torch.ones(2, 3, dtype=dtype, requires_grad=True) for _ in function.operands]
+        result, _ = call(*images)
+        if not result.requires_grad:
+            return []
+        try:
+            found = theirs(torch.autograd.grad, result, images, torch.ones_like(result), allow_unused=True)
+        except RuntimeError as error:  # it says so in the backward, as does the user's
+            if is_ours(error):
+                raise
+            raise Unsupported(Reason(f"no kernel for {name}: {first_line(error)}")) from error
+    return [i for i, g in enumerate(found) if g is not None and i not in function.reached]
+
+
+def recorded(
+    name: str, call: Callable[..., Any], values: list[RegionValue], dtype: torch.dtype | None
+) -> tuple[Elementwise, list[bool]]:
+    """The function, and of each image whether it is changed in place. call: `of_images`."""
     stand_ins = [torch.zeros(2, 3, dtype=dtype) for _ in values]
     try:  # whatever torch says to shapes that the function was not meant for
         recording = record(call, stand_ins, recorder=WithoutViews(DECOMPOSED))
