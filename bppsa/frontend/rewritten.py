@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import types
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -75,7 +77,19 @@ def _made(before: tuple[type, ...], origin: Any) -> type:
 def _make(before: tuple[type, ...], origin: Any) -> type:
     names = {name: getattr(origin, name) for name in ("__module__", "__qualname__", "__doc__")}
     ours = {"_bppsa_before": before, "_bppsa_origin": origin}
-    return type(origin.__name__, (*before, origin), {**names, **ours})
+    return type(origin.__name__, (*before, origin), {**names, **ours, **_forward(before, origin)})
+
+
+def _forward(before: tuple[type, ...], origin: Any) -> dict[str, types.FunctionType]:
+    """The forward of a class of ours that asks for it, once more, with the signature of the user's."""
+    own = vars(before[0]).get("forward") if vars(before[0]).get("_bppsa_signs") else None
+    users = inspect.getattr_static(origin, "forward", None)
+    if own is None or not isinstance(users, types.FunctionType):
+        return {}
+    forward = types.FunctionType(own.__code__, own.__globals__, own.__name__, own.__defaults__, own.__closure__)
+    forward.__kwdefaults__, forward.__qualname__ = own.__kwdefaults__, own.__qualname__
+    forward.__signature__ = inspect.signature(users)  # type: ignore[attr-defined]
+    return {"forward": forward}
 
 
 def _blank(before: tuple[type, ...], origin: type) -> Any:

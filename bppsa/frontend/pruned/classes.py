@@ -28,6 +28,8 @@ HOOKS = "its parts have backward hooks, which TorchDynamo cannot capture"
 
 
 class Pruned(Rewritten):
+    _bppsa_signs = True  # its forward shows the signature of the user's
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
             return super().forward(*args, **kwargs)
