@@ -16,11 +16,17 @@ from bppsa.runtime.worker.pipeline import PipelineCall
 
 
 def rows_of(arguments: Any) -> int:
-    """The size of the batch: dimension 0 of the first tensor that has one. Raises InputError where there is none."""
-    sizes = [x.shape[0] for x in tree_leaves(arguments) if isinstance(x, Tensor) and x.dim()]
-    if not sizes or not sizes[0]:
+    """The size of the batch. Raises InputError where there are no rows."""
+    rows = rows_in(arguments)
+    if not rows:
         raise InputError("a schedule cuts the batch into micro-batches, and the arguments hold no tensor with rows")
-    return sizes[0]
+    return rows
+
+
+def rows_in(value: Any) -> int:
+    """Dimension 0 of the first tensor that has one, 0 where none has: a model may also select no row of those that it
+    was given."""
+    return next((x.shape[0] for x in tree_leaves(value) if isinstance(x, Tensor) and x.dim()), 0)
 
 
 def parts(value: Any, batched: Sequence[bool], count: int) -> list[Any]:

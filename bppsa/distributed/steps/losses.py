@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
-from bppsa.distributed.steps.batches import is_batched, parts, rows_of
+from bppsa.distributed.steps.batches import is_batched, parts, rows_in
 from bppsa.errors import ArgumentError
 from bppsa.fxpasses.theirs import theirs
 
@@ -83,7 +83,7 @@ def is_sum(loss_fn: LossFunction | None) -> bool:
 @torch.no_grad()
 def check_mean(loss_fn: LossFunction, loss: Tensor, output: Any, target: Any) -> None:
     """Raises ArgumentError where the loss [] of a micro-batch is not the mean of its halves' losses."""
-    rows = rows_of(output)
+    rows = rows_in(output)
     if rows < 2:
         return
     outputs, targets = in_halves(output, rows), in_halves(target, rows)

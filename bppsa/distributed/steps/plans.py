@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import pairwise
 
 from bppsa.errors import ScheduleError
+from bppsa.fxpasses.partition.ops.changes import Change
 from bppsa.schedule.graph import numbered
 from bppsa.schedule.jobs import PerJob
 from bppsa.schedule.messages import TOKEN, Item, Items, JobStep, with_messages
@@ -141,17 +143,48 @@ def check_runs(timeline: Timeline) -> None:
 
 
 def check_changes(timeline: Timeline, changes: Sequence[Sequence[str]]) -> None:
-    """changes: of each stage, the buffers that its forward changes. Raises ScheduleError where these would not change
-    as in a loop over the micro-batches."""
+    """changes: of each stage, what its forward changes. Raises ScheduleError where it would not change as in a loop
+    over the micro-batches."""
+    check_parameters(timeline, changes)
     for s in (s for s, names in enumerate(changes) if names):
         forwards = [job for jobs in timeline.jobs_of for job in jobs if (job[0], job[2]) == (s, F)]
         places = {(timeline.owner[job], timeline.worker[job], timeline.lane[job]) for job in forwards}
         fetched = any(owner != worker for owner, worker, _ in places)
         if fetched or len(places) > 1 or forwards != sorted(forwards):
             raise ScheduleError(
-                f"stage {s} changes the buffer {changes[s][0]} in its forward, and micro-batches would not see it "
-                f"change in their order; take a schedule whose stages have one worker each, such as gpipe()"
+                f"{site(changes[s][0])}stage {s} changes the buffer {changes[s][0]} in its forward, and micro-batches "
+                f"would not see it change in their order; take a schedule whose stages have one worker each, such "
+                f"as gpipe()"
             )
+
+
+def check_parameters(timeline: Timeline, changes: Sequence[Sequence[str]]) -> None:
+    """Raises ScheduleError where a forward changes a Parameter that the backward of another micro-batch needs as it
+    was: between the two forwards, no backward has given it free."""
+    for s, names in enumerate(changes):
+        changed = next((name for name in names if isinstance(name, Change) and name.parameter), None)
+        if changed is not None and several_in_flight(timeline, s):
+            raise ScheduleError(
+                f"{site(changed)}stage {s} changes the Parameter {changed} in its forward, and the backward of the "
+                f"micro-batches before needs it as it was; take microbatches=1, or change it after optimizer.step()"
+            )
+
+
+def several_in_flight(timeline: Timeline, s: int) -> bool:
+    """Whether a stage begins a micro-batch before it is done with the last, or on several workers."""
+    jobs = [(job, timeline.worker[job]) for jobs in timeline.jobs_of for job in jobs if job[0] == s]
+    if len({worker for _, worker in jobs}) > 1:
+        return True
+    order = [batch for (_, batch, _), _ in jobs]
+    comes_back = sum(a != b for a, b in pairwise(order)) >= len(set(order)) > 0
+    later = {d for (_, _, d), _ in jobs} == {F}  # the backwards, which are another call's
+    return comes_back or (later and len(set(order)) > 1)
+
+
+def site(change: str) -> str:
+    """Where and how, as far as that is known."""
+    place = change.site.place if isinstance(change, Change) else ""
+    return f"{place} ({change.site.op}): " if isinstance(change, Change) and place else ""
 
 
 Tokens = Mapping[Action, Sequence[Item]]

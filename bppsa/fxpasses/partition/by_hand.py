@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
 from bppsa.errors import PartitionError
@@ -18,8 +18,9 @@ from bppsa.fxpasses.partition.call.kept import kept, unchanging
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.check.rows import by_rows
 from bppsa.fxpasses.partition.check.verify import called, check_same
-from bppsa.fxpasses.partition.cut.modules import first_names, names_of, stage_module
-from bppsa.fxpasses.partition.ops.effects import EffectWatch, storage
+from bppsa.fxpasses.partition.cut.modules import ROOT, first_names, names_of, stage_module
+from bppsa.fxpasses.partition.ops.changes import changed_by
+from bppsa.fxpasses.partition.ops.effects import EffectWatch, Site, storage
 from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.stages import INPUT, Stage, Stages, Value
 
@@ -33,7 +34,7 @@ class ModuleRun:
     cost: float
     draws: bool
     written: frozenset[int]  # inputs that the module changes in place
-    changes: tuple[str, ...]  # its buffers that it changes, apart from those of batch norms
+    written_at: Mapping[StorageWeakRef, Site]
 
     def parts(self) -> list[Any]:
         """What the next module takes."""
@@ -55,7 +56,7 @@ def by_hand(
     check_model(model, runs[-1].result, example_inputs, example_kwargs)
     trained = run_training(model, modules, arguments)
     drawing = [True] * len(runs) if trained is None else [run.draws for run in trained]
-    changes = [run.changes for run in trained or runs]
+    sites = [run.written_at for run in trained or runs]
     values = [Value(name, INPUT, (0,), size(a)) for name, a in zip(arguments.names, arguments.examples, strict=True)]
     inputs = range(len(values))
     stages, first = [], first_names(model)
@@ -72,10 +73,9 @@ def by_hand(
             results = [graph.call_function(operator.getitem, (call, i)) if take else call for i in range(len(parts))]
         graph.output(tuple(results))
         call.meta = {"draws": s} if drawing[s] else {}
-        module = stage_module(model, graph, {})
+        module = stage_module(model, graph, {}, ROOT)
         draws = ((call.name, s),) if drawing[s] else ()
         names = names_of(module, first)
-        changed = tuple(f"{path}.{name}" for name in changes[s])
         stages.append(
             Stage(
                 module,
@@ -85,7 +85,8 @@ def by_hand(
                 ops=1,
                 flops=run.flops,
                 cost=run.cost,
-                changes=changed,
+                changes=tuple(changed_by(modules[s], sites[s], f"{path}.")),
+                root=ROOT,
                 draws=draws,
             )
         )
@@ -115,18 +116,10 @@ def run_all(modules: Sequence[nn.Module], arguments: Arguments) -> list[ModuleRu
         with torch.no_grad(), EffectWatch() as watch:
             result = theirs(module, *args, **kwargs)
         written = frozenset(i for i, x in enumerate(given) if isinstance(x, Tensor) and storage(x) in watch.written)
-        runs.append(ModuleRun(result, watch.flops, watch.cost, watch.draws, written, tuple(changed_by(module, watch))))
+        runs.append(ModuleRun(result, watch.flops, watch.cost, watch.draws, written, watch.written))
         given = args = runs[-1].parts()
         kwargs = {}
     return runs
-
-
-def changed_by(module: nn.Module, watch: EffectWatch) -> Iterator[str]:
-    """The buffers that a run of the module has changed. Those of norms are the business of whoever runs the stages."""
-    of_norms = {id(buffer) for norm in module.modules() if isinstance(norm, _NormBase) for buffer in norm.buffers()}
-    for name, buffer in module.named_buffers():
-        if storage(buffer) in watch.written and id(buffer) not in of_norms:
-            yield name
 
 
 def run_training(model: nn.Module, modules: Sequence[nn.Module], arguments: Arguments) -> list[ModuleRun] | None:

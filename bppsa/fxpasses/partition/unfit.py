@@ -47,6 +47,10 @@ UNTRACEABLE: Reasons = (
         lambda module: isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)),
         "spreads the batch over devices by itself; cut its .module",
     ),
+    (
+        lambda module: isinstance(module, torch.jit.ScriptModule),
+        "is TorchScript, which cannot be cut; give the unscripted module",
+    ),
     (lambda module: hasattr(module, "_orig_mod"), "was made by torch.compile; cut the model as it was before"),
 )
 

@@ -76,7 +76,10 @@ def test_names_are_the_models(make: type[zoo.Sample]) -> None:
         assert held.keys() <= stage.names.keys()
         held |= dict(stage.module.named_buffers(remove_duplicate=False))
         assert all(held[own] is tensors[name] for own, name in stage.names.items())
-        assert all(own == name or name in dict(model.named_parameters()) for own, name in stage.names.items())
+        assert all(
+            own in (name, f"model.{name}") or name in dict(model.named_parameters())
+            for own, name in stage.names.items()
+        )
         found.update(stage.names.values())
     assert found >= {name for name, p in model.named_parameters() if p.requires_grad}
 
@@ -101,14 +104,14 @@ def test_parameters_never_travel() -> None:
     holders = [s for s, stage in enumerate(cut.stages) if "embedding.weight" in stage.names.values()]
     assert holders[0] == 0
     assert holders[-1] == 2
-    assert "embedding.weight" in [stage.names.get("head.weight") for stage in cut.stages]
+    assert "embedding.weight" in [stage.names.get("model.head.weight") for stage in cut.stages]
     assert not {value.name for value in cut.values if "weight" in value.name}
 
 
 def test_compiled_recurrences_stay_whole() -> None:
     model = compile(zoo.Recurrent())
     cut = partition(model, model.inputs(4)[0], 3)
-    assert cut.stages[0].module.get_submodule("gru") is model.gru
+    assert cut.stages[0].module.get_submodule("model.gru") is model.gru
     compare(model, cut, *model.inputs(3)[0])
 
 
@@ -125,8 +128,8 @@ def test_random_nodes_are_named() -> None:
     cut = partition(model, torch.randn(3, 4, 6), 2)
     drawing = [(stage.module.graph.find_nodes(op="call_module"), dict(stage.draws)) for stage in cut.stages]
     assert [(n.target, n.meta["draws"]) for nodes, named in drawing for n in nodes if n.name in named] == [
-        ("1", 3),
-        ("3", 5),
+        ("model.1", 3),
+        ("model.3", 5),
     ]
     assert all(module.training for module in model.modules())
 
@@ -161,7 +164,7 @@ def test_modules_by_hand() -> None:
     model = Two()
     cut = partition(model, torch.randn(3, 4), [model.drop, model.pair, model.join])
     assert [stage.draws for stage in cut.stages] == [(("drop", 0),), (), ()]
-    assert cut.stages[1].names == {name: name for name, _ in model.named_parameters()}
+    assert cut.stages[1].names == {f"model.{name}": name for name, _ in model.named_parameters()}
     compare(model, cut, torch.randn(5, 4, requires_grad=True))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -21,7 +22,8 @@ from bppsa.fxpasses.partition.capture.graph import CapturedGraph, Output
 from bppsa.fxpasses.partition.capture.lines import is_recomputed, place_in
 from bppsa.fxpasses.partition.capture.sizes import Sizes
 from bppsa.fxpasses.partition.capture.whole import Custom, OpaqueCall, TensorNumber
-from bppsa.fxpasses.partition.ops.effects import EffectWatch, Facts, facts_of
+from bppsa.fxpasses.partition.ops.changes import state_in
+from bppsa.fxpasses.partition.ops.effects import EffectWatch, Facts, facts_of, storage
 from bppsa.fxpasses.partition.ops.regions import NodeModes, enter
 from bppsa.fxpasses.theirs import theirs
 
@@ -112,7 +114,8 @@ class Copy:
                 f"{read}, a tensor on the meta device that is neither a Parameter nor a buffer, so it never gets "
                 f"values; make it a buffer, by self.register_buffer(name, tensor)"
             )
-        name = f"_constant{len(self.constants)}"
+        numbered = (f"_constant{number}" for number in count(len(self.constants)))
+        name = next(name for name in numbered if name not in self.constants and not hasattr(self.model, name))
         self.constants[name] = value
         return name
 
@@ -211,7 +214,8 @@ class Copy:
     def made(self, node: fx.Node, run: Callable[[], Any], decidable: bool) -> fx.Node:
         with torch.no_grad(), EffectWatch() as watch:
             value = self.values[node] = run()
-        found = facts_of(value, watch, self.seen)
+        called = state_in(self.model.get_submodule(str(node.target))) if node.op == "call_module" else {}
+        found = facts_of(value, watch, self.seen, frozenset(map(storage, called.values())))
         self.seen |= found.holds
         container = found.tensors > 0 and not isinstance(value, Tensor)
         node.meta.update(facts=found, container=container, decidable=decidable and not found.tensors)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from inspect import unwrap
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -27,6 +29,8 @@ GRADIENTS = "Python asks whether a gradient flows to a tensor, which differs fro
 HOOKED = "a hook is registered on an activation, and stages run without it; put what it does into the loss"
 DIFFERENTIATES = "the forward differentiates, and stages run it without the autograd graph of the whole; leave it out"
 DATA = "a tensor's .data is set, which no op shows; change the tensor in place, under torch.no_grad()"
+CLOCK = "the clock is read, and stages would keep the time of when they were made; give it as an argument"
+SEEDED = "the random state is set, and stages draw each from their own; set it before the step"
 LOST: dict[Any, str] = {
     Tensor.register_hook: HOOKED,
     Tensor.register_post_accumulate_grad_hook: HOOKED,
@@ -39,6 +43,10 @@ ASKED = {getattr(Tensor, name).__get__: GRADIENTS for name in ("requires_grad", 
 FUNCTIONS: dict[Any, str] = {  # by their code, where they are not built in
     torch.is_grad_enabled: GRADIENTS,
     torch.is_inference_mode_enabled: GRADIENTS,
+    **{unwrap(f).__code__: SEEDED for f in (torch.manual_seed, torch.random.seed, torch.set_rng_state)},
+    time.time: CLOCK,
+    time.perf_counter: CLOCK,
+    time.monotonic: CLOCK,
     torch.func.functional_call.__code__: "a module is called with other weights, and stages give it its own; give the "
     "weights to functions of torch.nn.functional",
 }

@@ -32,6 +32,7 @@ STATE = (
     "which other stages and the next micro-batch do not see; keep state in buffers, changed in place, and return what "
     "others need"
 )
+WRAPPERS = ("torch._compile", "torch._dynamo.eval_frame")
 RANDOM = "which stages would not draw again; draw by torch.rand, randn or rand_like, and choose by torch.where"
 
 
@@ -161,8 +162,9 @@ class Functions:
             if self.is_known(arg) and is_near(frame):
                 self.asked[arg](innermost([(frame, frame.f_lineno)]))
         elif event == "call":
-            if frame.f_code in self.asked and frame.f_back is not None and is_near(frame.f_back):
-                self.asked[frame.f_code](innermost([(frame.f_back, frame.f_back.f_lineno)]))
+            caller = caller_of(frame) if frame.f_code in self.asked else None
+            if caller is not None and is_near(caller):
+                self.asked[frame.f_code](innermost([(caller, caller.f_lineno)]))
             self.called(frame)
         elif event == "return" and frame in self.cells:
             for name, value in self.cells.pop(frame).items():
@@ -206,6 +208,14 @@ class Functions:
                 return True
             outer = outer.f_back
         return False
+
+
+def caller_of(frame: FrameType) -> FrameType | None:
+    """Without what torch wraps its functions in, so that Dynamo leaves them alone."""
+    caller = frame.f_back
+    while caller is not None and caller.f_globals.get("__name__") in WRAPPERS:
+        caller = caller.f_back
+    return caller
 
 
 def is_near(frame: FrameType) -> bool:

@@ -117,7 +117,18 @@ _now = threading.local()  # the OpaqueCalls of the thread's export
 LIBRARY = torch.library.Library("bppsa", "FRAGMENT")
 LIBRARY.define("whole(Tensor[] tensors, SymInt[] sizes, int number) -> Tensor[]")
 fx.node.has_side_effect(torch.ops.bppsa.whole.default)  # a norm's, for one: it is called though nobody reads the result
-LIBRARY.impl("whole", lambda *given: _now.calls.run(*given), "CompositeImplicitAutograd")
+LIBRARY.impl("whole", lambda *given: calls_here().run(*given), "CompositeImplicitAutograd")
+
+
+def calls_here() -> OpaqueCalls:
+    """Raises PartitionError in threads that the forward has begun: no graph shows what they do."""
+    calls: OpaqueCalls | None = getattr(_now, "calls", None)
+    if calls is None:
+        raise PartitionError(
+            f"{place_here()}: the forward calls layers in another thread, and no graph shows what it does there; call "
+            f"them in a row"
+        )
+    return calls
 
 
 @contextmanager

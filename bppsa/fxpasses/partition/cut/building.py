@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import fx, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.capture.sizes import Sizes
-from bppsa.fxpasses.partition.cut.modules import first_names, names_of, stage_module
+from bppsa.fxpasses.partition.cut.modules import ROOT, first_names, names_of, stage_module
 from bppsa.fxpasses.partition.cut.order import Order, is_check, overwritten
-from bppsa.fxpasses.partition.ops.effects import facts
+from bppsa.fxpasses.partition.ops.changes import Change, changed_by
+from bppsa.fxpasses.partition.ops.effects import Site, facts
 from bppsa.fxpasses.partition.ops.regions import copied_in_regions
 from bppsa.stages import INPUT, WHOLE, Stage, Stages, Value
 
@@ -51,7 +53,7 @@ def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[
         received = sorted(part.received, key=numbers.__getitem__)
         handed_on = [node for node in readers if made.get(node) == s]
         graph = part_graph(part, received, part.results if s == len(placed) - 1 else handed_on, number)
-        module = stage_module(model, graph, traced.constants)
+        module = stage_module(model, graph, traced.constants, ROOT)
         stages.append(
             Stage(
                 module,
@@ -61,17 +63,34 @@ def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[
                 ops=sum(node not in order.light and not is_check(node) for node in part.nodes),
                 flops=sum(facts(node).flops for node in part.nodes),
                 cost=sum(facts(node).cost for node in part.nodes),
-                changes=changed(part, traced.graph),
+                changes=changed(part, traced.graph, model),
+                root=ROOT,
                 draws=tuple((node.name, number[node]) for node in part.nodes if facts(node).draws),
             )
         )
     return Stages(tuple(stages), values, len(given), arguments.bind, traced.assemble)
 
 
-def changed(part: StagePart, graph: fx.Graph) -> tuple[str, ...]:
-    """Attributes that a stage changes in place."""
-    written = {storage for node in part.nodes for storage in facts(node).writes}
-    return tuple(sorted({str(node.target) for node in graph.find_nodes(op="get_attr") if facts(node).holds & written}))
+def changed(part: StagePart, graph: fx.Graph, model: nn.Module) -> tuple[str, ...]:
+    """Attributes that a stage changes in place, and what the modules that it calls change of their own."""
+    sites = {storage: site for node in part.nodes for storage, site in sites_of(node).items()}
+    found: dict[str, Change] = {}
+    for node in graph.find_nodes(op="get_attr"):
+        path = str(node.target)
+        for written in facts(node).holds & sites.keys():
+            found[path] = Change(path, sites[written], path in dict(model.named_parameters(remove_duplicate=False)))
+    for node in part.nodes:
+        if node.op == "call_module":
+            changes = changed_by(model.get_submodule(str(node.target)), sites_of(node), f"{node.target}.")
+            found |= {change: change for change in changes}
+    return tuple(sorted(found.values()))
+
+
+def sites_of(node: fx.Node) -> dict[StorageWeakRef, Site]:
+    """Where a node writes to what was there before: in the code of a module that it calls, or at its own line."""
+    place = node.meta.get("place", "")
+    sites = facts(node).sites
+    return {written: sites[written].otherwise_at(place) for written in facts(node).writes}
 
 
 def parts(graph: fx.Graph, order: Order, ends: Sequence[int]) -> list[StagePart]:

@@ -1,4 +1,7 @@
-"""The module of a stage: a graph, and the model's own modules, parameters and buffers at the model's paths."""
+"""The module of a stage: a graph, and the model's own modules, parameters and buffers at the model's paths.
+
+These are below a module of their own: a GraphModule has attributes, such as `code`, that a model may have too.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +11,30 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+ROOT = "model"
 
-def stage_module(model: nn.Module, graph: fx.Graph, constants: Mapping[str, Tensor]) -> fx.GraphModule:
-    """constants: by path, what the model does not have. They become buffers."""
+
+def stage_module(model: nn.Module, graph: fx.Graph, constants: Mapping[str, Tensor], below: str = "") -> fx.GraphModule:
+    """constants: by name, what the model does not have. They become buffers. below: the name of the module of their
+    own, "" for none; the graph is given the new paths."""
     module = fx.GraphModule(nn.Module(), fx.Graph())
-    module.training = model.training
-    called = {node.target for node in graph.find_nodes(op="call_module")}
+    root: nn.Module = nn.Module() if below else module
+    if below:
+        module.add_module(below, root)
+    module.training = root.training = model.training
+    calls, reads = graph.find_nodes(op="call_module"), graph.find_nodes(op="get_attr")
+    called = {node.target for node in calls}
     for path in sorted(called):
-        install(module, path, model.get_submodule(path))
-    for path in sorted({node.target for node in graph.find_nodes(op="get_attr")}):
+        install(root, path, model.get_submodule(path))
+    for path in sorted({node.target for node in reads}):
         parents = (path[:i] for i, sign in enumerate(path) if sign == ".")
-        if called.isdisjoint(parents):
-            install(module, path, constants[path] if path in constants else operator.attrgetter(path)(model))
+        if path in constants:
+            install(module, path, constants[path])
+        elif called.isdisjoint(parents):
+            install(root, path, operator.attrgetter(path)(model))
+    for node in (*calls, *reads):
+        if below and node.target not in constants:
+            node.target = f"{below}.{node.target}"
     module.graph = graph
     return module
 

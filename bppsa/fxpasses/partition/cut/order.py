@@ -54,8 +54,14 @@ def ordered(graph: fx.Graph) -> Order:
     calls = [node for node in graph.nodes if node.op.startswith("call_") and node not in unread]
     heavy = [node for node in calls if node not in light and not is_check(node)]
     groups = with_followers(late(heavy, light, written), calls)
-    lasting = {storage for node in graph.find_nodes(op="get_attr") for storage in facts(node).holds & written.keys()}
+    kept = [facts(node).state if node.op == "call_module" else facts(node).holds for node in attributes(graph)]
+    lasting = {storage for storages in kept for storage in storages & written.keys()}
     return Order(tuple(merged(groups, lasting)), frozenset(light))
+
+
+def attributes(graph: fx.Graph) -> tuple[fx.Node, ...]:
+    """What is of the model: attributes, and calls of modules with theirs."""
+    return *graph.find_nodes(op="get_attr"), *graph.find_nodes(op="call_module")
 
 
 def is_light(node: fx.Node) -> bool:
@@ -138,7 +144,7 @@ def merged(groups: list[list[fx.Node]], lasting: set[StorageWeakRef]) -> list[Bl
     for i, group in enumerate(groups):
         for node in group:
             read = {storage for source in node.all_input_nodes for storage in facts(source).holds & lasting}
-            for storage in facts(node).writes | read:
+            for storage in facts(node).writes | read | (facts(node).state & lasting):
                 start = first.setdefault(storage, i)
                 together[start + 1 : i + 1] = [True] * (i - start)
             for storage in facts(node).holds:

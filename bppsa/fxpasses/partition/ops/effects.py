@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,11 +12,23 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bppsa.fxpasses.partition.call.places import place_here
 from bppsa.fxpasses.partition.ops.costs import cost_of, flops_of
 from bppsa.fxpasses.theirs import theirs
 from bppsa.stages import draws
 
 aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Site:
+    """Of a change in place: the user's line, "" where none did it, and the op."""
+
+    place: str
+    op: str
+
+    def otherwise_at(self, place: str) -> Site:
+        return self if self.place else Site(place, self.op)
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,8 @@ class Facts:
     holds: frozenset[StorageWeakRef] = frozenset()  # storages of the tensors in its value
     tensors: int = 0  # in its value
     view: bool = False  # of another tensor
+    state: frozenset[StorageWeakRef] = frozenset()  # storages of what the module that it calls has
+    sites: Mapping[StorageWeakRef, Site] = field(default_factory=dict)  # of `writes`
 
 
 NO_FACTS = Facts()
@@ -45,7 +59,8 @@ class EffectWatch(TorchDispatchMode):
         super().__init__()
         self.flops = self.cost = 0.0
         self.draws = False
-        self.written: set[StorageWeakRef] = set()
+        self.written: dict[StorageWeakRef, Site] = {}
+        self.outside = place_here()  # who has the ops run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -53,8 +68,13 @@ class EffectWatch(TorchDispatchMode):
         self.flops += flops_of(func, args, kwargs, out)
         self.cost += cost_of(func, args, kwargs, out)
         self.draws |= draws(func, args, kwargs)
-        self.written.update(storage(tensor) for tensor in written(func, args, kwargs))
+        for tensor in written(func, args, kwargs):
+            self.written.setdefault(storage(tensor), self.site(func))
         return out
+
+    def site(self, func: Any) -> Site:
+        place = place_here()
+        return Site("" if place == self.outside else place, func._overloadpacket.__name__)
 
 
 # Their schemas do not say that in training they write to these arguments.
@@ -74,10 +94,11 @@ def storage(tensor: Tensor) -> StorageWeakRef:
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def facts_of(value: Any, watch: EffectWatch, before: frozenset[StorageWeakRef] | set[StorageWeakRef]) -> Facts:
-    """before: the storages that earlier nodes hold."""
+def facts_of(value: Any, watch: EffectWatch, before: Set[StorageWeakRef], state: frozenset[StorageWeakRef]) -> Facts:
+    """before: the storages that earlier nodes hold. state: those of what the module that is called has."""
     tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     holds = frozenset(storage(tensor) for tensor in tensors if tensor.layout is torch.strided)
-    writes, view = frozenset(watch.written & before), any(tensor._is_view() for tensor in tensors)
-    return Facts(watch.flops, watch.cost, size, watch.draws, writes, holds, len(tensors), view)
+    sites = {written: site for written, site in watch.written.items() if written in before or written in state}
+    view = any(tensor._is_view() for tensor in tensors)
+    return Facts(watch.flops, watch.cost, size, watch.draws, frozenset(sites), holds, len(tensors), view, state, sites)
