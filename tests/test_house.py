@@ -56,7 +56,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "fxpasses.partition": {*PASSES, "fxpasses.theirs", "fxpasses.lines", "stages"},
     "fxpasses.partition.call": {"fxpasses.network", "fxpasses.theirs", "fxpasses.lines", "stages"},
-    "fxpasses.partition.ops": {"fxpasses.theirs", "stages"},
+    "fxpasses.partition.ops": {"fxpasses.theirs", "fxpasses.lines", "stages"},
     "fxpasses.partition.capture": {
         *PASSES,
         *("fxpasses.theirs", "fxpasses.lines", "fxpasses.partition.call", "fxpasses.partition.ops"),

@@ -177,10 +177,10 @@ def is_library_own(function: Any) -> bool:
     module = sys.modules.get(function.__module__ or "")
     if module is None or is_left_open(module):
         return False
-    try:
-        return attrgetter(function.__qualname__)(module) is function
-    except AttributeError:
-        return False
+    found: Any = module
+    for name in function.__qualname__.split("."):
+        found = getattr(found, name, None)
+    return found is function
 
 
 def is_left_open(owner: Any) -> bool:

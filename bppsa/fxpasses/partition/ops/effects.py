@@ -12,7 +12,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from bppsa.fxpasses.partition.call.places import place_here
+from bppsa.fxpasses.lines import line_now
 from bppsa.fxpasses.partition.ops.costs import cost_of, flops_of
 from bppsa.fxpasses.theirs import theirs
 from bppsa.stages import draws
@@ -60,7 +60,7 @@ class EffectWatch(TorchDispatchMode):
         self.flops = self.cost = 0.0
         self.draws = False
         self.written: dict[StorageWeakRef, Site] = {}
-        self.outside = place_here()  # who has the ops run
+        self.outside = line_now()  # who has the ops run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -73,7 +73,7 @@ class EffectWatch(TorchDispatchMode):
         return out
 
     def site(self, func: Any) -> Site:
-        place = place_here()
+        place = line_now()
         return Site("" if place == self.outside else place, func._overloadpacket.__name__)
 
 
