@@ -152,6 +152,20 @@ def test_what_is_not_guarded_is_each_calls_own(made: type[Net]) -> None:
     assert made.reason in fast.report.decisions[0].reason
 
 
+def test_what_pytorch_compiled_before_and_after_changes_nothing() -> None:
+    """Dynamo keeps tables of its methods: ours must neither miss in them nor stay."""
+    tables = torch._dynamo.variables.builder.VariableBuilder._type_dispatch_impl
+    for first_is_ours in (False, True):
+        tables.cache_clear()
+        plain = Appends()
+        torch.compiler.reset()
+        by_pytorch = torch.compile(plain, backend="eager", fullgraph=True)
+        if not first_is_ours:
+            by_pytorch(torch.randn(4, 8))
+        test_what_is_not_guarded_is_each_calls_own(Appends)
+        by_pytorch(torch.randn(4, 8))
+
+
 def test_an_ordered_dict_of_one_and_a_deque_of_a_call_are_captured() -> None:
     class Fits(Net):
         def __init__(self) -> None:

@@ -1,7 +1,8 @@
 """What TorchDynamo captures wrongly, or takes too long over, is an error while it captures one of our forwards.
 
 Each entry patches a method of Dynamo's within the lock under which it captures: tests/pruned/test_refusals.py notices
-when a new torch no longer calls it. Where a torch has no such method, nothing is captured.
+when a new torch no longer calls it. Where a torch has no such method, nothing is captured. It must be one that Dynamo
+looks up at each call: `wrap_listlike` and its like go into a table for the life of the process.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ def entries(root: nn.Module) -> list[tuple[str, str, str, Reads]]:
         ("variables.dicts", "DunderDictVariable", "install_dict_keys_match_guard", names),
         ("variables.functions", "WrapperUserFunctionVariable", "__init__", cached),
         ("variables.torch", "BaseTorchVariable", "__init__", cached),
-        ("variables.builder", "VariableBuilder", "wrap_listlike", lasting_deque),
+        ("variables.builder", "VariableBuilder", "_wrap", lasting_deque),
         ("variables.dicts", "ConstDictVariable", "install_dict_keys_match_guard", order),
         ("variables.dicts", "ConstDictVariable", "tp_iter_impl", order),
         ("variables.dicts", "ConstDictVariable", "call_method", order_of_rest),
