@@ -322,3 +322,22 @@ def test_odd_loop(cls: type[Cell]) -> None:
     for seed in range(4):
         pair.call(x(16), seed=seed)
     assert pair.decisions()
+
+
+class Unfused(Cell):
+    def forward(self, x: Tensor) -> Any:
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            h = h.lgamma().tanh()
+            h = h + torch.erfinv(h / 2)
+        return h
+
+
+def test_a_reason_names_the_lines_of_its_ops() -> None:
+    pair = Pair(Unfused())
+    pair.call(x())
+    (decision,) = pair.decisions()
+    assert decision.path.startswith("test_odd.py:")
+    lines = decision.reason.splitlines()
+    assert [": h = h.lgamma().tanh(): " in lines[0], ": h = h + torch.erfinv(h / 2): " in lines[1]] == [True, True]

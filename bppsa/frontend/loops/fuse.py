@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from bppsa.codegen.lowering.lower import IN_KERNELS
 from bppsa.decisions import Decision
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.call_log import explaining, forward_of_model, note, strategy_of_model
@@ -18,8 +19,11 @@ from bppsa.frontend.cell.plans import plan_of
 from bppsa.frontend.planning.forward import open_forward, solver_of, told
 from bppsa.frontend.planning.predict import choose_scan
 from bppsa.frontend.planning.sweeps import with_structure
-from bppsa.fxpasses.recording.capture import Recording, record
+from bppsa.fxpasses.cell.survey import told as all_told
+from bppsa.fxpasses.recording.capture import Recorder, Recording, record
 from bppsa.fxpasses.reroll.body import Body
+from bppsa.fxpasses.reroll.log.lines import place
+from bppsa.fxpasses.reroll.log.ops import LoggedOp
 from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.plan.forward import AUTO as OPEN
 from bppsa.plan.forward import Forward
@@ -61,10 +65,8 @@ def fuse(body: Body, steps: int) -> Fused:
     carries, given = [value_like(value) for value in body.carries], [value_like(value, 1) for value in body.given]
     if alone:
         carries, given = [value[None] for value in carries], [value[None] for value in given]
-    step = functools.partial(of_one_row, body) if alone else body
-    recording = recorded(step, (carries, given, [value_like(value) for value in body.same]))
-    places = tuple(tensor for tensor, _ in recording.captured)
-    plan = plan_of(recording, len(body.carries), len(body.given), places, None)
+    recording = recorded(body, alone, (carries, given, [value_like(value) for value in body.same]))
+    plan = planned(recording, len(carries), len(given))
     rows = body.rows or 1
     asked, ahead = strategy_of_model() or AUTO, forward_of_model() or OPEN
     training = torch.is_grad_enabled()
@@ -77,21 +79,37 @@ def fuse(body: Body, steps: int) -> Fused:
     return Fused(plan, strategy_of(choice.strategy), ahead, choice.forward, decision, alone)
 
 
-def recorded(step: Any, args: tuple[Any, ...]) -> Recording:
-    """Raises `Unsupported` where PyTorch refuses the step with its rows in front: they are in another dimension."""
+def planned(recording: Recording, carries: int, given: int) -> CellPlan:
+    """Raises `Unsupported` with all that keeps the step from being one kernel, each with the user's line."""
+    places = tuple(tensor for tensor, _ in recording.captured)
     try:
-        return record(step, args)
+        return plan_of(recording, carries, given, places, None)
+    except Unsupported as unsupported:
+        reason = all_told(unsupported.reason, recording, carries, given, IN_KERNELS)
+        raise Unsupported(reason) from unsupported
+
+
+def recorded(body: Body, alone: bool, args: tuple[Any, ...]) -> Recording:
+    """Raises `Unsupported` where PyTorch refuses the step with its rows in front: they are in another dimension."""
+    recorder, now = Recorder(), list[LoggedOp]()
+    recorder.line = lambda: place(now[-1].lines) if now else ""
+    step = functools.partial(body, before=now.append)
+    try:
+        return record(functools.partial(of_one_row, step) if alone else step, args, recorder=recorder)
+    except Unsupported as unsupported:
+        reason = unsupported.reason
+        raise Unsupported(replace(reason, path=reason.path or recorder.line())) from unsupported
     except RuntimeError as error:
         if is_ours(error):
             raise
         raise Unsupported(Reason(f"its rows are not where they seem to be ({first_line(error)})")) from error
 
 
-def of_one_row(body: Body, carry: list[Tensor], given: list[Tensor], same: list[Tensor]) -> Any:
+def of_one_row(step: Callable[..., Any], carry: list[Tensor], given: list[Tensor], same: list[Tensor]) -> Any:
     """The step with a dimension in front of its values, where kernels have rows. Raises `Unsupported` where
     torch.vmap cannot put one there."""
     try:
-        return theirs(torch.vmap(body, in_dims=(0, 0, None)), carry, given, same)
+        return theirs(torch.vmap(step, in_dims=(0, 0, None)), carry, given, same)
     except RuntimeError as error:
         if is_ours(error):
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -34,8 +34,13 @@ class Body:
     rows: int | None
 
     def __call__(
-        self, carry: Sequence[Tensor], given: Sequence[Tensor], same: Sequence[Tensor]
+        self,
+        carry: Sequence[Tensor],
+        given: Sequence[Tensor],
+        same: Sequence[Tensor],
+        before: Callable[[LoggedOp], None] | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
+        """before: called with each op that is about to run."""
         read: dict[str, Any] = {"carry": carry, "given": given, "same": same}
         made: dict[tuple[int, int], Tensor] = {}
 
@@ -47,6 +52,8 @@ class Body:
             return read[source.place][source.number]
 
         for number, op, leaves in self.ops:
+            if before is not None:
+                before(op)
             args, kwargs = unflatten([find(leaf) for leaf in leaves], op.spec)
             out = theirs(op.target, *args, **kwargs)
             outs = [out] if op.single else out

@@ -13,6 +13,7 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.body import Body, OperandSource
 from bppsa.fxpasses.reroll.columns import OpWriter, column, numbers, with_rows
 from bppsa.fxpasses.reroll.levels import Level
+from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
 from bppsa.fxpasses.reroll.relate import Kind, Made, Outside, Plain, VaryingNumber
 from bppsa.fxpasses.reroll.step import LoopStep
@@ -41,7 +42,8 @@ def body_of(step: LoopStep) -> tuple[Body, OpWriter, list[LoggedValue]]:
 
 
 def differs(op: LoggedOp | None) -> Reason:
-    return Reason("a number that differs from step to step", "" if op is None else str(op.target), "make it a tensor")
+    what, mend = "a number that differs from step to step", "make it a tensor"
+    return Reason(what, mend=mend) if op is None else Reason(what, str(op.target), mend, place(op.lines))
 
 
 def nothing_like(start: Tensor, *sizes: int) -> Tensor:
@@ -94,13 +96,15 @@ class OperandReader:
     def row(self, values: tuple[LoggedValue, ...], reader: LoggedOp | None) -> OperandSource:
         """One of `values` in each step, with rows where the others have some."""
         first, rows = values[0], self.step.rows
+        lines = () if reader is None else reader.lines
         if any((value.shape, value.dtype) != (first.shape, first.dtype) for value in values):
-            raise Unsupported(Reason("reads values of different shapes in its steps"))
+            raise Unsupported(Reason("reads values of different shapes in its steps", path=place(lines)))
         dims = len(first.shape)
         wide = len(reader.outs[0].shape) if reader is not None and is_pointwise(reader.target) else dims
         has_rows = rows is None or (wide == dims and dims > 0 and first.shape[0] == rows)
         if not has_rows and (reader is None or not is_pointwise(reader.target)):
-            raise Unsupported(Reason(f"reads a value {list(first.shape)} without rows, of its own in each step"))
+            what = f"reads a value {list(first.shape)} without rows, of its own in each step"
+            raise Unsupported(Reason(what, path=place(lines)))
         key = values, has_rows or wide
         if key not in self.given:
             made = column(values, self.write)

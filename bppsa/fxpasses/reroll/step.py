@@ -10,6 +10,7 @@ import torch
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.levels import Level, above, levels
+from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, draws
 from bppsa.fxpasses.reroll.relate import Made, Outside, UnrolledLoop, VaryingNumber
 from bppsa.fxpasses.reroll.reshapes import size
@@ -99,7 +100,8 @@ class LoopStep:
             grew = len(found) > before
         if all(made.op in found for made in carried):
             what = ", ".join(sorted({f"{list(v.shape)} of {v.dtype}" for j in odd for v in self.model[j].outs}))
-            raise Unsupported(Reason(f"its carry waits for values of other shapes or dtypes ({what})"))
+            line = place(self.model[odd[0]].lines) if odd else ""
+            raise Unsupported(Reason(f"its carry waits for values of other shapes or dtypes ({what})", path=line))
         return found
 
     def read_after(self, result: Sequence[LoggedValue]) -> dict[tuple[int, int], set[int]]:

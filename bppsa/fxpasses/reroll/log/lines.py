@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dis
+import linecache
 import sys
 from collections.abc import Sequence
 from functools import lru_cache
 from types import CodeType, FrameType
 
-from bppsa.fxpasses.lines import is_users
+from bppsa.fxpasses.lines import is_users, shown
 from bppsa.fxpasses.reroll.log.ops import LoggedOp
 
 
@@ -66,4 +67,8 @@ def of_users(code: CodeType) -> bool:
 
 
 def place(lines: Sequence[tuple[CodeType, int]]) -> str:
-    return f"{lines[0][0].co_filename}:{lines[0][1]}" if lines else ""
+    """The innermost, as a message shows it; "" where no line of the user's is known."""
+    if not lines:
+        return ""
+    file, line = lines[0][0].co_filename, lines[0][1]
+    return shown(file, line, linecache.getline(file, line).strip())
