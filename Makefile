@@ -34,10 +34,10 @@ demo-distributed: $(DEMO)
 	OMP_NUM_THREADS=1 $(VENV)/bin/torchrun --nproc-per-node $(RANKS) examples/train_pipeline.py $(or $(ARGS),--schedule lpp --G 2)
 
 test: $(READY)
-	@echo "On 2 cores: some 25 minutes the first time, while kernels are built, and 13 when they are in the cache; ARGS=tests/scan runs a part."
+	@echo "On 2 cores: some 12 minutes the first time, while kernels are built, and 8 when they are in the cache; ARGS=tests/scan runs a part."
 	$(PYTEST) -m "not slow and not models and not clients" $(ARGS)
 
-# Benchmarks, figures, examples and ranks too, each in processes of its own: half as long again.
+# The long tail too: every case of tests that have many, benchmarks, figures, examples and ranks. Three times as long.
 test-all: $(READY)
 	BPPSA_TESTS=all $(PYTEST) -m "not models and not clients" $(ARGS)
 

@@ -51,7 +51,9 @@ UNMARKED = {
 
 def is_pointwise(op: Any) -> bool:
     """Of a node's target, which may also be Python's: `operator.getitem` takes one of several results."""
-    return isinstance(op, OpOverload) and (torch.Tag.pointwise in op.tags or op in UNMARKED)
+    if not isinstance(op, OpOverload) or len(op._schema.returns) != 1:  # as frexp has two
+        return False
+    return torch.Tag.pointwise in op.tags or op in UNMARKED
 
 
 @dataclass(frozen=True)

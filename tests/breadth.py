@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,9 @@ from _pytest.mark import ParameterSet
 from hypothesis import settings
 
 ALL = os.environ.get("BPPSA_TESTS") == "all"
+TESTS = Path(__file__).parent
+# Of a test with at least so many cases one of so many runs in every `make test`.
+STRIDES = ((24, 6), (12, 4), (6, 3), (3, 2))
 
 
 def chosen(combinations: Iterable[tuple[Any, ...]], some: Collection[tuple[Any, ...]]) -> list[ParameterSet]:
@@ -40,3 +45,17 @@ def alternate(cases: Iterable[Any], one_of: int = 2) -> list[ParameterSet]:
 def examples(count: int) -> settings:
     """So many examples of hypothesis, or a quarter of them."""
     return settings(max_examples=count if ALL else max(3, count // 4))
+
+
+def long_tail(items: Iterable[pytest.Function]) -> list[pytest.Function]:
+    """The cases that are left to `make test-all`: of a test with many, all but one of so many. Tests of what users and
+    readers see, which are in no folder, run whole."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.path.parent != TESTS and item.get_closest_marker("slow") is None:
+            cases[item.path, item.originalname].append(item)
+    return [item for of_one in cases.values() for i, item in enumerate(of_one) if i % stride(len(of_one))]
+
+
+def stride(cases: int) -> int:
+    return next((one_of for least, one_of in STRIDES if cases >= least), 1)

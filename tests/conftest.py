@@ -7,6 +7,8 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.breadth import long_tail
+
 # Before torch is imported anywhere: parallel test workers share the cores, and so do the processes they start.
 _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // _workers)))
@@ -23,7 +25,10 @@ settings.register_profile(
 settings.load_profile("bppsa")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest deselects what is marked as slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in long_tail(item for item in items if isinstance(item, pytest.Function)):
+        item.add_marker(pytest.mark.slow)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

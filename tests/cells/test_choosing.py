@@ -49,6 +49,12 @@ def test_a_table_with_infinities_is_not_multiplied() -> None:
     fuses(cell, (h(), NONE), x(H), W)
 
 
+def written(h: Tensor, at: Any, value: Any) -> Tensor:
+    h = h.clone()
+    h[at] = value
+    return h
+
+
 CHOICES: dict[str, Any] = {
     "columns by a tensor": lambda h: h[:, ORDER],
     "columns by a list": lambda h: h[:, [3, 0, -1, 1, 1, 2]],
@@ -60,6 +66,24 @@ CHOICES: dict[str, Any] = {
     "hard gumbel softmax": lambda h: (
         (s := h.softmax(1)) + (torch.zeros_like(s).scatter_(1, s.max(1, keepdim=True)[1], 1.0) - s).detach()
     ),
+    "one-hot of the best": lambda h: (
+        h + functional.one_hot(h.argmax(1), H) - functional.one_hot(h.max(1)[1], H + 1)[:, 1:]
+    ),
+    "one-hot within heads": lambda h: h + functional.one_hot(h.view(-1, 2, 3).argmax(-1), 3).flatten(1).to(h.dtype),
+    "columns by a table": lambda h: h[:, ORDER.view(2, 3)].flatten(1),
+    "gather within heads": lambda h: (
+        h.view(-1, 2, 3).gather(2, h.view(-1, 2, 3).argsort(-1)[:, :1]).repeat(1, 2, 1).flatten(1)
+    ),
+    "scatter_add": lambda h: h.scatter_add(1, h.topk(2, 1).indices, 2 * h[:, :2]),
+    "index_add": lambda h: h.index_add(1, ORDER % H, h, alpha=0.5),
+    "index_copy": lambda h: h.index_copy(1, ORDER[:2], h[:, 4:]),
+    "index_fill": lambda h: h.index_fill(1, ORDER[:2], 0.5),
+    "rows where a mask is true": lambda h: written(h, h[:, 0] > 0, 0.0),
+    "rows of a value": lambda h: written(h, h[:, 0] > 0, W[0]),
+    "elements where a mask is true": lambda h: written(h, h > 0.5, 0.5),
+    "columns by a list, written": lambda h: written(h, (slice(None), [0, 2]), h[:, 3:5]),
+    "columns by a tensor, written": lambda h: written(h, (slice(None), ORDER[:3]), 0.5),
+    "columns by a mask": lambda h: written(h, (slice(None), V[0] > 0), 0.5),
     "batch norm in evaluation": NORM,
     "cosine to the state reversed": lambda h: h * functional.cosine_similarity(h, h.flip(1), dim=1).unsqueeze(1),
     "gate by a vector": lambda h: torch.sigmoid(h @ W[0]).unsqueeze(1) * h,
@@ -127,3 +151,23 @@ def test_layers_called_for_one_step_give_the_loops_numbers() -> None:
     states = random(2, B, H), random(2, B, H)
     check(example(lstm, states, random(T, B, I), *LSTM.parameters()), tolerance=1e-9)
     check(example(layer_by_layer, ((h(), h()), (h(), h())), x(), *LSTM.parameters()), tolerance=1e-9)
+
+
+def test_one_hot_refuses_what_may_be_no_class() -> None:
+    """PyTorch raises an error for it."""
+
+    def cell(state: Any, x: Tensor) -> Any:
+        h, last = state
+        h = torch.tanh(h @ W + x + functional.one_hot(last, H))
+        return (h, (last + 1) % H), h
+
+    decision = check(example(cell, (h(), NONE), x(H), W))
+    assert decision.strategy == "pytorch"
+    assert "clamp(0, 5)" in decision.reason
+
+
+def test_one_hot_of_x_alone_raises_as_pytorch_does() -> None:
+    cell = lambda h, x: ((n := torch.tanh(h + functional.one_hot(x, H))), n)  # noqa: E731
+    with pytest.raises(RuntimeError, match="Class values must be"):
+        bppsa.scan(cell, h(), torch.full((T, B), H))
+    assert check(example(cell, h(), torch.arange(T * B).view(T, B) % H)).strategy == "sequential"

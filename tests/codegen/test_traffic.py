@@ -15,8 +15,9 @@ from bppsa.fxpasses.network import jacobian
 def test_of_a_tanh_rnn(hidden: int, real: str, word: int) -> None:
     recurrence = module_recurrence("RNN_TANH", 3, hidden, 0, True)
     built = program.build(recurrence, jacobian.transpose(recurrence))
-    moved, flops = traffic(built.forward, real)
+    moved, flops, folded = traffic(built.forward, real)
     assert moved == 2 * hidden * word, "x @ W_ih is read, h is written"
+    assert not folded
     assert flops == 2 * hidden**2 + 4 * hidden, "h @ W_hh; its sum with x @ W_ih and two biases, and tanh"
 
 

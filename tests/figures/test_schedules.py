@@ -33,6 +33,7 @@ def test_draws(module: Any, tmp_path: Path) -> None:
     assert module.FIGURE.simulated
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not STATM.exists(), reason="only Linux tells what is resident")
 def test_memory_of_waves_is_drawn_as_measured(tmp_path: Path) -> None:
     record = measured(waves.FIGURE, OPTIONS)

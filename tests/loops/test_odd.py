@@ -341,3 +341,39 @@ def test_a_reason_names_the_lines_of_its_ops() -> None:
     assert decision.path.startswith("test_odd.py:")
     lines = decision.reason.splitlines()
     assert [": h = h.lgamma().tanh(): " in lines[0], ": h = h + torch.erfinv(h / 2): " in lines[1]] == [True, True]
+
+
+class Resets(Cell):
+    """Written where a mask is true, and fed back as one-hot vectors."""
+
+    def forward(self, x: Tensor) -> Any:
+        h, out = self.start(x), []
+        for t in range(x.shape[1]):
+            h = h.clone()
+            h[x[:, t, 0] > 0.5] = 0.0
+            h = self.cell(x[:, t], h)
+            h = h + torch.nn.functional.one_hot(h.argmax(1), H).to(h.dtype)
+            out.append(h - h.median(1, keepdim=True).values)
+        return torch.stack(out, 1)
+
+
+class Grid(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 2, *x.shape[3:])
+        for t in range(x.shape[1]):
+            z, n = self.gates(torch.cat([x[:, t], h], 1)).chunk(2, 1)
+            h = h + torch.sigmoid(z) * (torch.tanh(n) - h)
+        return h
+
+
+@pytest.mark.parametrize("cls", [Resets, Grid])
+def test_becomes_a_scan(cls: type[nn.Module]) -> None:
+    pair = Pair(cls())
+    given = torch.randn(2, 12, 1, 4, 3).double() if cls is Grid else x()
+    assert pair.strategies(given) == ["sequential"]
+    for seed in range(2):
+        pair.call(given, seed=seed)

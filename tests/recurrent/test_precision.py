@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from tests.breadth import diagonal
+from tests.breadth import alternate, diagonal
 from tests.machine import skip_without_lstm_of_bfloat16
 from tests.recurrent.support import KINDS, MANY, B, H, I, compiled, leaves, random, results, states, sweeps
 
@@ -85,7 +85,7 @@ def test_given_states(kind: str, dtype: torch.dtype, steps: int) -> None:
     check(draw)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", alternate(KINDS, len(KINDS)))
 def test_long_sequences(kind: str) -> None:
     """Where sums over all steps lose digits."""
     check(lambda: (KINDS[kind](I, H), (random(1000, B, I, dtype=torch.float32),)), seeds=1)

@@ -169,6 +169,7 @@ def train(rank: int, folder: str) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not distributed.is_available(), reason="torch was built without distributed")
 def test_distributed_data_parallel(tmp_path: Path) -> None:
     multiprocessing.spawn(train, (str(tmp_path),), nprocs=2)

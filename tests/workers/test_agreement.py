@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bppsa.distributed.steps.agreement import check_replicas, checksums
+from bppsa.distributed.steps.agreement import WHOLE, check_replicas, checksums, digest
 from bppsa.errors import ScheduleError
 
 VALUES = (
@@ -36,3 +36,16 @@ def test_scalars_and_tensors_of_nothing() -> None:
     found = checksums({"one": torch.tensor(1.0), "two": torch.tensor(2.0), "none": torch.zeros(0, 3)})
     assert len(set(found.values())) == 3
     assert checksums({"two": torch.tensor(2.0, requires_grad=True)})["two"] == found["two"]
+
+
+@pytest.mark.parametrize("elements", [5, WHOLE + 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.complex64])
+def test_a_digest_tells_batches_apart(elements: int, dtype: torch.dtype) -> None:
+    value = (torch.randn(elements + 1) * 9).to(torch.uint8).to(dtype)
+    batch = value[1:]  # whose words begin where no word of memory does
+    other = batch.clone()
+    other[-9:-8] += 1
+    other[:1] += 1
+    found = digest([batch, 2])
+    assert found == digest([batch.clone(), 2])
+    assert len({found, digest([other, 2]), digest([batch.flip(0), 2]), digest([batch, 3])}) == 4

@@ -22,6 +22,7 @@ import bppsa
 from bppsa.errors import InputError, ScheduleError, WorkerError
 from bppsa.runtime.transport import group
 from bppsa.schedule import Recipe, fsdp, lpp, one_f_one_b, zero_bubble
+from tests.breadth import alternate
 from tests.workers import faults
 from tests.workers.faults import Armed
 from tests.workers.ranks import join, run_ranks
@@ -237,7 +238,7 @@ def slow(rank: int, stops: bool) -> bool:
     return faults.exact(net, compiled, x, target)
 
 
-@pytest.mark.parametrize("stops", [False, True])
+@pytest.mark.parametrize("stops", alternate([True, False]))
 def test_a_slow_worker_is_no_fault(stops: bool) -> None:
     assert run_ranks(slow, 4, stops) == [True] * 4
 
@@ -287,6 +288,9 @@ def odd_calls(rank: int) -> list[str]:
         lambda: compiled.step(x, target, return_outputs=odd),
         lambda: compiled.full_state_dict() if odd else compiled.step(x, target),
         lambda: compiled.step(nothing, nothing) if odd else compiled.step(x, target),
+        lambda: compiled.step(x.flip(0) if odd else x, target),
+        lambda: compiled.step(x, target.flip(0) if odd else target),
+        lambda: compiled(x + 1 if odd else x),
     ]
     for one in tries:
         with pytest.raises((WorkerError, InputError)) as caught:
@@ -300,15 +304,16 @@ def odd_calls(rank: int) -> list[str]:
 
 def test_ranks_that_call_something_else_are_named() -> None:
     for rank, texts in enumerate(run_ranks(odd_calls, 4)):
-        assert texts[1::2] == ["True"] * 5
-        rows, dtype, outputs, call, nothing = texts[::2]
-        for text in (rows, dtype, outputs, call):
+        assert texts[1::2] == ["True"] * 8
+        rows, dtype, outputs, call, nothing, *others = texts[::2]
+        for text in (rows, dtype, outputs, call, *others):
             assert re.match(r"the ranks run step \d+ on different work; ", text)
         assert "(7, 4)" in rows
         assert "torch.float32" in dtype
         assert "return_outputs: " in outputs
         assert "full_state_dict" in call
         assert "no tensor with rows" in nothing
+        assert all("compile with data='local'" in text for text in others)
         assert rank == 1 or "worker 1 failed in a call of the model: bppsa.errors.InputError" in nothing
 
 

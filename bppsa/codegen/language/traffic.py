@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from math import prod
+from typing import NamedTuple
 
-from bppsa.codegen.language.ir import STRUCTURAL, Access, Kernel, Kind
+from bppsa.codegen.language.ir import STRUCTURAL, Access, Kernel, Kind, Reduce
 
 
-def traffic(kernel: Kernel, real: str) -> tuple[int, int]:
-    """(bytes, flops) of one row and step: what it loads and stores of memory that holds every step, and what it
-    multiplies, adds and evaluates. A value that two groups load counts once: it stays in registers."""
+class Traffic(NamedTuple):
+    """folded: the flops whose results are summed along axes, beside the others."""
+
+    bytes: int
+    flops: int
+    folded: int
+
+
+def traffic(kernel: Kernel, real: str) -> Traffic:
+    """Of one row and step: what it loads and stores of memory that holds every step, and what it multiplies, adds and
+    evaluates. A value that two groups load counts once: it stays in registers."""
     kinds = {b.name: b.kind for b in kernel.buffers}
     touched: set[tuple[str, bool, int]] = set()
     wide: dict[tuple[str, bool, int], int] = {}  # what moves along several axes, by where it begins: its columns
-    flops = 0
+    flops = folded = 0
     for group in kernel.groups:
         accesses = [node.payload for node in group.nodes() if isinstance(node.payload, Access)]
         for access in (*accesses, *(store.target for store in group.stores)):
@@ -25,6 +34,11 @@ def traffic(kernel: Kernel, real: str) -> tuple[int, int]:
             else:
                 width = 1 if access.broadcast else group.width
                 touched |= {(access.buffer, access.after, access.column + j) for j in range(width)}
-        flops += group.width * sum(node.op not in STRUCTURAL for node in group.nodes())
+        evaluated = group.width * sum(node.op not in STRUCTURAL for node in group.nodes())
+        if group.shape and any(store.reduce is not Reduce.NONE for store in group.stores):
+            folded += evaluated
+        else:
+            flops += evaluated
         flops += group.width * sum(2 * kernel.buffer(dot.weight).depth for dot in group.dots)
-    return (len(touched) + sum(wide.values())) * {"float": 4, "double": 8}[real], flops
+    moved = (len(touched) + sum(wide.values())) * {"float": 4, "double": 8}[real]
+    return Traffic(moved, flops, folded)

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 from bppsa.distributed.over_time.batches import TimeBatch
 from bppsa.distributed.over_time.losses import TimeLoss, time_loss
 from bppsa.distributed.over_time.parts import Parts, lengths, pieces
-from bppsa.distributed.steps.batches import Batch, by_leaf
+from bppsa.distributed.steps.batches import Batch, by_leaf, comparable
 from bppsa.distributed.steps.losses import Share
 from bppsa.distributed.steps.training import Settings, Training
 from bppsa.distributed.steps.whole import check_wholes_over_time
@@ -87,6 +87,7 @@ class TimeTraining(Training):
             modes=modes,
             seeds=[Seed(self.seed, number, b) for b in range(count)],
             signature=repr((modes, shapes)),
+            brought=comparable(leaves),
         )
         return TimeBatch(
             call=call,

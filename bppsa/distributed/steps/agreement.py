@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,13 @@ from bppsa.distributed.steps.plans import StepPlan
 from bppsa.distributed.steps.training import Training
 from bppsa.errors import ScheduleError
 from bppsa.runtime.worker.pipeline import PipelineCall
+
+WHOLE = 1 << 16  # bytes of a tensor that are compared one by one
+SAMPLE = 4096  # words of a larger one; of the others the sum
+BATCH = (
+    "the batch, of which every rank is to bring all rows, in one order (with a DistributedSampler or another sharded "
+    "loader compile with data='local')"
+)
 
 
 def fingerprint(training: Training) -> dict[str, str]:
@@ -40,6 +48,7 @@ def signature(plan: StepPlan, call: PipelineCall, ran_nothing: bool) -> dict[str
     return {
         "the call": f"{'with' if call.loss is not None else 'without'} a loss, running {', '.join(kinds)}",
         "the arguments": call.signature,
+        BATCH: digest(call.brought),
         "microbatches": f"{len(call.arguments)}",
         "return_outputs": f"{call.outputs}",
         "the ranks": "have run nothing" if ran_nothing else "have run",
@@ -52,8 +61,28 @@ def checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def checksum(tensor: Tensor) -> str:
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1)
-    return blake2b(flat.view(torch.uint8).numpy().data, digest_size=16).hexdigest()
+    return blake2b(bytes_of(tensor).cpu().numpy().data, digest_size=16).hexdigest()
+
+
+def bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+
+
+def digest(values: Sequence[Any]) -> str:
+    """Of tensors and other leaves, at the speed of memory: it is taken in each step."""
+    found = blake2b(digest_size=4)
+    for value in values:
+        found.update(excerpt(bytes_of(value)) if isinstance(value, Tensor) else repr(value).encode())
+    return found.hexdigest()
+
+
+def excerpt(flat: Tensor) -> bytes:
+    """Of a tensor's bytes: all of few; of many the sum of their words, and some of these at their places."""
+    if len(flat) > WHOLE:
+        flat = flat[: len(flat) // 8 * 8]
+        words = (flat.clone() if flat.storage_offset() % 8 else flat).view(torch.int64)
+        flat = torch.cat([words.sum().view(1), words[:: len(words) // SAMPLE]]).view(torch.uint8)
+    return flat.cpu().numpy().tobytes()
 
 
 def check_replicas(told: Sequence[Mapping[str, str]]) -> None:

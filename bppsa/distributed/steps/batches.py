@@ -29,6 +29,12 @@ def rows_in(value: Any) -> int:
     return next((x.shape[0] for x in tree_leaves(value) if isinstance(x, Tensor) and x.dim()), 0)
 
 
+def comparable(leaves: Sequence[Any]) -> tuple[Any, ...]:
+    """Of a batch, what ranks can compare."""
+    strided = [leaf for leaf in leaves if not isinstance(leaf, Tensor) or leaf.layout is torch.strided]
+    return tuple(leaf for leaf in strided if isinstance(leaf, (Tensor, bool, int, float, str)))
+
+
 def parts(value: Any, batched: Sequence[bool], count: int) -> list[Any]:
     """A pytree for each micro-batch: leaves that are batched are cut as torch.tensor_split does, all else goes along
     as it is."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from bppsa.distributed.steps.batches import Batch
+from bppsa.distributed.steps.batches import Batch, comparable
 from bppsa.distributed.steps.plans import StepPlan
 from bppsa.distributed.steps.step_loss import StepLoss
 from bppsa.distributed.steps.training import Settings, Training
@@ -65,7 +65,9 @@ class Trainer:
         with training.call() as number:
             batch = training.batch(number, given, kwargs, Modes(True, False, Modes.here().autocast))
             loss = training.loss(batch, target)
-            found, _ = training.run("step", replace(batch.call, loss=loss, outputs=return_outputs))
+            brought = () if self.settings.local else (*batch.call.brought, *comparable(tree_leaves(target)))
+            call = replace(batch.call, loss=loss, outputs=return_outputs, brought=brought)
+            found, _ = training.run("step", call)
         named = dict(self.model.named_parameters())
         accumulate(
             [named[name] for name in found.grads] + batch.wanted,

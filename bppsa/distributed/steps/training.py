@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bppsa.decisions import Report, warn_once
-from bppsa.distributed.steps.batches import Batch, by_leaf, check_rows, is_batched, parts, rows_of
+from bppsa.distributed.steps.batches import Batch, by_leaf, check_rows, comparable, is_batched, parts, rows_of
 from bppsa.distributed.steps.losses import LossFunction, LossWeight, Share, counts, is_sum, share
 from bppsa.distributed.steps.member import Asked, check_names, first_names
 from bppsa.distributed.steps.plans import KINDS, StepPlan, check_changes, make_plan, only, own_batches, predicted
@@ -181,6 +181,7 @@ class Training:
             modes,
             seeds,
             signature,
+            () if self.settings.local else comparable(leaves),
             split=plan.split,
         )
         return Batch(call, mine, rows, [sizes[b] for b in range(count)], tensors)

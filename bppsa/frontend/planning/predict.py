@@ -12,7 +12,7 @@ from bppsa.codegen.cpu.native import REAL
 from bppsa.codegen.gpu.columns import ROWS, blocks, padded
 from bppsa.codegen.gpu.print_triton import holds_weights, warps_of
 from bppsa.codegen.language.ir import Kind
-from bppsa.codegen.language.traffic import traffic
+from bppsa.codegen.language.traffic import Traffic, traffic
 from bppsa.codegen.lowering.lower import ColumnRun
 from bppsa.codegen.lowering.program import Program
 from bppsa.frontend.planning.rates import machine_of
@@ -41,7 +41,7 @@ def counts_of(
     count, width = (1, sum(recurrence.carries)) if structure is None else (structure.count, structure.width)
     program, word = compile_recurrence(recurrence, dtype, inline, device).program, dtype.itemsize
     kernels = (program.inference, program.forward, program.backward, program.replay)
-    inference, forward, backward, replay = (counted(*traffic(kernel, REAL[dtype]), word) for kernel in kernels)
+    inference, forward, backward, replay = (counted(traffic(kernel, REAL[dtype]), word) for kernel in kernels)
     hoisted, gpu = sum(depth * width for depth, width in before(program)), device == "cuda"
     return Counts(
         peer=peer,
@@ -91,9 +91,9 @@ def stretch(recurrence: Recurrence) -> float:
     return sum(tiles) / sum(recurrence.carries)
 
 
-def counted(moved: int, flops: int, word: int) -> Each:
+def counted(found: Traffic, word: int) -> Each:
     """A flop of float64 counts twice: half as many fit a register."""
-    return Each(flops * word / SINGLE, moved)
+    return Each(found.flops * word / SINGLE, found.bytes, found.folded * word / SINGLE)
 
 
 def graphs(recurrence: Recurrence) -> list[torch.fx.Graph]:
@@ -117,7 +117,8 @@ def after(program: Program) -> Sizes:
 
 def summed(sizes: Sizes, word: int) -> Products:
     flops = sum(2 * depth * width for depth, width in sizes)
-    return Products(len(sizes), counted(word * sum(depth + width for depth, width in sizes), flops, word))
+    moved = word * sum(depth + width for depth, width in sizes)
+    return Products(len(sizes), counted(Traffic(moved, flops, 0), word))
 
 
 def wide(runs: Sequence[ColumnRun]) -> int:

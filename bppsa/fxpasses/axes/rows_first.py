@@ -94,7 +94,7 @@ class RowsFirst:
         if follow is None and rows and odd:
             follow = RowsFirst.pointwise if is_pointwise(node.target) else ELSEWHERE.get(node.target)
         if follow is None or not (rows or odd or node.target is aten.expand.default):
-            if rows and odd:
+            if any(arg in self.layouts and arg in self.with_rows for arg in node.all_input_nodes):
                 raise Unsupported(
                     Reason(
                         "works on a value whose batch is not its first dimension",

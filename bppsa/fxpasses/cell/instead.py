@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from bppsa.fxpasses.cell import modules
+from bppsa.fxpasses.recording.one_hot import one_hot
 
 
 def cosine_similarity(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
@@ -19,6 +21,19 @@ def cosine_similarity(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> 
         return x / (length + (length.clamp_min(eps) - length).detach())
 
     return (normal(a) * normal(b)).sum(dim)
+
+
+def pad(x: Tensor, counts: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
+    """Around the corner; NotImplemented for the other modes."""
+    if mode != "circular":
+        return NotImplemented
+    for i, (before, behind) in enumerate(zip(counts[::2], counts[1::2], strict=True)):
+        n = x.shape[-1 - i]
+        if not (0 <= before <= n and 0 <= behind <= n):
+            return NotImplemented
+        parts = [(n - before, before), (0, n), (0, behind)]
+        x = torch.cat([x.narrow(-1 - i, first, count) for first, count in parts if count], -1 - i)
+    return x
 
 
 def one_step(cell: Callable[..., Any], states: int) -> Callable[..., Any]:
@@ -59,5 +74,7 @@ def layered(states: Sequence[Tensor]) -> Tensor:
 MODES = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN_TANH", "rnn_relu": "RNN_RELU"}
 INSTEAD: dict[Any, Callable[..., Any]] = {
     torch.cosine_similarity: cosine_similarity,
+    functional.pad: pad,
+    functional.one_hot: one_hot,
     **{getattr(torch, name): one_step(*modules.KINDS[mode][:2]) for name, mode in MODES.items()},
 }

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import fx
 
 from bppsa.errors import Reason
@@ -15,6 +16,9 @@ from bppsa.fxpasses.cell.line_up import CARRY, levels
 from bppsa.fxpasses.cell.real_parts import with_real_parts
 from bppsa.fxpasses.recording.capture import Recording, copied
 from bppsa.fxpasses.spelling.expand import cancel, expand
+
+# What torch.vmap cannot run for all steps, whatever it is of.
+NOT_AT_ONCE = {torch.ops.aten.index_put.default}
 
 
 def rewritten(recording: Recording, carries: int, xs: int, refused: dict[fx.Node, Reason] | None = None) -> Recording:
@@ -29,7 +33,9 @@ def rewritten(recording: Recording, carries: int, xs: int, refused: dict[fx.Node
     given = recording.arguments[: len(nexts)], given[1]
     replaced = cancel(graph)
     replaced |= with_rows_first(graph, *given, waiting(graph, latest(nexts, replaced), *given), refused)
-    replaced |= expand(graph, waiting(graph, latest(nexts, replaced), *given), refused)
+    own = waiting(graph, latest(nexts, replaced), *given)
+    replaced |= expand(graph, own, refused)
+    replaced |= expand(graph, [node for node in graph.nodes if node.target in NOT_AT_ONCE and node not in own], {})
     replaced |= distribute_concat(graph)
     return replace(recording, result=(latest(nexts, replaced), latest(ys, replaced)))
 

@@ -92,16 +92,19 @@ def places(x: Tensor, dim: int) -> Tensor:
     return torch.arange(x.shape[dim], dtype=dtype).view([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
 
 
-def best_place(x: Tensor, dim: int, sign: float, open_to: Tensor | None = None) -> Tensor:
+def best_place(x: Tensor, dim: int, sign: float, open_to: Tensor | None = None, last: Tensor | None = None) -> Tensor:
     """The first place of the largest (sign 1) or smallest (-1), the dimension kept; a NaN is both. open_to: which may
-    be it."""
+    be it. last: which are behind those that equal them."""
     x = x.detach() if sign > 0 else -x.detach()
     candidates = x if open_to is None else torch.where(open_to, x, -math.inf)
     hit = torch.logical_or(candidates == candidates.amax([dim], keepdim=True), torch.isnan(candidates))
     if open_to is not None:
         hit = torch.logical_and(hit, open_to)
-    at = places(x, dim)
-    return torch.where(hit, at, x.shape[dim]).amin([dim], keepdim=True)
+    at, n = places(x, dim), x.shape[dim]
+    if last is None:
+        return torch.where(hit, at, n).amin([dim], keepdim=True)
+    place = torch.where(hit, torch.where(last, at + n, at), 2 * n).amin([dim], keepdim=True)
+    return torch.where(place < n, place, place - n)
 
 
 def taken(x: Tensor, dim: int, place: Tensor) -> Tensor:
@@ -111,7 +114,7 @@ def taken(x: Tensor, dim: int, place: Tensor) -> Tensor:
 
 def number(place: Tensor, x: Tensor, dim: int) -> Tensor:
     """As PyTorch has it. The bounds change nothing; they tell how large it can be."""
-    return place.clamp(0, x.shape[dim]).long()
+    return place.clamp(0, x.shape[dim] - 1).long()
 
 
 def kept(value: Tensor, dim: int, keepdim: bool) -> Tensor:

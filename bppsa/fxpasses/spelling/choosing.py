@@ -1,4 +1,5 @@
-"""Elements of rows that are chosen: the best ones, and those at places that are numbers themselves.
+"""Elements that are chosen along a dimension of rows [B, ...]: the best ones, and those at places that are numbers
+themselves.
 
 What is not chosen is selected away, never multiplied by zero: infinities of others stay outside.
 """
@@ -6,7 +7,7 @@ What is not chosen is selected away, never multiplied by zero: infinities of oth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -18,11 +19,15 @@ MOST_PIECES = 64  # of one row, each with a line of code of its own
 MOST_BEST = 16  # each costs a pass over the row: sorting 33 columns is slower than the loop, and compiles for a minute
 
 
-def own_columns(x: Tensor, dim: int | Sequence[int] | None) -> None:
-    """Raise `Unsupported` unless the op works along the columns of rows. None: along all dimensions."""
-    dims = [dim] if isinstance(dim, int) else dim or [0]
-    if x.dim() != 2 or any(d % x.dim() != 1 for d in dims):
+def own_axis(x: Tensor, dim: int | None) -> int:
+    """Raises `Unsupported` where the op works along the batch. None: along all dimensions."""
+    if x.dim() < 2 or dim is None or dim % x.dim() == 0:
         raise Unsupported(Reason("works along the batch dimension"))
+    return dim % x.dim()
+
+
+def own_axes(x: Tensor, dims: int | Sequence[int] | None) -> list[int]:
+    return [own_axis(x, dim) for dim in ([dims] if isinstance(dims, int) else dims or (None,))]
 
 
 def few(pieces: int, most: int = MOST_PIECES) -> None:
@@ -35,32 +40,57 @@ def few(pieces: int, most: int = MOST_PIECES) -> None:
 
 def extremum_place(sign: float) -> Callable[..., Tensor]:
     def place(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
-        own_columns(x, dim)
-        return kept(number(best_place(x, 1, sign), x, 1), 1, keepdim)
+        axis = own_axis(x, dim)
+        return kept(number(best_place(x, axis, sign), x, axis), axis, keepdim)
 
     return place
 
 
 def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    own_columns(x, dim)
-    return x.amin(1, keepdim=keepdim), x.amax(1, keepdim=keepdim)
+    axis = own_axis(x, dim)
+    return x.amin(axis, keepdim=keepdim), x.amax(axis, keepdim=keepdim)
+
+
+def best(x: Tensor, axis: int, count: int, sign: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """The value and the place of the largest (sign 1) or smallest (-1), then of the next, the dimension kept."""
+    few(count, MOST_BEST)
+    at, open_to = places(x, axis), torch.ones_like(x, dtype=torch.bool)
+    order, last = x, None
+    if sign < 0:  # a NaN is larger than any number
+        last = torch.isnan(x)
+        order = torch.where(last, math.inf, x)
+    for _ in range(count):
+        place = best_place(order, axis, sign, open_to, last)
+        yield taken(x, axis, place), place
+        open_to = torch.logical_and(open_to, at != place)
 
 
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    own_columns(x, dim)
-    few(k, MOST_BEST)
-    at, values, found = places(x, 1), [], []
-    open_to = torch.ones_like(x, dtype=torch.bool)
-    for _ in range(k):
-        place = best_place(x, 1, 1.0 if largest else -1.0, open_to)
-        values.append(taken(x, 1, place))
-        found.append(place)
-        open_to = torch.logical_and(open_to, at != place)
-    return torch.cat(values, 1), number(torch.cat(found, 1), x, 1)
+    axis = own_axis(x, dim)
+    values, found = zip(*best(x, axis, k, 1.0 if largest else -1.0), strict=True)
+    return torch.cat(values, axis), number(torch.cat(found, axis), x, axis)
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    return topk(x, x.shape[1] if x.dim() == 2 else 0, dim, descending)
+    return topk(x, x.shape[own_axis(x, dim)], dim, descending)
+
+
+def kth_value(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """The k-th smallest, from the side that is nearer."""
+    axis = own_axis(x, dim)
+    behind = x.shape[axis] - k
+    *_, (value, place) = best(x, axis, k, -1.0) if k <= behind else best(x, axis, behind + 1, 1.0)
+    return kept(value, axis, keepdim), kept(number(place, x, axis), axis, keepdim)
+
+
+def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    """Of an even number the smaller one in the middle; a NaN where there is one."""
+    axis = own_axis(x, dim)
+    value, place = kth_value(x, (x.shape[axis] + 1) // 2, dim, keepdim=True)
+    most = best_place(x, axis, 1.0)
+    broken = torch.isnan(taken(x, axis, most))
+    value, place = torch.where(broken, math.nan, value), torch.where(broken, number(most, x, axis), place)
+    return kept(value, axis, keepdim), kept(place, axis, keepdim)
 
 
 # Choosing by numbers -------------------------------------------------------------------------------------------------
@@ -80,46 +110,55 @@ def from_start(index: Tensor, length: int) -> Tensor:
 
 
 def lookup(table: Tensor, index: Tensor) -> Tensor:
-    """table [m, n], index [B] -> [B, n]"""
-    if index.dim() != 1 or table.dim() != 2:
+    """table [m, n], index [B, ...] -> [B, ..., n]"""
+    if index.dim() < 1 or table.dim() != 2:
         raise Unsupported(Reason(f"looks up {list(index.shape)} in {list(table.shape)}"))
     few(table.shape[0])
-    return chosen(index.unsqueeze(1), table.unbind(0))
+    return chosen(index.unsqueeze(-1), table.unbind(0))
 
 
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if len(indices) == 1 and indices[0] is not None:
         return lookup(x, from_start(indices[0], x.shape[0]))
-    first, at = indices
-    if first is not None or at is None:
-        raise Unsupported(Reason("takes elements of several rows"))
-    return columns_at(x, 1, at)
+    return columns_at(x, *only_axis(x, indices))
+
+
+def only_axis(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[int, Tensor]:
+    """The one dimension that is indexed, and by what."""
+    given = [(axis, at) for axis, at in enumerate(indices) if at is not None]
+    if len(given) != 1 or given[0][0] == 0:
+        raise Unsupported(Reason("takes elements of several rows", mend="use torch.gather or torch.where"))
+    return given[0]
 
 
 def columns_at(x: Tensor, dim: int, at: Tensor) -> Tensor:
-    """x [B, n], at [m] -> [B, m]"""
-    own_columns(x, dim)
-    if at.dim() != 1:
-        raise Unsupported(Reason(f"takes columns by an index of {list(at.shape)}"))
-    few(x.shape[1])
-    return chosen(from_start(at, x.shape[1]).unsqueeze(0), x.split(1, 1))
+    """x [B, ..., n, ...], at [m, ...] -> [B, ..., m, ..., ...]"""
+    axis = own_axis(x, dim)
+    few(x.shape[axis])
+    place = along(from_start(at, x.shape[axis]).reshape(-1), x, axis)
+    found = chosen(place, x.split(1, axis))
+    return found if at.dim() == 1 else found.unflatten(axis, at.shape)
+
+
+def along(at: Tensor, x: Tensor, axis: int) -> Tensor:
+    """[m] as it lies along an axis of x."""
+    return at.view([-1 if d == axis else 1 for d in range(x.dim())])
 
 
 def gather(x: Tensor, dim: int, at: Tensor, *, sparse_grad: bool = False) -> Tensor:
-    own_columns(x, dim)
-    few(at.shape[1])
-    return torch.cat([within(place, x, taken(x, 1, place)) for place in at.split(1, 1)], 1)
+    axis = own_axis(x, dim)
+    few(at.shape[axis])
+    x = of_same_size(x, at, axis)
+    return torch.cat([within(place, x, axis, taken(x, axis, place)) for place in at.split(1, axis)], axis)
 
 
-def within(place: Tensor, x: Tensor, value: Tensor) -> Tensor:
-    """NaN where the place is none of x, for which PyTorch raises an error."""
-    return torch.where(torch.logical_and(place >= 0, place < x.shape[1]), value, math.nan)
-
-
-def scatter(x: Tensor, dim: int, at: Tensor, source: Tensor | float) -> Tensor:
-    own_columns(x, dim)
-    few(at.shape[1])
-    for j, place in enumerate(at.split(1, 1)):
-        new = source[:, j : j + 1] if isinstance(source, Tensor) else source
-        x = within(place, x, torch.where(places(x, 1) == place, new, x))
+def of_same_size(x: Tensor, at: Tensor, axis: int) -> Tensor:
+    """The part of x that an index of fewer elements in another dimension reaches."""
+    for d in range(1, x.dim()):
+        x = x if d == axis or x.shape[d] == at.shape[d] else x.narrow(d, 0, at.shape[d])
     return x
+
+
+def within(place: Tensor, x: Tensor, axis: int, value: Tensor) -> Tensor:
+    """NaN where the place is none of x, for which PyTorch raises an error."""
+    return torch.where(torch.logical_and(place >= 0, place < x.shape[axis]), value, math.nan)

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.capture import Recorder
+from bppsa.fxpasses.recording.one_hot import ONE_HOT, check_classes
 from bppsa.fxpasses.spelling import matrices
 from bppsa.fxpasses.spelling.expansions import EXPANSIONS
 from bppsa.sparsity.rules.matrix_ops import MATRICES
@@ -32,6 +33,8 @@ def expand(graph: fx.Graph, nodes: Iterable[fx.Node], refused: dict[fx.Node, Rea
         if expansion is None:
             continue
         try:
+            if node.target is ONE_HOT:
+                check_classes(node)
             results = written(graph, node, expansion)
         except Unsupported as unsupported:
             if refused is None:
@@ -87,9 +90,9 @@ def expansion_of(node: fx.Node) -> Callable[..., Any] | None:
 
 
 def applies(node: fx.Node) -> bool:
-    """Whether it is of rows [B, n] of real numbers, or of lists of them."""
+    """Whether it is of real numbers, or of lists of them."""
     given = [leaf.meta["val"] for leaf in tree_leaves(node.args) if isinstance(leaf, fx.Node)]
-    return all(isinstance(value, Tensor) and value.dim() <= 2 and not value.is_complex() for value in given)
+    return all(isinstance(value, Tensor) and not value.is_complex() for value in given)
 
 
 def written(graph: fx.Graph, node: fx.Node, expansion: Any) -> Any:

@@ -31,6 +31,7 @@ class PipelineCall:
     modes: Modes
     seeds: Sequence[Seed]
     signature: str = ""  # of what decides the shapes that jobs hand on
+    brought: Sequence[Any] = ()  # leaves of the batch, which each rank has whole
     loss: Loss | None = None  # None: the model is called as a module, and `cotangents` come later
     split: bool = False  # whether W is a job of its own
     outputs: bool = False  # whether what the model returns is kept

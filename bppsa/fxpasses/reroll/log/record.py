@@ -28,6 +28,7 @@ from bppsa.fxpasses.reroll.log.spelled import spelled
 from bppsa.fxpasses.theirs import theirs
 
 aten = torch.ops.aten
+FEW = 64  # elements of a literal
 MOST_OPS = 200_000
 # Whose result depends on the sizes of what they are given alone, as ops of these sizes: no carry begins there.
 SIZED: dict[Any, Any] = {
@@ -68,6 +69,7 @@ class Logger(TorchDispatchMode):
         self.log = Log()
         self.memory = TensorMemory(self.emit)
         self.known: dict[Any, LoggedOp] = {}  # of what is made of captured tensors alone
+        self.literals: dict[Any, LoggedValue] = {}
         self.lines: tuple[tuple[Any, int], ...] = ()
         self.outermost = sys._getframe(1).f_code
         self.gradients = torch.is_grad_enabled()
@@ -159,12 +161,26 @@ class Logger(TorchDispatchMode):
             return None
         value = self.memory.find(tensor)
         if value is None:
-            literal = func is aten.lift_fresh.default
-            given = CallInput(literal=tensor.clone()) if literal else CallInput(captured=tensor)
-            value = LoggedValue(tensor, given=given)
-            value.constant = not literal
-            (self.log.literals if literal else self.log.captured).append(value)
+            value = self.literal(tensor) if func is aten.lift_fresh.default else self.captured(tensor)
             self.memory.put(tensor, value, None, False)
+        return value
+
+    def captured(self, tensor: Tensor) -> LoggedValue:
+        value = LoggedValue(tensor, given=CallInput(captured=tensor))
+        value.constant = True
+        self.log.captured.append(value)
+        return value
+
+    def literal(self, tensor: Tensor) -> LoggedValue:
+        """Equal ones are one: a step makes its own of the same numbers."""
+        few = tensor.numel() <= FEW
+        key = (tensor.dtype, tensor.shape, tensor.view(-1).view(torch.uint8).numpy().tobytes()) if few else None
+        if key in self.literals:
+            return self.literals[key]
+        value = LoggedValue(tensor, given=CallInput(literal=tensor.clone()))
+        self.log.literals.append(value)
+        if few:
+            self.literals[key] = value
         return value
 
     def note(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Any) -> None:

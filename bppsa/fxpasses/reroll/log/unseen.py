@@ -17,6 +17,7 @@ from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from bppsa.errors import Reason
@@ -32,6 +33,7 @@ from bppsa.fxpasses.partition.capture.watched import (
     is_users_name,
     of_model,
 )
+from bppsa.fxpasses.recording.one_hot import one_hot
 from bppsa.fxpasses.recording.refused import REFUSED
 from bppsa.fxpasses.theirs import theirs
 
@@ -104,6 +106,9 @@ class UnseenCalls(TorchFunctionMode):
             self.refuse(Reason("draws from a generator of its own", mend="use the default one"), place_here())
         if kwargs.get("out") is not None:
             self.refuse(Reason("writes into out=", mend="use what it returns"), place_here())
+        if func is functional.one_hot:
+            found = theirs(one_hot, *args, **kwargs)
+            return theirs(func, *args, **kwargs) if found is NotImplemented else found
         return theirs(func, *args, **kwargs)
 
 

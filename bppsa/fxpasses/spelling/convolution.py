@@ -1,0 +1,99 @@
+"""Convolutions and pools of a row's channels on a grid, by the windows that they look through."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.spelling.choosing import few
+
+aten = torch.ops.aten
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """x: [B, C, *grid]; weight: [O, C / groups, *kernel]"""
+    if transposed:
+        raise Unsupported(Reason("is a transposed convolution", mend="write it as F.interpolate and a convolution"))
+    sizes = weight.shape[2:]
+    seen = windows(padded(x, padding, 0.0), sizes, stride, dilation)
+    grid = seen.shape[3:]
+    outputs, depth = len(weight) // groups, weight.shape[1] * math.prod(sizes)
+    seen = seen.reshape(-1, groups, 1, depth, math.prod(grid))
+    product = (seen * weight.reshape(groups, outputs, depth, 1)).sum(3)
+    result = product.view(-1, len(weight), *grid)
+    return result if bias is None else result + bias.view(-1, *[1] * len(grid))
+
+
+def mean_pool(
+    x: Tensor,
+    sizes: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    sizes, stride, padding = (per_dimension(n, len(sizes)) for n in (sizes, stride or sizes, padding))
+    if ceil_mode or (any(padding) and not count_include_pad):
+        raise Unsupported(Reason("counts fewer places at the border", mend="leave ceil_mode and padding out"))
+    seen = windows(padded(x, padding, 0.0), sizes, stride, [1] * len(sizes))
+    return seen.sum(x.dim() - len(sizes)) / (divisor_override or math.prod(sizes))
+
+
+def max_pool(
+    x: Tensor,
+    sizes: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """And, as numbers of the grid row by row, where they are."""
+    sizes, stride, padding, dilation = (per_dimension(n, 2) for n in (sizes, stride or sizes, padding, dilation))
+    if ceil_mode:
+        raise Unsupported(Reason("looks beyond the border", mend="leave ceil_mode out"))
+    axis, width = x.dim() - 2, x.shape[-1]
+    seen = windows(padded(x, padding, -math.inf), sizes, stride, dilation)
+    values, tap = torch.max(seen, axis)
+    rows, columns = (
+        torch.arange(n) * step - pad for n, step, pad in zip(seen.shape[-2:], stride, padding, strict=True)
+    )
+    down, across = tap // sizes[1], tap % sizes[1]
+    places = (rows[:, None] + down * dilation[0]) * width + columns + across * dilation[1]
+    return values, places
+
+
+def per_dimension(given: Sequence[int], dimensions: int) -> list[int]:
+    return list(given) * dimensions if len(given) == 1 else list(given)
+
+
+def padded(x: Tensor, padding: Sequence[int], value: float) -> Tensor:
+    return aten.constant_pad_nd(x, [n for n in reversed(padding) for _ in range(2)], value)
+
+
+def windows(x: Tensor, sizes: Sequence[int], stride: Sequence[int], dilation: Sequence[int]) -> Tensor:
+    """What each tap of a window sees, [B, ..., taps, *grid], of x [B, ..., *grid]."""
+    few(math.prod(sizes))
+    first_axis, found = x.dim() - len(sizes), []
+    for tap in itertools.product(*map(range, sizes)):
+        seen = x
+        for d, (at, size, step, apart) in enumerate(zip(tap, sizes, stride, dilation, strict=True), first_axis):
+            first, count = at * apart, (x.shape[d] - apart * (size - 1) - 1) // step + 1
+            seen = aten.slice.Tensor(seen, d, first, first + step * (count - 1) + 1, step)
+        found.append(seen)
+    return torch.stack(found, first_axis)

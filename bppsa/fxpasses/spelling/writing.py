@@ -1,0 +1,90 @@
+"""Elements of rows [B, ...] that are written, at places that are numbers or where a mask is true, as a choice between
+what was there and what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.recording.pieces import places
+from bppsa.fxpasses.spelling.choosing import along, few, from_start, only_axis, own_axis, within
+
+Written = Callable[[Tensor, "Tensor | float"], "Tensor | float"]  # of what was there and what is given
+
+
+def replaced(old: Tensor, new: Tensor | float) -> Tensor | float:
+    return new
+
+
+def added(old: Tensor, new: Tensor | float) -> Tensor:
+    return old + new
+
+
+def put(x: Tensor, axis: int, at: Tensor, new: Tensor | float, write: Written) -> Tensor:
+    """at, new: with one element along the axis."""
+    return within(at, x, axis, torch.where(places(x, axis) == at, write(x, new), x))
+
+
+def scatter(write: Written) -> Callable[..., Tensor]:
+    """at, source: of x's shape, but along the dimension."""
+
+    def scattered(x: Tensor, dim: int, at: Tensor, source: Tensor | float) -> Tensor:
+        axis = own_axis(x, dim)
+        few(at.shape[axis])
+        if any(n != m for d, (n, m) in enumerate(zip(x.shape, at.shape, strict=True)) if d not in (0, axis)):
+            raise Unsupported(Reason(f"writes {list(at.shape)} elements into {list(x.shape)}"))
+        for j in range(at.shape[axis]):
+            new = source.narrow(axis, j, 1) if isinstance(source, Tensor) else source
+            new = of_shape(new, at, axis) if isinstance(new, Tensor) else new
+            x = put(x, axis, at.narrow(axis, j, 1), new, write)
+        return x
+
+    return scattered
+
+
+def of_shape(new: Tensor, at: Tensor, axis: int) -> Tensor:
+    """Of a source with more elements in another dimension those that the index reaches."""
+    for d in range(1, new.dim()):
+        new = new if d == axis or new.shape[d] == at.shape[d] else new.narrow(d, 0, at.shape[d])
+    return new
+
+
+def put_columns(write: Written) -> Callable[..., Tensor]:
+    """at [m]: columns, in the order of `source`."""
+
+    def written(x: Tensor, dim: int, at: Tensor, source: Tensor | float, *, alpha: float = 1) -> Tensor:
+        axis = own_axis(x, dim)
+        few(at.numel())
+        for j, place in enumerate(at.reshape(-1).split(1)):
+            new = source.narrow(axis, j, 1) if isinstance(source, Tensor) and source.dim() else source
+            x = put(x, axis, along(place, x, axis), new if alpha == 1 else new * alpha, write)
+        return x
+
+    return written
+
+
+def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
+    """x[indices] = values"""
+    write = added if accumulate else replaced
+    masks = [(d, at) for d, at in enumerate(indices) if at is not None and at.dtype is torch.bool]
+    if masks and sum(at is not None for at in indices) == 1:
+        return put_where(x, *masks[0], values, write)
+    axis, at = only_axis(x, indices)
+    if at.dim() != 1:
+        raise Unsupported(Reason(f"writes at an index of {list(at.shape)}", mend="use torch.scatter"))
+    few(len(at))
+    values = values.expand([len(at) if d == axis else n for d, n in enumerate(x.shape)])
+    return put_columns(write)(x, axis, from_start(at, x.shape[axis]), values)
+
+
+def put_where(x: Tensor, first: int, mask: Tensor, values: Tensor, write: Written) -> Tensor:
+    """x[mask] = values: the mask takes dimensions of x from `first` on, in whose place `values` has one or none."""
+    behind = x.dim() - first - mask.dim()
+    if values.dim() > behind:
+        if any(n != 1 for n in values.shape[: values.dim() - behind]):
+            raise Unsupported(Reason("writes a value of its own where a mask is true", mend="use torch.where"))
+        values = values.reshape(values.shape[values.dim() - behind :])
+    return torch.where(mask.view(*mask.shape, *(1,) * behind), write(x, values), x)
