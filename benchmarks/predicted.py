@@ -52,9 +52,9 @@ def kernels(kind: str, *, compiled: bool) -> Iterator[Row]:
     program = compile_recurrence(recurrence, torch.float32, False, "cuda").program
     reduction = reduction_of(recurrence, torch.float32, False, "cuda")
     for kernel, columns in ((program.forward, 1), (program.backward, 1), (reduction.kernel, reduction.columns)):
-        moved, flops = traffic(kernel, "float")
+        work = traffic(kernel, "float")
         used: dict[str, Any] = asdict(usage(kernel, "float", CAPABILITY, columns=columns)) if compiled else {}
-        yield {"kind": kind, "kernel": kernel.name, "bytes": moved, "flops": flops} | used
+        yield {"kind": kind, "kernel": kernel.name, "bytes": work.bytes, "flops": work.flops + work.folded} | used
     if compiled:
         used = asdict(boundaries_usage(reduction.size, reduction.structure.width == 1, "float", CAPABILITY))
         yield {"kind": kind, "kernel": "boundaries"} | used

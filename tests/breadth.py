@@ -17,6 +17,7 @@ ALL = os.environ.get("BPPSA_TESTS") == "all"
 TESTS = Path(__file__).parent
 # Of a test with at least so many cases one of so many runs in every `make test`.
 STRIDES = ((24, 6), (12, 4), (6, 3), (3, 2))
+WHOLE = (TESTS, TESTS / "models")  # folders of tests of what users and readers see, and of the models that CI cuts
 
 
 def chosen(combinations: Iterable[tuple[Any, ...]], some: Collection[tuple[Any, ...]]) -> list[ParameterSet]:
@@ -48,11 +49,10 @@ def examples(count: int) -> settings:
 
 
 def long_tail(items: Iterable[pytest.Function]) -> list[pytest.Function]:
-    """The cases that are left to `make test-all`: of a test with many, all but one of so many. Tests of what users and
-    readers see, which are in no folder, run whole."""
+    """The cases that are left to `make test-all`: of a test with many, all but one of so many."""
     cases = defaultdict(list)
     for item in items:
-        if item.path.parent != TESTS and item.get_closest_marker("slow") is None:
+        if item.path.parent not in WHOLE and item.get_closest_marker("slow") is None:
             cases[item.path, item.originalname].append(item)
     return [item for of_one in cases.values() for i, item in enumerate(of_one) if i % stride(len(of_one))]
 

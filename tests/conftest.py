@@ -7,7 +7,7 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.breadth import long_tail
+from tests.breadth import ALL, long_tail
 
 # Before torch is imported anywhere: parallel test workers share the cores, and so do the processes they start.
 _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
@@ -20,7 +20,11 @@ if not os.path.exists("/dev/nvidiactl"):
 # The first example of a test may build a kernel, and other processes load the machine, so no limit of time; the same
 # examples in every run, so a failure repeats.
 settings.register_profile(
-    "bppsa", deadline=None, derandomize=True, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
+    "bppsa",
+    deadline=None,
+    derandomize=True,
+    max_examples=25 if ALL else 10,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("bppsa")
 

@@ -153,6 +153,33 @@ def test_layers_called_for_one_step_give_the_loops_numbers() -> None:
     check(example(layer_by_layer, ((h(), h()), (h(), h())), x(), *LSTM.parameters()), tolerance=1e-9)
 
 
+# Whether they fuse or not.
+ODD_FORMS: dict[str, Any] = {
+    "rows where bytes are true": lambda h: written(h, (h[:, 0] > 0).to(torch.uint8), W[0]),
+    "scatter into the first row": lambda h: h.scatter(1, torch.tensor([[0, 2]]), 0.5),
+    "gather of the first row": lambda h: h + h.gather(1, torch.tensor([[0, 2]])).sum(),
+    "gather of fewer heads": lambda h: (
+        h + h.view(-1, 2, 3).gather(2, h.view(-1, 2, 3).argsort(2)[:, :1, :2]).sum((1, 2))[:, None]
+    ),
+    "rows by numbers": lambda h: h[torch.arange(len(h)).flip(0)],
+    "a row for each true": lambda h: written(h, h[:, 0] < 9, torch.arange(len(h) * H).view(-1, H).double()),
+    "two indices": lambda h: written(
+        h.view(-1, 2, 3), (slice(None), torch.tensor([0, 1]), torch.tensor([2, 0])), 0.5
+    ).flatten(1),
+    "a table of columns, written": lambda h: written(h, (slice(None), ORDER[:4].view(2, 2)), 0.5),
+    "added, not replaced": lambda h: h.index_put((h > 0,), h.new_tensor(0.5), accumulate=True),
+    "the best of nothing": lambda h: h + h.topk(0, 1).values.sum(1, keepdim=True),
+    "a sum in another dtype": lambda h: h.cumsum(1, dtype=torch.float32).to(h.dtype),
+    "no classes": lambda h: h + functional.one_hot(h.argmax(1).clamp(0, 2), 3).sum(1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", ODD_FORMS)
+def test_odd_forms_are_right(name: str) -> None:
+    f = ODD_FORMS[name]
+    check(example(lambda h, x: ((n := torch.tanh(f(h) + x)), n), h(), x(H)))
+
+
 def test_one_hot_refuses_what_may_be_no_class() -> None:
     """PyTorch raises an error for it."""
 

@@ -52,10 +52,10 @@ def run(job: Job) -> tuple[str, str, list[Usage]]:
         wide = reduction.size > WIDEST_LEVEL  # then torch combines the pairs
         return name, "", [] if wide else [level_usage(name, reduction.size, job.real, c) for c in CAPABILITIES]
     kernel = (*kernels(program), reduction.kernel)[job.kernel]
-    size, flops = traffic(kernel, job.real)
+    work = traffic(kernel, job.real)
     columns = reduction.columns if kernel is reduction.kernel else 1
     used = [usage(kernel, job.real, c, job.precision, columns) for c in CAPABILITIES]
-    return kernel.name, f"{size} B, {flops}", used
+    return kernel.name, f"{work.bytes} B, {work.flops + work.folded}", used
 
 
 def shown(used: Usage) -> str:

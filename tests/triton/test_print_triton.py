@@ -264,6 +264,6 @@ def test_columns_share_a_sample(model: str, extent: Extent) -> None:
 
 def test_traffic_of_a_kernel_by_hand() -> None:
     """tanh(x + h @ W): a stream of 5 columns comes in, a state goes out; the one before it is in registers."""
-    size, flops = traffic(built("RNN", 5).forward, "float")
-    assert size == 4 * (5 + 5)
-    assert flops >= 5 * (2 * 5 + 2)
+    work = traffic(built("RNN", 5).forward, "float")
+    assert work.bytes == 4 * (5 + 5)
+    assert work.flops >= 5 * (2 * 5 + 2)

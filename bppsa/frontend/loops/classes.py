@@ -20,6 +20,7 @@ from bppsa.frontend.rewritten import Rewritten
 from bppsa.frontend.state import as_given, is_compiled, show, state_of
 from bppsa.frontend.trials import entered, is_entered, is_tried
 from bppsa.fxpasses.reroll.log.lines import loops
+from bppsa.runtime.untraced import untraced
 
 
 class Looped(Rewritten):
@@ -70,6 +71,7 @@ def around_loops(plain: Any, made: Mapping[Any, FunctionType]) -> Callable[..., 
     return MethodType(function, plain.__self__) if isinstance(plain, MethodType) else function
 
 
+@untraced
 def outlined(module: Looped) -> dict[Any, FunctionType]:
     """By the method as it is, the method with its loops as calls of their own."""
     known: dict[FunctionType, FunctionType | None] = vars(type(module)).get("_bppsa_outlined", {})

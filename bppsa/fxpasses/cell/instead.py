@@ -25,7 +25,7 @@ def cosine_similarity(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> 
 
 def pad(x: Tensor, counts: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
     """Around the corner; NotImplemented for the other modes."""
-    if mode != "circular":
+    if mode != "circular" or len(counts) // 2 not in (x.dim() - 2, x.dim() - 1):
         return NotImplemented
     for i, (before, behind) in enumerate(zip(counts[::2], counts[1::2], strict=True)):
         n = x.shape[-1 - i]

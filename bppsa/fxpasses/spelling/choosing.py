@@ -67,6 +67,8 @@ def best(x: Tensor, axis: int, count: int, sign: float) -> Iterator[tuple[Tensor
 
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
     axis = own_axis(x, dim)
+    if not k:
+        raise Unsupported(Reason("makes a value without columns"))
     values, found = zip(*best(x, axis, k, 1.0 if largest else -1.0), strict=True)
     return torch.cat(values, axis), number(torch.cat(found, axis), x, axis)
 

@@ -6,7 +6,7 @@ Ops on x or on parameters alone stay what they are, because PyTorch's own run fo
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -36,21 +36,31 @@ def expand(graph: fx.Graph, nodes: Iterable[fx.Node], refused: dict[fx.Node, Rea
             if node.target is ONE_HOT:
                 check_classes(node)
             results = written(graph, node, expansion)
+            pairs = [] if results is NotImplemented else list(standing(node, results))
         except Unsupported as unsupported:
             if refused is None:
                 raise
             refused[node] = unsupported.reason
             continue
-        if results is NotImplemented:
-            continue
-        if isinstance(node.meta["val"], Tensor):
-            stand_for(graph, node, results, replaced)
-            continue
-        for item in [user for user in node.users if user.target is operator.getitem]:
-            stand_for(graph, item, results[item.args[1]], replaced)
-        graph.erase_node(node)
+        for old, new in pairs:
+            stand_for(graph, old, new, replaced)
+        if results is not NotImplemented and not isinstance(node.meta["val"], Tensor):
+            graph.erase_node(node)
     once(graph, replaced)
     return replaced
+
+
+def standing(node: fx.Node, results: Any) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Each value of the node that is read, and what stands for it. Raises `Unsupported` where that is another shape or
+    dtype: a form of the op that its expansion does not know."""
+    one = isinstance(node.meta["val"], Tensor)
+    items = [user for user in node.users if user.target is operator.getitem]
+    for old, new in [(node, results)] if one else [(item, results[item.args[1]]) for item in items]:
+        wanted, made = old.meta["val"], new.meta["val"]
+        if old.users and (wanted.shape, wanted.dtype) != (made.shape, made.dtype):
+            what = f"gives {list(wanted.shape)} of {wanted.dtype}, and its parts {list(made.shape)} of {made.dtype}"
+            raise Unsupported(Reason(what, op=str(node.target)))
+        yield old, new
 
 
 def once(graph: fx.Graph, replaced: dict[fx.Node, fx.Node]) -> None:

@@ -146,7 +146,7 @@ def batch_norm(
 
 
 def repeat(x: Tensor, times: Sequence[int]) -> Tensor:
-    if x.dim() != len(times) or times[0] != 1:
+    if x.dim() != len(times) or times[0] != 1 or 0 in times:
         raise Unsupported(Reason("repeats along the batch dimension"))
     for axis, count in enumerate(times):
         x = x if count == 1 else torch.cat([x] * count, axis)

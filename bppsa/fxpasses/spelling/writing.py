@@ -13,6 +13,7 @@ from bppsa.fxpasses.recording.pieces import places
 from bppsa.fxpasses.spelling.choosing import along, few, from_start, only_axis, own_axis, within
 
 Written = Callable[[Tensor, "Tensor | float"], "Tensor | float"]  # of what was there and what is given
+MASKS = (torch.bool, torch.uint8)
 
 
 def replaced(old: Tensor, new: Tensor | float) -> Tensor | float:
@@ -34,7 +35,7 @@ def scatter(write: Written) -> Callable[..., Tensor]:
     def scattered(x: Tensor, dim: int, at: Tensor, source: Tensor | float) -> Tensor:
         axis = own_axis(x, dim)
         few(at.shape[axis])
-        if any(n != m for d, (n, m) in enumerate(zip(x.shape, at.shape, strict=True)) if d not in (0, axis)):
+        if any(n != m for d, (n, m) in enumerate(zip(x.shape, at.shape, strict=True)) if d != axis):
             raise Unsupported(Reason(f"writes {list(at.shape)} elements into {list(x.shape)}"))
         for j in range(at.shape[axis]):
             new = source.narrow(axis, j, 1) if isinstance(source, Tensor) else source
@@ -69,7 +70,7 @@ def put_columns(write: Written) -> Callable[..., Tensor]:
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:
     """x[indices] = values"""
     write = added if accumulate else replaced
-    masks = [(d, at) for d, at in enumerate(indices) if at is not None and at.dtype is torch.bool]
+    masks = [(d, at.bool()) for d, at in enumerate(indices) if at is not None and at.dtype in MASKS]
     if masks and sum(at is not None for at in indices) == 1:
         return put_where(x, *masks[0], values, write)
     axis, at = only_axis(x, indices)
