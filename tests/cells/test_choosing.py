@@ -16,6 +16,7 @@ from tests.scan.support import check
 from tests.scan.zoo import example
 
 W, V, TABLE = random(H, H), random(I, H), random(H, I)
+BOUNDS, POINTS = torch.tensor([-0.5, -0.1, 0.2, 0.7]).double(), torch.linspace(0.05, 0.95, H).double()
 ORDER, NONE = torch.tensor([3, 0, -1, 1, 1, 2]), torch.zeros(B, dtype=torch.int64)
 EMBEDDING, NORM = nn.Embedding(H, I).double(), nn.BatchNorm1d(H).double().eval()
 LSTM, GRU, RNN = nn.LSTM(I, H, num_layers=2).double(), nn.GRU(I, H, batch_first=True).double(), nn.RNN(I, H).double()
@@ -88,6 +89,11 @@ CHOICES: dict[str, Any] = {
     "cosine to the state reversed": lambda h: h * functional.cosine_similarity(h, h.flip(1), dim=1).unsqueeze(1),
     "gate by a vector": lambda h: torch.sigmoid(h @ W[0]).unsqueeze(1) * h,
     "in place": lambda h: (2 * h).add_(1).mul_(0.5),
+    "the class of a number": lambda h: h + torch.bucketize(h, BOUNDS).to(h.dtype) / 9,
+    "the class of a number, from the right": lambda h: h + torch.searchsorted(BOUNDS, h, right=True).to(h.dtype) / 9,
+    "drawn anew by weights": lambda h: h.gather(
+        1, torch.searchsorted(torch.softmax(h, 1).cumsum(1), POINTS.expand(len(h), H).contiguous()).clamp(max=H - 1)
+    ),
 }
 
 

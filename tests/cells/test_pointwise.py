@@ -95,6 +95,11 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "rsqrt": lambda h: torch.rsqrt(1 + h * h),
     "isnan": lambda h: torch.where(torch.isnan(h) | torch.isinf(h), 0.0, h),
     "xor": lambda h: torch.where((h > 0) ^ (V > 0), h, -h),
+    "rounded to decimals": lambda h: h * torch.round(9 * h, decimals=1) + torch.round(99 * h, decimals=-1),
+    "logaddexp2": lambda h: torch.logaddexp2(h, V),
+    "angle": lambda h: h + torch.angle(h),
+    "entropy": lambda h: torch.special.entr(1.5 + h),
+    "ldexp": lambda h: torch.ldexp(h, V),
     "glu of halves": lambda h: torch.cat([h, h], 1)[:, :H] * torch.sigmoid(h),
 }
 

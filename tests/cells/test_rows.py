@@ -12,7 +12,7 @@ from torch.nn import functional
 from tests.breadth import alternate
 from tests.cells.support import H, fuses, h, random, squashed, x
 
-W, V, U = random(H, H), random(H), random(H, H)
+W, V, U, TENSOR = random(H, H), random(H), random(H, H), random(H, H, 2)
 GROUPS, NORM, RMS = nn.GroupNorm(2, H).double(), nn.LayerNorm(H).double(), nn.RMSNorm(H).double()
 BIG = 300.0
 
@@ -50,6 +50,14 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "norm of order 1": lambda h: h / (1 + h.norm(1, dim=1, keepdim=True)),
     "largest norm": lambda h: h / (1 + torch.linalg.vector_norm(h, torch.inf, dim=1, keepdim=True)),
     **{f"norm of order {p}": lambda h, p=p: h / (1 + h.norm(p, dim=1, keepdim=True)) for p in (0, 0.5, 1.5, 3)},
+    "distance of two": lambda h: h - functional.pairwise_distance(h, V.expand(len(h), H), keepdim=True),
+    "distances": lambda h: h + torch.cdist(h.view(-1, 3, 2), h.view(-1, 3, 2)).sum(2).repeat(1, 2),
+    "distances of order 1": lambda h: h + torch.cdist(h.view(-1, 3, 2), U[:2, :2], p=1).flatten(1),
+    "sum of numbers": lambda h: h - h.nansum(1, keepdim=True),
+    "cross product": lambda h: h + torch.cross(h[:, :3], h[:, 3:], dim=1).repeat(1, 2),
+    "cross product, with a parameter": lambda h: h + torch.linalg.cross(h.view(-1, 2, 3), U[:1, None, :3]).flatten(1),
+    "bilinear": lambda h: functional.bilinear(h, h[:, :2], TENSOR, V),
+    "turned": lambda h: torch.rot90(h.view(-1, 2, 3), 1, [1, 2]).flatten(1),
     "normalize": lambda h: functional.normalize(h, dim=1),
     "cumsum": lambda h: h.cumsum(1),
     "cumsum, function": lambda h: torch.cumsum(h, -1),
@@ -117,7 +125,7 @@ def test_of_the_carry(name: str) -> None:
     torch.manual_seed(0)
     f = ROWS[name]
     parameters = [*GROUPS.parameters(), *NORM.parameters(), *RMS.parameters()]
-    fuses(squashed(lambda h, x: f(torch.tanh(h @ W + x))), h(), x(H), W, V, U, *parameters)
+    fuses(squashed(lambda h, x: f(torch.tanh(h @ W + x))), h(), x(H), W, V, U, TENSOR, *parameters)
 
 
 @pytest.mark.parametrize("order", [0, 0.5, 1, 1.5, 2, 3, torch.inf])

@@ -23,6 +23,14 @@ def cosine_similarity(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> 
     return (normal(a) * normal(b)).sum(dim)
 
 
+def bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """sum of a_i w_oij b_j over i and j"""
+    outputs, inputs, others = weight.shape
+    by_a = (a @ weight.transpose(0, 1).reshape(inputs, outputs * others)).unflatten(-1, (outputs, others))
+    y = (by_a * b.unsqueeze(-2)).sum(-1)
+    return y if bias is None else y + bias
+
+
 def pad(x: Tensor, counts: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
     """Around the corner; NotImplemented for the other modes."""
     if mode != "circular" or len(counts) // 2 not in (x.dim() - 2, x.dim() - 1):
@@ -75,6 +83,7 @@ MODES = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN_TANH", "rnn_relu": "RNN_
 INSTEAD: dict[Any, Callable[..., Any]] = {
     torch.cosine_similarity: cosine_similarity,
     functional.pad: pad,
+    functional.bilinear: bilinear,
     functional.one_hot: one_hot,
     **{getattr(torch, name): one_step(*modules.KINDS[mode][:2]) for name, mode in MODES.items()},
 }

@@ -46,6 +46,24 @@ def extremum_place(sign: float) -> Callable[..., Tensor]:
     return place
 
 
+def place_among(
+    sorted_values: Tensor,
+    x: Tensor,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Tensor | None = None,
+) -> Tensor:
+    """How many of the sorted values, [n] or [B, ..., n], are less than each x, or no more (right); all for a NaN."""
+    if sorter is not None:
+        raise Unsupported(Reason("searches what is sorted by a table"))
+    values, each = sorted_values.unsqueeze(-2) if sorted_values.dim() > 1 else sorted_values, x.unsqueeze(-1)
+    behind = each < values if right or side == "right" else each <= values
+    count = torch.logical_not(behind).sum(-1).clamp(0, sorted_values.shape[-1])
+    return count.to(torch.int32 if out_int32 else torch.int64)
+
+
 def aminmax(x: Tensor, *, dim: int | None = None, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     axis = own_axis(x, dim)
     return x.amin(axis, keepdim=keepdim), x.amax(axis, keepdim=keepdim)

@@ -1,0 +1,69 @@
+"""Moments, norms and distances of rows [B, ...]."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.spelling.choosing import along, own_axes
+
+aten = torch.ops.aten
+
+
+def var_mean(
+    x: Tensor, dim: Sequence[int] | None = None, *, correction: float | None = None, keepdim: bool = False
+) -> tuple[Tensor, Tensor]:
+    axes = own_axes(x, dim)
+    return x.var(axes, correction=correction, keepdim=keepdim), x.mean(axes, keepdim=keepdim)
+
+
+def vector_norm(
+    x: Tensor, order: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
+) -> Tensor:
+    axes = own_axes(x, dim)
+    if order == 2:
+        return aten.linalg_vector_norm.default(x, order, axes, keepdim)
+    if order in (math.inf, -math.inf):
+        return x.abs().amax(axes, keepdim=keepdim) if order > 0 else x.abs().amin(axes, keepdim=keepdim)
+    if order == 1:
+        return x.abs().sum(axes, keepdim=keepdim)
+    if order < 0:
+        raise Unsupported(Reason(f"is a norm of order {order}"))
+    return norm_of_any_order(x, order, axes, keepdim)
+
+
+def norm_of_any_order(x: Tensor, order: float, axes: list[int], keepdim: bool) -> Tensor:
+    """With the gradient that PyTorch gives at zeros, which is zero: powers below one have none there."""
+    zero = x == 0
+    if order == 0:
+        return torch.where(zero, 0.0, torch.ones_like(x)).sum(axes, keepdim=keepdim)
+    powers = torch.where(zero, 0.0, torch.where(zero, 1.0, x.abs()).pow(order)).sum(axes, keepdim=keepdim)
+    empty = powers == 0
+    return torch.where(empty, 0.0, torch.where(empty, 1.0, powers).pow(1 / order))
+
+
+def norm(x: Tensor, order: float | None, dim: Sequence[int], keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    return vector_norm(x, 2 if order is None else order, dim, keepdim)
+
+
+def distances(a: Tensor, b: Tensor, order: float, mode: int | None) -> Tensor:
+    """Of each of a's vectors [B, P, M] to each of b's [B, R, M]."""
+    return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), order, [-1])
+
+
+def nansum(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
+    return torch.where(torch.isnan(x), 0.0, x).sum(own_axes(x, dim), keepdim=keepdim)
+
+
+def batch_norm(
+    x: Tensor, w: Tensor | None, b: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
+) -> tuple[Tensor, ...]:
+    """With the running statistics, one of each channel."""
+    out = (x - along(mean, x, 1)) * torch.rsqrt(along(variance, x, 1) + eps)
+    out = out if w is None else out * along(w, x, 1)
+    return out if b is None else out + along(b, x, 1), x, x
