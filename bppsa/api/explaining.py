@@ -151,6 +151,6 @@ def check_inputs(model: Any, inputs: tuple[Any, ...]) -> None:
     except TypeError as error:
         takes = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
         raise ArgumentError(
-            f"bppsa.explain runs the model once and needs example inputs for it, bppsa.explain(model, *inputs): "
+            f"bppsa.explain runs the model and needs example inputs for it, bppsa.explain(model, *inputs): "
             f"{type(model).__name__ if isinstance(model, nn.Module) else 'the function'} takes ({takes}): {error}"
         ) from error

@@ -41,7 +41,8 @@ class PlanCache(Generic[P]):
 
     def renew_lock(self) -> None:
         """In a forked child, where the thread that held it does not exist."""
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # of `known`
+        self.making = threading.RLock()  # plans take long, and a call that finds its own does not wait for another's
 
     def get(self, key: Hashable) -> P | None:
         with self.lock:
@@ -69,12 +70,14 @@ class PlanCache(Generic[P]):
         fits: Callable[[P], bool] = lambda plan: True,
     ) -> P:
         """The plan with this key, made by one thread where there is none. fits: whether it is for the call at hand."""
-        with self.lock:
-            plan = self.get(key)
-            if plan is None or not fits(plan):
-                plan = make()
-                self.keep(key, plan, named)
-            return plan
+        plan = self.get(key)
+        if plan is None or not fits(plan):
+            with self.making:
+                plan = self.get(key)
+                if plan is None or not fits(plan):
+                    plan = make()
+                    self.keep(key, plan, named)
+        return plan
 
 
 _caches: WeakSet[PlanCache[Any]] = WeakSet()

@@ -174,6 +174,7 @@ ODD_FORMS: dict[str, Any] = {
     ).flatten(1),
     "a table of columns, written": lambda h: written(h, (slice(None), ORDER[:4].view(2, 2)), 0.5),
     "added, not replaced": lambda h: h.index_put((h > 0,), h.new_tensor(0.5), accumulate=True),
+    "filled from behind": lambda h: h.index_fill(1, torch.tensor([0, -2]), 0.3),
     "the best of nothing": lambda h: h + h.topk(0, 1).values.sum(1, keepdim=True),
     "a sum in another dtype": lambda h: h.cumsum(1, dtype=torch.float32).to(h.dtype),
     "no classes": lambda h: h + functional.one_hot(h.argmax(1).clamp(0, 2), 3).sum(1, keepdim=True),
@@ -204,3 +205,35 @@ def test_one_hot_of_x_alone_raises_as_pytorch_does() -> None:
     with pytest.raises(RuntimeError, match="Class values must be"):
         bppsa.scan(cell, h(), torch.full((T, B), H))
     assert check(example(cell, h(), torch.arange(T * B).view(T, B) % H)).strategy == "sequential"
+
+
+def visited(state: Any, x: Tensor) -> Any:
+    """Each step takes the best column that none before it took."""
+    h, taken = state
+    h = torch.tanh(h @ W + x)
+    best = h.masked_fill(taken, -9.0).argmax(1, keepdim=True)
+    taken = taken.scatter(1, best, True)
+    return (h.masked_fill(taken, 0.1), taken), (best, taken.gather(1, best))
+
+
+def test_truth_values_are_written_at_places_that_are_there() -> None:
+    fuses(visited, (h(), torch.zeros(B, H, dtype=torch.bool)), x(H), W)
+
+
+def test_whole_numbers_at_places_that_may_be_none_are_left() -> None:
+    def cell(state: Any, x: Tensor) -> Any:
+        h, counts = state
+        first = counts.gather(1, counts[:, :1])
+        return (torch.tanh(h + x), counts + 0 * first), first
+
+    decision = check(example(cell, (h(), torch.zeros(B, H, dtype=torch.int64)), x(H)))
+    assert decision.strategy == "pytorch"
+    assert "may not be among its" in decision.reason
+
+
+def test_an_index_that_counts_from_behind_is_none_where_pytorch_raises() -> None:
+    def cell(h: Tensor, x: Tensor) -> Any:
+        h = torch.tanh(h + x).index_select(1, torch.tensor([-1, 0, 1, 2, 3, 4]))
+        return h, h
+
+    assert bppsa.scan(cell, h(), x(H))[1].isnan().any()

@@ -57,6 +57,16 @@ def test_of_a_plane(cell: Cell) -> None:
     fuses(cell, *grid(SIZE, SIZE - 1), *parameters)
 
 
+def test_sizes_in_tuples_of_one() -> None:
+    weight = random(C, C, 3, 3)
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        h = torch.tanh(functional.conv2d(h, weight, None, (1,), (1,)) + x)
+        return h, h
+
+    fuses(cell, *grid(SIZE, SIZE - 1), weight)
+
+
 def test_of_two_states() -> None:
     h, x = grid(SIZE - 1, SIZE)
     fuses(lstm, (h, random(B, C, SIZE - 1, SIZE)), x, *GATES.parameters())

@@ -24,6 +24,12 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "attention with heads, causal": lambda h: functional.scaled_dot_product_attention(
         *[h.view(len(h), 1, 2, H // 2)] * 3, is_causal=True
     ).reshape(len(h), H),
+    "attention of which a row sees nothing": lambda h: (
+        h
+        + functional.scaled_dot_product_attention(
+            *[h.view(-1, 1, 3, 2)] * 3, attn_mask=torch.eye(3).roll(1, 0).bool() & (torch.arange(3) > 0)
+        ).reshape(-1, H)
+    ),
     "attention over a learned memory": lambda h: torch.softmax(h @ W, 1) @ U,
     "log_softmax": lambda h: functional.log_softmax(h, 1),
     "log_softmax, method": lambda h: h.log_softmax(-1),
@@ -92,9 +98,16 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "roll, backwards": lambda h: h.roll(-2, dims=-1),
     "flip": lambda h: h.flip(1),
     "fliplr": torch.fliplr,
+    "circular pad, by keywords": lambda h: functional.pad(input=h[:, None], pad=(1, 1), mode="circular")[:, 0, :H],
+    "similarity, by keywords": lambda h: h * torch.cosine_similarity(x1=h, x2=V.expand(len(h), H), dim=-1)[:, None],
+    "classes, by keywords": lambda h: h + functional.one_hot(input=h.argmax(1), num_classes=H).to(h.dtype),
+    "bilinear, by keywords": lambda h: functional.bilinear(input1=h, input2=h[:, :2], weight=TENSOR, bias=V),
     "pad": lambda h: functional.pad(h, (1, 0))[:, :-1],
     "windows": lambda h: functional.pad(h, (1, 1)).unfold(1, 3, 1).mean(-1),
     "windows, apart": lambda h: h.view(-1, 2, 3).unfold(2, 2, 1).flatten(1)[:, :H],
+    "mean pool, its sizes in tuples of one": lambda h: functional.avg_pool2d(
+        h.view(-1, 1, 2, 3), (3,), (1,), (1,)
+    ).flatten(1),
     "mean pool": lambda h: functional.avg_pool1d(h[:, None], 2, 1, 1)[:, 0, :H],
     "max pool": lambda h: functional.max_pool1d(h.view(-1, 2, 3), 2, 1).flatten(1).repeat(1, 2)[:, :H],
     "max pool, and where": lambda h: sum(functional.max_pool1d(h[:, None], 3, 1, 1, return_indices=True))[:, 0] / 9,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bppsa.distributed.steps.agreement import WHOLE, check_replicas, checksums, digest
+from bppsa.distributed.steps.agreement import WHOLE_BYTES, check_replicas, checksums, digest
 from bppsa.errors import ScheduleError
 
 VALUES = (
@@ -38,7 +38,7 @@ def test_scalars_and_tensors_of_nothing() -> None:
     assert checksums({"two": torch.tensor(2.0, requires_grad=True)})["two"] == found["two"]
 
 
-@pytest.mark.parametrize("elements", [5, WHOLE + 3])
+@pytest.mark.parametrize("elements", [5, WHOLE_BYTES + 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8, torch.complex64])
 def test_a_digest_tells_batches_apart(elements: int, dtype: torch.dtype) -> None:
     value = (torch.randn(elements + 1) * 9).to(torch.uint8).to(dtype)
@@ -49,3 +49,10 @@ def test_a_digest_tells_batches_apart(elements: int, dtype: torch.dtype) -> None
     found = digest([batch, 2])
     assert found == digest([batch.clone(), 2])
     assert len({found, digest([other, 2]), digest([batch.flip(0), 2]), digest([batch, 3])}) == 4
+
+
+def test_a_digest_tells_the_last_byte_and_the_shape() -> None:
+    bytes_ = torch.zeros(WHOLE_BYTES + 3, dtype=torch.uint8)
+    other = bytes_.clone()
+    other[-1] = 1
+    assert len({digest([bytes_]), digest([other]), digest([bytes_.view(1, -1)])}) == 3

@@ -9,7 +9,9 @@ from bppsa.codegen.language.ir import STRUCTURAL, Access, Kernel, Kind, Reduce
 
 
 class Traffic(NamedTuple):
-    """folded: the flops whose results are summed along axes, beside the others."""
+    """What a kernel loads, stores and evaluates for a row and step.
+
+    folded: the flops of groups that sum what they evaluate along axes; `flops` are those of all other groups."""
 
     bytes: int
     flops: int

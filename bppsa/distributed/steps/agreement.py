@@ -15,7 +15,7 @@ from bppsa.distributed.steps.training import Training
 from bppsa.errors import ScheduleError
 from bppsa.runtime.worker.pipeline import PipelineCall
 
-WHOLE = 1 << 16  # bytes of a tensor that are compared one by one
+WHOLE_BYTES = 1 << 16  # of a tensor, compared one by one
 SAMPLE = 4096  # words of a larger one; of the others the sum
 BATCH = (
     "the batch, of which every rank is to bring all rows, in one order (with a DistributedSampler or another sharded "
@@ -56,7 +56,7 @@ def signature(plan: StepPlan, call: PipelineCall, ran_nothing: bool) -> dict[str
 
 
 def checksums(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Of their bytes."""
+    """Each tensor's checksum, by its name."""
     return {name: checksum(tensor) for name, tensor in tensors.items()}
 
 
@@ -69,19 +69,23 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def digest(values: Sequence[Any]) -> str:
-    """Of tensors and other leaves, at the speed of memory: it is taken in each step."""
+    """A hash of tensors and other leaves, taken at the speed of memory, because each step takes one."""
     found = blake2b(digest_size=4)
     for value in values:
-        found.update(excerpt(bytes_of(value)) if isinstance(value, Tensor) else repr(value).encode())
+        if isinstance(value, Tensor):
+            found.update(f"{list(value.shape)} {value.dtype}".encode() + excerpt(bytes_of(value)))
+        else:
+            found.update(repr(value).encode())
     return found.hexdigest()
 
 
 def excerpt(flat: Tensor) -> bytes:
-    """Of a tensor's bytes: all of few; of many the sum of their words, and some of these at their places."""
-    if len(flat) > WHOLE:
-        flat = flat[: len(flat) // 8 * 8]
-        words = (flat.clone() if flat.storage_offset() % 8 else flat).view(torch.int64)
-        flat = torch.cat([words.sum().view(1), words[:: len(words) // SAMPLE]]).view(torch.uint8)
+    """All bytes where they are few; else the sum of their words, some of these from all over, and the last bytes."""
+    if len(flat) > WHOLE_BYTES:
+        even = flat[: len(flat) // 8 * 8]
+        words = (even.clone() if even.storage_offset() % 8 else even).view(torch.int64)
+        some = torch.cat([words.sum().view(1), words[:: len(words) // SAMPLE]]).view(torch.uint8)
+        flat = torch.cat([some, flat[len(even) :]])
     return flat.cpu().numpy().tobytes()
 
 

@@ -30,7 +30,7 @@ def rows_in(value: Any) -> int:
 
 
 def comparable(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """Of a batch, what ranks can compare."""
+    """The leaves of a batch that ranks can compare: dense tensors, numbers and text."""
     strided = [leaf for leaf in leaves if not isinstance(leaf, Tensor) or leaf.layout is torch.strided]
     return tuple(leaf for leaf in strided if isinstance(leaf, (Tensor, bool, int, float, str)))
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import pairwise
+from itertools import groupby
 
 from bppsa.errors import ScheduleError
 from bppsa.fxpasses.partition.ops.changes import Change
@@ -159,8 +159,8 @@ def check_changes(timeline: Timeline, changes: Sequence[Sequence[str]]) -> None:
 
 
 def check_parameters(timeline: Timeline, changes: Sequence[Sequence[str]]) -> None:
-    """Raises ScheduleError where a forward changes a Parameter that the backward of another micro-batch needs as it
-    was: between the two forwards, no backward has given it free."""
+    """Raises ScheduleError where a forward changes a Parameter that the backward of another micro-batch, which has not
+    run yet, needs as it was."""
     for s, names in enumerate(changes):
         changed = next((name for name in names if isinstance(name, Change) and name.parameter), None)
         if changed is not None and several_in_flight(timeline, s):
@@ -171,14 +171,14 @@ def check_parameters(timeline: Timeline, changes: Sequence[Sequence[str]]) -> No
 
 
 def several_in_flight(timeline: Timeline, s: int) -> bool:
-    """Whether a stage begins a micro-batch before it is done with the last, or on several workers."""
+    """Whether a stage runs on several workers, or begins a micro-batch before all jobs of the last are done."""
     jobs = [(job, timeline.worker[job]) for jobs in timeline.jobs_of for job in jobs if job[0] == s]
     if len({worker for _, worker in jobs}) > 1:
         return True
-    order = [batch for (_, batch, _), _ in jobs]
-    comes_back = sum(a != b for a, b in pairwise(order)) >= len(set(order)) > 0
-    later = {d for (_, _, d), _ in jobs} == {F}  # the backwards, which are another call's
-    return comes_back or (later and len(set(order)) > 1)
+    turns = [batch for batch, _ in groupby(batch for (_, batch, _), _ in jobs)]
+    comes_back = len(turns) > len(set(turns))
+    backwards_follow = {d for (_, _, d), _ in jobs} == {F}  # in another call
+    return comes_back or (backwards_follow and len(turns) > 1)
 
 
 def site(change: str) -> str:

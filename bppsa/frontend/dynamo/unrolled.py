@@ -22,7 +22,7 @@ from bppsa.frontend.loops.key import call_of, unusual
 from bppsa.frontend.loops.plans import LoopPlan, first_call
 from bppsa.frontend.loops.state import LoopState
 from bppsa.fxpasses.lines import place_of_trace
-from bppsa.fxpasses.reroll.period import LEAST
+from bppsa.fxpasses.reroll.period import LEAST_STEPS
 from bppsa.fxpasses.theirs import is_ours
 from bppsa.plan.forward import forward_of
 from bppsa.plan.strategy import strategy_of
@@ -59,7 +59,7 @@ def often(graph: fx.Graph) -> fx.Node | None:
     if any(node.op in ("get_attr", "call_module") for node in graph.nodes):
         return None
     (done, times), *_ = Counter((node.target, node.stack_trace) for node in graph.nodes).most_common(1)
-    return next(n for n in graph.nodes if (n.target, n.stack_trace) == done) if times >= LEAST else None
+    return next(n for n in graph.nodes if (n.target, n.stack_trace) == done) if times >= LEAST_STEPS else None
 
 
 def named(node: fx.Node) -> str:

@@ -90,7 +90,7 @@ def planned(recording: Recording, carries: int, given: int) -> CellPlan:
 
 
 def recorded(body: Body, alone: bool, args: tuple[Any, ...]) -> Recording:
-    """Raises `Unsupported` where PyTorch refuses the step with its rows in front: they are in another dimension."""
+    """Raises `Unsupported` where PyTorch refuses the step on stand-ins, which have their rows in front."""
     recorder, now = Recorder(), list[LoggedOp]()
     recorder.line = lambda: place(now[-1].lines) if now else ""
     step = functools.partial(body, before=now.append)
@@ -102,7 +102,8 @@ def recorded(body: Body, alone: bool, args: tuple[Any, ...]) -> Recording:
     except RuntimeError as error:
         if is_ours(error):
             raise
-        raise Unsupported(Reason(f"its rows are not where they seem to be ({first_line(error)})")) from error
+        what = f"does not run with its rows in front: {first_line(error)}"
+        raise Unsupported(Reason(what, path=recorder.line())) from error
 
 
 def of_one_row(step: Callable[..., Any], carry: list[Tensor], given: list[Tensor], same: list[Tensor]) -> Any:

@@ -12,7 +12,7 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree as pytree
 
 from bppsa.errors import Reason
-from bppsa.frontend.ordinary import is_ordinary_moment, is_plain
+from bppsa.frontend.ordinary import is_plain, unusual_moment
 from bppsa.fxpasses.environment.walk import SIMPLE, Environment, exact, known_environment
 
 DTYPES = {torch.complex64, torch.complex128}
@@ -32,8 +32,8 @@ class LoopCall:
 
 def unusual() -> Reason | None:
     """Why a call is left to PyTorch whatever it is given."""
-    if not is_ordinary_moment():
-        return Reason("a transform, a tracer, forward-mode AD or a mode that sees each op")
+    if reason := unusual_moment():
+        return reason
     if _has_any_global_hook():
         return Reason("hooks of all modules")
     if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):

@@ -11,17 +11,16 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa.codegen.sparse_conv.native import LANES
 from bppsa.errors import Reason
-from bppsa.frontend.ordinary import is_ordinary_moment, is_plain
+from bppsa.frontend.ordinary import is_plain, unusual_moment
 from bppsa.frontend.pruned.regions.grow import AUTOCAST
 
-WATCHED = Reason("a transform, a tracer, forward-mode AD or a mode that sees each op")
 HOOKED = Reason("hooks of all modules")
 
 
 def unusual(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reason | None:
     """None for a call with a tensor that the kernels take, which nothing transforms or watches."""
-    if not is_ordinary_moment():
-        return WATCHED
+    if reason := unusual_moment():
+        return reason
     if _has_any_global_hook():
         return HOOKED
     if torch.is_autocast_enabled("cpu"):

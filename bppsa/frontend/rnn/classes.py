@@ -12,7 +12,7 @@ from torch.nn.utils import parametrize
 from bppsa.decisions import Decision
 from bppsa.errors import Reason
 from bppsa.frontend.clone import clone
-from bppsa.frontend.ordinary import is_ordinary_moment, unusual_moment
+from bppsa.frontend.ordinary import unusual_moment
 from bppsa.frontend.rewritten import Rewritten, put_before, with_before
 from bppsa.frontend.rnn import calls, diagnosis, recurrent
 from bppsa.frontend.state import as_given, state_of
@@ -45,8 +45,8 @@ def eager(module: Recurrent, own: Forwarding, input: Any, hx: Any) -> Any:
     """own: the forward of the module's own class."""
     if recurrent.is_left_alone(module, input):
         return unusual(module, own, input, hx)
-    if not is_ordinary_moment():
-        leave(module, str(unusual_moment()))
+    if reason := unusual_moment():
+        leave(module, str(reason))
         return own(input, hx)
     call = calls.gather(module, input, hx)
     if call is None:

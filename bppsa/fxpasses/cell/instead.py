@@ -1,4 +1,5 @@
-"""Functions of PyTorch's whose insides the dispatcher cannot show as ops of rows, in terms of functions it can."""
+"""Functions of PyTorch's whose insides the dispatcher cannot show as ops of rows, in terms of functions it can. Their
+parameters have PyTorch's names, by which a caller may give them."""
 
 from __future__ import annotations
 
@@ -13,35 +14,35 @@ from bppsa.fxpasses.cell import modules
 from bppsa.fxpasses.recording.one_hot import one_hot
 
 
-def cosine_similarity(a: Tensor, b: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """A length below eps counts as eps, and keeps its gradient."""
 
     def normal(x: Tensor) -> Tensor:
         length = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
         return x / (length + (length.clamp_min(eps) - length).detach())
 
-    return (normal(a) * normal(b)).sum(dim)
+    return (normal(x1) * normal(x2)).sum(dim)
 
 
-def bilinear(a: Tensor, b: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """sum of a_i w_oij b_j over i and j"""
+def bilinear(input1: Tensor, input2: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """The sum of a_i w_oij b_j over i and j."""
     outputs, inputs, others = weight.shape
-    by_a = (a @ weight.transpose(0, 1).reshape(inputs, outputs * others)).unflatten(-1, (outputs, others))
-    y = (by_a * b.unsqueeze(-2)).sum(-1)
+    by_a = (input1 @ weight.transpose(0, 1).reshape(inputs, outputs * others)).unflatten(-1, (outputs, others))
+    y = (by_a * input2.unsqueeze(-2)).sum(-1)
     return y if bias is None else y + bias
 
 
-def pad(x: Tensor, counts: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
-    """Around the corner; NotImplemented for the other modes."""
-    if mode != "circular" or len(counts) // 2 not in (x.dim() - 2, x.dim() - 1):
+def circular_pad(input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
+    """Circular padding as slices; NotImplemented for the other modes."""
+    if mode != "circular" or len(pad) // 2 not in (input.dim() - 2, input.dim() - 1):
         return NotImplemented
-    for i, (before, behind) in enumerate(zip(counts[::2], counts[1::2], strict=True)):
-        n = x.shape[-1 - i]
+    for i, (before, behind) in enumerate(zip(pad[::2], pad[1::2], strict=True)):
+        n = input.shape[-1 - i]
         if not (0 <= before <= n and 0 <= behind <= n):
             return NotImplemented
         parts = [(n - before, before), (0, n), (0, behind)]
-        x = torch.cat([x.narrow(-1 - i, first, count) for first, count in parts if count], -1 - i)
-    return x
+        input = torch.cat([input.narrow(-1 - i, first, count) for first, count in parts if count], -1 - i)
+    return input
 
 
 def one_step(cell: Callable[..., Any], states: int) -> Callable[..., Any]:
@@ -82,7 +83,7 @@ def layered(states: Sequence[Tensor]) -> Tensor:
 MODES = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN_TANH", "rnn_relu": "RNN_RELU"}
 INSTEAD: dict[Any, Callable[..., Any]] = {
     torch.cosine_similarity: cosine_similarity,
-    functional.pad: pad,
+    functional.pad: circular_pad,
     functional.bilinear: bilinear,
     functional.one_hot: one_hot,
     **{getattr(torch, name): one_step(*modules.KINDS[mode][:2]) for name, mode in MODES.items()},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import fx
 from bppsa.errors import Reason
 from bppsa.fxpasses.axes.rows_first import with_rows_first
 from bppsa.fxpasses.cell.concatenated import distribute_concat
-from bppsa.fxpasses.cell.line_up import CARRY, levels
+from bppsa.fxpasses.cell.line_up import CARRY, PARAM, levels
 from bppsa.fxpasses.cell.real_parts import with_real_parts
 from bppsa.fxpasses.recording.capture import Recording, copied
 from bppsa.fxpasses.spelling.expand import cancel, expand
@@ -33,11 +33,17 @@ def rewritten(recording: Recording, carries: int, xs: int, refused: dict[fx.Node
     given = recording.arguments[: len(nexts)], given[1]
     replaced = cancel(graph)
     replaced |= with_rows_first(graph, *given, waiting(graph, latest(nexts, replaced), *given), refused)
-    own = waiting(graph, latest(nexts, replaced), *given)
-    replaced |= expand(graph, own, refused)
-    replaced |= expand(graph, [node for node in graph.nodes if node.target in NOT_AT_ONCE and node not in own], {})
+    replaced |= expand(graph, waiting(graph, latest(nexts, replaced), *given), refused)
+    replaced |= expand(graph, at_each_step(graph, given), refused)
     replaced |= distribute_concat(graph)
     return replace(recording, result=(latest(nexts, replaced), latest(ys, replaced)))
+
+
+def at_each_step(graph: fx.Graph, given: Sequence[Sequence[fx.Node]]) -> list[fx.Node]:
+    """What is of the carries or of x, and cannot be run for all steps at once."""
+    candidates = [node for node in graph.nodes if node.target in NOT_AT_ONCE]
+    level = levels(graph, *given) if candidates else {}
+    return [node for node in candidates if level[node] != PARAM]
 
 
 def latest(nodes: Iterable[Any], replaced: dict[fx.Node, fx.Node]) -> tuple[Any, ...]:

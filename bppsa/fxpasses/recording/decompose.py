@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.recording.pieces import PIECES
+from bppsa.fxpasses.recording.pieces import PIECES, safe_softmax
 
 aten = torch.ops.aten
 
@@ -47,7 +47,7 @@ def attention(
     attn_mask: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Softmax(q k^T scale) v, and the logarithm of its denominators, of [B, heads, L, D]."""
+    """Softmax(q k^T scale) v, zeros where all is masked, and the logarithm of its denominators, of [B, heads, L, D]."""
     if dropout:
         raise Unsupported(Reason("draws random numbers for its dropout", mend="call it with dropout_p=0"))
     scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
@@ -55,7 +55,7 @@ def attention(
         open_to = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
         scores = torch.where(open_to, scores, -math.inf)
     scores = scores if attn_mask is None else scores + attn_mask
-    return torch.softmax(scores, -1) @ v, torch.logsumexp(scores, -1)
+    return safe_softmax(scores, -1) @ v, torch.logsumexp(scores, -1)
 
 
 def inverse(count: float) -> float:

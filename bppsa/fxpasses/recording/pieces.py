@@ -135,8 +135,9 @@ def extremum(sign: float) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def safe_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
+    """Zeros where all is -inf, also as gradients."""
     nothing = x.amax([dim], keepdim=True) == -math.inf
-    return torch.where(nothing, 0.0, torch.softmax(x, dim))
+    return torch.where(nothing, 0.0, torch.softmax(torch.where(nothing, 0.0, x), dim))
 
 
 PIECES: dict[Any, Callable[..., Any]] = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, is_number
 
-LEAST = 8  # repetitions: an outer loop of fewer must not hide the loops within it
+LEAST_STEPS = 8  # repetitions: an outer loop of fewer must not hide the loops within it
 CANDIDATES = 32
 LONGEST_WORD = 16
 
@@ -47,7 +47,7 @@ def longest(colours: Sequence[int]) -> PeriodicRun | None:
     best: PeriodicRun | None = None
     for period in candidates(c):
         start, stop = stretch(c[period:] == c[:-period], period)
-        if stop - start < LEAST * period:
+        if stop - start < LEAST_STEPS * period:
             continue
         if best is None or stop - start > best.stop - best.start + period:
             best = PeriodicRun(start, stop, period)
@@ -59,7 +59,7 @@ def candidates(c: np.ndarray) -> list[int]:
     of the colour of something frequent, but not what stands around it."""
     found: set[int] = set()
     width = 1
-    while width <= LONGEST_WORD and LEAST * width <= len(c):
+    while width <= LONGEST_WORD and LEAST_STEPS * width <= len(c):
         found.update(distances(c))
         _, c = np.unique(np.stack((c[:-width], c[width:])), axis=1, return_inverse=True)
         c = c.reshape(-1)
@@ -74,7 +74,7 @@ def distances(c: np.ndarray) -> list[int]:
     found, counts = np.unique((order[1:] - order[:-1])[same], return_counts=True)
     by_ops = found[np.argsort(-counts * found, kind="stable")][:CANDIDATES]
     by_count = found[np.argsort(-counts, kind="stable")][: CANDIDATES // 4]
-    return [int(p) for p in (*by_ops, *by_count) if p * LEAST <= len(c)]
+    return [int(p) for p in (*by_ops, *by_count) if p * LEAST_STEPS <= len(c)]
 
 
 def stretch(equal: np.ndarray, period: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, is_number
-from bppsa.fxpasses.reroll.period import LEAST, PeriodicRun
+from bppsa.fxpasses.reroll.period import LEAST_STEPS, PeriodicRun
 
 NOTHING_CARRIED = Reason("no step reads what another has made")
 
@@ -77,7 +77,7 @@ def relate(ops: Sequence[LoggedOp], run: PeriodicRun) -> UnrolledLoop:
     steps = (run.stop - start) // run.period
     tags = tags_of(ops, start, run.period, steps)
     first, last = agreeing(tags, steps)
-    if last - first < LEAST:
+    if last - first < LEAST_STEPS:
         raise Unsupported(Reason(f"its operands repeat in {last - first} of {steps} steps: too few to gain by a scan"))
     loop = UnrolledLoop(start + first * run.period, run.period, last - first, [])
     tags = tags_of(ops, loop.start, loop.period, loop.steps)

@@ -20,7 +20,7 @@ MOST_BEST = 16  # each costs a pass over the row: sorting 33 columns is slower t
 
 
 def own_axis(x: Tensor, dim: int | None) -> int:
-    """Raises `Unsupported` where the op works along the batch. None: along all dimensions."""
+    """The dimension, counted from the front. Raises `Unsupported` where it is the batch's; None is all of them."""
     if x.dim() < 2 or dim is None or dim % x.dim() == 0:
         raise Unsupported(Reason("works along the batch dimension"))
     return dim % x.dim()
@@ -107,19 +107,25 @@ def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Ten
     """Of an even number the smaller one in the middle; a NaN where there is one."""
     axis = own_axis(x, dim)
     value, place = kth_value(x, (x.shape[axis] + 1) // 2, dim, keepdim=True)
-    most = best_place(x, axis, 1.0)
-    broken = torch.isnan(taken(x, axis, most))
-    value, place = torch.where(broken, math.nan, value), torch.where(broken, number(most, x, axis), place)
+    if x.dtype.is_floating_point:
+        most = best_place(x, axis, 1.0)
+        broken = torch.isnan(taken(x, axis, most))
+        value, place = torch.where(broken, math.nan, value), torch.where(broken, number(most, x, axis), place)
     return kept(value, axis, keepdim), kept(place, axis, keepdim)
 
 
 # Choosing by numbers -------------------------------------------------------------------------------------------------
 
 
+def nothing(x: Tensor) -> float:
+    """What stands where PyTorch raises an error: NaN; among whole numbers, whose places `bounded` checks, any."""
+    return math.nan if x.dtype.is_floating_point else False
+
+
 def chosen(place: Tensor, options: Sequence[Tensor]) -> Tensor:
-    """options[place]; NaN where there is none, for which PyTorch raises an error."""
+    """options[place]"""
     few(len(options))
-    found = torch.where(place == 0, options[0], math.nan)
+    found = torch.where(place == 0, options[0], nothing(options[0]))
     for i, option in enumerate(options[1:], 1):
         found = torch.where(place == i, option, found)
     return found
@@ -140,7 +146,8 @@ def lookup(table: Tensor, index: Tensor) -> Tensor:
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if len(indices) == 1 and indices[0] is not None:
         return lookup(x, from_start(indices[0], x.shape[0]))
-    return columns_at(x, *only_axis(x, indices))
+    axis, at = only_axis(x, indices)
+    return columns_at(x, axis, from_start(at, x.shape[axis]))
 
 
 def only_axis(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[int, Tensor]:
@@ -155,7 +162,7 @@ def columns_at(x: Tensor, dim: int, at: Tensor) -> Tensor:
     """x [B, ..., n, ...], at [m, ...] -> [B, ..., m, ..., ...]"""
     axis = own_axis(x, dim)
     few(x.shape[axis])
-    place = along(from_start(at, x.shape[axis]).reshape(-1), x, axis)
+    place = along(at.reshape(-1), x, axis)
     found = chosen(place, x.split(1, axis))
     return found if at.dim() == 1 else found.unflatten(axis, at.shape)
 
@@ -168,17 +175,17 @@ def along(at: Tensor, x: Tensor, axis: int) -> Tensor:
 def gather(x: Tensor, dim: int, at: Tensor, *, sparse_grad: bool = False) -> Tensor:
     axis = own_axis(x, dim)
     few(at.shape[axis])
-    x = of_same_size(x, at, axis)
+    x = narrowed(x, at, axis)
     return torch.cat([within(place, x, axis, taken(x, axis, place)) for place in at.split(1, axis)], axis)
 
 
-def of_same_size(x: Tensor, at: Tensor, axis: int) -> Tensor:
-    """The part of x that an index of fewer elements in another dimension reaches."""
+def narrowed(x: Tensor, at: Tensor, axis: int) -> Tensor:
+    """The part of x that an index with fewer elements in another dimension reaches."""
     for d in range(1, x.dim()):
         x = x if d == axis or x.shape[d] == at.shape[d] else x.narrow(d, 0, at.shape[d])
     return x
 
 
 def within(place: Tensor, x: Tensor, axis: int, value: Tensor) -> Tensor:
-    """NaN where the place is none of x, for which PyTorch raises an error."""
-    return torch.where(torch.logical_and(place >= 0, place < x.shape[axis]), value, math.nan)
+    """The value where the place is one of x."""
+    return torch.where(torch.logical_and(place >= 0, place < x.shape[axis]), value, nothing(x))

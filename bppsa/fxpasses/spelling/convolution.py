@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ def convolution(
     if transposed:
         raise Unsupported(Reason("is a transposed convolution", mend="write it as F.interpolate and a convolution"))
     sizes = weight.shape[2:]
+    stride, padding, dilation = (per_dimension(n, len(sizes)) for n in (stride, padding, dilation))
     seen = windows(padded(x, padding, 0.0), sizes, stride, dilation)
     grid = seen.shape[3:]
     outputs, depth = len(weight) // groups, weight.shape[1] * math.prod(sizes)
@@ -39,20 +40,23 @@ def convolution(
     return result if bias is None else result + bias.view(-1, *[1] * len(grid))
 
 
-def mean_pool(
-    x: Tensor,
-    sizes: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Tensor:
-    sizes, stride, padding = (per_dimension(n, len(sizes)) for n in (sizes, stride or sizes, padding))
-    if ceil_mode or (any(padding) and not count_include_pad):
-        raise Unsupported(Reason("counts fewer places at the border", mend="leave ceil_mode and padding out"))
-    seen = windows(padded(x, padding, 0.0), sizes, stride, [1] * len(sizes))
-    return seen.sum(x.dim() - len(sizes)) / (divisor_override or math.prod(sizes))
+def mean_pool(dimensions: int) -> Callable[..., Tensor]:
+    def pooled(
+        x: Tensor,
+        sizes: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Tensor:
+        sizes, stride, padding = (per_dimension(n, dimensions) for n in (sizes, stride or sizes, padding))
+        if ceil_mode or (any(padding) and not count_include_pad):
+            raise Unsupported(Reason("counts fewer places at the border", mend="leave ceil_mode and padding out"))
+        seen = windows(padded(x, padding, 0.0), sizes, stride, [1] * dimensions)
+        return seen.sum(x.dim() - dimensions) / (divisor_override or math.prod(sizes))
+
+    return pooled
 
 
 def max_pool(
@@ -63,7 +67,7 @@ def max_pool(
     dilation: Sequence[int] = (1,),
     ceil_mode: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """And, as numbers of the grid row by row, where they are."""
+    """The largest of each window, and their places as row-major numbers of the grid."""
     sizes, stride, padding, dilation = (per_dimension(n, 2) for n in (sizes, stride or sizes, padding, dilation))
     if ceil_mode:
         raise Unsupported(Reason("looks beyond the border", mend="leave ceil_mode out"))

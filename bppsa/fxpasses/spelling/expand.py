@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.capture import Recorder
-from bppsa.fxpasses.recording.one_hot import ONE_HOT, check_classes
 from bppsa.fxpasses.spelling import matrices
+from bppsa.fxpasses.spelling.bounded import check_places
 from bppsa.fxpasses.spelling.expansions import EXPANSIONS
 from bppsa.sparsity.rules.matrix_ops import MATRICES
 
@@ -33,8 +33,7 @@ def expand(graph: fx.Graph, nodes: Iterable[fx.Node], refused: dict[fx.Node, Rea
         if expansion is None:
             continue
         try:
-            if node.target is ONE_HOT:
-                check_classes(node)
+            check_places(node)
             results = written(graph, node, expansion)
             pairs = [] if results is NotImplemented else list(standing(node, results))
         except Unsupported as unsupported:
@@ -58,8 +57,8 @@ def standing(node: fx.Node, results: Any) -> Iterator[tuple[fx.Node, fx.Node]]:
     for old, new in [(node, results)] if one else [(item, results[item.args[1]]) for item in items]:
         wanted, made = old.meta["val"], new.meta["val"]
         if old.users and (wanted.shape, wanted.dtype) != (made.shape, made.dtype):
-            what = f"gives {list(wanted.shape)} of {wanted.dtype}, and its parts {list(made.shape)} of {made.dtype}"
-            raise Unsupported(Reason(what, op=str(node.target)))
+            what = f"gives {list(wanted.shape)} of {wanted.dtype}; kernels would {list(made.shape)} of {made.dtype}"
+            raise Unsupported(Reason(what, op=str(node.target), mend="write it with ops that have a kernel"))
         yield old, new
 
 
@@ -114,7 +113,7 @@ def written(graph: fx.Graph, node: fx.Node, expansion: Any) -> Any:
 def put_before(graph: fx.Graph, node: fx.Node, given: Iterable[fx.Node], compute: Callable[[], Any]) -> Any:
     """What `compute` makes of the stand-ins of the given nodes, with nodes in the place of its tensors, which stand
     before `node` and come from the same line."""
-    recorder = Recorder()
+    recorder, last = Recorder(), node.prev
     recorder.graph, recorder.gradients = graph, False
     for arg in given:
         recorder.aliases.put(arg.meta["val"], arg)
@@ -124,6 +123,8 @@ def put_before(graph: fx.Graph, node: fx.Node, given: Iterable[fx.Node], compute
         try:
             results = compute()
         except Unsupported as unsupported:
+            while node.prev is not last:
+                graph.erase_node(node.prev)
             raise Unsupported(replace(unsupported.reason, op=str(node.target))) from unsupported
     assert not recorder.captured, f"what stands for {node.target} closes over tensors"
     return tree_map_only(Tensor, recorder.node_of, results)

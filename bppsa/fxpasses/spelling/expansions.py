@@ -31,7 +31,7 @@ from bppsa.fxpasses.spelling.convolution import convolution, max_pool, mean_pool
 from bppsa.fxpasses.spelling.moving import cross, mirrored, nearest, pad, repeat, rot90, unfold
 from bppsa.fxpasses.spelling.running import holds, prod, running, running_extremum
 from bppsa.fxpasses.spelling.statistics import batch_norm, distances, nansum, norm, var_mean, vector_norm
-from bppsa.fxpasses.spelling.writing import added, index_put, put_columns, replaced, scatter
+from bppsa.fxpasses.spelling.writing import added, index_fill, index_put, put_columns, replaced, scatter
 
 aten = torch.ops.aten
 
@@ -99,7 +99,7 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.scatter_add.default: scatter(added),
     aten.index_add.default: put_columns(added),
     aten.index_copy.default: put_columns(replaced),
-    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), put_columns(replaced)),
+    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), index_fill),
     aten.index_put.default: index_put,
     aten.repeat.default: repeat,
     **dict.fromkeys((aten.reflection_pad1d.default, aten.reflection_pad2d.default), pad(mirrored)),
@@ -107,7 +107,8 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.unfold.default: unfold,
     aten.rot90.default: rot90,
     aten.linalg_cross.default: cross,
-    **dict.fromkeys((aten.avg_pool1d.default, aten.avg_pool2d.default), mean_pool),
+    aten.avg_pool1d.default: mean_pool(1),
+    aten.avg_pool2d.default: mean_pool(2),
     aten.max_pool2d_with_indices.default: max_pool,
     aten.sinc.default: sinc,
     aten.round.decimals: round_to,

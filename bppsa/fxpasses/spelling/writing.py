@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.pieces import places
-from bppsa.fxpasses.spelling.choosing import along, few, from_start, only_axis, own_axis, within
+from bppsa.fxpasses.spelling.choosing import along, few, from_start, narrowed, only_axis, own_axis, within
 
 Written = Callable[[Tensor, "Tensor | float"], "Tensor | float"]  # of what was there and what is given
 MASKS = (torch.bool, torch.uint8)
@@ -39,18 +39,11 @@ def scatter(write: Written) -> Callable[..., Tensor]:
             raise Unsupported(Reason(f"writes {list(at.shape)} elements into {list(x.shape)}"))
         for j in range(at.shape[axis]):
             new = source.narrow(axis, j, 1) if isinstance(source, Tensor) else source
-            new = of_shape(new, at, axis) if isinstance(new, Tensor) else new
+            new = narrowed(new, at, axis) if isinstance(new, Tensor) else new
             x = put(x, axis, at.narrow(axis, j, 1), new, write)
         return x
 
     return scattered
-
-
-def of_shape(new: Tensor, at: Tensor, axis: int) -> Tensor:
-    """Of a source with more elements in another dimension those that the index reaches."""
-    for d in range(1, new.dim()):
-        new = new if d == axis or new.shape[d] == at.shape[d] else new.narrow(d, 0, at.shape[d])
-    return new
 
 
 def put_columns(write: Written) -> Callable[..., Tensor]:
@@ -65,6 +58,11 @@ def put_columns(write: Written) -> Callable[..., Tensor]:
         return x
 
     return written
+
+
+def index_fill(x: Tensor, dim: int, at: Tensor, value: Tensor | float) -> Tensor:
+    """Unlike for the other ops a negative place counts from the end."""
+    return put_columns(replaced)(x, dim, from_start(at, x.shape[dim]), value)
 
 
 def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False) -> Tensor:

@@ -58,19 +58,21 @@ def refusing(root: nn.Module) -> Iterator[list[Exception]]:
         for module, name, method, reads in entries(root):
             cls = part(f"torch._dynamo.{module}", name)
             before = part(f"torch._dynamo.{module}", f"{name}.{method}")
-            stack.enter_context(mock.patch.object(cls, method, asking(reads, before, unsupported, refused)))
+            stack.enter_context(mock.patch.object(cls, method, refusing_call(reads, before, unsupported, refused)))
         yield refused
 
 
-def asking(reads: Reads, before: Callable[..., Any], unsupported: Any, refused: list[Exception]) -> Callable[..., Any]:
-    def asking(*args: Any, **kwargs: Any) -> Any:
+def refusing_call(
+    reads: Reads, before: Callable[..., Any], unsupported: Any, refused: list[Exception]
+) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
         what = reads(*args, **kwargs)
         if what is not None:
             refused.append(unsupported(what))
             raise refused[-1]
         return theirs(before, *args, **kwargs)
 
-    return asking
+    return call
 
 
 def entries(root: nn.Module) -> list[tuple[str, str, str, Reads]]:

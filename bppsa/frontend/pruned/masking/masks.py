@@ -75,7 +75,7 @@ def may_be_masked_by_parametrization(layer: Layer) -> bool:
 
 
 def may_be_mask(buffer: Tensor) -> bool:
-    """As the base of torch's `orthogonal` is not."""
+    """Whether the buffer holds zeros and ones alone, which the base of torch's `orthogonal` does not."""
     return buffer.dtype is torch.bool or buffer.is_meta or not bool(((buffer != 0) & (buffer != 1)).any())
 
 

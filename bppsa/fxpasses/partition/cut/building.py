@@ -74,11 +74,12 @@ def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[
 def changed(part: StagePart, graph: fx.Graph, model: nn.Module) -> tuple[str, ...]:
     """Attributes that a stage changes in place, and what the modules that it calls change of their own."""
     sites = {storage: site for node in part.nodes for storage, site in sites_of(node).items()}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
     found: dict[str, Change] = {}
     for node in graph.find_nodes(op="get_attr"):
         path = str(node.target)
         for written in facts(node).holds & sites.keys():
-            found[path] = Change(path, sites[written], path in dict(model.named_parameters(remove_duplicate=False)))
+            found[path] = Change(path, sites[written], path in parameters)
     for node in part.nodes:
         if node.op == "call_module":
             changes = changed_by(model.get_submodule(str(node.target)), sites_of(node), f"{node.target}.")

@@ -79,13 +79,13 @@ class EffectWatch(TorchDispatchMode):
 
 # Their schemas do not say that in training they write to these arguments.
 NORMS = (aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm)
-STATISTICS = ("running_mean", "running_var")
+NORM_STATISTICS = ("running_mean", "running_var")
 
 
 def written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     norm = func._overloadpacket in NORMS
     for position, argument in enumerate(func._schema.arguments):
-        if argument.is_write or (norm and argument.name in STATISTICS):
+        if argument.is_write or (norm and argument.name in NORM_STATISTICS):
             given = args[position] if position < len(args) else kwargs.get(argument.name)
             yield from (leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
 

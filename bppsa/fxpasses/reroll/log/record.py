@@ -173,7 +173,7 @@ class Logger(TorchDispatchMode):
 
     def literal(self, tensor: Tensor) -> LoggedValue:
         """Equal ones are one: a step makes its own of the same numbers."""
-        few = tensor.numel() <= FEW
+        few = tensor.is_cpu and tensor.numel() <= FEW
         key = (tensor.dtype, tensor.shape, tensor.view(-1).view(torch.uint8).numpy().tobytes()) if few else None
         if key in self.literals:
             return self.literals[key]

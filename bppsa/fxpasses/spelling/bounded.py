@@ -1,0 +1,75 @@
+"""Whether the places that an op reads or writes are there.
+
+For one that is not PyTorch raises an error. A kernel gives NaN, which whole numbers have not: theirs must have bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.recording.one_hot import ONE_HOT
+from bppsa.fxpasses.spelling.whole import is_number, is_whole
+
+aten = torch.ops.aten
+# What hands its operand's numbers on as they are.
+SAME_NUMBERS = {
+    *(aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.permute.default, aten.transpose.int),
+    *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.select.int, aten.slice.Tensor),
+    *(aten._to_copy.default, aten.clone.default, aten.detach.default, aten.alias.default),
+}
+Places = Iterator[tuple[Any, int, int]]  # an index, and the least and the largest number that it may hold
+
+
+def check_places(node: fx.Node) -> None:
+    """Raises `Unsupported` where one of whole numbers or truth values might not be there."""
+    places_of = PLACES.get(node.target)
+    if places_of is None or (node.target is not ONE_HOT and not is_whole(node.args[0])):
+        return
+    for index, low, high in places_of(node):
+        if not is_within(index, low, high):
+            what = f"is given numbers that may not be among its {high + 1}"
+            raise Unsupported(Reason(what, op=str(node.target), mend=f"clamp(0, {high}) them, or use torch.where"))
+
+
+def is_within(number: Any, low: int, high: int) -> bool:
+    """Whether the number is clamped to bounds that are within these."""
+    while isinstance(number, fx.Node) and number.target in SAME_NUMBERS:
+        number = number.args[0]
+    if not isinstance(number, fx.Node) or number.target is not aten.clamp.default or len(number.args) != 3:
+        return False
+    least, largest = number.args[1:]
+    return least is not None and largest is not None and low <= least and largest <= high
+
+
+def along_dimension(node: fx.Node) -> Places:
+    value, dim, index = node.args[:3]
+    yield index, 0, value.meta["val"].shape[dim] - 1
+
+
+def filled(node: fx.Node) -> Places:
+    """A negative place counts from the end."""
+    for index, low, high in along_dimension(node):
+        yield index, low - high - 1, high
+
+
+def indexed(node: fx.Node) -> Places:
+    value, indices = node.args[:2]
+    for index, n in zip(indices, value.meta["val"].shape, strict=False):
+        if index is not None and is_number(index):
+            yield index, -n, n - 1
+
+
+PLACES: dict[Any, Callable[[fx.Node], Places]] = {
+    ONE_HOT: lambda node: iter([(node.args[0], 0, node.args[1] - 1)]),
+    aten.embedding.default: lambda node: iter([(node.args[1], 0, len(node.args[0].meta["val"]) - 1)]),
+    **dict.fromkeys((aten.gather.default, aten.index_select.default), along_dimension),
+    **dict.fromkeys((aten.scatter.value, aten.scatter.src, aten.scatter_add.default), along_dimension),
+    **dict.fromkeys((aten.index_add.default, aten.index_copy.default), along_dimension),
+    **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), filled),
+    **dict.fromkeys((aten.index.Tensor, aten.index_put.default), indexed),
+}
