@@ -192,7 +192,7 @@ def test_one_hot_refuses_what_may_be_no_class() -> None:
 
     def cell(state: Any, x: Tensor) -> Any:
         h, last = state
-        h = torch.tanh(h @ W + x + functional.one_hot(last, H))
+        h = torch.tanh(h @ W + x + functional.one_hot(last + 0, H))
         return (h, (last + 1) % H), h
 
     decision = check(example(cell, (h(), NONE), x(H), W))
@@ -228,7 +228,30 @@ def test_whole_numbers_at_places_that_may_be_none_are_left() -> None:
 
     decision = check(example(cell, (h(), torch.zeros(B, H, dtype=torch.int64)), x(H)))
     assert decision.strategy == "pytorch"
-    assert "may not be among its" in decision.reason
+    assert "a step may take out of 0 to 5" in decision.reason
+
+
+def chosen_before(state: Any, x: Tensor) -> Any:
+    h, last = state
+    h = torch.tanh(h @ W + x + 0.5 * functional.one_hot(last, H).to(x.dtype))
+    return (h, torch.where(h[:, 0] > 0, h.argmax(1), last)), h
+
+
+def around(state: Any, x: Tensor) -> Any:
+    h, at = state
+    h = torch.tanh(h @ W + x + functional.one_hot(at, H).to(x.dtype))
+    return (h, (at + 1) % H), h
+
+
+@pytest.mark.parametrize("cell", [chosen_before, around])
+def test_numbers_of_the_carry_are_classes(cell: Cell) -> None:
+    fuses(cell, (h(), NONE + 2), x(H), W)
+
+
+@pytest.mark.parametrize("start", [-1, H])
+def test_a_start_that_is_no_class_is_pytorchs_error(start: int) -> None:
+    with pytest.raises(RuntimeError, match="Class values"):
+        bppsa.scan(chosen_before, (h(), NONE + start), x(H))
 
 
 def test_an_index_that_counts_from_behind_is_none_where_pytorch_raises() -> None:

@@ -81,6 +81,17 @@ class Grows(Cell):
         return out
 
 
+@row("growing cat, time first")
+class GrowsAlongTime(Cell):
+    def forward(self, x: Tensor) -> Any:
+        h, out, states = self.start(x), torch.tensor([], dtype=x.dtype), None
+        for x_t in x.unbind(1):
+            h = self.cell(x_t, h)
+            out = torch.cat([out, h[None]])
+            states = h[None] if states is None else torch.cat((states, h.sin().unsqueeze(0)), 0)
+        return out, states
+
+
 @row("insert(0), reversed time")
 class Inserts(Cell):
     def forward(self, x: Tensor) -> Any:

@@ -357,6 +357,21 @@ class Resets(Cell):
         return torch.stack(out, 1)
 
 
+class Memory(Cell):
+    """Read by similarity, and bounded where autograd does not look."""
+
+    def forward(self, x: Tensor) -> Any:
+        h, memory, out = self.start(x), x.new_zeros(len(x), 3, N) + x[:, :1], []
+        for t in range(x.shape[1]):
+            weights = torch.nn.functional.cosine_similarity(memory, x[:, t, None], dim=-1).softmax(-1)
+            memory = memory + weights[..., None] * x[:, t, None]
+            h = self.cell((weights[..., None] * memory).sum(1), h) * 1.5
+            with torch.no_grad():
+                h.clamp_(-0.5, 0.5)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
 class Grid(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -370,7 +385,7 @@ class Grid(nn.Module):
         return h
 
 
-@pytest.mark.parametrize("cls", [Resets, Grid])
+@pytest.mark.parametrize("cls", [Resets, Memory, Grid])
 def test_becomes_a_scan(cls: type[nn.Module]) -> None:
     pair = Pair(cls())
     given = torch.randn(2, 12, 1, 4, 3).double() if cls is Grid else x()

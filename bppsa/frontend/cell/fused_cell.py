@@ -120,7 +120,8 @@ class CellPlan:
     def check_whole(
         self, carry: Sequence[Tensor], given: Sequence[Tensor], params: Sequence[Tensor], steps: int
     ) -> None:
-        """Raise `Unsupported` where whole numbers may become too large for the sweep's dtype, or are divided by 0."""
+        """Raise `Unsupported` where whole numbers may become too large for the sweep's dtype, are divided by 0, or are
+        read as places at the start and are none."""
         assert self.growth is not None
         start, most = largest_whole(carry), largest_whole([*given, *params])
         if not self.growth.fits(start, most, steps, self.dtype):
@@ -128,6 +129,9 @@ class CellPlan:
             raise Unsupported(Reason(f"whole numbers from {start} on over {steps} steps", mend=limit))
         if any(bool((params[at] == 0).any()) for at in self.growth.divisors):
             raise Unsupported(Reason("divides whole numbers by 0"))
+        for at, (low, high) in self.growth.starts:
+            if carry[at].numel() and not low <= int(carry[at].min()) <= int(carry[at].max()) <= high:
+                raise Unsupported(Reason(f"carries numbers, read as places, that are not among {low} to {high}"))
 
     @cached_property
     def has_axes(self) -> bool:

@@ -16,7 +16,8 @@ from bppsa.frontend.call_log import note, unnoted
 from bppsa.frontend.loops.fuse import fuse
 from bppsa.frontend.loops.key import LoopCall, attributes
 from bppsa.frontend.loops.state import LeftCall
-from bppsa.frontend.loops.verify import Differs, check_alike, check_numbers
+from bppsa.frontend.loops.trust import Witness, believe, is_trusted_in_double
+from bppsa.frontend.loops.verify import Differs, OtherNumbers
 from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.plan_cache import place
 from bppsa.frontend.trials import trial
@@ -25,10 +26,9 @@ from bppsa.fxpasses.recording.capture import check_gradients
 from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll
 from bppsa.fxpasses.reroll.log.ops import LoggedValue, draws
 from bppsa.fxpasses.reroll.log.record import Logger
-from bppsa.fxpasses.reroll.log.replay import MOVES, Replay, unmoved
+from bppsa.fxpasses.reroll.log.replay import Replay
 from bppsa.fxpasses.reroll.log.unseen import watched
 from bppsa.fxpasses.reroll.program import LoopProgram, program_of
-from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.runtime.recurrent.check import asked
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
@@ -46,6 +46,7 @@ class LoopPlan:
     others: tuple[Any, ...]  # by leaf; `TENSOR` where one is
     scans: tuple[Decision, ...]
     left: tuple[Decision, ...]  # of repetitions that are no scans
+    doubted: bool  # whether its numbers are not PyTorch's in float32, and are in float64
     picks: bool  # whether it may refuse the numbers it is given: whole ones too large, matrices that are singular
 
     def tensors(self, call: LoopCall) -> list[Tensor]:
@@ -67,6 +68,7 @@ class LoopPlan:
 
 
 TENSOR = object()
+GROWN = "rounding grows over its steps: its numbers are not PyTorch's in float32, and are in float64"
 MEND = "report it with what was called; meanwhile compile with loops=False"
 
 
@@ -90,8 +92,7 @@ def first_call(
         return result, LeftCall()
     found: list[Repetition] = []
     try:
-        plan = planned(logger, leaves, spec, call, path, found)
-        believe(plan, leaves, call, before if any(map(draws, logger.log.ops)) else None)
+        plan = planned(logger, leaves, spec, call, path, found, before)
     except Unsupported as unsupported:
         raise_if_asked(unsupported)
         note(*within)
@@ -113,8 +114,10 @@ def checked(plan: LoopPlan, plain: Callable[..., Any], args: Any, kwargs: Any, c
     before = torch.get_rng_state()
     result = plain(*args, **kwargs)
     try:
-        believe(plan, pytree.tree_leaves(result), call, before)
+        believe(plan.run, tensors_in(pytree.tree_leaves(result)), plan.tensors(call), before)
     except Unsupported as unsupported:
+        if plan.doubted and isinstance(unsupported, OtherNumbers):
+            return result
         raise_if_asked(unsupported)
         if not plan.picks:
             raise
@@ -123,7 +126,8 @@ def checked(plan: LoopPlan, plain: Callable[..., Any], args: Any, kwargs: Any, c
 
 def left(path: str, found: Sequence[Repetition], reason: Reason, around_others: bool = False) -> LeftCall:
     told = tuple(refused(one, path) for one in found if one.reason is not None)
-    return LeftCall(told or (Decision(path, "loop", "pytorch", str(reason)),), around_others)
+    place = named(path, found[0]) if found else path
+    return LeftCall(told or (Decision(place, "loop", "pytorch", str(reason)),), around_others)
 
 
 def check_unchanged(logger: Logger, root: Any, args: Any, kwargs: Any, call: LoopCall) -> None:
@@ -139,8 +143,15 @@ def check_unchanged(logger: Logger, root: Any, args: Any, kwargs: Any, call: Loo
 
 
 def planned(
-    logger: Logger, leaves: Sequence[Any], spec: Any, call: LoopCall, path: str, found: list[Repetition]
+    logger: Logger,
+    leaves: Sequence[Any],
+    spec: Any,
+    call: LoopCall,
+    path: str,
+    found: list[Repetition],
+    before: Tensor,
 ) -> LoopPlan:
+    """found: what repeats itself goes there. before: the state of the random numbers before the call."""
     log = logger.log
     with logger.refusing():
         logger.end_functions()
@@ -150,73 +161,38 @@ def planned(
     for leaf in others:
         if leaf is not TENSOR and not isinstance(leaf, SIMPLE):
             raise Unsupported(Reason(f"returns a {type(leaf).__name__}", mend="return tensors, numbers, containers"))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = tensors_in(leaves)
     captured = [value.given.captured for value in log.captured if value.given and value.given.captured is not None]
     check_gradients(tensors, [*captured, *call.tensors], logger.own.nodes)
     result = [returned(logger, tensor) for tensor in tensors]  # which may write ops down yet
-    replay = Replay(log)
+    replay, random = Replay(log), before if any(map(draws, log.ops)) else None
     rerolled = reroll(log, result, fuse)
     found += rerolled.found
     if all(one.scan is None for one in found):
         raise Unsupported(found[0].reason if found and found[0].reason else Reason("its steps are not alike"))
-    scans: list[Any] = []
-    for one in found:
-        if one.scan is not None:
-            fused: Any = one.scan.target
-            fused.decision = replace(fused.decision, path=named(path, one))
-            scans.append(fused)
     bases = {value for value, tensor in zip(rerolled.result, tensors, strict=True) if not tensor._is_view()}
     program = program_of(log, rerolled.ops, rerolled.result, torch.is_grad_enabled(), bases)
-    check_moved(program, replay, result, call)
-    decided = tuple(fused.decision for fused in scans)
-    told = tuple(refused(one, path) for one in found if one.scan is None)
+    scans: list[Any] = [one.scan.target for one in found if one.scan is not None]
     picks = log.raises or any(fused.plan.refuses for fused in scans)
-    return LoopPlan(
-        program.run, program.arguments, places(program, call), program.literals, spec, others, decided, told, picks
+    told = tuple(refused(one, path) for one in found if one.scan is None)
+    plan = LoopPlan(
+        program.run, program.arguments, places(program, call), program.literals, spec, others, (), told, False, picks
     )
+    witness = Witness(program, replay, result, {value: tensor_of(value, call) for value in replay.given})
+    doubted = is_trusted_in_double(witness, plan.run, tensors, plan.tensors(call), random)
+    for one in found:
+        if one.scan is not None:
+            tell(one.scan.target, named(path, one), doubted)
+    return replace(plan, scans=tuple(fused.decision for fused in scans), doubted=doubted)
 
 
-def check_moved(program: LoopProgram, replay: Replay, result: Sequence[LoggedValue], call: LoopCall) -> None:
-    """Raises `Unsupported` where the program and the log, on other numbers than the call's, do not give the same."""
-    state = torch.get_rng_state()
-    try:
-        given, expected = others(replay, result, call)
-        torch.set_rng_state(state)
-        with unnoted():
-            ours = ran(program.run, [given[value] for value in program.given])
-    finally:
-        torch.set_rng_state(state)
-    check_numbers(expected, ours, list(given.values()))
+def tell(fused: Any, path: str, doubted: bool) -> None:
+    decision = fused.decision
+    fused.decision = replace(decision, path=path, reason=f"{decision.reason}; {GROWN}" if doubted else decision.reason)
 
 
-def others(
-    replay: Replay, result: Sequence[LoggedValue], call: LoopCall
-) -> tuple[dict[LoggedValue, Tensor], list[Tensor]]:
-    """Other numbers for what is given, and what the log makes of them.
-
-    Raises `Unsupported` where it cannot be run again.
-    """
-    tensors = {value: tensor_of(value, call) for value in replay.given}
-    state = torch.get_rng_state()
-    for move in MOVES:
-        generator = torch.Generator().manual_seed(0)
-        given = {value: move(tensor, generator) for value, tensor in tensors.items()}
-        torch.set_rng_state(state)
-        try:
-            made = replay.run(given)
-        except RuntimeError as error:  # as a probability above one is
-            if is_ours(error):
-                raise
-            failed = error
-            continue
-        expected = [made[value] for value in result]
-        if move is unmoved or not any(map(has_nan, expected)):
-            return given, expected
-    raise Unsupported(Reason(f"its ops do not run again: {first_line(failed)}")) from failed
-
-
-def has_nan(tensor: Tensor) -> bool:
-    return bool(torch.isnan(tensor).any())
+def tensors_in(leaves: Sequence[Any]) -> list[Tensor]:
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def tensor_of(value: LoggedValue, call: LoopCall) -> Tensor:
@@ -247,35 +223,6 @@ def places(program: LoopProgram, call: LoopCall) -> tuple[int, ...]:
             raise Unsupported(Reason("reads a tensor with hooks on its gradient"))
         found.append(at)
     return tuple(found)
-
-
-def believe(plan: LoopPlan, leaves: Sequence[Any], call: LoopCall, random: Tensor | None) -> None:
-    """Raises `Unsupported` where the plan, run on the same tensors and random numbers, gives something else."""
-    theirs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    tensors = plan.tensors(call)
-    after = torch.get_rng_state()
-    try:
-        if random is not None:
-            torch.set_rng_state(random)
-        with unnoted():
-            ours = ran(plan.run, tensors)
-        if random is not None and not torch.equal(torch.get_rng_state(), after):
-            raise Differs(Reason("draws other random numbers than PyTorch"))
-    finally:
-        if random is not None:
-            torch.set_rng_state(after)
-    check_alike(theirs, ours, tensors)
-
-
-def ran(program: fx.GraphModule, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What a program returns; where PyTorch's ops take what it gives them for wrong, it is none."""
-    try:
-        results: Sequence[Tensor] = theirs(program, *tensors)
-    except RuntimeError as error:
-        if is_ours(error):
-            raise
-        raise Unsupported(Reason(f"its ops do not run as a graph: {first_line(error)}")) from error
-    return results
 
 
 def refused(one: Repetition, path: str) -> Decision:

@@ -29,7 +29,7 @@ class CellPart:
     def input(self, node: fx.Node, role: Role) -> fx.Node:
         if node not in self.made:
             copy = self.graph.placeholder(f"{role.kind}{role.index}")
-            copy.meta = {"val": node.meta["val"], "role": role}
+            copy.meta = {"val": node.meta["val"], "role": role, "bounds": node.meta.get("bounds")}
             self.made[node] = copy
         return self.made[node]
 

@@ -15,6 +15,7 @@ from bppsa.fxpasses.cell.concatenated import distribute_concat
 from bppsa.fxpasses.cell.line_up import CARRY, PARAM, levels
 from bppsa.fxpasses.cell.real_parts import with_real_parts
 from bppsa.fxpasses.recording.capture import Recording, copied
+from bppsa.fxpasses.spelling.bounded import check_kept
 from bppsa.fxpasses.spelling.expand import cancel, expand
 
 # What torch.vmap cannot run for all steps, whatever it is of.
@@ -33,8 +34,9 @@ def rewritten(recording: Recording, carries: int, xs: int, refused: dict[fx.Node
     given = recording.arguments[: len(nexts)], given[1]
     replaced = cancel(graph)
     replaced |= with_rows_first(graph, *given, waiting(graph, latest(nexts, replaced), *given), refused)
-    replaced |= expand(graph, waiting(graph, latest(nexts, replaced), *given), refused)
-    replaced |= expand(graph, at_each_step(graph, given), refused)
+    replaced |= expand(graph, waiting(graph, latest(nexts, replaced), *given), given[0], refused)
+    replaced |= expand(graph, at_each_step(graph, given), given[0], refused)
+    check_kept(given[0], latest(nexts, replaced), refused)
     replaced |= distribute_concat(graph)
     return replace(recording, result=(latest(nexts, replaced), latest(ys, replaced)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -21,25 +22,34 @@ def joined(ops: Sequence[LoggedOp], result: Sequence[LoggedValue]) -> list[Logge
         if not is_cat(op):
             found.append(op)
             continue
-        first, *rest = op.leaves[:-1]
-        begins = pieces.get(first) if readers[first] == 1 and dim_of(first) == op.leaves[-1] else None
-        if begins is not None:
-            begins += rest
-            pieces[op.outs[0]] = begins
+        first, *rest = items_of(op)
+        if readers[first] == 1 and first.op is not None and goes_on(op, first.op) and first in pieces:
+            pieces[op.outs[0]] = pieces[first]
+            pieces[first] += rest
             found.remove(first.op)
         else:
             pieces[op.outs[0]] = [first, *rest]
         found.append(op)
     for op in found:
-        if is_cat(op) and len(pieces[op.outs[0]]) > len(op.leaves) - 1:
-            items = pieces[op.outs[0]]
-            op.leaves, op.spec = [*items, op.leaves[-1]], (((None,) * len(items), None), ())
+        if is_cat(op) and len(pieces[op.outs[0]]) > len(items_of(op)):
+            items, dim = pieces[op.outs[0]], dim_of(op)
+            op.leaves, op.spec = [*items, dim], (((None,) * len(items), None), ())
     return found
 
 
 def is_cat(op: LoggedOp) -> bool:
-    return op.target is aten.cat.default and op.grad and len(op.spec[0]) == 2 and len(op.spec[0][0]) > 1
+    return op.target is aten.cat.default and not op.spec[1] and len(op.spec[0][0]) > 1
 
 
-def dim_of(value: LoggedValue) -> int | None:
-    return value.op.leaves[-1] if value.op is not None and is_cat(value.op) else None
+def items_of(op: LoggedOp) -> Sequence[Any]:
+    return op.leaves[: len(op.spec[0][0])]
+
+
+def dim_of(op: LoggedOp) -> int:
+    dim: int = op.leaves[-1] if len(op.spec[0]) > 1 else 0
+    return dim % len(op.outs[0].shape)
+
+
+def goes_on(op: LoggedOp, first: LoggedOp) -> bool:
+    """Whether an op puts more behind what its first operand has put together."""
+    return is_cat(first) and dim_of(op) == dim_of(first) and op.grad == first.grad

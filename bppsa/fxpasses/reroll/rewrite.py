@@ -33,19 +33,19 @@ def rewritten(
     """The ops with a scan in the loop's place, the op of the scan, and what stands for each value of the loop.
 
     Raises `Unsupported` where no way of cutting the step gives one that can be fused, with the first one's reason: of
-    those that hold whole matrices, where there are matrices.
+    those that hold matrices or whole numbers, where there are any.
     """
-    reasons: dict[bool, Unsupported] = {}
+    reasons: dict[tuple[bool, bool], Unsupported] = {}
     for way in ways(ops, loop):
         try:
             step = LoopStep(ops, loop, result, way)
             body, write, given = body_of(step)
             fused = fuse(body, loop.steps)
         except Unsupported as unsupported:
-            reasons.setdefault(way.moved, unsupported)
+            reasons.setdefault((way.moved, way.whole), unsupported)
             continue
         return finished(step, body, write, given, fused)
-    raise reasons.get(True, reasons[False])
+    raise reasons[max(reasons)]
 
 
 def ways(ops: Sequence[LoggedOp], loop: UnrolledLoop) -> Iterator[Way]:

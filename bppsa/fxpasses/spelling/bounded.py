@@ -1,16 +1,18 @@
 """Whether the places that an op reads or writes are there.
 
 For one that is not PyTorch raises an error. A kernel gives NaN, which whole numbers have not: theirs must have bounds.
+Those of a carry hold if they hold at the start, which each call looks at, and a step keeps them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
+from bppsa.chain import FILLS
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.one_hot import ONE_HOT
 from bppsa.fxpasses.spelling.whole import is_number, is_whole
@@ -22,25 +24,67 @@ SAME_NUMBERS = {
     *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.select.int, aten.slice.Tensor),
     *(aten._to_copy.default, aten.clone.default, aten.detach.default, aten.alias.default),
 }
+CHOICES = {aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar}
+NOTHING: Mapping[fx.Node, tuple[int, int]] = {}
 Places = Iterator[tuple[Any, int, int]]  # an index, and the least and the largest number that it may hold
 
 
-def check_places(node: fx.Node) -> None:
-    """Raises `Unsupported` where one of whole numbers or truth values might not be there."""
+def check_places(node: fx.Node, carries: Collection[fx.Node]) -> None:
+    """Raises `Unsupported` where one of whole numbers or truth values might not be there. What a carry has to hold for
+    that is noted with it."""
     places_of = PLACES.get(node.target)
     if places_of is None or (node.target is not ONE_HOT and not is_whole(node.args[0])):
         return
     for index, low, high in places_of(node):
-        if not is_within(index, low, high):
+        carry = source(index)
+        if carry in carries:
+            least, largest = bounds_of(carry) or (low, high)
+            carry.meta["bounds"] = max(low, least), min(high, largest)
+        elif not is_within(index, low, high):
             what = f"is given numbers that may not be among its {high + 1}"
             raise Unsupported(Reason(what, op=str(node.target), mend=f"clamp(0, {high}) them, or use torch.where"))
 
 
-def is_within(number: Any, low: int, high: int) -> bool:
-    """Whether the number is clamped to bounds that are within these."""
+def check_kept(carries: Sequence[fx.Node], nexts: Sequence[fx.Node], refused: dict[fx.Node, Reason] | None) -> None:
+    """Raises `Unsupported` where a step might not keep the bounds that are noted with a carry, or tells `refused`."""
+    held = {carry: bounds for carry in carries if (bounds := bounds_of(carry)) is not None}
+    for carry, made in zip(carries, nexts, strict=True):
+        if carry in held and not is_within(made, *held[carry], held):
+            low, high = held[carry]
+            what = f"carries numbers that a step may take out of {low} to {high}, where they are read as places"
+            reason = Reason(what, mend=f"clamp({low}, {high}) them")
+            if refused is None:
+                raise Unsupported(reason)
+            refused[made] = reason
+
+
+def bounds_of(carry: fx.Node) -> tuple[int, int] | None:
+    return carry.meta.get("bounds")
+
+
+def source(number: Any) -> Any:
+    """What the number comes from as it is."""
     while isinstance(number, fx.Node) and number.target in SAME_NUMBERS:
         number = number.args[0]
-    if not isinstance(number, fx.Node) or number.target is not aten.clamp.default or len(number.args) != 3:
+    return number
+
+
+def is_within(number: Any, low: int, high: int, held: Mapping[fx.Node, tuple[int, int]] = NOTHING) -> bool:
+    """Whether the code bounds the number. held: what is taken to keep the bounds that it has."""
+    number = source(number)
+    if not isinstance(number, fx.Node):
+        return isinstance(number, (int, float)) and low <= number <= high
+    if number in held:
+        least, largest = held[number]
+        return low <= least and largest <= high
+    if number.target in CHOICES:
+        return all(is_within(option, low, high, held) for option in number.args[1:])
+    if number.target is aten.remainder.Scalar:
+        divisor = number.args[1]
+        return isinstance(divisor, int) and low <= 0 < divisor <= high + 1
+    if number.target in FILLS:
+        return low <= FILLS[number.target](number.args) <= high
+    if number.target is not aten.clamp.default or len(number.args) != 3:
         return False
     least, largest = number.args[1:]
     return least is not None and largest is not None and low <= least and largest <= high

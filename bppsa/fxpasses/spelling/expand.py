@@ -6,7 +6,7 @@ Ops on x or on parameters alone stay what they are, because PyTorch's own run fo
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,9 @@ from bppsa.sparsity.rules.matrix_ops import MATRICES
 aten = torch.ops.aten
 
 
-def expand(graph: fx.Graph, nodes: Iterable[fx.Node], refused: dict[fx.Node, Reason] | None) -> dict[fx.Node, fx.Node]:
+def expand(
+    graph: fx.Graph, nodes: Iterable[fx.Node], carries: Collection[fx.Node], refused: dict[fx.Node, Reason] | None
+) -> dict[fx.Node, fx.Node]:
     """Gives what stands for what. refused: nodes whose expansion raises `Unsupported` go there."""
     replaced: dict[fx.Node, fx.Node] = {}
     for node in nodes:
@@ -33,7 +35,7 @@ def expand(graph: fx.Graph, nodes: Iterable[fx.Node], refused: dict[fx.Node, Rea
         if expansion is None:
             continue
         try:
-            check_places(node)
+            check_places(node, carries)
             results = written(graph, node, expansion)
             pairs = [] if results is NotImplemented else list(standing(node, results))
         except Unsupported as unsupported:

@@ -35,11 +35,12 @@ class MagnitudeBound:
 @dataclass(frozen=True)
 class Growth:
     """a_step: what a step adds to the largest whole number. largest: of all values of a step. divisors: the parameters
-    that whole numbers are divided by."""
+    that whole numbers are divided by. starts: the carries that have bounds, and these."""
 
     a_step: MagnitudeBound
     largest: MagnitudeBound
     divisors: tuple[int, ...]
+    starts: tuple[tuple[int, tuple[int, int]], ...] = ()
 
     def fits(self, start: float, given: float, steps: int, dtype: torch.dtype) -> bool:
         reached = start + steps * (self.a_step.given * given + self.a_step.more)
@@ -66,7 +67,8 @@ def growth_of(recurrence: Recurrence) -> Growth | None:
     divided = [node.args[1] for node in sizes if node.op == "call_function" and node.target in DIVIDES]
     divisors = tuple(node.meta["role"].index for node in divided if isinstance(node, fx.Node))
     found = [size for node, size in sizes.items() if is_number(node)]
-    return Growth(larger(None, *nexts) if nexts else MagnitudeBound(0, 0), larger(None, *found), divisors)
+    starts = tuple((node.meta["role"].index, bounds) for node in sizes if (bounds := node.meta.get("bounds")))
+    return Growth(larger(None, *nexts) if nexts else MagnitudeBound(0, 0), larger(None, *found), divisors, starts)
 
 
 MEND = "hold them as floating point"

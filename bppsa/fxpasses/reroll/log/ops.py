@@ -66,6 +66,12 @@ class LoggedOp:
     def operands(self) -> Iterator[LoggedValue]:
         return (leaf for leaf in self.leaves if isinstance(leaf, LoggedValue))
 
+    def as_it_is(self) -> LoggedOp:
+        """The op with the same values, which does not change when a pass changes this one."""
+        same = LoggedOp(self.target, tuple(self.leaves), self.spec, self.grad, self.lines)
+        same.outs, same.single = self.outs, self.single
+        return same
+
     def gives(self, *likes: Any, single: bool = True) -> LoggedOp:
         self.outs, self.single = tuple(LoggedValue(like, self, i) for i, like in enumerate(likes)), single
         return self

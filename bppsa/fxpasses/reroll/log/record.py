@@ -26,6 +26,7 @@ from bppsa.fxpasses.reroll.log.ops import CallInput, Like, Log, LoggedOp, Logged
 from bppsa.fxpasses.reroll.log.own_gradients import OwnGradients, applying
 from bppsa.fxpasses.reroll.log.spelled import spelled
 from bppsa.fxpasses.theirs import theirs
+from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten
 FEW = 64  # elements of a literal
@@ -268,13 +269,19 @@ class Logger(TorchDispatchMode):
         unusual = not func._opname.endswith("_") or torch.Tag.inplace_view in func.tags
         if unusual or not isinstance(changed, Tensor) or kwargs.get("generator") is not None:
             raise Unsupported(Reason("changes a tensor in place", op=name, mend=RETURN_NEW))
-        if changed.requires_grad and not torch.is_grad_enabled():
-            raise Unsupported(Reason("changes a tensor that has a gradient in place, under no_grad", name, RETURN_NEW))
         place = marked_geometry(changed)
         shared = [t for t in tensors_of(args[1:], kwargs) if t.untyped_storage()._cdata == place[0]]
         if any(marked_geometry(tensor) != place for tensor in shared) and func is not aten.copy_.default:
             self.check_disjoint(changed, shared, name)
-        self.memory.write(changed, self.made(func, changed, leaves, spec), name)
+        value = self.made(func, changed, leaves, spec)
+        if changed.requires_grad and not torch.is_grad_enabled():
+            value = self.unseen(leaves[0], value)
+        self.memory.write(changed, value, name)
+
+    def unseen(self, old: LoggedValue, new: LoggedValue) -> LoggedValue:
+        """The new numbers with the gradient of the old: autograd has not seen that they were changed."""
+        slope = self.emit(aten.ones_like.default, [old], (((None,), ()), old))
+        return self.emit(ATTACHED, [new, old, slope], (((None, None, None), ()), old))
 
     def check_disjoint(self, changed: Tensor, others: Sequence[Tensor], name: str) -> None:
         """That what is read was not changed meanwhile: pieces of one split are apart."""

@@ -21,18 +21,23 @@ class Replay:
     """Made before passes change the log's ops."""
 
     def __init__(self, log: Log) -> None:
-        self.given = [*log.arguments, *log.captured, *log.literals]
-        ops = (*log.prologue, *log.ops)
-        self.ops = [(op.target, tuple(op.leaves), op.spec, op.outs, op.single, op.grad) for op in ops]
+        self.groups = (tuple(log.arguments), tuple(log.captured), tuple(log.literals))
+        self.ops = [op.as_it_is() for op in (*log.prologue, *log.ops)]
+        self.prologue = len(log.prologue)
+
+    @property
+    def given(self) -> list[LoggedValue]:
+        return [value for group in self.groups for value in group]
 
     def run(self, given: Mapping[LoggedValue, Tensor]) -> dict[LoggedValue, Tensor]:
         """Every value of the log."""
         made = dict(given)
-        for target, leaves, spec, outs, single, grad in self.ops:
-            args, kwargs = unflatten([made[leaf] if isinstance(leaf, LoggedValue) else leaf for leaf in leaves], spec)
-            with torch.set_grad_enabled(grad and torch.is_grad_enabled()):
-                result: Any = theirs(target, *args, **kwargs)
-            made.update(zip(outs, [result] if single else result, strict=True))
+        for op in self.ops:
+            leaves = [made[leaf] if isinstance(leaf, LoggedValue) else leaf for leaf in op.leaves]
+            args, kwargs = unflatten(leaves, op.spec)
+            with torch.set_grad_enabled(op.grad and torch.is_grad_enabled()):
+                result: Any = theirs(op.target, *args, **kwargs)
+            made.update(zip(op.outs, [result] if op.single else result, strict=True))
         return made
 
 
