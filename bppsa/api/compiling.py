@@ -223,7 +223,10 @@ def report(model: nn.Module | Callable[..., Any]) -> Report:
     """
     found = state_of(model).report if isinstance(model, nn.Module) and is_compiled(model) else report_of(model)
     if found is None:
-        raise ArgumentError(f"bppsa.report takes a model that bppsa.compile returned, not a {type(model).__name__}")
+        raise ArgumentError(
+            f"bppsa.report takes a model that bppsa.compile returned, not a {type(model).__name__}; of others "
+            f"bppsa.explain(model, *inputs) tells what a call decides"
+        )
     return found
 
 

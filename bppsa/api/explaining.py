@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from bppsa.api.compiling import compile, report
 from bppsa.api.options import CompileOptions
 from bppsa.decisions import Decision, Report
-from bppsa.errors import ArgumentError
+from bppsa.distributed.compiled import Scheduled
+from bppsa.errors import ArgumentError, StrategyError
 from bppsa.frontend import call_log
 from bppsa.frontend.trials import logged_calls
 from bppsa.plan.forward import Forward, forward_of
@@ -58,6 +59,8 @@ def explain(
         ArgumentError: `inputs` are not what the model takes, or such options were given for a function (a TypeError).
         StrategyError: what `compile` raises for its options.
     """
+    if isinstance(model, Scheduled):
+        raise StrategyError("bppsa.explain is for one device; .stages and .measured tell of a model with a schedule")
     chosen, ahead = strategy_of(strategy), forward_of(forward)
     options: dict[str, Any] = {"strict": strict, "budget": budget, "masks": masks, "sparse": sparse, "loops": loops}
     CompileOptions(chosen, ahead, **options)
@@ -108,9 +111,8 @@ def summary(decisions: Sequence[Decision], what: str, hint: str = "") -> str:
         reasons = {decision.reason for decision in found}
         why = NO_PART if not found else reasons.pop() if len(reasons) == 1 else "each part has its reason below"
         return "; ".join(filter(None, [f"nothing to rewrite: {what} runs as PyTorch runs it ({why})", hint]))
-    rest = (
-        "" if len(rewritten) == len(found) else f"; {named(d for d in found if d.strategy == PYTORCH)} stays PyTorch's"
-    )
+    others = [decision for decision in found if decision.strategy == PYTORCH and decision.path]
+    rest = f"; PyTorch runs {named(others)}" if others else ""
     gains = [decision.times_as_fast for decision in rewritten]
     return f"{named(rewritten)} {predicted([gain for gain in gains if gain is not None])}{rest}"
 

@@ -260,3 +260,45 @@ def test_an_index_that_counts_from_behind_is_none_where_pytorch_raises() -> None
         return h, h
 
     assert bppsa.scan(cell, h(), x(H))[1].isnan().any()
+
+
+def read_before(state: Any, x: Tensor) -> Any:
+    h, last = state
+    h = torch.tanh(h @ W + x + EMBEDDING(last) @ V + h.gather(1, last[:, None]))
+    return (h, h.argmax(1)), h.argmax(1)
+
+
+@pytest.mark.parametrize("start", [-1, H])
+def test_a_start_that_is_no_place_is_pytorchs_error(start: int) -> None:
+    assert check(example(read_before, (h(), NONE), x(H), W, V)).strategy == "sequential"
+    with pytest.raises(IndexError, match="out of range"):
+        bppsa.scan(read_before, (h(), NONE + start), x(H))
+
+
+HALVED: dict[str, Any] = {
+    "numbers": lambda v: v.detach().sin(),
+    "a comparison": lambda v: (v > 0).to(v.dtype),
+    "a place": lambda v: v.argmax(1, keepdim=True).to(v.dtype),
+}
+
+
+@pytest.mark.parametrize("name", HALVED)
+def test_an_output_that_no_gradient_leads_through_is_none_of_autograds(name: str) -> None:
+    def cell(h: Tensor, x: Tensor) -> Any:
+        y = HALVED[name](h + x)
+        return torch.tanh(y + 0.3 * h + x), y
+
+    assert check(example(cell, h(), x(H))).strategy == "sequential"
+    final, ys = bppsa.scan(cell, h(), x(H).requires_grad_(), strategy="sequential")
+    assert (final.requires_grad, ys.requires_grad) == (True, False)
+
+
+@pytest.mark.parametrize("op", [torch.amax, torch.amin, lambda v, *d: v.median(*d)[0], lambda v, *d: v.max(*d)[0]])
+def test_gradients_of_a_nan(op: Any) -> None:
+    def cell(h: Tensor, x: Tensor) -> Any:
+        y = op(x + 0.1 * h, 1, True)
+        return torch.nan_to_num(y, 0.0).expand(h.shape) * 0.5, y
+
+    given = x(H).detach()
+    given[3, 0, 1] = torch.nan
+    assert check(example(cell, h(), given.requires_grad_())).strategy == "sequential"

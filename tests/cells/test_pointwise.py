@@ -99,7 +99,6 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "logaddexp2": lambda h: torch.logaddexp2(h, V),
     "angle": lambda h: h + torch.angle(h),
     "entropy": lambda h: torch.special.entr(1.5 + h),
-    "ldexp": lambda h: torch.ldexp(h, V),
     "glu of halves": lambda h: torch.cat([h, h], 1)[:, :H] * torch.sigmoid(h),
 }
 

@@ -236,8 +236,21 @@ def test_loops_are_left_alone_where_asked() -> None:
     assert pair.strategies(x()) == []
 
 
-def test_modes_around_the_call() -> None:
-    pair = Pair(Stack())
+class Counting(Stack):
+    """With Python around its loop, which is a call of its own then."""
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls = getattr(self, "calls", 0) + 1
+        h, out = self.start(x), []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            out.append(h)
+        return self.head(torch.stack(out, 1)), h
+
+
+@pytest.mark.parametrize("kind", [Stack, Counting])
+def test_modes_around_the_call(kind: type[Cell]) -> None:
+    pair = Pair(kind())
     given = x()
     for _ in range(3):
         pair.call(given)

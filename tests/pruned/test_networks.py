@@ -132,6 +132,8 @@ def test_copies_and_pickles_run_alone() -> None:
 LONE = [
     (lambda: nn.Linear(9, 7), (9,)),
     (lambda: nn.Linear(9, 7, bias=False), (9,)),
+    (lambda: nn.Linear(9, 7), (5, 9)),
+    (lambda: nn.Linear(9, 7, bias=False), (2, 5, 9)),
     (lambda: nn.Conv2d(4, 6, 3, 2, 1, groups=2), (4, 9, 9)),
     (lambda: nn.Sequential(nn.Linear(9, 7)), (9,)),
     (lambda: nn.Sequential(nn.Sequential(nn.Conv2d(4, 6, 3))), (4, 9, 9)),

@@ -98,7 +98,8 @@ def check_mean(loss_fn: LossFunction, loss: Tensor, output: Any, target: Any) ->
         raise ArgumentError(
             f"loss_fn gives {whole:.6g} for {rows} rows, and {losses[0]:.6g} and {losses[1]:.6g} for their halves: it "
             f"is no mean over rows, and the micro-batches' losses do not make the batch's; give it reduction='sum' "
-            f"where it is a sum, or loss_weight=, what a micro-batch counts, such as loss_weight=len"
+            f"where it is a sum, or loss_weight=, what a micro-batch counts, such as len, or of labels that may be -1 "
+            f"lambda target: (target >= 0).sum()"
         )
 
 

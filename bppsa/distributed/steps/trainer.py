@@ -218,6 +218,6 @@ def warn_of_step(plan: StepPlan) -> None:
     if any(graph.jobs[p][2] != "F" and graph.jobs[q][2] == "F" for p, q in graph.edges()):
         warnings.warn(
             "called as a module, a schedule runs all forwards before the first backward, and holds the activations of "
-            "all micro-batches; compiled.step(x, target) runs it as it is",
+            "all micro-batches; compiled.step(x, target) runs it as it is, and under torch.no_grad() nothing is held",
             stacklevel=7,
         )

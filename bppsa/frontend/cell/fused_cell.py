@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -85,7 +85,7 @@ class CellPlan:
         inline = multiply_inline(rows, extent.device.type)
         call = ScanCall(self, extent, len(rows_of), len(carry), strategy, inline, solver)
         constants = map(self.constant, params)
-        results = autograd.apply(call, [*rows_of, *(self.rows(c, (rows, -1)) for c in carry), *constants])
+        results = call.apply([*rows_of, *(self.rows(c, (rows, -1)) for c in carry), *constants])
         checks = self.recurrence.checks
         count, finals = len(results) - len(carry) - checks, results[len(results) - len(carry) :]
         if not all(bool(found.isfinite().all()) for found in results[count : count + checks]):
@@ -258,14 +258,25 @@ class ScanCall:
         carries = [g if need else None for g, need in zip(gradients.carries, need_carries, strict=True)]
         return [*gradients.sources, *carries, *gradients.params]
 
+    def apply(self, tensors: Given) -> list[Tensor]:
+        """The outputs; those that no gradient leads through are none of autograd's, as with PyTorch."""
+        results = autograd.apply(self, tensors)
+        needed = {at for at, tensor in enumerate(tensors) if tensor is not None and tensor.requires_grad}
+        return [
+            result.detach() if result.requires_grad and needed.isdisjoint(self.tensors_at(roles)) else result
+            for result, roles in zip(results, self.plan.reach, strict=True)
+        ]
+
     def reached(self, grads: Given) -> set[int]:
         """The tensors whose gradient waits for one that is given; PyTorch gives none to the others, rather than
         zeros."""
+        given = (roles for roles, g in zip(self.plan.reach, grads, strict=True) if g is not None)
+        return self.tensors_at(frozenset().union(*given))
+
+    def tensors_at(self, roles: Iterable[Role]) -> set[int]:
         first, second = self.sources, self.sources + self.carries
         found = set()
-        for role in frozenset().union(
-            *(inputs for inputs, g in zip(self.plan.reach, grads, strict=True) if g is not None)
-        ):
+        for role in roles:
             if role.kind == "stream":
                 stream = self.plan.recurrence.streams[int(role.index)]
                 found.add(stream.source)

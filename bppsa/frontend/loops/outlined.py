@@ -23,6 +23,7 @@ from bppsa.frontend.loops.call import by_pytorch, call
 from bppsa.frontend.loops.containers import Copies, are_apart, changeable, is_data, put_back, unpacked
 from bppsa.frontend.loops.key import size_of
 from bppsa.frontend.loops.state import LoopState
+from bppsa.frontend.ordinary import unusual_moment
 from bppsa.frontend.state import TABLES
 from bppsa.frontend.trials import is_tried
 from bppsa.fxpasses.environment.walk import environment_of, known_environment
@@ -85,18 +86,26 @@ class Outlined:
         state.look_at(size_of(values))
         if state.is_closed:
             return self.bound(loop, by_pytorch(partial(plain, **values), state.last))
+        if reason := unusual_moment():
+            return self.bound(loop, self.by_pytorch(plain, values, loop, state, reason))
         root = self.root(index, values, state)
         originals = changeable(root.variables, loop.written) if root is not None else []
         if root is None or not root.changes_alone(originals):
             reason = ALIASES if root is not None else holds_others(plain, values)
-            place = f"{plain.__code__.co_filename}:{loop.statement.lineno}"
-            note(Decision(state.path, "loop", "pytorch", str(replace(reason, path=place))))
-            return self.bound(loop, plain(**values))
+            return self.bound(loop, self.by_pytorch(plain, values, loop, state, reason))
         others = {name: value for name, value in values.items() if name not in root.variables}
         run = partial(on_copies, plain, others, loop.bound, originals)
         made, contents = call(root.function, run, state, (root.variables, root.attributes), {})
         put_back(originals, contents)
         return self.bound(loop, unpacked(originals, made))
+
+    def by_pytorch(
+        self, plain: FunctionType, values: dict[str, Any], loop: LoopStatement, state: LoopState, reason: Reason
+    ) -> dict[str, Any]:
+        place = f"{plain.__code__.co_filename}:{loop.statement.lineno}"
+        note(Decision(state.path, "loop", "pytorch", str(replace(reason, path=place))))
+        found: dict[str, Any] = plain(**values)
+        return found
 
     def bound(self, loop: LoopStatement, made: dict[str, Any]) -> tuple[Any, ...]:
         return tuple(made.get(name, self.unbound) for name in loop.bound)

@@ -1,7 +1,7 @@
 """Whether the places that an op reads or writes are there.
 
-For one that is not PyTorch raises an error. A kernel gives NaN, which whole numbers have not: theirs must have bounds.
-Those of a carry hold if they hold at the start, which each call looks at, and a step keeps them.
+For one that is not PyTorch raises an error. Each call looks at the carry that it begins with. Of later steps a kernel
+gives NaN, which whole numbers have not: where these are read, a step must keep the numbers of the carry within bounds.
 """
 
 from __future__ import annotations
@@ -31,23 +31,25 @@ Places = Iterator[tuple[Any, int, int]]  # an index, and the least and the large
 
 def check_places(node: fx.Node, carries: Collection[fx.Node]) -> None:
     """Raises `Unsupported` where one of whole numbers or truth values might not be there. What a carry has to hold for
-    that is noted with it."""
+    that, at the start or always, is noted with it."""
     places_of = PLACES.get(node.target)
-    if places_of is None or (node.target is not ONE_HOT and not is_whole(node.args[0])):
+    if places_of is None:
         return
+    always = node.target is ONE_HOT or is_whole(node.args[0])
     for index, low, high in places_of(node):
         carry = source(index)
         if carry in carries:
             least, largest = bounds_of(carry) or (low, high)
             carry.meta["bounds"] = max(low, least), min(high, largest)
-        elif not is_within(index, low, high):
+            carry.meta["keeps"] = always or carry.meta.get("keeps", False)
+        elif always and not is_within(index, low, high):
             what = f"is given numbers that may not be among its {high + 1}"
             raise Unsupported(Reason(what, op=str(node.target), mend=f"clamp(0, {high}) them, or use torch.where"))
 
 
 def check_kept(carries: Sequence[fx.Node], nexts: Sequence[fx.Node], refused: dict[fx.Node, Reason] | None) -> None:
     """Raises `Unsupported` where a step might not keep the bounds that are noted with a carry, or tells `refused`."""
-    held = {carry: bounds for carry in carries if (bounds := bounds_of(carry)) is not None}
+    held = {carry: bounds for carry in carries if (bounds := bounds_of(carry)) is not None and carry.meta["keeps"]}
     for carry, made in zip(carries, nexts, strict=True):
         if carry in held and not is_within(made, *held[carry], held):
             low, high = held[carry]

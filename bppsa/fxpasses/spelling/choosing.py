@@ -109,8 +109,9 @@ def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Ten
     value, place = kth_value(x, (x.shape[axis] + 1) // 2, dim, keepdim=True)
     if x.dtype.is_floating_point:
         most = best_place(x, axis, 1.0)
-        broken = torch.isnan(taken(x, axis, most))
-        value, place = torch.where(broken, math.nan, value), torch.where(broken, number(most, x, axis), place)
+        largest = taken(x, axis, most)  # a NaN is
+        broken = torch.isnan(largest)
+        value, place = torch.where(broken, largest, value), torch.where(broken, number(most, x, axis), place)
     return kept(value, axis, keepdim), kept(place, axis, keepdim)
 
 

@@ -115,8 +115,6 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.logaddexp2.default: logaddexp2,
     aten.angle.default: angle,
     aten.special_entr.default: entropy,
-    aten.ldexp.Tensor: lambda x, exponent: x * torch.exp2(exponent),
-    aten.heaviside.default: lambda x, at_zero: torch.where(x == 0, at_zero, torch.gt(x, 0).to(x.dtype)),
     ONE_HOT: as_comparison,
     aten.convolution.default: convolution,
     aten.glu.default: lambda x, dim=-1: x.chunk(2, dim)[0] * torch.sigmoid(x.chunk(2, dim)[1]),

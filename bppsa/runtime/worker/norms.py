@@ -6,16 +6,20 @@ jobs run in an order of the schedule's. What they saw is applied after the step,
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.utils._pytree import tree_leaves
 
-from bppsa.errors import PartitionError
+from bppsa.errors import PartitionError, ScheduleError
 
 
 class NormMoments(NamedTuple):
@@ -44,6 +48,8 @@ def watched(norms: Sequence[tuple[str, _NormBase]]) -> Iterator[list[NormMoments
     training = [(path, norm) for path, norm in norms if norm.training]
     hooks = []
     for path, norm in training:
+        if not is_stock(norm) and norm not in _checked:
+            hooks.append(norm.register_forward_pre_hook(partial(check, path), with_kwargs=True))
         hooks.append(norm.register_forward_pre_hook(lambda m, args: lend(m)))
         hooks.append(norm.register_forward_hook(lambda m, args, out, path=path: seen.append(taken(path, m))))
     kept = [
@@ -57,6 +63,33 @@ def watched(norms: Sequence[tuple[str, _NormBase]]) -> Iterator[list[NormMoments
         for norm, mean, variance, count, momentum in kept:
             norm.running_mean, norm.running_var, norm.num_batches_tracked = mean, variance, count
             norm.momentum = momentum
+
+
+_checked: WeakSet[nn.Module] = WeakSet()
+
+
+def is_stock(norm: nn.Module) -> bool:
+    """Whether its forward is PyTorch's own."""
+    return type(norm).forward.__module__.partition(".")[0] == "torch"
+
+
+@torch.no_grad()
+def check(path: str, norm: Any, args: Any, kwargs: Any) -> None:
+    """Raises ScheduleError where a forward of the user's does something else with its statistics than PyTorch's: what
+    it gives depends on the running ones, or it changes them in another way."""
+    as_it_is, lent = copy.deepcopy(norm), copy.deepcopy(norm)
+    lend(lent)
+    made = [type(norm).forward(each, *args, **kwargs) for each in (as_it_is, lent)]
+    apply(follower := copy.deepcopy(norm), lent.running_mean, lent.running_var)
+    states = [(each.running_mean, each.running_var, each.num_batches_tracked) for each in (as_it_is, follower)]
+    ends, others = ([x for x in tree_leaves(pair) if isinstance(x, Tensor)] for pair in zip(made, states, strict=True))
+    if not all(map(torch.allclose, ends, others)):
+        raise ScheduleError(
+            f"{path}: {type(norm).__name__}.forward reads its running statistics in training, or changes them as "
+            f"nn.BatchNorm does not, and micro-batches could not follow; let it give them to F.batch_norm alone, with "
+            f"its momentum"
+        )
+    _checked.add(norm)
 
 
 def lend(norm: Any) -> None:

@@ -80,11 +80,11 @@ def mean(x: Tensor, dim: Dims = None, keepdim: bool = False, *, dtype: object = 
 
 @rule(aten.amax.default, aten.amin.default)
 def extremum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor) -> tuple[Reduced]:
-    """The cotangent is shared equally by the places that hold the extremum."""
+    """The cotangent is shared equally by the places that hold the extremum. A NaN is held by none: all get 0 / 0."""
     dims = normal(dim, x)
-    hit = x == spread(out, dims, keepdim, x.shape)
-    share = hit.to(x.dtype).sum(dims, keepdim=True)
-    return (reduction(x, out, dims, keepdim, lambda g: torch.where(hit, g / share, 0.0)),)
+    hit = (x == spread(out, dims, keepdim, x.shape)).to(x.dtype)
+    share = hit.sum(dims, keepdim=True)
+    return (reduction(x, out, dims, keepdim, lambda g: hit * (g / share)),)
 
 
 @rule(aten.max.dim, aten.min.dim)

@@ -154,11 +154,18 @@ def options() -> Iterator[None]:
         yield
 
 
+# What Dynamo says, as a user would.
+IN_WORDS = {
+    "Attempted to wrap RNN, GRU, or LSTM": "Dynamo takes in no nn.RNN, nn.GRU or nn.LSTM; its parts are captured",
+}
+
+
 def reason_of(error: Any) -> Reason:
     """What Dynamo could not capture, with the user's line."""
     stack = [f for f in getattr(error, "real_stack", None) or () if is_users(f.filename)]
     place = f"{shown(stack[-1].filename, stack[-1].lineno, stack[-1].line)}: " if stack else ""
-    return Reason(f"{place}its forward cannot be captured: {first_line(error)}")
+    told = first_line(error)
+    return Reason(f"{place}its forward cannot be captured: {IN_WORDS.get(told, told)}")
 
 
 @contextmanager

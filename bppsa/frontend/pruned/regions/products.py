@@ -54,13 +54,29 @@ def take_products_in(graph: fx.Graph) -> None:
 def replace(graph: fx.Graph, node: fx.Node, operands: tuple[Any, ...]) -> None:
     with graph.inserting_before(node):
         if node.target is F.linear:
-            new = graph.call_function(masked_linear, operands)
+            new = linear_of_rows(graph, node, *operands)
         else:
             geometry = (argument(node, i, name, default) for i, (name, default) in enumerate(GEOMETRY.items(), 3))
             new = graph.call_function(masked_conv2d, (*operands, *geometry))
     new.meta = node.meta
     node.replace_all_uses_with(new)
     graph.erase_node(node)
+
+
+def linear_of_rows(graph: fx.Graph, node: fx.Node, x: fx.Node, *operands: Any) -> fx.Node:
+    """Kernels have rows [B, C]: an input [B, T, C] becomes one, and the result what it was."""
+    given, made = (each.meta.get("example_value") for each in (x, node))
+    if not isinstance(given, Tensor) or not isinstance(made, Tensor) or given.dim() < 3:
+        return graph.call_function(masked_linear, (x, *operands))
+    rows = graph.call_function(torch.flatten, (x, 0, -2))
+    rows.meta = x.meta | {"example_value": given.flatten(0, -2)}
+    product = graph.call_function(masked_linear, (rows, *operands))
+    product.meta = node.meta | {"example_value": made.flatten(0, -2)}
+    return graph.call_function(shaped_like, (product, x))
+
+
+def shaped_like(product: Tensor, x: Tensor) -> Tensor:
+    return product.unflatten(0, x.shape[:-1])
 
 
 def factors(node: Any) -> tuple[fx.Node, tuple[fx.Node, ...]] | None:

@@ -14,7 +14,7 @@ from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.capture.sizes import Sizes
 from bppsa.fxpasses.partition.cut.modules import ROOT, first_names, names_of, stage_module
 from bppsa.fxpasses.partition.cut.order import Order, is_check, overwritten
-from bppsa.fxpasses.partition.ops.changes import Change, changed_by
+from bppsa.fxpasses.partition.ops.changes import Change, changed_by, check_statistics
 from bppsa.fxpasses.partition.ops.effects import Site, facts
 from bppsa.fxpasses.partition.ops.regions import copied_in_regions
 from bppsa.stages import INPUT, WHOLE, Stage, Stages, Value
@@ -35,6 +35,7 @@ class StagePart:
 
 def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[int], arguments: Arguments) -> Stages:
     """ends: for each stage, the index of the first block behind it."""
+    check_statistics(traced.graph, model)
     placed = parts(traced.graph, order, ends)
     number = {node: i for i, node in enumerate(traced.graph.nodes)}
     made = {node: s for s, part in enumerate(placed) for node in part.nodes}

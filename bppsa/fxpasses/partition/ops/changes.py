@@ -6,11 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.batchnorm import _NormBase
 
-from bppsa.fxpasses.partition.ops.effects import Site, storage
+from bppsa.errors import PartitionError
+from bppsa.fxpasses.partition.ops.effects import Site, facts, storage
 
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -37,6 +38,25 @@ def state_in(module: nn.Module) -> dict[str, Tensor]:
     of_norms = {id(norm._buffers.get(name)) for norm in norms for name in STATISTICS}
     held = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return {name: x for name, x in held if id(x) not in of_norms and x.layout is torch.strided}
+
+
+def check_statistics(graph: fx.Graph, model: nn.Module) -> None:
+    """Raises PartitionError where the forward reads running statistics that a norm of the model follows in training:
+    while a step runs they stay as they were."""
+    followed = {
+        storage(tensor): f"{path}.{name}"
+        for path, norm in model.named_modules()
+        for name in STATISTICS
+        if isinstance(norm, _NormBase) and norm.training and (tensor := norm._buffers.get(name)) is not None
+    }
+    for node in graph.find_nodes(op="get_attr"):
+        for name in map(followed.__getitem__, facts(node).holds & followed.keys()):
+            place = next((user.meta["place"] for user in node.users if user.meta.get("place")), "")
+            raise PartitionError(
+                f"{place or type(model).__name__}: the forward reads {name}, which its norm changes in training, and "
+                f"micro-batches would not read what it was changed to; keep a copy in a buffer of your own, changed "
+                f"after optimizer.step(), or put the norm into eval()"
+            )
 
 
 def changed_by(module: nn.Module, sites: Mapping[StorageWeakRef, Site], prefix: str) -> Iterator[Change]:
