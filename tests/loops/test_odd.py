@@ -392,3 +392,22 @@ def test_becomes_a_scan(cls: type[nn.Module]) -> None:
     assert pair.strategies(given) == ["sequential"]
     for seed in range(2):
         pair.call(given, seed=seed)
+
+
+class Noisy(Cell):
+    def forward(self, x: Tensor) -> Any:
+        h, out = self.start(x), []
+        for t in range(x.shape[1]):
+            h = torch.where(torch.rand_like(h) < 0.1, h, self.cell(x[:, t], h))
+            out.append(torch.nn.functional.dropout(h, 0.2))
+        return torch.stack(out, 1)
+
+
+def test_a_prediction_counts_what_runs_beside_the_scan() -> None:
+    pair = Pair(Noisy())
+    for seed in range(3):
+        (decision,) = pair.call(x(), seed=seed)
+    assert "ops beside it, which PyTorch runs" in decision.reason
+    scan = float(decision.numbers["PyTorch's"]) / float(decision.numbers["predicted ms"])
+    assert decision.times_as_fast is not None
+    assert 1 < decision.times_as_fast < scan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,6 +21,7 @@ from bppsa.frontend.loops.trust import Witness, believe, is_trusted_in_double
 from bppsa.frontend.loops.verify import Differs, OtherNumbers
 from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.plan_cache import place
+from bppsa.frontend.planning.predict import ms_of_ops
 from bppsa.frontend.trials import trial
 from bppsa.fxpasses.environment.walk import SIMPLE, owner
 from bppsa.fxpasses.recording.capture import check_gradients
@@ -180,15 +182,29 @@ def planned(
     )
     witness = Witness(program, replay, result, {value: tensor_of(value, call) for value in replay.given})
     doubted = is_trusted_in_double(witness, plan.run, tensors, plan.tensors(call), random)
+    beside = ops_beside(program.run, scans) // len(scans)
     for one in found:
         if one.scan is not None:
-            tell(one.scan.target, named(path, one), doubted)
+            fused: Any = one.scan.target
+            fused.decision = told_of(one, fused.decision, named(path, one), beside, doubted)
     return replace(plan, scans=tuple(fused.decision for fused in scans), doubted=doubted)
 
 
-def tell(fused: Any, path: str, doubted: bool) -> None:
-    decision = fused.decision
-    fused.decision = replace(decision, path=path, reason=f"{decision.reason}; {GROWN}" if doubted else decision.reason)
+def told_of(one: Repetition, decision: Decision, path: str, beside: int, doubted: bool) -> Decision:
+    """beside: how many ops PyTorch runs beside this scan, such as draws of each step."""
+    reasons, gain = [decision.reason], None
+    ours, theirs = (decision.numbers.get(name) for name in ("predicted ms", "PyTorch's"))
+    if beside >= one.steps and isinstance(ours, float) and isinstance(theirs, float):
+        ms = ms_of_ops(beside, torch.is_grad_enabled())
+        gain = (theirs + ms) / (ours + ms)
+        reasons.append(f"{gain:.1f} times with the {beside} ops beside it, which PyTorch runs")
+    reasons += [GROWN] * doubted
+    return replace(decision, path=path, reason="; ".join(reasons), speedup=gain)
+
+
+def ops_beside(run: fx.GraphModule, scans: Sequence[Any]) -> int:
+    calls = run.graph.find_nodes(op="call_function", target=operator.getitem)
+    return sum(node.op == "call_function" for node in run.graph.nodes) - len(calls) - len(scans)
 
 
 def tensors_in(leaves: Sequence[Any]) -> list[Tensor]:

@@ -85,6 +85,13 @@ def choose_scan(
     return choose(asked, call, {}, ahead=ahead, explained=explained)
 
 
+def ms_of_ops(count: int, training: bool) -> float:
+    """What PyTorch takes, on a CPU, to call so many ops of little work; in training, their backwards too."""
+    rates = machine_of("cpu").rates
+    names = ("forward", "backward") if training else ("inference",)
+    return count * sum(rates[f"{LOOP} {name}"].launch for name in names) / 1e3
+
+
 def stretch(recurrence: Recurrence) -> float:
     """Columns of the tiles that hold the carries, for each of theirs."""
     tiles = [padded(width) for carry in recurrence.carries for _, width in blocks(carry)]

@@ -5,12 +5,15 @@ The first tensor has them. Another of as many may have them by chance, such as a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import combinations
 from typing import Any
 
 import sympy
 
 Shape = tuple[Any, ...]
+Symbols = frozenset[sympy.Symbol]
+MOST = 8  # symbols of which all choices are tried
 
 
 def batched(
@@ -19,7 +22,8 @@ def batched(
     guards: Sequence[sympy.Basic],
     outputs: Sequence[Shape],
 ) -> tuple[bool | None, ...]:
-    """Of each leaf; None where symbols do not tell.
+    """Of each leaf. True is certain: the forward takes no other. False is likely: the size is that of other dimensions,
+    or an output has it beside its rows. None where symbols do not tell.
 
     shapes: in numbers and symbols; sizes: of the example; guards: of what the forward decided; outputs: the shapes of
     what the model returns.
@@ -29,34 +33,38 @@ def batched(
     if first is None:
         return (False,) * len(shapes)
     (rows, *_), (count, *_) = first
-    known = symbols_of(shapes, sizes)
+    same = [bool(shape and size and size[0] == count) for shape, size in leaves]
+    others = {shape[0] for shape, yes in zip(shapes, same, strict=True) if shape and yes} - {rows}
+    moved = along(rows, frozenset(n for n in others if isinstance(n, sympy.Symbol)), symbols_of(shapes, sizes), guards)
+    elsewhere = {n for shape in shapes for n in (shape or ())[1:]}
+    elsewhere |= {symbol for shape in outputs for n in shape[1:] for symbol in getattr(n, "free_symbols", ())}
     found: list[bool | None] = []
-    for shape, size in leaves:
-        if not shape or not size or size[0] != count:
+    for shape, yes in zip(shapes, same, strict=True):
+        if not shape or not yes:
             found.append(False)
+        elif shape[0] == rows or isinstance(rows, int) or shape[0] in moved:
+            found.append(True)
         else:
-            found.append(shape is first[0] or has_rows(shape[0], rows, shapes, known, guards, outputs))
+            found.append(False if shape[0] in elsewhere else None)
     return tuple(found)
 
 
-def has_rows(
-    size: Any,
-    rows: Any,
-    shapes: Sequence[Shape | None],
-    known: dict[sympy.Symbol, int],
-    guards: Sequence[sympy.Basic],
-    outputs: Sequence[Shape],
-) -> bool | None:
-    """size: of dimension 0 of a tensor that has as many in the example."""
-    if size == rows or not isinstance(size, sympy.Symbol) or not isinstance(rows, sympy.Symbol):
-        return True
-    if any(size in shape[1:] for shape in shapes if shape):
-        return False  # it is that of another dimension as well, such as of steps
-    other = {**known, rows: known[rows] + 2}
-    if any(not holds(guard, other) for guard in guards):
-        return not any(not holds(guard, {**other, size: other[rows]}) for guard in guards)
-    places = [axis for shape in outputs for axis, n in enumerate(shape) if size in getattr(n, "free_symbols", ())]
-    return not any(places) if places else None
+def along(rows: Any, others: Symbols, known: dict[sympy.Symbol, int], guards: Sequence[sympy.Basic]) -> Symbols:
+    """Those of the others without which the number of rows cannot change, by what the forward decided."""
+    if not isinstance(rows, sympy.Symbol) or len(others) > MOST:
+        return frozenset()
+    decided = [guard for guard in guards if guard.free_symbols <= known.keys() and guard.free_symbols & {rows, *others}]
+    held = [
+        chosen
+        for chosen in choices(others)
+        for size in (known[rows] // 2, known[rows] + 2, 2 * known[rows])
+        if all(holds(guard, {**known, rows: size, **dict.fromkeys(chosen, size)}) for guard in decided)
+    ]
+    return frozenset.intersection(*held) if held else frozenset()
+
+
+def choices(symbols: Symbols) -> Iterator[Symbols]:
+    return (frozenset(some) for count in range(len(symbols) + 1) for some in combinations(symbols, count))
 
 
 def holds(guard: sympy.Basic, known: dict[sympy.Symbol, int]) -> bool:
