@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from bppsa.decisions import RECORD
 from bppsa.distributed.steps.trainer import Trainer, like
 from bppsa.distributed.steps.training import Settings, Training
 from bppsa.frontend.state import state_of
@@ -47,11 +48,18 @@ class Scheduled(nn.Module):
         trainer_of(self).given._load_from_state_dict(*args)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        trainer = state_of(self).scheduled if "_bppsa" in self.__dict__ else None
-        if trainer is not None and name not in self.__dict__ and name in vars(trainer.given):
-            setattr(trainer.given, name, value)  # the forward reads it there
-        else:
+        given = owner_of(self, name)
+        if given is None:
             super().__setattr__(name, value)
+        else:
+            setattr(given, name, value)  # the forward reads it there
+
+    def __delattr__(self, name: str) -> None:
+        given = owner_of(self, name)
+        if given is None:
+            super().__delattr__(name)
+        else:
+            delattr(given, name)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -71,3 +79,12 @@ class Scheduled(nn.Module):
 def trainer_of(model: Scheduled) -> Trainer:
     found: Trainer = state_of(model).scheduled
     return found
+
+
+def owner_of(model: Scheduled, name: str) -> nn.Module | None:
+    """The model that is cut, where this is an attribute of its own; None where it is one of what stands for it."""
+    trainer = state_of(model).scheduled if RECORD in model.__dict__ else None
+    if trainer is None or name in model.__dict__:
+        return None
+    given: nn.Module = trainer.given
+    return None if hasattr(type(model), name) and name not in vars(given) else given

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
-from types import ModuleType
+from functools import lru_cache
+from types import FunctionType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
-from bppsa.fxpasses.environment.names import unnamed
-from bppsa.fxpasses.partition.capture.watched import SIMPLE, Watched, alike, held, is_object, is_users_name, listed
+from bppsa.decisions import RECORD, Report
+from bppsa.fxpasses.environment.names import global_names, unnamed
+from bppsa.fxpasses.partition.capture.contents import (
+    ATOMS,
+    SIMPLE,
+    has_names,
+    is_librarys,
+    is_users_name,
+    leads,
+    reader,
+    slots,
+)
+from bppsa.fxpasses.partition.capture.spaces import Contents, Empty, Kept, LookedUpValues, Slots, Space, under
 from bppsa.fxpasses.partition.capture.whole import HOOKS, is_whole
 
-OF_WEIGHTS = ("_parameters", "_buffers")  # which are lent to stages anew in each call
-Value = Callable[[], Any]
+NOT_ITS_OWN = ("_parameters", "_buffers", "training", RECORD)  # which stages are given anew in each call, and ours
+TABLES = frozenset((*HOOKS, "_backward_hooks", "_backward_pre_hooks", "_modules"))
 
 
 @dataclass(frozen=True)
@@ -24,71 +36,119 @@ class LookedUp:
     closures, and what gives their values."""
 
     names: frozenset[str] = frozenset()
-    outside: tuple[tuple[str, Value], ...] = ()
+    outside: tuple[tuple[str, Callable[[], Any]], ...] = ()
 
 
 def since(model: nn.Module, looked_up: LookedUp) -> Callable[[], str]:
     """A function that tells what has changed since now, "" where nothing has."""
-    walk = ModelWalk(looked_up.names | {"forward"})
-    before = [(one, one.read()) for one in (*walk.modules(model), *walk.outside(looked_up.outside))]
+    walk = Walk(looked_up.names | {"forward"})
+    found = [LookedUpValues(looked_up.outside), *walk.of_model(model), *walk.outside(looked_up), Empty(walk.empty)]
 
     def changed() -> str:
-        return next((one.what for one, then in before if not alike(one.read(), then)), "")
+        return next((told for one in found if (told := one.changed())), "")
 
     return changed
 
 
 @dataclass(frozen=True)
-class ModelWalk:
+class Walk:
+    """Through all that code may have read that looks up these names."""
+
     names: frozenset[str]
-    met: set[int] = field(default_factory=set)
+    met: dict[int, Any] = field(default_factory=dict)
+    empty: list[tuple[str, Any]] = field(default_factory=list)
 
-    def modules(self, model: nn.Module) -> Iterator[Watched]:
-        for path, module in model.named_modules():
-            prefix, space, whole = path and f"{path}.", vars(module), is_whole(module)
+    def of_model(self, model: nn.Module) -> Iterator[Kept]:
+        modules = list(model.named_modules())
+        self.met.update((id(module), module) for _, module in modules)
+        for path, module in modules:
+            yield from self.of_module(path, module)
+
+    def outside(self, looked_up: LookedUp) -> Iterator[Kept]:
+        for what, value in looked_up.outside:
+            yield from self.within(what, value())
+
+    def of_module(self, path: str, module: nn.Module) -> Iterator[Kept]:
+        space, whole, names = vars(module), is_whole(module), self.names | layer_names(type(module))
+
+        def matters(name: str) -> bool:
+            return name in names and name not in NOT_ITS_OWN and not isinstance(space.get(name), Report)
+
+        def is_read(name: str, value: Any) -> bool:
+            if not whole:
+                return matters(name)
             # What a layer keeps of its weights, as a recurrent one does, is its own affair.
-            own = {
-                name
-                for name, value in space.items()
-                if not name.startswith("_bppsa")
-                and name not in (*OF_WEIGHTS, "training")
-                and (isinstance(value, SIMPLE) if whole else name in self.names)
-            }
-            for name in sorted(own.union(HOOKS, ["_modules"])):
-                yield from self.at(prefix + name, partial(space.get, name))
-            yield from self.of_class(type(module))
+            option = matters(name) and not name.startswith("_") and not isinstance(value, Tensor)
+            return option or (isinstance(value, SIMPLE) and name not in NOT_ITS_OWN)
 
-    def outside(self, found: tuple[tuple[str, Value], ...]) -> Iterator[Watched]:
-        for what, value in found:
-            yield from self.at(what, value)
+        own = TABLES.union(name for name, value in space.items() if is_read(name, value))
+        yield Space(path, module, space, own, matters)
+        for name in sorted(own):
+            yield from self.within(under(path, name), space.get(name))
+        yield from self.of_class(type(module))
 
-    def at(self, what: str, value: Value) -> Iterator[Watched]:
-        yield Watched(what, partial(listed, value))
-        yield from self.within(what, value())
-
-    def within(self, what: str, value: Any) -> Iterator[Watched]:
-        """What is in a container, and what objects, classes and Python modules of the user's hold under a name that
-        is looked up."""
-        if isinstance(value, type):
-            yield from self.of_class(value)
-        if id(value) in self.met or isinstance(value, (type, nn.Module)):
-            return
-        self.met.add(id(value))
-        if is_object(value) or (isinstance(value, ModuleType) and is_users_name(value.__name__)):
-            yield from self.named(what, vars(value))
+    def within(self, what: str, value: Any) -> Iterator[Kept]:
+        """What is in a container, what belongs to a function of the user's, and what objects, classes and Python
+        modules hold under a name that is looked up; and in what these lead to."""
+        todo = [(what, value)]
+        while todo:
+            what, value = todo.pop()
+            if type(value) in ATOMS or id(value) in self.met or is_librarys(value):
+                continue
+            if isinstance(value, type):
+                yield from self.of_class(value)
+                continue
+            self.met[id(value)] = value
+            if isinstance(value, nn.Module):  # hidden in a container
+                yield from self.of_module(what, value)
+                continue
+            yield from self.contents(what, value)
+            for space, names in self.spaces(value):
+                yield Space(what, value, space, names, self.names.__contains__)
+                todo += [(under(what, name), space.get(name)) for name in names]
+            todo += [(what, each) for each in leads(value)]
             yield from self.of_class(type(value))
-        else:
-            yield from held(what, value)
-            if isinstance(value, (list, tuple, dict)):
-                for each in value.values() if isinstance(value, dict) else value:
-                    yield from self.within(what, each)
 
-    def named(self, what: str, space: Mapping[str, Any], beside: Set[str] = frozenset()) -> Iterator[Watched]:
-        for name in sorted((self.names & space.keys()) | beside):
-            yield from self.at(f"{what}.{name}", partial(space.get, name))
+    def contents(self, what: str, value: Any) -> Iterator[Kept]:
+        read = reader(value)
+        if isinstance(value, (list, dict, set, deque)) and not value:
+            self.empty.append((what, value))
+        elif read is not None:
+            yield Contents(what, value, read)
 
-    def of_class(self, cls: type) -> Iterator[Watched]:
+    def spaces(self, value: Any) -> Iterator[tuple[Any, list[str]]]:
+        """Of an object or a Python module: where names stand, and those that are there and looked up."""
+        home = type(value).__module__
+        if has_names(value) and not home.startswith("bppsa."):
+            space = vars(value)
+            # PyTorch's own code names what a distribution has.
+            yield space, list(space) if home.startswith("torch.distributions.") else sorted(self.names & space.keys())
+        if found := self.names.intersection(slots(value)):
+            yield Slots(value), sorted(found)
+
+    def of_class(self, cls: type) -> Iterator[Kept]:
         for base in cls.__mro__:
             if is_users_name(base.__module__) and id(base) not in self.met:
-                self.met.add(id(base))
-                yield from self.named(base.__name__, vars(base), unnamed(base, self.names, False))
+                self.met[id(base)] = base
+                yield from self.of_base(base)
+
+    def of_base(self, base: type) -> Iterator[Kept]:
+        def looked_up() -> set[str]:
+            return unnamed(base, self.names, False) | (self.names & vars(base).keys())
+
+        names = looked_up()
+        yield Space(base.__name__, base, vars(base), names, lambda name: name in looked_up())
+        for name in sorted(names):
+            yield from self.within(f"{base.__name__}.{name}", vars(base)[name])
+
+
+def layer_names(cls: type) -> frozenset[str]:
+    """What PyTorch's own code looks up in a layer, which nobody sees."""
+    bases = (base for base in cls.__mro__ if base.__module__.startswith("torch.nn.") and base is not nn.Module)
+    return frozenset(name for base in bases for name in names_in(base))
+
+
+@lru_cache(maxsize=1024)
+def names_in(cls: type) -> frozenset[str]:
+    functions = (value for value in vars(cls).values() if isinstance(value, FunctionType))
+    return frozenset(name for function in functions for name in global_names(function.__code__))

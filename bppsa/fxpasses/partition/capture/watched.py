@@ -18,16 +18,28 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
 from typing import Any
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from bppsa.decisions import RECORD, Report
-from bppsa.fxpasses.environment.trail import content
-from bppsa.fxpasses.environment.walk import is_library
+from bppsa.fxpasses.environment.trail import content, items
 from bppsa.fxpasses.network.models import TABLES, state_of
 from bppsa.fxpasses.partition.call.places import innermost, is_users, place_at
+from bppsa.fxpasses.partition.capture.contents import (
+    ATOMS,
+    GENERATORS,
+    PLAIN,
+    READ,
+    attributes,
+    is_librarys,
+    is_object,
+    is_space,
+    leads,
+    reader,
+)
+from bppsa.fxpasses.partition.capture.contents import alike as alike  # which others have from here
+from bppsa.fxpasses.partition.capture.contents import is_users_name as is_users_name
 from bppsa.fxpasses.partition.capture.lengths import asks_for_length
 
-SIMPLE = (int, float, complex, bool, str, bytes, tuple, type(None))
 STATE = (
     "which other stages and the next micro-batch do not see; keep state in buffers, changed in place, and return what "
     "others need"
@@ -38,15 +50,11 @@ RANDOM = "which stages would not draw again; draw by torch.rand, randn or rand_l
 
 @dataclass(frozen=True)
 class Watched:
-    """read: a list of what is there now; two such are compared element by element."""
+    """read: what is there now; two such are compared element by element."""
 
     what: str
-    read: Callable[[], list[Any]]
+    read: Callable[[], Sequence[Any]]
     mend: str = STATE
-
-
-def alike(a: list[Any], b: list[Any]) -> bool:
-    return len(a) == len(b) and all(x is y or (type(x) in SIMPLE and x == y) for x, y in zip(a, b, strict=True))
 
 
 def generators() -> list[Watched]:
@@ -56,50 +64,40 @@ def generators() -> list[Watched]:
     ]
 
 
-GENERATORS: dict[type, Callable[[Any], list[Any]]] = {
-    random.Random: lambda value: [value.getstate()],
-    np.random.Generator: lambda value: [str(value.bit_generator.state)],
-    np.random.RandomState: lambda value: [str(value.get_state())],
-}
-READ: dict[type, Callable[[Any], list[Any]]] = {
-    **GENERATORS,
-    list: list,
-    set: lambda value: sorted(value, key=id),
-    dict: lambda value: [*value, *value.values()],
-    np.ndarray: lambda value: [value.tobytes()],
-    Tensor: lambda value: [0 if value.is_inference() else value._version],
-}
-
-
-def reader(value: Any) -> Callable[[Any], list[Any]] | None:
-    return next((READ[base] for base in type(value).__mro__ if base in READ), None)
-
-
 def generators_in(values: Sequence[Any]) -> list[Watched]:
     found = [(value, READ[base]) for value in values for base in type(value).__mro__ if base in GENERATORS]
     return [Watched("random numbers that it holds", partial(read, value), RANDOM) for value, read in found]
 
 
-def held(what: str, value: Any) -> Iterator[Watched]:
-    """What is in a container or in an object of the user's."""
-    read = reader(value)
-    if read is not None:
-        yield Watched(what, partial(read, value), RANDOM if "andom" in type(value).__module__ else STATE)
-    elif is_object(value):
-        yield Watched(what, lambda: [*vars(value), *vars(value).values()])
+def held(what: str, value: Any, met: dict[int, Any] | None = None) -> Iterator[Watched]:
+    """What is in a container, a function's defaults, an object or a class of the user's, and in what these lead to, but
+    for modules. met: values by their ids, which are not looked into; those that are come to them."""
+    met, todo = {} if met is None else met, [value]
+    while todo:
+        value = todo.pop()
+        if id(value) in met or isinstance(value, (*ATOMS, nn.Module)) or is_librarys(value):
+            continue
+        met[id(value)] = value
+        read = reader(value)
+        if read is not None:
+            yield Watched(what, partial(read, value), RANDOM if "andom" in type(value).__module__ else STATE)
+        if is_space(value):
+            yield Watched(what, partial(bound_in, value))
+            todo += bound_in(value) if isinstance(value, type) else ()
+        elif is_object(value) or isinstance(value, (*PLAIN, FunctionType)):
+            yield Watched(what, partial(attributes, value))
+            todo += attributes(value)
+        todo += leads(value)
 
 
-def is_object(value: Any) -> bool:
-    other = isinstance(value, (nn.Module, Tensor))
-    return not other and hasattr(value, "__dict__") and is_users_name(type(value).__module__)
-
-
-def is_users_name(module: str) -> bool:
-    return not is_library(module.partition(".")[0])
+def bound_in(space: Any) -> Sequence[Any]:
+    """The names that a class or a Python module binds for others to read, and their values."""
+    return items({name: value for name, value in vars(space).items() if not name.startswith("__")})
 
 
 def of_model(model: nn.Module) -> list[Watched]:
     found: list[Watched] = []
+    met = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}  # whose changes stages make
     for path, container, _ in state_of(model):
         owner, _, table = path.rpartition(".")
         if table in TABLES:
@@ -107,10 +105,10 @@ def of_model(model: nn.Module) -> list[Watched]:
         elif isinstance(container, dict) and "_modules" in container:
             found += names_in(path, container)
             for key, value in container.items():
-                if not isinstance(value, (list, dict, set)):
-                    found += held(f"{path}.{key}" if path else key, value)
-        else:
-            found += held(path, container)
+                if key not in (*TABLES, RECORD):
+                    found += held(f"{path}.{key}" if path else key, value, met)
+    for cls in dict.fromkeys(base for module in model.modules() for base in type(module).__mro__):
+        found += held(cls.__name__, cls, met) if is_space(cls) else ()
     return found
 
 
@@ -136,11 +134,12 @@ class Functions:
 
     def __init__(self, asked: Mapping[Any, Callable[[str], None]]) -> None:
         self.asked = asked
-        self.found: list[tuple[Watched, list[Any]]] = []
+        self.found: list[tuple[Watched, Sequence[Any]]] = []
         self.outside: list[tuple[str, Callable[[], Any]]] = []
         self.rebound: dict[str, str] = {}
         self.codes: set[CodeType] = set()
         self.lengths: list[dict[str, Any]] = []
+        self.met: dict[int, Any] = {}
         self.cells: dict[FrameType, dict[str, Any]] = {}
 
     @contextmanager
@@ -197,7 +196,7 @@ class Functions:
         here = [*globals_of(frame), *(closure for closure in closures_of(code) if closure[0] in outside)]
         self.outside += here
         for what, value in here:
-            for one in (Watched(what, partial(listed, value)), *held(what, value())):
+            for one in (Watched(what, partial(listed, value)), *held(what, value(), self.met)):
                 self.found.append((one, one.read()))
 
     def is_within(self, frame: FrameType, name: str) -> bool:

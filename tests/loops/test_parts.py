@@ -1,0 +1,101 @@
+"""What a loop consists of: ops that are part of the scan, run beside it, or stop it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.loops.beside import Pair
+from tests.loops.cells import Cell, H, N, x
+
+
+class Unfused(Cell):
+    def forward(self, x: Tensor) -> Any:
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            h = h.lgamma().tanh()
+            h = h + torch.erfinv(h / 2)
+        return h
+
+
+def test_a_reason_names_the_lines_of_its_ops() -> None:
+    pair = Pair(Unfused())
+    pair.call(x())
+    (decision,) = pair.decisions()
+    assert decision.path.startswith("test_parts.py:")
+    lines = decision.reason.splitlines()
+    assert [": h = h.lgamma().tanh(): " in lines[0], ": h = h + torch.erfinv(h / 2): " in lines[1]] == [True, True]
+
+
+class Resets(Cell):
+    """Written where a mask is true, and fed back as one-hot vectors."""
+
+    def forward(self, x: Tensor) -> Any:
+        h, out = self.start(x), []
+        for t in range(x.shape[1]):
+            h = h.clone()
+            h[x[:, t, 0] > 0.5] = 0.0
+            h = self.cell(x[:, t], h)
+            h = h + torch.nn.functional.one_hot(h.argmax(1), H).to(h.dtype)
+            out.append(h - h.median(1, keepdim=True).values)
+        return torch.stack(out, 1)
+
+
+class Memory(Cell):
+    """Read by similarity, and bounded where autograd does not look."""
+
+    def forward(self, x: Tensor) -> Any:
+        h, memory, out = self.start(x), x.new_zeros(len(x), 3, N) + x[:, :1], []
+        for t in range(x.shape[1]):
+            weights = torch.nn.functional.cosine_similarity(memory, x[:, t, None], dim=-1).softmax(-1)
+            memory = memory + weights[..., None] * x[:, t, None]
+            h = self.cell((weights[..., None] * memory).sum(1), h) * 1.5
+            with torch.no_grad():
+                h.clamp_(-0.5, 0.5)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+class Grid(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.new_zeros(len(x), 2, *x.shape[3:])
+        for t in range(x.shape[1]):
+            z, n = self.gates(torch.cat([x[:, t], h], 1)).chunk(2, 1)
+            h = h + torch.sigmoid(z) * (torch.tanh(n) - h)
+        return h
+
+
+@pytest.mark.parametrize("cls", [Resets, Memory, Grid])
+def test_becomes_a_scan(cls: type[nn.Module]) -> None:
+    pair = Pair(cls())
+    given = torch.randn(2, 12, 1, 4, 3).double() if cls is Grid else x()
+    assert pair.strategies(given) == ["sequential"]
+    for seed in range(2):
+        pair.call(given, seed=seed)
+
+
+class Noisy(Cell):
+    def forward(self, x: Tensor) -> Any:
+        h, out = self.start(x), []
+        for t in range(x.shape[1]):
+            h = torch.where(torch.rand_like(h) < 0.1, h, self.cell(x[:, t], h))
+            out.append(torch.nn.functional.dropout(h, 0.2))
+        return torch.stack(out, 1)
+
+
+def test_a_prediction_counts_what_runs_beside_the_scan() -> None:
+    pair = Pair(Noisy())
+    for seed in range(3):
+        (decision,) = pair.call(x(), seed=seed)
+    assert "ops beside it, which PyTorch runs" in decision.reason
+    scan = float(decision.numbers["PyTorch's"]) / float(decision.numbers["predicted ms"])
+    assert decision.times_as_fast is not None
+    assert 1 < decision.times_as_fast < scan
