@@ -16,7 +16,7 @@ from hypothesis import settings
 ALL = os.environ.get("BPPSA_TESTS") == "all"
 TESTS = Path(__file__).parent
 # Of a test with at least so many cases one of so many runs in every `make test`.
-STRIDES = ((24, 6), (12, 4), (6, 3), (3, 2))
+STRIDES = ((24, 8), (12, 6), (6, 4), (3, 3))
 WHOLE = (TESTS, TESTS / "models")  # folders of tests of what users and readers see, and of the models that CI cuts
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
 import bppsa
 from bppsa.decisions import Decision
+from tests.breadth import examples
 from tests.chain.zoo import ZOO, Maker
 
 STRATEGIES = ("hybrid(up_levels=0)", "chunked(length=2)", "hybrid", "hybrid(up_levels=1)", "blelloch")
@@ -58,7 +59,7 @@ def test_gradients_are_autograds(net: str, strategy: str) -> None:
     assert decision.numbers["segments"] == 1  # every stage has a rule
 
 
-@settings(max_examples=25)
+@examples(25)
 @given(
     net=st.sampled_from(sorted(ZOO)),
     strategy=st.sampled_from(STRATEGIES),

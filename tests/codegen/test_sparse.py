@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from bppsa.sparsity import Pattern
 from bppsa.sparsity.patterns import product
 from bppsa.sparsity.patterns.engine import ATEN
 from bppsa.sparsity.patterns.product import ProductPlan
+from tests.breadth import examples
 from tests.sparsity.patterns import convolution, random_pattern
 from tests.sparsity.samples import Random
 
@@ -81,7 +82,7 @@ def pair_of(n: int, k: int, m: int, of_a: float, of_b: float, seed: int) -> tupl
     return random_pattern(r, n, k, of_a), random_pattern(r, k, m, of_b)
 
 
-@settings(max_examples=120)
+@examples(120)
 @given(operands(), st.sampled_from(["slots", "columns", "panels"]), threads)
 def test_products(given, way, threads):
     a, b, left, right = given
@@ -94,7 +95,7 @@ def test_products(given, way, threads):
     close(got, ATEN.multiply(plan, left.double(), right.double()), left.dtype)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(operands(), st.booleans(), st.booleans(), threads)
 def test_products_in_many_tiles(given, slots, by_tiles, threads):
     a, b, left, right = given
@@ -110,7 +111,7 @@ def without_slots(plan: ProductPlan) -> ProductPlan:
     return ProductPlan(plan.a, plan.b, plan.c, plan.starts, None)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(operands(), threads)
 def test_matrices_times_vectors(given, threads):
     a, _, values, _ = given
@@ -119,7 +120,7 @@ def test_matrices_times_vectors(given, threads):
     close(kernels(dtype).mv(a, values, g, threads=threads), ATEN.mv(a, values.double(), g.double()), dtype)
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(operands(), threads)
 def test_sparse_times_dense(given, threads):
     a, b, values, _ = given
@@ -128,7 +129,7 @@ def test_sparse_times_dense(given, threads):
     close(kernels(w.dtype).mm(a, shared, w, threads=threads), ATEN.mm(a, shared.double(), w.double()), w.dtype)
 
 
-@settings(max_examples=80)
+@examples(80)
 @given(operands(), st.booleans(), st.booleans(), st.booleans(), threads)
 def test_rows_and_columns_are_scaled(given, rows, select, shared, threads):
     a, _, values, _ = given

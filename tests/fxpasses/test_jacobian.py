@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given as for_all
-from hypothesis import settings
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
@@ -16,6 +15,7 @@ from bppsa.chain import Recurrence, Transposed
 from bppsa.errors import Unsupported
 from bppsa.fxpasses.network.jacobian import transpose
 from bppsa.sparsity.rules.registry import RULES
+from tests.breadth import examples
 from tests.fxpasses.graphs import evaluate, ops, random_like, split_cell
 from tests.scan import zoo
 from tests.scan.grammar import Cell, Program, programs
@@ -93,7 +93,7 @@ def test_the_transposed_body_is_the_vjp(case: Callable[[], Example]) -> None:
     compare(split_cell(make(case)))
 
 
-@settings(max_examples=60)
+@examples(60)
 @for_all(program=programs, seed=st.integers(0, 3))
 def test_of_random_cells(program: Program, seed: int) -> None:
     torch.manual_seed(seed)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -22,12 +22,13 @@ from bppsa.frontend.rnn import recurrent
 from bppsa.plan.cost import Rates
 from bppsa.plan.machines import SHIPPED
 from bppsa.runtime.recurrent.newton import REST
+from tests.breadth import examples
 from tests.recurrent.support import KINDS, B, H, I, decision, leaves, random, results, same, states
 
 STEPS = 24
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     layers=st.integers(1, 2),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
@@ -14,12 +14,13 @@ from torch.nn.utils.rnn import pack_padded_sequence
 import bppsa
 from bppsa import cells
 from bppsa.frontend.rnn import by_pytorch
+from tests.breadth import examples
 from tests.recurrent.support import KINDS, B, H, I, decision, leaves, random, results, same, states
 
 STEPS = 24
 
 
-@settings(max_examples=30)
+@examples(30)
 @given(
     kind=st.sampled_from(sorted(KINDS)),
     layers=st.integers(1, 2),

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -18,7 +18,7 @@ from bppsa.plan.strategy import Strategy
 from bppsa.runtime.recurrent.backward import Asked, backward
 from bppsa.runtime.recurrent.extent import Extent
 from bppsa.runtime.recurrent.sweep import Gradients, Needs, Sweep
-from tests.breadth import diagonal
+from tests.breadth import diagonal, examples
 from tests.codegen.programs import Operands, build, by_autograd, interpreted, operands, packed
 from tests.fxpasses.graphs import split_cell
 from tests.scan.support import close, same
@@ -134,7 +134,7 @@ def test_the_weak_side_stays_finite(strategy: Strategy) -> None:
     assert at_last_step(torch.diag(STRONG_AND_WEAK), 3000, strategy)[1].isfinite().all()
 
 
-@settings(max_examples=15)
+@examples(15)
 @given(
     seed=st.integers(0, 100),
     gain=st.floats(0.25, 4.0),

@@ -195,6 +195,7 @@ class Decay:
         return twice(torch.tanh(self.factor * (h @ self.weight) + x))
 
 
+@pytest.mark.slow
 def test_plans_keep_no_object_alive() -> None:
     """And what comes to its address is another's."""
     gone = []

@@ -10,10 +10,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from xml.etree import ElementTree
 
-from hypothesis import given, settings
+from hypothesis import given
 
 from bppsa.schedule import Timeline, Units, ddp, gpipe, lpp, one_f_one_b, simulate, zero_bubble
 from bppsa.schedule.draw import MARGIN, SIGNS, WIDTH, label
+from tests.breadth import examples
 from tests.schedule.factories import timelines
 
 DDP = """\
@@ -43,7 +44,7 @@ def read_text(drawn: str) -> set[tuple[int, str, int, int]]:
     return jobs
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(timelines())
 def test_text_parses_back(timeline: Timeline) -> None:
     shown = {

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bppsa.errors import ScheduleError
@@ -29,6 +29,7 @@ from bppsa.schedule import (
     wavelet_mp,
     zero_bubble,
 )
+from tests.breadth import examples
 
 GPIPE = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
 
@@ -80,7 +81,7 @@ def test_not_a_schedule() -> None:
         from_torch(3)
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(
     st.sampled_from([naive(), gpipe(), one_f_one_b(), zero_bubble(), lpp(G=1, R=2), lpp(G=2, R=2), ddp(), fsdp()]),
     st.integers(1, 5),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Size
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,6 +21,7 @@ from bppsa.sparsity import (
     compose,
     select,
 )
+from tests.breadth import examples
 from tests.sparsity.samples import B as ROWS
 from tests.sparsity.samples import Random
 
@@ -91,7 +92,7 @@ def check(op):
     assert op.pattern.covers((matrix != 0).any(0))
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(operators())
 def test_mv_and_pattern_agree_with_dense(op):
     check(op)
@@ -111,13 +112,13 @@ def check_sum(a, b):
     check(total)
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(chains())
 def test_product_is_the_dense_product(pair):
     check_product(*pair)
 
 
-@settings(max_examples=400)
+@examples(400)
 @given(branches())
 def test_sum_is_the_dense_sum(pair):
     check_sum(*pair)

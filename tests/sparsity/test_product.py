@@ -2,13 +2,14 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bppsa.sparsity import Pattern
 from bppsa.sparsity.patterns import product, union
 from bppsa.sparsity.patterns.engine import ATEN
 from bppsa.sparsity.plans import Plans, product_plan
+from tests.breadth import examples
 from tests.sparsity.patterns import convolution, dense, random_pattern, values_of
 from tests.sparsity.samples import B as ROWS
 from tests.sparsity.samples import Random
@@ -25,7 +26,7 @@ def pairs(draw):
     return random_pattern(r, n, k, draw(fills)), random_pattern(r, k, m, draw(fills)), r
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(pairs(), st.sampled_from([1, 3, 1 << 20]))
 def test_the_pattern_of_a_product_is_exact(pair, block):
     a, b, _ = pair
@@ -41,7 +42,7 @@ def test_the_pattern_of_a_product_is_exact(pair, block):
     assert torch.equal(product.counts(a, b), plan.starts)
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(pairs(), st.sampled_from(BATCHES), st.booleans(), st.sampled_from([1, 1 << 20]))
 def test_values_of_a_product(pair, batches, slots, block):
     a, b, r = pair
@@ -128,7 +129,7 @@ def test_sizes_that_do_not_match_are_refused(make):
         make(Pattern.dense(2, 3), Pattern.dense(2, 4))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data())
 def test_sums_of_patterns(data):
     n, m, r = data.draw(sizes), data.draw(sizes), Random(data.draw(st.integers(0, 999)))

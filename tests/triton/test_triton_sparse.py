@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bppsa.sparsity import Pattern
 from bppsa.sparsity.patterns import product
 from bppsa.sparsity.patterns.engine import ATEN
+from tests.breadth import examples
 from tests.sparsity.patterns import random_pattern
 from tests.sparsity.samples import Random
 from tests.triton import needed
@@ -22,7 +23,7 @@ sizes = st.integers(0, 20)
 fills = st.sampled_from([0.1, 0.5, 1.0])
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.tuples(sizes, sizes, sizes), fills, st.sampled_from([None, 1, 3, 11]), st.integers(0, 99), st.data())
 def test_agrees_with_aten(shape, fill, size, seed, data):
     n, k, m = shape
