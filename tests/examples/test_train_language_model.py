@@ -49,6 +49,7 @@ def test_trains_twice_and_shows_the_same_loss(tmp_path: Path, kind: str) -> None
     )
 
 
+@pytest.mark.slow
 def test_reads_the_standard_library_and_saves_demo_png(tmp_path: Path) -> None:
     done = demo(tmp_path, "--layers", "1")
     assert done.returncode == 0, done.stderr

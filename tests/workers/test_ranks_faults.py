@@ -132,6 +132,7 @@ def late_news(rank: int) -> bool:
     return faults.exact(net, compiled, x, target)
 
 
+@pytest.mark.slow
 def test_a_first_step_may_fail_before_all_have_told_of_their_weights() -> None:
     assert run_ranks(late_news, 4) == [True] * 4
 
@@ -213,6 +214,7 @@ def plain_script(rank: int, place: str) -> None:
     compiled.step(x, target)
 
 
+@pytest.mark.slow
 def test_a_script_ends_on_its_own(tmp_path: Path) -> None:
     """With an interpreter that shuts down, which the other tests' processes leave out."""
     program = "from tests.workers.test_ranks_faults import plain_script; plain_script({}, {!r})"
@@ -238,6 +240,7 @@ def slow(rank: int, stops: bool) -> bool:
     return faults.exact(net, compiled, x, target)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops", alternate([True, False]))
 def test_a_slow_worker_is_no_fault(stops: bool) -> None:
     assert run_ranks(slow, 4, stops) == [True] * 4

@@ -69,6 +69,7 @@ def test_a_step_with_a_loss_of_all_steps(case: Case) -> None:
     assert step_difference(model, compiled, args, target, zoo.of_values) < EXACT
 
 
+@pytest.mark.slow
 @given(cases(), st.sampled_from([zoo.LastStep, zoo.FinalState]))
 @examples(30)
 def test_a_step_with_a_loss_of_the_last_step(case: Case, of: type[zoo.Network]) -> None:
@@ -86,6 +87,7 @@ def of_every_output(output: Any) -> Tensor:
     return y.sin().sum() + sum((i + 2) * s.square().mean() for i, s in enumerate(states))
 
 
+@pytest.mark.slow
 @given(cases())
 @examples(40)
 def test_a_call_as_a_module_whose_loss_reads_every_output(case: Case) -> None:
