@@ -139,7 +139,7 @@ class Closure(Steps):
         return h * (1.0 if next_one() < 60 else 0.5)
 
 
-@row("an iterator of the module's", "iterator")
+@row("an iterator of the module's", "changes numbers")
 class Iterates(Steps):
     def __init__(self) -> None:
         super().__init__()
