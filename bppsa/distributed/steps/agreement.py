@@ -75,7 +75,7 @@ def digest(values: Sequence[Any]) -> str:
         if isinstance(value, Tensor):
             found.update(f"{list(value.shape)} {value.dtype}".encode() + excerpt(bytes_of(value)))
         else:
-            found.update(repr(value).encode())
+            found.update(f"{value!r},".encode())
     return found.hexdigest()
 
 

@@ -20,8 +20,9 @@ from bppsa.fxpasses.network.models import restore, state_of
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.call.places import innermost, is_users, place_here
 from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE, refusal
+from bppsa.fxpasses.partition.capture.contents import alike
 from bppsa.fxpasses.partition.capture.since import LookedUp
-from bppsa.fxpasses.partition.capture.watched import STATE, Functions, Watched, alike, generators, is_near, of_model
+from bppsa.fxpasses.partition.capture.watched import STATE, Functions, Watched, generators, is_near, of_model
 from bppsa.fxpasses.partition.ops.effects import EffectWatch
 from bppsa.fxpasses.theirs import is_ours, theirs
 

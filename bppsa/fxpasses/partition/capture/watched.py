@@ -29,15 +29,15 @@ from bppsa.fxpasses.partition.capture.contents import (
     GENERATORS,
     PLAIN,
     READ,
+    alike,
     attributes,
     is_librarys,
     is_object,
     is_space,
+    is_users_name,
     leads,
     reader,
 )
-from bppsa.fxpasses.partition.capture.contents import alike as alike  # which others have from here
-from bppsa.fxpasses.partition.capture.contents import is_users_name as is_users_name
 from bppsa.fxpasses.partition.capture.lengths import asks_for_length
 
 STATE = (

@@ -44,7 +44,7 @@ def check_statistics(graph: fx.Graph, model: nn.Module) -> None:
     """Raises PartitionError where the forward reads running statistics that a norm of the model follows in training:
     while a step runs they stay as they were."""
     followed = {
-        storage(tensor): f"{path}.{name}"
+        storage(tensor): f"{path}.{name}".lstrip(".")
         for path, norm in model.named_modules()
         for name in STATISTICS
         if isinstance(norm, _NormBase) and norm.training and (tensor := norm._buffers.get(name)) is not None

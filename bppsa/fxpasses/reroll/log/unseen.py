@@ -23,14 +23,13 @@ from torch.overrides import TorchFunctionMode
 from bppsa.errors import Reason
 from bppsa.fxpasses.environment.walk import owner, package_of
 from bppsa.fxpasses.partition.call.places import innermost, is_users, place_here
+from bppsa.fxpasses.partition.capture.contents import alike, is_users_name
 from bppsa.fxpasses.partition.capture.unseen import asking
 from bppsa.fxpasses.partition.capture.watched import (
     Functions,
     Watched,
-    alike,
     generators,
     generators_in,
-    is_users_name,
     of_model,
 )
 from bppsa.fxpasses.recording.one_hot import one_hot
