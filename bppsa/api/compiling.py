@@ -3,38 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from bppsa.api.options import MICROBATCHES, SPARSE, STAGES, CompileOptions
-from bppsa.decisions import Decision, Report
+from bppsa.api.options import options_of
+from bppsa.api.products import PRODUCTS
+from bppsa.decisions import Report
 from bppsa.distributed.compiled import Scheduled, trainer_of
-from bppsa.distributed.start import check_stages, counterparts, scheduled
 from bppsa.distributed.steps.trainer import Trainer
-from bppsa.distributed.steps.training import Settings
 from bppsa.errors import ArgumentError, StrategyError
-from bppsa.frontend import call_log
 from bppsa.frontend.cell import scanning
-from bppsa.frontend.feedforward import classes
-from bppsa.frontend.loops.adopt import adopt_loops
-from bppsa.frontend.loops.classes import Looped
 from bppsa.frontend.loops.functions import report_of
-from bppsa.frontend.pruned.adopt import adopt_pruned
-from bppsa.frontend.pruned.classes import Pruned
-from bppsa.frontend.pruned.masking.masked import give_masks
-from bppsa.frontend.pruned.masking.masks import given_masks
-from bppsa.frontend.rnn.classes import Recurrent, rewrite
-from bppsa.frontend.state import is_compiled, show, state_of
-from bppsa.plan.chain_choice import may_gain
-from bppsa.plan.chain_options import ChainOptions
+from bppsa.frontend.state import is_compiled, state_of
 from bppsa.plan.forward import Forward, forward_of
 from bppsa.plan.strategy import Strategy, strategy_of
 from bppsa.schedule.spec import Build, Recipe, Schedule
-
-NOT_YET = "the model has not run yet: what is found so far, to be decided in a call (scans are found when they run)"
 
 
 def compile(
@@ -114,10 +99,25 @@ def compile(
         ScheduleError: a schedule that cannot run (a ValueError).
         PartitionError: a model that cannot be cut (a RuntimeError).
     """
-    chosen, ahead = strategy_of(strategy), forward_of(forward)
-    options = CompileOptions(
-        *(chosen, ahead, fallback, strict, budget, masks, sparse, loops, schedule, microbatches, stages, workers),
-        *(loss_fn, loss_weight, example_inputs, example_kwargs, data, seed),
+    options = options_of(
+        strategy_of(strategy),
+        forward_of(forward),
+        fallback=fallback,
+        strict=strict,
+        budget=budget,
+        masks=masks,
+        sparse=sparse,
+        loops=loops,
+        schedule=schedule,
+        microbatches=microbatches,
+        stages=stages,
+        workers=workers,
+        loss_fn=loss_fn,
+        loss_weight=loss_weight,
+        example_inputs=example_inputs,
+        example_kwargs=example_kwargs,
+        data=data,
+        seed=seed,
     )
     if not isinstance(model, nn.Module):
         raise StrategyError(
@@ -126,91 +126,7 @@ def compile(
         )
     if isinstance(model, Scheduled):
         raise StrategyError("this model has a schedule already; compile the model that it was made from")
-    product = with_schedule if schedule is not None else with_inductor if options.by_inductor else with_kernels
-    return product(model, options)
-
-
-def with_kernels(model: nn.Module, options: CompileOptions) -> nn.Module:
-    """What is not rewritten runs as it is."""
-    given = given_masks(model, options.masks, options.sparse or SPARSE[0])
-    fast, by_path = rewrite(model, options.strategy, options.forward)
-    give_masks(fast, given)
-    pruned = {} if options.scans else adopt_pruned(fast)
-    if options.loops is not False and not pruned:
-        adopt_loops(fast)
-    asked = ChainOptions(options.strategy, bool(options.strict), options.budget)
-    by_path |= pruned or {decision.path: decision for decision in chains(fast, asked)}
-    return reporting(fast, options, tuple(by_path.values()), NOT_YET)
-
-
-def with_inductor(model: nn.Module, options: CompileOptions) -> nn.Module:
-    """What is not rewritten goes to Inductor, which is given pruned layers and chains as they are."""
-    from bppsa.frontend.dynamo.backend import backend  # Dynamo takes a second to import
-
-    given = given_masks(model, options.masks, options.sparse or SPARSE[0])
-    fast, by_path = rewrite(model, options.strategy, options.forward)
-    give_masks(fast, given)
-    runs = "sequential" if options.strategy.name == "auto" else str(options.strategy)
-    reason = "one op of the graph, where the call can be traced"  # for all calls, as it is decided in the trace
-    found = (replace(d, strategy=runs, reason=reason) if d.strategy == "waiting" else d for d in by_path.values())
-    reporting(fast, options, tuple(found), "")
-    asked = {"fallback": "inductor", "strategy": str(options.strategy), "forward": str(options.forward)}
-    fast.compile(backend=backend, options=asked)
-    return fast
-
-
-def with_schedule(model: nn.Module, options: CompileOptions) -> nn.Module:
-    """A model that trains on several workers, its recurrences by generated kernels."""
-    assert options.schedule is not None
-    settings = Settings(
-        options.schedule,
-        options.microbatches or MICROBATCHES,
-        options.workers,
-        options.loss_fn,
-        options.loss_weight,
-        options.seed,
-        options.data == "local",
-        (options.strategy, options.forward),
-    )
-    check_stages(settings, options.stages)
-    fast, by_path = rewrite(model, options.strategy, options.forward)
-    stages = counterparts(model, fast, options.stages or STAGES)
-    compiled = scheduled(fast, settings, stages, options.example_inputs, options.example_kwargs)
-    show(compiled, Report(tuple(by_path.values()), NOT_YET))
-    return compiled
-
-
-def reporting(fast: nn.Module, options: CompileOptions, found: tuple[Decision, ...], note: str) -> nn.Module:
-    """Have each call of `fast` note its decisions in a report. found: for the report until then."""
-    state = state_of(fast)
-    state.asked = options.strategy, options.forward
-    state.left = tuple(decision for decision in found if decision.strategy != "waiting")
-    show(fast, Report(found, note))
-    if not isinstance(fast, (Recurrent, Pruned, Looped)):  # which keep their own
-        fast.register_forward_pre_hook(begin_report)
-        fast.register_forward_hook(end_report, always_call=True)
-    return fast
-
-
-def chains(model: nn.Module, options: ChainOptions) -> list[Decision]:
-    """Have the feed-forward modules of a clone follow a strategy. One stage after the other is what PyTorch does
-    anyway, and so does "auto" unless a scan may be faster where they are; then only an explanation looks at them."""
-    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
-    asked = options.strategy.name not in ("auto", "sequential")
-    if not (asked or (options.strategy.name == "auto" and may_gain(device)) or call_log.explaining()):
-        return []
-    found = list(classes.candidates(model))
-    for path, module in found:
-        classes.adopt(module, path, options)
-    return [Decision(path, "chain", "waiting", "decided in its first call") for path, _ in found]
-
-
-def begin_report(module: nn.Module, args: Any) -> None:
-    call_log.begin(module)
-
-
-def end_report(module: nn.Module, args: Any, output: Any) -> None:
-    call_log.end(module)
+    return PRODUCTS[type(options)](model, options)
 
 
 def report(model: nn.Module | Callable[..., Any]) -> Report:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.api.compiling import compile, report
-from bppsa.api.options import CompileOptions
+from bppsa.api.options import options_of
 from bppsa.decisions import Decision, Report
 from bppsa.distributed.compiled import Scheduled
 from bppsa.errors import ArgumentError, StrategyError
@@ -63,7 +63,7 @@ def explain(
         raise StrategyError("bppsa.explain is for one device; .stages and .measured tell of a model with a schedule")
     chosen, ahead = strategy_of(strategy), forward_of(forward)
     options: dict[str, Any] = {"strict": strict, "budget": budget, "masks": masks, "sparse": sparse, "loops": loops}
-    CompileOptions(chosen, ahead, **options)
+    options_of(chosen, ahead, **options)
     check_inputs(model, inputs)
     if not isinstance(model, nn.Module):
         for name, given in options.items():

@@ -1,5 +1,7 @@
-"""The options of `bppsa.compile` and `bppsa.explain`, checked: each says something about what is asked for, or is an
-error that names it and the mend."""
+"""The options of the four products of `bppsa.compile`, a record each: kernels, scan over stages, Inductor, schedule.
+
+An option says something about the product that is asked for, or is an error that names it and the mend.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,6 @@ from bppsa.schedule.spec import Build, Recipe, Schedule
 FALLBACKS = ("eager", "inductor")
 SPARSE = ("masks", "auto")
 DATA = ("global", "local")
-MICROBATCHES = STAGES = 8
 
 
 class OptionKind(NamedTuple):
@@ -74,77 +75,115 @@ KINDS: Mapping[str, OptionKind] = {
     "data": OptionKind(bool, "", known=DATA),
     "seed": OptionKind(is_int, "an int"),
 }
-OF_SCHEDULES = (
-    *("microbatches", "stages", "workers", "loss_fn", "loss_weight"),
-    *("example_inputs", "example_kwargs", "data", "seed"),
-)
-OF_PRUNING = ("masks", "sparse")
-OF_SCANS = ("strict", "budget")
+NEEDS_SCHEDULE = "give schedule= too, which gives the model its step(x, target), or leave it out"
+NEEDS_MASKS = "masks= and sparse= go with strategy 'auto' or 'sequential', and without schedule="
+NEEDS_SCAN = 'give a strategy that scans, such as "blelloch", and neither schedule= nor inductor'
 MENDS: Mapping[str, str] = {
-    **dict.fromkeys(OF_SCHEDULES, "give schedule= too, which gives the model its step(x, target), or leave it out"),
-    **dict.fromkeys(OF_PRUNING, "masks= and sparse= go with strategy 'auto' or 'sequential', and without schedule="),
-    **dict.fromkeys(OF_SCANS, 'give a strategy that scans, such as "blelloch", and neither schedule= nor inductor'),
+    "masks": NEEDS_MASKS,
+    "sparse": NEEDS_MASKS,
+    "strict": NEEDS_SCAN,
+    "budget": NEEDS_SCAN,
     "loops": "loops= goes with neither schedule= nor fallback='inductor'; leave it out",
     "fallback": "schedule= goes with strategy and forward alone of the other options; leave it out",
 }
 
 
 @dataclass(frozen=True)
-class CompileOptions:
-    """What was given to `bppsa.compile`; None where nothing was.
+class ProductOptions:
+    """What every product takes.
 
-    Raises ArgumentError or StrategyError for a value that an option cannot have, and StrategyError for an option that
-    says nothing about what is asked for.
+    Raises ArgumentError or StrategyError for a value that an option cannot have.
     """
 
     strategy: Strategy
     forward: Forward
-    fallback: str | None = None
-    strict: bool | None = None
-    budget: int | None = None
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name in KINDS and value is not None:
+                KINDS[each.name].check(each.name, value)
+
+    @property
+    def product(self) -> str:
+        """What is asked for, as a reader would say it."""
+        return f"with strategy={str(self.strategy)!r}"
+
+
+@dataclass(frozen=True)
+class KernelOptions(ProductOptions):
+    """Recurrences, loops and pruned layers by kernels; PyTorch runs the rest."""
+
+    fallback: str = "eager"
     masks: Mapping[str, Tensor] | None = None
-    sparse: str | None = None
-    loops: bool | None = None
-    schedule: Schedule | Recipe | Build | None = None
-    microbatches: int | None = None
+    sparse: str = "masks"
+    loops: bool = True
+
+
+@dataclass(frozen=True)
+class ScanOptions(ProductOptions):
+    """The same but for pruned layers, and a scan over feed-forward stages in the backward."""
+
+    fallback: str = "eager"
+    strict: bool = False
+    budget: int | None = None
+    loops: bool = True
+
+
+@dataclass(frozen=True)
+class InductorOptions(ProductOptions):
+    """Recurrences by kernels; Inductor is given the rest."""
+
+    fallback: str = "inductor"
+    masks: Mapping[str, Tensor] | None = None
+    sparse: str = "masks"
+
+    @property
+    def product(self) -> str:
+        return f"{super().product}, fallback='inductor'"
+
+
+@dataclass(frozen=True)
+class ScheduleOptions(ProductOptions):
+    """Training on several workers. The defaults are those that `bppsa.compile` documents."""
+
+    schedule: Schedule | Recipe | Build
+    microbatches: int = 8
     stages: int | Sequence[nn.Module] | None = None
     workers: int | None = None
     loss_fn: Callable[..., Tensor] | None = None
     loss_weight: Callable[[Any], float] | None = None
     example_inputs: Any = None
     example_kwargs: Mapping[str, Any] | None = None
-    data: str | None = None
+    data: str = "global"
     seed: int | None = None
-
-    def __post_init__(self) -> None:
-        given = {each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) is not None}
-        for name, value in given.items():
-            if name in KINDS:
-                KINDS[name].check(name, value)
-        idle = given.keys() - self.applying - {"strategy", "forward", "schedule"}
-        for name in (each.name for each in fields(self) if each.name in idle):
-            raise StrategyError(f"{name}= says nothing {self.product}; {MENDS[name]}")
-
-    @property
-    def scans(self) -> bool:
-        """Whether feed-forward stages are to be scanned over."""
-        return self.strategy.name not in ("auto", "sequential")
-
-    @property
-    def by_inductor(self) -> bool:
-        return self.fallback == "inductor"
-
-    @property
-    def applying(self) -> set[str]:
-        """Options that say something, besides strategy, forward and schedule."""
-        if self.schedule is not None:
-            return set(OF_SCHEDULES)
-        pruning, scans = () if self.scans else OF_PRUNING, OF_SCANS if self.scans and not self.by_inductor else ()
-        return {"fallback", *pruning, *scans, *(() if self.by_inductor else ("loops",))}
 
     @property
     def product(self) -> str:
-        """What is asked for, as a reader would say it."""
-        if self.schedule is not None:
-            return "with schedule="
-        return f"with strategy={str(self.strategy)!r}{', fallback=' + repr('inductor') if self.by_inductor else ''}"
+        return "with schedule="
+
+
+def record_of(strategy: Strategy, given: Mapping[str, Any]) -> type[ProductOptions]:
+    """The record of the product that is asked for. given: options by name, those alone that were given."""
+    if "schedule" in given:
+        return ScheduleOptions
+    if given.get("fallback") == "inductor":
+        return InductorOptions
+    return KernelOptions if strategy.name in ("auto", "sequential") else ScanOptions
+
+
+def options_of(strategy: Strategy, forward: Forward, **options: Any) -> ProductOptions:
+    """The options of one product. options: by the names of `bppsa.compile`; None is not given.
+
+    Raises:
+        ArgumentError: a value of another type.
+        StrategyError: a value that an option cannot have, or an option of another product.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    record = record_of(strategy, given)
+    taken = {each.name for each in fields(record)}
+    chosen = record(strategy, forward, **{name: value for name, value in given.items() if name in taken})
+    idle = next((name for name in given if name not in taken), None)
+    if idle is not None:
+        raise StrategyError(f"{idle}= says nothing {chosen.product}; {MENDS.get(idle, NEEDS_SCHEDULE)}")
+    return chosen

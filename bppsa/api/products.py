@@ -1,0 +1,127 @@
+"""The four products of `bppsa.compile`: each makes a compiled model of a model and of its own record of options."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from torch import nn
+
+from bppsa.api.options import InductorOptions, KernelOptions, ProductOptions, ScanOptions, ScheduleOptions
+from bppsa.decisions import Decision, Report
+from bppsa.distributed.start import check_stages, counterparts, scheduled
+from bppsa.distributed.steps.training import Settings
+from bppsa.frontend import call_log
+from bppsa.frontend.feedforward import classes
+from bppsa.frontend.loops.adopt import adopt_loops
+from bppsa.frontend.loops.classes import Looped
+from bppsa.frontend.pruned.adopt import adopt_pruned
+from bppsa.frontend.pruned.classes import Pruned
+from bppsa.frontend.pruned.masking.masked import give_masks
+from bppsa.frontend.pruned.masking.masks import given_masks
+from bppsa.frontend.rnn.classes import Recurrent, rewrite
+from bppsa.frontend.state import show, state_of
+from bppsa.plan.chain_choice import may_gain
+from bppsa.plan.chain_options import ChainOptions
+
+STAGES = 8
+NOT_YET = "the model has not run yet: what is found so far, to be decided in a call (scans are found when they run)"
+
+
+def with_kernels(model: nn.Module, options: KernelOptions) -> nn.Module:
+    """What is not rewritten runs as it is."""
+    given = given_masks(model, options.masks, options.sparse)
+    fast, by_path = rewrite(model, options.strategy, options.forward)
+    give_masks(fast, given)
+    pruned = adopt_pruned(fast)
+    if options.loops and not pruned:
+        adopt_loops(fast)
+    by_path |= pruned or chains(fast, ChainOptions(options.strategy))
+    return reporting(fast, options, tuple(by_path.values()), NOT_YET)
+
+
+def with_scan(model: nn.Module, options: ScanOptions) -> nn.Module:
+    """The backward of feed-forward parts is a scan, which is given pruned layers as they are."""
+    fast, by_path = rewrite(model, options.strategy, options.forward)
+    if options.loops:
+        adopt_loops(fast)
+    by_path |= chains(fast, ChainOptions(options.strategy, options.strict, options.budget))
+    return reporting(fast, options, tuple(by_path.values()), NOT_YET)
+
+
+def with_inductor(model: nn.Module, options: InductorOptions) -> nn.Module:
+    """What is not rewritten goes to Inductor, which is given pruned layers and chains as they are."""
+    from bppsa.frontend.dynamo.backend import backend  # Dynamo takes a second to import
+
+    given = given_masks(model, options.masks, options.sparse)
+    fast, by_path = rewrite(model, options.strategy, options.forward)
+    give_masks(fast, given)
+    runs = "sequential" if options.strategy.name == "auto" else str(options.strategy)
+    reason = "one op of the graph, where the call can be traced"  # for all calls, as it is decided in the trace
+    found = (replace(d, strategy=runs, reason=reason) if d.strategy == "waiting" else d for d in by_path.values())
+    reporting(fast, options, tuple(found), "")
+    asked = {"fallback": "inductor", "strategy": str(options.strategy), "forward": str(options.forward)}
+    fast.compile(backend=backend, options=asked)
+    return fast
+
+
+def with_schedule(model: nn.Module, options: ScheduleOptions) -> nn.Module:
+    """A model that trains on several workers, its recurrences by generated kernels."""
+    settings = Settings(
+        options.schedule,
+        options.microbatches,
+        options.workers,
+        options.loss_fn,
+        options.loss_weight,
+        options.seed,
+        options.data == "local",
+        (options.strategy, options.forward),
+    )
+    check_stages(settings, options.stages)
+    fast, by_path = rewrite(model, options.strategy, options.forward)
+    stages = counterparts(model, fast, options.stages or STAGES)
+    compiled = scheduled(fast, settings, stages, options.example_inputs, options.example_kwargs)
+    show(compiled, Report(tuple(by_path.values()), NOT_YET))
+    return compiled
+
+
+PRODUCTS: Mapping[type[ProductOptions], Callable[[nn.Module, Any], nn.Module]] = {
+    KernelOptions: with_kernels,
+    ScanOptions: with_scan,
+    InductorOptions: with_inductor,
+    ScheduleOptions: with_schedule,
+}
+
+
+def reporting(fast: nn.Module, options: ProductOptions, found: tuple[Decision, ...], note: str) -> nn.Module:
+    """Have each call of `fast` note its decisions in a report. found: for the report until then."""
+    state = state_of(fast)
+    state.asked = options.strategy, options.forward
+    state.left = tuple(decision for decision in found if decision.strategy != "waiting")
+    show(fast, Report(found, note))
+    if not isinstance(fast, (Recurrent, Pruned, Looped)):  # which keep their own
+        fast.register_forward_pre_hook(begin_report)
+        fast.register_forward_hook(end_report, always_call=True)
+    return fast
+
+
+def chains(model: nn.Module, options: ChainOptions) -> dict[str, Decision]:
+    """Have the feed-forward modules of a clone follow a strategy. One stage after the other is what PyTorch does
+    anyway, and so does "auto" unless a scan may be faster where they are; then only an explanation looks at them."""
+    device = next((parameter.device.type for parameter in model.parameters()), "cpu")
+    asked = options.strategy.name not in ("auto", "sequential")
+    if not (asked or (options.strategy.name == "auto" and may_gain(device)) or call_log.explaining()):
+        return {}
+    found = list(classes.candidates(model))
+    for path, module in found:
+        classes.adopt(module, path, options)
+    return {path: Decision(path, "chain", "waiting", "decided in its first call") for path, _ in found}
+
+
+def begin_report(module: nn.Module, args: Any) -> None:
+    call_log.begin(module)
+
+
+def end_report(module: nn.Module, args: Any, output: Any) -> None:
+    call_log.end(module)
