@@ -20,7 +20,7 @@ TORCH ?= 2.15.0
 # it back and ask for it again takes glibc one second of fifteen.
 PYTEST = MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=1000000000 $(PY) -m pytest -n 2 --dist loadgroup
 
-.PHONY: demo demo-distributed test test-all test-models models test-clients clients test-torch check docs look pictures bench figures aot gpu clean
+.PHONY: demo demo-distributed test test-all test-models models test-clients clients test-torch check docs look pictures bench figures aot aarch64 gpu wheel check-wheel clean
 
 demo: $(DEMO)
 	@echo "Some two minutes on two quiet cores; a line every few seconds says how far it is."
@@ -97,6 +97,11 @@ aot: $(READY)
 	$(PY) -m pip install --quiet --constraint constraints.txt $(EDITABLE) ".[triton]"
 	$(PY) -m tests.triton.aot $(ARGS)
 
+# Kernels for 64-bit ARM by a cross compiler, run by an emulator beside the interpreter; on 2 cores some 5 minutes the first
+# time. Debian: apt install g++-aarch64-linux-gnu qemu-user; without them it says so. ARGS="GRU products" tries those alone.
+aarch64: $(READY)
+	BPPSA_ISA=armv8-a $(PY) -m tests.aarch64 $(ARGS)
+
 # Needs a CUDA device, and some eight minutes. Where torch, triton and pytest are installed: make gpu PY=python3 READY=
 gpu: export PYTHONPATH := $(CURDIR)
 gpu: $(READY)
@@ -104,6 +109,19 @@ gpu: $(READY)
 	$(PY) -m pytest -n 4 tests/triton
 	$(PY) -m pytest -m gpu
 	$(PY) benchmarks/gpu.py $(ARGS)
+
+# dist/bppsa-...-manylinux_....whl, with kernels for machines that have no compiler. On 2 cores some 15 minutes the first
+# time; kernels that build/kernels has are not built again.
+LEVELS ?= x86-64-v4 x86-64-v3
+wheel: $(READY)
+	for level in $(LEVELS); do BPPSA_ISA=$$level $(PY) -m wheels.build build/kernels || exit 1; done
+	test -x build/tools/bin/python || $(PYTHON) -m venv build/tools
+	build/tools/bin/python -m pip install --quiet --upgrade "setuptools>=77" wheel auditwheel
+	build/tools/bin/python wheels/pack.py build/kernels dist
+
+# Trains with the wheel of dist/ in an environment of its own that has no compiler and no home.
+check-wheel:
+	$(PYTHON) wheels/check.py dist $(TORCH_INDEX:%=--extra-index-url=%)
 
 clean:
 	rm -rf $(VENV) .venv-torch build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis demo.png pipeline-*.svg figures/out

@@ -3,10 +3,12 @@
     python benchmarks/cells.py --page            measures all of them in some four minutes, and writes the page's table
     python benchmarks/cells.py --only RetNet     one of them, printed alone and not kept
     python benchmarks/cells.py --show --page     measures nothing: prints what is kept, to the page too
+    python benchmarks/cells.py --part states     cells with heads and matrices: times, memory of a step, shares of peaks
+    python benchmarks/cells.py --part chunked    three of them beside the chunked forms of their papers
     python benchmarks/cells.py --quick           sizes of nothing: only shows that all of it runs
 
-The cells are the blocks of docs/guides/literature.md, in float32. Results are kept in benchmarks/results/, a file for
-each machine. Nothing else should run meanwhile.
+The cells are the blocks of docs/guides/literature.md, and those of states.py, in float32.
+Results are kept in benchmarks/results/, a file for each machine. Nothing else should run meanwhile.
 """
 
 from __future__ import annotations
@@ -27,11 +29,12 @@ import blocks
 import bppsa
 import machine
 import marked
+import states
 import store
 from blocks import Shown
 from bppsa.runtime.recurrent.reference import loop
 from comparison import Options, Row, compare
-from parts import Part, measure_part, show
+from parts import Part, measure_part, names_of, show
 from problems import training_step
 from tables import number, quartiles, times
 
@@ -85,6 +88,15 @@ def anchor(heading: str) -> str:
     return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading).lower())
 
 
+def parts_of(only: list[str]) -> dict[str, Part]:
+    """By name; only: the cells of the page that are measured."""
+    return {
+        PART: Part(lambda _: only, measured),
+        states.STATES: Part(states.cases, states.measure_states),
+        states.CHUNKED: Part(states.beside_chunks, states.measure_chunked),
+    }
+
+
 def main() -> None:
     arguments = parse()
     console = Console()
@@ -94,16 +106,18 @@ def main() -> None:
     results: store.Results = store.load(kept) if kept else {}
     results["machine"] = hardware
     if arguments.show:
-        for run in results.get(PART, ()):
-            show(PART, run["rows"], console)
+        for part in arguments.part:
+            for run in results.get(part, ()):
+                show(part, run["rows"], console)
     else:
         if (load := machine.load()) > 0.5:
             console.print(f"[yellow]The load average is {load:.1f}: what else is running will make the ratios scatter.")
         torch.set_num_threads(arguments.threads)
         options = Options(arguments.threads, arguments.repeats, arguments.quick)
-        results[PART] = measure_part(PART, Part(lambda _: arguments.only, measured), options, console)
-        if kept:
-            store.save(kept, results)
+        for part in arguments.part:
+            results[part] = measure_part(part, parts_of(arguments.only)[part], options, console)
+            if kept:
+                store.save(kept, results)
     if kept:
         console.print(f"results are in {kept}")
     if arguments.page and PART in results:
@@ -114,6 +128,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = blocks.names()
     parser.add_argument("--only", choices=names, action="append", metavar="NAME", help="may be given several times")
+    parser.add_argument("--part", type=names_of(parts_of([])), help=f"of {', '.join(parts_of([]))} (default: all)")
     parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--repeats", type=int, help="interleaved samples of each side (default: 9, with --quick 2)")
     parser.add_argument("--quick", action="store_true", help="sizes of nothing, not kept unless --results is given")
@@ -122,6 +137,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--page", type=Path, nargs="?", const=blocks.PAGE, help="write the table there")
     arguments = parser.parse_args()
     partial = arguments.quick or arguments.only
+    arguments.part = arguments.part or ([PART] if arguments.only or arguments.page else list(parts_of([])))
     arguments.only = arguments.only or names
     arguments.repeats = arguments.repeats or (2 if arguments.quick else 9)
     arguments.results = arguments.results or (None if partial else HERE / "results")

@@ -54,6 +54,10 @@ def goal_of(key: str, goal: str) -> Callable[[Row], str]:
     return cell
 
 
+def share(key: str) -> Callable[[Row], str]:
+    return lambda row: f"{row[key]:.0%}"
+
+
 def at_most(key: str, limit: str) -> Callable[[Row], str]:
     return lambda row: f"[{'green' if row.get(key, 0) <= row[limit] else 'red'}]{number(row[limit])}"
 
@@ -104,6 +108,23 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
     "peers": (*KIND, ("peer", value("peer")), ("peer ms", value("peer_ms")), MS[1], *RATIO),
     "cells": (("", value("cell")), ("T, B, H", sizes), ("loop ms", value("peer_ms")), MS[1], *RATIO, *GOAL, *PHASES),
     "literature": (("", value("cell")), ("loop ms", value("peer_ms")), MS[1], *RATIO, *PHASES),
+    "states": (
+        *(
+            ("", value("cell")),
+            ("T", value("T")),
+            ("B", value("B")),
+            ("loop ms", value("peer_ms")),
+            MS[1],
+            *RATIO,
+            *PHASES,
+        ),
+        *(("loop keeps", value("loop_mb")), ("ours, MB", value("kept_mb"))),
+        *(("of peak flops", share("flops_share")), ("of memory", share("bytes_share"))),
+    ),
+    "chunked": (
+        *(("", value("cell")), ("T", value("T")), ("B", value("B")), ("chunk", value("chunk"))),
+        *(("chunked ms", value("peer_ms")), MS[1], *RATIO, *PHASES, ("difference", value("difference"))),
+    ),
     "loops": (
         *(("", value("loop")), ("T", value("T")), ("H", value("H")), ("PyTorch ms", value("peer_ms")), MS[1], *RATIO),
         *(("first calls s", value("first_s")), ("as", value("as"))),
@@ -244,6 +265,8 @@ TITLES = {
     "steps": "A training step: forward, backward, all gradients. bound: if it were matmuls alone",
     "peers": "What else can be run (the loop is why T is small; Dynamo leaves nn.GRU and its like to PyTorch)",
     "cells": "A training step of cells from bppsa.cells, against a Python loop over the same cell",
+    "states": "States with heads or matrices: a training step and what it keeps, beside a Python loop's",
+    "chunked": "Matrix states beside the chunked forms of their papers in plain torch, of the best chunk length",
     "literature": "A training step of cells of the literature, against a Python loop over the same cell",
     "loops": "A training step of models with a loop over time, against PyTorch; first calls: logged, and compared",
     "inference": "Inference, no_grad",

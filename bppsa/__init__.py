@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from bppsa.api.explaining import explain
     from bppsa.api.jacobians import jacobian, jacobian_plan, transposed_jacobian
     from bppsa.api.measuring import measure
+    from bppsa.api.planning import plan_training
     from bppsa.decisions import Report
     from bppsa.frontend.loops.functions import loop
     from bppsa.fxpasses.partition import partition
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Report",
     "__version__",
@@ -35,6 +36,7 @@ __all__ = [
     "loop",
     "measure",
     "partition",
+    "plan_training",
     "report",
     "scan",
     "schedule",
@@ -52,6 +54,7 @@ _HOMES = {
     "loop": "bppsa.frontend.loops.functions",
     "measure": "bppsa.api.measuring",
     "partition": "bppsa.fxpasses.partition",
+    "plan_training": "bppsa.api.planning",
 }
 
 

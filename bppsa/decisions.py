@@ -76,3 +76,8 @@ class Report:
 def warn_once(text: str) -> None:
     """What is worth one warning a process, unless very many others came after it."""
     warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def warn_without_kernels(error: Exception) -> None:
+    """One line for all parts of a model that cannot be built for the same reason; reports name each."""
+    warn_once(f"bppsa runs as PyTorch does what it has no kernels for: {error}")

@@ -51,7 +51,8 @@ class ChainError(BppsaError, RuntimeError):
 
 
 class MachineError(BppsaError, ValueError):
-    """BPPSA_MACHINE names a file that holds no record of a machine, or a device cannot be measured."""
+    """BPPSA_MACHINE names a file that holds no record of a machine, BPPSA_ISA instructions that are not known or not
+    there, or a device cannot be measured."""
 
 
 class ScheduleError(BppsaError, ValueError):
@@ -82,11 +83,12 @@ class BudgetError(BppsaError, MemoryError):
     """A pattern larger than the memory budget; the text names the module, its op, the shape and the non-zeros."""
 
 
-# Ours for what PyTorch raises over sizes, dtypes and dimensions.
+# Ours for what PyTorch raises over sizes, dtypes, dimensions and kinds of arguments.
 OURS: dict[type[Exception], type[BppsaError]] = {
     RuntimeError: InputError,
     ValueError: InputValueError,
     IndexError: InputIndexError,
+    TypeError: ArgumentError,
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.utils.flop_counter import flop_registry
 
 from bppsa.schedule.compare import in_columns
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
@@ -30,6 +31,31 @@ class Value:
     bytes: int = 0  # of the example's, 0 where it holds no tensor
 
 
+class Seconds(NamedTuple):
+    """What a stage was measured to take, of the whole example."""
+
+    forward: float
+    backward: float
+
+
+@dataclass(frozen=True)
+class RecomputedPart:
+    """Nodes of a stage that follow each other and run again before their backward: what they save for it is not held.
+
+    products: whether results of matrix products are held all the same, and not computed again.
+    """
+
+    nodes: tuple[str, ...]
+    cost: float = 0.0  # of the nodes, as `Stage.cost` counts
+    of_products: float = 0.0  # what of it is matrix products'
+    products: bool = False
+
+    @property
+    def again(self) -> float:
+        """The cost of running it again."""
+        return self.cost - self.of_products if self.products else self.cost
+
+
 @dataclass(frozen=True)
 class Stage:
     """module(*inputs) -> tuple of outputs; inputs and outputs are numbers of values.
@@ -47,6 +73,9 @@ class Stage:
     changes: tuple[str, ...] = ()  # buffers that the forward changes in place, by the model's names
     root: str = ""  # where in `module` the model is, whose paths go on from there
     draws: tuple[tuple[str, int], ...] = ()  # nodes of `module` that draw random numbers, and their places in the model
+    seconds: Seconds | None = None  # where it was measured
+    recomputed: tuple[RecomputedPart, ...] = ()  # at first the calls of torch.utils.checkpoint
+    recomputable: tuple[RecomputedPart, ...] = ()  # all that can be: what is changed in place outside cannot
 
 
 class Situation(NamedTuple):
@@ -55,6 +84,20 @@ class Situation(NamedTuple):
     training: tuple[bool, ...]  # of each module whose forward is in the graph
     dtypes: tuple[torch.dtype, ...]  # of the tensors among its arguments, and those that its Parameters have
     autocast: tuple[torch.dtype | None, ...]  # around the call, by device
+
+
+@dataclass(frozen=True)
+class LossMeans:
+    """By what micro-batches' losses are weighted. count: of the arguments of the graph that gives the loss, quantities.
+
+    ways: each a product of the number of rows (-1) and of these quantities, to powers; a micro-batch's loss counts by
+    the product for it over that for the batch. Where several ways disagree nothing is right.
+    """
+
+    count: Callable[..., Sequence[torch.Tensor]] | None = None  # None: it is no sum or mean over rows
+    sums: tuple[bool, ...] = ()  # of each quantity, whether micro-batches' add up to the batch's
+    ways: tuple[tuple[tuple[int, int], ...], ...] = ()
+    place: str = ""  # where it ceases to be one
 
 
 @dataclass(frozen=True)
@@ -69,6 +112,8 @@ class Stages:
     by_rows: tuple[bool, ...] = field(default=(), kw_only=True)  # of each leaf of the arguments, whether it has rows
     shapes: tuple[tuple[int, ...] | None, ...] = field(default=(), kw_only=True)  # of these leaves, in the example
     situation: Situation | None = field(default=None, kw_only=True)  # None: they serve all
+    means: LossMeans | None = field(default=None, kw_only=True)  # of the loss that the model returns; None: not known
+    few: tuple[Any, ...] = field(default=(), kw_only=True, repr=False)  # what the last stage returns for a few rows
     # of the model as it is now, and arguments as `bind` gives them: stages with the same weights
     again: Callable[[nn.Module, Sequence[Any]], Stages] | None = field(default=None, kw_only=True, repr=False)
     # which attribute of the model has changed since it was cut, "" where none has
@@ -114,6 +159,16 @@ def draws(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     given = {a.name: a.default_value for a in arguments}  # what equals its default may be left out of a call
     given |= {a.name: value for a, value in zip(arguments, args, strict=False)} | dict(kwargs)
     return given.get("dropout_p") != 0 and given.get("train") is not False
+
+
+# Products of activations by each other, as of attention, whose results are large and soon computed.
+CHEAP_PRODUCTS = frozenset((torch.ops.aten.bmm, torch.ops.aten.baddbmm))
+PRODUCTS = frozenset((*flop_registry, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu)) - CHEAP_PRODUCTS
+
+
+def is_product(op: Any) -> bool:
+    """Whether an ATen op's result is held where matrix products are: who counts costs and who runs have to agree."""
+    return op._overloadpacket in PRODUCTS and not op._schema.is_mutable
 
 
 def places(schedule: Schedule, s: int, B: int) -> dict[str, str]:

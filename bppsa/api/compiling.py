@@ -43,6 +43,9 @@ def compile(
     example_kwargs: Mapping[str, Any] | None = None,
     data: str | None = None,
     seed: int | None = None,
+    recompute: str | Callable[[int], str | None] | None = None,
+    balance: str | None = None,
+    speeds: Sequence[float] | None = None,
 ) -> nn.Module:
     """Return a model that computes what `model` computes, its recurrences and pruned layers by generated kernels.
 
@@ -89,6 +92,14 @@ def compile(
         data: "global" (the default): every rank is given the whole batch; "local": each brings its own rows (`ddp`,
             `fsdp`).
         seed: from which jobs draw random numbers, by default torch's initial seed.
+        recompute: "full": each stage keeps its inputs alone, and runs its forward again before its backward;
+            "selective": it keeps the results of matrix products and convolutions too, and computes the rest again, such
+            as norms, activations and attention's scores; or a function of a stage's number that gives one of these, or
+            None. Without it, and where the function gives None, calls of torch.utils.checkpoint in the forward are
+            kept to.
+        balance: "cost" (the default): stages are made equal by flops and bytes; "measured": by times that ops take on
+            the example, on each worker.
+        speeds: how fast each worker is, beside the others: a worker of speed 0.5 is given half as much.
 
     Raises:
         StrategyError: a value that an option cannot have, or an option that says nothing about what is asked for, such
@@ -118,6 +129,9 @@ def compile(
         example_kwargs=example_kwargs,
         data=data,
         seed=seed,
+        recompute=recompute,
+        balance=balance,
+        speeds=speeds,
     )
     if not isinstance(model, nn.Module):
         raise StrategyError(

@@ -5,9 +5,10 @@ An option says something about the product that is asked for, or is an error tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -20,6 +21,8 @@ from bppsa.schedule.spec import Build, Recipe, Schedule
 FALLBACKS = ("eager", "inductor")
 SPARSE = ("masks", "auto")
 DATA = ("global", "local")
+RECOMPUTE = ("full", "selective")
+BALANCE = ("cost", "measured")
 
 
 class OptionKind(NamedTuple):
@@ -43,6 +46,11 @@ class OptionKind(NamedTuple):
 
 def is_int(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_positive(value: Any) -> bool:
+    """Whether it is a finite number above 0."""
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
 
 
 def is_stages(value: Any) -> bool:
@@ -74,6 +82,15 @@ KINDS: Mapping[str, OptionKind] = {
     ),
     "data": OptionKind(bool, "", known=DATA),
     "seed": OptionKind(is_int, "an int"),
+    "balance": OptionKind(bool, "", known=BALANCE),
+    "speeds": OptionKind(
+        lambda value: isinstance(value, Sequence) and bool(value) and all(map(is_positive, value)),
+        "a list with a number above 0 for each worker, such as [1, 1, 0.5]",
+    ),
+    "recompute": OptionKind(
+        lambda value: value in RECOMPUTE if isinstance(value, str) else callable(value),
+        '"full", "selective", or a function of a stage\'s number that gives one of them, or None',
+    ),
 }
 NEEDS_SCHEDULE = "give schedule= too, which gives the model its step(x, target), or leave it out"
 NEEDS_MASKS = "masks= and sparse= go with strategy 'auto' or 'sequential', and without schedule="
@@ -157,6 +174,9 @@ class ScheduleOptions(ProductOptions):
     example_kwargs: Mapping[str, Any] | None = None
     data: str = "global"
     seed: int | None = None
+    recompute: str | Callable[[int], str | None] | None = None
+    balance: str = "cost"
+    speeds: Sequence[float] | None = None
 
     @property
     def product(self) -> str:

@@ -77,6 +77,9 @@ def with_schedule(model: nn.Module, options: ScheduleOptions) -> nn.Module:
         options.seed,
         options.data == "local",
         (options.strategy, options.forward),
+        options.recompute,
+        options.balance,
+        tuple(options.speeds or ()),
     )
     check_stages(settings, options.stages)
     fast, by_path = rewrite(model, options.strategy, options.forward)

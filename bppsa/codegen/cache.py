@@ -52,7 +52,9 @@ def entry(name: str, make: Callable[[Path], None]) -> Iterator[Path]:
 
 
 def read(name: str) -> bytes | None:
-    """What `write` has kept under the name."""
+    """What `write` has kept under the name; nothing is said, and no directory made, where it has kept nothing."""
+    if not place().is_dir():
+        return None
     directory = _directory()
     path = directory and directory / name
     return path.read_bytes() if path and _intact(path) else None

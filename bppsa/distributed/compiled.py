@@ -8,7 +8,8 @@ from typing import Any
 from torch import nn
 
 from bppsa.decisions import RECORD
-from bppsa.distributed.steps.trainer import Trainer, like
+from bppsa.distributed.script.states import like
+from bppsa.distributed.steps.trainer import Trainer
 from bppsa.distributed.steps.training import Settings, Training
 from bppsa.frontend.state import state_of
 

@@ -18,9 +18,11 @@ from bppsa.distributed.steps.agreement import fingerprint
 from bppsa.distributed.steps.fill import fill
 from bppsa.distributed.steps.local import Local
 from bppsa.distributed.steps.recut import Twin, recutting
+from bppsa.distributed.steps.speeds import stage_speeds, threads_of_one, workers_of
 from bppsa.distributed.steps.training import Settings, Training
 from bppsa.errors import ScheduleError, StrategyError
 from bppsa.runtime.worker.shell import holder, tensors_in
+from bppsa.schedule.spec import bound_to
 from bppsa.schedule.timeline import Timeline
 from bppsa.stages import OverTime, Stages
 
@@ -38,7 +40,7 @@ def scheduled(
     """example, keywords: a batch of the model's arguments; None: the first call's. Raises as `bppsa.compile` says."""
 
     def begin(compiled: Scheduled, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Training:
-        cutting = partial(cut, model, settings, stages, args, kwargs)
+        cutting = partial(cut, model, stages, args, kwargs)
         starting = start_in_group if in_group() else start
         return starting(compiled, model, settings, cutting)
 
@@ -62,6 +64,14 @@ def check_stages(settings: Settings, stages: int | Sequence[nn.Module] | None) -
             f"stages= says nothing with {settings.schedule}, whose stages are {chunks} chunks of each recurrent layer; "
             f"leave it out"
         )
+    if (settings.balance != "cost" or settings.speeds) and (chunks is not None or not isinstance(stages, int | None)):
+        name = "speeds=" if settings.speeds else "balance="
+        raise StrategyError(f"{name} says nothing where stages are given or are chunks of time; leave it out")
+    if settings.recompute is not None and chunks is not None:
+        raise StrategyError(
+            f"recompute= says nothing with {settings.schedule}, whose chunks keep the states of recurrent layers; "
+            f"leave it out, or cut time into more chunks"
+        )
     if settings.local and chunks is not None:
         raise StrategyError(
             f"data='local' says nothing with {settings.schedule}, which cuts time: ranks have no rows of their own; "
@@ -84,36 +94,51 @@ def counterparts(model: nn.Module, clone: nn.Module, stages: int | Sequence[nn.M
 
 def cut(
     model: nn.Module,
-    settings: Settings,
     stages: int | Sequence[nn.Module],
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
+    settings: Settings,
+    share: Callable[[Any], Sequence[Any]] = lambda own: [own],
 ) -> Stages:
+    """share: gives what each rank says."""
     from bppsa.fxpasses.over_time import over_time  # torch.export takes a second to import
     from bppsa.fxpasses.partition import partition
 
     chunks = getattr(settings.schedule, "chunks", None)
     if chunks is not None:
         return over_time(model, args, kwargs, chunks)
-    return partition(model, tuple(args), stages, example_kwargs=kwargs)
+    if not isinstance(stages, int) or (settings.balance == "cost" and not settings.speeds):
+        return partition(model, tuple(args), stages, example_kwargs=kwargs)
+    bound = bound_to(settings.schedule, stages, settings.microbatches, settings.workers)
+    speeds = stage_speeds(bound, stages, settings.microbatches, settings.speeds)
+    with threads_of_one(neighbours(settings.workers or workers_of(bound, stages, settings.microbatches))):
+        return partition(
+            model,
+            tuple(args),
+            stages,
+            example_kwargs=kwargs,
+            balance=settings.balance,
+            speeds=speeds,
+            share=share,
+        )
 
 
 def in_group() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def start(compiled: Scheduled, model: nn.Module, settings: Settings, cutting: Callable[[], Stages]) -> Training:
-    stages = cutting()
+def start(compiled: Scheduled, model: nn.Module, settings: Settings, cutting: Callable[..., Stages]) -> Training:
+    stages = cutting(settings)
     training = training_of(stages)(compiled, settings, stages)
     check_square(settings, training.plan("step", settings.microbatches).timeline)
     fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
-    training.engine = Local(stages, compiled, settings.asked)
+    training.engine = Local(training.stages, compiled, settings.asked)
     training.again = recutting(stages, compiled, lambda: model)
     return training
 
 
 def start_in_group(
-    compiled: Scheduled, model: nn.Module, settings: Settings, cutting: Callable[[], Stages]
+    compiled: Scheduled, model: nn.Module, settings: Settings, cutting: Callable[..., Stages]
 ) -> Training:
     """Raises on every rank where one raises."""
     from bppsa.distributed.steps.ranks import (  # they need a PyTorch that was built with torch.distributed
@@ -125,7 +150,7 @@ def start_in_group(
     transport = GroupTransport(device=device_for(compiled))
     with transport.telling("compile"):
         settings = seeded(placed(settings, transport.size), transport)
-        stages = cutting()
+        stages = cutting(settings, lambda own: [of for _, of in sorted(transport.share(own).items())])
         training = training_of(stages)(compiled, settings, stages)
         timeline = training.plan("step", settings.microbatches).timeline
         check_square(settings, timeline)
@@ -139,7 +164,7 @@ def start_in_group(
     for number, (s, _, _) in enumerate(timeline.jobs):
         if timeline.graph.owner[number] not in owners.setdefault(s, []):
             owners[s].append(timeline.graph.owner[number])
-    light = without_weights(stages)
+    light = without_weights(training.stages)
     training.again, training.follows = recutting(stages, compiled, Twin(model)), False
     keep = {name for s, at in owners.items() if transport.rank in at for name in stages.stages[s].names.values()}
     leave_others(compiled, stages, keep)

@@ -52,8 +52,9 @@ class Counts:
     peer: the kind whose rates PyTorch has ("RNN", "GRU", "LSTM", "loop"); ops: that it launches in a step.
     weights: bytes. blocks, width: the dense blocks of one step's J^T. tile: rows of a program, warps: of it; fits:
     whether it keeps the weights. stretch: how many times as wide its tiles are as what is in them.
-    iterations: of Newton's that a forward is taken to need. replay: of what PyTorch's forward has not kept; hidden: of
-    the recurrence of the carries that it does not show.
+    again: of a forward that keeps every k-th state, and of the backward that computes the others again, where one sweep
+    each way is these. iterations: of Newton's that a forward is taken to need. replay: of what PyTorch's forward has
+    not kept; hidden: of the recurrence of the carries that it does not show.
     """
 
     peer: str
@@ -71,6 +72,7 @@ class Counts:
     warps: int = 1
     fits: bool = True
     stretch: float = 1.0
+    again: tuple[Each, Each] | None = None
     iterations: int = ITERATIONS
     replay: Each | None = None
     hidden: Counts | None = None
@@ -110,6 +112,8 @@ def forward(
         return newton(counts, size, division(ahead, size.steps))
     if ahead.name == "pytorch":
         return library(counts, size, training)
+    if training and counts.again is not None and in_one_sweep(strategy, size):
+        each = counts.again[0]
     return [*products(counts.before, counts, size), (name, sweep(each, counts, size))]
 
 
@@ -118,8 +122,13 @@ def backward(strategy: Strategy | str, counts: Counts, size: Size) -> list[Phase
         return [by_pytorch("backward", counts, size, counts.backward, counts.after)]
     division = divide(strategy, size.steps)
     chunked = [] if division.count == 1 else to_boundaries(strategy, counts, size)
-    sweeps = sweep(counts.backward, counts, size, min(division.length, size.steps), division.count)
+    each = counts.backward if counts.again is None or division.count > 1 else counts.again[1]
+    sweeps = sweep(each, counts, size, min(division.length, size.steps), division.count)
     return [*chunked, ("backward", sweeps), *products(counts.after, counts, size)]
+
+
+def in_one_sweep(strategy: Strategy | str, size: Size) -> bool:
+    return not isinstance(strategy, str) and divide(strategy, size.steps).count == 1
 
 
 def library(counts: Counts, size: Size, training: bool) -> list[Phase]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import importlib.util
 import os
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -16,6 +15,7 @@ from torch.autograd import forward_ad
 from bppsa.codegen.cpu.native import REAL
 from bppsa.codegen.cpu.sparse import NativeSparse, NativeSymbolic
 from bppsa.codegen.gpu.native_sparse import TritonSparse
+from bppsa.decisions import warn_without_kernels
 from bppsa.errors import BuildError
 from bppsa.runtime.pool import Pool
 from bppsa.sparsity.patterns.engine import ATEN
@@ -119,15 +119,9 @@ def native_symbolic() -> NativeSymbolic:
     return NativeSymbolic()
 
 
-_warned: set[str] = set()
-
-
 def built(make: Callable[[], T]) -> T | None:
     try:
         return make()
     except BuildError as error:
-        text = f"sparse products run on ATen ops: {error}"
-        if text not in _warned:
-            _warned.add(text)
-            warnings.warn(text, RuntimeWarning, stacklevel=2)
+        warn_without_kernels(error)
         return None

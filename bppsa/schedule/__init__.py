@@ -12,6 +12,7 @@ studied anywhere.
 
 from bppsa.schedule.bounds import bound
 from bppsa.schedule.compare import Comparison, compare
+from bppsa.schedule.recompute import Recompute
 from bppsa.schedule.search import Search, search
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, F, Job, Recipe, Schedule, W
@@ -46,6 +47,7 @@ __all__ = [
     "F",
     "Job",
     "Recipe",
+    "Recompute",
     "Schedule",
     "Search",
     "Timeline",

@@ -6,6 +6,7 @@ python -m bppsa.schedule compare gpipe "lpp(G=2)" my_schedule.py:name -S 8 -B 8
 python -m bppsa.schedule search -S 8 -B 16 -W 8 --memory 12
 python -m bppsa.schedule search gpipe my_schedule.py:name -S 8 -B 16 -W 8
 python -m bppsa.schedule search -S 8 -B 16 -W 8 --forward-ms 12 --activation-mb 50 --bandwidth 10
+python -m bppsa.schedule search -S 8 -B 16 -W 8 --activation-mb 900 --kept 0.1 --memory-gb 6 --recompute auto
 
 Without units a time of 1 is a job's, and a size of 1 is what one micro-batch's activations of a stage take.
 """
@@ -23,6 +24,7 @@ from bppsa.errors import ScheduleError
 from bppsa.schedule.compare import compare
 from bppsa.schedule.draw import column
 from bppsa.schedule.names import PARAMETERS, ZOO, loaded, made_by, named
+from bppsa.schedule.recompute import Recompute
 from bppsa.schedule.search import search
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import Build, Recipe, Schedule
@@ -84,6 +86,15 @@ def parser() -> argparse.ArgumentParser:
     for name, (metavar, help) in MEASURES.items():
         made.add_argument(f"--{name.replace('_', '-')}", type=Fraction, metavar=metavar, help=help)
     made.add_argument("--memory", type=Fraction, help="search: what a worker can hold of activations and weights")
+    made.add_argument("--memory-gb", type=Fraction, metavar="GB", help="search: the same in GB; needs --activation-mb")
+    made.add_argument(
+        "--recompute",
+        choices=("full", "auto"),
+        help="run each forward again before its backward; search: auto tries both",
+    )
+    made.add_argument(
+        "--kept", type=Fraction, metavar="SHARE", help="with --recompute: of a stage's activations, what is held (0)"
+    )
     made.add_argument("--svg", type=Path, metavar="FILE", help="write the diagram")
     made.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
     made.add_argument("--batches", action="store_true", help="name the micro-batch of each job")
@@ -108,7 +119,10 @@ def print_comparison(given: argparse.Namespace) -> None:
 
 def print_search(given: argparse.Namespace) -> None:
     among = [named(word) for word in given.words[1:]] or None
-    print(search(**numbers(given) | {"W": given.W or given.S}, memory=whole(given.memory), schedules=among))
+    limits: dict[str, Any] = {"memory": whole(given.memory), "memory_gb": whole(given.memory_gb)}
+    again = recomputed(given)
+    tried = [None, again] if given.recompute == "auto" else again
+    print(search(**numbers(given) | {"W": given.W or given.S, "recompute": tried}, **limits, schedules=among))
 
 
 COMMANDS = {"compare": print_comparison, "search": print_search}
@@ -116,7 +130,7 @@ COMMANDS = {"compare": print_comparison, "search": print_search}
 READ: dict[Callable[[argparse.Namespace], None], set[str]] = {
     draw: {"file", "svg", "trace", "batches", *PARAMETERS},
     print_comparison: set(),
-    print_search: {"memory"},
+    print_search: {"memory", "memory_gb"},
 }
 
 
@@ -134,7 +148,18 @@ def numbers(given: argparse.Namespace) -> dict[str, Any]:
     """What `simulate` takes besides the schedule, of what was given."""
     costs = {cost: getattr(given, cost) for cost in COSTS if getattr(given, cost) is not None}
     found = {name: whole(cost) for name, cost in measured(given, costs).items()}
-    return {"S": given.S, "B": given.B, "W": given.W, "units": units(given), **found}
+    return {"S": given.S, "B": given.B, "W": given.W, "units": units(given), "recompute": recomputed(given), **found}
+
+
+def recomputed(given: argparse.Namespace) -> Recompute | None:
+    """What is recomputed. Raises ScheduleError for a share of nothing."""
+    if given.recompute is None:
+        if given.kept is not None:
+            raise ScheduleError("--kept is what a stage holds that is recomputed; give --recompute too")
+        return None
+    share = given.kept or Fraction(0)
+    sizes = given.activation_sizes if given.activation_sizes is not None else Fraction(1)
+    return Recompute(kept=whole(share * sizes * (given.activation_mb or 1)) or 0)
 
 
 def measured(given: argparse.Namespace, costs: dict[str, Fraction]) -> dict[str, Fraction]:

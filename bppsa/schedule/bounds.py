@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import accumulate, chain
-from operator import mul
+from operator import mul, neg
 from typing import TYPE_CHECKING
 
 from bppsa.errors import ScheduleError
@@ -31,12 +31,15 @@ def bound(timeline: Timeline) -> float:
     jobs = timeline.jobs
     if timeline.graph.schedule.inputs is not None or not isinstance(jobs, Grid) or not {F, B} <= {*jobs.directions}:
         raise ScheduleError("the bound is of forward and backward jobs along a chain of stages")
+    kept_size = timeline.kept_size or timeline.activation_size
     sizes = [[timeline.activation_size(s, b) for s in range(jobs.S)] for b in range(jobs.B)]
+    kept = [[kept_size(s, b) for s in range(jobs.S)] for b in range(jobs.B)]
     alone = list(chain(*sizes))  # by b * S + s, as the grid counts
-    below = list(chain(*map(accumulate, sizes)))
+    waiting = list(chain(*map(accumulate, kept)))
+    below = {F: waiting, B: list(map(sum, zip(waiting, alone, map(neg, chain(*kept)), strict=True))), W: alone}
     memory_time = 0
     for d, first in jobs.first.items():
         took = timeline.durations[first : first + len(alone)]
-        memory_time += sum(map(mul, took, alone if d == W else below))
+        memory_time += sum(map(mul, took, below[d]))
     capacity = timeline.lanes * timeline.W * memory_time
     return float(sum(timeline.durations) * sum(timeline.peak_activations) / capacity) if capacity else math.inf

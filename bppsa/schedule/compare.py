@@ -7,6 +7,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from bppsa.errors import ScheduleError
+from bppsa.schedule.recompute import Recompute, recompute_of
 from bppsa.schedule.simulator import Cost, per_stage, simulate
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.spec import W as WEIGHT
@@ -99,15 +100,30 @@ def splits(recipe: Recipe, S: int, B: int, W: int | None) -> bool:
 
 
 def row_or_reason(
-    recipe: Recipe, *, S: int, B: int, W: int | None, split: bool, backward: Cost, weight: Cost, **costs: Any
+    recipe: Recipe,
+    *,
+    S: int,
+    B: int,
+    W: int | None,
+    split: bool,
+    backward: Cost,
+    weight: Cost,
+    recompute: Recompute | bool | str | None = None,
+    **costs: Any,
 ) -> ComparisonRow | str:
     """What a schedule takes, or why it cannot run. split: the whole of a backward is backward + weight."""
     try:
         bound = bound_to(recipe, S, B, W)
         whole = of_backward(bound, backward, weight, S, split)
-        return row(recipe.name, simulate(bound, S=S, B=B, W=W, backward=whole, weight=weight, **costs))
+        again = recompute_of(recompute)
+        timeline = simulate(bound, S=S, B=B, W=W, backward=whole, weight=weight, recompute=again, **costs)
+        return row(with_recompute(recipe.name, again), timeline)
     except ScheduleError as error:
         return str(error)
+
+
+def with_recompute(name: str, recompute: Recompute | None) -> str:
+    return name if recompute is None else f"{name} + {recompute.name} recompute"
 
 
 def reasons(refused: Sequence[tuple[str, str]]) -> str:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SIGNS = {F: "f", B: "∇", W: "w"}  # as in Unifying Parallelization Schemes; other directions have their own names
 MEANING = {F: "forward", B: "backward", W: "gradient of the weights"}
+RUN_AGAIN = "forward again and backward"
 GOES_ON = "─"
 MOST_COLUMNS = 240  # of text whose unit of time nobody chose
 PALETTE = (110, 180, 216, 151, 182, 223, 146, 229)  # of 256 terminal colours, one a micro-batch
@@ -63,7 +64,8 @@ def text(timeline: Timeline, unit: Any = None, *, batches: bool = False, color: 
 
 def legend(timeline: Timeline, batches: bool = False) -> str:
     """What the signs of its jobs stand for."""
-    signs = [f"{SIGNS[d]} {MEANING[d]}" for d in SIGNS if d in timeline.jobs.directions]
+    meaning = MEANING if timeline.kept_size is None else {**MEANING, B: RUN_AGAIN}
+    signs = [f"{SIGNS[d]} {meaning[d]}" for d in SIGNS if d in timeline.jobs.directions]
     own = [d for d in timeline.jobs.directions if d not in SIGNS]
     others = [f"{' '.join(own)} directions of its own"] if own else []
     return ", ".join([*signs, *others, f"each with its {'stage.micro-batch' if batches else 'stage'}"])
@@ -107,6 +109,11 @@ def svg(timeline: Timeline, path: str | Path) -> None:
 
     Every bar is a `rect` of class "job" with data-job="s b d", data-worker, data-start and data-end, exact.
     """
+    Path(path).write_text(svg_text(timeline), encoding="utf-8")
+
+
+def svg_text(timeline: Timeline) -> str:
+    """The diagram that `svg` writes."""
     rows = {name: HEADER + LANE * at for at, name in enumerate(lines_of(timeline))}
     scale = (WIDTH - MARGIN) / (timeline.makespan or 1)
     height = HEADER + LANE * len(rows) + FOOTER
@@ -123,7 +130,7 @@ def svg(timeline: Timeline, path: str | Path) -> None:
         *(bar(timeline, job, rows[line_of(timeline, job)], scale) for job in timeline.jobs),
         "</svg>",
     ]
-    Path(path).write_text("\n".join(parts) + "\n", encoding="utf-8")
+    return "\n".join(parts) + "\n"
 
 
 def number(value: Any) -> str:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from itertools import product
 from numbers import Real
 from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import zoo
-from bppsa.schedule.compare import ComparisonRow, as_recipe, reasons, row_or_reason, table
+from bppsa.schedule.compare import ComparisonRow, as_recipe, reasons, row_or_reason, table, with_recompute
+from bppsa.schedule.recompute import Recompute, recompute_of
 from bppsa.schedule.simulator import Cost, Number
 from bppsa.schedule.spec import Build, Recipe, Schedule, check_counts
-from bppsa.schedule.units import JOBS, Units
+from bppsa.schedule.units import BYTES, JOBS, Units
 
 NOT_TRIED = {
     "breadth_first": "it is lpp",
@@ -20,6 +23,8 @@ NOT_TRIED = {
     "blelloch": "it is for the steps of a recurrence",
     "wavelet_dp": "its gain is what two jobs on one device lose to each other, which only a measurement can tell",
 }
+AUTO = "auto"
+MOST_TOLD = 1000  # as the denominator of a fraction in a text
 TIMES = {"activation_time", "gradient_time", "weight_time"}
 FREE = (
     "communication counted as free: what workers send each other takes no time here; give activation_time, "
@@ -39,11 +44,18 @@ def candidates(S: int, W: int) -> Iterator[Recipe]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule that was tried. row: None where it cannot run. lost: why it is not the best; "" for the best."""
+    """A schedule that was tried. row: None where it cannot run. lost: why it is not the best; "" for the best.
+    recompute: what it recomputes, None where that is nothing."""
 
     recipe: Recipe
     row: ComparisonRow | None
     lost: str
+    recompute: Recompute | None = None
+
+    @property
+    def name(self) -> str:
+        """Return what it is called in tables."""
+        return with_recompute(self.recipe.name, self.recompute)
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,7 @@ class Search:
 
     def __str__(self) -> str:
         ran = [candidate.row for candidate in self.ranked if candidate.row]
-        why = [f"{candidate.recipe}: {candidate.lost or 'the best'}" for candidate in self.ranked]
+        why = [f"{candidate.name}: {candidate.lost or 'the best'}" for candidate in self.ranked]
         left = [f"{name}: not tried, {reason}" for name, reason in self.not_tried.items()]
         return "\n".join([*([FREE] if self.free else []), table(ran, self.units), "", *why, *left])
 
@@ -73,6 +85,8 @@ def search(
     W: int,
     *,
     memory: Number | None = None,
+    memory_gb: Number | None = None,
+    recompute: Recompute | bool | str | Sequence[Recompute | bool | str | None] | None = None,
     schedules: Iterable[Schedule | Recipe | Build] | None = None,
     backward: Cost = 1,
     weight: Cost = 1,
@@ -88,6 +102,9 @@ def search(
     Args:
         memory: what a worker may hold of activations and weights, in the units of `activation_sizes` and
             `weight_sizes`: the activations' peak, the weights that it owns and the greatest stage that it fetches.
+        memory_gb: the same in 10^9 bytes, where `units` count bytes, such as `Units(memory="MB")`.
+        recompute: as in `simulate`; of a list each is tried with each schedule, so [None, Recompute(kept=0.1)] asks
+            whether to recompute at all. "auto" is [None, True].
         schedules: what to choose from; by default the zoo, with all parameters that make sense.
 
     Raises:
@@ -96,28 +113,48 @@ def search(
     check_counts(S=S, B=B, W=W)
     if not isinstance(memory, Real | None):
         raise ScheduleError(f"memory={memory!r} is no number; it counts in units of activation_sizes and weight_sizes")
+    if memory is not None and memory_gb is not None:
+        raise ScheduleError("memory= and memory_gb= say the same; give one of them")
+    limit = memory if memory_gb is None else units.of_gigabytes(memory_gb)
+    variants = variants_of(recompute)
     recipes = candidates(S, W) if schedules is None else map(as_recipe, schedules)
     numbers = {"S": S, "B": B, "W": W, "backward": backward, "weight": weight, "units": units, **costs}
     fit: list[tuple[Any, Candidate]] = []
     lost: list[Candidate] = []
-    for recipe in recipes:
-        found = row_or_reason(recipe, split=True, **numbers)
+    for recipe, again in product(recipes, variants):
+        found = row_or_reason(recipe, split=True, recompute=again, **numbers)
         if isinstance(found, str):
-            lost.append(Candidate(recipe, None, found))
-        elif memory is not None and found.memory > memory:
-            lost.append(Candidate(recipe, found, f"holds {found.memory} of memory {memory}"))
+            lost.append(Candidate(recipe, None, found, again))
+        elif limit is not None and found.memory > limit:
+            lost.append(Candidate(recipe, found, f"holds {told(found.memory)} of memory {told(limit)}", again))
         else:
-            fit.append((key(found), Candidate(recipe, found, "")))
+            fit.append((key(found), Candidate(recipe, found, "", again)))
     if not fit:
-        raise ScheduleError(nothing_fits(S, B, W, memory, lost))
+        raise ScheduleError(nothing_fits(S, B, W, limit, lost, units))
     fit.sort(key=lambda pair: pair[0])
     (least, best), *others = fit
     ranked = [best, *(replace(other, lost=behind(least, of)) for of, other in others)]
-    lost.sort(
-        key=lambda candidate: (candidate.row is None, candidate.row and candidate.row.memory, candidate.recipe.name)
-    )
+    lost.sort(key=lambda candidate: (candidate.row is None, candidate.row and candidate.row.memory, candidate.name))
     free = not TIMES & costs.keys()
     return Search((*ranked, *lost), NOT_TRIED if schedules is None else {}, units, free)
+
+
+def variants_of(recompute: Any) -> list[Recompute | None]:
+    """What each schedule is tried with. Raises ScheduleError where that is nothing, or none that is known."""
+    if recompute == AUTO:
+        recompute = [None, True]
+    several = isinstance(recompute, Iterable) and not isinstance(recompute, str)
+    found = [recompute_of(one) for one in (recompute if several else [recompute])]
+    if not found:
+        raise ScheduleError('recompute=[] tries nothing; leave it out, or give some, such as [None, "full"]')
+    return found
+
+
+def told(number: Number) -> str:
+    """A size, as short as it can be read."""
+    if isinstance(number, int):
+        return str(number)
+    return str(number) if isinstance(number, Fraction) and number.denominator < MOST_TOLD else f"{float(number):.6g}"
 
 
 def key(row: ComparisonRow) -> tuple[Any, Any, int, str]:
@@ -136,12 +173,16 @@ def behind(best: tuple[Any, ...], other: tuple[Any, ...]) -> str:
     return f"equal to {name}"
 
 
-def nothing_fits(S: int, B: int, W: int, memory: Number | None, lost: list[Candidate]) -> str:
+def nothing_fits(S: int, B: int, W: int, memory: Number | None, lost: list[Candidate], units: Units) -> str:
     rows = [candidate.row for candidate in lost if candidate.row]
     if not rows:
-        return f"no schedule runs S={S} stages on W={W} workers: {reasons([(c.recipe.name, c.lost) for c in lost])}"
+        return f"no schedule runs S={S} stages on W={W} workers: {reasons([(c.name, c.lost) for c in lost])}"
     least = min(rows, key=lambda row: (row.memory, row.makespan, row.schedule))
+    unit = f" {units.memory}" if units.memory in BYTES else ""
+    mends = "use more workers, or cut the net into more stages"
+    if all(candidate.recompute is None for candidate in lost):
+        mends = f"{mends}, or recompute activations (recompute=True)"
     return (
-        f"no schedule of S={S} stages, B={B} micro-batches and W={W} workers fits in memory {memory}: "
-        f"{least.schedule} needs least, {least.memory}; use more workers, or cut the net into more stages"
+        f"no schedule of S={S} stages, B={B} micro-batches and W={W} workers fits in memory {told(memory or 0)}{unit}: "
+        f"{least.schedule} needs least, {told(least.memory)}{unit}; {mends}"
     )

@@ -13,7 +13,8 @@ from typing import Any
 from bppsa.errors import ScheduleError
 from bppsa.schedule import spec
 from bppsa.schedule.answers import no_cost
-from bppsa.schedule.graph import NOWHERE, JobGraph, Prices, build_graph, numbered
+from bppsa.schedule.graph import NOWHERE, JobGraph, Price, Prices, build_graph, numbered
+from bppsa.schedule.recompute import Recompute, recompute_of
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import JOBS, Units
@@ -40,6 +41,7 @@ def simulate(
     activation_time: Cost = 0,
     gradient_time: Cost = 0,
     weight_time: Cost = 0,
+    recompute: Recompute | bool | str | None = None,
     units: Units = JOBS,
 ) -> Timeline:
     """Run a schedule for S stages, B micro-batches and W workers on paper, and return its timeline.
@@ -61,6 +63,8 @@ def simulate(
         activation_time: what it takes to bring a stage's input from another worker: the job waits, its worker does not.
         gradient_time: the same for the gradient of its output.
         weight_time: what it takes to fetch a stage's weights from their owner: added to each such F and B job.
+        recompute: a `Recompute`, what runs again before each backward and what is held until then; True or "full" runs
+            all of the forward again and counts what it keeps as nothing.
         units: in what these count, for tables and diagrams, such as `Units(time="ms", memory="MB")`.
 
     Raises:
@@ -70,8 +74,20 @@ def simulate(
     bound = bound_to(schedule, S, B, W)
     jobs = numbered(bound, S, B)
     table = {spec.F: forward, spec.B: backward, spec.W: weight, **(costs or {})}
+    by_direction: dict[str, Price] = {
+        d: per_stage(f"the cost of {d}", table.get(d, table.get(d[0], 1)), jobs.S) for d in jobs.directions
+    }
+    again = recompute_of(recompute)
+    kept = None
+    if again is not None:
+        check_recomputes(jobs.directions)
+        kept = per_stage("kept", again.kept, jobs.S)
+        runs_again = per_stage("again", again.again, jobs.S)
+        once = per_stage("forward", table[spec.F], jobs.S)
+        if spec.B in by_direction:
+            by_direction[spec.B] = and_again(by_direction[spec.B], runs_again, once)
     prices = Prices(
-        {d: per_stage(f"the cost of {d}", table.get(d, table.get(d[0], 1)), jobs.S) for d in jobs.directions},
+        by_direction,
         hidden_or("activation_time", activation_time, jobs.S),
         hidden_or("gradient_time", gradient_time, jobs.S),
         hidden_or("weight_time", weight_time, jobs.S),
@@ -81,7 +97,7 @@ def simulate(
     end = [begin + took for begin, took in zip(start, graph.duration, strict=False)]  # behind the jobs stand transfers
     activation = per_stage("activation_sizes", activation_sizes, jobs.S)
     weights = per_stage("weight_sizes", weight_sizes, jobs.S)
-    return Timeline(graph, start, end, activation, weights, order, finished, units)
+    return Timeline(graph, start, end, activation, weights, order, finished, units, kept)
 
 
 def per_stage(name: str, cost: Cost, S: int) -> Callable[[int, int], Number]:
@@ -94,6 +110,19 @@ def per_stage(name: str, cost: Cost, S: int) -> Callable[[int, int], Number]:
     for s in no_cost(by_stage):
         raise ScheduleError(f"{name} of stage {s} is {by_stage[s]!r}, and has to be a finite number from 0 on")
     return lambda s, b: by_stage[s]
+
+
+def and_again(backward: Price, again: Price, forward: Price) -> Price:
+    """What a backward takes behind the share `again` of its forward."""
+    return lambda s, b: backward(s, b) + again(s, b) * forward(s, b)
+
+
+def check_recomputes(directions: Iterable[str]) -> None:
+    """Raises ScheduleError where others than F, B and W need what a forward keeps."""
+    if not {*directions} <= {*spec.SPLIT}:
+        raise ScheduleError(
+            "recompute= is of schedules with a forward and a backward of each stage along a chain; leave it out"
+        )
 
 
 def hidden_or(name: str, cost: Cost, S: int) -> Callable[[int, int], Any] | None:

@@ -19,6 +19,7 @@ from bppsa.schedule.spec import B, F, Job, W
 from bppsa.schedule.units import JOBS, Units
 
 Size = Callable[[int, int], Any]  # of the activations, or the weights, of (s, b)
+BEGINS, AGAIN, ENDS = "begins", "again", "ends"  # in the life of activations
 
 
 class Timeline:
@@ -48,14 +49,16 @@ class Timeline:
         order: list[int] | None = None,
         finished: list[int] | None = None,
         units: Units = JOBS,
+        kept_size: Size | None = None,
     ) -> None:
-        """start, end: of each job by its number, simulated or measured. order, finished: what sorting these gives."""
+        """start, end: of each job by its number, simulated or measured. order, finished: what sorting these gives.
+        kept_size: where forwards run again, of what is held until they do."""
         self.units = units
         self.graph, self.jobs, self.S, self.W, self.lanes = graph, graph.jobs, graph.jobs.S, graph.workers, graph.lanes
         self.order = sorted(range(len(start)), key=start.__getitem__) if order is None else order
         self.finished = sorted(range(len(end)), key=end.__getitem__) if finished is None else finished
         self._start, self._end = start, end
-        self.activation_size, self.weight_size = activation_size, weight_size
+        self.activation_size, self.weight_size, self.kept_size = activation_size, weight_size, kept_size
         self.start, self.end = PerJob(self.jobs, self._start), PerJob(self.jobs, self._end)
         self.worker, self.owner = PerJob(self.jobs, graph.worker), PerJob(self.jobs, graph.owner)
 
@@ -112,12 +115,13 @@ class Timeline:
     def peak_activations(self) -> list[Any]:
         """The most activations that a worker holds at a time, in the unit of `activation_sizes` (1 a stage and
         micro-batch by default). An activation lives from the start of its F to the end of its B, of its W where the
-        backward is split, on the worker that ran F. At equal times frees come before allocations."""
+        backward is split, on the worker that ran F. Where forwards run again, `Recompute.kept` takes its place until
+        the start of its B. At equal times frees come before allocations."""
         level, peak = [0] * self.W, [0] * self.W
-        size, worker = self._sizes, self.graph.worker
-        for _, forward, sign in self._lives():
+        change, worker = self._changes, self.graph.worker
+        for _, forward, event in self._lives():
             at = worker[forward]
-            level[at] += sign * size[forward]
+            level[at] += change[event][forward]
             if level[at] > peak[at]:
                 peak[at] = level[at]
         return peak
@@ -126,37 +130,45 @@ class Timeline:
     def memory(self) -> list[list[tuple[Any, Any]]]:
         """Of each worker, (time, activations it holds from then on), at each time at which one begins or ends."""
         curves: list[list[tuple[Any, Any]]] = [[] for _ in range(self.W)]
-        for now, forward, sign in self._lives():
+        for now, forward, event in self._lives():
             curve = curves[self.graph.worker[forward]]
-            level = (curve[-1][1] if curve else 0) + sign * self._sizes[forward]
+            level = (curve[-1][1] if curve else 0) + self._changes[event][forward]
             if curve and curve[-1][0] == now:
                 curve.pop()
             curve.append((now, level))
         return curves
 
-    def _lives(self) -> Iterator[tuple[Any, int, int]]:
-        """(time, forward job, 1) where its activations begin, -1 where they end; in order of time, ends first."""
+    def _lives(self) -> Iterator[tuple[Any, int, str]]:
+        """(time, forward job, BEGINS) where its activations begin, AGAIN where it runs again, ENDS where they end; in
+        order of time, ends first."""
         start, end, finished = self._start, self._end, self.finished
         ends, directions = self._ends_activations_of, self._directions
         done = 0
+        jobs, events = self.jobs, {F: BEGINS} if self.kept_size is None else {F: BEGINS, B: AGAIN}
         for number in self.order:
-            if directions[number] != F:
+            event = events.get(directions[number])
+            if event is None:
                 continue
             now = start[number]
             while done < len(finished) and end[finished[done]] <= now:
                 if ends[finished[done]] is not None:
-                    yield end[finished[done]], ends[finished[done]], -1
+                    yield end[finished[done]], ends[finished[done]], ENDS
                 done += 1
-            yield now, number, 1
+            if event == BEGINS:
+                yield now, number, BEGINS
+            elif (forward := (*jobs[number][:2], F)) in jobs:
+                yield now, jobs.number(forward), AGAIN
         for number in finished[done:]:
             if ends[number] is not None:
-                yield end[number], ends[number], -1
+                yield end[number], ends[number], ENDS
 
     @cached_property
-    def _sizes(self) -> list[Any]:
-        """Of each forward job's activations."""
-        size = self.activation_size
-        return [size(s, b) if d == F else 0 for s, b, d in self.jobs]
+    def _changes(self) -> dict[str, list[Any]]:
+        """Of each event in the life of a forward job's activations: by how much its worker holds more."""
+        size, kept = self.activation_size, self.kept_size
+        sizes = [size(s, b) if d == F else 0 for s, b, d in self.jobs]
+        held = sizes if kept is None else [kept(s, b) if d == F else 0 for s, b, d in self.jobs]
+        return {BEGINS: held, AGAIN: list(map(sub, sizes, held)), ENDS: [-each for each in sizes]}
 
     @cached_property
     def _ends_activations_of(self) -> list[Any]:
@@ -202,11 +214,13 @@ class Timeline:
         newest: Counter[tuple[int, int]] = Counter()  # (worker, stage) -> how many backwards have ended
         kept: dict[tuple[int, int], Counter[int]] = {}  # -> version -> micro-batches that still need it
         read: dict[int, int] = {}  # forward job -> the version that it read
-        for _, forward, sign in self._lives():
+        for _, forward, event in self._lives():
+            if event == AGAIN:
+                continue
             worker = self.graph.worker[forward]
             place = (worker, self._stages[forward])
             users = kept.setdefault(place, Counter())
-            if sign > 0:
+            if event == BEGINS:
                 read[forward] = newest[place]
                 users[newest[place]] += 1
             else:

@@ -99,6 +99,18 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "logaddexp2": lambda h: torch.logaddexp2(h, V),
     "angle": lambda h: h + torch.angle(h),
     "entropy": lambda h: torch.special.entr(1.5 + h),
+    "erfc and its inverses": lambda h: (
+        torch.erfc(h) + torch.special.erfcx(h) + torch.erfinv(0.9 * h) + torch.special.ndtri((2 + h) / 4)
+    ),
+    "normal distribution": lambda h: torch.special.ndtr(h) - torch.special.log_ndtr(2 * h),
+    "gamma functions": lambda h: (
+        torch.lgamma(2 + h) + torch.special.psi(2 + h) + torch.special.multigammaln(3 + h, 2) / 9
+    ),
+    "polygamma": lambda h: torch.polygamma(2, 2 + h) + torch.special.zeta(2.5, 2 + h),
+    "bessel": lambda h: (
+        torch.special.i0(h) * torch.special.i1(3 * h) + torch.special.i0e(h) - torch.special.i1e(20 * h)
+    ),
+    "log of the rest": lambda h: torch.special.xlog1py(h, h) + torch.special.xlog1py(0.3, h * h),
     "glu of halves": lambda h: torch.cat([h, h], 1)[:, :H] * torch.sigmoid(h),
 }
 

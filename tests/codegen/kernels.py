@@ -151,6 +151,20 @@ def swapped(H: int) -> Kernel:
     return Kernel("swapped", buffers, groups)
 
 
+def delayed(H: int) -> Kernel:
+    """Carries that hand their values on: each becomes what the one before it was, and two change places."""
+    new = Expr(Op.TANH, add(at("x"), at("oldest")))
+    stores = [Store(Access(a, after=True), v) for a, v in (("now", new), ("old", at("now")), ("oldest", at("old")))]
+    stores += [Store(Access(a), at(b)) for a, b in (("left", "right"), ("right", "left"))]
+    stores.append(Store(Access("y"), add(at("oldest"), at("right"))))
+    buffers = (
+        *(Buffer(name, Kind.STATE, H) for name in ("now", "old", "oldest")),
+        *(Buffer(name, Kind.RUNNING, H) for name in ("left", "right")),
+        *(Buffer(name, Kind.STREAM, H) for name in ("x", "y")),
+    )
+    return Kernel("delayed", buffers, (Group(H, tuple(stores)),))
+
+
 SHAPES = {
     Kind.STREAM: lambda b, T, B: (T, B, b.width),
     Kind.STATE: lambda b, T, B: (T + 1, B, b.width),

@@ -17,7 +17,7 @@ from bppsa.codegen.language.verify import verify
 from tests.codegen.kernels import mul, operands
 from tests.scan.support import close
 
-SHAPES = ((2, 3, 5), (4, 17), (33,), (1, 3, 1), (3, 8, 2, 3), (2, 16, 16))
+SHAPES = ((2, 3, 5), (4, 17), (33,), (1, 3, 1), (3, 8, 2, 3), (2, 16, 16), (2, 3, 71))
 
 
 def matrix_vector(h: int, D: int, N: int) -> Kernel:

@@ -92,7 +92,7 @@ def test_other_text_or_machine_is_built_again(compiler: Wrapper, monkeypatch: py
     assert build.library(source(1)).value() == 1
     assert build.library(source(2)).value() == 2
     forget()
-    monkeypatch.setattr(build, "_machine", lambda: ("another",))
+    monkeypatch.setattr(build, "_target", lambda: ("another",))
     build.library(source(1))
     assert len(compiler.builds()) == 3
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, const, dot
 from bppsa.codegen.language.verify import verify
-from bppsa.codegen.lowering.columns import ValueNumbering, is_uniform
+from bppsa.codegen.lowering.columns import ValueNumbering
 from bppsa.codegen.lowering.group import EXPENSIVE, Grouping
 from bppsa.codegen.lowering.lower import Root
 from tests.codegen.kernels import add, at, mul
@@ -189,9 +189,9 @@ def test_cheap_work_on_what_is_stored_is_done_again() -> None:
 
 
 def test_uniform() -> None:
-    assert is_uniform(add(const(1), at("a", 2, broadcast=True)))
-    assert not is_uniform(add(const(1), at("a")))
-    assert not is_uniform(product("a"))
+    assert add(const(1), at("a", 2, broadcast=True)).uniform
+    assert not add(const(1), at("a")).uniform
+    assert not product("a").uniform
 
 
 def test_slices_of_one_value_are_told_from_others() -> None:
@@ -231,7 +231,7 @@ def test_nothing_costly_is_computed_in_two_groups(case: Callable[[], Example]) -
             (node, group.width)
             for group in kernel.groups
             for node in group.nodes()
-            if node.op in EXPENSIVE and not is_uniform(node)
+            if node.op in EXPENSIVE and not node.uniform
         )
         assert not [(str(node)[:80], kernel.name) for (node, _), count in found.items() if count > 1]
 

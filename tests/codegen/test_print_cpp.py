@@ -11,7 +11,9 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Callable
+from typing import Any
 
+import mpmath
 import pytest
 import torch
 from torch import Tensor
@@ -20,7 +22,20 @@ from bppsa.codegen.arrange.hazards import staged
 from bppsa.codegen.cpu import build, print_cpp
 from bppsa.codegen.cpu.native import NativeKernel
 from bppsa.codegen.language import interpret
-from bppsa.codegen.language.ir import STRUCTURAL, Access, Buffer, Expr, Group, Kernel, Kind, Op, Reduce, Store, load
+from bppsa.codegen.language.ir import (
+    SPECIAL,
+    STRUCTURAL,
+    Access,
+    Buffer,
+    Expr,
+    Group,
+    Kernel,
+    Kind,
+    Op,
+    Reduce,
+    Store,
+    load,
+)
 from tests.codegen.kernels import (
     at,
     gated_backward,
@@ -237,6 +252,41 @@ def test_special_values(dtype: torch.dtype) -> None:
         if op is Op.FMOD:  # torch's own gives NaN where the quotient leaves the range
             close |= b.abs() <= info.tiny
         assert close.all(), (op, a[~close], b[~close], ours[~close])
+
+
+MPMATH: dict[Op, Callable[..., Any]] = {
+    Op.ERFC: mpmath.erfc,
+    Op.ERFCX: lambda x: mpmath.exp(x * x) * mpmath.erfc(x),
+    Op.ERFINV: lambda x: mpmath.erfinv(x) if abs(x) < 1 else mpmath.nan,
+    Op.NDTRI: lambda x: mpmath.sqrt(2) * mpmath.erfinv(2 * x - 1) if 0 < x < 1 else mpmath.nan,
+    Op.LGAMMA: lambda x: mpmath.log(abs(mpmath.gamma(x))),
+    Op.DIGAMMA: mpmath.digamma,
+    Op.ZETA: lambda s, q: mpmath.zeta(s, q) if s > 1 and q > 0 else mpmath.nan,
+    Op.I0E: lambda x: mpmath.exp(-abs(x)) * mpmath.besseli(0, x),
+    Op.I1E: lambda x: mpmath.exp(-abs(x)) * mpmath.besseli(1, x),
+}
+assert set(MPMATH) == SPECIAL
+
+
+@pytest.mark.parametrize("dtype", DTYPES.values())
+def test_special_functions_are_exact_to_a_few_ulp(dtype: torch.dtype) -> None:
+    """Near a zero of the function: to a few roundings of one."""
+    near, far = torch.linspace(-0.999, 0.999, 40), torch.linspace(1.1, 25, 40)
+    a = torch.cat([near, far, -far / 3 + 0.01]).to(dtype).repeat(9)[:1001].reshape(1, 1, -1)
+    b = torch.rand(1, 1, 1001, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype) * 12
+    ops, count = [op for op in Op if op not in STRUCTURAL], 120
+    info = torch.finfo(dtype)
+    for op, ours in zip(ops, evaluate(ops, a, b, b), strict=True):
+        if op not in MPMATH:
+            continue
+        with mpmath.workdps(60):
+            points = zip(a.flatten()[:count].tolist(), b.flatten()[:count].tolist(), strict=True)
+            exact = [float(MPMATH[op](*map(mpmath.mpf, p[: op.arity]))) for p in points]
+        truth = torch.tensor(exact, dtype=torch.float64)
+        there = truth.isfinite() & (truth.abs() < info.max) & (truth.abs() > info.tiny)
+        error = (ours.flatten()[:count].double() - truth).abs()[there]
+        limit = 16 * info.eps * truth.abs()[there].clamp_min(0.25)
+        assert (error <= limit).all(), (op, (error / limit).max())
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None, reason="needs objdump")

@@ -97,7 +97,8 @@ def test_kinds_of_calls_that_seldom_come_again(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(state, "PAYS", 4)
     pair = Pair(Agent())
     pair.method = "values"
-    found = [pair.call(x(steps))[0] for steps in (9, 10, 11, 12, 11, 11, 12, 9, 9, 9, 12)]
+    given = {rows: x().repeat(rows, 1, 1) for rows in (1, 2, 3, 4)}
+    found = [pair.call(given[rows])[0] for rows in (1, 2, 3, 4, 3, 3, 4, 1, 1, 1, 4)]
     kinds = [decision.strategy for decision in found]
     assert kinds == ["sequential"] * 2 + ["pytorch"] * 2 + ["sequential"] * 7
     assert "of a new kind" in found[2].reason

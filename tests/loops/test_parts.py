@@ -17,8 +17,8 @@ class Unfused(Cell):
         h = self.start(x)
         for t in range(x.shape[1]):
             h = self.cell(x[:, t], h)
-            h = h.lgamma().tanh()
-            h = h + torch.erfinv(h / 2)
+            h = torch.ones_like(h).igamma(h * h).tanh()
+            h = h + torch.igammac(torch.ones_like(h), h * h)
         return h
 
 
@@ -27,8 +27,9 @@ def test_a_reason_names_the_lines_of_its_ops() -> None:
     pair.call(x())
     (decision,) = pair.decisions()
     assert decision.path.startswith("test_parts.py:")
-    lines = decision.reason.splitlines()
-    assert [": h = h.lgamma().tanh(): " in lines[0], ": h = h + torch.erfinv(h / 2): " in lines[1]] == [True, True]
+    told = decision.reason
+    assert ": h = torch.ones_like(h).igamma(h * h).tanh(): " in told
+    assert ": h = h + torch.igammac(torch.ones_like(h), h * h): " in told
 
 
 class Resets(Cell):

@@ -77,16 +77,17 @@ def test_a_matrix_is_read_within_the_loop() -> None:
     assert plan[0].recurrence.outputs == (15,)  # type: ignore[index]
 
 
-def test_a_gpu_has_no_kernels_of_several_axes() -> None:
-    cell, carry, xs, _ = retnet(Sizes(2, 3, 4, 5))
-    leaves, spec = pytree.tree_flatten(xs)
-    found = find(cell, [carry], pytree.tree_structure(carry), leaves, spec)
-    assert isinstance(found, tuple)
-    plan, on_cpu = found[0], leaves[0]
-    assert without_kernel(plan, on_cpu) is None
-    reason = without_kernel(plan, FakeOnGpu())  # type: ignore[arg-type]
-    assert reason is not None
-    assert "several axes" in reason.what
+def test_a_gpu_has_kernels_of_several_axes_up_to_a_size() -> None:
+    for width, holds in ((16, True), (256, False)):
+        cell, carry, xs, _ = retnet(Sizes(1, 1, width, width))
+        leaves, spec = pytree.tree_flatten(xs)
+        found = find(cell, [carry], pytree.tree_structure(carry), leaves, spec)
+        assert isinstance(found, tuple)
+        plan, on_cpu = found[0], leaves[0]
+        assert without_kernel(plan, on_cpu) is None
+        reason = without_kernel(plan, FakeOnGpu())  # type: ignore[arg-type]
+        assert (reason is None) == holds
+        assert reason is None or "65536 numbers" in reason.what
 
 
 class FakeOnGpu:

@@ -7,14 +7,17 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from bppsa import cells
 from bppsa.chain import Recurrence
 from bppsa.codegen.lowering import program
 from bppsa.codegen.lowering.program import Program
+from bppsa.frontend.cell.plans import find
 from bppsa.frontend.planning import sweeps
 from bppsa.fxpasses.network import jacobian
 from tests.fxpasses.graphs import split_cell
+from tests.scan.matrices import Make, Sizes, gated_linear_attention, retnet
 from tests.scan.zoo import Example
 
 INPUTS, ROWS = 3, 2
@@ -79,8 +82,42 @@ MODELS: dict[str, Callable[[int], Recurrence]] = {
     "points and folds": points_and_folds,
 }
 
+HEADS = 4
+
+
+def with_heads(make: Callable[[int], cells.Cell]) -> Callable[[int], Recurrence]:
+    """make: takes the width of a head; so many inputs, too, as all heads have together."""
+
+    def recurrence(D: int) -> Recurrence:
+        cell = make(D)
+        return as_scanned(Example(cell, cell.initial(ROWS), torch.zeros(1, ROWS, HEADS * D), []))
+
+    return recurrence
+
+
+def of_matrices(make: Make) -> Callable[[int], Recurrence]:
+    return lambda D: as_scanned(make(Sizes(ROWS, HEADS, D, D)))
+
+
+def as_scanned(given: Example) -> Recurrence:
+    """Spelled for kernels, as a scan has it."""
+    found = find(given.cell, *pytree.tree_flatten(given.carry), *pytree.tree_flatten(given.xs))
+    assert isinstance(found, tuple), found
+    return found[0].recurrence
+
+
+# Of several axes, by the width D of each of four heads; a head's state is D numbers or D x D.
+WITH_HEADS: dict[str, Callable[[int], Recurrence]] = {
+    "sLSTM": with_heads(lambda D: cells.sLSTM(HEADS * D, HEADS * D, HEADS)),
+    "mLSTM": with_heads(lambda D: cells.mLSTM(HEADS * D, HEADS * D, HEADS)),
+    "MambaStep": with_heads(lambda D: cells.MambaStep(HEADS * D, 16)),
+    "DeltaNet": with_heads(lambda D: cells.DeltaNet(HEADS * D, HEADS * D, HEADS)),
+    "RetNet": of_matrices(retnet),
+    "GLA": of_matrices(gated_linear_attention),
+}
+
 
 @functools.lru_cache
 def built(model: str, H: int, inline: bool = False) -> Program:
-    recurrence = MODELS[model](H)
+    recurrence = (MODELS | WITH_HEADS)[model](H)
     return program.build(recurrence, jacobian.transpose(recurrence), inline=inline)

@@ -13,12 +13,35 @@ from bppsa.codegen.gpu import print_triton
 from bppsa.codegen.gpu.native import TritonKernel
 from bppsa.codegen.gpu.print_tile import TRITON
 from bppsa.codegen.language import interpret
-from bppsa.codegen.language.ir import STRUCTURAL, Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Store, dot
+from bppsa.codegen.language.ir import (
+    SPECIAL,
+    STRUCTURAL,
+    Access,
+    Buffer,
+    Dot,
+    Expr,
+    Group,
+    Kernel,
+    Kind,
+    Op,
+    Store,
+    dot,
+)
 from bppsa.codegen.language.traffic import traffic
 from bppsa.codegen.lowering.program import Program
 from bppsa.runtime.recurrent.extent import Extent
 from bppsa.runtime.recurrent.sweep import Sweep
-from tests.codegen.kernels import add, at, gated_backward, gated_forward, normalised, operands, swapped, two_stage
+from tests.codegen.kernels import (
+    add,
+    at,
+    delayed,
+    gated_backward,
+    gated_forward,
+    normalised,
+    operands,
+    swapped,
+    two_stage,
+)
 from tests.codegen.programs import by_inference, by_sweep, interpreted, packed
 from tests.codegen.programs import operands as given_to
 from tests.scan.support import reduction_of, same
@@ -30,7 +53,7 @@ needed.triton()
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # where Triton's interpreter runs them (tests/conftest.py)
 TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-12}
 REAL = {torch.float32: "float", torch.float64: "double"}
-BY_HAND = (gated_forward, gated_backward, normalised, two_stage, swapped)
+BY_HAND = (gated_forward, gated_backward, normalised, two_stage, swapped, delayed)
 SIZES = [(1, 1), (2, 3), (3, 18), (0, 2), (2, 0)]
 EXTENTS = [Extent(1, 1), Extent(2, 3, reverse=True), Extent(7, 3), packed([4, 2, 1]), packed([4, 4, 1], reverse=True)]
 
@@ -216,7 +239,7 @@ def test_products_within_the_sweep(model: str) -> None:
 
 
 def test_the_table_is_complete() -> None:
-    assert set(TRITON) == set(Op) - STRUCTURAL
+    assert set(TRITON) == set(Op) - STRUCTURAL - SPECIAL
 
 
 def test_nothing_goes_through_memory_within_a_step() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils import _pytree as pytree
 
 import bppsa
 from bppsa import strategies
@@ -20,7 +21,9 @@ from bppsa.codegen.gpu.native import TritonKernel
 from bppsa.decisions import warn_once
 from bppsa.frontend.cell import fused_cell, plans
 from bppsa.frontend.planning import sweeps
+from bppsa.frontend.planning.predict import choose_scan
 from bppsa.frontend.rnn import recurrent
+from bppsa.plan.forward import forward_of
 from bppsa.plan.strategy import Strategy
 from bppsa.runtime.recurrent import backward as driver
 from bppsa.runtime.recurrent.reference import loop
@@ -149,6 +152,36 @@ def test_scans(name: str, launched: list[str]) -> None:
         same(torch.autograd.grad(loss(strategy), wanted), expected)
     assert launched.count("reduction") == 1
     assert launched.count("backward") == 2
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:2], ids=str)
+@pytest.mark.parametrize("name", ["DeltaNet", "sLSTM", "mLSTM"])
+def test_scans_of_several_axes(name: str, strategy: Strategy, launched: list[str]) -> None:
+    torch.manual_seed(0)
+    cell = getattr(bppsa.cells, name)(I, 4, 2).double().to(DEVICE)
+    x = torch.randn(T, B, I, dtype=torch.float64, device=DEVICE, requires_grad=True)
+    carry = [leaf.requires_grad_() for leaf in leaves(cell.initial(B))]
+    start = tuple(carry) if len(carry) > 1 else carry[0]
+    wanted = [x, *carry, *cell.parameters()]
+    for _ in range(2):
+        got = torch.autograd.grad(weighted(leaves(bppsa.scan(cell, start, x, strategy=strategy))), wanted)
+        same(got, torch.autograd.grad(weighted(leaves(loop(cell, start, x))), wanted))
+        with torch.no_grad():
+            same(leaves(bppsa.scan(cell, start, x, strategy=strategy)), leaves(loop(cell, start, x)))
+            x.mul_(0.5)
+    assert {"forward", "inference", "backward"} <= set(launched)
+    assert ("reduction" in launched) == (strategy.name != "sequential")
+
+
+def test_kernels_of_several_axes_run_on_a_gpu_where_they_are_asked_for() -> None:
+    """Nobody has measured them there."""
+    cell, x = bppsa.cells.DeltaNet(I, 4, 2), torch.zeros(T, B, I)
+    found = plans.find(cell, [cell.initial(B)], *pytree.tree_flatten(cell.initial(B))[1:], *pytree.tree_flatten(x))
+    recurrence = found[0].recurrence
+    for device, asked, expected in (("cuda", "auto", "pytorch"), ("cuda", "sequential", "sequential")):
+        choice = choose_scan(recurrence, x.dtype, Strategy(asked), 1000, 4, True, device, forward_of("auto"), False)
+        assert choice.strategy == expected
+        assert asked != "auto" or "not measured on a GPU" in choice.reason
 
 
 @pytest.mark.parametrize(

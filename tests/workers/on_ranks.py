@@ -77,9 +77,7 @@ def compiled_for(name: str, model: nn.Module | None = None, **options: Any) -> A
     x, other, _ = batch(5)
     return compile(
         model or model_of(),
-        schedule=case.schedule,
-        stages=case.stages,
-        microbatches=case.microbatches,
+        **case.options,
         loss_fn=support.loss_of,
         example_inputs=(x, other),
         **options,
@@ -215,9 +213,7 @@ def normed(rank: int, name: str) -> tuple[Tensor, dict[str, Tensor | None], dict
     case, (x, _, _) = CASES[name], batch(7)
     compiled = compile(
         norming(),
-        schedule=case.schedule,
-        stages=case.stages,
-        microbatches=case.microbatches,
+        **case.options,
         loss_fn=nn.MSELoss(),
         example_inputs=x.detach(),
     )
@@ -241,13 +237,46 @@ def noisy(rank: int, name: str) -> tuple[Tensor, dict[str, Tensor | None]]:
     x = torch.ones(6, zoo.WIDTH)
     compiled = compile(
         model,
-        schedule=case.schedule,
-        stages=case.stages,
-        microbatches=case.microbatches,
+        **case.options,
         loss_fn=nn.MSELoss(),
         example_inputs=x,
     )
     return compiled.step(x, x), support.gradients(compiled)
+
+
+def recomputed(rank: int, name: str, asked: Any) -> tuple[Any, Any]:
+    """A step that draws and normalises by batches, without recomputation and with; gradients and statistics too."""
+    case, x, found = CASES[name], torch.linspace(0, 1, 6 * zoo.WIDTH).view(6, zoo.WIDTH), []
+    for recompute in (None, asked):
+        compiled = compile(
+            nn.Sequential(*norming(), *dropping()),
+            **case.options,
+            loss_fn=nn.MSELoss(),
+            example_inputs=x,
+            recompute=recompute,
+            seed=2,
+        )
+        losses = [compiled.step(x, x) for _ in range(2)]
+        found.append((losses, support.gradients(compiled), compiled.full_state_dict()))
+    return found[0], found[1]
+
+
+def measured(rank: int, name: str) -> tuple[list[int], Any, str]:
+    """The cut that was measured here, a step of it, and the unit of its timeline."""
+    with support.float64():
+        model = dropping()
+    case, x = CASES[name], torch.ones(6, zoo.WIDTH)
+    compiled = compile(
+        model,
+        **case.options,
+        loss_fn=nn.MSELoss(),
+        example_inputs=x,
+        balance="measured",
+        speeds=[1, 0.5],
+        seed=0,
+    )
+    loss = compiled.step(x, x)
+    return [stage.ops for stage in compiled.stages.stages], loss, compiled.timeline.units.time
 
 
 def dropping() -> nn.Sequential:

@@ -34,10 +34,7 @@ def test_step_is_the_models(name: str, data: st.DataObject) -> None:
     args, kwargs = batch(5)
     compiled = compile(
         model,
-        schedule=case.schedule,
-        stages=case.stages,
-        microbatches=case.microbatches,
-        workers=case.workers,
+        **case.options,
         loss_fn=loss_fn,
     )
     for rows in (5, second):  # gradients add up

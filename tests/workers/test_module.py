@@ -31,10 +31,7 @@ def compiled_drawn(case: zoo.Case) -> tuple[nn.Module, nn.Module]:
     clone = copy.deepcopy(model)
     compiled = compile(
         clone,
-        schedule=case.schedule,
-        stages=case.stages,
-        microbatches=case.microbatches,
-        workers=case.workers,
+        **case.options,
         loss_fn=support.loss_of,
     )
     return model, compiled

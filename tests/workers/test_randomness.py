@@ -41,10 +41,7 @@ class Noisy(nn.Module):
 def compiled_for(case: zoo.Case, model: nn.Module, **options: Any) -> Any:
     return compile(
         copy.deepcopy(model),
-        schedule=case.schedule,
-        stages=case.stages,
-        microbatches=case.microbatches,
-        workers=case.workers,
+        **case.options,
         loss_fn=nn.MSELoss(),
         **options,
     )

@@ -90,6 +90,11 @@ class Case:
     microbatches: int
     workers: int | None = None
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of `bppsa.compile`."""
+        return dict(vars(self))
+
 
 few, some = st.integers(1, 3), st.integers(1, 4)
 

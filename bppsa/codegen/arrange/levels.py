@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bppsa.codegen.language.ir import Expr, Op
+from bppsa.codegen.language.ir import SPECIAL, Expr, Op
 
-LONG = frozenset({Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.SIN, Op.COS, Op.ATAN, Op.FMOD})
+LONG = SPECIAL | {Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.SIN, Op.COS, Op.ATAN, Op.FMOD}
 
 
 def levels(nodes: Sequence[Expr]) -> dict[Expr, int]:

@@ -9,7 +9,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-import torch
+from bppsa.codegen import isa
 
 WHOLE, HALF = 64, 32  # bytes of a vector
 MOST_ROWS = 8  # of a microkernel
@@ -27,12 +27,6 @@ class Tiling:
     point: int
 
 
-@functools.cache
-def wide() -> bool:
-    """Whether this machine has 512-bit vectors and so 32 registers; elsewhere 16 of 256 bits are counted on."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
 @functools.lru_cache(maxsize=4096)
 def tile(width: int, dots: tuple[int, ...], size: int) -> Tiling:
     """For a group of `width` columns and `dots[s]` dot products of source s, elements of `size` bytes."""
@@ -41,10 +35,10 @@ def tile(width: int, dots: tuple[int, ...], size: int) -> Tiling:
         return Tiling(point, (), POINT_VECTORS * point, point)
     shapes = [
         _shape(math.ceil(width / blocks), dots, bytes_ // size, size)
-        for bytes_ in ((WHOLE, HALF) if wide() else (HALF,))
+        for bytes_ in ((WHOLE, HALF) if isa.chosen().wide else (HALF,))
         for blocks in range(1, width + 1)
     ]
-    most = max(8 if wide() else 4, min(max(shape.vectors) for shape in shapes))
+    most = max(8 if isa.chosen().wide else 4, min(max(shape.vectors) for shape in shapes))
     return min((s for s in shapes if max(s.vectors) <= most), key=lambda s: _cost(s, width, size))
 
 
@@ -57,7 +51,7 @@ def _shape(columns: int, dots: tuple[int, ...], lanes: int, size: int) -> Tiling
 
 
 def _point(columns: int, size: int) -> int:
-    return (WHOLE if wide() and columns > HALF // size else HALF) // size
+    return (WHOLE if isa.chosen().wide and columns > HALF // size else HALF) // size
 
 
 def _cost(shape: Tiling, width: int, size: int) -> float:
@@ -68,5 +62,5 @@ def _cost(shape: Tiling, width: int, size: int) -> float:
 
 def rows(vectors: int) -> int:
     """Rows of a microkernel; `max_rows` in skeleton/gemm.h."""
-    registers = 32 if wide() else 16
+    registers = 32 if isa.chosen().wide else 16
     return next((m for m in range(MOST_ROWS, 1, -1) if m * vectors + min(m, vectors) < registers), 1)

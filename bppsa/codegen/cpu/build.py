@@ -1,4 +1,5 @@
-"""C++ text -> loaded library: the system compiler, once for each text, compiler and machine; `cache` keeps it."""
+"""C++ text -> loaded library: one that was shipped, else by the system compiler, once for each text, compiler and
+machine; `cache` keeps it."""
 
 from __future__ import annotations
 
@@ -18,13 +19,11 @@ from pathlib import Path
 
 import torch  # noqa: F401  its OpenMP runtime must be in the process before our libraries look for one: one thread pool
 
-from bppsa.codegen import cache
-from bppsa.codegen.cpu import progress
+from bppsa.codegen import cache, isa
+from bppsa.codegen.cpu import progress, shipped
 from bppsa.errors import BuildError, Reason
 
 BASE = ("-std=c++17", "-O3", "-fno-math-errno", "-shared", "-fPIC")
-# A compiler gets the first set that it takes: Apple's clang has no -fopenmp, some compilers for ARM no -march=native.
-FLAG_SETS = tuple((*BASE, *more) for more in (("-march=native", "-fopenmp"), ("-fopenmp",), ("-march=native",), ()))
 PROBE = """
 #include <cmath>
 #ifdef _OPENMP
@@ -73,20 +72,25 @@ if hasattr(os, "register_at_fork"):
 
 
 def available() -> Reason | None:
-    """Why nothing can be built here; None if a compiler exists. Cheap: looks at PATH, starts nothing."""
+    """Why there are no kernels here; None if a compiler exists, or some were shipped. Cheap: looks at PATH, starts
+    nothing."""
     found = _find_compiler()
-    return found if isinstance(found, Reason) else None
+    return found if isinstance(found, Reason) and not shipped.is_any() else None
 
 
 def library(source: str) -> ctypes.CDLL:
-    """The loaded library of a C++ text, built if neither this process nor the disk has it. Raises `BuildError`."""
+    """The loaded library of a C++ text, built if neither this process nor the disk has it. Raises `BuildError`, and
+    `MachineError` where this machine lacks the instructions that were asked for."""
     slot = _slots.get(source) or _slots.setdefault(source, _Slot())
     if slot.library is None:
         with slot.lock:
             if slot.library is None and not slot.refusal:
+                isa.check_runs_here(isa.chosen())
+                slot.library = shipped.library(source)
+            if slot.library is None and not slot.refusal:
                 command = _find_compiler()
                 if isinstance(command, Reason):  # not remembered: a compiler may be installed meanwhile
-                    raise BuildError(str(command))
+                    raise BuildError(shipped.none_of_this_text() + str(command))
                 try:
                     slot.library = _load(source, _compiler(command))
                 except BuildError as error:
@@ -105,7 +109,7 @@ def build_many(sources: Sequence[str]) -> list[ctypes.CDLL]:
 
 
 def _load(source: str, compiler: Compiler) -> ctypes.CDLL:
-    name = _key(source, *compiler.command, *compiler.flags, compiler.version, *_machine()) + ".so"
+    name = _key(source, *compiler.command, *compiler.flags, compiler.version, *_target()) + ".so"
 
     def make(path: Path) -> None:
         with progress.building(cache.place()):
@@ -133,32 +137,39 @@ def _find_compiler() -> tuple[str, ...] | Reason:
 
 def _compiler(command: tuple[str, ...]) -> Compiler:
     status = os.stat(command[0])
-    return _probed(command, status.st_mtime_ns, status.st_size)
+    return _probed(command, flag_sets(isa.chosen()), status.st_mtime_ns, status.st_size)
 
 
 @functools.lru_cache
-def _probed(command: tuple[str, ...], mtime_ns: int, size: int) -> Compiler:
+def _probed(command: tuple[str, ...], sets: tuple[tuple[str, ...], ...], mtime_ns: int, size: int) -> Compiler:
     """Asking a compiler for its version and flags takes 10-100 ms: the answer is kept on disk for this very file."""
 
     def make(path: Path) -> None:
         version = _run((*command, "--version"), path.parent).strip()
-        path.write_text(json.dumps(asdict(Compiler(command, _accepted_flags(command, path), version))))
+        path.write_text(json.dumps(asdict(Compiler(command, _accepted_flags(command, sets, path), version))))
 
-    name = "compiler-" + _key(*command, str(mtime_ns), str(size), repr(FLAG_SETS), PROBE) + ".json"
+    name = "compiler-" + _key(*command, str(mtime_ns), str(size), repr(sets), PROBE) + ".json"
     with cache.entry(name, make) as path:
         kept = json.loads(path.read_text())
     return Compiler(command, tuple(kept["flags"]), kept["version"])
 
 
-def _accepted_flags(command: tuple[str, ...], scratch: Path) -> tuple[str, ...]:
-    for flags in FLAG_SETS[:-1]:
+def flag_sets(target: isa.Isa) -> tuple[tuple[str, ...], ...]:
+    """A compiler gets the first set that it takes: Apple's clang has no -fopenmp, some compilers for ARM no
+    -march=native."""
+    openmp, march = ("-fopenmp",), target.flags
+    return tuple((*BASE, *more) for more in ((*march, *openmp), openmp, march, ()))
+
+
+def _accepted_flags(command: tuple[str, ...], sets: tuple[tuple[str, ...], ...], scratch: Path) -> tuple[str, ...]:
+    for flags in sets[:-1]:
         try:
             _compile(PROBE, scratch.with_suffix(".so"), command, flags)
         except BuildError:
             continue
         return flags
-    _compile(PROBE, scratch.with_suffix(".so"), command, FLAG_SETS[-1])  # what it says now is what is wrong
-    return FLAG_SETS[-1]
+    _compile(PROBE, scratch.with_suffix(".so"), command, sets[-1])  # what it says now is what is wrong
+    return sets[-1]
 
 
 def _compile(source: str, path: Path, command: tuple[str, ...], flags: tuple[str, ...]) -> None:
@@ -196,22 +207,8 @@ def _key(*parts: str) -> str:
 
 
 @functools.cache
-def _machine() -> tuple[str, ...]:
+def _target() -> tuple[str, ...]:
     """What the result depends on besides the compiler: a home directory may be shared by many machines."""
-    return platform.system(), platform.machine(), cpu_features(), _c_library()
-
-
-def cpu_features() -> str:
-    """The kernel's list of the first core's instruction sets; "" where there is none to read."""
-    try:
-        with open("/proc/cpuinfo", "rb", buffering=0) as file:
-            text = file.read(1 << 16)  # one call gives the first few cores; on large machines all of them take long
-    except OSError:
-        return ""
-    lines = text.decode(errors="replace").splitlines()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
-
-
-def _c_library() -> str:
-    name = "CS_GNU_LIBC_VERSION"
-    return os.confstr(name) or "" if name in os.confstr_names else ""
+    target = isa.chosen()
+    features = isa.cpu_features() if target.name == isa.NATIVE else ""
+    return platform.system(), platform.machine(), target.name, features, shipped.c_library()

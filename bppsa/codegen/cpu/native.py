@@ -78,6 +78,15 @@ class NativeKernel:
         by_columns = min(most, self._shares, int(rows * self._row_ns / LEAST_STEP_NS))
         return max(1, min(most, rows), by_columns)
 
+    def threads_by_rows(self, steps: int, rows: int) -> int:
+        """As many as have work enough where each has rows of its own."""
+        return max(1, threads_sharing(steps * rows * self._row_ns, LEAST_NS))
+
+    @property
+    def entry(self) -> tuple[int, int]:
+        """Addresses: of the function that the skeleton's `bppsa_sweep` is, and of the numbers it is given."""
+        return ctypes.cast(self._sweep, ctypes.c_void_p).value or 0, self._dims_at
+
     def splits_columns(self, rows: int, threads: int) -> bool:
         """Whether threads share the columns and meet in every step: each with so few rows would wait for weights."""
         return rows <= threads <= self._shares and rows * self._row_ns >= threads * LEAST_STEP_NS

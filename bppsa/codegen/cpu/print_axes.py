@@ -4,6 +4,11 @@
 
 An expression is computed in the outermost loop that fixes all it depends on. What is folded along the vector axis adds
 up in a register; along other axes it adds up where it is stored.
+
+Where something is the same all along the axis before the vectors', or is folded along it, that axis is innermost,
+within panels of a few vectors: what is the same, and what adds up, then stays in registers.
+
+    for row: for j0: panels<V, K>(n2, [&](count, mask, start, lanes) {load; for j1: {for u < count: ...}; store})
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from bppsa.codegen import isa
 from bppsa.codegen.arrange.barriers import Cut
 from bppsa.codegen.arrange.tile import tile
 from bppsa.codegen.cpu.print_point import CPP, RuntimeNumbers, body
@@ -18,6 +24,7 @@ from bppsa.codegen.language.ir import Access, Expr, Group, Kind, Reduce, Store
 
 START = {Reduce.ROWS: "0", Reduce.MAX: "-__builtin_inf()"}
 JOIN = {Reduce.ROWS: "{} + {}", Reduce.COLUMNS: "{} + {}", Reduce.MAX: "maximum({}, {})"}
+PANEL = {True: 20, False: 8}  # registers for what stays in them, where there are 32 of 64 bytes, and 16
 ACROSS = {Reduce.ROWS: "sum({})", Reduce.COLUMNS: "sum({})", Reduce.MAX: "largest({})"}
 
 
@@ -41,6 +48,11 @@ class AxesText:
         self.pointers: dict[Access, str] = {}
         self.depth: dict[Expr, int] = {}
         self.name: dict[Expr, str] = {}
+        self.stay = self.staying()
+        self.panel = self.vectors()
+        self.before: list[str] = []  # of each vector of a panel, before the loop within it and behind that
+        self.behind: list[str] = []
+        self.kept: list[str] = []  # arrays of a vector for each of a panel
         for node in group.nodes():
             self.value(node)
         for n, store in enumerate(group.stores):
@@ -50,6 +62,37 @@ class AxesText:
     @property
     def innermost(self) -> int:
         return len(self.order)
+
+    def staying(self) -> set[Expr]:
+        """What moves along the vector axis and is the same all along the axis before it."""
+        if len(self.order) < 2:
+            return set()
+        *_, before, last = self.order
+        moves: dict[Expr, tuple[bool, bool]] = {}
+        for node in self.group.nodes():
+            if isinstance(node.payload, Access):
+                moves[node] = bool(self.stride(node.payload, before)), bool(self.stride(node.payload, last))
+            else:
+                moves[node] = any(moves[a][0] for a in node.args), any(moves[a][1] for a in node.args)
+        return {node for node, moved in moves.items() if moved == (False, True)}
+
+    def adds_up(self, store: Store) -> bool:
+        """Whether it is folded along the axis before the vectors', and not along theirs."""
+        if store.reduce is Reduce.NONE or len(self.order) < 2:
+            return False
+        return not self.stride(store.target, self.order[-2]) and bool(self.stride(store.target, self.order[-1]))
+
+    def vectors(self) -> int:
+        """Of a panel; 0 where nothing stays in registers."""
+        used = {arg for node in self.group.nodes() if node not in self.stay for arg in node.args}
+        used |= {store.value for store in self.group.stores}
+        count = len(self.stay & used) + sum(map(self.adds_up, self.group.stores))
+        fit = [
+            k
+            for k in (4, 2)
+            if k * count <= PANEL[isa.chosen().wide] and k * self.lanes <= self.group.shape[self.order[-1]]
+        ]
+        return max([1, *fit]) if count else 0
 
     def value(self, node: Expr) -> None:
         name = self.name[node] = f"v{len(self.name)}"
@@ -63,7 +106,15 @@ class AxesText:
         else:
             self.depth[node] = max(self.depth[a] for a in node.args)
             text = CPP[node.op].format(*(self.name[a] for a in node.args))
+        if self.panel and node in self.stay:
+            self.keep(name)
+            self.name[node] = f"{name}[u]"
+            self.before.append(f"{name}[u] = {text};")
+            return
         self.lines[self.depth[node]].append(f"const V {name} = {text};")
+
+    def keep(self, name: str) -> None:
+        self.kept.append(f"V {name}[U];")
 
     def depth_of(self, access: Access) -> int:
         """The loops that fix where it points."""
@@ -118,6 +169,12 @@ class AxesText:
             count = prod(size for a, size in enumerate(self.group.shape) if self.stride(target, a))
             base = at.split("_")[0]
             self.lines[0].append(f"std::fill_n({base}, {self.numbers.number(count)}, real({START[store.reduce]}));")
+        if self.panel and self.adds_up(store):
+            self.keep(f"fold{n}")
+            self.before.append(f"fold{n}[u] = {self.loaded(target)};")
+            inner.append(f"fold{n}[u] = {join.format(f'fold{n}[u]', value)};")
+            self.behind.append(self.stored(target, f"fold{n}[u]"))
+            return
         if self.stride(target, self.order[-1]):
             inner.append(self.stored(target, join.format(self.loaded(target), value)))
             return
@@ -128,22 +185,49 @@ class AxesText:
         inner.append(f"fold{n} = {join.format(f'fold{n}', kept)};")
         total = ACROSS[store.reduce].format(f"fold{n}")
         whole = join.format(f"splat<Vec<1>>(*{at})", f"splat<Vec<1>>({total})")
-        self.after[own].append(f"*{at} = {total if direct else f'({whole})[0]'};")
+        first = f"start == 0 ? {total} : ({whole})[0]" if self.panel else total  # of the panels
+        self.after[own].append(f"*{at} = {first if direct else f'({whole})[0]'};")
 
     def function(self) -> list[str]:
-        *outer, axis = self.order
-        call = f"along<V>({self.sizes[axis]}, [&](const auto mask, const int64_t j, const int64_t lanes) INLINED"
-        unused = "(void)mask, (void)j, (void)lanes;"
-        lines = body(call, [unused, *self.lines[self.innermost]])
-        lines[-1] = "});"
-        for d in range(len(outer), -1, -1):
-            lines = [*self.lines[d], *lines, *self.after[d]]
+        *outer, _ = self.order
+        within = self.in_panels() if self.panel else self.in_vectors()
+        for d in range(len(outer) - bool(self.panel), -1, -1):
+            within = [*self.lines[d], *within, *self.after[d]]
             if d:
-                a = outer[d - 1]
-                lines = body(f"for (int64_t j{a} = 0; j{a} < {self.sizes[a]}; ++j{a})", lines)
-        rows = body("for (int64_t row = share.begin; row < share.end; ++row)", lines)
+                within = self.loop(outer[d - 1], within)
+        rows = body("for (int64_t row = share.begin; row < share.end; ++row)", within)
         head = [f"using V = Vec<{self.lanes}>;", "[[maybe_unused]] const auto& c = thread.cursor;"]
         return body(f"NOINLINE void group{self.index}(Thread& thread, const Share& share) const", [*head, *rows])
+
+    def loop(self, axis: int, lines: Sequence[str]) -> list[str]:
+        return body(f"for (int64_t j{axis} = 0; j{axis} < {self.sizes[axis]}; ++j{axis})", lines)
+
+    def in_vectors(self) -> list[str]:
+        """The loop over the last axis."""
+        call = (
+            f"along<V>({self.sizes[self.order[-1]]}, [&](const auto mask, const int64_t j, const int64_t lanes) INLINED"
+        )
+        lines = body(call, ["(void)mask, (void)j, (void)lanes;", *self.lines[self.innermost]])
+        return [*lines[:-1], "});"]
+
+    def in_panels(self) -> list[str]:
+        """The loops over the last two axes."""
+        *_, axis, last = self.order
+        own = self.innermost - 1
+        inner = self.loop(axis, [*self.lines[own], *each_vector(self.lines[self.innermost]), *self.after[own]])
+        arguments = "const auto count, const auto mask, const int64_t start, const int64_t lanes"
+        head = ["constexpr int U = decltype(count)::value;", "(void)mask, (void)start, (void)lanes;"]
+        lines = [*head, *self.kept, *each_vector(self.before), *inner, *each_vector(self.behind)]
+        lines = body(f"panels<V, {self.panel}>({self.sizes[last]}, [&]({arguments}) INLINED", lines)
+        return [*lines[:-1], "});"]
+
+
+def each_vector(lines: Sequence[str]) -> list[str]:
+    """Of a panel."""
+    if not lines:
+        return []
+    at = "[[maybe_unused]] const int64_t j = start + u * LANES<V>;"
+    return ["UNROLL", *body("for (int u = 0; u < U; ++u)", [at, *lines])]
 
 
 def loop_order(group: Group) -> list[int]:

@@ -16,7 +16,7 @@ from bppsa.codegen.arrange.tile import Tiling, tile
 from bppsa.codegen.cpu.print_axes import AxesText
 from bppsa.codegen.cpu.print_group import GroupText, by_source
 from bppsa.codegen.cpu.print_point import CPP, RuntimeNumbers, body
-from bppsa.codegen.language.ir import Kernel, Kind
+from bppsa.codegen.language.ir import SPECIAL, Kernel, Kind
 
 __all__ = ["CPP", "Printed", "dims", "printed", "skeleton", "source"]
 
@@ -49,7 +49,9 @@ def printed(kernel: Kernel, real: str) -> Printed:
     members = [*unit.head(), *unit.place(), *unit.pack(), *unit.bind(), *unit.hold(), *unit.step(), *unit.reduce()]
     struct = ["namespace {", *body("struct Kernel", members)[:-1], "};", "}  // namespace"]
     axes = ("axes.h",) * any(group.shape for group in kernel.groups)
-    parts = map(skeleton, ("intrinsics.h", "vec.h", "math.h", "gemm.h", "arena.h", "sweep.h", *axes))
+    found = {node.op for group in kernel.groups for node in group.nodes()}
+    special = ("special.h",) * bool(found & SPECIAL)
+    parts = map(skeleton, ("vec.h", "intrinsics.h", "math.h", *special, "gemm.h", "arena.h", "sweep.h", *axes))
     text = "\n".join([f"using real = {real};", *parts, *struct, skeleton("driver.h")])
     shares = max((g.blocks for g in unit.groups if g.panels), default=1) if splittable(kernel) else 1
     return Printed(text, tuple(unit.numbers.dims), shares)

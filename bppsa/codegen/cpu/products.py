@@ -50,7 +50,7 @@ def source(real: str) -> str:
     return "\n".join(
         [
             f"using real = {real};",
-            *map(skeleton, ("intrinsics.h", "vec.h", "gemm.h", "arena.h", "panels.h", "products.h")),
+            *map(skeleton, ("vec.h", "intrinsics.h", "gemm.h", "arena.h", "panels.h", "products.h")),
         ]
     )
 

@@ -30,7 +30,7 @@ LEAST_NS = 30_000  # of a call's work for each thread
 @functools.cache
 def source(real: str) -> str:
     """`real` is "float" or "double"."""
-    parts = map(skeleton, ("intrinsics.h", "vec.h", "arena.h", "sparse.h", "sparse_panels.h", "sparse_values.h"))
+    parts = map(skeleton, ("vec.h", "intrinsics.h", "arena.h", "sparse.h", "sparse_panels.h", "sparse_values.h"))
     return "\n".join([f"using real = {real};", *parts])
 
 

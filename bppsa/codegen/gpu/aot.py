@@ -11,10 +11,11 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
+from bppsa.codegen.gpu.frame import STRIDES
 from bppsa.codegen.gpu.native import PRECISION, module, options
 from bppsa.codegen.gpu.native_scan import level_block, scan_of
 from bppsa.codegen.gpu.native_sparse import MOST_SAMPLES, NUMBERS, WARPS
-from bppsa.codegen.gpu.print_triton import STRIDES, printed
+from bppsa.codegen.gpu.print_triton import printed
 from bppsa.codegen.language.ir import Buffer, Kernel, Kind
 
 WARP = 32  # threads
@@ -38,6 +39,8 @@ def usage(kernel: Kernel, real: str, capability: int, precision: str = PRECISION
     """Of `kernel` on a GPU of compute capability `capability`, such as 90. columns: RUNNING rows a sample."""
     text = printed(kernel, real, columns)
     signature, aligned = arguments(kernel, real)
+    signature |= {"scratch_at": POINTER[real]} if text.scratch else {}
+    aligned |= {"scratch_at"} if text.scratch else set()
     signature |= {"lengths": "constexpr", **scalars(), "PRECISION": "constexpr"}
     constants = {"lengths": None, "PRECISION": precision if real == "float" else "ieee"}
     function = module(text.source).sweep

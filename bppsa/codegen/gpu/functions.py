@@ -110,10 +110,10 @@ def maximum(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def largest(x: tl.tensor) -> tl.tensor:
-    """Of each row, [R, 1]."""
-    none = tl.max((x != x).to(tl.int32), 1, keep_dims=True)
-    return tl.where(none > 0, float("nan"), tl.max(x, 1, keep_dims=True))
+def largest(x: tl.tensor, axis: tl.constexpr = 1) -> tl.tensor:
+    """Along an axis, which becomes 1."""
+    none = tl.max((x != x).to(tl.int32), axis, keep_dims=True)
+    return tl.where(none > 0, float("nan"), tl.max(x, axis, keep_dims=True))
 
 
 @triton.jit

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen import cache
-from bppsa.codegen.gpu.print_triton import Printed, printed
+from bppsa.codegen.gpu.frame import Printed
+from bppsa.codegen.gpu.print_triton import printed
 from bppsa.codegen.language.ir import Kernel, Kind
 from bppsa.errors import BuildError
 
@@ -89,7 +90,7 @@ class TritonKernel:
             raise ValueError(f"kernel {self.kernel.name} takes {len(buffers)} tensors, not {len(tensors)}")
         chunk = steps if chunk is None else chunk
         text = self.text(columns)
-        programs = text.block.programs(rows, columns) * -(-steps // max(chunk, 1))
+        programs = text.block.programs(rows, columns) * text.units * -(-steps // max(chunk, 1))
         partial: list[tuple[Tensor, Tensor]] = []
         given: list[Tensor | int] = []
         for b, tensor in zip(buffers, tensors, strict=True):
@@ -97,6 +98,7 @@ class TritonKernel:
                 partial.append((tensor, tensor.new_zeros(programs, b.width)))
                 tensor = partial[-1][1]
             given += [tensor, *strides(b.kind, tensor, chunk)]
+        given += [tensors[0].new_empty(programs * text.scratch)] if text.scratch else []
         if programs:
             lengths = None if active is None else row_lengths(active, rows).to(tensors[0].device)
             ascending = self.kernel.along != reverse

@@ -5,7 +5,8 @@ each chunk, [chunks, B, n]: what stands before the chunk's first step, in the sw
 last step left. So has a STATE that chunks write, [chunks, chunk + 1, B, n], or one chunk's last row would be what
 another one starts from. So many `columns` of RUNNING rows share a sample: a row of everything else. Where they are
 many, a program takes columns of one sample (`columns.Block`). A STATE that the sweep writes is read from memory where a
-chunk begins, then carried in registers. `native.py` calls the function.
+chunk begins, then carried in registers. `native.py` calls the function. Kernels whose values have several axes are
+`sweep_axes`'s.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bppsa.codegen.gpu.columns import ROWS, Block, Columns, Piece, Tile, blocks, padded
+from bppsa.codegen.gpu.frame import BYTES, HEAD, STRIDES, TYPES, Printed
 from bppsa.codegen.gpu.print_load import Loads, span
 from bppsa.codegen.gpu.print_tile import StepPrinter
+from bppsa.codegen.gpu.sweep_axes import has_axes, printed_axes
 from bppsa.codegen.gpu.tiling import tiles
 from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce
 
-BYTES = {"float": 4, "double": 8}
-TYPES = {"float": "tl.float32", "double": "tl.float64"}
 COLUMNS_A_WARP = 8  # as many as one tensor core instruction gives
 # Each warp splits all rows of a product for 3xTF32, so half as many repeat half of that: where rows share a sample and
 # the weights' elements are so few, a thread has registers for twice the columns.
@@ -34,28 +35,7 @@ HELD_BYTES = 64 << 10  # of weights kept in a program's shared memory, which hol
 # and has no registers to spare: there each stream is read again after its last use.
 EARLY_BYTES = 128
 
-# The arguments of each kind of buffer: its address, then strides in elements.
-STRIDES = {
-    Kind.STREAM: ("t", "b"),
-    Kind.STATE: ("c", "t", "b"),
-    Kind.RUNNING: ("c", "b"),
-    Kind.VECTOR: (),
-    Kind.WEIGHT: ("k", "n"),
-    Kind.COLUMN_SUM: (),  # contiguous: one row of partial sums a program
-}
-HEAD = """\
-# Printed by bppsa: {name}.
-import triton
-import triton.language as tl
-
-from bppsa.codegen.gpu.functions import error_function, exponent, exponential, hyperbolic_tangent
-from bppsa.codegen.gpu.functions import arc_tangent, largest, maximum, minimum, moved, remainder_of, sigmoid, sine
-from bppsa.codegen.gpu.functions import times_power_of_two
-
-
-@triton.jit
-def sweep({parameters}, lengths, steps, rows, columns, chunk, direction, reverse, PRECISION: tl.constexpr):
-    REAL: tl.constexpr = {real}
+PLACED = """\
 {place}
     if lengths is None:
         length = tl.where(sampled, steps, 0)
@@ -98,15 +78,6 @@ LOOP = """\
 
 
 @dataclass(frozen=True)
-class Printed:  # shares its name: a kernel as text, what the printer of any language returns
-    """source: a Python module with the function `sweep`. warps: for how many it is meant; block: a program's rows."""
-
-    source: str
-    warps: int
-    block: Block
-
-
-@dataclass(frozen=True)
 class Carried:
     """Columns [column, column + width) of a buffer, from step to step in the variable `name`."""
 
@@ -120,6 +91,8 @@ class Carried:
 @functools.lru_cache(maxsize=256)
 def printed(kernel: Kernel, real: str, columns: int = 1) -> Printed:
     """`real` is "float" or "double". columns: RUNNING rows a sample."""
+    if has_axes(kernel):
+        return printed_axes(kernel, real)
     block = block_of(kernel, columns)
     loads = _SweepPrinter(kernel, block, hold=True, early=True).loads
     halved = block.shared and loads.held <= HELD_HALVED
@@ -130,8 +103,12 @@ def printed(kernel: Kernel, real: str, columns: int = 1) -> Printed:
 
 
 def holds_weights(kernel: Kernel, real: str) -> bool:
-    """Whether a program keeps them for all its steps. A step that reads them again takes many times as long."""
-    return _SweepPrinter(kernel, block_of(kernel, 1), hold=True, early=True).loads.held * BYTES[real] <= HELD_BYTES
+    """Whether a program keeps them for all its steps. A step that reads them again takes many times as long; of values
+    of several axes only the large ones are."""
+    return (
+        has_axes(kernel)
+        or _SweepPrinter(kernel, block_of(kernel, 1), hold=True, early=True).loads.held * BYTES[real] <= HELD_BYTES
+    )
 
 
 def stores_over(group: Group, name: str, after: bool, piece: Piece) -> bool:
@@ -228,9 +205,11 @@ class _SweepPrinter:
         self.step.lines.append(f"tl.store({at}, {piece.tile.name}, mask={mask})")
 
     def carry(self) -> None:
-        """In a packed batch, rows that take no part in the step keep what they had."""
+        """In a packed batch, rows that take no part in the step keep what they had. What one carries on of another is
+        read before that one changes."""
         stored = [c for c in self.carried if c.stored]
         new = {c.name: self.step.of_all_rows(self.step.joined(list(self.front_columns(c)))) for c in stored}
+        new = {name: self.step.emit(value) if value in new else value for name, value in new.items()}
         if new:
             all_rows = [f"    {name} = {value}" for name, value in new.items()]
             live_rows = [f"    {name} = tl.where(live, {value}, {name})" for name, value in new.items()]
@@ -258,13 +237,8 @@ class _SweepPrinter:
         before = [*rows, *self.loads.head, *starts, *sums]
         return "".join(
             [
-                HEAD.format(
-                    name=self.kernel.name,
-                    parameters=", ".join(parameters),
-                    real=TYPES[real],
-                    place=PLACE[self.block.shared].format(block=self.block),
-                    block=self.block,
-                ),
+                HEAD.format(name=self.kernel.name, parameters=", ".join(parameters), real=TYPES[real]),
+                PLACED.format(place=PLACE[self.block.shared].format(block=self.block), block=self.block),
                 *(f"    {line}\n" for line in before),
                 LOOP,
                 *(f"        {line}\n" for line in self.loads.loop(self.step.lines)),
@@ -282,13 +256,16 @@ class _SweepPrinter:
         return f"tl.load({name}_rows + part.to(tl.int64) * {name}_c + {c.column} + {columns}, mask={mask}, other=0.0)"
 
     def finals(self) -> Iterator[str]:
-        for c in self.carried:
-            if c.stored and c.buffer.kind is Kind.RUNNING:
-                size, name = padded(c.width), c.buffer.name
-                columns = self.loads.columns(size)
-                mask = " & ".join(["inside", *span(columns, 0, c.width, size)])
-                at = f"{name}_rows + part.to(tl.int64) * {name}_c + {c.column} + {columns}"
-                yield f"tl.store({at}, {c.name}, mask={mask})"
+        """Over what other threads may have read before the first step, where a program has no step that waits."""
+        last = [c for c in self.carried if c.stored and c.buffer.kind is Kind.RUNNING]
+        if last:
+            yield "tl.debug_barrier()"
+        for c in last:
+            size, name = padded(c.width), c.buffer.name
+            columns = self.loads.columns(size)
+            mask = " & ".join(["inside", *span(columns, 0, c.width, size)])
+            at = f"{name}_rows + part.to(tl.int64) * {name}_c + {c.column} + {columns}"
+            yield f"tl.store({at}, {c.name}, mask={mask})"
 
     def partial_sums(self) -> Iterator[str]:
         for (name, column, width), total in self.step.sums.items():

@@ -45,6 +45,15 @@ class Op(enum.Enum):
     FMOD = ("fmod", 2)  # what is left of a / b by whole numbers, exact, with the sign of a
     EXPONENT = ("exponent", 1)  # floor(log2 |x|), as far as LDEXP takes it; 0 where x is subnormal or not finite
     LDEXP = ("ldexp", 2)  # x * 2**n for whole n whose power of two is a normal number, and so is its reciprocal
+    ERFC = ("erfc", 1)
+    ERFCX = ("erfcx", 1)  # e^(x^2) erfc(x)
+    ERFINV = ("erfinv", 1)
+    NDTRI = ("ndtri", 1)  # the normal distribution's quantile
+    LGAMMA = ("lgamma", 1)  # log |gamma(x)|
+    DIGAMMA = ("digamma", 1)
+    ZETA = ("zeta", 2)  # Hurwitz: the sum of (b + k)^-a, k = 0, 1, ...
+    I0E = ("i0e", 1)  # e^-|x| times the modified Bessel function
+    I1E = ("i1e", 1)
     LT = ("lt", 2)
     LE = ("le", 2)
     EQ = ("eq", 2)
@@ -56,9 +65,22 @@ class Op(enum.Enum):
 
 
 STRUCTURAL = frozenset({Op.LOAD, Op.CONST, Op.DOT})
-EXPENSIVE = frozenset(
-    {Op.DOT, Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.DIV, Op.SQRT, Op.SIN, Op.COS, Op.ATAN, Op.FMOD}
-)
+# Computed one number at a time, and by no GPU's kernel yet.
+SPECIAL = frozenset({Op.ERFC, Op.ERFCX, Op.ERFINV, Op.NDTRI, Op.LGAMMA, Op.DIGAMMA, Op.ZETA, Op.I0E, Op.I1E})
+EXPENSIVE = SPECIAL | {
+    Op.DOT,
+    Op.EXP,
+    Op.LOG,
+    Op.TANH,
+    Op.SIGMOID,
+    Op.ERF,
+    Op.DIV,
+    Op.SQRT,
+    Op.SIN,
+    Op.COS,
+    Op.ATAN,
+    Op.FMOD,
+}
 
 
 class Kind(enum.Enum):
@@ -111,13 +133,35 @@ class Dot:
     column: int = 0
 
 
-class Expr:
-    """A node of the expression DAG. Interned: equal expressions are one object, so comparing and hashing are cheap."""
+NO_MOVES: frozenset[Strides] = frozenset()
+LONGEST_TEXT = 2000  # characters of an expression that is printed
 
-    __slots__ = ("__weakref__", "args", "op", "payload")
+
+def moves_of(args: tuple[Expr, ...], payload: Access | Dot | float | None) -> frozenset[Strides]:
+    if not args:
+        moves = isinstance(payload, Access) and not payload.broadcast
+        return frozenset((payload.strides,)) if moves and isinstance(payload, Access) else NO_MOVES
+    first, *rest = args
+    found = first.moves
+    for arg in rest:  # mostly they are the same
+        found = found if arg.moves <= found else found | arg.moves
+    return found
+
+
+class Expr:
+    """A node of the expression DAG. Interned: equal expressions are one object, so comparing and hashing are cheap.
+
+    uniform: whether it is the same for every column; moves: the strides of all loads in it that are not; multiplies:
+    whether there is a dot product in it. What asks for these would else go over all of a formula of thousands of nodes.
+    """
+
+    __slots__ = ("__weakref__", "args", "moves", "multiplies", "op", "payload", "uniform")
     op: Op
     args: tuple[Expr, ...]
     payload: Access | Dot | float | None
+    uniform: bool
+    moves: frozenset[Strides]
+    multiplies: bool
     _interned: ClassVar[weakref.WeakValueDictionary[tuple, Expr]] = weakref.WeakValueDictionary()
     _interning: ClassVar[threading.Lock] = threading.Lock()
 
@@ -128,6 +172,9 @@ class Expr:
             if found is None:
                 found = super().__new__(cls)
                 found.op, found.args, found.payload = op, args, payload
+                found.multiplies = op is Op.DOT or any(arg.multiplies for arg in args)
+                found.moves = moves_of(args, payload)
+                found.uniform = not (found.moves or found.multiplies)
                 cls._interned[key] = found
             return found
 
@@ -137,8 +184,12 @@ class Expr:
         cls._interning = threading.Lock()
 
     def __repr__(self) -> str:
-        inner = ", ".join(map(repr, self.args)) if self.args else repr(self.payload)
-        return f"{self.op.value[0]}({inner})"
+        """Cut off where it is deep: an expression may be of thousands of nodes."""
+        shown: dict[Expr, str] = {}
+        for node in topological((self,)):
+            inner = ", ".join(shown[arg] for arg in node.args) if node.args else repr(node.payload)
+            shown[node] = f"{node.op.value[0]}({inner if len(inner) < LONGEST_TEXT else '...'})"
+        return shown[self]
 
 
 if hasattr(os, "register_at_fork"):
@@ -264,7 +315,12 @@ def span(access: Access, width: int, shape: Shape = ()) -> tuple[int, int]:
 def accessed(groups: Iterable[Group]) -> set[str]:
     """The names of all buffers that `groups` touch."""
     groups = tuple(groups)
-    found = {store.target.buffer for group in groups for store in group.stores}
+    return {store.target.buffer for group in groups for store in group.stores} | read_by(groups)
+
+
+def read_by(groups: Iterable[Group]) -> set[str]:
+    """The names of the buffers that `groups` load from or multiply with."""
+    found = set()
     for payload in (node.payload for group in groups for node in group.nodes()):
         if isinstance(payload, Dot):
             found |= {payload.source.buffer, payload.weight}
@@ -273,9 +329,10 @@ def accessed(groups: Iterable[Group]) -> set[str]:
     return found
 
 
-def rewrite(root: Expr, replace: Callable[[Expr], Expr | None]) -> Expr:
-    """`root` with every expression for which `replace` gives another one exchanged, outermost first."""
-    done: dict[Expr, Expr] = {}
+def rewrite(root: Expr, replace: Callable[[Expr], Expr | None], done: dict[Expr, Expr] | None = None) -> Expr:
+    """`root` with every expression for which `replace` gives another one exchanged, outermost first. done: what came of
+    others, where `replace` has not changed since."""
+    done = {} if done is None else done
     stack = [(root, False)]
     while stack:
         node, ready = stack.pop()

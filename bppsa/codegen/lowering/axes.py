@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
-from bppsa.codegen.language.ir import Access, Expr, Op, Shape, Strides, topological
+from bppsa.codegen.language.ir import Access, Expr, Shape, Strides, topological
 from bppsa.codegen.lowering.row import RowSegment
 
 Move = Callable[[Strides], tuple[Strides, int]]  # strides before -> after, and by how many columns all begins later
@@ -23,13 +23,7 @@ def shape_of(segment: RowSegment) -> Shape:
 
 def is_product(segment: RowSegment) -> bool:
     """Whether it holds a product with a weight, which knows but one axis."""
-    return any(node.op is Op.DOT for node in topological((segment.expr,)))
-
-
-def loads(expr: Expr) -> list[Access]:
-    """Those that are not the same for all columns."""
-    payloads = [node.payload for node in topological((expr,))]
-    return [p for p in payloads if isinstance(p, Access) and not p.broadcast]
+    return segment.expr.multiplies
 
 
 def moved(expr: Expr, move: Move) -> Expr:
@@ -73,6 +67,8 @@ def refined(segment: RowSegment, shape: Shape) -> RowSegment | None:
     fine = refinement(shape_of(segment), shape)
     if fine is None:
         return None
+    if fine == segment.shape and () not in segment.expr.moves:
+        return segment
     old = [n for n in shape_of(segment) if n != 1]
     parts = divided(fine, old)
 
@@ -103,7 +99,7 @@ def rearranged(segment: RowSegment, shape: Shape, move: Move) -> RowSegment:
 
 def coalesced(segment: RowSegment) -> RowSegment:
     """With as few axes as there can be."""
-    own = [access.strides for access in loads(segment.expr)]
+    own = segment.expr.moves
     if not own:
         return RowSegment(segment.width, segment.expr)
     groups: list[list[int]] = []
@@ -116,8 +112,11 @@ def coalesced(segment: RowSegment) -> RowSegment:
         else:
             groups.append([axis])
     shape = tuple(prod(segment.shape[a] for a in group) for group in groups)
-    expr = moved(segment.expr, lambda strides: (tuple(strides[group[-1]] for group in groups), 0))
-    if len(shape) <= 1 and all(access.strides == (1,) for access in loads(expr)):
+    if len(shape) == len(segment.shape) and () not in own:
+        expr = segment.expr
+    else:
+        expr = moved(segment.expr, lambda strides: (tuple(strides[group[-1]] for group in groups), 0))
+    if len(shape) <= 1 and expr.moves <= {(1,)}:
         return RowSegment(segment.width, plain(expr))
     return RowSegment(segment.width, expr, shape)
 

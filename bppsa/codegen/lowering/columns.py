@@ -35,9 +35,3 @@ class ValueNumbering:
 
     def number(self, key: Hashable) -> int:
         return self.numbers.setdefault(key, len(self.numbers))
-
-
-def is_uniform(expr: Expr) -> bool:
-    """Whether the expression is the same for every column."""
-    payloads = [node.payload for node in topological((expr,)) if not node.args]
-    return all(isinstance(p, float) or (isinstance(p, Access) and p.broadcast) for p in payloads)

@@ -30,7 +30,7 @@ from bppsa.codegen.language.ir import (
     span,
     topological,
 )
-from bppsa.codegen.lowering.columns import ValueNumbering, is_uniform
+from bppsa.codegen.lowering.columns import ValueNumbering
 from bppsa.codegen.lowering.roots import Root
 
 Extent = int | Shape  # so many columns, or several axes
@@ -80,6 +80,7 @@ class Grouping:
     places: dict[int, list[StoredColumns]] = field(default_factory=dict)  # by number in `columns`
     cheap: dict[Part, bool] = field(default_factory=dict)
     delays: dict[Root, int] = field(default_factory=dict)  # the first level at which these may be stored
+    cuts: dict[Home, dict[Expr, Expr]] = field(default_factory=dict)  # what a group computes of values, without rework
 
     def run(self, roots: Sequence[Root]) -> tuple[Group, ...]:
         """`roots` come in an order in which what a store reads within the step is stored before it."""
@@ -155,12 +156,24 @@ class Grouping:
         return None
 
     def expensive(self, part: Part) -> bool:
-        """Whether it takes more than cheap work on what the step stores anyway."""
-        if part not in self.cheap:
-            node, extent = part
-            self.cheap[part] = node.op not in EXPENSIVE and not any(
-                self.expensive(arg) and self.place(arg) is None for arg in (self.part(a, extent) for a in node.args)
-            )
+        """Whether it takes more than cheap work on what the step stores anyway. By a stack: it may be deep."""
+        stack = [part]
+        while stack:
+            node, extent = top = stack[-1]
+            if top in self.cheap or node.op in EXPENSIVE:
+                self.cheap.setdefault(top, False)
+                stack.pop()
+                continue
+            cheap = True
+            for arg in (self.part(a, extent) for a in node.args):
+                if arg not in self.cheap:
+                    stack.append(arg)
+                    break
+                cheap = self.cheap[arg] or self.place(arg) is not None
+                if not cheap:
+                    break
+            if stack[-1] == top:
+                self.cheap[top] = cheap
         return not self.cheap[part]
 
     def shared(self, roots: Sequence[Root]) -> Iterator[Root]:
@@ -214,7 +227,7 @@ class Grouping:
         self.scratch_widths.append(count(extent))
         shape = extent if isinstance(extent, tuple) else ()
         name = f"scratch{len(self.scratch_widths) - 1}"
-        access = Access(name, broadcast=is_uniform(node), strides=contiguous(shape))
+        access = Access(name, broadcast=node.uniform, strides=contiguous(shape))
         return Root(access, node, count(extent), shape=shape)
 
     def stretch(self, part: Part) -> tuple[int, Extent]:
@@ -240,4 +253,4 @@ class Grouping:
             access = self.place(part, level)
             return None if access is None else load(access)
 
-        return rewrite(root.value, cut)
+        return rewrite(root.value, cut, self.cuts.setdefault((level, root.extent), {}))

@@ -111,8 +111,10 @@ def renamed(kernel: Kernel, declared: Mapping[str, Buffer], where: Mapping[int, 
             return Expr(node.op, payload=replace(node.payload, source=place(node.payload.source)))
         return None
 
+    done: dict[Expr, Expr] = {}
+
     def group(old: Group) -> Group:
-        stores = tuple(Store(place(s.target), rewrite(s.value, moved), s.reduce) for s in old.stores)
+        stores = tuple(Store(place(s.target), rewrite(s.value, moved, done), s.reduce) for s in old.stores)
         return replace(old, stores=stores)
 
     groups = tuple(map(group, kernel.groups))

@@ -11,7 +11,6 @@ from torch import fx
 
 from bppsa.codegen.language.ir import EXPENSIVE, Access, Expr, Reduce, Shape, Strides, contiguous, topological
 from bppsa.codegen.lowering.axes import coalesced, divided, is_product, moved, rearranged, refined, refinement
-from bppsa.codegen.lowering.columns import is_uniform
 from bppsa.codegen.lowering.roots import Root
 from bppsa.codegen.lowering.row import Row, RowSegment, leaf, zip_with
 
@@ -45,7 +44,7 @@ def in_scratch(lowering: Lowering, row: Row) -> RowSegment:
 def along(lowering: Lowering, row: Row, sizes: Shape) -> RowSegment:
     """The row as one segment cut at least as fine as `sizes`."""
     segment = whole(lowering, row)
-    if is_uniform(segment.expr):
+    if segment.expr.uniform:
         return RowSegment(segment.width, segment.expr, tuple(n for n in sizes if n != 1))
     found = refined(segment, sizes) or refined(in_scratch(lowering, row), sizes)
     assert found is not None, "columns that stand one after the other fit any axes"
@@ -182,11 +181,11 @@ def expand(lowering: Lowering, node: fx.Node) -> Row:
 def broadcast(lowering: Lowering, row: Row, own: Shape, sizes: Shape) -> RowSegment:
     """The row, of a value of sizes `own`, repeated to `sizes` and cut at least as fine."""
     segment = whole(lowering, row)
-    grows = own != sizes and not is_uniform(segment.expr)
+    grows = own != sizes and not segment.expr.uniform
     if grows and any(node.op in EXPENSIVE for node in topological((segment.expr,))):
         row = Row((in_scratch(lowering, row),))
     segment = along(lowering, row, own)
-    if is_uniform(segment.expr):
+    if segment.expr.uniform:
         return RowSegment(prod(sizes), segment.expr, tuple(n for n in sizes if n != 1))
     axes = by_dim(segment, own)
     grown = [(size, axes[d], own[d] == 1) for d, size in enumerate(sizes)]
@@ -201,6 +200,9 @@ def broadcast(lowering: Lowering, row: Row, own: Shape, sizes: Shape) -> RowSegm
 def rearrangement(segment: RowSegment, shape: Shape, move: Callable[[Strides], tuple[Strides, int]]) -> RowSegment:
     """As `rearranged`, with the axes as they are but for those of size 1."""
     kept = [a for a, n in enumerate(shape) if n != 1]
+    stays = shape == segment.shape and len(kept) == len(shape) and () not in segment.expr.moves
+    if shape and stays and move(contiguous(shape)) == (contiguous(shape), 0):
+        return segment
 
     def own(strides: Strides) -> tuple[Strides, int]:
         new, later = move(strides)

@@ -11,6 +11,7 @@ import torch
 
 from bppsa.codegen.language.ir import Expr
 from bppsa.codegen.lowering import formulas as f
+from bppsa.codegen.lowering import special
 from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten
@@ -55,6 +56,19 @@ POINTWISE: dict[Any, Callable[..., Expr | None]] = {
     aten.celu.default: lambda x, alpha=1.0: f.elu(x, alpha, 1, 1 / alpha),
     aten.gelu.default: f.gelu,
     aten.erf.default: f.erf,
+    aten.erfc.default: f.erfc,
+    aten.special_erfcx.default: f.erfcx,
+    aten.erfinv.default: f.erfinv,
+    aten.special_ndtri.default: f.ndtri,
+    aten.special_log_ndtr.default: special.log_ndtr,
+    aten.lgamma.default: f.lgamma,
+    aten.digamma.default: f.digamma,
+    aten.polygamma.default: special.polygamma,
+    aten.special_zeta.self_scalar: f.zeta,
+    aten.i0.default: lambda x: special.unscaled(f.i0e, x),
+    aten.special_i0e.default: f.i0e,
+    aten.special_i1.default: lambda x: special.unscaled(f.i1e, x),
+    aten.special_i1e.default: f.i1e,
     aten.threshold.default: lambda x, threshold, value: f.where(f.le(x, threshold), value, x),
     aten.hardshrink.default: lambda x, bound=0.5: f.where(f.le(f.absolute(x), bound), 0.0, x),
     aten.softshrink.default: lambda x, bound=0.5: f.sub(x, f.clamp(x, -bound, bound)),
@@ -110,6 +124,8 @@ POINTWISE: dict[Any, Callable[..., Expr | None]] = {
     aten.xlogy.Scalar_Self: f.xlogy,
     aten.xlogy.Scalar_Other: f.xlogy,
     aten.special_xlog1py.default: lambda x, y: f.xlogy(x, y, f.log1p),
+    aten.special_xlog1py.self_scalar: lambda x, y: f.xlogy(x, y, f.log1p),
+    aten.special_xlog1py.other_scalar: lambda x, y: f.xlogy(x, y, f.log1p),
     aten.square.default: f.square,
     aten.hypot.default: f.hypot,
     aten.pow.Tensor_Tensor: f.power,

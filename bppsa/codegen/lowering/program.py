@@ -7,15 +7,29 @@ any more where there are any, so that gates overwrite their own pre-activations.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from torch import fx
 
 from bppsa.chain import Recurrence, Transposed, Weight, placeholders
-from bppsa.codegen.language.ir import Access, Expr, Kernel, Kind, Op, Reduce, accessed, const, load, rewrite
+from bppsa.codegen.language.ir import (
+    Access,
+    Expr,
+    Kernel,
+    Kind,
+    Op,
+    Reduce,
+    accessed,
+    const,
+    load,
+    read_by,
+    rewrite,
+    topological,
+)
 from bppsa.codegen.language.verify import verify
 from bppsa.codegen.lowering.assemble import assemble, row_of
-from bppsa.codegen.lowering.columns import is_uniform
 from bppsa.codegen.lowering.group import Extent
 from bppsa.codegen.lowering.inplace import reuse_streams
 from bppsa.codegen.lowering.lower import ColumnRun, Lowering, Workspace
@@ -58,6 +72,16 @@ class Program:
     outers: tuple[OuterSum, ...]
     stream_runs: tuple[tuple[ColumnRun, ...] | None, ...]  # where in "cotangents" those of each stream stand
     sum_runs: tuple[tuple[int, tuple[ColumnRun, ...]], ...]  # (parameter, where in "sums")
+    apart: tuple[Kernel, Kernel]  # forward and backward, where "saved" shares no columns with a stream
+
+    @cached_property
+    def recomputing(self) -> tuple[Kernel, Kernel]:
+        """A forward that writes nothing but states and what is saved, to be run again from any state, and the backward
+        that reads them."""
+        forward, backward = self.apart
+        again = replace(without_outputs(forward), name="recompute")
+        same = replace(backward, name=self.backward.name) == self.backward
+        return verify(again), self.backward if same else verify(replace(backward, name="backward apart"))
 
 
 def build(recurrence: Recurrence, transposed: Transposed, *, inline: bool = False) -> Program:
@@ -65,7 +89,9 @@ def build(recurrence: Recurrence, transposed: Transposed, *, inline: bool = Fals
     all steps. Raises `Unsupported` for what the kernel language has no words for."""
     forward = ForwardLowering(recurrence, inline)
     backward = BackwardLowering(forward, transposed)
-    kernels = reuse_streams(forward.kernel(backward.saved), backward.kernel(), projections(recurrence))
+    lowered = forward.kernel(backward.saved), backward.kernel()
+    apart = reuse_streams(*lowered, {})
+    kernels = reuse_streams(*lowered, projections(recurrence))
     return Program(
         recurrence,
         verify(kernels[0]),
@@ -76,7 +102,22 @@ def build(recurrence: Recurrence, transposed: Transposed, *, inline: bool = Fals
         backward.outers,
         backward.stream_runs,
         backward.sum_runs,
+        (apart[0], apart[1]),
     )
+
+
+def without_outputs(kernel: Kernel) -> Kernel:
+    """A forward kernel without the outputs, and what only they need."""
+    unread = {b.name for b in kernel.buffers if b.name.startswith("output")}
+    groups = kernel.groups
+    while unread:
+        kept = [replace(g, stores=tuple(s for s in g.stores if s.target.buffer not in unread)) for g in groups]
+        groups = tuple(group for group in kept if group.stores)
+        scratch = {b.name for b in kernel.buffers if b.kind is Kind.SCRATCH}
+        stored = {store.target.buffer for group in groups for store in group.stores}
+        unread = (scratch & stored) - read_by(groups)
+    used = accessed(groups)
+    return replace(kernel, groups=groups, buffers=tuple(b for b in kernel.buffers if b.name in used))
 
 
 def replay(forward: Kernel, backward: Kernel) -> Kernel:
@@ -146,6 +187,8 @@ class BackwardLowering:
         self.forward, self.transposed, self.recurrence = forward, transposed, forward.recurrence
         self.kept = dict(forward.in_states)  # forward values that the backward finds in memory
         self.saved: list[Root] = []
+        self.recalls: dict[Extent, dict[Expr, Expr]] = {}  # what values are in terms of what is kept
+        self.at_hand: dict[Extent, dict[Expr, bool]] = {}  # whether they are `available`
         self.body = {node.name: node for node in self.recurrence.body.nodes}
         for name in self.values_in_order():
             for segment in forward.lowering.row(self.body[name]).segments:
@@ -187,29 +230,19 @@ class BackwardLowering:
         return Row(tuple(RowSegment(s.width, self.recall(s), s.shape) for s in row.segments))
 
     def recall(self, segment: RowSegment) -> Expr:
-        """The forward value in terms of what the backward can read; saved if it cannot be had otherwise."""
-        if segment.shape:
-            return self.recall_axes(segment)
-        if not self.available(segment):
-            self.save(segment)
+        """The forward value in terms of what the backward can read; saved if it cannot be had otherwise. Of several
+        axes it is always computed again, from what stands in memory: that has fewer columns."""
         extent = segment.shape or segment.width
+        if not segment.shape and not self.available(segment.expr, extent):
+            self.save(segment)
+        return rewrite(segment.expr, lambda node: self.stored(node, extent), self.recalls.setdefault(extent, {}))
 
-        def stored(node: Expr) -> Expr | None:
-            access = self.found(node, extent)
-            return None if access is None else read(access, node)
-
-        return rewrite(segment.expr, stored)
-
-    def recall_axes(self, segment: RowSegment) -> Expr:
-        """Of several axes it is always computed again, from what stands in memory: that has fewer columns."""
-
-        def stored(node: Expr) -> Expr | None:
-            access, payload = self.found(node, segment.shape), node.payload
-            if access is None and isinstance(payload, Access) and payload.buffer.startswith("scratch"):
-                return load(self.out_of_scratch(payload))
-            return None if access is None else read(access, node)
-
-        return rewrite(segment.expr, stored)
+    def stored(self, node: Expr, extent: Extent) -> Expr | None:
+        access, payload = self.found(node, extent), node.payload
+        if access is not None:
+            return read(access, node)
+        in_scratch = isinstance(extent, tuple) and isinstance(payload, Access) and payload.buffer.startswith("scratch")
+        return load(self.out_of_scratch(payload)) if in_scratch and isinstance(payload, Access) else None
 
     def out_of_scratch(self, access: Access) -> Access:
         """Where the backward finds what the forward had in scratch."""
@@ -222,26 +255,30 @@ class BackwardLowering:
         column = sum(root.width for root in self.saved)
         root = root_of(Access("saved", column), segment)
         self.saved.append(root)
+        self.recalls.clear()
+        self.at_hand.clear()
         self.kept[root.value, root.extent] = root.target
 
     def found(self, node: Expr, extent: Extent) -> Access | None:
         """Where the backward finds such columns of a forward value: one, of what is the same in all of them."""
         known = self.kept.get((node, extent))
-        return self.kept.get((node, 1)) if known is None and is_uniform(node) else known
+        return self.kept.get((node, 1)) if known is None and node.uniform else known
 
-    def available(self, segment: RowSegment) -> bool:
+    def available(self, expr: Expr, extent: Extent) -> bool:
         """Whether cheap work on states, parameters, x and saved values gives it: no product, no other stream."""
+        known = self.at_hand.setdefault(extent, {})
         private = projections(self.recurrence)
+        for node in topological((expr,), known):
+            known[node] = self.found(node, extent) is not None or (
+                self.is_read(node.payload, private)
+                if isinstance(node.payload, Access)
+                else node.op is not Op.DOT and all(known[arg] for arg in node.args)
+            )
+        own = expr.payload
+        return known[expr] or (isinstance(own, Access) and self.is_read(own, {}))
 
-        def check(node: Expr) -> bool:
-            if self.found(node, segment.shape or segment.width) is not None:
-                return True
-            if isinstance(node.payload, Access):
-                name = node.payload.buffer
-                return not name.startswith("scratch") and (name not in private or node is segment.expr)
-            return node.op is not Op.DOT and all(map(check, node.args))
-
-        return check(segment.expr)
+    def is_read(self, access: Access, private: Container[str]) -> bool:
+        return not access.buffer.startswith("scratch") and access.buffer not in private
 
     def left(self, node: fx.Node) -> BufferRows:
         """Where the left operand's rows of all steps stand once the backward sweep is done."""
@@ -268,4 +305,4 @@ class BackwardLowering:
 
 def read(access: Access, node: Expr) -> Expr:
     """A load of what stands for the node."""
-    return load(replace(access, broadcast=True, strides=()) if is_uniform(node) else access)
+    return load(replace(access, broadcast=True, strides=()) if node.uniform else access)

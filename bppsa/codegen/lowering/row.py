@@ -92,4 +92,4 @@ def shift(expr: Expr, columns: int) -> Expr:
             return Expr(node.op, payload=replace(payload, column=payload.column + columns))
         return None
 
-    return rewrite(expr, moved) if columns else expr
+    return rewrite(expr, moved) if columns and not expr.uniform else expr

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bppsa.codegen.language.ir import Access, Expr, Op, topological
-from bppsa.codegen.lowering.columns import is_uniform
 from bppsa.codegen.lowering.row import RowSegment
 
 Terms = dict[Expr | None, Expr]  # by factor, None for 1: what is summed over the columns
@@ -48,7 +47,7 @@ def _terms(expr: Expr) -> Terms:
         return {factor: Expr(Op.NEG, term) for factor, term in _terms(expr.args[0]).items()}
     if expr.op is Op.MUL:
         for number, other in (expr.args, expr.args[::-1]):
-            if is_uniform(number):
+            if number.uniform:
                 late = bool(_row_sums(number))
                 return dict(_scaled(factor, term, number, late) for factor, term in _terms(other).items())
     return {None: expr}

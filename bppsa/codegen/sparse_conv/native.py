@@ -58,7 +58,7 @@ def images(dtype: torch.dtype) -> EntryPoints:
 
 def images_source(real: str) -> str:
     texts = map(
-        skeleton, ("intrinsics.h", "vec.h", "arena.h", "call.h", "blocked.h", "images.h", "norm.h", "kept.h", "table.h")
+        skeleton, ("vec.h", "intrinsics.h", "arena.h", "call.h", "blocked.h", "images.h", "norm.h", "kept.h", "table.h")
     )
     return "\n".join([f"using real = {real};", *texts])
 
@@ -66,7 +66,7 @@ def images_source(real: str) -> str:
 @functools.lru_cache(maxsize=1024)
 def conv(window: Window, dtype: torch.dtype) -> EntryPoints:
     """Raises `BuildError`."""
-    return EntryPoints(build.library(print_conv.source(window, REAL[dtype], is_wide())))
+    return EntryPoints(build.library(print_conv.source(window, REAL[dtype])))
 
 
 def weights_room(kernels: EntryPoints, row_size: int) -> int:
@@ -84,14 +84,9 @@ def pointwise(kernel: Kernel, dtype: torch.dtype) -> Entry:
 
 def prepare(windows: Sequence[Window], kernels: Sequence[Kernel], dtype: torch.dtype) -> None:
     """Build what `conv` of each window, and each kernel, will need, side by side. Raises `BuildError`."""
-    sources = {print_conv.source(window, REAL[dtype], is_wide()) for window in windows}
+    sources = {print_conv.source(window, REAL[dtype]) for window in windows}
     sources |= {print_pointwise.source(kernel, REAL[dtype]) for kernel in kernels}
     build.build_many([images_source(REAL[dtype]), *sources])
-
-
-@functools.cache
-def is_wide() -> bool:
-    return "avx512vl" in build.cpu_features().split()
 
 
 @functools.cache

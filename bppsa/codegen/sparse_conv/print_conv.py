@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 
+from bppsa.codegen import isa
 from bppsa.codegen.cpu.print_cpp import skeleton
 from bppsa.codegen.cpu.print_point import body
 from bppsa.codegen.sparse_conv.window import ConvSweep, PixelTile, Window
@@ -17,13 +18,13 @@ LANES = {"float": 16, "double": 8}  # samples in a block: a cache line of each
 PIXELS = {True: 16, False: 4}
 # GCC would write all code of a tile once more for the last turn of the loop around it: half as long again to build.
 PRAGMA = '#pragma GCC optimize ("no-split-loops")'
-SKELETON = ("intrinsics.h", "vec.h", "arena.h", "call.h", "blocked.h", "conv.h", "conv_weights.h")
+SKELETON = ("vec.h", "intrinsics.h", "arena.h", "call.h", "blocked.h", "conv.h", "conv_weights.h")
 
 
 @functools.lru_cache(maxsize=256)
-def source(window: Window, real: str, wide: bool) -> str:
-    """`real` is "float" or "double"; wide: whether the machine has AVX-512."""
-    pixels, lanes = PIXELS[wide], LANES[real]
+def source(window: Window, real: str) -> str:
+    """`real` is "float" or "double"."""
+    pixels, lanes = pixels_held(), LANES[real]
     return "\n".join(
         [
             PRAGMA,
@@ -60,6 +61,11 @@ def sweep(name: str, sweep: ConvSweep, pixels: int, lanes: int) -> list[str]:
         ),
     ]
     return [*body(f"struct {name}", members)[:-1], "};"]
+
+
+def pixels_held() -> int:
+    """Pixels that a sweep of this process's kernels holds in registers."""
+    return PIXELS[isa.chosen().wide]
 
 
 def planes(pixels: int, most: int) -> int:

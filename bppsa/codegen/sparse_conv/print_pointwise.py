@@ -7,9 +7,9 @@ import math
 
 from bppsa.codegen.cpu.print_cpp import skeleton
 from bppsa.codegen.cpu.print_point import CPP, body
-from bppsa.codegen.language.ir import Access, Expr, Kernel
+from bppsa.codegen.language.ir import SPECIAL, Access, Expr, Kernel
 
-SKELETON = ("intrinsics.h", "vec.h", "math.h", "arena.h", "call.h", "blocked.h")
+SKELETON = ("vec.h", "intrinsics.h", "math.h", "arena.h", "call.h", "blocked.h")
 
 
 @functools.lru_cache(maxsize=256)
@@ -31,7 +31,8 @@ def source(kernel: Kernel, real: str) -> str:
     ]
     unit = body(f"void pointwise({pointers}, int64_t count, int threads)", function)
     text = ["namespace {", *unit, "}  // namespace", "ENTRY(pointwise, pointwise)"]
-    return "\n".join([f"using real = {real};", *map(skeleton, SKELETON), *text])
+    special = ("special.h",) * any(node.op in SPECIAL for node in names)
+    return "\n".join([f"using real = {real};", *map(skeleton, (*SKELETON, *special)), *text])
 
 
 def value(node: Expr, names: dict[Expr, str]) -> str:

@@ -195,7 +195,7 @@ class Short:
         """Whether the parts' losses add up to the whole's."""
         try:
             share = loss.share(target, self.parts)
-            total = sum(float(share(output, part)) for part, output in enumerate(self.outputs))
+            total = sum(float(share(output, part)[0]) for part, output in enumerate(self.outputs))
         except WHAT_LOSSES_RAISE as error:
             if is_ours(error):
                 raise

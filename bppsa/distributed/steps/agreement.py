@@ -51,6 +51,7 @@ def signature(plan: StepPlan, call: PipelineCall, ran_nothing: bool) -> dict[str
         BATCH: digest(call.brought),
         "microbatches": f"{len(call.arguments)}",
         "return_outputs": f"{call.outputs}",
+        "the scale of gradients, by scaler= and share=": f"{call.scale}",
         "the ranks": "have run nothing" if ran_nothing else "have run",
     }
 

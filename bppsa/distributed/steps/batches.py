@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -83,13 +83,15 @@ def joined(values: Sequence[Any], sizes: Sequence[int]) -> Any:
 @dataclass(frozen=True)
 class Batch:
     """call: of all micro-batches. mine: those whose rows are here; all, but where each rank brings its own. rows: of
-    these; sizes: the rows of each micro-batch. arguments: of each argument of the model, its tensors, whole."""
+    these; sizes: the rows of each micro-batch. arguments: of each argument of the model, its tensors, whole; values:
+    the arguments."""
 
     call: PipelineCall
     mine: Sequence[int]
     rows: int
     sizes: list[int]
     arguments: list[list[Tensor]]
+    values: Sequence[Any] = field(default=(), kw_only=True)
 
     @property
     def wanted(self) -> list[Tensor]:

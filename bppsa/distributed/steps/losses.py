@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,13 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_leaves
 
 from bppsa.distributed.steps.batches import is_batched, parts, rows_in
-from bppsa.errors import ArgumentError
+from bppsa.distributed.steps.metrics import split_loss
+from bppsa.errors import ArgumentError, PartitionError
+from bppsa.fxpasses.partition.means.classes import of_classes
+from bppsa.fxpasses.partition.means.outputs import own_loss
 from bppsa.fxpasses.theirs import theirs
 
-LossFunction = Callable[..., Tensor]
+LossFunction = Callable[..., Any]  # a tensor [], or (loss, metrics)
 LossWeight = Callable[[Any], float]
 
 
@@ -29,35 +32,39 @@ class Share:
     targets: Sequence[Any]
     weights: Sequence[float]
     tries: bool = False  # whether the loss is tried: is it the mean that it is taken for?
+    sizes: Callable[..., None] | None = None  # the check of what a traced loss takes for granted
+    of_nothing: bool = False  # whether loss_fn is called where a micro-batch counts nothing, for its metrics
 
-    def __call__(self, output: Any, batch: int) -> Tensor:
+    def __call__(self, output: Any, batch: int) -> tuple[Tensor, Any]:
+        """The loss [], and what loss_fn gives beside it."""
         if not self.weights[batch]:  # a mean over nothing is no number, and it counts for nothing
-            return next(x for x in tree_leaves(output) if isinstance(x, Tensor)).new_zeros(())
-        loss = own_loss(output) if self.loss_fn is None else theirs(self.loss_fn, output, self.targets[batch])
+            nothing = next(x for x in tree_leaves(output) if isinstance(x, Tensor)).new_zeros(())
+            if self.loss_fn is None or not self.of_nothing:
+                return nothing, None
+            with torch.no_grad():
+                return nothing, split_loss(theirs(self.loss_fn, output, self.targets[batch]))[1]
+        if self.sizes is not None:
+            check_sizes(self.sizes, output, self.targets[batch])
+        if self.loss_fn is None:
+            loss, metrics = own_loss(output), None
+        else:
+            loss, metrics = split_loss(theirs(self.loss_fn, output, self.targets[batch]))
         if not (isinstance(loss, Tensor) and loss.dim() == 0):
             got = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             whose = "the model returns" if self.loss_fn is None else "loss_fn gives"
             raise ArgumentError(f"{whose} {got}, and a step needs a loss, a tensor []; give loss_fn=, with a reduction")
         if self.tries and self.loss_fn is not None:
             check_mean(self.loss_fn, loss.detach(), output, self.targets[batch])
-        return loss * self.weights[batch]
-
-
-def own_loss(output: Any) -> Any:
-    """What the model says is its loss: all that it returns, or a field or key of that name."""
-    if isinstance(output, Mapping):
-        return output.get("loss", output)
-    return output if isinstance(output, Tensor) else getattr(output, "loss", output)
+        return loss * self.weights[batch], metrics
 
 
 def counts(loss_fn: LossFunction | None, loss_weight: LossWeight | None, target: Any, rows: int) -> float:
     """What a micro-batch counts in the batch's loss, where that is a mean."""
     if loss_weight is not None:
         return float(theirs(loss_weight, target))
-    function = getattr(loss_fn, "func", loss_fn)  # of a functools.partial
     numbers = isinstance(target, Tensor) and not target.is_floating_point()  # and not probabilities
-    if numbers and (isinstance(function, MODULES) or function in FUNCTIONS):
-        return weight_of(target, option(loss_fn, "weight", None), option(loss_fn, "ignore_index", -100))
+    if numbers and is_known(loss_fn):
+        return float(of_classes(target, option(loss_fn, "weight", None), option(loss_fn, "ignore_index", -100)))
     return float(rows)
 
 
@@ -65,10 +72,10 @@ MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)  # whose mean leaves rows out, or we
 FUNCTIONS = (F.cross_entropy, F.nll_loss)
 
 
-def weight_of(target: Tensor, weight: Tensor | None, ignored: int) -> float:
-    """What PyTorch divides a mean over classes by. target: of any shape; weight: [classes]."""
-    kept = target[target != ignored]
-    return float(kept.numel() if weight is None else weight.to(kept.device)[kept].sum())
+def is_known(loss_fn: LossFunction | None) -> bool:
+    """Whether it is one of PyTorch's means over classes, as it is or with keywords bound."""
+    function = getattr(loss_fn, "func", loss_fn)  # of a functools.partial
+    return isinstance(function, MODULES) or function in FUNCTIONS
 
 
 def option(loss_fn: LossFunction | None, name: str, default: Any) -> Any:
@@ -78,6 +85,17 @@ def option(loss_fn: LossFunction | None, name: str, default: Any) -> Any:
 
 def is_sum(loss_fn: LossFunction | None) -> bool:
     return bool(option(loss_fn, "reduction", "mean") == "sum")
+
+
+def check_sizes(sizes: Callable[..., None], output: Any, target: Any) -> None:
+    """Raises ArgumentError where the loss decides by sizes, and decided otherwise when it was traced."""
+    try:
+        sizes(output, target)
+    except PartitionError as error:
+        raise ArgumentError(
+            f"what loss_fn counts is read from a run of it with other sizes: {error}; or give loss_weight=, what a "
+            f"micro-batch counts"
+        ) from error
 
 
 @torch.no_grad()
@@ -91,10 +109,10 @@ def check_mean(loss_fn: LossFunction, loss: Tensor, output: Any, target: Any) ->
     weights = [counts(loss_fn, None, half, size) for half, size in zip(targets, sizes, strict=True)]
     if not all(weights):
         return
-    losses = [float(theirs(loss_fn, out, half)) for out, half in zip(outputs, targets, strict=True)]
+    losses = [float(split_loss(theirs(loss_fn, out, half))[0]) for out, half in zip(outputs, targets, strict=True)]
     mean = sum(weight * of_half for weight, of_half in zip(weights, losses, strict=True)) / sum(weights)
     whole, rounding = float(loss), torch.finfo(loss.dtype).eps ** 0.5
-    if math.isfinite(whole) and math.isfinite(mean) and abs(whole - mean) > rounding * max(abs(whole), abs(mean)):
+    if math.isfinite(whole) and not abs(whole - mean) <= rounding * max(abs(whole), abs(mean)):
         raise ArgumentError(
             f"loss_fn gives {whole:.6g} for {rows} rows, and {losses[0]:.6g} and {losses[1]:.6g} for their halves: it "
             f"is no mean over rows, and the micro-batches' losses do not make the batch's; give it reduction='sum' "
@@ -109,6 +127,7 @@ def in_halves(value: Any, rows: int) -> list[Any]:
 
 def share(loss_fn: LossFunction | None, targets: Sequence[Any], counted: Sequence[float], tries: bool = False) -> Share:
     if is_sum(loss_fn):
-        return Share(loss_fn, targets, [1.0] * len(counted))
+        return Share(loss_fn, targets, [1.0] * len(counted), of_nothing=True)
     total = sum(counted)
-    return Share(loss_fn, targets, [count / total if total else count for count in counted], tries)
+    weights = [count / total if total else count for count in counted]
+    return Share(loss_fn, targets, weights, tries, of_nothing=True)

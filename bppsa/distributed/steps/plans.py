@@ -14,6 +14,7 @@ from bppsa.schedule.graph import numbered
 from bppsa.schedule.jobs import PerJob
 from bppsa.schedule.messages import TOKEN, Item, Items, JobStep, with_messages
 from bppsa.schedule.program import Action
+from bppsa.schedule.recompute import Recompute
 from bppsa.schedule.simulator import Cost, simulate
 from bppsa.schedule.spec import F, Jobs, Schedule, W
 from bppsa.schedule.timeline import Timeline
@@ -62,11 +63,13 @@ def make_plan(
     B: int,
     workers: int | None,
     costs: Mapping[str, Cost],
+    recompute: Recompute | None,
+    units: Units,
     reads: Items,
     writes: Items,
 ) -> StepPlan:
     """Raises ScheduleError where the schedule cannot run."""
-    timeline = simulate(schedule, S=S, B=B, W=workers, costs=costs, units=Units("flops"))
+    timeline = simulate(schedule, S=S, B=B, W=workers, costs=costs, recompute=recompute, units=units)
     check_runs(timeline)
     waits, signals = tokens(timeline)
     lists = [[Action(*job) for job in jobs] for jobs in timeline.jobs_of]

@@ -201,6 +201,7 @@ def report(actions: Sequence[Action], results: Results) -> dict[str, Any]:
         "times": times,
         "peak": torch.tensor(results.peak),
         "losses": results.losses,
+        "metrics": results.metrics,
         "outputs": results.outputs,
         "arguments": results.arguments,
         "seen": results.seen,
@@ -211,6 +212,6 @@ def reported(actions: Sequence[Action], told: Mapping[str, Any]) -> Results:
     results = Results()
     results.times = {action: (start, end) for action, (start, end) in zip(actions, told["times"].tolist(), strict=True)}
     results.peak = int(told["peak"])
-    results.losses, results.outputs = told["losses"], told["outputs"]
+    results.losses, results.metrics, results.outputs = told["losses"], told["metrics"], told["outputs"]
     results.arguments, results.seen = told["arguments"], told["seen"]
     return results

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.amp import GradScaler
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from bppsa.distributed.script.given import given_for
+from bppsa.distributed.script.scaling import scale_of, skip_together
+from bppsa.distributed.script.states import like
+from bppsa.distributed.script.step_loss import StepLoss
 from bppsa.distributed.steps.batches import Batch, comparable
+from bppsa.distributed.steps.metrics import gathered
 from bppsa.distributed.steps.plans import StepPlan
-from bppsa.distributed.steps.step_loss import StepLoss
 from bppsa.distributed.steps.training import Settings, Training
-from bppsa.errors import ArgumentError, ScheduleError, WorkerError
+from bppsa.errors import ScheduleError, WorkerError
 from bppsa.runtime.worker.modes import Modes
 from bppsa.schedule.timeline import Timeline
 from bppsa.stages import Stages
@@ -42,38 +48,55 @@ class Trainer:
         self.training = self.training.now(args, kwargs)
         return self.training
 
-    def step(self, *inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+    def step(
+        self,
+        *inputs: Any,
+        return_outputs: bool = False,
+        scaler: GradScaler | None = None,
+        share: float = 1.0,
+        **kwargs: Any,
+    ) -> Any:
         """Run one training step of the whole batch: gradients are added to `.grad`, and the loss [] is returned.
 
         The backward has run: nothing is left for `.backward()`, which is a WorkerError on what is returned.
 
         Args:
             inputs: the model's arguments and, last, the target; with loss_fn=None all are the model's, which returns
-                its loss. Every tensor of a target has the batch's rows in dimension 0, or no dimension.
+                its loss. Every tensor of a target has the batch's rows in dimension 0, or no dimension. Or a batch as
+                one mapping, which is the same as its entries by name.
             return_outputs: True returns the loss and the outputs.
-            kwargs: the model's.
+            scaler: gradients are those of the loss that it scales, and where one of any rank is infinite or no number,
+                `scaler.step(optimizer)` skips on every rank.
+            share: what this batch counts among the calls before one optimizer step, such as 1 / 4: gradients and the
+                loss are multiplied by it.
+            kwargs: the model's and, where no target is among the inputs, what the forward has no parameter for: the
+                target, one entry as it is and several as a dict.
+
+        What loss_fn returns beside the loss, as (loss, metrics), is the loss's `.metrics`.
 
         Raises:
             WorkerError: a job fails (a RuntimeError).
             InputError: the batch has no rows, or its target has others (a RuntimeError).
             ArgumentError: there is no loss (a TypeError).
         """
-        if self.settings.loss_fn is not None and not inputs:
-            raise ArgumentError("step(x, target) takes the model's arguments and then a target")
-        given, target = (inputs, None) if self.settings.loss_fn is None else (inputs[:-1], inputs[-1])
+        given, kwargs, target = given_for(self.given, inputs, kwargs, has_target=self.settings.loss_fn is not None)
         training = self.begin(*given, **kwargs)
         with training.call() as number:
             batch = training.batch(number, given, kwargs, Modes(True, False, Modes.here().autocast))
             loss = training.loss(batch, target)
             brought = () if self.settings.local else (*batch.call.brought, *comparable(tree_leaves(target)))
-            call = replace(batch.call, loss=loss, outputs=return_outputs, brought=brought)
+            scale = scale_of(scaler, device_of(self.model)) * share
+            call = replace(batch.call, loss=loss, outputs=return_outputs, brought=brought, scale=scale)
             found, _ = training.run("step", call)
         named = dict(self.model.named_parameters())
         accumulate(
             [named[name] for name in found.grads] + batch.wanted,
             [*found.grads.values(), *batch.gradients(found.arguments)],
         )
-        total = torch.stack([found.losses[b] for b in sorted(found.losses)]).sum().as_subclass(StepLoss)
+        if scaler is not None and scaler.is_enabled():
+            skip_together(self.model.parameters(), training.engine.share)
+        total = (torch.stack([found.losses[b] for b in sorted(found.losses)]).sum() * share).as_subclass(StepLoss)
+        total.metrics, total.weights = gathered(found.metrics, batch.sizes), total.new_tensor(loss.weights)
         if not return_outputs:
             return total
         with torch.no_grad():
@@ -122,6 +145,52 @@ class Trainer:
         found = {**self._started().engine.gather(tensors), **others}
         return like(own, {name: found[name] for name in self.names if name in found})
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what later steps depend on besides weights and data, the same on every rank: the seed of random draws,
+        and the number of calls so far."""
+        return vars(self._started().drawing).copy()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on as the trainer did whose state it is: the next step draws what its next one draws."""
+        drawing = self._started().drawing
+        drawing.seed, drawing.calls = int(state["seed"]), int(state["calls"])
+
+    def save(self, folder: str | Path, optimizer: Optimizer | None = None, **others: Any) -> Path:
+        """Write a checkpoint into the folder: weights, the optimizer's state, `state_dict()` and others.
+
+        Every rank calls it, with its own optimizer. It is written through torch.distributed.checkpoint by the model's
+        names, so it is loaded under any schedule and number of ranks. Returns its place, which has its name once it is
+        whole.
+
+        Args:
+            others: objects with a state_dict, such as schedulers and scalers, and values; the same on all ranks.
+        """
+        from bppsa.distributed.script import checkpoints
+
+        drawing, states = self._started().drawing, {name: state_of(one) for name, one in others.items()}
+        rest = {"trainer": self.state_dict(), "others": states}
+        engine = self._started().engine
+        return checkpoints.save(Path(folder), drawing.calls, engine, self.model, optimizer, rest)
+
+    def load(self, folder: str | Path, optimizer: Optimizer | None = None, **others: Any) -> dict[str, Any] | None:
+        """Load the newest whole checkpoint of the folder; every rank calls it.
+
+        Returns the others that were saved, by name, those with a load_state_dict loaded too; None where there is no
+        checkpoint.
+        """
+        from bppsa.distributed.script import checkpoints
+
+        (place, *_) = self._started().engine.share(checkpoints.newest(Path(folder)))
+        if place is None:
+            return None
+        rest = checkpoints.load(place, self.model, optimizer)
+        self.load_state_dict(rest["trainer"])
+        states: dict[str, Any] = rest["others"]
+        for name, one in others.items():
+            if hasattr(one, "load_state_dict"):
+                one.load_state_dict(states[name])
+        return states
+
     @property
     def stages(self) -> Stages:
         """The stages that the model was cut into. Raises ScheduleError before it is cut."""
@@ -129,7 +198,8 @@ class Trainer:
 
     @property
     def timeline(self) -> Timeline:
-        """The simulated timeline of a step, in flops. Raises ScheduleError before the model is cut."""
+        """The simulated timeline of a step, in flops, or in seconds where stages were measured. Raises ScheduleError
+        before the model is cut."""
         return self._started().plan("step", self.settings.microbatches).timeline
 
     @property
@@ -146,6 +216,14 @@ class Trainer:
         if self.training is None:
             raise ScheduleError("the model is cut in its first call; give example_inputs= to have it cut at once")
         return self.training
+
+
+def state_of(one: Any) -> Any:
+    return one.state_dict() if hasattr(one, "state_dict") else one
+
+
+def device_of(model: nn.Module) -> torch.device:
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
 class ApplyModel(torch.autograd.Function):
@@ -203,14 +281,6 @@ def accumulate(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Non
             x.grad += grad
     if through:
         torch.autograd.backward([x for x, _ in through], [grad for _, grad in through])
-
-
-def like(state: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """A state_dict of these values, which tells the versions of the modules as `state` does."""
-    made = OrderedDict(values)
-    if hasattr(state, "_metadata"):
-        made._metadata = state._metadata  # type: ignore[attr-defined]
-    return made
 
 
 def warn_of_step(plan: StepPlan) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -15,9 +14,13 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa.decisions import Report, warn_once
 from bppsa.distributed.steps.batches import Batch, by_leaf, check_rows, comparable, is_batched, parts, rows_of
-from bppsa.distributed.steps.losses import LossFunction, LossWeight, Share, counts, is_sum, share
+from bppsa.distributed.steps.losses import LossFunction, LossWeight, Share, counts, is_known, is_sum, share
 from bppsa.distributed.steps.member import Asked, check_names, first_names
+from bppsa.distributed.steps.metrics import split_loss
 from bppsa.distributed.steps.plans import KINDS, StepPlan, check_changes, make_plan, only, own_batches, predicted
+from bppsa.distributed.steps.recomputed import RecomputeChoice, recomputed, share_again
+from bppsa.distributed.steps.speeds import at_speeds
+from bppsa.distributed.steps.weighing import TracedLoss, traced, weights
 from bppsa.distributed.steps.whole import check_target, check_wholes
 from bppsa.errors import InputError, ScheduleError, StrategyError
 from bppsa.frontend.state import show
@@ -31,10 +34,12 @@ from bppsa.runtime.worker.pipeline import PipelineCall, reads, writes
 from bppsa.runtime.worker.results import Outcome, Results
 from bppsa.runtime.worker.shell import tensors_in
 from bppsa.schedule.messages import Items
+from bppsa.schedule.recompute import Recompute
+from bppsa.schedule.simulator import Cost
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import Units
-from bppsa.stages import Situation, Stages
+from bppsa.stages import LossMeans, Situation, Stages
 
 T = TypeVar("T")
 
@@ -49,6 +54,9 @@ class Settings:
     seed: int | None  # None: torch's initial seed
     local: bool = False  # whether each rank brings its own rows
     asked: Asked = (AUTO, SEQUENTIAL)
+    recompute: RecomputeChoice = None
+    balance: str = "cost"
+    speeds: tuple[float, ...] = ()  # of workers
 
     def __post_init__(self) -> None:
         """Raises StrategyError for a weight of micro-batches that no loss is weighted by."""
@@ -82,20 +90,28 @@ class WorkerEngine(Protocol):
         """Of Parameters: those that count here, so that each counts once."""
 
 
+@dataclass
+class Drawn:
+    """By what the draws of random numbers go: the seed, and how many calls of the model there were."""
+
+    seed: int
+    calls: int = 0
+
+
 class Training:
     """The stages of a model, its plans and its workers."""
 
     def __init__(self, model: nn.Module, settings: Settings, stages: Stages) -> None:
-        self.model, self.settings, self.stages = model, settings, stages
+        self.model, self.settings, self.stages = model, settings, recomputed(stages, settings.recompute)
         self.plans: dict[tuple[str, int], StepPlan] = {}
-        self.calls = count()
+        self.drawing = Drawn(torch.initial_seed() if settings.seed is None else settings.seed)
         self.others: dict[Situation | None, Training] = {stages.situation: self}  # of the same model
         self.names = first_names(tensors_in(model))
         self.follows = True  # whether what changes on the model is seen where it is cut again
         self.again: Callable[[Sequence[Any]], Stages] | None = None  # cuts the model as it is now
+        self.traced: TracedLoss | None = None
         self.tried = False  # whether the loss has been seen to be the mean that it is taken for
         self.ran: tuple[StepPlan, Timeline] | None = None
-        self.seed = torch.initial_seed() if settings.seed is None else settings.seed
         self.engine: WorkerEngine
 
     def now(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Training:
@@ -112,11 +128,15 @@ class Training:
         situation = situation_of(self.model, values)
         if situation not in self.others:
             other = type(self)(self.model, self.settings, self.again(values))
-            other.calls, other.others, other.again, other.follows = self.calls, self.others, self.again, self.follows
-            other.seed = self.seed
+            other.drawing, other.others = self.drawing, self.others
+            other.again, other.follows = self.again, self.follows
             other.engine = self.engine.for_stages(other.stages)
             self.others[situation] = other
         return self.others[situation]
+
+    @property
+    def seed(self) -> int:
+        return self.drawing.seed
 
     def plan(self, kind: str, count: int) -> StepPlan:
         """Of a call of `count` micro-batches. Raises ScheduleError where the schedule cannot run."""
@@ -124,7 +144,16 @@ class Training:
             stages, workers = self.stages, self.settings.workers
             bound = self.bound(count)
             chosen = only(bound, len(stages), count, KINDS[kind])
-            plan = make_plan(chosen, len(stages), count, workers, self.costs(bound), *self.items(bound))
+            plan = make_plan(
+                chosen,
+                len(stages),
+                count,
+                workers,
+                self.prices(bound, count),
+                self.recompute(),
+                Units("s" if self.measured_costs(bound, count) else "flops"),
+                *self.items(bound),
+            )
             check_changes(plan.timeline, [stage.changes for stage in stages.stages])
             self.plans[kind, count] = plan
         return self.plans[kind, count]
@@ -139,6 +168,28 @@ class Training:
         forward = [max(stage.cost, 1e-9) for stage in stages]
         return {"F": forward, "B": [cost * (1 if split else 2) for cost in forward], "W": forward}
 
+    def measured_costs(self, schedule: Schedule, count: int) -> dict[str, list[float]]:
+        """The same in seconds of one micro-batch, where stages were measured. Half of a backward is the weights'."""
+        split, times = "W" in schedule.directions, [stage.seconds for stage in self.stages.stages]
+        seconds = [time for time in times if time is not None]
+        if len(seconds) < len(times):
+            return {}
+        whole = [max(time.backward, 1e-9) / count for time in seconds]
+        part = [time / 2 for time in whole] if split else whole
+        return {"F": [max(time.forward, 1e-9) / count for time in seconds], "B": part, "W": part}
+
+    def prices(self, schedule: Schedule, count: int) -> dict[str, Cost]:
+        """What jobs cost, on the workers that run them."""
+        costs, speeds = self.measured_costs(schedule, count) or self.costs(schedule), self.settings.speeds
+        if not speeds:
+            return dict(costs)
+        return {d: at_speeds(each, d, schedule, speeds) for d, each in costs.items()}
+
+    def recompute(self) -> Recompute | None:
+        """What runs again before each backward: shares of the stages' forwards."""
+        shares = [share_again(stage) for stage in self.stages.stages]
+        return Recompute(again=shares, kept=1) if any(shares) else None
+
     def items(self, schedule: Schedule) -> tuple[Items, Items]:
         """What a job reads and writes."""
         return partial(reads, self.stages), partial(writes, self.stages)
@@ -147,7 +198,8 @@ class Training:
     def call(self) -> Iterator[int]:
         """Around each call of the model. Gives its number, which draws of random numbers go by: calls count on every
         rank, also where the call fails before this rank has begun it."""
-        number = next(self.calls)
+        number = self.drawing.calls
+        self.drawing.calls += 1
         with self.engine.call():
             yield number
 
@@ -184,7 +236,7 @@ class Training:
             () if self.settings.local else comparable(leaves),
             split=plan.split,
         )
-        return Batch(call, mine, rows, [sizes[b] for b in range(count)], tensors)
+        return Batch(call, mine, rows, [sizes[b] for b in range(count)], tensors, values=arguments)
 
     def shared(self, mine: Mapping[int, T]) -> dict[int, T]:
         """By micro-batch, what all ranks know of theirs."""
@@ -222,10 +274,34 @@ class Training:
             check_target(target, batch.rows)
         batched = [is_batched(leaf, batch.rows) for leaf in tree_leaves(target)]
         targets = dict(zip(batch.mine, parts(target, batched, len(batch.mine)), strict=True))
-        count = self.shared({b: counts(loss_fn, weight, targets[b], batch.sizes[b]) for b in batch.mine})
+        means = self.means(target, batch.rows)
         order = range(len(batch.sizes))
-        tries, self.tried = weight is None and not self.tried, True
-        return share(loss_fn, [targets.get(b) for b in order], [count[b] for b in order], tries)
+        of_batches = [targets.get(b) for b in order]
+        if means is not None:
+            given = {b: batch.call.arguments[b] if loss_fn is None else (None, targets[b]) for b in batch.mine}
+            whole = batch.values if loss_fn is None else (None, target)
+            sizes = self.traced.sizes if self.traced is not None else None
+            counted = weights(means, batch, given, whole, self.shared)
+            return Share(loss_fn, of_batches, counted, sizes=sizes, of_nothing=True)
+        count = self.shared({b: counts(loss_fn, weight, targets[b], batch.sizes[b]) for b in batch.mine})
+        tries = weight is None and (not self.tried or not is_known(loss_fn))
+        self.tried = True
+        return share(loss_fn, of_batches, [count[b] for b in order], tries)
+
+    def means(self, target: Any, rows: int) -> LossMeans | None:
+        """What the micro-batches' losses count by, as the loss's graph tells it. None: by rows, or as is known."""
+        loss_fn = self.settings.loss_fn
+        if loss_fn is None:
+            return self.stages.means
+        if self.settings.loss_weight is not None or is_known(loss_fn) or is_sum(loss_fn):
+            return None
+        if self.traced is None or self.traced.changed():
+            self.traced = traced(loss_fn, self.stages, target, rows, lambda value: split_loss(value)[0])
+        found = self.traced.of(target)
+        if self.settings.local:  # a rank with few rows may know less than others
+            ways = self.engine.share(None if found is None else (found.sums, found.ways))
+            return found if all(way == ways[0] for way in ways) else None
+        return found
 
     def outputs(self, found: Outcome, batch: Batch) -> Any:
         return batch.outputs({b: self.stages.assemble(found.outputs[b]) for b in batch.mine})

@@ -11,19 +11,21 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.chain import Recurrence, Role
+from bppsa.codegen.gpu.sweep_axes import has_axes, numbers
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.fxpasses.cell.reach import reach
 from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.spelling.whole import Growth
 from bppsa.plan.choose import multiply_inline
-from bppsa.plan.strategy import Strategy
+from bppsa.plan.strategy import Strategy, divide
 from bppsa.runtime.recurrent import autograd, reference
 from bppsa.runtime.recurrent.autograd import Result
 from bppsa.runtime.recurrent.backward import Asked, backward, prepare
 from bppsa.runtime.recurrent.extent import Extent, Given, Shape
 from bppsa.runtime.recurrent.newton import NewtonHistory, Solver
-from bppsa.runtime.recurrent.sweep import Needs, Sweep
+from bppsa.runtime.recurrent.recompute import Recomputing, recomputing
+from bppsa.runtime.recurrent.sweep import Needs, Passed, Sweep
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
 IRREGULAR = Reason(
@@ -82,8 +84,7 @@ class CellPlan:
             self.check_whole(carry, [sources[i] for i in sorted(self.used)], params, steps)
         rows_of = [self.rows(s, (steps, rows, -1)) if i in self.used else None for i, s in enumerate(sources)]
         extent = Extent(steps, rows, reverse, device=xs[0].device)
-        inline = multiply_inline(rows, extent.device.type)
-        call = ScanCall(self, extent, len(rows_of), len(carry), strategy, inline, solver)
+        call = self.call(extent, strategy, solver, len(rows_of), len(carry))
         constants = map(self.constant, params)
         results = call.apply([*rows_of, *(self.rows(c, (rows, -1)) for c in carry), *constants])
         checks = self.recurrence.checks
@@ -102,6 +103,12 @@ class CellPlan:
         last = self.as_carried(finals)
         shaped = zip(last, self.carry_shapes, strict=True)
         return [f if f.shape == shape else f.reshape(shape) for f, shape in shaped], apart(ys, [*xs, *captured])
+
+    def call(
+        self, extent: Extent, strategy: Strategy, solver: Solver | None, sources: int = 0, carries: int = 0
+    ) -> ScanCall:
+        inline = multiply_inline(extent.rows, extent.device.type)
+        return ScanCall(self, extent, sources, carries, strategy, inline, solver, recomputes=True)
 
     def constant(self, param: Tensor) -> Tensor:
         """As a sweep takes it. What is complex it never reads."""
@@ -134,10 +141,10 @@ class CellPlan:
                 raise Unsupported(Reason(f"carries numbers, read as places, that are not among {low} to {high}"))
 
     @cached_property
-    def has_axes(self) -> bool:
-        """Whether its kernels work on values of several axes."""
-        program = compile_recurrence(self.recurrence, self.dtype, False).program
-        return any(group.shape for kernel in (program.forward, program.backward) for group in kernel.groups)
+    def numbers(self) -> int:
+        """Of the widest value that a program on a GPU holds where values have several axes, else 0."""
+        program = compile_recurrence(self.recurrence, self.dtype, False, "cuda").program
+        return max(numbers(kernel) if has_axes(kernel) else 0 for kernel in (program.forward, program.backward))
 
     @cached_property
     def used(self) -> frozenset[int]:
@@ -203,6 +210,7 @@ class ScanCall:
     strategy: Strategy  # of the backward
     inline: bool
     solver: Solver | None = None  # of the forward; None: step by step
+    recomputes: bool = False  # whether states may be computed again, as what is kept may depend on the sizes
 
     @cached_property
     def shown(self) -> frozenset[int]:
@@ -221,27 +229,39 @@ class ScanCall:
     def sweep(self) -> Sweep:
         return compile_recurrence(self.plan.recurrence, self.plan.dtype, self.inline, self.extent.device.type)
 
+    @cached_property
+    def recomputing(self) -> Recomputing | None:
+        """In the place of the sweep, where not all states are kept."""
+        in_order = self.solver is None and divide(self.strategy, self.extent.steps).count == 1
+        return recomputing(self.sweep, self.extent) if self.recomputes and in_order else None
+
     def parts(self, tensors: Sequence) -> tuple[Sequence, Sequence, Sequence]:
         first, second = self.sources, self.sources + self.carries
         return tensors[:first], tensors[first:second], tensors[second:]
 
     def forward(self, tensors: Given, *, save: bool) -> Result:
         sources, carries, params = self.parts(tensors)
+        if save and self.recomputing is not None:
+            passed = self.recomputing.forward(sources, carries, params)
+            return Result(self.results(passed), (*passed.states, *passed.private.values()))
         if save:
             prepare(self.sweep, self.strategy, self.extent.steps)
         forward = self.sweep.forward if self.solver is None else self.solver.of(self.sweep, self.extent.reverse)
         passed = forward(sources, carries, params, self.extent, save=save)
-        seen: set[int] = set()
-        outputs = []
-        for output in passed.outputs:  # one carry may be several ys, but they are tensors of their own
-            outputs.append(output.clone() if output.data_ptr() in seen else output.detach())
-            seen.add(output.data_ptr())
         shown = self.shown
         exposed = tuple(state for i, state in enumerate(passed.states) if i in shown)
         hidden = tuple(state for i, state in enumerate(passed.states) if i not in shown)
-        return Result(
-            (*outputs, *passed.finals), (*hidden, *passed.private.values()) if save else (), exposed if save else ()
-        )
+        private = (*hidden, *passed.private.values())
+        return Result(self.results(passed), private if save else (), exposed if save else ())
+
+    def results(self, passed: Passed) -> tuple[Tensor, ...]:
+        """Outputs and last carries. One carry may be several outputs, but they are tensors of their own."""
+        seen: set[int] = set()
+        outputs = []
+        for output in passed.outputs:
+            outputs.append(output.clone() if output.data_ptr() in seen else output.detach())
+            seen.add(output.data_ptr())
+        return (*outputs, *passed.finals)
 
     def backward(
         self, tensors: Given, saved: Sequence[Tensor], exposed: Sequence[Tensor], grads: Given, needs: Sequence[bool]
@@ -251,10 +271,11 @@ class ScanCall:
         reached = [need and at in found for at, need in enumerate(needs)]
         need_sources, need_carries, need_params = self.parts(reached)
         sweep, outputs = self.sweep, len(grads) - self.carries
-        passed = sweep.passed(saved, exposed)
+        again = self.recomputing
+        passed = sweep.passed(saved, exposed) if again is None else again.passed(saved)
         cotangents = grads[:outputs], grads[outputs:]
         asked = Asked(passed, sources, params, *cotangents, self.extent, Needs(need_sources, need_params))
-        gradients = backward(sweep, self.strategy, asked)
+        gradients = backward(sweep, self.strategy, asked) if again is None else again.backward(asked)
         carries = [g if need else None for g, need in zip(gradients.carries, need_carries, strict=True)]
         return [*gradients.sources, *carries, *gradients.params]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
-from bppsa.decisions import Decision, warn_once
+from bppsa.decisions import Decision, warn_once, warn_without_kernels
 from bppsa.errors import BuildError, PartitionError, Reason, Unsupported, first_line
 from bppsa.frontend.call_log import explaining, forward_of_model, note, strategy_of_model
 from bppsa.frontend.cell.checks import Cell, check_inputs, checked, name_of
@@ -23,6 +24,7 @@ from bppsa.plan.forward import Forward, forward_of
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.plan.work import PYTORCH
 from bppsa.runtime.recurrent import reference
+from bppsa.runtime.recurrent.extent import Extent
 
 # Of a model that is recorded as a chain and calls `scan`.
 OWN_CHAIN = Reason("a bppsa.scan is a chain of its own", mend="it follows the strategy by itself")
@@ -72,11 +74,15 @@ def scan(
     if choice.strategy == PYTORCH:
         return by_pytorch(decision)
     solver = solver_of(choice.forward, plan.memory)
+    extent = Extent(steps, rows, reverse, device=x_leaves[0].device)
+    again = plan.call(extent, strategy_of(choice.strategy), solver).recomputing if training else None
+    if again is not None:
+        decision = replace(decision, numbers={**decision.numbers, "states kept": f"every {again.length}th"})
     try:
         how = strategy_of(choice.strategy), solver
         nexts, ys = plan.run(states, x_leaves, plan.captured(environment), reverse, *how)
     except BuildError as error:
-        warn_once(f"bppsa.scan runs cells op by op: {error}")
+        warn_without_kernels(error)
         refusal = first_line(error)
     except Unsupported as unsupported:
         refusal = str(unsupported.reason)

@@ -19,6 +19,7 @@ from bppsa.fxpasses.environment.walk import is_library
 from bppsa.fxpasses.reroll.log.lines import loops
 
 DEPTH = 4  # of functions that call each other
+FOLDS = {"reduce", "accumulate"}  # functools' and itertools', which loop over time for their caller
 
 
 def adopt_loops(root: nn.Module) -> None:
@@ -39,7 +40,7 @@ def has_loop(module: nn.Module) -> bool:
         return False
     if getattr(kind, "forward", None) is nn.Module.forward:
         return bool(leading(kind))
-    return any(loops(code) for code in reached(module.forward, kind, DEPTH))
+    return any(loops(code) or not FOLDS.isdisjoint(code.co_names) for code in reached(module.forward, kind, DEPTH))
 
 
 def reached(function: Any, kind: type, depth: int) -> Iterator[CodeType]:

@@ -10,8 +10,9 @@ from typing import Any
 from bppsa.decisions import Decision
 from bppsa.errors import Reason, Unsupported
 from bppsa.frontend.call_log import collecting, explaining, note
+from bppsa.frontend.loops.changing import numbers_of, without_numbers
 from bppsa.frontend.loops.key import call_of, size_of, unusual
-from bppsa.frontend.loops.plans import checked, first_call
+from bppsa.frontend.loops.plans import LoopPlan, checked, first_call
 from bppsa.frontend.loops.state import NEW_KINDS, LeftCall, LoopState
 from bppsa.frontend.trials import is_tried
 from bppsa.runtime.recurrent.check import asked
@@ -32,14 +33,27 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
             reason = replace(described, path=place_of(root)) if state.is_part else described
             note(Decision(state.path, "loop", "pytorch", str(reason)))
         return plain(*args, **kwargs)
-    plan = state.find(described.key)
-    if plan is None and state.waits(described.key):
+    plan, key, numbers, changes = state.find(described.key), described.key, None, None
+    given = numbers_of(described, args, kwargs, state.is_part) if plan is None else None
+    if given is not None:
+        changes = state.changing(given)
+        numbers = changes.narrowed(given)
+    if numbers is not None:
+        plan, key = state.find(numbers.key), numbers.key
+    values = numbers.values if numbers is not None else []
+    if plan is None and not state.is_part and state.has_moved(without_numbers(described.key)):
+        return plain(*args, **kwargs)  # from the next call on Python runs what is around the loops, and reads them
+    if plan is None and state.waits(key):
         return by_pytorch(
             partial(plain, *args, **kwargs), LeftCall((Decision(state.path, "loop", "pytorch", str(NEW_KINDS)),))
         )
     if plan is None:
-        result, plan = first_call(root, plain, args, kwargs, described, state.path)
-        state.keep(described.key, plan, described.environment.opaque)
+        follow = None
+        if numbers is not None and changes is not None and not changes.tried:
+            changes.tried, follow = True, partial(numbers.following, args, kwargs, state.is_part)
+        result, plan = first_call(root, plain, args, kwargs, described, state.path, state.shared, follow, values)
+        is_general = isinstance(plan, LoopPlan) and plan.is_for_any_numbers
+        state.keep(key if is_general else described.key, plan, described.environment.opaque)
         note(*(plan.decisions if isinstance(plan, LeftCall) else (*plan.scans, *plan.left)))
         return result
     if isinstance(plan, LeftCall):
@@ -49,9 +63,9 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
     note(*plan.left)
     if asked():
         note(*plan.scans)
-        return checked(plan, plain, args, kwargs, described)
+        return checked(plan, plain, args, kwargs, described, values)
     try:
-        return plan.result(described)
+        return plan.result(described, values)
     except Unsupported as unsupported:
         refusal = str(unsupported.reason)
     note(Decision(state.path, "loop", "pytorch", refusal))

@@ -24,6 +24,7 @@ from bppsa.fxpasses.recording.capture import Recorder, Recording, record
 from bppsa.fxpasses.reroll.body import Body
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import LoggedOp
+from bppsa.fxpasses.reroll.rewrite import Unsurveyed
 from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.plan.forward import AUTO as OPEN
 from bppsa.plan.forward import Forward
@@ -34,14 +35,15 @@ from bppsa.plan.work import PYTORCH
 @dataclass(eq=False)
 class Fused:
     """One scan of a plan, as a function of its carry, what each step is given, and what is the same in all. decision:
-    what is told of it."""
+    what is told of it; None where it is told with another scan of its loop."""
 
     plan: CellPlan
     strategy: Strategy
     forward: Forward
     chosen: Forward | str
-    decision: Decision
+    decision: Decision | None
     alone: bool
+    steps: int
     __name__ = "scan"  # in the text of a graph
 
     def __call__(self, carry: Sequence[Tensor], given: Sequence[Tensor], same: Sequence[Tensor]) -> list[Tensor]:
@@ -52,21 +54,27 @@ class Fused:
         ahead = open_forward(self.forward, self.plan.memory)
         solver = solver_of(self.chosen if ahead is self.forward else ahead, self.plan.memory)
         finals, outputs = self.plan.run(carry, given, [*same, *places], False, self.strategy, solver)
-        note(told(self.decision, self.plan.memory, solver, rested=ahead is not self.forward))
+        if self.decision is not None:
+            note(told(self.decision, self.plan.memory, solver, rested=ahead is not self.forward))
         finals = [final.to(start.dtype) for final, start in zip(finals, carry, strict=True)]  # a kernel has one dtype
         if self.alone:
             finals, outputs = [value[0] for value in finals], [value[:, 0] for value in outputs]
         return [*finals, *outputs]
 
 
-def fuse(body: Body, steps: int) -> Fused:
-    """Raises `Unsupported` where the step cannot be one kernel, or the loop is predicted to be faster."""
+def fuse(body: Body, steps: int, known: CellPlan | None = None) -> Fused:
+    """One scan of a step; known: its cell, where one was made before.
+
+    Raises `Unsupported` where the step cannot be one kernel, or the loop is predicted to be faster.
+    """
     alone = body.rows is None
     carries, given = [value_like(value) for value in body.carries], [value_like(value, 1) for value in body.given]
     if alone:
         carries, given = [value[None] for value in carries], [value[None] for value in given]
-    recording = recorded(body, alone, (carries, given, [value_like(value) for value in body.same]))
-    plan = planned(recording, len(carries), len(given))
+    plan = known
+    if plan is None:
+        recording = recorded(body, alone, (carries, given, [value_like(value) for value in body.same]))
+        plan = planned(recording, len(carries), len(given))
     rows = body.rows or 1
     asked, ahead = strategy_of_model() or AUTO, forward_of_model() or OPEN
     training = torch.is_grad_enabled()
@@ -76,17 +84,17 @@ def fuse(body: Body, steps: int) -> Fused:
     numbers = {"T": steps, "B": rows, "H": sum(plan.recurrence.carries)}
     decision = Decision("", "loop", choice.strategy, choice.reason, numbers | choice.numbers, *choice.told)
     decision = with_structure(decision, plan.recurrence)
-    return Fused(plan, strategy_of(choice.strategy), ahead, choice.forward, decision, alone)
+    return Fused(plan, strategy_of(choice.strategy), ahead, choice.forward, decision, alone, steps)
 
 
 def planned(recording: Recording, carries: int, given: int) -> CellPlan:
-    """Raises `Unsupported` with all that keeps the step from being one kernel, each with the user's line."""
+    """Raises `Unsurveyed` where the step cannot be one kernel, which can tell all that keeps it from that."""
     places = tuple(tensor for tensor, _ in recording.captured)
     try:
         return plan_of(recording, carries, given, places, None)
     except Unsupported as unsupported:
-        reason = all_told(unsupported.reason, recording, carries, given, IN_KERNELS)
-        raise Unsupported(reason) from unsupported
+        survey = functools.partial(all_told, unsupported.reason, recording, carries, given, IN_KERNELS)
+        raise Unsurveyed(unsupported.reason, survey) from unsupported
 
 
 def recorded(body: Body, alone: bool, args: tuple[Any, ...]) -> Recording:

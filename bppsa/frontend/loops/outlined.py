@@ -27,6 +27,7 @@ from bppsa.frontend.ordinary import unusual_moment
 from bppsa.frontend.state import TABLES
 from bppsa.frontend.trials import is_tried
 from bppsa.fxpasses.environment.walk import environment_of, known_environment
+from bppsa.fxpasses.reroll.log.numbers import FollowedNumber
 from bppsa.fxpasses.reroll.outline.loops import LoopStatement
 from bppsa.fxpasses.reroll.outline.split import LoopSplit, attribute, split
 from bppsa.runtime.untraced import untraced
@@ -94,7 +95,7 @@ class Outlined:
             reason = ALIASES if root is not None else holds_others(plain, values)
             return self.bound(loop, self.by_pytorch(plain, values, loop, state, reason))
         others = {name: value for name, value in values.items() if name not in root.variables}
-        run = partial(on_copies, plain, others, loop.bound, originals)
+        run = partial(on_copies, plain, root.function, others, loop.bound, originals)
         made, contents = call(root.function, run, state, (root.variables, root.attributes), {})
         put_back(originals, contents)
         return self.bound(loop, unpacked(originals, made))
@@ -164,15 +165,19 @@ def is_held(owner: Any, name: str) -> bool:
 
 def on_copies(
     plain: FunctionType,
+    closed: FunctionType | MethodType,
     others: dict[str, Any],
     bound: tuple[str, ...],
     originals: list[Any],
     variables: dict[str, Any],
     attributes: dict[str, Any],
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Runs a loop on copies of `originals`. What it binds, and what has become of the copies."""
+    """Runs a loop on copies of `originals`. What it binds, and what has become of the copies. closed: takes attributes
+    too, where these are followed and the owner has others."""
     copies = Copies(originals)
-    found = plain(**{name: copies.of(value) for name, value in variables.items()}, **others)
+    values = {name: copies.of(value) for name, value in variables.items()}
+    follows = any(type(value) is FollowedNumber for value in attributes.values())
+    found = closed(**values, **attributes) if follows else plain(**values, **others)
     return {name: copies.packed(found[name]) for name in bound if name in found}, copies.contents()
 
 

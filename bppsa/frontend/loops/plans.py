@@ -14,8 +14,9 @@ from torch.utils import _pytree as pytree
 from bppsa.decisions import Decision
 from bppsa.errors import BuildError, GradientError, Reason, Unsupported, first_line
 from bppsa.frontend.call_log import note, unnoted
-from bppsa.frontend.loops.fuse import fuse
+from bppsa.frontend.loops.changing import settled
 from bppsa.frontend.loops.key import LoopCall, attributes
+from bppsa.frontend.loops.shared import SharedSteps, are_of, shape_of
 from bppsa.frontend.loops.state import LeftCall
 from bppsa.frontend.loops.trust import Witness, believe, is_trusted_in_double
 from bppsa.frontend.loops.verify import Differs, OtherNumbers
@@ -25,7 +26,8 @@ from bppsa.frontend.planning.predict import ms_of_ops
 from bppsa.frontend.trials import trial
 from bppsa.fxpasses.environment.walk import SIMPLE, owner
 from bppsa.fxpasses.recording.capture import check_gradients
-from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll
+from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll, short_loop
+from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.fxpasses.reroll.log.ops import LoggedValue, draws
 from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.replay import Replay
@@ -37,33 +39,47 @@ from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
 @dataclass(frozen=True)
 class LoopPlan:
-    """run: the program, of the tensors among the arguments and of those in the environment at `places`, and literals.
+    """run: the program, of the tensors among the arguments and of those in the environment at `places`, literals and
+    numbers: terms of the arithmetic, and their dtypes.
     result: what the call returned, numbers in the place of its tensors; others: leaves that are none."""
 
     run: fx.GraphModule
     arguments: tuple[int, ...]
     places: tuple[int, ...]
     literals: tuple[Tensor, ...]
+    numbers: tuple[tuple[int, torch.dtype], ...]
+    arithmetic: Arithmetic
+    values: tuple[float, ...]  # of followed numbers, in the call that it was made of
     spec: Any
     others: tuple[Any, ...]  # by leaf; `TENSOR` where one is
     scans: tuple[Decision, ...]
     left: tuple[Decision, ...]  # of repetitions that are no scans
     doubted: bool  # whether its numbers are not PyTorch's in float32, and are in float64
     picks: bool  # whether it may refuse the numbers it is given: whole ones too large, matrices that are singular
+    is_shared: bool = False  # whether its cells are those of other lengths
 
-    def tensors(self, call: LoopCall) -> list[Tensor]:
+    def tensors(self, call: LoopCall, numbers: Sequence[float]) -> list[Tensor]:
         given, held = call.tensors, call.environment.tensors
-        return [*(given[i] for i in self.arguments), *(held[i] for i in self.places), *self.literals]
+        tensors = [*(given[i] for i in self.arguments), *(held[i] for i in self.places), *self.literals]
+        if self.numbers:
+            values = self.arithmetic.values(numbers or self.values)
+            tensors += [torch.tensor(values[term], dtype=dtype) for term, dtype in self.numbers]
+        return tensors
 
-    def result(self, call: LoopCall) -> Any:
+    @property
+    def is_for_any_numbers(self) -> bool:
+        """Whether what it is given in the place of followed numbers may be others."""
+        return self.arithmetic.is_all and not self.literals
+
+    def result(self, call: LoopCall, numbers: Sequence[float] = ()) -> Any:
         """Raises `Unsupported`, and has drawn no random number, where it refuses the numbers it is given."""
         state = torch.get_rng_state() if self.picks else None
         try:
-            made = iter(self.run(*self.tensors(call)))
-        except (Unsupported, LinAlgError) as error:
+            made = iter(self.run(*self.tensors(call, numbers)))
+        except (Unsupported, LinAlgError, ArithmeticError) as error:
             if state is not None:
                 torch.set_rng_state(state)
-            if isinstance(error, LinAlgError):
+            if not isinstance(error, Unsupported):
                 raise Unsupported(Reason(first_line(error))) from error
             raise
         return pytree.tree_unflatten([next(made) if o is TENSOR else o for o in self.others], self.spec)
@@ -75,26 +91,39 @@ MEND = "report it with what was called; meanwhile compile with loops=False"
 
 
 def first_call(
-    root: Any, plain: Callable[..., Any], args: Any, kwargs: Any, call: LoopCall, path: str
+    root: Any,
+    plain: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    call: LoopCall,
+    path: str,
+    shared: SharedSteps,
+    follow: Callable[[Arithmetic], Any] | None = None,
+    numbers: Sequence[float] = (),
 ) -> tuple[Any, LoopPlan | LeftCall]:
-    """What the call returns, as PyTorch runs it, and the plan for others like it."""
-    logger = Logger(call.tensors)
+    """What the call returns, as PyTorch runs it, and the plan for others like it. follow: gives the arguments with
+    numbers that are followed; a plan that is for any of these has `arithmetic`."""
+    arithmetic = Arithmetic()
+    given = (args, kwargs) if follow is None else follow(arithmetic)
+    logger = Logger(call.tensors, arithmetic)
     before = torch.get_rng_state()
     with (
         unnoted() as within,
         trial() as tried,
-        watched(root, logger.refuse, [refer() for refer in call.environment.opaque]),
+        watched(root, logger.refuse, [refer() for refer in call.environment.opaque], arithmetic),
         logger,
     ):
-        result = plain(*args, **kwargs)
+        result = plain(*given[0], **given[1])
+    result = settled(result, arithmetic)
     leaves, spec = pytree.tree_flatten(result)
     check_unchanged(logger, root, args, kwargs, call)
     if not (logger.log.branches or is_repeated(logger.log)):
         note(*within)
-        return result, LeftCall()
+        short = short_loop(logger.log)
+        return result, LeftCall((refused(short, path),), is_short=True) if short is not None else LeftCall()
     found: list[Repetition] = []
     try:
-        plan = planned(logger, leaves, spec, call, path, found, before)
+        plan = planned(logger, leaves, spec, call, path, found, before, (arithmetic, numbers), shared)
     except Unsupported as unsupported:
         raise_if_asked(unsupported)
         note(*within)
@@ -111,12 +140,14 @@ def raise_if_asked(unsupported: Unsupported) -> None:
         raise GradientError(f"a loop that runs as a scan: {unsupported}; {MEND}") from unsupported
 
 
-def checked(plan: LoopPlan, plain: Callable[..., Any], args: Any, kwargs: Any, call: LoopCall) -> Any:
+def checked(
+    plan: LoopPlan, plain: Callable[..., Any], args: Any, kwargs: Any, call: LoopCall, numbers: Sequence[float] = ()
+) -> Any:
     """What PyTorch gives, after a run of the plan beside it. Raises GradientError where they differ."""
     before = torch.get_rng_state()
     result = plain(*args, **kwargs)
     try:
-        believe(plan.run, tensors_in(pytree.tree_leaves(result)), plan.tensors(call), before)
+        believe(plan.run, tensors_in(pytree.tree_leaves(result)), plan.tensors(call, numbers), before)
     except Unsupported as unsupported:
         if plan.doubted and isinstance(unsupported, OtherNumbers):
             return result
@@ -127,7 +158,7 @@ def checked(plan: LoopPlan, plain: Callable[..., Any], args: Any, kwargs: Any, c
 
 
 def left(path: str, found: Sequence[Repetition], reason: Reason, around_others: bool = False) -> LeftCall:
-    told = tuple(refused(one, path) for one in found if one.reason is not None)
+    told = refusals(found, path)
     place = named(path, found[0]) if found else path
     return LeftCall(told or (Decision(place, "loop", "pytorch", str(reason)),), around_others)
 
@@ -152,9 +183,11 @@ def planned(
     path: str,
     found: list[Repetition],
     before: Tensor,
+    followed: tuple[Arithmetic, Sequence[float]],
+    shared: SharedSteps,
 ) -> LoopPlan:
     """found: what repeats itself goes there. before: the state of the random numbers before the call."""
-    log = logger.log
+    log, (arithmetic, numbers) = logger.log, followed
     with logger.refusing():
         logger.end_functions()
     if log.refusal is not None:
@@ -168,26 +201,67 @@ def planned(
     check_gradients(tensors, [*captured, *call.tensors], logger.own.nodes)
     result = [returned(logger, tensor) for tensor in tensors]  # which may write ops down yet
     replay, random = Replay(log), before if any(map(draws, log.ops)) else None
-    rerolled = reroll(log, result, fuse)
+    cells = list(shared.cells.values())
+    rerolled = reroll(log, result, shared.fuse, shared.numbers)
     found += rerolled.found
     if all(one.scan is None for one in found):
         raise Unsupported(found[0].reason if found and found[0].reason else Reason("its steps are not alike"))
     bases = {value for value, tensor in zip(rerolled.result, tensors, strict=True) if not tensor._is_view()}
     program = program_of(log, rerolled.ops, rerolled.result, torch.is_grad_enabled(), bases)
-    scans: list[Any] = [one.scan.target for one in found if one.scan is not None]
-    picks = log.raises or any(fused.plan.refuses for fused in scans)
-    told = tuple(refused(one, path) for one in found if one.scan is None)
+    fused = [one for one in found if one.scan is not None]
+    scans: list[Any] = [one.scan.target for one in fused if one.scan is not None]
+    picks = log.raises or any(scan.plan.refuses for scan in scans)
+    told = refusals(found, path)
     plan = LoopPlan(
-        program.run, program.arguments, places(program, call), program.literals, spec, others, (), told, False, picks
+        program.run,
+        program.arguments,
+        places(program, call),
+        program.literals,
+        program.numbers,
+        arithmetic,
+        tuple(numbers),
+        spec,
+        others,
+        (),
+        told,
+        False,
+        picks,
+        are_of(scans, cells),
     )
-    witness = Witness(program, replay, result, {value: tensor_of(value, call) for value in replay.given})
-    doubted = is_trusted_in_double(witness, plan.run, tensors, plan.tensors(call), random)
+    values = arithmetic.values(numbers) if arithmetic.terms else []
+    witness = Witness(program, replay, result, {value: tensor_of(value, call, values) for value in replay.given})
+    shape, within = shape_of(program.run, (plan.arguments, plan.places, plan.numbers, len(plan.literals), spec))
+    known = shared.knows(shape, within)
+    doubted = is_trusted_in_double(witness, plan.run, tensors, plan.tensors(call, numbers), random, known)
+    if not doubted:
+        shared.trust(shape, within)
     beside = ops_beside(program.run, scans) // len(scans)
-    for one in found:
-        if one.scan is not None:
-            fused: Any = one.scan.target
-            fused.decision = told_of(one, fused.decision, named(path, one), beside, doubted)
-    return replace(plan, scans=tuple(fused.decision for fused in scans), doubted=doubted)
+    decided = by_loop(
+        fused,
+        [
+            told_of(one, scan.decision, named(path, one), beside, doubted)
+            for one, scan in zip(fused, scans, strict=True)
+        ],
+    )
+    for scan, decision in zip(scans, decided, strict=True):
+        scan.decision = decision
+    return replace(plan, scans=tuple(filter(None, decided)), doubted=doubted)
+
+
+def by_loop(found: Sequence[Repetition], told: Sequence[Decision]) -> list[Decision | None]:
+    """One decision a loop, with its first scan: what it does besides, as a loss that is summed, may be scans too."""
+    members: dict[str, list[Decision]] = {}
+    for i, (one, decision) in enumerate(zip(found, told, strict=True)):
+        members.setdefault(one.line or str(i), []).append(decision)
+    whole = {id(own[0]): together(own) for own in members.values()}
+    return [whole.get(id(decision)) for decision in told]
+
+
+def together(scans: Sequence[Decision]) -> Decision:
+    first, *others = scans
+    sizes = [", ".join(f"{name}={scan.numbers[name]}" for name in ("T", "B", "H")) for scan in others]
+    details = *first.details, *(f"and a scan of what it does besides ({size})" for size in sizes)
+    return replace(first, details=details)
 
 
 def told_of(one: Repetition, decision: Decision, path: str, beside: int, doubted: bool) -> Decision:
@@ -211,9 +285,11 @@ def tensors_in(leaves: Sequence[Any]) -> list[Tensor]:
     return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
-def tensor_of(value: LoggedValue, call: LoopCall) -> Tensor:
+def tensor_of(value: LoggedValue, call: LoopCall, numbers: Sequence[float]) -> Tensor:
     given = value.given
     assert given is not None
+    if given.number >= 0:
+        return torch.tensor(numbers[given.number], dtype=value.dtype)
     found = given.captured if given.captured is not None else given.literal
     return call.tensors[given.argument] if found is None else found
 
@@ -239,6 +315,15 @@ def places(program: LoopProgram, call: LoopCall) -> tuple[int, ...]:
             raise Unsupported(Reason("reads a tensor with hooks on its gradient"))
         found.append(at)
     return tuple(found)
+
+
+def refusals(found: Sequence[Repetition], path: str) -> tuple[Decision, ...]:
+    """One a loop: what repeats in it in another way, and is left too, is no other loop."""
+    first: dict[str, Repetition] = {}
+    for i, one in enumerate(found):
+        if one.reason is not None:
+            first.setdefault(one.line or str(i), one)
+    return tuple(refused(one, path) for one in first.values())
 
 
 def refused(one: Repetition, path: str) -> Decision:

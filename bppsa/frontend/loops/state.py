@@ -10,11 +10,14 @@ from typing import Any
 
 from bppsa.decisions import Decision, Report
 from bppsa.errors import Reason
+from bppsa.frontend.loops.changing import Changes, Numbers, exactly
+from bppsa.frontend.loops.shared import SharedSteps
 from bppsa.frontend.plan_cache import PlanCache, Reference
 
 MOST = 64  # plans, one for each kind of call and number of steps
 TRIALS = 4  # logs in vain, after which the module is left alone
 PAYS = 12  # runs of a plan, about which gain what it has cost to make it
+SHARED = 1  # the same of one whose cells are those of another length
 FREE = 8  # plans that may be made before any has paid
 MUCH = 4  # times the size of all calls before
 IDLE = 64  # the same for calls that PyTorch runs: to see of which kind each is takes as long as a small layer
@@ -24,17 +27,27 @@ SIGHTINGS = 1024  # of kinds of calls, how often each has been seen
 NEW_KINDS = Reason(
     f"of a new kind, in its sizes or in what it reads, as many calls before: a plan pays after some {PAYS} runs, so"
     " one is made where the kind comes again",
-    mend="keep what changes in a tensor, and pad to a few lengths",
+    mend="keep what changes in a tensor, and pad to a few sizes",
 )
 
 
 @dataclass(frozen=True)
 class LeftCall:
     """A call that PyTorch runs, and what is told of it; nothing where no loop over time was found. around_others: it
-    has effects, and what has loops of its own was called within it."""
+    has effects, and what has loops of its own was called within it. is_short: its loop
+    has too few steps, which says nothing of other calls."""
 
     decisions: tuple[Decision, ...] = ()
     around_others: bool = False
+    is_short: bool = False
+
+
+def remember(known: OrderedDict[Hashable, Any], key: Hashable, value: Any) -> None:
+    """Of the `MOST` that came last."""
+    known[key] = value
+    known.move_to_end(key)
+    while len(known) > MOST:
+        known.popitem(last=False)
 
 
 @dataclass(eq=False)
@@ -48,6 +61,10 @@ class LoopState:
     in_vain: int = 0
     debt: int = 0  # of all plans made, in runs that would have to pay for them yet
     sightings: OrderedDict[Hashable, int] = field(default_factory=OrderedDict)  # of kinds that wait for a plan
+    changes: OrderedDict[Hashable, Changes] = field(default_factory=OrderedDict)  # of kinds that differ in numbers
+    moves: bool = False  # whether numbers that it reads beside its arguments have changed
+    kinds: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)  # without these numbers
+    shared: SharedSteps = field(default_factory=SharedSteps)
     largest: int = 0  # size of a call
     gives_way: bool = False  # to the loops of what it calls
     idle: int = 0  # calls left to PyTorch since the last plan was made
@@ -78,8 +95,9 @@ class LoopState:
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether calls were logged, and none of them as a whole got a plan."""
-        return bool(self.last.decisions) and all(isinstance(made, LeftCall) for made in self.plans)
+        """Whether calls were logged, and none of them as a whole got a plan that is for more of them."""
+        tells = bool(self.last.decisions) and not self.last.is_short
+        return self.moves or (tells and all(isinstance(made, LeftCall) for made in self.plans))
 
     def find(self, key: Hashable) -> Any:
         found = self.plans.get(key)
@@ -100,6 +118,18 @@ class LoopState:
         while len(self.sightings) > SIGHTINGS:
             self.sightings.popitem(last=False)
         return True
+
+    def changing(self, numbers: Numbers) -> Changes:
+        known = self.changes.get(numbers.key) or Changes(exactly(numbers))
+        remember(self.changes, numbers.key, known)
+        return known
+
+    def has_moved(self, kind: Hashable) -> bool:
+        """Whether a number that is read beside the arguments has changed, for the first time; kind: all but these."""
+        moved = kind in self.kinds and not self.moves
+        self.moves |= moved
+        remember(self.kinds, kind, None)
+        return moved
 
     def part(self, name: str) -> LoopState:
         if name not in self.parts:
@@ -122,5 +152,5 @@ class LoopState:
             self.tell(made)
         else:
             self.in_vain = self.idle = 0
-            self.debt += PAYS
+            self.debt += SHARED if made.is_shared else PAYS
         self.plans.keep(key, made, named)

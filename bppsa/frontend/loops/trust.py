@@ -37,13 +37,22 @@ class Witness:
 
 
 def is_trusted_in_double(
-    witness: Witness, run: fx.GraphModule, expected: Sequence[Tensor], tensors: Sequence[Tensor], random: Tensor | None
+    witness: Witness,
+    run: fx.GraphModule,
+    expected: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    random: Tensor | None,
+    known: bool = False,
 ) -> bool:
     """Whether it took float64 to trust a program. expected: what the call returned, for the given `tensors`. random:
-    the state of the generator before the call, where it draws. Raises `Unsupported` where the program is not trusted.
+    the state of the generator before the call, where it draws. known: whether the same was trusted before,
+    on other numbers.
+
+    Raises `Unsupported` where the program is not trusted.
     """
     doubted = False
-    for check in (lambda: check_moved(witness), lambda: believe(run, expected, tensors, random)):
+    checks: list[Callable[[], None]] = [] if known else [lambda: check_moved(witness)]
+    for check in (*checks, lambda: believe(run, expected, tensors, random)):
         try:
             check()
         except OtherNumbers as differs:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
 
 from bppsa.chain import Recurrence, Structure
 from bppsa.codegen.cpu.native import REAL
-from bppsa.codegen.gpu.columns import ROWS, blocks, padded
-from bppsa.codegen.gpu.print_triton import holds_weights, warps_of
-from bppsa.codegen.language.ir import Kind
+from bppsa.codegen.gpu.columns import blocks, padded
+from bppsa.codegen.gpu.print_triton import holds_weights, printed
+from bppsa.codegen.gpu.sweep_axes import has_axes
+from bppsa.codegen.language.ir import Kernel, Kind
 from bppsa.codegen.language.traffic import Traffic, traffic
 from bppsa.codegen.lowering.lower import ColumnRun
 from bppsa.codegen.lowering.program import Program
@@ -19,12 +21,16 @@ from bppsa.frontend.planning.rates import machine_of
 from bppsa.frontend.planning.sweeps import compile_recurrence, structure_of
 from bppsa.plan.choose import Choice, PlannedCall, choose, multiply_inline
 from bppsa.plan.forward import Forward
+from bppsa.plan.recompute import steps_between
 from bppsa.plan.strategy import Strategy
-from bppsa.plan.work import ITERATIONS, LOOP, Counts, Each, Products, Size
+from bppsa.plan.work import ITERATIONS, LOOP, PYTORCH, Counts, Each, Products, Size
+from bppsa.runtime.recurrent.recompute import sizes_of
 
 Sizes = Sequence[tuple[int, int]]  # of the weights of some products
 
 SINGLE = 4  # bytes
+# Whatever is predicted of them: nobody has run these kernels on a GPU.
+UNMEASURED = 'kernels of values of several axes were not measured on a GPU; strategy="sequential" runs them'
 
 
 @lru_cache(maxsize=1024)
@@ -35,14 +41,23 @@ def counts_of(
     device: str,
     peer: str,
     structure: Structure | None = None,
+    *,
+    recomputed: bool = False,
 ) -> Counts:
-    """peer: whose rates PyTorch has. structure: of J^T; without, it counts as dense.
+    """peer: whose rates PyTorch has. structure: of J^T; without, it counts as dense. recomputed: the backward computes
+    states again, which then never leave a cache.
     Raises Unsupported, as `compile_recurrence` does."""
     count, width = (1, sum(recurrence.carries)) if structure is None else (structure.count, structure.width)
     program, word = compile_recurrence(recurrence, dtype, inline, device).program, dtype.itemsize
+    real = REAL[dtype]
     kernels = (program.inference, program.forward, program.backward, program.replay)
-    inference, forward, backward, replay = (counted(traffic(kernel, REAL[dtype]), word) for kernel in kernels)
+    inference, forward, backward, replay = (counted(traffic(kernel, real), word) for kernel in kernels)
+    again = None
+    if recomputed:
+        both = (traffic(held(kernel), real) for kernel in program.recomputing)
+        again = inference, counted(Traffic(*map(sum, zip(*both, strict=True))), word)
     hoisted, gpu = sum(depth * width for depth, width in before(program)), device == "cuda"
+    text = printed(program.backward, REAL[dtype]) if gpu else None
     return Counts(
         peer=peer,
         ops=sum(node.op == "call_function" for graph in graphs(recurrence) for node in graph.nodes),
@@ -55,10 +70,11 @@ def counts_of(
         blocks=count,
         width=width,
         word=word,
-        tile=ROWS if gpu else 1,
-        warps=warps_of(program.backward) if gpu else 1,
+        tile=1 if text is None else text.block.rows,
+        warps=1 if text is None else text.warps,
         stretch=stretch(recurrence) if gpu else 1.0,
         fits=not gpu or all(holds_weights(kernel, REAL[dtype]) for kernel in (program.forward, program.backward)),
+        again=again,
         iterations=1 if structure is not None and structure.solves_at_once else ITERATIONS,
         replay=replay if program.replay.groups else None,
     )
@@ -78,11 +94,28 @@ def choose_scan(
 ) -> Choice:
     """For a cell of the user's own; ahead: the forward that is asked for. Only a scan and Newton's iteration depend on
     how J^T looks, which takes a while to find out."""
+    if device == "cuda" and asked.name == "auto" and of_several_axes(recurrence, dtype):
+        return Choice(PYTORCH, UNMEASURED, {})
     asks = explained or (device == "cuda" and (training or ahead.name != "sequential"))
     structure = structure_of(recurrence) if asks else None
-    counts = counts_of(recurrence, dtype, multiply_inline(rows, device), device, LOOP, structure)
+    inline = multiply_inline(rows, device)
+    sizes = sizes_of(compile_recurrence(recurrence, dtype, inline, device))
+    recomputed = training and device == "cpu" and steps_between(sizes, steps, rows) is not None
+    counts = counts_of(recurrence, dtype, inline, device, LOOP, structure, recomputed=recomputed)
     call = PlannedCall([counts], Size(steps, rows), training, machine_of(device))
     return choose(asked, call, {}, ahead=ahead, explained=explained)
+
+
+def of_several_axes(recurrence: Recurrence, dtype: torch.dtype) -> bool:
+    """Whether its kernels on a GPU work on values of several axes."""
+    program = compile_recurrence(recurrence, dtype, False, "cuda").program
+    return has_axes(program.forward) or has_axes(program.backward)
+
+
+def held(kernel: Kernel) -> Kernel:
+    """With states, and what is saved, of one step: they count as what stays in a cache."""
+    stay = {b: replace(b, kind=Kind.RUNNING) for b in kernel.buffers if b.kind is Kind.STATE or b.name == "saved"}
+    return replace(kernel, buffers=tuple(stay.get(b, b) for b in kernel.buffers))
 
 
 def ms_of_ops(count: int, training: bool) -> float:

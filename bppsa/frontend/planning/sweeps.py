@@ -14,11 +14,14 @@ from bppsa.chain import Recurrence, Structure
 from bppsa.codegen.cpu import build as compiler
 from bppsa.codegen.cpu import print_cpp, products
 from bppsa.codegen.cpu.native import REAL, NativeKernel
+from bppsa.codegen.cpu.stretches import NativeStretches
 from bppsa.codegen.gpu.native import PRECISION, TritonKernel
 from bppsa.codegen.gpu.native_scan import boundaries, corrections
-from bppsa.codegen.language.ir import Kernel
+from bppsa.codegen.language.ir import SPECIAL, Kernel
+from bppsa.codegen.language.stretches import StretchWork
 from bppsa.codegen.lowering import program, reduction
 from bppsa.decisions import Decision
+from bppsa.errors import Reason, Unsupported
 from bppsa.frontend.call_log import explaining
 from bppsa.fxpasses.cell import modules
 from bppsa.fxpasses.cell import structure as patterns
@@ -26,6 +29,7 @@ from bppsa.fxpasses.cell.diagonal import with_diagonals
 from bppsa.fxpasses.cell.recurrence import split
 from bppsa.fxpasses.network import jacobian
 from bppsa.fxpasses.recording.capture import record
+from bppsa.runtime import pool
 from bppsa.runtime.recurrent.multiply import Faster, on_gpu
 from bppsa.runtime.recurrent.reduce import Reduction
 from bppsa.runtime.recurrent.sweep import Sweep
@@ -47,17 +51,29 @@ def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool,
         lowered = program.build(recurrence, jacobian.transpose(recurrence), inline=inline)
     make = functools.partial(reduction_of, recurrence, dtype, inline, device)
     if device == "cuda":
+        check_functions((lowered.forward, lowered.backward))
         kernels = functools.partial(triton_kernels, REAL[dtype])
         return Sweep(lowered, dtype, kernels, make, on_gpu, boundaries, corrections)
     real = REAL[dtype]
 
     def build(kernels: Sequence[Kernel]) -> list[NativeKernel]:
         sources = [print_cpp.source(kernel, real) for kernel in kernels]
-        sources += [products.source(real)] * (lowered.backward in kernels)
+        sources += [products.source(real)] * any(not kernel.along for kernel in kernels)
         compiler.build_many(sources)
         return [NativeKernel(kernel, real) for kernel in kernels]
 
-    return Sweep(lowered, dtype, build, make, Faster(real))
+    def in_stretches(work: StretchWork, runners: Sequence[NativeKernel]) -> None:
+        NativeStretches(real, pool.take)(work, runners)
+
+    return Sweep(lowered, dtype, build, make, Faster(real), in_stretches=in_stretches)
+
+
+def check_functions(kernels: Sequence[Kernel]) -> None:
+    """Raises `Unsupported` for functions that no GPU's kernel has."""
+    nodes = (node for kernel in kernels for group in kernel.groups for node in group.nodes())
+    if found := sorted({node.op.value[0] for node in nodes if node.op in SPECIAL}):
+        what = f"special functions of the carry ({', '.join(found)}) have no kernel on a GPU"
+        raise Unsupported(Reason(what, mend="compute them of x alone, or run the cell on a CPU"))
 
 
 def triton_kernels(real: str, kernels: Sequence[Kernel]) -> list[TritonKernel]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from bppsa.decisions import Decision, Report, warn_once
+from bppsa.decisions import Decision, Report, warn_without_kernels
 from bppsa.errors import BuildError, first_line
 from bppsa.frontend.call_log import explaining, note
 from bppsa.frontend.planning.forward import open_forward, solver_of, told
@@ -61,7 +61,7 @@ def run(
     except BuildError as error:
         if undrawn is not None:
             set_random_state(undrawn)  # PyTorch draws the masks again
-        warn_once(f"bppsa leaves recurrences to PyTorch: {error}")
+        warn_without_kernels(error)
         noted(module, replace(decision, strategy="pytorch", forward="sequential", reason=first_line(error)))
         return NotImplemented
     noted(module, told(decision, memory, solver, rested=ahead is not asked))

@@ -22,6 +22,7 @@ from bppsa.fxpasses.partition.call.kept import kept
 from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.capture.captured import captured
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
+from bppsa.fxpasses.partition.check.verify import is_on_meta
 from bppsa.fxpasses.partition.cut.modules import first_names, names_of, stage_module
 from bppsa.fxpasses.partition.ops.effects import facts
 from bppsa.fxpasses.partition.situations import situation_of
@@ -162,10 +163,6 @@ def stage_of(root: nn.Module, graph: fx.GraphModule, flops: float, cost: float) 
         cost=cost,
         draws=tuple((node.name, at) for at, node in nodes if facts(node).draws and not is_recurrent(graph, node)),
     )
-
-
-def is_on_meta(model: nn.Module) -> bool:
-    return any(parameter.is_meta for parameter in model.parameters())
 
 
 def on_meta(arguments: Arguments) -> Arguments:

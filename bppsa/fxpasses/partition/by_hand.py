@@ -15,14 +15,16 @@ from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of, leaf_of
 from bppsa.fxpasses.partition.call.kept import kept, unchanging
+from bppsa.fxpasses.partition.call.places import place_here
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.capture.lines import is_checkpoint, stack
 from bppsa.fxpasses.partition.check.rows import by_rows
 from bppsa.fxpasses.partition.check.verify import called, check_same
 from bppsa.fxpasses.partition.cut.modules import ROOT, first_names, names_of, stage_module
 from bppsa.fxpasses.partition.ops.changes import changed_by
-from bppsa.fxpasses.partition.ops.effects import EffectWatch, Site, storage
+from bppsa.fxpasses.partition.ops.effects import NORMS, EffectWatch, Site, storage, written
 from bppsa.fxpasses.theirs import is_ours, theirs
-from bppsa.stages import INPUT, Stage, Stages, Value
+from bppsa.stages import INPUT, RecomputedPart, Stage, Stages, Value, draws
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class ModuleRun:
     result: Any
     flops: float
     cost: float
+    of_products: float
     draws: bool
     written: frozenset[int]  # inputs that the module changes in place
     written_at: Mapping[StorageWeakRef, Site]
@@ -76,6 +79,8 @@ def by_hand(
         module = stage_module(model, graph, {}, ROOT)
         draws = ((call.name, s),) if drawing[s] else ()
         names = names_of(module, first)
+        changes = tuple(changed_by(modules[s], sites[s], f"{path}."))
+        calls = tuple(node.name for node in graph.nodes if node.target == "clone" or node is call)
         stages.append(
             Stage(
                 module,
@@ -85,9 +90,10 @@ def by_hand(
                 ops=1,
                 flops=run.flops,
                 cost=run.cost,
-                changes=tuple(changed_by(modules[s], sites[s], f"{path}.")),
+                changes=changes,
                 root=ROOT,
                 draws=draws,
+                recomputable=() if changes else (RecomputedPart(calls, run.cost, run.of_products),),
             )
         )
         inputs = outputs
@@ -108,15 +114,45 @@ def calling(path: str, arguments: Arguments | None, inputs: int, written: frozen
     return graph, graph.call_module(path, tuple(args), kwargs)
 
 
+TRAINING = 5  # the argument of norms that says whether they follow their batches
+
+
+class CheckpointWatch(EffectWatch):
+    """place: where an op in torch.utils.checkpoint does what no recomputation of PyTorch's does as a stage does it, and
+    what that is; "" where there is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = ""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        what = "draws random numbers" if draws(func, args, kwargs) else ""
+        if func._overloadpacket in NORMS and args[TRAINING] and any(True for _ in written(func, args, kwargs)):
+            what = "changes running statistics"
+        if what and not self.place and any(map(is_checkpoint, stack())):
+            self.place = f"{place_here()}: {what}"
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def check(self) -> None:
+        if self.place:
+            raise PartitionError(
+                f"{self.place} within torch.utils.checkpoint, and in a stage that is cut by hand its recomputation "
+                f"would do so again in another way; let the stages be found, with stages=2, or take recompute='full' "
+                f"in the place of the checkpoint"
+            )
+
+
 def run_all(modules: Sequence[nn.Module], arguments: Arguments) -> list[ModuleRun]:
     args, kwargs = arguments.call(arguments.examples)
     given: Sequence[Any] = arguments.examples
     runs = []
     for module in modules:
-        with torch.no_grad(), EffectWatch() as watch:
+        with torch.no_grad(), CheckpointWatch() as watch:
             result = theirs(module, *args, **kwargs)
-        written = frozenset(i for i, x in enumerate(given) if isinstance(x, Tensor) and storage(x) in watch.written)
-        runs.append(ModuleRun(result, watch.flops, watch.cost, watch.draws, written, watch.written))
+        watch.check()
+        changed = frozenset(i for i, x in enumerate(given) if isinstance(x, Tensor) and storage(x) in watch.written)
+        runs.append(ModuleRun(result, watch.flops, watch.cost, watch.of_products, watch.draws, changed, watch.written))
         given = args = runs[-1].parts()
         kwargs = {}
     return runs

@@ -18,17 +18,21 @@ from bppsa.fxpasses.partition.capture.captured import captured
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.capture.since import since
 from bppsa.fxpasses.partition.check.rows import by_rows
-from bppsa.fxpasses.partition.check.verify import check_stages, never_one
+from bppsa.fxpasses.partition.check.verify import check_stages, is_on_meta, never_one
 from bppsa.fxpasses.partition.cut.balance import balanced
 from bppsa.fxpasses.partition.cut.building import build, set_sizes
 from bppsa.fxpasses.partition.cut.order import Order, ordered
 from bppsa.fxpasses.partition.cut.placement import Placement, ends_as_before
+from bppsa.fxpasses.partition.means.outputs import few, own_loss
+from bppsa.fxpasses.partition.means.weights import means_of
 from bppsa.fxpasses.partition.ops.effects import facts
 from bppsa.fxpasses.partition.situations import situation_of
+from bppsa.fxpasses.partition.timing import ShareSeconds, alone, measured_cut
 from bppsa.fxpasses.partition.unfit import check_fit, check_traceable
 from bppsa.stages import Stages
 
 DEFAULT = 8  # stages
+COST, MEASURED = "cost", "measured"  # what stages are balanced by
 
 
 def partition(
@@ -37,6 +41,9 @@ def partition(
     stages: int | Sequence[nn.Module] = DEFAULT,
     *,
     example_kwargs: Mapping[str, Any] | None = None,
+    balance: str = COST,
+    speeds: Sequence[float] = (),
+    share: ShareSeconds = alone,
 ) -> Stages:
     """Cut `model` into stages of about equal cost and return them; they hold the model's own parameters and buffers.
 
@@ -53,6 +60,10 @@ def partition(
             other what the one before it returns (the elements of a tuple as arguments), and the last returns the
             result.
         example_kwargs: the keyword arguments of that call.
+        balance: "cost", or "measured": ops are timed on the example, forward and backward, and the largest stage is
+            within 1 % of the least possible.
+        speeds: of each stage, how fast what runs it is; () where all are alike.
+        share: from what this process measures to what each worker has measured, the same on all.
 
     Raises:
         PartitionError: torch.export cannot see the model or would lose a part of it, with the line; or the model cannot
@@ -67,8 +78,14 @@ def partition(
     order = ordered(graph.graph)
     if not 1 <= stages <= len(order.blocks):
         raise too_many(model, order, stages)
+    if balance == MEASURED:
+        with telling(model, "measuring its ops"):
+            cut = measured_cut(model, graph, order, arguments, stages, speeds, share)
+        found = made(model, arguments, graph, order, cut.ends)
+        timed = (replace(stage, seconds=s) for stage, s in zip(found.stages, cut.seconds, strict=True))
+        return replace(found, stages=tuple(timed))
     costs = [sum(facts(node).cost for node in block) for block in order.blocks]
-    return made(model, arguments, graph, order, balanced(costs, order.crossing(), stages))
+    return made(model, arguments, graph, order, balanced(costs, order.crossing(), stages, speeds))
 
 
 def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Order, ends: Sequence[int]) -> Stages:
@@ -87,6 +104,8 @@ def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Or
         situation=situation_of(model, arguments.examples),
         again=partial(cut_again, weights, arguments),
         changed=since(model, graph.looked_up),
+        means=means_of(model, graph, arguments.examples, rows, own_loss),
+        few=() if is_on_meta(model) else few(graph.examples, arguments.examples),
     )
 
 

@@ -144,6 +144,16 @@ def check_gradients(results: Sequence[Any], captured: Sequence[Tensor], known: C
         stack.extend(before for before, _ in node.next_functions)
 
 
+def with_tensors(value: Any, replace: Callable[[Tensor], Any]) -> Any:
+    """An op's arguments with something in the place of every tensor: torch's own map of trees takes as long as all else
+    that is done for an op."""
+    if isinstance(value, Tensor):
+        return replace(value)
+    if isinstance(value, dict):
+        return {key: with_tensors(item, replace) for key, item in value.items()}
+    return [with_tensors(item, replace) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def has_option(target: Any, name: str) -> bool:
     return isinstance(target, OpOverload) and any(argument.name == name for argument in target._schema.arguments)
 
@@ -295,8 +305,8 @@ class Recorder(TorchDispatchMode):
 
     def write_down(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
         """Run the op on stand-ins, and add a node for it."""
-        stand_ins, options = tree_map_only(Tensor, self.held, (tuple(args), kwargs))
-        args, kwargs = tree_map_only(Tensor, self.node_of, (tuple(args), kwargs))
+        stand_ins, options = tuple(with_tensors(args, self.held)), with_tensors(kwargs, self.held)
+        args, kwargs = tuple(with_tensors(args, self.node_of)), with_tensors(kwargs, self.node_of)
         if has_option(func, "device"):
             options = {**options, "device": "cpu"}
         if (

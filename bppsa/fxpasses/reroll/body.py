@@ -20,6 +20,11 @@ class OperandSource(NamedTuple):
     item: int = 0
 
 
+def is_whole(value: Tensor) -> bool:
+    """Whether it has no gradient anyway. To detach what nobody reads, as the pivots of a matrix, is to read it."""
+    return not (value.is_floating_point() or value.is_complex())
+
+
 @dataclass(frozen=True)
 class Body:
     """ops: each with its number, and its leaves, sources in the place of values. carries, given, same: values of those
@@ -58,5 +63,5 @@ class Body:
             out = theirs(op.target, *args, **kwargs)
             outs = [out] if op.single else out
             for item, value in enumerate(outs):
-                made[number, item] = value if op.grad else value.detach()
+                made[number, item] = value if op.grad or is_whole(value) else value.detach()
         return [find(source) for source in self.nexts], [find(source) for source in self.outputs]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,16 +10,18 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.assemble import unbound
 from bppsa.fxpasses.reroll.joined import joined
 from bppsa.fxpasses.reroll.leading import without_leading
-from bppsa.fxpasses.reroll.log.lines import loop_at
+from bppsa.fxpasses.reroll.log.lines import innermost, loop_at
 from bppsa.fxpasses.reroll.log.ops import Log, LoggedOp, LoggedValue
-from bppsa.fxpasses.reroll.period import PeriodicRun, colours, longest
+from bppsa.fxpasses.reroll.period import LEAST_STEPS, PeriodicRun, colours, longest
 from bppsa.fxpasses.reroll.program import living
-from bppsa.fxpasses.reroll.relate import NOTHING_CARRIED, relate
+from bppsa.fxpasses.reroll.relate import NOTHING_CARRIED, UnrolledLoop, relate
 from bppsa.fxpasses.reroll.reshapes import without_detours
 from bppsa.fxpasses.reroll.rewrite import Fuse, rewritten
 from bppsa.fxpasses.reroll.unroll import is_whole
 
 MOST_LOOPS = 16
+FEWEST = 2  # repetitions that are told of
+Settle = Callable[[UnrolledLoop, Sequence[LoggedOp], str], None]
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ class Rerolled:
     found: list[Repetition] = field(default_factory=list)
 
 
-def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse) -> Rerolled:
-    """The log's ops with each loop that can be fused as one scan."""
+def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse, settle: Settle | None = None) -> Rerolled:
+    """The log's ops with each loop that can be fused as one scan. settle: may make numbers of a step ones that it is
+    given."""
     left = Rerolled(*without_detours(without_leading(joined(log.ops, result)), result))
     closed: set[LoggedOp] = set()  # scans, and what was looked at in vain
     for _ in range(MOST_LOOPS):
@@ -56,6 +59,8 @@ def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse) -> Rerolled:
             loop = relate(left.ops, run)
             if not is_whole(loop, left.ops):
                 raise Unsupported(Reason("its steps differ in what they read"))
+            if settle is not None:
+                settle(loop, left.ops, line)
             ops, scan, assembler = rewritten(left.ops, loop, left.result, fuse)
         except Unsupported as unsupported:
             closed.update(members)
@@ -77,6 +82,28 @@ def is_repeated(log: Log) -> bool:
     targets: dict[Any, int] = {}
     seen = [targets.setdefault(target, len(targets)) for target in (*(op.target for op in log.ops), *log.rest)]
     return longest(seen) is not None
+
+
+def short_loop(log: Log) -> Repetition | None:
+    """A loop of the user's of too few steps: ops of the same lines that repeat, and read what the step before made."""
+    if log.refusal is not None:
+        return None
+    known: dict[Any, int] = {}
+    lines = [
+        known.setdefault((colour, op.lines), len(known)) for colour, op in zip(colours(log.ops), log.ops, strict=True)
+    ]
+    run = longest(lines, FEWEST)
+    if run is None:
+        return None
+    members = log.ops[run.start : run.stop]
+    step = members[: run.period]
+    file, _, line = loop_at(step).rpartition(":")
+    in_loop = any(innermost(code, [at]) == int(line or 0) and code.co_filename == file for code, at in step[0].lines)
+    places = {op: i // run.period for i, op in enumerate(members)}
+    carried = any(places.get(v.op, i) < i for op, i in places.items() for v in op.operands if v.op is not None)
+    steps = len(members) // run.period
+    reason = Reason(f"repeats {steps} times; a loop of fewer than {LEAST_STEPS} steps gains nothing by a scan")
+    return Repetition(f"{file}:{line}", steps, run.period, reason=reason) if in_loop and carried else None
 
 
 def next_run(ops: Sequence[LoggedOp], closed: set[LoggedOp]) -> PeriodicRun | None:

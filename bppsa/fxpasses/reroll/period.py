@@ -40,41 +40,41 @@ def of_leaf(leaf: Any) -> Any:
     return type(leaf) if is_number(leaf) else (type(leaf), leaf)
 
 
-def longest(colours: Sequence[int]) -> PeriodicRun | None:
+def longest(colours: Sequence[int], least: int = LEAST_STEPS) -> PeriodicRun | None:
     """The repetition that covers most ops; a longer period has to cover more than one of its periods in addition, so
     that the steps of an outer loop are found before those of an inner one, and no step is taken for two."""
     c = np.asarray(colours)
     best: PeriodicRun | None = None
-    for period in candidates(c):
+    for period in candidates(c, least):
         start, stop = stretch(c[period:] == c[:-period], period)
-        if stop - start < LEAST_STEPS * period:
+        if stop - start < least * period:
             continue
         if best is None or stop - start > best.stop - best.start + period:
             best = PeriodicRun(start, stop, period)
     return best
 
 
-def candidates(c: np.ndarray) -> list[int]:
+def candidates(c: np.ndarray, least: int) -> list[int]:
     """Distances between neighbours of one colour, and between words of one spelling: what is rare in a period may be
     of the colour of something frequent, but not what stands around it."""
     found: set[int] = set()
     width = 1
-    while width <= LONGEST_WORD and LEAST_STEPS * width <= len(c):
-        found.update(distances(c))
+    while width <= LONGEST_WORD and least * width <= len(c):
+        found.update(distances(c, least))
         _, c = np.unique(np.stack((c[:-width], c[width:])), axis=1, return_inverse=True)
         c = c.reshape(-1)
         width *= 2
     return sorted(found)
 
 
-def distances(c: np.ndarray) -> list[int]:
+def distances(c: np.ndarray, least: int) -> list[int]:
     """Those that explain most ops, and the most frequent ones."""
     order = np.argsort(c, kind="stable")
     same = c[order][1:] == c[order][:-1]
     found, counts = np.unique((order[1:] - order[:-1])[same], return_counts=True)
     by_ops = found[np.argsort(-counts * found, kind="stable")][:CANDIDATES]
     by_count = found[np.argsort(-counts, kind="stable")][: CANDIDATES // 4]
-    return [int(p) for p in (*by_ops, *by_count) if p * LEAST_STEPS <= len(c)]
+    return [int(p) for p in (*by_ops, *by_count) if p * least <= len(c)]
 
 
 def stretch(equal: np.ndarray, period: int) -> tuple[int, int]:

@@ -16,14 +16,15 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class LoopProgram:
-    """run: of the arguments in `arguments`, the captured tensors and the literals; gives what stands in the result for
-    tensors."""
+    """run: of the arguments in `arguments`, the captured tensors, the literals and the numbers, which are terms and
+    their dtypes; gives what stands in the result for tensors."""
 
     run: fx.GraphModule
     given: tuple[LoggedValue, ...]  # what it takes
     arguments: tuple[int, ...]
     captured: tuple[Tensor, ...]
     literals: tuple[Tensor, ...]
+    numbers: tuple[tuple[int, torch.dtype], ...]
 
 
 def living(ops: Sequence[LoggedOp], result: Sequence[LoggedValue]) -> list[LoggedOp]:
@@ -48,7 +49,7 @@ def program_of(
     has to be no view of another tensor, as it is none without a scan: a view may not be detached in place."""
     alive = living([*log.prologue, *ops], result)
     read = {*result, *(value for op in alive for value in op.operands)}
-    given = [v for group in (log.arguments, log.captured, log.literals) for v in group if v in read]
+    given = [v for group in (log.arguments, log.captured, log.literals, log.numbers) for v in group if v in read]
     graph = fx.Graph()
     nodes = {value: graph.placeholder(f"given{i}") for i, value in enumerate(given)}
     for op in alive:
@@ -68,6 +69,7 @@ def program_of(
         tuple(each.argument for each in whole if each.argument >= 0),
         tuple(each.captured for each in whole if each.captured is not None),
         tuple(each.literal for each in whole if each.literal is not None),
+        tuple((value.given.number, value.dtype) for value in given if value.given and value.given.number >= 0),
     )
 
 

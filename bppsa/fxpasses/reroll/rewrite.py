@@ -27,6 +27,14 @@ ALONE = tuple(replace(way, alone=True) for way in WAYS)  # where no dimension of
 OF_MATRICES = tuple(replace(way, moved=True) for way in WAYS)  # where it waits for values whose rows are elsewhere
 
 
+class Unsurveyed(Unsupported):
+    """A step that cannot be one kernel. survey: finds all that stands in the way, which takes as long as a plan."""
+
+    def __init__(self, reason: Reason, survey: Callable[[], Reason]) -> None:
+        super().__init__(reason)
+        self.survey = survey
+
+
 def rewritten(
     ops: Sequence[LoggedOp], loop: UnrolledLoop, result: Sequence[LoggedValue], fuse: Fuse
 ) -> tuple[list[LoggedOp], LoggedOp, Assembler]:
@@ -45,7 +53,10 @@ def rewritten(
             reasons.setdefault((way.moved, way.whole), unsupported)
             continue
         return finished(step, body, write, given, fused)
-    raise reasons[max(reasons)]
+    told = reasons[max(reasons)]
+    if isinstance(told, Unsurveyed):
+        raise Unsupported(told.survey()) from told
+    raise told
 
 
 def ways(ops: Sequence[LoggedOp], loop: UnrolledLoop) -> Iterator[Way]:

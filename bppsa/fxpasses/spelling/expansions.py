@@ -60,6 +60,11 @@ def sinc(x: Tensor) -> Tensor:
     return torch.where(x == 0, 1.0, torch.sin(angle) / angle)
 
 
+def multivariate_lgamma(x: Tensor, p: int) -> Tensor:
+    constant = torch.full_like(x, p * (p - 1) / 4 * math.log(math.pi))
+    return sum((torch.lgamma(x - 0.5 * j) for j in range(p)), constant)
+
+
 EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.argmax.default: extremum_place(1.0),
     aten.argmin.default: extremum_place(-1.0),
@@ -111,6 +116,7 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.avg_pool2d.default: mean_pool(2),
     aten.max_pool2d_with_indices.default: max_pool,
     aten.sinc.default: sinc,
+    aten.mvlgamma.default: multivariate_lgamma,
     aten.round.decimals: round_to,
     aten.logaddexp2.default: logaddexp2,
     aten.angle.default: angle,

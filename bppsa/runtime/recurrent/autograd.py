@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bppsa.decisions import warn_once
+from bppsa.decisions import warn_without_kernels
 from bppsa.errors import BuildError
 from bppsa.plan.strategy import Strategy
 from bppsa.runtime.recurrent import check
@@ -104,7 +104,7 @@ def gradients(
     try:
         found = ctx.call.backward(tensors, saved, exposed, grads, needs)
     except BuildError as error:  # a GPU's kernels are compiled when they are first run
-        warn_once(f"bppsa leaves a backward to PyTorch: {error}")
+        warn_without_kernels(error)
         return by_pytorch(ctx.call, tensors, grads, needs)
     if check.asked():
         expected = by_pytorch(ctx.call, tensors, grads, needs)

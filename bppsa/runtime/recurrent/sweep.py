@@ -7,12 +7,13 @@ tensors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from bppsa.codegen.language import stretches
 from bppsa.codegen.language.ir import Buffer, Kernel, Kind
 from bppsa.codegen.lowering.program import Program
 from bppsa.plan.forward import REPLAYED
@@ -61,7 +62,8 @@ class Swept:
 class Sweep:
     """`build` makes kernels callable: `interpret.run` bound to each, or their machine code. `reduction`: asked
     for by scans only; `diagonal=True` gives that of a simplified J^T. `multiply` computes the products that remain
-    after a backward sweep. `boundaries`, `corrections`: `codegen.gpu.native_scan`'s, where kernels run in chunks."""
+    after a backward sweep. `boundaries`, `corrections`: `codegen.gpu.native_scan`'s, where kernels run in chunks.
+    `in_stretches` runs kernels over stretches of steps, as `language.stretches.run` does."""
 
     def __init__(
         self,
@@ -72,10 +74,11 @@ class Sweep:
         multiply: Multiply = by_torch,
         boundaries: Callable[..., Tensor | None] | None = None,
         corrections: Callable[[Tensor, Tensor], Tensor | None] | None = None,
+        in_stretches: Callable[..., None] = stretches.run,
     ) -> None:
         self.program, self.recurrence, self.dtype = program, program.recurrence, dtype
         self.build, self.reduction = build, reduction
-        self.boundaries, self.corrections = boundaries, corrections
+        self.boundaries, self.corrections, self.in_stretches = boundaries, corrections, in_stretches
         self.runners: dict[str, Runner] = {}
         streams = list(enumerate(self.recurrence.streams))
         read = {b.name for b in program.backward.arguments}
@@ -192,8 +195,19 @@ class Sweep:
         kernel, given = self.program.backward, dict(passed.private)
         for i, state in enumerate(passed.states):
             given[f"carry{i}"] = state
-        for k, g in enumerate(g_outputs):
-            given[f"g_output{k}"] = self.zeros(extent, k) if g is None else rows_contiguous(g)
+        cotangents, carries = self.cotangents(g_outputs, g_finals, extent, **chunk)
+        given |= cotangents
+        tensors = self.named(kernel, given, sources, params, extent)
+        self.run(kernel, tensors, extent, **chunk)
+        return Swept(carries, given | tensors)  # a matmul may read a state that the sweep does not
+
+    def cotangents(
+        self, g_outputs: Given, g_finals: Given, extent: Extent, **chunk: int
+    ) -> tuple[dict[str, Tensor], list[Tensor]]:
+        """What a backward kernel is given of them by name, and those of the carries, which it writes too."""
+        given = {
+            f"g_output{k}": self.zeros(extent, k) if g is None else rows_contiguous(g) for k, g in enumerate(g_outputs)
+        }
         carries = []
         for i, (g, width) in enumerate(zip(g_finals, self.recurrence.carries, strict=True)):
             if g is None:
@@ -202,9 +216,7 @@ class Sweep:
                 g = contiguous_copy(g)
             carries.append(g)
             given[f"g_carry{i}"] = g
-        tensors = self.named(kernel, given, sources, params, extent)
-        self.run(kernel, tensors, extent, **chunk)
-        return Swept(carries, given | tensors)  # a matmul may read a state that the sweep does not
+        return given, carries
 
     def completed(
         self, swept: Swept, sources: Given, params: Sequence[Tensor], extent: Extent, needs: Needs
@@ -255,12 +267,16 @@ class Sweep:
         sources: Given,
         params: Sequence[Tensor],
         extent: Extent,
+        apart: Container[str] = (),
     ) -> dict[str, Tensor]:
-        """A tensor for every argument of the kernel, in order: given ones, the caller's, and new ones for the rest."""
+        """A tensor for every argument of the kernel but those `apart`, in order: given ones, the caller's, and new ones
+        for the rest."""
         for name, source in self.direct:
             given[name] = rows_contiguous(sources[source])
         tensors = {}
         for b in kernel.arguments:
+            if b.name in apart:
+                continue
             known = given.get(b.name)
             if known is None:
                 make = PARAMETERS.get(b.kind)

@@ -10,8 +10,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from bppsa.codegen.sparse_conv.native import LANES, is_wide
-from bppsa.codegen.sparse_conv.print_conv import PIXELS
+from bppsa.codegen.sparse_conv.native import LANES
+from bppsa.codegen.sparse_conv.print_conv import pixels_held
 from bppsa.codegen.sparse_conv.window import ConvSweep, Window
 from bppsa.errors import Reason, Unsupported
 from bppsa.plan.sparse import LEAST_DENSITY
@@ -132,6 +132,6 @@ def chunk_of(sweep: ConvSweep, channels: int, density: float, dtype: torch.dtype
     """How many channels of the source a row goes through at a time: all, or as many of a tile as fit the near cache."""
     if density < LEAST_DENSITY:
         return channels
-    pixels, read = sweep.reach(PIXELS[is_wide()])
+    pixels, read = sweep.reach(pixels_held())
     fitting = int(NEAR / math.sqrt(density)) // (read * LANES[dtype] * dtype.itemsize)
     return fitting if pixels >= LEAST_PIXELS and 0 < fitting < channels else channels

@@ -45,7 +45,7 @@ class Drawing(nn.Module):
         self.run, self.op = run, op
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        seed = getattr(_job, "seed", None)
+        seed = seed_here()
         if seed is None:
             return self.run(*args, **kwargs)
         with Seeded(seed.of(self.op)):
@@ -56,13 +56,19 @@ _job = threading.local()
 
 
 @contextmanager
-def drawing_from(seed: Seed) -> Iterator[None]:
+def drawing_from(seed: Seed | None) -> Iterator[None]:
     """The ops that this thread runs within the block draw from generators of this seed."""
-    _job.seed = seed
+    before, _job.seed = seed_here(), seed
     try:
         yield
     finally:
-        del _job.seed
+        _job.seed = before
+
+
+def seed_here() -> Seed | None:
+    """That this thread draws from; None where that is torch's own generator."""
+    seed: Seed | None = getattr(_job, "seed", None)
+    return seed
 
 
 class Seeded(TorchDispatchMode):

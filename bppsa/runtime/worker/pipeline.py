@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from bppsa.runtime.worker.draws import Seed, drawing_from
@@ -20,7 +21,7 @@ from bppsa.schedule.messages import Item
 from bppsa.schedule.program import Action
 from bppsa.stages import INPUT, Stages
 
-Loss = Callable[[Any, int], Tensor]  # of what the model returns and the micro-batch
+Loss = Callable[[Any, int], tuple[Tensor, Any]]  # of what the model returns and the micro-batch: the loss, metrics
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class PipelineCall:
     seeds: Sequence[Seed]
     signature: str = ""  # of what decides the shapes that jobs hand on
     brought: Sequence[Any] = ()  # leaves of the batch, which each rank has whole
+    scale: float = 1.0  # of gradients
     loss: Loss | None = None  # None: the model is called as a module, and `cotangents` come later
     split: bool = False  # whether W is a job of its own
     outputs: bool = False  # whether what the model returns is kept
@@ -90,7 +92,11 @@ class Pipeline:
                 for (xs, _), new in zip(flat, leaves, strict=True)
             ]
             read = [{name: weights[name] for name in names if name in weights} for names in shell.readings]
-            pairs = [Middle(x, own) for x, own in zip(middles, read, strict=True) if own and wants_gradient(x)]
+            pairs = [
+                Middle(get_gradient_edge(x), own)
+                for x, own in zip(middles, read, strict=True)
+                if own and wants_gradient(x)
+            ]
             results.kept[s, b] = SavedForward(held, [tensors(value) for value in made], weights, pairs)
         return [] if last else [tree_map(without_graph, value) for value in made]
 
@@ -100,15 +106,19 @@ class Pipeline:
             self.results.outputs[b] = tree_map(without_graph, made)
         if self.call.loss is None:
             return made
-        loss = self.call.loss(self.stages.assemble(made), b)
+        loss, metrics = self.call.loss(self.stages.assemble(made), b)
         self.results.losses[b] = loss.detach()
+        if metrics is not None:
+            self.results.metrics[b] = tree_map(without_graph, metrics)
         return (loss,)
 
     def backward(self, s: int, b: int, inputs: Sequence[Any]) -> list[Any]:
         kept = self.results.kept[s, b]
         outs, cotangents = self.ends(s, b, kept, inputs)
         leaves = [leaf for xs in kept.leaves for leaf in xs if leaf is not None]
-        later = [middle.made for middle in kept.middles] if self.call.split else list(kept.weights.values())
+        later: list[Tensor | GradientEdge] = (
+            [middle.made for middle in kept.middles] if self.call.split else list(kept.weights.values())
+        )
         found = gradients_of(outs, [*leaves, *later], cotangents, keep=self.call.split)
         rest = found[len(leaves) :]
         if not self.call.split:
@@ -140,7 +150,8 @@ class Pipeline:
         """The outputs that the backward begins at, and the gradients there: from each reader in the order of stages."""
         if s == len(self.stages) - 1:
             made = [x for xs in kept.made for x in xs]
-            grads = [torch.ones_like(made[0])] if self.call.loss is not None else self.call.cotangents[b]
+            scaled = self.call.loss is not None
+            grads = [torch.full_like(made[0], self.call.scale)] if scaled else self.call.cotangents[b]
         else:
             made, grads, from_jobs = [], [], iter(inputs)
             for v, xs in zip(self.stages.stages[s].outputs, kept.made, strict=True):
@@ -199,7 +210,10 @@ def without_graph(x: Any) -> Any:
 
 
 def gradients_of(
-    outs: Sequence[Tensor], wanted: Sequence[Tensor], cotangents: Sequence[Tensor], keep: bool
+    outs: Sequence[Any],  # tensors, or where the graph has them
+    wanted: Sequence[Any],
+    cotangents: Sequence[Tensor],
+    keep: bool,
 ) -> Sequence[Tensor | None]:
     if not outs or not wanted:
         return [None] * len(wanted)

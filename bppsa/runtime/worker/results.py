@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
 from bppsa.decisions import Decision
 from bppsa.runtime.worker.gradients import Grads
@@ -18,16 +19,17 @@ Times = dict[Action, tuple[float, float]]  # seconds, start and end
 
 
 class Middle(NamedTuple):
-    """What an op gives that reads weights, and these, by the model's names."""
+    """Where the graph has what an op gives that reads weights, which is not held for that; and these, by the model's
+    names."""
 
-    made: Tensor
+    made: GradientEdge
     weights: dict[str, Tensor]
 
 
 class End(NamedTuple):
     """Where a backward of weights begins, and the gradients there."""
 
-    made: list[Tensor]
+    made: Sequence[Tensor | GradientEdge]
     grads: list[Tensor]
     weights: dict[str, Tensor]
 
@@ -49,6 +51,7 @@ class Results:
 
     def __init__(self) -> None:
         self.losses: dict[int, Tensor] = {}
+        self.metrics: dict[int, Any] = {}  # what the loss function gives beside the loss
         self.outputs: dict[int, tuple[Any, ...]] = {}
         self.arguments: dict[tuple[int, int], list[Tensor | None]] = {}
         self.seen: dict[tuple[int, int], list[NormMoments]] = {}  # by stage and micro-batch
@@ -75,6 +78,7 @@ class Outcome:
     """Of all workers. grads: those of the weights that this process owns. workers: who ran a job. peaks: by worker."""
 
     losses: dict[int, Tensor]
+    metrics: dict[int, Any]
     outputs: dict[int, tuple[Any, ...]]
     arguments: dict[tuple[int, int], list[Tensor | None]]
     seen: dict[tuple[int, int], list[NormMoments]]
@@ -93,6 +97,7 @@ def outcome(workers: Sequence[Results], grads: Grads) -> Outcome:
             arguments[key] = added(arguments.get(key), of_worker)
     return Outcome(
         {b: loss for results in workers for b, loss in results.losses.items()},
+        {b: metrics for results in workers for b, metrics in results.metrics.items()},
         {b: made for results in workers for b, made in results.outputs.items()},
         arguments,
         {key: seen for results in workers for key, seen in results.seen.items()},

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from bppsa.runtime.worker.draws import Drawing
 from bppsa.runtime.worker.norms import norms_of
+from bppsa.runtime.worker.recomputing import recompute, storage_of
 from bppsa.runtime.worker.split import readings, show
 from bppsa.stages import Stage
 
@@ -34,6 +35,8 @@ class Shell:
         if isinstance(self.module, fx.GraphModule):
             draw_by_number(self.module, dict(stage.draws))
         self.norms = norms_of(self.module)
+        if isinstance(self.module, fx.GraphModule):
+            recompute(self.module, stage.recomputed, self.norms, split)
         self.passing: set[int | None] = set()  # storages of fetched weights
         root, like = self.module.get_submodule(stage.root), stage.module.get_submodule(stage.root)
         self.followers = [(root.get_submodule(path), path) for path, _ in like.named_modules()]
@@ -62,10 +65,6 @@ class Shell:
             mode = model.get_submodule(path).training
             if own.training != mode:
                 own.training = mode
-
-
-def storage_of(tensor: Tensor) -> int | None:
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
 
 
 def tensors_in(module: nn.Module) -> dict[str, Tensor]:

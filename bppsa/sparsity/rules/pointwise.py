@@ -81,6 +81,11 @@ def erf(x: Tensor, out: Tensor) -> Tensor:
     return torch.exp(-(x * x)) * (2 / math.sqrt(math.pi))
 
 
+def beside_zero(x: Tensor, derivative: Tensor) -> Tensor:
+    """Of Bessel functions of order one: 1/2 at zero, as PyTorch has it."""
+    return torch.where(torch.abs(x) > torch.finfo(x.dtype).eps, derivative, 0.5)
+
+
 DERIVATIVES: dict[Any, Callable[..., Operand]] = {
     aten.neg.default: lambda x, out: -1.0,
     aten.abs.default: lambda x, out: torch.sign(x),
@@ -102,6 +107,10 @@ DERIVATIVES: dict[Any, Callable[..., Operand]] = {
     aten.mish.default: mish,
     aten.celu.default: lambda x, out, alpha=1.0: elu(x, out, alpha, 1, 1 / in_single(alpha)),
     aten.erf.default: erf,
+    aten.special_i1.default: lambda x, out: beside_zero(x, torch.i0(x) - out / x),
+    aten.special_i1e.default: lambda x, out: beside_zero(
+        x, torch.special.i0e(x) - out * (torch.sign(x) + torch.reciprocal(x))
+    ),
     aten.atanh.default: lambda x, out: torch.reciprocal(1 - x * x),
     aten.leaky_relu.default: lambda x, out, slope=0.01: choose(x > 0, 1.0, slope, x),
 }

@@ -6,10 +6,14 @@ from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from bppsa.fxpasses.partition import partition
 from bppsa.fxpasses.partition.cut.balance import MARGIN, balanced
+from bppsa.stages import Seconds
 
 CLOSE = 1e-6
 LITTLE = 1e-3  # beside any cost but 0
@@ -71,3 +75,38 @@ def test_a_long_sequence_is_even() -> None:
 def test_what_a_large_op_leaves_is_shared_evenly() -> None:
     costs = [*[1.0] * 6, 30.0, *[1.0] * 6]
     assert balanced(costs, [5.0, 1.0] * 6, 5) == [3, 6, 7, 10, 13]
+
+
+@given(sequences(), st.lists(st.sampled_from([0.5, 1.0, 3.0]), min_size=9, max_size=9))
+def test_stages_of_slower_workers_are_smaller(
+    drawn: tuple[list[float], list[float], int], all_speeds: list[float]
+) -> None:
+    costs, crossing, stages = [cost + 1 for cost in drawn[0]], drawn[1], drawn[2]
+    speeds = all_speeds[:stages]
+
+    def slowest(ends: Sequence[int]) -> float:
+        return max(sum(costs[a:b]) / speed for (a, b), speed in zip(pairwise([0, *ends]), speeds, strict=True))
+
+    found = balanced(costs, crossing, stages, speeds, 0.01)
+    assert len(found) == stages
+    assert all(a < b for a, b in pairwise([0, *found]))
+    assert slowest(found) <= 1.01 * (1 + CLOSE) * min(map(slowest, cuts(len(costs), stages)))
+
+
+def test_measured_times_decide() -> None:
+    """The sums of what the workers measure, whatever the ops' flops are."""
+    net = nn.Sequential(*(nn.Linear(8, 8) for _ in range(12)))
+    times = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 6.0, 6.0, 1.0, 1.0]
+    told: list[int] = []
+
+    def share(own: list[Seconds]) -> list[list[Seconds]]:
+        assert all(min(seconds) > 0 for seconds in own)
+        told.append(len(own))
+        if len(own) < len(times):
+            return [[Seconds(4.0, 8.0)] * len(own)] * 2
+        return [[Seconds(0.5 * t, t) for t in times], [Seconds(0.25 * t, 0.25 * t) for t in times]]
+
+    found = partition(net, torch.randn(4, 8), 3, balance="measured", share=share)
+    assert [stage.ops for stage in found.stages] == [7, 2, 3]
+    assert [stage.seconds for stage in found.stages] == [(4.0, 8.0)] * 3
+    assert told[:2] == [12, 3]

@@ -198,11 +198,3 @@ def test_a_mode_in_which_the_model_cannot_be_cut() -> None:
     compiled.eval()
     with pytest.raises(PartitionError, match=r"x.sum\(\) > 0.*Python needs the value of a tensor"):
         compiled(torch.randn(3, 4))
-
-
-def test_recomputation_that_is_lost_is_told() -> None:
-    def recomputed(self: Model, x: Tensor) -> Tensor:
-        return torch.utils.checkpoint.checkpoint(torch.tanh, x, use_reentrant=False)
-
-    with pytest.warns(UserWarning, match=r"use_reentrant=False\): stages keep activations"):
-        partition(Model(recomputed), torch.randn(3, 4), 2)

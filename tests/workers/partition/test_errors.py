@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import bppsa
-from bppsa.errors import PartitionError
+from bppsa.errors import PartitionError, WorkerError
+from bppsa.schedule import gpipe
 from tests.workers.partition.support import WIDTH, Model, batch, check_or_refused, place
 
 Forward = Callable[[Model, Tensor], Any]
@@ -163,3 +164,11 @@ def test_more_stages_than_there_are_parts() -> None:
     assert len(bppsa.partition(model, args, most)) == most
     with pytest.raises(PartitionError, match=rf"into {most + 1} stages; there can be 1 to {most}"):
         bppsa.partition(model, args, most + 1)
+
+
+def test_features_that_do_not_fit_name_the_layer() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.Tanh(), nn.Linear(4, 3)))
+    compiled = bppsa.compile(model, schedule=gpipe(), stages=1, microbatches=2, loss_fn=nn.MSELoss())
+    bppsa.trainer(compiled).step(torch.randn(8, 4), torch.randn(8, 3))
+    with pytest.raises(WorkerError, match=r"input\.shape\[1\] is 5, .*its layer 1\.1 \(Linear\)"):
+        bppsa.trainer(compiled).step(torch.randn(8, 5), torch.randn(8, 3))

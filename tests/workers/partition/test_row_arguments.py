@@ -48,19 +48,11 @@ def loss_of(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output["loss"]
 
 
-def in_a_row(model: nn.Module, args: Args, kwargs: dict[str, Any], rows: Sequence[bool], count: int) -> Tensor:
-    """The loss of the micro-batches one after the other; leaves gradients in `.grad`. rows: which of args, then of
-    kwargs, are cut."""
-    given = [*args, *kwargs.values()]
-    pieces = [x.tensor_split(count) if yes else [x] * count for x, yes in zip(given, rows, strict=True)]
-    total: Tensor | float = 0.0
-    for part in zip(*pieces, strict=True):
-        named = dict(zip(kwargs, part[len(args) :], strict=True))
-        loss = loss_of(model(*part[: len(args)], **named)) * (len(part[0]) / len(given[0]))
-        loss.backward()
-        total = total + loss.detach()
-    assert isinstance(total, Tensor)
-    return total
+def at_once(model: nn.Module, args: Args, kwargs: dict[str, Any]) -> Tensor:
+    """The loss of the whole batch; leaves gradients in `.grad`."""
+    loss = loss_of(model(*args, **kwargs))
+    loss.backward()
+    return loss.detach()
 
 
 def check(model: nn.Module, args: Args, rows: Sequence[bool], count: int = 3, **kwargs: Any) -> None:
@@ -71,7 +63,7 @@ def check(model: nn.Module, args: Args, rows: Sequence[bool], count: int = 3, **
             x[torch.arange(len(x) + more) % len(x)].flip(0) if yes else x for x, yes in zip(args, rows, strict=True)
         ]
         found = compiled.step(*(grown if more else args), **kwargs)
-        support.close(found, in_a_row(model, grown if more else args, kwargs, rows, count))
+        support.close(found, at_once(model, grown if more else args, kwargs))
         support.same(support.gradients(compiled), support.gradients(model))
         for trained in (compiled, model):
             trained.zero_grad()
@@ -361,5 +353,5 @@ def test_padding_goes_with_the_rows(
     models.skip_without(MODELS["bert"])
     model, given = made(name, architecture, **sizes)().double().train(), padded(left)
     compiled = bppsa.compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=microbatches)
-    support.close(compiled.step(**given), in_a_row(model, (), given, (True,) * 3, microbatches), 1e-6)
+    support.close(compiled.step(**given), at_once(model, (), given), 1e-6)
     support.same(support.gradients(compiled), support.gradients(model), 1e-10)

@@ -23,4 +23,15 @@ INLINE void along(int64_t n, F f) {
   if (j < n) f(Tail<V>(n - j), j, n - j);
 }
 
+// Calls f(count, mask, start, lanes) for all elements of an axis of size n: K vectors at a time, then one by one.
+template <class V, int K, class F>
+INLINE void panels(int64_t n, F f) {
+  constexpr std::integral_constant<int, 1> one;
+  int64_t j = 0;
+  if constexpr (K > 1)
+    for (; j + K * LANES<V> <= n; j += K * LANES<V>) f(std::integral_constant<int, K>{}, Full<V>{}, j, LANES<V>);
+  for (; j + LANES<V> <= n; j += LANES<V>) f(one, Full<V>{}, j, LANES<V>);
+  if (j < n) f(one, Tail<V>(n - j), j, n - j);
+}
+
 }  // namespace

@@ -63,16 +63,7 @@ INLINE V lane_sums(const V* vectors) {
 INLINE void stream(const real* source, real* target, int64_t count) {
   int64_t i = 0;
   for (; i < count && (uintptr_t)(target + i) % sizeof(V) != 0; ++i) target[i] = source[i];
-  for (; count - i >= L; i += L) {
-#if WIDE
-    _mm512_stream_si512((__m512i*)(target + i), (__m512i)load<V>(source + i));
-#elif defined(__AVX2__)
-    _mm256_stream_si256((__m256i*)(target + i), (__m256i)load<Vec<L / 2>>(source + i));
-    _mm256_stream_si256((__m256i*)(target + i + L / 2), (__m256i)load<Vec<L / 2>>(source + i + L / 2));
-#else
-    store(target + i, load<V>(source + i));
-#endif
-  }
+  for (; count - i >= L; i += L) copy_line(source + i, target + i);
   for (; i < count; ++i) target[i] = source[i];
 }
 

@@ -1,5 +1,6 @@
-// The machine's instructions that C++ has no word for, under Intel's names. Reading all of immintrin.h takes as long as
-// building a small kernel, so what is used of it is here by the names that GCC itself has for these instructions.
+// What is done by instructions that C++ has no word for; the only file that names a machine's. Each has a form for all
+// other machines beside it. Reading all of immintrin.h takes as long as building a small kernel, so what is used of it is
+// here by the names that GCC itself has for these instructions.
 #if defined(__x86_64__)
 #define PAUSE() __builtin_ia32_pause()
 #define FENCE() __builtin_ia32_sfence()
@@ -80,3 +81,114 @@ typedef unsigned short __mmask16;
   __builtin_ia32_gathersiv8df(other, p, (__m256w)(at), lanes, scale)
 #endif
 #endif
+
+// INTRINSIC(V, name, ...) returns what the instruction for vectors V computes, and is nothing where there is none.
+// PIN(x) keeps a value in its register: the compiler would fold the load into every instruction that uses it.
+#if WIDE
+#define PIN(x) asm("" : "+v"(x))
+#define INTRINSIC(V, name, ...)                                                     \
+  if constexpr (sizeof(V) == 64 && SINGLE) return _mm512_##name##_ps(__VA_ARGS__);  \
+  if constexpr (sizeof(V) == 64 && !SINGLE) return _mm512_##name##_pd(__VA_ARGS__); \
+  if constexpr (sizeof(V) == 32 && SINGLE) return _mm256_##name##_ps(__VA_ARGS__);  \
+  if constexpr (sizeof(V) == 32 && !SINGLE) return _mm256_##name##_pd(__VA_ARGS__)
+#elif defined(__AVX2__)
+#define PIN(x) asm("" : "+x"(x))
+#define INTRINSIC(V, name, ...)                                                    \
+  if constexpr (sizeof(V) == 32 && SINGLE) return _mm256_##name##_ps(__VA_ARGS__); \
+  if constexpr (sizeof(V) == 32 && !SINGLE) return _mm256_##name##_pd(__VA_ARGS__)
+#else
+#define PIN(x)
+#define INTRINSIC(V, name, ...)
+#endif
+
+namespace {
+
+// The first n lanes, 0 < n < LANES: memory beyond them is neither read nor written. keep: v with 0, or another
+// vector, in the other lanes.
+template <class V>
+struct Tail {
+#if WIDE
+  __mmask16 lanes;
+  INLINE explicit Tail(int64_t n) : lanes((1u << n) - 1) {}
+  INLINE V load(const real* p) const { INTRINSIC(V, maskz_loadu, lanes, p); }
+  INLINE void store(real* p, V v) const { INTRINSIC(V, mask_storeu, p, lanes, v); }
+  INLINE V keep(V v) const { INTRINSIC(V, maskz_mov, lanes, v); }
+  INLINE V keep(V v, V other) const { INTRINSIC(V, mask_mov, other, lanes, v); }
+  // The lanes whose bits are set.
+  static INLINE Tail of(uint32_t bits) {
+    Tail tail(0);
+    tail.lanes = bits;
+    return tail;
+  }
+  // Lane i: from[at[i]], of vectors of 64 bytes.
+  INLINE V gather(const real* from, const int32_t* at) const {
+    if constexpr (SINGLE) {
+      return (V)_mm512_mask_i32gather_ps(__m512{}, lanes, _mm512_maskz_loadu_epi32(lanes, at), from, 4);
+    } else {
+      return (V)_mm512_mask_i32gather_pd(__m512d{}, lanes, _mm256_maskz_loadu_epi32(lanes, at), from, 8);
+    }
+  }
+#elif defined(__AVX2__)
+  Int<V> lanes;
+  INLINE explicit Tail(int64_t n) {
+    for (int i = 0; i < LANES<V>; ++i) lanes[i] = -(i < n);
+  }
+  INLINE V load(const real* p) const {
+    if constexpr (SINGLE) return (V)_mm256_maskload_ps((const float*)p, (__m256i)lanes);
+    if constexpr (!SINGLE) return (V)_mm256_maskload_pd((const double*)p, (__m256i)lanes);
+  }
+  INLINE void store(real* p, V v) const {
+    if constexpr (SINGLE) _mm256_maskstore_ps((float*)p, (__m256i)lanes, (__m256)v);
+    if constexpr (!SINGLE) _mm256_maskstore_pd((double*)p, (__m256i)lanes, (__m256d)v);
+  }
+  INLINE V keep(V v) const { return (V)((Int<V>)v & lanes); }
+  INLINE V keep(V v, V other) const { return lanes ? v : other; }
+#else
+  int64_t n;
+  INLINE explicit Tail(int64_t n) : n(n) {}
+  INLINE V load(const real* p) const {
+    V v{};
+    for (int64_t i = 0; i < n; ++i) v[i] = p[i];
+    return v;
+  }
+  INLINE void store(real* p, V v) const {
+    for (int64_t i = 0; i < n; ++i) p[i] = v[i];
+  }
+  INLINE V keep(V v) const {
+    for (int64_t i = n; i < LANES<V>; ++i) v[i] = 0;
+    return v;
+  }
+  INLINE V keep(V v, V other) const {
+    for (int64_t i = n; i < LANES<V>; ++i) v[i] = other[i];
+    return v;
+  }
+#endif
+};
+
+// Copies 64 bytes to an address that is a multiple of that, past the caches where the machine can; FENCE() makes it seen
+// by other threads.
+INLINE void copy_line(const real* from, real* to) {
+#if WIDE
+  _mm512_stream_si512((__m512i*)to, (__m512i)load<Vec<64 / sizeof(real)>>(from));
+#elif defined(__AVX2__)
+  constexpr int HALF = 32 / sizeof(real);
+  _mm256_stream_si256((__m256i*)to, (__m256i)load<Vec<HALF>>(from));
+  _mm256_stream_si256((__m256i*)(to + HALF), (__m256i)load<Vec<HALF>>(from + HALF));
+#else
+  store(to, load<Vec<64 / sizeof(real)>>(from));
+#endif
+}
+
+// How many of these ascending numbers are below a bound.
+INLINE int64_t count_below(const int32_t* numbers, int64_t count, int32_t bound) {
+#if WIDE
+  if (count <= 16) {  // without a branch for each, which nothing could foresee
+    const __mmask16 inside = (1u << count) - 1;
+    const __m512i given = _mm512_maskz_loadu_epi32(inside, numbers);
+    return __builtin_popcount(_mm512_mask_cmplt_epi32_mask(inside, given, _mm512_set1_epi32(bound)));
+  }
+#endif
+  return std::lower_bound(numbers, numbers + count, bound) - numbers;
+}
+
+}  // namespace

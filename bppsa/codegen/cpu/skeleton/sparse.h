@@ -48,10 +48,7 @@ struct Plan {
 
 // Past the caches, where what is written is not read soon: the line that it replaces need not be fetched first.
 INLINE void stream(real* at, Lane v) {
-#if WIDE
-  if (((uintptr_t)at & 63) == 0) return _mm512_stream_si512((__m512i*)at, (__m512i)v);
-#endif
-  store(at, v);
+  WIDE && ((uintptr_t)at & 63) == 0 ? copy_line((const real*)&v, at) : store(at, v);
 }
 
 // f(begin, end, thread) on each thread, for rows with about as much work each; ends: the work up to each row.
@@ -156,17 +153,9 @@ struct Tiles {
 INLINE real dot(const Csr& j, int64_t i, const real* values, const real* g) {
   Lane total{};
   for (int64_t e = j.rows[i], end = j.rows[i + 1]; e < end; e += SAMPLES) {
-    const uint32_t inside = end - e >= SAMPLES ? (1u << SAMPLES) - 1 : (1u << (end - e)) - 1;
-    const Lane zero{};
-    if constexpr (SINGLE) {
-      const __m512i column = _mm512_maskz_loadu_epi32(inside, j.columns + e);
-      const __m512 from = _mm512_mask_i32gather_ps((__m512)zero, inside, column, g, 4);
-      total += (Lane)_mm512_maskz_loadu_ps(inside, values + e) * (Lane)from;
-    } else {
-      const __m256i column = _mm256_maskz_loadu_epi32(inside, j.columns + e);
-      const __m512d from = _mm512_mask_i32gather_pd((__m512d)zero, inside, column, g, 8);
-      total += (Lane)_mm512_maskz_loadu_pd(inside, values + e) * (Lane)from;
-    }
+    const uint32_t some = end - e >= SAMPLES ? (1u << SAMPLES) - 1 : (1u << (end - e)) - 1;
+    const auto inside = Tail<Lane>::of(some);
+    total += inside.load(values + e) * inside.gather(g, j.columns + e);
   }
   return sum(total);
 }

@@ -3,14 +3,7 @@ namespace {
 
 // The entry at `column`, which must be there, of the row of entries `begin` to `end`.
 INLINE int64_t entry_at(const Csr& j, int64_t begin, int64_t end, int32_t column) {
-#if WIDE
-  if (end - begin <= 16) {  // without a branch for each, which nothing could foresee
-    const __mmask16 inside = (1u << (end - begin)) - 1;
-    const __m512i columns = _mm512_maskz_loadu_epi32(inside, j.columns + begin);
-    return begin + __builtin_popcount(_mm512_mask_cmplt_epi32_mask(inside, columns, _mm512_set1_epi32(column)));
-  }
-#endif
-  return std::lower_bound(j.columns + begin, j.columns + end, column) - j.columns;
+  return begin + count_below(j.columns + begin, end - begin, column);
 }
 
 }  // namespace

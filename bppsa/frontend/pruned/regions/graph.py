@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 
 from bppsa.codegen.sparse_conv.native import prepare
-from bppsa.decisions import Decision, warn_once
+from bppsa.decisions import Decision, warn_without_kernels
 from bppsa.errors import BuildError, Unsupported
 from bppsa.frontend.pruned.regions.draft import EntriesByLayer
 from bppsa.frontend.pruned.regions.grow import Environment, GraphSegment, fits, grow, run_region
@@ -218,7 +218,7 @@ def build(segment: GraphSegment, choice: Choice) -> Choice:
     except Unsupported as error:
         return Choice("pytorch", str(error.reason), {})
     except BuildError as error:
-        warn_once(f"bppsa leaves {segment.layers[0].path or 'the model'} to PyTorch: {error}")
+        warn_without_kernels(error)
         return Choice("pytorch", str(error), {})
     return choice
 

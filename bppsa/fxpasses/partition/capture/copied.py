@@ -4,7 +4,6 @@ has run for the example, so that its cost and what it changes are known."""
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
@@ -19,8 +18,8 @@ from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments, leaf_of
 from bppsa.fxpasses.partition.capture.exported import INSIDE, Exported
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph, Output
-from bppsa.fxpasses.partition.capture.lines import is_recomputed, place_in
-from bppsa.fxpasses.partition.capture.sizes import Sizes
+from bppsa.fxpasses.partition.capture.lines import checkpoint_of, place_in
+from bppsa.fxpasses.partition.capture.sizes import Sizes, expression
 from bppsa.fxpasses.partition.capture.whole import Custom, OpaqueCall, TensorNumber
 from bppsa.fxpasses.partition.ops.changes import state_in
 from bppsa.fxpasses.partition.ops.effects import EffectWatch, Facts, facts_of, storage
@@ -30,6 +29,15 @@ from bppsa.fxpasses.theirs import theirs
 aten, HOPS = torch.ops.aten, torch.ops.higher_order
 SIZES = (aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int)
 OUTSIDE = NodeModes(True, ())
+
+
+def note_made(node: fx.Node, value: Any) -> None:
+    """In meta["made"]: of a tensor its dtype and shape, of a number of elements (None, the number), in symbols."""
+    only = value[0] if node.op == "call_module" and isinstance(value, (list, tuple)) and len(value) == 1 else value
+    if isinstance(only, Tensor):
+        node.meta["made"] = only.dtype, tuple(map(expression, only.shape))
+    elif isinstance(only, (torch.SymInt, torch.SymFloat)):
+        node.meta["made"] = None, expression(only)
 
 
 def copied(model: nn.Module, arguments: Arguments, found: Exported, sizes: Sizes) -> CapturedGraph:
@@ -47,7 +55,6 @@ class Copy:
         self.values: dict[fx.Node, Any] = {}
         self.constants: dict[str, Tensor] = {}
         self.seen: set[StorageWeakRef] = set()  # storages of arguments, of attributes and of what nodes give
-        self.told: set[str] = set()  # lines
         self.given: set[StorageWeakRef] = set()  # those of arguments
 
     def whole(self, sizes: Sizes) -> CapturedGraph:
@@ -173,7 +180,10 @@ class Copy:
         leaves, spec = tree_flatten(self.calls.results[number])
         if spec.is_leaf():
             return [new]
-        return [self.part(new, i) for i, leaf in enumerate(leaves) if isinstance(leaf, TensorNumber)]
+        parts = [self.part(new, i) for i, leaf in enumerate(leaves) if isinstance(leaf, TensorNumber)]
+        for part, value in zip(parts, node.meta["val"], strict=True):
+            note_made(part, value)
+        return parts
 
     def assigned(self, node: fx.Node, args: Any, kwargs: Any, region: NodeModes) -> fx.Node:
         """`buffer += 1` sets the attribute to what it is: export copies the buffer to itself."""
@@ -185,10 +195,11 @@ class Copy:
     def call(self, node: fx.Node, new: fx.Node, region: NodeModes) -> fx.Node:
         """`new`, in the place of `node`."""
         new.meta["place"] = place_in(node)
+        note_made(new, node.meta.get("val"))
         if region != OUTSIDE:
             new.meta["region"] = region
-        if is_recomputed(node):
-            self.tell_recomputed(new)
+        if (checkpoint := checkpoint_of(node)) is not None:
+            new.meta["recomputed"] = checkpoint
         args, kwargs = fx.node.map_arg((new.args, new.kwargs), self.values.__getitem__)
         sources = new.all_input_nodes
         decidable = node.target in SIZES or (
@@ -196,16 +207,6 @@ class Copy:
         )
         with enter(region.gradients, *region.autocast):
             return self.made(new, lambda: self.run(new, args, kwargs), decidable)
-
-    def tell_recomputed(self, node: fx.Node) -> None:
-        node.meta["recomputed"] = True
-        if node.meta["place"] not in self.told:
-            self.told.add(node.meta["place"])
-            warnings.warn(
-                f"{node.meta['place']}: stages keep activations that torch.utils.checkpoint would compute again; take "
-                f"more micro-batches where memory is short",
-                stacklevel=2,
-            )
 
     def run(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         run = self.model.get_submodule(str(node.target)) if node.op == "call_module" else node.target

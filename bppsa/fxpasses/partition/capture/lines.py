@@ -6,6 +6,7 @@ Export itself notes the lines of forwards only, and not of functions that these 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import FrameType
@@ -45,13 +46,16 @@ def asks(func: Any) -> bool:
 def noted() -> AbstractContextManager[None]:
     """A block within which nodes that are made know where they are from."""
     frames = list(stack())
-    recomputed = next((id(frame) for frame in reversed(frames) if is_checkpoint(frame)), None)
+    checkpoint = next((frame for frame in reversed(frames) if is_checkpoint(frame)), None)
+    recomputed = None if checkpoint is None else number_of(checkpoint)
     return traceback.annotate({PLACE: innermost((f, f.f_lineno) for f in frames), RECOMPUTED: recomputed})
 
 
 @contextmanager
 def lines_noted() -> Iterator[None]:
+    _now.checkpoints = []
     with ExitStack() as stack:
+        stack.callback(delattr, _now, "checkpoints")
         stack.enter_context(traceback.preserve_node_meta())
         stack.enter_context(Lines())
         yield
@@ -66,7 +70,19 @@ def stack() -> Iterator[FrameType]:
 
 
 def is_checkpoint(frame: FrameType) -> bool:
-    return frame.f_code.co_filename == checkpoint.__file__
+    code = frame.f_code
+    return code.co_filename == checkpoint.__file__ and code.co_name == checkpoint.checkpoint.__name__
+
+
+_now = threading.local()  # the frames of the calls of checkpoint that the thread's export has met
+
+
+def number_of(call: FrameType) -> int:
+    """Of a call of checkpoint. Frames are kept for as long as one can be taken for another."""
+    met: list[FrameType] = getattr(_now, "checkpoints", [])
+    if call not in met:
+        met.append(call)
+    return met.index(call)
 
 
 def place_in(node: fx.Node) -> str:
@@ -74,5 +90,7 @@ def place_in(node: fx.Node) -> str:
     return str(node.meta.get("custom", {}).get(PLACE, ""))
 
 
-def is_recomputed(node: fx.Node) -> bool:
-    return node.meta.get("custom", {}).get(RECOMPUTED) is not None
+def checkpoint_of(node: fx.Node) -> int | None:
+    """The number of the call of torch.utils.checkpoint within which a node was made, None where there was none."""
+    number: int | None = node.meta.get("custom", {}).get(RECOMPUTED)
+    return number

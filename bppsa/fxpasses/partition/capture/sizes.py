@@ -8,7 +8,8 @@ batch's rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,7 @@ class Sizes:
     guards: tuple[Guard, ...]
     ranges: tuple[tuple[sympy.Symbol, int, float], ...]
     places: Mapping[str, str]  # of a size that can only be as it was, the user's line
+    layers: tuple[str, ...]  # of each leaf, the layer of PyTorch's that reads it first, or what is made of it
     of_rows: tuple[bool | None, ...] = ()  # of each leaf, whether its first dimension is the batch's rows
     never_one: frozenset[Any] = frozenset()  # symbols for which the graph was seen to fail where they are 1
 
@@ -54,7 +56,8 @@ class Sizes:
         """Raises PartitionError where the graph does not hold for these, with the argument and its dimension."""
         known: Known = {}
         found = []
-        for name, shape, leaf in zip(self.names, self.shapes, tree_leaves(arguments), strict=True):
+        for i, leaf in enumerate(tree_leaves(arguments)):
+            name, shape = self.names[i], self.shapes[i]
             if shape is None:
                 continue
             if leaf.dim() != len(shape):
@@ -64,11 +67,11 @@ class Sizes:
                 )
             for axis, (expected, size) in enumerate(zip(shape, leaf.shape, strict=True)):
                 where = f"{name}.shape[{axis}]"
-                found.append((where, size, expected))
+                found.append((i, where, size, expected))
                 if isinstance(expected, sympy.Symbol):
                     known.setdefault(expected, (size, where))
-        for where, size, expected in found:
-            self.check_equal(where, size, expected, known)
+        for i, where, size, expected in found:
+            self.check_equal(i, where, size, expected, known)
         for guard in self.guards:
             if guard.holds.free_symbols <= known.keys() and not value_of(guard.holds, known):
                 raise PartitionError(self.decided(guard, known))
@@ -76,14 +79,15 @@ class Sizes:
             if symbol in known:
                 self.check_range(symbol, *known[symbol], low, high)
 
-    def check_equal(self, where: str, size: int, expected: Any, known: Known) -> None:
+    def check_equal(self, i: int, where: str, size: int, expected: Any, known: Known) -> None:
         if isinstance(expected, int):
             if size != expected:
                 at = f"{self.places[where]}: " if self.places.get(where) else ""
+                layer = f"its layer {self.layers[i]} may take no other, or " if self.layers[i] else ""
                 raise PartitionError(
-                    f"{at}{where} is {size}, and the model was cut for {expected} alone: its forward takes the number "
-                    f"as it is, as range(n) does and x.shape[0] does not; change that, or give example_inputs that are "
-                    f"alike"
+                    f"{at}{where} is {size}, and the model was cut for {expected} alone: {layer}its forward takes the "
+                    f"number as it is, as range(n) does and x.shape[0] does not; give {expected}, or change that and "
+                    f"give example_inputs that are alike"
                 )
         elif expected.free_symbols <= known.keys() and size != value_of(expected, known):
             others = " and ".join(f"{known[s][1]} is {known[s][0]}" for s in sorted(expected.free_symbols, key=str))
@@ -145,14 +149,17 @@ def sizes_of(found: Exported, arguments: Arguments) -> Sizes:
     fixed, rest = fixed_by(environment, found.places), enumerate(node.meta["val"] for node in given)
     names: list[str] = []
     shapes: list[Shape | None] = []
+    layers: list[str] = []
     places = {}
     for name, example in zip(arguments.names, arguments.examples, strict=True):
         for path, leaf in tree_flatten_with_path(example)[0]:
             names.append(f"{name}{keystr(path)}")
             if not isinstance(leaf, Tensor):
                 shapes.append(None)
+                layers.append("")
                 continue
             number, value = next(rest)
+            layers.append(first_layer(given[number], program.state_dict))
             shapes.append(tuple(map(expression, value.shape)))
             for axis in range(leaf.dim()):
                 places[f"{names[-1]}.shape[{axis}]"] = fixed.get(f"L['tensors'][{number}].size()[{axis}]", "")
@@ -164,7 +171,23 @@ def sizes_of(found: Exported, arguments: Arguments) -> Sizes:
     returned = [tuple(map(expression, x.shape)) for x in made if isinstance(x, Tensor)]
     sizes = [tuple(x.shape) if isinstance(x, Tensor) else None for x in tree_leaves(list(arguments.examples))]
     rows = batched(shapes, sizes, [guard.holds for guard in guards], returned)
-    return Sizes(tuple(names), tuple(shapes), guards, tuple(ranges), places, rows)
+    return Sizes(tuple(names), tuple(shapes), guards, tuple(ranges), places, tuple(layers), rows)
+
+
+def first_layer(given: fx.Node, weights: Iterable[str]) -> str:
+    """The layer of PyTorch's that reads an argument first, or what is made of it, and holds one of the weights named:
+    "encoder.0 (Linear)"; "" if none does."""
+    holders = {name.rpartition(".")[0] for name in weights}
+    seen, waiting = {given}, deque([given])
+    while waiting:
+        for user in waiting.popleft().users:
+            *_, (path, kind) = (user.meta.get("nn_module_stack") or {"": ("", "")}).values()
+            if path in holders and kind.startswith("torch.nn.modules."):
+                return f"{path.removeprefix('model.')} ({kind.rpartition('.')[2]})"
+            if user not in seen:
+                seen.add(user)
+                waiting.append(user)
+    return ""
 
 
 def environment_of(values: Sequence[Any]) -> Any:
@@ -192,5 +215,5 @@ def fixed_by(environment: Any, places: Mapping[str, str]) -> dict[str, str]:
 
 
 def expression(size: Any) -> Any:
-    found = size.node.expr if isinstance(size, torch.SymInt) else size
+    found = size.node.expr if isinstance(size, (torch.SymInt, torch.SymFloat)) else size
     return int(found) if isinstance(found, int) or found.is_Integer else found

@@ -21,44 +21,57 @@ ROUNDING = 1e-9
 Floats = npt.NDArray[np.float64]
 
 
-def balanced(costs: Sequence[float], crossing: Sequence[float], stages: int) -> list[int]:
+def balanced(
+    costs: Sequence[float],
+    crossing: Sequence[float],
+    stages: int,
+    speeds: Sequence[float] = (),
+    margin: float = MARGIN,
+) -> list[int]:
     """The ends of the stages, each an index into `costs` [n], n >= stages; crossing [n - 1]: bytes from i to i + 1.
 
-    No stage is empty.
+    No stage is empty. speeds: of each stage, how fast it is run; by default alike. margin: over the least possible time
+    of the slowest stage, within which fewer bytes are looked for.
     """
     assert 1 <= stages <= len(costs) == len(crossing) + 1
-    costs, low = levelled(costs, stages)
-    ends = np.array([0.0, *accumulate(costs)])
+    rates = list(speeds) or [1.0] * stages
+    times, low = levelled(costs, rates)
     over = np.array([0.0, *crossing, 0.0])  # of a cut before i
-    high = low * (1 + MARGIN)
-    fewest = bytes_of(ends, over, stages, high)[-1][-1]
-    if bytes_of(ends, over, stages, low)[-1][-1] <= fewest:
+    high = low * (1 + margin)
+    fewest = bytes_of(times, over, high)[-1][-1]
+    if bytes_of(times, over, low)[-1][-1] <= fewest:
         high = low
     for _ in range(STEPS // 2):
         middle = (low + high) / 2
-        if bytes_of(ends, over, stages, middle)[-1][-1] <= fewest:
+        if bytes_of(times, over, middle)[-1][-1] <= fewest:
             high = middle
         else:
             low = middle
-    return traced_back(bytes_of(ends, over, stages, high), first_starts(ends, high))
+    return traced_back(bytes_of(times, over, high), [first_starts(ends, high) for ends in times])
 
 
-def levelled(costs: Sequence[float], stages: int) -> tuple[list[float], float]:
-    """The costs, none above the largest stage of the most even cut of these, and that largest stage."""
-    low, high = 0.0, sum(costs)
+def levelled(costs: Sequence[float], speeds: Sequence[float]) -> tuple[list[Floats], float]:
+    """For each stage the times at which costs end, none counted above the slowest stage of the most even cut of these,
+    and that stage's time."""
+    low, high = 0.0, sum(costs) / min(speeds)
     for _ in range(STEPS):
         middle = (low + high) / 2
-        ends = [0.0, *accumulate(min(cost, middle) for cost in costs)]
-        low, high = (low, middle) if fits(ends, stages, middle) else (middle, high)
-    return [min(cost, high) for cost in costs], high
+        low, high = (low, middle) if fits(ends_of(costs, speeds, middle), middle) else (middle, high)
+    return [np.array(ends) for ends in ends_of(costs, speeds, high)], high
 
 
-def fits(ends: list[float], stages: int, limit: float) -> bool:
-    """Whether `stages` stages of at most `limit` hold everything: each takes as much as it can."""
+def ends_of(costs: Sequence[float], speeds: Sequence[float], most: float) -> list[list[float]]:
+    """For each stage: when each cost ends where it runs them all, a cost taking at most `most`."""
+    found = {speed: [0.0, *accumulate(min(cost / speed, most) for cost in costs)] for speed in set(speeds)}
+    return [found[speed] for speed in speeds]
+
+
+def fits(times: Sequence[list[float]], limit: float) -> bool:
+    """Whether stages of at most `limit` hold everything: each takes as much as it can."""
     at = 0
-    for _ in range(stages):
+    for ends in times:
         at = bisect_right(ends, ends[at] + limit * (1 + ROUNDING)) - 1
-    return at == len(ends) - 1
+    return at == len(times[0]) - 1
 
 
 def first_starts(ends: Floats, limit: float) -> npt.NDArray[np.int64]:
@@ -66,13 +79,13 @@ def first_starts(ends: Floats, limit: float) -> npt.NDArray[np.int64]:
     return np.searchsorted(ends, ends - limit * (1 + ROUNDING), side="left")
 
 
-def bytes_of(ends: Floats, over: Floats, stages: int, limit: float) -> list[Floats]:
+def bytes_of(times: Sequence[Floats], over: Floats, limit: float) -> list[Floats]:
     """[k][j]: the fewest bytes over the cuts of k stages that end before j, infinite where there are none."""
-    starts = first_starts(ends, limit)
-    fewest = np.full(len(ends), np.inf)
+    fewest = np.full(len(over), np.inf)
     fewest[0] = 0.0
     table = [fewest]
-    for _ in range(stages):
+    for ends in times:
+        starts = first_starts(ends, limit)
         fewest = np.full(len(ends), np.inf)
         fewest[1:] = least_between(table[-1], starts[1:]) + over[1:]
         table.append(fewest)
@@ -92,9 +105,10 @@ def least_between(values: Floats, starts: npt.NDArray[np.int64]) -> Floats:
     return found
 
 
-def traced_back(table: list[Floats], starts: npt.NDArray[np.int64]) -> list[int]:
-    ends = [len(starts) - 1]
-    for before in table[-2:0:-1]:
-        start, end = int(starts[ends[-1]]), ends[-1]
+def traced_back(table: list[Floats], starts: Sequence[npt.NDArray[np.int64]]) -> list[int]:
+    """starts: of each stage, for each end the first start."""
+    ends = [len(table[0]) - 1]
+    for before, first in zip(table[-2:0:-1], starts[:0:-1], strict=True):
+        start, end = int(first[ends[-1]]), ends[-1]
         ends.append(start + int(np.argmin(before[start:end])))
     return ends[::-1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 from torch import fx, nn
@@ -14,6 +15,7 @@ from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.capture.sizes import Sizes
 from bppsa.fxpasses.partition.cut.modules import ROOT, first_names, names_of, stage_module
 from bppsa.fxpasses.partition.cut.order import Order, is_check, overwritten
+from bppsa.fxpasses.partition.cut.recomputed import CopiedNodes, NodeMarks, parts_of, recomputing
 from bppsa.fxpasses.partition.ops.changes import Change, changed_by, check_statistics
 from bppsa.fxpasses.partition.ops.effects import Site, facts
 from bppsa.fxpasses.partition.ops.regions import copied_in_regions
@@ -53,7 +55,9 @@ def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[
     for s, part in enumerate(placed):
         received = sorted(part.received, key=numbers.__getitem__)
         handed_on = [node for node in readers if made.get(node) == s]
-        graph = part_graph(part, received, part.results if s == len(placed) - 1 else handed_on, number)
+        results = part.results if s == len(placed) - 1 else handed_on
+        marks = recomputing(part.nodes)
+        graph, copied = part_graph(part, received, results, number, marks)
         module = stage_module(model, graph, traced.constants, ROOT)
         stages.append(
             Stage(
@@ -67,6 +71,8 @@ def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[
                 changes=changed(part, traced.graph, model),
                 root=ROOT,
                 draws=tuple((node.name, number[node]) for node in part.nodes if facts(node).draws),
+                recomputed=parts_of(copied, marks.asked),
+                recomputable=parts_of(copied, marks.all),
             )
         )
     return Stages(tuple(stages), values, len(given), arguments.bind, traced.assemble)
@@ -129,9 +135,17 @@ def do_again_or_receive(part: StagePart, own: set[fx.Node], node: fx.Node, order
 
 
 def part_graph(
-    part: StagePart, received: Sequence[fx.Node], results: Sequence[fx.Node], number: Mapping[fx.Node, int]
-) -> fx.Graph:
-    """A graph from what is received to a tuple of the results."""
+    part: StagePart,
+    received: Sequence[fx.Node],
+    results: Sequence[fx.Node],
+    number: Mapping[fx.Node, int],
+    marks: NodeMarks,
+) -> tuple[fx.Graph, list[CopiedNodes]]:
+    """A graph from what is received to a tuple of the results, and the names of its nodes.
+
+    A region without gradients or under autocast ends where marks change: what runs again enters and leaves it by
+    itself.
+    """
     graph = fx.Graph()
     copies = {node: graph.placeholder(node.name) for node in received}
     changed = overwritten(part.nodes)
@@ -147,10 +161,16 @@ def part_graph(
         copies[node].meta = {"draws": number[node]} if facts(node).draws else {}
         copies[node].meta |= {WHOLE: True} if node in changed or node.meta.get("container") else {}
 
-    copied_in_regions(graph, (*sorted(part.again, key=number.__getitem__), *part.nodes), copy)
+    names: list[CopiedNodes] = []
+    everything = (*sorted(part.again, key=number.__getitem__), *part.nodes)
+    for _, group in groupby(everything, marks.of):
+        nodes, before = list(group), len(graph.nodes)
+        copied_in_regions(graph, nodes, copy)
+        made = list(graph.nodes)[before:]
+        names.append(CopiedNodes(nodes, tuple(node.name for node in made if node.op.startswith("call_"))))
     graph.output(tuple(map(copy_of, results)))
     graph.lint()
-    return graph
+    return graph, names
 
 
 def set_sizes(stages: Stages, sizes: Sizes) -> None:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from bppsa.fxpasses.lines import line_now
 from bppsa.fxpasses.partition.ops.costs import cost_of, flops_of
 from bppsa.fxpasses.theirs import theirs
-from bppsa.stages import draws
+from bppsa.stages import draws, is_product
 
 aten = torch.ops.aten
 
@@ -37,6 +37,7 @@ class Facts:
 
     flops: float = 0.0
     cost: float = 0.0  # in flops
+    of_products: float = 0.0  # what of the cost is matrix products'
     bytes: int = 0  # of the tensors in its value
     draws: bool = False  # random numbers
     writes: frozenset[StorageWeakRef] = frozenset()  # in place, to storages that were there before
@@ -57,7 +58,7 @@ def facts(node: fx.Node) -> Facts:
 class EffectWatch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
-        self.flops = self.cost = 0.0
+        self.flops = self.cost = self.of_products = 0.0
         self.draws = False
         self.written: dict[StorageWeakRef, Site] = {}
         self.outside = line_now()  # who has the ops run
@@ -66,7 +67,9 @@ class EffectWatch(TorchDispatchMode):
         kwargs = kwargs or {}
         out = theirs(func, *args, **kwargs)
         self.flops += flops_of(func, args, kwargs, out)
-        self.cost += cost_of(func, args, kwargs, out)
+        cost = cost_of(func, args, kwargs, out)
+        self.cost += cost
+        self.of_products += cost if is_product(func) else 0.0
         self.draws |= draws(func, args, kwargs)
         for tensor in written(func, args, kwargs):
             self.written.setdefault(storage(tensor), self.site(func))
@@ -101,4 +104,16 @@ def facts_of(value: Any, watch: EffectWatch, before: Set[StorageWeakRef], state:
     holds = frozenset(storage(tensor) for tensor in tensors if tensor.layout is torch.strided)
     sites = {written: site for written, site in watch.written.items() if written in before or written in state}
     view = any(tensor._is_view() for tensor in tensors)
-    return Facts(watch.flops, watch.cost, size, watch.draws, frozenset(sites), holds, len(tensors), view, state, sites)
+    return Facts(
+        flops=watch.flops,
+        cost=watch.cost,
+        of_products=watch.of_products,
+        bytes=size,
+        draws=watch.draws,
+        writes=frozenset(sites),
+        holds=holds,
+        tensors=len(tensors),
+        view=view,
+        state=state,
+        sites=sites,
+    )

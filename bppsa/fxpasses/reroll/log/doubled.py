@@ -19,8 +19,8 @@ class Doubler:
     def __init__(self, replay: Replay) -> None:
         self.values = {value: self.given(value) for value in replay.given}
         ops = [self.op(op) for op in replay.ops]
-        arguments, captured, literals = ([self.values[value] for value in group] for group in replay.groups)
-        self.log = Log(ops[replay.prologue :], ops[: replay.prologue], captured, literals, arguments)
+        arguments, captured, literals, numbers = ([self.values[value] for value in group] for group in replay.groups)
+        self.log = Log(ops[replay.prologue :], ops[: replay.prologue], captured, literals, arguments, numbers)
 
     @property
     def changes(self) -> bool:

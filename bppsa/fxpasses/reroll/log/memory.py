@@ -111,6 +111,8 @@ class TensorMemory:
             self.places[here] = known = MemoryPlace(value, parent, value.op if parent is not None else None, value.item)
             known.detached = value if detached and parent is not None else None
         elif detached:
+            if known.value is known.detached:  # nobody has seen it with its gradient: the latest stands for both
+                known.value = value
             known.detached = value
         else:
             known.value, known.stale = value, False

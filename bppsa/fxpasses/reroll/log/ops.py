@@ -35,12 +35,13 @@ class LoggedValue:
 
 @dataclass(frozen=True, eq=False)
 class CallInput:
-    """An argument by its place among those of the call, a tensor that the call closes over, or one that it made of
-    numbers."""
+    """An argument by its place among those of the call, a tensor that the call closes over, one that it made of
+    numbers, or a followed number by the place of its term."""
 
     argument: int = -1
     captured: Tensor | None = None
     literal: Tensor | None = None
+    number: int = -1
 
 
 class LoggedOp:
@@ -88,6 +89,7 @@ class Log:
     captured: list[LoggedValue] = field(default_factory=list)
     literals: list[LoggedValue] = field(default_factory=list)
     arguments: list[LoggedValue] = field(default_factory=list)
+    numbers: list[LoggedValue] = field(default_factory=list)
     result: Any = None
     refusal: Reason | None = None
     branches: bool = False

@@ -22,6 +22,8 @@ from bppsa.fxpasses.recording.decompose import is_seeded
 from bppsa.fxpasses.recording.functional import functional
 from bppsa.fxpasses.reroll.log.lines import innermost, place, users_lines
 from bppsa.fxpasses.reroll.log.memory import TensorMemory
+from bppsa.fxpasses.reroll.log.number_inputs import NumberInputs, OpCall
+from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.fxpasses.reroll.log.ops import CallInput, Like, Log, LoggedOp, LoggedValue, flatten, is_number
 from bppsa.fxpasses.reroll.log.own_gradients import OwnGradients, applying
 from bppsa.fxpasses.reroll.log.spelled import spelled
@@ -65,7 +67,7 @@ DRAWS = {
 class Logger(TorchDispatchMode):
     """log: what has passed so far."""
 
-    def __init__(self, arguments: Sequence[Tensor]) -> None:
+    def __init__(self, arguments: Sequence[Tensor], arithmetic: Arithmetic | None = None) -> None:
         super().__init__()
         self.log = Log()
         self.memory = TensorMemory(self.emit)
@@ -75,6 +77,7 @@ class Logger(TorchDispatchMode):
         self.outermost = sys._getframe(1).f_code
         self.gradients = torch.is_grad_enabled()
         self.own = OwnGradients(self)
+        self.numbers = NumberInputs(arithmetic, self.append) if arithmetic is not None else None
         self.turned: Geometry | None = None  # how the tensor was seen that is about to become a view of itself
         with self.refusing():
             for i, tensor in enumerate(arguments):
@@ -130,6 +133,8 @@ class Logger(TorchDispatchMode):
             self.log.rest.append(func)
             return out
         with self.refusing():
+            if self.numbers is not None and self.numbers.arithmetic.handed:
+                func, leaves, spec = self.numbers.read(OpCall(func, leaves, spec), self.number, out)
             if apart is None:
                 write(func, args, kwargs, leaves, spec, out)
             else:
@@ -182,6 +187,11 @@ class Logger(TorchDispatchMode):
         self.log.literals.append(value)
         if few:
             self.literals[key] = value
+        return value
+
+    def number(self, term: int, dtype: torch.dtype) -> LoggedValue:
+        value = LoggedValue(Like(torch.Size(), dtype), given=CallInput(number=term))
+        self.log.numbers.append(value)
         return value
 
     def note(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Any) -> None:

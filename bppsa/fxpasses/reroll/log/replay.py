@@ -21,7 +21,7 @@ class Replay:
     """Made before passes change the log's ops."""
 
     def __init__(self, log: Log) -> None:
-        self.groups = (tuple(log.arguments), tuple(log.captured), tuple(log.literals))
+        self.groups = tuple(map(tuple, (log.arguments, log.captured, log.literals, log.numbers)))
         self.ops = [op.as_it_is() for op in (*log.prologue, *log.ops)]
         self.prologue = len(log.prologue)
 

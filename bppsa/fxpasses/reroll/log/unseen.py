@@ -34,6 +34,7 @@ from bppsa.fxpasses.partition.capture.watched import (
 )
 from bppsa.fxpasses.recording.one_hot import one_hot
 from bppsa.fxpasses.recording.refused import REFUSED
+from bppsa.fxpasses.reroll.log.numbers import Arithmetic, is_reader, may_read
 from bppsa.fxpasses.theirs import theirs
 
 Refuse = Callable[[Reason, str], None]
@@ -92,9 +93,9 @@ WITH_EFFECTS = (
 class UnseenCalls(TorchFunctionMode):
     """Notes calls that ops do not show, or show without their purpose."""
 
-    def __init__(self, refuse: Refuse) -> None:
+    def __init__(self, refuse: Refuse, arithmetic: Arithmetic) -> None:
         super().__init__()
-        self.refuse = refuse
+        self.refuse, self.arithmetic = refuse, arithmetic
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -108,15 +109,18 @@ class UnseenCalls(TorchFunctionMode):
         if func is functional.one_hot:
             found = theirs(one_hot, *args, **kwargs)
             return theirs(func, *args, **kwargs) if found is NotImplemented else found
-        return theirs(func, *args, **kwargs)
+        if not self.arithmetic.is_followed:
+            return theirs(func, *args, **kwargs)
+        with self.arithmetic.handing(func, args, kwargs):
+            return theirs(func, *args, **kwargs)
 
 
 class CalledFunctions(Functions):
     """What the user's functions call. home: the package whose functions are looked into, whoever has installed it."""
 
-    def __init__(self, home: str, refuse: Refuse) -> None:
+    def __init__(self, home: str, refuse: Refuse, arithmetic: Arithmetic) -> None:
         super().__init__({})
-        self.home, self.refuse = home, refuse
+        self.home, self.refuse, self.arithmetic = home, refuse, arithmetic
         self.near: dict[CodeType, bool] = {}
 
     def event(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -132,12 +136,16 @@ class CalledFunctions(Functions):
 
     def of_users(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "c_call":
+            if self.arithmetic.is_followed:
+                self.arithmetic.looked = is_reader(arg)
             if not is_known(arg):
                 name = getattr(arg, "__qualname__", str(arg))
                 self.told("calls a function that may have effects, or another result in another call", name, frame)
             return
         if event == "call":
             self.check_numpy(frame)
+            if self.arithmetic.is_followed:
+                self.arithmetic.looked = may_read(frame.f_code, frame.f_globals)
         super().event(frame, event, arg)
 
     def is_near(self, frame: FrameType) -> bool:
@@ -195,17 +203,17 @@ def draws_with_numpy(code: CodeType, names: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def watched(root: Any, refuse: Refuse, held: Sequence[Any]) -> Iterator[None]:
+def watched(root: Any, refuse: Refuse, held: Sequence[Any], arithmetic: Arithmetic) -> Iterator[None]:
     """Refuses what the block does beside ops; the comparison is made when it is over. held: what it can reach, and
     nothing but its address is known of."""
-    calls, module = CalledFunctions(package_of(root), refuse), owner(root)
+    calls, module = CalledFunctions(package_of(root), refuse, arithmetic), owner(root)
     of_module = of_model(module) if isinstance(module, nn.Module) else []
     state = [(one, one.read()) for one in (*generators(), *generators_in(held), *of_module)]
     before: Any = sys.getprofile()
     calls.base = sys._getframe(2)
     sys.setprofile(calls.event)
     try:
-        with UnseenCalls(refuse):
+        with UnseenCalls(refuse, arithmetic):
             yield
     finally:
         if hasattr(before, "enable"):

@@ -106,10 +106,10 @@ class TimeChunks:
         if self.call.outputs:
             self.results.outputs[part] = tree_map(without_graph, made)
         if self.call.loss is not None:
-            loss = self.call.loss(self.model.assemble(made), part)
+            loss, _ = self.call.loss(self.model.assemble(made), part)
             del made  # scores are large, and the backward of a loss seldom needs them
             self.results.losses[part] = loss.detach()
-            chunk.walk.back([loss], [torch.ones_like(loss)])
+            chunk.walk.back([loss], [torch.full_like(loss, self.call.scale)])
         elif self.gradients:
             chunk.end = tree_leaves(made)
         if not self.gradients:

@@ -11,7 +11,15 @@ from bppsa.errors import WorkerError
 
 
 class StepLoss(Tensor):
-    """A tensor [] without a graph. Whatever is computed from it, and a copy or a pickle of it, is a plain tensor."""
+    """A tensor [] without a graph. Whatever is computed from it, and a copy or a pickle of it, is a plain tensor.
+
+    metrics: what `loss_fn` gave beside the loss, in the order of micro-batches: tensors with rows in dimension 0 are
+    concatenated, numbers and tensors [] become a tensor [micro-batches], anything else a list; None where it gave none.
+    weights: what each micro-batch's loss counts by, so that `metrics["x"] @ weights` is the batch's mean of the same.
+    """
+
+    metrics: Any = None
+    weights: Tensor
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

@@ -1,0 +1,128 @@
+"""From a traced step to stages: where the ops are cut, what each stage takes of time, memory and messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from bppsa.distributed.planned.states import OptimizerState
+from bppsa.distributed.planned.tracing import Amount, OpTrace, StepTrace
+from bppsa.errors import StrategyError
+from bppsa.fxpasses.partition.cut.balance import balanced
+
+Times = Sequence[tuple[float, float, float]]
+
+
+@dataclass(frozen=True)
+class WorkerRates:
+    """flops: a second. moved: bytes a second to and from a worker's memory, None where they count as free. sent: bytes
+    a second between workers."""
+
+    flops: float
+    moved: float | None
+    sent: float
+
+    def ms(self, amount: Amount) -> float:
+        """Of an op: the longer of computing and moving."""
+        flops, moved = amount
+        return 1e3 * max(flops / self.flops, moved / self.moved if self.moved else 0.0)
+
+    def sending(self, number: float) -> float:
+        """ms for so many bytes."""
+        return 1e3 * number / self.sent
+
+
+@dataclass(frozen=True)
+class StageEstimate:
+    """Of one stage and micro-batch; times in ms, sizes in bytes. weights, gradients and state are those of the stage's
+    Parameters. received: its input; sent: its output."""
+
+    forward: float
+    backward: float
+    weight: float
+    flops: float
+    activations: int
+    received: int
+    sent: int
+    parameters: int
+    weights: int
+    gradients: int
+    state: int
+
+
+def estimates(
+    trace: StepTrace, stages: int, rates: WorkerRates, optimizer: OptimizerState, times: Times | None
+) -> list[StageEstimate]:
+    """times: measured, (forward, backward, weight) in ms for each stage, in the place of what the rates give.
+
+    Raises StrategyError where the ops are fewer than the stages.
+    """
+    if stages > len(trace.ops):
+        raise StrategyError(f"the model's {len(trace.ops)} ops cannot be {stages} stages; take fewer workers")
+    crossing = crossings(trace)
+    ends = even_cut(trace, crossing, stages, rates)
+    parts = [trace.ops[start:end] for start, end in pairwise([0, *ends])]
+    reads = parameters_read(trace, parts)
+    sizes = [trace.input, *(crossing[end - 1] for end in ends[:-1]), 0]
+    found = []
+    for s, part in enumerate(parts):
+        held = [trace.parameters[number] for number in reads[s]]
+        own = [trace.parameters[number] for number in reads[s].difference(*reads[:s])]  # stepped by the first
+        found.append(
+            StageEstimate(
+                *(times[s] if times else timed(part, rates)),
+                flops=sum(op.forward[0] for op in part),
+                activations=sum(trace.bytes[number] for number in set().union(*(op.saved for op in part))),
+                received=sizes[s],
+                sent=sizes[s + 1],
+                parameters=sum(one.elements for one in own),
+                weights=sum(one.bytes for one in held),
+                gradients=sum(one.bytes for one in held if one.trained),
+                state=sum(optimizer.bytes(one.elements, one.bytes) for one in own if one.trained),
+            )
+        )
+    return found
+
+
+def even_cut(trace: StepTrace, crossing: Sequence[int], stages: int, rates: WorkerRates) -> list[int]:
+    """The ends of stages that take about equal time."""
+    costs = [sum(timed([op], rates)) for op in trace.ops]
+    least = 1e-9 * (sum(costs) or 1.0)  # so that ops that cost nothing are cut somewhere too
+    return balanced([cost + least for cost in costs], crossing, stages)
+
+
+def parameters_read(trace: StepTrace, parts: Sequence[Sequence[OpTrace]]) -> list[set[int]]:
+    """By stage, storages; one that several read is held by each. Those that no op reads are the first stage's."""
+    found = [{number for op in part for number in op.reads if number in trace.parameters} for part in parts]
+    found[0] |= trace.parameters.keys() - set().union(*found)
+    return found
+
+
+def timed(part: Sequence[OpTrace], rates: WorkerRates) -> tuple[float, float, float]:
+    return (
+        sum(rates.ms(op.forward) for op in part),
+        sum(rates.ms(op.backward) for op in part),
+        sum(rates.ms(op.weight) for op in part),
+    )
+
+
+def crossings(trace: StepTrace) -> list[int]:
+    """Of each boundary between two ops, the bytes that were made before it and are read behind it."""
+    made: dict[int, int] = {}
+    last: dict[int, int] = {}
+    for i, op in enumerate(trace.ops):
+        for number in op.reads:
+            last[number] = i
+        for number in op.writes - trace.parameters.keys():
+            made.setdefault(number, i)
+    change = [0] * (len(trace.ops) + 1)
+    for number, begin in made.items():
+        if last.get(number, begin) > begin and number in trace.bytes:
+            change[begin] += trace.bytes[number]
+            change[last[number]] -= trace.bytes[number]
+    total, found = 0, []
+    for difference in change[: len(trace.ops) - 1]:
+        total += difference
+        found.append(total)
+    return found

@@ -1,0 +1,1 @@
+"""What a training script gives to a step and gets from it: batches, losses, loss scaling, checkpoints."""

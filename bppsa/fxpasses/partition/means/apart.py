@@ -1,0 +1,158 @@
+"""Whether an op treats rows one by one: what a row gives depends neither on other rows nor on its place among them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from typing import Any
+
+import sympy
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from bppsa.fxpasses.partition.means.sizes import argument, dtype, is_tensor, name_of, size_of, symbols
+
+OVER = frozenset(["div", "div_", "true_divide", "divide"])
+PRODUCT = frozenset((*OVER, "mul", "mul_", "multiply"))
+DIMS = ("dim", "dims", "dimension", "dim0")
+# Of ops that only move what they are given, dimensions say where to.
+MOVING = frozenset(
+    (
+        *("transpose", "permute", "movedim", "unsqueeze", "squeeze", "flatten", "unflatten", "select", "cat", "stack"),
+        *("concat", "concatenate", "repeat_interleave", "swapaxes", "swapdims", "expand", "sum", "mean", "size"),
+    )
+)
+CUTTING = frozenset(("slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split"))
+RESHAPING = frozenset(("view", "reshape", "_unsafe_view", "view_as", "_reshape_copy", "view_copy"))
+NUMBERING = frozenset(("arange", "range"))
+UNLIKE = frozenset(("linspace", "logspace", "eye", "randperm", "as_strided", "take", "put", "masked_scatter"))
+INDEXING = frozenset(("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"))
+# How many of the last dimensions an op takes together.
+MATRICES = {
+    name: 2
+    for name in (
+        *("tril", "triu", "tril_", "triu_", "inverse", "linalg_inv", "linalg_inv_ex", "cholesky", "linalg_cholesky"),
+        *("linalg_cholesky_ex", "linalg_eigh", "linalg_qr", "linalg_svd", "matrix_exp", "linalg_matrix_power"),
+        *(
+            "linalg_solve",
+            "linalg_solve_triangular",
+            "scaled_dot_product_attention",
+            "trapezoid",
+            "cumulative_trapezoid",
+        ),
+    )
+}
+PLACES = frozenset(
+    (*RESHAPING, *MOVING, *INDEXING, "_to_copy", "to", "clone", "contiguous", "expand_as", "alias", "slice")
+)
+
+
+def mixes(node: fx.Node, rows: Set[Any], places: set[fx.Node]) -> bool:
+    """rows: symbols of how many there are.
+
+    places: nodes whose values are rows' own numbers among a micro-batch's, to which this one may be added.
+    """
+    name = name_of(node)
+    if name in NUMBERING:
+        places.add(node)
+        return False
+    if not places.isdisjoint(node.all_input_nodes):
+        if name not in PLACES:
+            return True
+        if name not in INDEXING:
+            places.add(node)
+            return False
+    if name in UNLIKE or (name not in PRODUCT and takes_size(node, rows)):
+        return True
+    if name in INDEXING:
+        return picks_rows(node, rows, places)
+    if not all(is_multiple(size, symbols(size) & rows) for size in shape_of(node)):
+        return True
+    source = next((arg for arg in tree_leaves(node.args) if isinstance(arg, fx.Node) and is_tensor(arg)), None)
+    at = rows_at(source, rows)
+    if source is None or not at:
+        return False
+    rule = RULES.get(name, of_dims)
+    return name not in MOVING and rule(node, source, at[0])
+
+
+def of_dims(node: fx.Node, source: fx.Node, at: int) -> bool:
+    """Whether it works along the rows, which are at a dimension of its first tensor."""
+    count = len(size_of(source))
+    name = name_of(node)
+    given = next((dims for each in DIMS if (dims := argument(node, each, None)) is not None), None)
+    if name in MATRICES:
+        return at >= count - MATRICES[name]
+    if name == "roll" and not given:
+        return True
+    shape = argument(node, "normalized_shape", None)
+    if shape is not None:
+        return at >= count - len(shape)
+    dims = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    return any(isinstance(dim, int) and dim % count == at for dim in dims)
+
+
+def of_cut(node: fx.Node, source: fx.Node, at: int) -> bool:
+    """What was put together may be cut apart again."""
+    if name_of(source) == "cat" or not of_dims(node, source, at):
+        return False
+    return not is_tensor(node) or size_of(node) != size_of(source)
+
+
+def of_shape(node: fx.Node, source: fx.Node, at: int) -> bool:
+    """Whether rows are elsewhere afterwards, and were not moved there."""
+    before, after = size_of(source), size_of(node)
+    new = [i for i, size in enumerate(after) if size == before[at]]
+    return len(new) == 1 and sympy.prod(before[:at]) != sympy.prod(after[: new[0]])
+
+
+def of_table(node: fx.Node, source: fx.Node, at: int) -> bool:
+    return source is node.args[0]
+
+
+RULES: Mapping[str, Callable[[fx.Node, fx.Node, int], bool]] = {
+    **dict.fromkeys(CUTTING, of_cut),
+    **dict.fromkeys(RESHAPING, of_shape),
+    "embedding": of_table,
+}
+
+
+def picks_rows(node: fx.Node, rows: Set[Any], places: set[fx.Node]) -> bool:
+    """Whether rows of its first argument are taken by anything but a mask or their own numbers."""
+    source, indices = node.args[:2]
+    if not isinstance(source, fx.Node) or not isinstance(indices, (list, tuple)):
+        return False
+    at, dim, numbered = rows_at(source, rows), 0, False
+    for index in indices:
+        mask = isinstance(index, fx.Node) and is_tensor(index) and dtype(index) in (torch.bool, torch.uint8)
+        if index is not None and not mask and dim in at and index not in places:
+            return True
+        numbered |= index in places and dim not in at
+        dim += len(size_of(index)) if mask else 1
+    return numbered
+
+
+def takes_size(node: fx.Node, rows: Set[Any]) -> bool:
+    """Whether how many rows there are is an operand, as in x + len(x)."""
+    schema: Any = getattr(node.target, "_schema", None)
+    for i, given in enumerate(schema.arguments if schema is not None else ()):
+        arg = node.args[i] if i < len(node.args) else node.kwargs.get(given.name)
+        number = isinstance(arg, fx.Node) and not is_tensor(arg) and bool(symbols(size_of(arg)) & rows)
+        if number and given.type.kind() in ("NumberType", "FloatType", "TensorType"):
+            return True
+    return False
+
+
+def shape_of(node: fx.Node) -> tuple[Any, ...]:
+    return size_of(node) if is_tensor(node) else ()
+
+
+def rows_at(node: Any, rows: Set[Any]) -> list[int]:
+    if not isinstance(node, fx.Node) or not is_tensor(node):
+        return []
+    return [i for i, size in enumerate(size_of(node)) if symbols(size) & rows]
+
+
+def is_multiple(size: Any, of: Set[Any]) -> bool:
+    """Whether it grows with the symbol in proportion."""
+    return not of or (len(of) == 1 and not symbols(sympy.expand(size / next(iter(of)))) & of)

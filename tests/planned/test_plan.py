@@ -1,0 +1,163 @@
+"""bppsa.plan_training: what it counts equals what PyTorch counts, and its ranking what `simulate` gives."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode, flop_registry
+
+import bppsa
+from bppsa.distributed.planned.estimates import WorkerRates
+from bppsa.distributed.planned.ranking import costs_of
+from bppsa.distributed.planned.states import OPTIMIZERS
+from bppsa.errors import PartitionError, ScheduleError, StrategyError
+from bppsa.schedule import simulate
+from bppsa.schedule.compare import of_backward
+from bppsa.schedule.spec import bound_to
+
+RATES = {"tflops": 1e-3, "bandwidth_gbps": 1.0, "device_gb_per_s": 10.0}
+
+
+class Attends(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor) -> Tensor:  # [B, T, width]
+        q, k, v = self.mix(self.norm(x)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        return x + self.out(functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Embedding(50, 16), *(Attends(16) for _ in range(4)), nn.Linear(16, 50))
+
+
+aten = torch.ops.aten
+
+
+def of_tensors(op: Any) -> Any:
+    formula = partial(flop_registry[op])
+    formula._get_raw = True  # type: ignore[attr-defined]  # as FlopCounterMode asks of what takes tensors
+    return formula
+
+
+FUSED = {  # which FlopCounterMode does not know on CPUs
+    aten._scaled_dot_product_flash_attention_for_cpu: of_tensors(aten._scaled_dot_product_flash_attention),
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: of_tensors(
+        aten._scaled_dot_product_flash_attention_backward
+    ),
+}
+IDS = torch.zeros(8, 12, dtype=torch.int64)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adamw32"])
+def test_bytes_of_weights_gradients_and_optimizer_are_torchs(name: str) -> None:
+    model = small()
+    kind = {"momentum": "SGD", "sgd": "SGD", "adamw": "AdamW", "rmsprop": "RMSprop"}.get(name, name.capitalize())
+    optimizer = getattr(torch.optim, kind)(
+        model.parameters(), lr=0.1, **({"momentum": 0.9} if name == "momentum" else {})
+    )
+    model(IDS).sum().backward()
+    optimizer.step()
+    state = [x for held in optimizer.state.values() for x in held.values() if isinstance(x, Tensor)]
+    plan = bppsa.plan_training(model, IDS, workers=2, optimizer=name, **RATES)
+    stages = plan.best.stages
+    weights = sum(p.nbytes for p in model.parameters())
+    assert sum(stage.weights for stage in stages) == weights == sum(stage.gradients for stage in stages)
+    assert sum(stage.state for stage in stages) == sum(x.nbytes for x in state)
+    assert sum(stage.parameters for stage in stages) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize("model", [small(), nn.Sequential(nn.Linear(12, 30), nn.Tanh(), nn.Linear(30, 7))])
+def test_flops_are_torchs(model: nn.Module) -> None:
+    x = IDS if isinstance(model[0], nn.Embedding) else torch.randn(8, 12)  # type: ignore[index]
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(x)
+    forward = counter.get_total_flops()
+    with FlopCounterMode(display=False, custom_mapping=FUSED) as counter:
+        model(x).sum().backward()
+    plan = bppsa.plan_training(
+        model, x, workers=2, microbatches=2, tflops=1e-6, bandwidth_gbps=1e9, schedules=[bppsa.schedule.gpipe()]
+    )
+    stages = plan.best.stages
+    assert 2 * sum(stage.flops for stage in stages) == forward
+    took = sum(stage.forward + stage.backward + stage.weight for stage in stages)  # ms at 10^6 flops a second
+    assert 2 * took * 1e3 == pytest.approx(counter.get_total_flops())
+
+
+def test_activations_are_what_autograd_keeps() -> None:
+    model = nn.Sequential(nn.Linear(10, 20), nn.Tanh(), nn.Linear(20, 5))
+    plan = bppsa.plan_training(model, torch.zeros(4, 10), workers=1, microbatches=1, **RATES)
+    kept = next(one for one in plan.ranking.fit if one.recompute is None and len(one.stages) == 1)
+    assert kept.activations == 4 * (4 * 10 + 4 * 20)  # the argument, and what tanh gives
+
+
+def test_the_ranking_is_simulates() -> None:
+    plan = bppsa.plan_training(small(), IDS, workers=4, **RATES)
+    rates = WorkerRates(1e9, 1e10, 1e9 / 8)
+    for one in plan.ranking.fit:
+        S, costs = len(one.stages), costs_of(one.stages, rates)
+        bound = bound_to(one.schedule, S, 8, 4)
+        whole = of_backward(bound, costs["backward"], costs["weight"], S, split=True)
+        direct = simulate(bound, S=S, B=8, W=4, recompute=one.recompute, **{**costs, "backward": whole})
+        assert one.ms == pytest.approx(direct.makespan + one.sums_ms)
+    assert [one.ms for one in plan.ranking.fit] == sorted(one.ms for one in plan.ranking.fit)
+    assert {"full"} == {one.recompute.name for one in plan.ranking.fit if one.recompute}
+
+
+def test_replicas_hold_all_and_pay_for_sums() -> None:
+    both = [bppsa.schedule.ddp(), bppsa.schedule.fsdp()]
+    plan = bppsa.plan_training(small(), IDS, workers=2, schedules=both, **RATES)
+    weights = sum(p.nbytes for p in small().parameters())
+    found = {one.schedule.name: one for one in plan.ranking.fit if one.recompute is None and len(one.stages) == 2}
+    assert found["ddp"].weights == weights
+    assert found["ddp"].sums_ms == pytest.approx(8 * weights / 1e6)  # 2 (k - 1) / k of all gradients, at 1 Gbit/s
+    assert found["fsdp"].weights < weights
+    assert found["fsdp"].sums_ms == pytest.approx(4 * weights / 1e6)
+
+
+def test_what_does_not_fit_says_by_how_much() -> None:
+    with pytest.raises(ScheduleError, match=r"needs least, .* GB, .* GB too many, of which .* take "):
+        bppsa.plan_training(small(), IDS, workers=2, memory_gb=1e-6, **RATES)
+
+
+def test_measured_times_replace_estimates() -> None:
+    times = [(1.0, 1.0, 1.0), (2.0, 2.0, 2.0)]
+    plan = bppsa.plan_training(small(), IDS, workers=2, times=times, **RATES)
+    assert [(s.forward, s.backward, s.weight) for s in plan.best.stages] == times
+
+
+def test_nothing_is_left_behind_and_dtype_halves() -> None:
+    model = small().to("meta")
+    whole, half = (
+        bppsa.plan_training(model, IDS.to("meta"), workers=2, dtype=dtype, **RATES) for dtype in (None, torch.bfloat16)
+    )
+    assert 2 * sum(s.weights for s in half.best.stages) == sum(s.weights for s in whole.best.stages)
+    assert all(p.is_meta and p.grad is None for p in model.parameters())
+
+
+class Looks(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.sum() > 0 else x
+
+
+def test_refusals() -> None:
+    with pytest.raises(PartitionError, match="Looks does not run on the meta device"):
+        bppsa.plan_training(Looks(2, 2), torch.ones(4, 2), workers=2, **RATES)
+    with pytest.raises(StrategyError, match="optimizer='lion' is none of"):
+        bppsa.plan_training(small(), IDS, workers=2, optimizer="lion", **RATES)
+    with pytest.raises(StrategyError, match="workers=0 is no count"):
+        bppsa.plan_training(small(), IDS, workers=0, **RATES)
+    with pytest.raises(StrategyError, match=r"dtype=torch\.int8 is no floating-point dtype"):
+        bppsa.plan_training(small(), IDS, workers=2, dtype=torch.int8, **RATES)
+    with pytest.raises(StrategyError, match=r"times\[1\]=\(1.0, 2.0\) are not"):
+        bppsa.plan_training(small(), IDS, workers=2, times=[(1.0, 2.0, 2.0), (1.0, 2.0)], **RATES)  # type: ignore[list-item]
+    with pytest.raises(StrategyError, match="no 3 equal micro-batches"):
+        bppsa.plan_training(small(), IDS, workers=2, microbatches=3, **RATES)

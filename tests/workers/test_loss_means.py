@@ -1,0 +1,226 @@
+"""Losses that divide by what they count: micro-batches of unlike counts give the gradients of the whole batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from bppsa import compile
+from bppsa.errors import ScheduleError, WorkerError
+from bppsa.schedule import ddp, gpipe
+from tests.breadth import alternate
+from tests.workers import scripts, support
+from tests.workers.ranks import run_ranks
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+LABELS = torch.tensor([[-100, -100, 1], [-100, 2, -100], [0, 1, 2], [2, 2, 1], [0, -100, 0], [1, 1, 1], [-100, 0, 0]])
+
+
+class Tagger(nn.Module):
+    """x: [B, T, 4] -> the loss of its kind, which takes logits [B, T, 3] and labels [B, T]."""
+
+    def __init__(self, loss: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.a, self.b, self.loss = nn.Linear(4, 5), nn.Linear(5, 3), loss
+        self.register_buffer("classes", torch.tensor([1.0, 3.0, 0.5]))
+
+    def forward(self, x: Tensor, labels: Tensor) -> Any:
+        logits = self.b(self.a(x).tanh())
+        return {"loss": self.loss(logits, labels), "logits": logits}
+
+
+def plain(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def shifted(logits: Tensor, labels: Tensor) -> Tensor:
+    shift = F.pad(labels, (0, 1), value=-100)[:, 1:]
+    return F.cross_entropy(logits.view(-1, 3).float().double(), shift.reshape(-1)) * 2
+
+
+def likelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    weight = torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64)
+    return F.nll_loss(logits.log_softmax(-1).transpose(1, 2), labels, weight=weight, ignore_index=2 - 102)
+
+
+def emptied(logits: Tensor, labels: Tensor) -> Tensor:
+    """Through a view of one row."""
+    changed = logits.clone()
+    changed[0] = 0
+    return changed.square().mean()
+
+
+def of_rows(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+
+
+def masked(logits: Tensor, labels: Tensor) -> Tensor:
+    mask = (labels >= 0).to(logits)
+    return (of_rows(logits, labels) * mask).sum() / mask.sum().clamp(min=1)
+
+
+def normalised(logits: Tensor, labels: Tensor) -> Tensor:
+    mask = (labels >= 0).to(logits)
+    weight = mask / mask.mean()
+    return (of_rows(logits, labels) * weight).mean()
+
+
+def selected(logits: Tensor, labels: Tensor) -> Tensor:
+    return of_rows(logits, labels)[labels >= 0].mean()
+
+
+def summed(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / 7.0
+
+
+def by_sequence(logits: Tensor, labels: Tensor) -> Tensor:
+    mask = (labels >= 0).to(logits)
+    return ((of_rows(logits, labels) * mask).sum(1) / mask.sum(1)).mean() + 0.1 * logits.square().mean()
+
+
+def picked(logits: Tensor, labels: Tensor) -> Tensor:
+    """By numbers of rows, and a count that Python reads."""
+    rows, mask = torch.arange(len(labels))[:, None], labels >= 0
+    likely = logits.log_softmax(-1)[rows, torch.arange(3), labels.clamp(min=0)]
+    return -(likely * mask).sum() / mask.sum().item()
+
+
+def by_length(logits: Tensor, labels: Tensor) -> Tensor:
+    return logits.square().sum() / len(logits)
+
+
+MEANS = [plain, shifted, likelihood, masked, normalised, selected, summed, by_sequence, picked, by_length]
+
+
+def check(compiled: Any, model: nn.Module, given: tuple[Tensor, ...], loss: Tensor, found: Tensor) -> None:
+    loss.backward()
+    support.close(found, loss.detach())
+    support.same(support.gradients(compiled), support.gradients(model))
+    for net in (compiled, model):
+        net.zero_grad()
+
+
+@pytest.mark.parametrize("loss", MEANS)
+def test_a_model_that_returns_its_loss(loss: Callable[..., Tensor]) -> None:
+    model = Tagger(loss)
+    compiled = compile(copy.deepcopy(model), schedule=ddp() if loss is masked else gpipe(), stages=2, microbatches=3)
+    for labels in (LABELS.clamp(min=0), LABELS, LABELS[:5].flip(0)):
+        x = torch.randn(len(labels), 3, 4)
+        check(compiled, model, (x, labels), model(x, labels)["loss"], compiled.step(x, labels))
+
+
+@pytest.mark.parametrize("loss", MEANS)
+def test_a_function_of_output_and_target(loss: Callable[..., Tensor]) -> None:
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=3, loss_fn=loss)
+    for labels in (LABELS.clamp(min=0), LABELS, LABELS[:5].flip(0)):
+        x = torch.randn(len(labels), 3, 4)
+        check(compiled, model, (x, labels), loss(model(x), labels), compiled.step(x, labels))
+
+
+def rooted(logits: Tensor, labels: Tensor) -> Tensor:
+    return plain(logits, labels).sqrt()
+
+
+def paired(logits: Tensor, labels: Tensor) -> Tensor:
+    rows = logits.flatten(1)
+    return F.cross_entropy(rows @ rows.T, torch.arange(len(rows)))
+
+
+def confident(logits: Tensor, labels: Tensor) -> Tensor:
+    sure = logits.softmax(-1)[..., 0]
+    return (of_rows(logits, labels) * sure).sum() / sure.sum()
+
+
+@pytest.mark.parametrize("loss", [rooted, paired, confident])
+def test_what_is_no_mean_is_an_error_with_the_line(loss: Callable[..., Tensor]) -> None:
+    x, labels = torch.randn(7, 3, 4), LABELS
+    compiled = compile(Tagger(loss), schedule=gpipe(), stages=2, microbatches=3)
+    with pytest.raises(ScheduleError, match=r"test_loss_means.py:\d+: .*neither a mean nor a sum over rows"):
+        compiled.step(x, labels)
+    own = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    compiled = compile(own, schedule=gpipe(), stages=2, microbatches=3, loss_fn=loss)
+    with pytest.raises(WorkerError, match="no mean over rows"):
+        compiled.step(x, labels)
+
+
+MIXED: list[Callable[[Tensor, Tensor], Tensor]] = [
+    emptied,
+    lambda z, _: z.softmax(0).square().mean(),
+    lambda z, _: z.transpose(0, 1).log_softmax(1)[..., 0].mean(),
+    lambda z, _: z.flatten(0, 1).log_softmax(0)[:, 0].mean(),
+    lambda z, _: z.cumsum(0).square().mean(),
+    lambda z, _: (z * z.roll(1, 0)).mean(),
+    lambda z, _: (z * z.flip(0)).mean(),
+    lambda z, _: (z.sort(0).values * z).mean(),
+    lambda z, _: (z * torch.cat([z[1:], z[:1]])).mean(),
+    lambda z, _: z[1:].square().sum(),
+    lambda z, labels: (z * z[labels[:, 2] * 0]).mean(),
+    lambda z, _: z[..., 0].tril().sum(),
+    lambda z, labels: of_rows(z.reshape(3, len(z), 3).softmax(0).view(-1, 3, 3), labels).mean(),
+    lambda z, _: (F.layer_norm(z[:, 0, 0], (len(z),)) * z[:, 1, 1]).mean(),
+    lambda z, _: (z.square() * torch.arange(len(z))[:, None, None]).mean(),
+    lambda z, _: (z.square() + len(z)).mean(),
+    lambda z, _: z.square().sum() / len(z) ** 0.5,
+    lambda z, labels: of_rows(z, labels).sum() / labels.sum().item() ** 0.5,
+    lambda z, labels: (of_rows(z, labels) * labels.double().softmax(0)).sum(),
+]
+
+
+@pytest.mark.parametrize("loss", alternate(MIXED))
+def test_rows_that_depend_on_others_or_on_their_place_are_an_error(loss: Callable[..., Tensor]) -> None:
+    x, labels = torch.randn(7, 3, 4), LABELS.clamp(min=0)
+    compiled = compile(Tagger(loss), schedule=gpipe(), stages=2, microbatches=3)
+    with pytest.raises(ScheduleError, match="neither a mean nor a sum over rows"):
+        compiled.step(x, labels)
+
+
+@pytest.mark.filterwarnings("ignore:std")
+def test_a_loss_that_is_no_number_for_a_row_is_no_mean() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    compiled = compile(net, schedule=gpipe(), stages=2, microbatches=3, loss_fn=lambda y, _: y.std(0).mean())
+    with pytest.raises(WorkerError, match="no mean over rows"):
+        compiled.step(torch.randn(8, 4), torch.randn(8))
+
+
+def test_terms_that_count_otherwise_are_an_error_where_it_matters() -> None:
+    def both(logits: Tensor, labels: Tensor) -> Tensor:
+        return plain(logits, labels) + logits.square().mean()
+
+    model = Tagger(both)
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=3)
+    x, labels = torch.randn(7, 3, 4), LABELS.clamp(min=0)
+    check(compiled, model, (x, labels), model(x, labels)["loss"], compiled.step(x, labels))
+    with pytest.raises(RuntimeError, match="terms that count otherwise"):
+        compiled.step(x, LABELS)
+
+
+WHOLE = [pytest.param(name, "global", marks=pytest.mark.slow) for name in ("fsdp", "one_f_one_b")]
+
+
+@pytest.mark.parametrize(("name", "data"), [("ddp", "local"), *WHOLE])
+def test_labels_that_are_ignored_on_ranks(name: str, data: str) -> None:
+    model = scripts.weighted()
+    loss = model(*scripts.labelled())
+    loss.backward()
+    expected = support.gradients(model)
+    for found, grads in run_ranks(scripts.ignoring, 2, name, data):
+        assert found == pytest.approx(loss.item())
+        support.same(grads, {name: grad for name, grad in expected.items() if name in grads})
+
+
+@pytest.mark.slow
+def test_a_rank_that_cannot_tell_what_counts() -> None:
+    model, (x, target) = scripts.perceptron(), scripts.batch(0)
+    loss = F.cross_entropy(model(x), target)
+    loss.backward()
+    for found, grads in run_ranks(scripts.lone_row, 2):
+        assert found == pytest.approx(loss.item())
+        support.same(grads, support.gradients(model))
