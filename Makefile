@@ -94,8 +94,9 @@ figures: $(READY)
 
 # Needs no GPU. torch brings triton along where it has CUDA; elsewhere this fetches it, some 250 MB.
 aot: $(READY)
-	$(PY) -m pip install --quiet --constraint constraints.txt $(EDITABLE) ".[triton]"
+	$(PY) -m pip install --quiet --constraint constraints.txt $(EDITABLE) ".[triton,cuda-aot]"
 	$(PY) -m tests.triton.aot $(ARGS)
+	$(PY) -m tests.cuda.aot
 
 # Kernels for 64-bit ARM by a cross compiler, run by an emulator beside the interpreter; on 2 cores some 5 minutes the first
 # time. Debian: apt install g++-aarch64-linux-gnu qemu-user; without them it says so. ARGS="GRU products" tries those alone.

@@ -79,6 +79,7 @@ ROOMS: dict[str, set[str]] = {
     "codegen.arrange": LOWER | {"codegen.isa", "codegen.language"},
     "codegen.cpu": LOWER | {"codegen.arrange", "codegen.isa", "codegen.cache", "codegen.language", "codegen.lowering"},
     "codegen.gpu": LOWER | {"codegen.cache", "codegen.language"},
+    "codegen.gpu.cuda": LOWER | {"codegen.cache", "codegen.language", "codegen.gpu.native"},
     "codegen.sparse_conv": LOWER | {"codegen.cpu", "codegen.isa", "codegen.language", "codegen.lowering"},
     "runtime": LOWER | {"codegen"},
     "runtime.recurrent": LOWER | {"codegen", "runtime.pool", "runtime.sparse", "runtime.untraced"},
@@ -113,7 +114,7 @@ LIBRARIES: dict[str, set[str]] = {
     "chain": {"torch"},
     "stages": {"torch"},
 }
-LIBRARIES_ELSEWHERE = {"torch", "numpy", "networkx", "sympy", "triton"}  # sympy: torch brings it along
+LIBRARIES_ELSEWHERE = {"cuda", "torch", "numpy", "networkx", "sympy", "triton"}  # sympy: torch brings it along
 
 
 def dotted(path: Path) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,13 +16,14 @@ from bppsa.codegen.cpu import build as compiler
 from bppsa.codegen.cpu import print_cpp, products
 from bppsa.codegen.cpu.native import REAL, NativeKernel
 from bppsa.codegen.cpu.stretches import NativeStretches
+from bppsa.codegen.gpu.cuda.native import CudaKernel, cuda_kernel
 from bppsa.codegen.gpu.native import PRECISION, TritonKernel
 from bppsa.codegen.gpu.native_scan import boundaries, corrections
 from bppsa.codegen.language.ir import SPECIAL, Kernel
 from bppsa.codegen.language.stretches import StretchWork
 from bppsa.codegen.lowering import program, reduction
 from bppsa.decisions import Decision
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import MachineError, Reason, Unsupported
 from bppsa.frontend.call_log import explaining
 from bppsa.fxpasses.cell import modules
 from bppsa.fxpasses.cell import structure as patterns
@@ -34,6 +36,11 @@ from bppsa.runtime.recurrent.multiply import Faster, on_gpu
 from bppsa.runtime.recurrent.reduce import Reduction
 from bppsa.runtime.recurrent.sweep import Sweep
 
+GPU_PRINTER = "BPPSA_GPU_PRINTER"
+GPU_PRINTERS: dict[str, Callable[[Kernel, str], TritonKernel | CudaKernel]] = {
+    "triton": TritonKernel,
+    "cuda": cuda_kernel,
+}
 TRACED_ROWS = 2  # any number but 1, which broadcasts
 
 
@@ -52,7 +59,7 @@ def compile_recurrence(recurrence: Recurrence, dtype: torch.dtype, inline: bool,
     make = functools.partial(reduction_of, recurrence, dtype, inline, device)
     if device == "cuda":
         check_functions((lowered.forward, lowered.backward))
-        kernels = functools.partial(triton_kernels, REAL[dtype])
+        kernels = functools.partial(gpu_kernels, REAL[dtype])
         return Sweep(lowered, dtype, kernels, make, on_gpu, boundaries, corrections)
     real = REAL[dtype]
 
@@ -76,8 +83,12 @@ def check_functions(kernels: Sequence[Kernel]) -> None:
         raise Unsupported(Reason(what, mend="compute them of x alone, or run the cell on a CPU"))
 
 
-def triton_kernels(real: str, kernels: Sequence[Kernel]) -> list[TritonKernel]:
-    return [TritonKernel(kernel, real) for kernel in kernels]
+def gpu_kernels(real: str, kernels: Sequence[Kernel]) -> list[TritonKernel | CudaKernel]:
+    """Those of Triton, or of CUDA where this process asks for them (`GPU_PRINTER`)."""
+    asked = os.environ.get(GPU_PRINTER) or "triton"
+    if asked not in GPU_PRINTERS:
+        raise MachineError(f"{GPU_PRINTER}={asked!r}; known: {', '.join(GPU_PRINTERS)}")
+    return [GPU_PRINTERS[asked](kernel, real) for kernel in kernels]
 
 
 @functools.lru_cache(maxsize=256)
