@@ -3,6 +3,7 @@
     python benchmarks/gpu.py            everything, some five minutes; keeps benchmarks/results/<gpu>.json
     python benchmarks/gpu.py --quick    sizes of nothing: only shows that all of it runs
     python benchmarks/gpu.py --check    measures nothing: fails where there is no CUDA device
+    BPPSA_GPU_PRINTER=cuda python benchmarks/gpu.py      kernels of CUDA C++, where they fit; kept apart
 
 A way that raises, or that is left to PyTorch, is a row that says so; the others go on.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -27,6 +29,7 @@ import machine
 import store
 from bppsa import cells
 from bppsa.errors import BppsaError
+from bppsa.frontend.planning.sweeps import GPU_PRINTER
 from comparison import Row
 from problems import KINDS, Problem, Shape
 from tables import terminal
@@ -162,7 +165,8 @@ def main() -> None:
     on = {**machine.software(), **device.software(), "repeats": arguments.repeats}
     hardware = {**device.hardware(), **machine.hardware()}
     kept = arguments.results and arguments.results / f"{machine.slug(hardware['gpu'])}.json"
-    others = {name: part for name, part in store.load(kept).items() if name != "gpu"} if kept else {}
+    part = "gpu" if os.environ.get(GPU_PRINTER, "triton") == "triton" else "gpu_cuda"
+    others = {name: kept_part for name, kept_part in store.load(kept).items() if name != part} if kept else {}
     rows: list[Row] = []
     end = time.monotonic() + 60 * arguments.minutes
     for at, shape in enumerate(shapes):
@@ -172,7 +176,7 @@ def main() -> None:
         console.print(f"{at + 1} of {len(shapes)}: {shape}")
         rows += measure(shape, arguments.repeats)
         if kept:  # after each case: what stops the run does not take the rest along
-            store.save(kept, others | {"machine": hardware, "gpu": [{"on": on, "rows": rows}]})
+            store.save(kept, others | {"machine": hardware, part: [{"on": on, "rows": rows}]})
     Console(width=max(WIDTH, console.width)).print(terminal("gpu", rows))
     if kept:
         console.print(f"results are in {kept}")

@@ -153,6 +153,7 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("total ms", value("total_ms")),
         ("goal", at_most("total_ms", "goal_ms")),
     ),
+    "row_sweeps": tuple((name, value(name)) for name in ("kernel", "B=1", "B=16", "B=64", "B=256", "modelled")),
     "gpu": (
         *KIND,
         ("way", value("way")),
@@ -273,6 +274,7 @@ TITLES = {
     "overhead": "What a call costs over its kernels",
     "never_slower": "Where PyTorch is faster: median ratio below 0.97 by more than the interquartile range",
     "first_call": "The first call of a cell in a new process, forward and backward",
+    "row_sweeps": "Microseconds of a step of a sweep alone, by rows; modelled: for one warp of an sm_90",
     "gpu": "A training step on a CUDA device, by its clock; ratio: cuDNN's over ours; launches: of the backward",
     "products": "Products of transposed Jacobians, one sample and 16 as lanes; ratios to the faster peer",
     "scalings": "J^T of a convolution times that of the ReLU after it",
