@@ -82,9 +82,11 @@ ROOMS: dict[str, set[str]] = {
     "codegen.gpu.cuda": LOWER | {"codegen.cache", "codegen.language", "codegen.gpu.native"},
     "codegen.sparse_conv": LOWER | {"codegen.cpu", "codegen.isa", "codegen.language", "codegen.lowering"},
     "runtime": LOWER | {"codegen"},
-    "runtime.recurrent": LOWER | {"codegen", "runtime.pool", "runtime.sparse", "runtime.untraced"},
-    "runtime.chain": LOWER | {"codegen", "runtime.recurrent"},
-    "runtime.sparse_conv": LOWER | {"codegen", "runtime.pool", "runtime.sparse", "runtime.untraced"},
+    "runtime.recurrent": LOWER
+    | {"codegen", "runtime.cotangents", "runtime.pool", "runtime.sparse", "runtime.untraced"},
+    "runtime.chain": LOWER | {"codegen", "runtime.cotangents", "runtime.recurrent"},
+    "runtime.sparse_conv": LOWER
+    | {"codegen", "runtime.cotangents", "runtime.pool", "runtime.sparse", "runtime.untraced"},
     "runtime.transport": {"schedule"},
     "runtime.worker": {"codegen", "plan", "stages", "schedule", "runtime.recurrent", "runtime.transport"},
     "frontend": LOWER | {"runtime.recurrent", "runtime.worker"},

@@ -65,6 +65,17 @@ def test_gradgradcheck(kind: str) -> None:
     assert torch.autograd.gradgradcheck(*function(compiled(model), states(model, MANY)), fast_mode=True)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_many_gradients_at_once(kind: str) -> None:
+    torch.manual_seed(0)
+    model = KINDS[kind](3, H).double()
+    x = torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+    found, expected = (
+        torch.autograd.functional.jacobian(lambda x, m=m: m(x)[0], x, vectorize=True) for m in (compiled(model), model)
+    )
+    torch.testing.assert_close(found, expected)
+
+
 def squared_gradients(model: Any, x: Tensor, wanted: Sequence[Tensor]) -> list[Tensor]:
     """The gradients of a loss that is made of gradients; a dropout mask must be the first pass's."""
     torch.manual_seed(3)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from bppsa.runtime.chain.feedforward import ChainProgram, StageBoundaries
+from bppsa.runtime.cotangents import is_memory
 from bppsa.runtime.recurrent.extent import Given
 
 
@@ -37,8 +38,9 @@ class ApplyChain(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
         tensors, values = saved[: ctx.count], saved[ctx.count :]
-        if torch.is_grad_enabled():  # create_graph: these gradients will be differentiated again
-            return (None, *ctx.again.gradients(tensors, grads, ctx.needs_input_grad[1:]))
+        if torch.is_grad_enabled() or not all(map(is_memory, grads)):  # create_graph, or many at once
+            with torch.enable_grad():
+                return (None, *ctx.again.gradients(tensors, grads, ctx.needs_input_grad[1:]))
         found = ctx.program.backward(ctx.passed, values, ctx.aliases, grads)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.passed = ctx.aliases = None

@@ -18,6 +18,7 @@ from torch import Tensor
 from bppsa.decisions import warn_without_kernels
 from bppsa.errors import BuildError
 from bppsa.plan.strategy import Strategy
+from bppsa.runtime.cotangents import is_memory
 from bppsa.runtime.recurrent import check
 from bppsa.runtime.recurrent.extent import Given, Shape
 
@@ -95,6 +96,8 @@ def gradients(
 ) -> Sequence[Tensor | None]:
     if torch.is_grad_enabled():  # create_graph: these gradients will be differentiated again
         return differentiable_backward(ctx.call, tensors, grads, needs)
+    if not all(map(is_memory, grads)):
+        return by_pytorch(ctx.call, tensors, grads, needs)
     exposed = [tensor for tensor, _ in ctx.exposed]
     if any(tensor._version != version for tensor, version in ctx.exposed):
         result = ctx.call.forward(tensors, save=True)
@@ -117,12 +120,11 @@ def by_pytorch(call: RecurrenceCall, tensors: Given, grads: Given, needs: Sequen
     """The same gradients by autograd over PyTorch's own ops."""
     copies = [t if t is None else t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
     with torch.enable_grad():
-        found = differentiable_backward(call, copies, grads, needs)
-    return [g if g is None else g.detach() for g in found]
+        return differentiable_backward(call, copies, grads, needs, create_graph=False)
 
 
 def differentiable_backward(
-    call: RecurrenceCall, tensors: Given, grads: Given, needs: Sequence[bool]
+    call: RecurrenceCall, tensors: Given, grads: Given, needs: Sequence[bool], *, create_graph: bool = True
 ) -> list[Tensor | None]:
     # views: of two of the tensors one may be computed from the other, and its share must not be counted twice
     tensors = [t if t is None else t.view_as(t) for t in tensors]
@@ -133,7 +135,7 @@ def differentiable_backward(
         [output for output, _ in given],
         [t for t, need in zip(tensors, needs, strict=True) if need and t is not None],
         [g for _, g in given],
-        create_graph=True,
+        create_graph=create_graph,
         allow_unused=True,
     )
     result: list[Tensor | None] = [None] * len(needs)

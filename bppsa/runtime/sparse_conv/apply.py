@@ -12,15 +12,12 @@ from torch import Tensor, nn
 
 from bppsa.codegen.cpu.native import available_threads
 from bppsa.runtime import pool
+from bppsa.runtime.cotangents import is_memory
 from bppsa.runtime.sparse_conv.again import gradients
 from bppsa.runtime.sparse_conv.gradient import gradient_of
 from bppsa.runtime.sparse_conv.kept import KeptValues
 from bppsa.runtime.sparse_conv.passes import Gradient, RegionForward, write_backward, write_forward
 from bppsa.runtime.sparse_conv.region import Region
-
-_keys = torch._C._dispatch_keys
-with torch.inference_mode(False):
-    _USUAL = _keys(torch.empty(0, device="cpu"))
 
 
 @dataclass(frozen=True)
@@ -138,8 +135,3 @@ def check_unchanged(others: Sequence[Unsaved | None]) -> None:
 
 def version_of(tensor: Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version
-
-
-def is_memory(cotangent: Tensor | None) -> bool:
-    """Numbers that a kernel may read."""
-    return cotangent is None or _keys(cotangent) == _USUAL
