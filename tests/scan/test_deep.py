@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen.language.ir import Access, Expr, Op, load
+from tests.codegen.programs import build
 from tests.scan.support import check
 from tests.scan.zoo import Example, example, random
 
@@ -70,3 +71,29 @@ def test_a_deep_expression_is_printed_in_short() -> None:
     for _ in range(5000):
         deep = Expr(Op.ADD, Expr(Op.SIN, deep), deep)
     assert len(repr(deep)) < 10_000
+
+
+def rolls(length: int) -> Example:
+    """Columns wait for other columns, each time anew."""
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        a = h + x
+        for _ in range(length):
+            a = a.roll(1, -1) * 0.5 + torch.sigmoid(a) * 0.3
+        return a, a * 2
+
+    return example(cell, random(ROWS, 4), random(STEPS, ROWS, 4))
+
+
+def test_kernels_grow_as_their_cells_do() -> None:
+    """No group does again what those before it have done."""
+
+    def ops(length: int) -> int:
+        return sum(len(group.nodes()) for group in build(rolls(length)).backward.groups)
+
+    assert ops(40) < 2.2 * ops(20)
+
+
+def test_what_a_long_chain_stores_is_what_the_loop_computes() -> None:
+    torch.manual_seed(0)
+    assert check(rolls(12)).strategy == "sequential"

@@ -33,6 +33,8 @@ from bppsa.codegen.language.ir import (
 from bppsa.codegen.lowering.columns import ValueNumbering
 from bppsa.codegen.lowering.roots import Root
 
+MOST_REPEATED = 32  # cheap ops that another group does again, where storing their result would cost as much
+TOO_MUCH = MOST_REPEATED + 1
 Extent = int | Shape  # so many columns, or several axes
 Home = tuple[int, Extent]  # the group that computes something: its level and columns
 Part = tuple[Expr, Extent]  # a value of such columns; 1 for what is the same in all of them
@@ -78,7 +80,7 @@ class Grouping:
     levels: dict[Expr, int] = field(default_factory=dict)
     filled: dict[tuple[str, bool], list[tuple[int, int, int]]] = field(default_factory=dict)  # -> (start, end, level)
     places: dict[int, list[StoredColumns]] = field(default_factory=dict)  # by number in `columns`
-    cheap: dict[Part, bool] = field(default_factory=dict)
+    work: dict[Part, int] = field(default_factory=dict)  # cheap ops, or TOO_MUCH, on what the step stores anyway
     delays: dict[Root, int] = field(default_factory=dict)  # the first level at which these may be stored
     cuts: dict[Home, dict[Expr, Expr]] = field(default_factory=dict)  # what a group computes of values, without rework
 
@@ -156,25 +158,22 @@ class Grouping:
         return None
 
     def expensive(self, part: Part) -> bool:
-        """Whether it takes more than cheap work on what the step stores anyway. By a stack: it may be deep."""
+        """Whether it takes more than a little cheap work on what the step stores anyway. By a stack: it may be deep."""
         stack = [part]
         while stack:
             node, extent = top = stack[-1]
-            if top in self.cheap or node.op in EXPENSIVE:
-                self.cheap.setdefault(top, False)
-                stack.pop()
-                continue
-            cheap = True
+            total = len(node.args) > 0 if node.op not in EXPENSIVE else TOO_MUCH
             for arg in (self.part(a, extent) for a in node.args):
-                if arg not in self.cheap:
+                if total > MOST_REPEATED or top in self.work:
+                    break
+                if arg not in self.work:
                     stack.append(arg)
                     break
-                cheap = self.cheap[arg] or self.place(arg) is not None
-                if not cheap:
-                    break
+                total += 0 if self.work[arg] > MOST_REPEATED and self.place(arg) is not None else self.work[arg]
             if stack[-1] == top:
-                self.cheap[top] = cheap
-        return not self.cheap[part]
+                self.work.setdefault(top, min(total, TOO_MUCH))
+                stack.pop()
+        return self.work[part] > MOST_REPEATED
 
     def shared(self, roots: Sequence[Root]) -> Iterator[Root]:
         """Stores into new scratch of what is expensive and would be computed in several groups. Users come before
