@@ -88,7 +88,7 @@ def measure(shape: Shape, repeats: int) -> list[Row]:
         row = shape.row() | {"way": way}
         rows.append(row)
         try:
-            module = problem.module if way == PEER else bppsa.compile(problem.module, strategy=way)
+            module = problem.module if way == PEER else bppsa.compile(problem.module, strategy=way, forward=ahead(way))
             found = results(problem, module)
             expected = expected or found
             row |= {"difference": difference(found, expected)} | ({"ran": PEER} if way == PEER else ran(module))
@@ -103,6 +103,15 @@ def measure(shape: Shape, repeats: int) -> list[Row]:
         for _, row in ways.values():
             row["error"] = said(failure)
     return rows
+
+
+def by_cuda() -> bool:
+    return os.environ.get(GPU_PRINTER, "triton") == "cuda"
+
+
+def ahead(way: str) -> str:
+    """The forward beside a strategy: with kernels of CUDA C++ a sweep's is to be seen too."""
+    return "sequential" if by_cuda() and way == "sequential" else "auto"
 
 
 def time_them(problem: Problem, ways: dict[str, tuple[nn.Module, Row]], repeats: int) -> None:
@@ -165,7 +174,7 @@ def main() -> None:
     on = {**machine.software(), **device.software(), "repeats": arguments.repeats}
     hardware = {**device.hardware(), **machine.hardware()}
     kept = arguments.results and arguments.results / f"{machine.slug(hardware['gpu'])}.json"
-    part = "gpu" if os.environ.get(GPU_PRINTER, "triton") == "triton" else "gpu_cuda"
+    part = "gpu_cuda" if by_cuda() else "gpu"
     others = {name: kept_part for name, kept_part in store.load(kept).items() if name != part} if kept else {}
     rows: list[Row] = []
     end = time.monotonic() + 60 * arguments.minutes

@@ -3,13 +3,15 @@
     python benchmarks/predicted.py           compiles the kernels ahead of time (sm_90), prints, keeps the results
     python benchmarks/predicted.py --quick   counts and predicts, compiles nothing
 
-Every time is a prediction, from the record in bppsa/plan/machines.py: no GPU has run any of this. Results are kept in
-benchmarks/results/h200-predicted.json.
+Every time is a prediction, from the record in bppsa/plan/machines.py: no GPU has run any of this. Those of kernels of
+CUDA C++ are from the model of latencies (tests/cuda/aot.json), beside what cuDNN took on an H200. Results are
+kept in benchmarks/results/h200-predicted.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -38,6 +40,10 @@ from timing import significant
 FILE = Path(__file__).parent / "results" / "h200-predicted.json"
 STEPS, ROWS, WIDTH = (1000, 10_000, 30_000), 16, 20
 CAPABILITY = 90
+MEASURED = Path(__file__).parent / "results" / "nvidia-h200.json"
+MODELLED = Path(__file__).parent.parent / "tests" / "cuda" / "aot.json"
+HOST_MS = 1.0  # of a step's two ways: Python, products around the sweeps, launches; as measured with kernels of Triton
+WORST = {20: 1.5, 32: 1.5, 64: 2.3}  # measured over modelled, with one warp a scheduler and with two
 BY_NEWTON = f"newton({ITERATIONS}) + chunked"
 WAYS = (PYTORCH, "sequential", "chunked", "blelloch", "hybrid", BY_NEWTON)
 
@@ -101,6 +107,26 @@ def rounded(values: dict[str, float]) -> dict[str, float]:
     return {name: value if isinstance(value, int) else significant(value, 3) for name, value in values.items()}
 
 
+def row_sweeps() -> Iterator[Row]:
+    """A training step by two sweeps of CUDA C++ beside cuDNN's measured one. Each row has a multiprocessor of its own,
+    so rows cost nothing. ratio: where the model is right; least: where it is as far off as it was at worst for kernels
+    of Triton (`tests/cuda/latency.py`)."""
+    modelled = json.loads(MODELLED.read_text())
+    for row in store.load(MEASURED)["gpu"][0]["rows"]:
+        names = [f"{row['kind']} {row['H']} {kernel}" for kernel in ("forward", "backward")]
+        if row["way"] != "cuDNN" or not all(name in modelled for name in names):
+            continue
+        sweeps = [row["T"] * modelled[name]["us"] / 1e3 for name in names]
+        theirs = row["forward_ms"] + row["backward_ms"]
+        found = {key: row[key] for key in ("kind", "T", "B", "H")} | {"cudnn_ms": significant(theirs, 3)}
+        found |= {"predicted_forward_ms": significant(sweeps[0], 3), "predicted_backward_ms": significant(sweeps[1], 3)}
+        ratios = {
+            "ratio": theirs / (sum(sweeps) + HOST_MS),
+            "least": theirs / (WORST[row["H"]] * sum(sweeps) + HOST_MS),
+        }
+        yield found | rounded(ratios)
+
+
 def show(results: dict[str, Any], console: Console) -> None:
     console.print(f"PREDICTION, not measured: {results['machine']['name']}, B={ROWS}, H={WIDTH}, float32")
     columns = ("kernel", "bytes", "flops", "registers", "stack", "shared", "warps")
@@ -126,6 +152,14 @@ def show(results: dict[str, Any], console: Console) -> None:
             row["kind"], str(row["T"]), row["way"], str(row["chunk"] or ""), number(forward), number(backward), *gains
         )
     console.print(table)
+    columns = ("T", "B", "H", "cuDNN ms", "forward ms", "backward ms", "ratio", "at the least")
+    table = Table("", *columns, title="kernels of CUDA C++ beside cuDNN on an H200 (prediction)")
+    for row in results["row_sweeps"]:
+        ms = (number(row[key]) for key in ("cudnn_ms", "predicted_forward_ms", "predicted_backward_ms"))
+        table.add_row(
+            row["kind"], *(str(row[key]) for key in "TBH"), *ms, *(f"{row[k]:.1f}x" for k in ("ratio", "least"))
+        )
+    console.print(table)
 
 
 def main() -> None:
@@ -138,6 +172,7 @@ def main() -> None:
         "on": machine.software(),
         "kernels": [row for kind in KINDS for row in kernels(kind, compiled=not arguments.quick)],
         "phases": [row for kind in KINDS for T in STEPS for row in phases(kind, T)],
+        "row_sweeps": list(row_sweeps()),
         "times": [row for kind in KINDS for T in STEPS for row in times(kind, T)],
     }
     show(results, Console(width=140))

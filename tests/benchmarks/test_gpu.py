@@ -76,10 +76,10 @@ def test_what_raises_or_is_left_to_pytorch_is_a_row(
 ) -> None:
     compile = bppsa.compile
 
-    def compiled(module: Any, strategy: str) -> Any:
+    def compiled(module: Any, strategy: str, forward: str) -> Any:
         if strategy == "chunked":
             raise RuntimeError("no such kernel")
-        return compile(module, strategy="auto")  # leaves so short a call to PyTorch
+        return compile(module, strategy="auto", forward=forward)  # leaves so short a call to PyTorch
 
     monkeypatch.setattr(bppsa, "compile", compiled)
     rows = quick()["gpu"][0]["rows"]
