@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -70,3 +72,45 @@ def test_a_line_for_each_loop() -> None:
     pair = Pair(Losses())
     assert pair.strategies(x(), torch.randn(B, T, 2, dtype=torch.float64)) == ["sequential"]
     assert "besides" in str(bppsa.report(pair.fast))
+
+
+class Positions(Cell):
+    """A Parameter has an item for each step."""
+
+    def __init__(self, at: Callable[[int, int], int]) -> None:
+        super().__init__()
+        self.at = at
+        self.positions = nn.Parameter(torch.randn(2 * T, N, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Any:
+        h, steps = self.start(x), x.shape[1]
+        for t in range(steps):
+            h = self.cell(x[:, t] + self.positions[self.at(t, steps)], h)
+        return h
+
+
+class Zipped(Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.positions = nn.Parameter(torch.randn(T, N, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Any:
+        h, states = self.start(x), []
+        for x_t, position in zip(x.unbind(1), self.positions, strict=False):
+            h = self.cell(x_t * position, h)
+            states.append(h)
+        return torch.stack(states, 1)
+
+
+POSITIONS = {
+    "forth": lambda: Positions(lambda t, steps: t),
+    "back": lambda: Positions(lambda t, steps: steps - t),
+    "every other": lambda: Positions(lambda t, steps: 2 * t),
+    "zipped": Zipped,
+}
+
+
+@pytest.mark.parametrize("kind", POSITIONS)
+def test_a_parameter_with_an_item_for_each_step(kind: str) -> None:
+    pair = Pair(POSITIONS[kind]())
+    assert pair.strategies(x()) == ["sequential"]

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.assemble import unbound
 from bppsa.fxpasses.reroll.joined import joined
@@ -19,6 +21,8 @@ from bppsa.fxpasses.reroll.reshapes import without_detours
 from bppsa.fxpasses.reroll.rewrite import Fuse, rewritten
 from bppsa.fxpasses.reroll.unroll import is_whole
 
+aten = torch.ops.aten
+ITEMS = {aten.select.int, aten.slice.Tensor, aten.unbind.int, aten.split.Tensor}
 MOST_LOOPS = 16
 FEWEST = 2  # repetitions that are told of
 Settle = Callable[[UnrolledLoop, Sequence[LoggedOp], str], None]
@@ -48,6 +52,8 @@ def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse, settle: Settle |
     """The log's ops with each loop that can be fused as one scan. settle: may make numbers of a step ones that it is
     given."""
     left = Rerolled(*without_detours(without_leading(joined(log.ops, result)), result))
+    if next_run(left.ops, set()) is None:
+        let_items_be_alike(log)
     closed: set[LoggedOp] = set()  # scans, and what was looked at in vain
     for _ in range(MOST_LOOPS):
         run = next_run(left.ops, closed)
@@ -75,6 +81,19 @@ def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse, settle: Settle |
     lines = {one.line for one in left.found if one.scan is not None}  # what is left of a loop beside its scan
     left.found = [one for one in left.found if one.scan is not None or one.line not in lines]
     return left
+
+
+def let_items_be_alike(log: Log) -> None:
+    """Items of a Parameter that has one for each step, as learned positions have. They tell steps apart as weights tell
+    layers apart; here nothing repeats itself because of them."""
+    items: dict[LoggedValue, set[LoggedValue]] = {}
+    for op in log.prologue:
+        if op.target in ITEMS and isinstance(op.leaves[0], LoggedValue):
+            items.setdefault(op.leaves[0], set()).update(op.outs)
+    for values in items.values():
+        if len(values) >= LEAST_STEPS:
+            for value in values:
+                value.constant = False
 
 
 def is_repeated(log: Log) -> bool:
