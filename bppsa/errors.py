@@ -3,13 +3,22 @@ PyTorch."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+AS_A_VOWEL = re.compile(r"[AEIOaeio]|[Uu][np](?!i)|nd|[FHLMNRSX][A-Z]")  # an Embedding, an ndarray, an LSTM
 
 
 def first_line(error: BaseException) -> str:
     """Of what an error says, or its type where it says nothing."""
     said = str(error).strip()
     return said.splitlines()[0] if said else type(error).__name__
+
+
+def kind_of(value: object) -> str:
+    """What a message calls it: "a GRU", "an int", "None"."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if AS_A_VOWEL.match(name) else 'a'} {name}"
 
 
 class BppsaError(Exception):
