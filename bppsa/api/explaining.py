@@ -52,8 +52,8 @@ def explain(
     before afterwards. The options are those of `compile`.
 
     Args:
-        model: a module, or a function that calls `bppsa.scan`; strict, budget, masks, sparse and loops say nothing
-            about one.
+        model: a module, or a function that calls `bppsa.scan`; strict, budget, masks, sparse and loops are errors for
+            one.
         inputs: example inputs of the size that the model will be trained with.
 
     Raises:
