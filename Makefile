@@ -23,7 +23,8 @@ PYTEST = MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=1000000000 $(P
 .PHONY: demo demo-distributed test test-all test-models models test-clients clients test-torch check docs look pictures bench figures aot aarch64 gpu wheel check-wheel clean
 
 demo: $(DEMO)
-	@echo "Some two minutes on two quiet cores; a line every few seconds says how far it is."
+	@echo "Some two minutes on two quiet cores, at most four elsewhere; a line every few seconds says how far it is."
+	@echo "Shorter: make demo ARGS='--steps 200'"
 	$(PY) examples/train_language_model.py $(ARGS)
 
 # A language model on RANKS processes of this machine, by a schedule: half a minute on 2 cores. With other schedules:
@@ -84,7 +85,7 @@ look: docs
 # README's short table and both of its pictures. The demo takes minutes, and wants a quiet machine.
 pictures: $(READY)
 	$(PY) benchmarks/summary.py
-	$(PY) examples/train_language_model.py --output docs/pictures/demo.svg
+	$(PY) examples/train_language_model.py --minutes 60 --output docs/pictures/demo.svg
 
 bench: $(READY)
 	$(PY) benchmarks/recurrent.py --page $(ARGS)

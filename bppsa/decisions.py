@@ -80,4 +80,4 @@ def warn_once(text: str) -> None:
 
 def warn_without_kernels(error: Exception) -> None:
     """One line for all parts of a model that cannot be built for the same reason; reports name each."""
-    warn_once(f"bppsa runs as PyTorch does what it has no kernels for: {error}")
+    warn_once(f"bppsa leaves to PyTorch what it has no kernel for: {error}")

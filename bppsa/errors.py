@@ -1,9 +1,12 @@
-"""What went wrong, where, and the mend: every exception of the project, and the reason why something is left to
+"""What went wrong, where, and the fix: every exception of the project, and the reason why something is left to
 PyTorch."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+
+AS_A_VOWEL = re.compile(r"[AEIOaeio]|[Uu][np](?!i)|nd|[FHLMNRSX][A-Z]")  # an Embedding, an ndarray, an LSTM
 
 
 def first_line(error: BaseException) -> str:
@@ -12,8 +15,14 @@ def first_line(error: BaseException) -> str:
     return said.splitlines()[0] if said else type(error).__name__
 
 
+def kind_of(value: object) -> str:
+    """What a message calls it: "a GRU", "an int", "None"."""
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if AS_A_VOWEL.match(name) else 'a'} {name}"
+
+
 class BppsaError(Exception):
-    """Base of every exception raised here. Its text names the place, the facts and the mend."""
+    """Base of every exception raised here. Its text names the place, the facts and the fix."""
 
 
 class InputError(BppsaError, RuntimeError):
@@ -41,18 +50,18 @@ class CarryError(BppsaError, TypeError):
 
 
 class StrategyError(BppsaError, ValueError):
-    """A value that an option cannot have, and the known ones; or an option that says nothing about what is asked for,
-    and the mend."""
+    """A value that an option cannot have, and the known ones; or an option that has no effect on what is asked for, and
+    the fix."""
 
 
 class ChainError(BppsaError, RuntimeError):
     """With strict=True: a stage of a feed-forward model that has no rule, or a scan over more memory than allowed; the
-    text names module, op, shape and the mend."""
+    text names module, op, shape and the fix."""
 
 
 class MachineError(BppsaError, ValueError):
-    """BPPSA_MACHINE names a file that holds no record of a machine, BPPSA_ISA instructions that are not known or not
-    there, or a device cannot be measured."""
+    """BPPSA_MACHINE names a file that holds no record of a machine, BPPSA_ISA instructions that are not known, that the
+    CPU lacks, or that the compiler does not know, or a device cannot be measured."""
 
 
 class ScheduleError(BppsaError, ValueError):

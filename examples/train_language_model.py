@@ -2,11 +2,13 @@
 
     python examples/train_language_model.py
     python examples/train_language_model.py --model lstm --hidden 128 --data ~/books
+    python examples/train_language_model.py --steps 200                                  a quarter of the time
 
 The model reads bytes and predicts the next one; the text is Python's own standard library unless `--data` names a file
 or a folder. Both sides see the same batches, so their losses agree and only the clock differs. They take turns of some
-steps each, and a line every few seconds says how far they are and what the ratio is. Prints a table and some generated
-text, and saves the loss against the wall clock as a picture. Needs matplotlib.
+steps each, fewer on a slow machine, and a line every few seconds says how far they are and what the ratio is. Training
+ends after `--minutes`, if not all steps are done by then. Prints a table and some generated text, and saves the loss
+against the wall clock as a picture. Needs matplotlib.
 
 Letters in shapes: B rows of a batch, T bytes of a row.
 """
@@ -38,6 +40,8 @@ from text import batches, loss_of, read_text, split
 
 PROMPT = "def "
 TURN = 10  # steps of one side before it is the other's turn
+TURN_S = 1.5  # after which a turn ends too, so that a slow machine prints lines as often
+LEAST = 2  # steps of the first turn: one that may be slow, and one that is timed
 LINE_S = 3.0  # between two lines of progress
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}
 
@@ -81,11 +85,20 @@ def main() -> None:
     runs = [Run("PyTorch"), Run("bppsa")]
 
     console.print(f"{title(options)}: {len(training):,} bytes of text")
-    console.print(f"{options.steps} steps of each side, in turns of {TURN}")
+    console.print(
+        f"{options.steps} steps of each side, in turns of {TURN}, or as many as fit into {options.minutes:g} minutes "
+        "(--steps 200 is shorter, --minutes sets the limit)"
+    )
+    console.print("a few steps of a copy first, which do not count")
     warm_up(plain, training, options)
-    train_in_turns(runs, (plain, fast), training, options, console)
+    done = train_in_turns(runs, (plain, fast), training, options, console)
+    if done < options.steps:
+        console.print(
+            f"{done} of {options.steps} steps fit into {options.minutes:g} minutes: this machine is slow or busy"
+        )
     report = str(fast.report)  # of the last call, so of the last training step
     for run, model in zip(runs, (plain, fast), strict=True):
+        console.print(f"held-out text by {run.name}")
         run.held_out = bits_per_byte(model, held_out, options)
 
     console.print(results(*runs))
@@ -105,13 +118,14 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=64, help="width H of the model")
     parser.add_argument("--length", type=int, default=256, help="bytes T of a row")
     parser.add_argument("--batch", type=int, default=16, help="rows B of a batch")
-    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=800, help="training steps of each side (default: 800)")
+    parser.add_argument("--minutes", type=float, default=3.0, help="when training ends at the latest (default: 3)")
     parser.add_argument("--lr", type=float, default=1e-2)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path, default=Path("demo.png"), help="where the picture goes")
     options = parser.parse_args()
-    if options.steps < 2:
+    if options.steps < LEAST:
         parser.error("--steps must be at least 2: the first one is not timed")
     return options
 
@@ -129,17 +143,35 @@ def title(options: argparse.Namespace) -> str:
 
 def train_in_turns(
     runs: list[Run], models: tuple[nn.Module, ...], text: Tensor, options: argparse.Namespace, console: Console
-) -> None:
-    sides = [steps_of(model, text, options, run) for run, model in zip(runs, models, strict=True)]
+) -> int:
+    """The steps that each side has taken: all, or those before the time is over."""
+    first, *others = [steps_of(model, text, options, run) for run, model in zip(runs, models, strict=True)]
     start = told = time.perf_counter()
-    for done in range(0, options.steps, TURN):
-        for side in sides:
-            for _ in itertools.islice(side, TURN):
+    done, limit = 0, 60 * options.minutes
+    while done < options.steps:
+        turn = take_turn(first, 1 if done else LEAST)
+        for side in others:
+            for _ in itertools.islice(side, turn):
                 pass
-        now, done = time.perf_counter(), min(done + TURN, options.steps)
-        if now - told >= LINE_S or done in (TURN, options.steps):
+        now, begun, done = time.perf_counter(), done == 0, done + turn
+        over = now - start >= limit
+        if now - told >= LINE_S or begun or over or done == options.steps:
             told = now
-            console.print(progress(runs, done, options.steps, (now - start) / done), soft_wrap=True)
+            left = min((now - start) / done * (options.steps - done), limit - (now - start))
+            console.print(progress(runs, done, options.steps, left), soft_wrap=True)
+        if over:
+            break
+    return done
+
+
+def take_turn(side: Iterator[None], least: int) -> int:
+    """How many steps it took: TURN, or fewer where they are slow."""
+    start, taken = time.perf_counter(), 0
+    for _ in itertools.islice(side, TURN):
+        taken += 1
+        if taken >= least and time.perf_counter() - start >= TURN_S:
+            break
+    return taken
 
 
 def steps_of(model: nn.Module, text: Tensor, options: argparse.Namespace, run: Run) -> Iterator[None]:
@@ -199,11 +231,11 @@ def generate(model: nn.Module, prompt: str, length: int, temperature: float = 0.
 # --- what is shown ---
 
 
-def progress(runs: list[Run], done: int, steps: int, seconds_a_step: float) -> str:
+def progress(runs: list[Run], done: int, steps: int, seconds_left: float) -> str:
     """A line of text. The first turn of a side has what is done once in it, so the ratio is of medians."""
     plain, fast = runs
     a, b = plain.milliseconds_a_step, fast.milliseconds_a_step
-    left = f", {seconds_a_step * (steps - done):.0f} s left" if done < steps else ""
+    left = f", {max(0, seconds_left):.0f} s left" if done < steps else ""
     return (
         f"step {done} of {steps}: loss {fast.losses[-1]:.3f}; {plain.name} {a:.1f} ms a step, {fast.name} {b:.1f} ms: "
         f"{a / b:.1f}x{left}"

@@ -18,13 +18,15 @@ from torch.utils import _pytree as pytree
 
 from bppsa import cells
 from bppsa.chain import Recurrence
-from bppsa.codegen.cpu import print_cpp, products, sparse
+from bppsa.codegen.cpu import print_cpp, products, sparse, stretches
 from bppsa.codegen.lowering import program
 from bppsa.codegen.sparse_conv import native, print_conv
 from bppsa.codegen.sparse_conv.window import Window
 from bppsa.frontend.cell.plans import find
 from bppsa.frontend.planning.sweeps import apart, module_recurrence
 from bppsa.fxpasses.network import jacobian
+from bppsa.plan.recompute import steps_between
+from bppsa.runtime.recurrent.recompute import state_sizes
 
 LEAST = 8  # the narrowest state of a module
 WIDTHS = (*range(LEAST, 129), 256, 512, 1024)
@@ -32,6 +34,7 @@ MODES = ("RNN_TANH", "RNN_RELU", "GRU", "LSTM")
 REALS = ("float", "double")
 PROJECTED = (128, 256, 512, 1024)  # widths of LSTMs with projections to a half and to a quarter
 OF_CELLS = (16, 32, 64, 128, 256)
+MANY = 1 << 20  # steps and rows of a call that has more states than are kept, whatever its cell
 
 
 def square(kind: Callable[[int, int], cells.Cell], width: int) -> cells.Cell:
@@ -90,10 +93,12 @@ def of_module(
 
 
 def of_recurrence(recurrence: Recurrence, inline: bool, real: str) -> Iterator[str]:
-    """Forward, inference and backward."""
+    """Forward, inference and backward; and where a long call keeps only some of its states, what computes the others
+    again."""
     with apart():
         lowered = program.build(recurrence, jacobian.transpose(recurrence), inline=inline)
-    for kernel in (lowered.forward, lowered.inference, lowered.backward):
+    again = steps_between(state_sizes(lowered, print_cpp.BYTES[real]), MANY, MANY) is not None
+    for kernel in (lowered.forward, lowered.inference, lowered.backward, *(lowered.recomputing if again else ())):
         yield print_cpp.source(kernel, real)
 
 
@@ -119,9 +124,10 @@ def planned(cell: cells.Cell, width: int, beside: torch.dtype | None) -> Recurre
 
 
 def engines() -> Iterator[tuple[str, str]]:
-    """Products after sweeps, sparse Jacobians, images of pruned networks."""
+    """Products after sweeps, states computed again, sparse Jacobians, images of pruned networks."""
     yield "sparse", print_cpp.skeleton("symbolic.h")
     for real in REALS:
+        yield "stretches", stretches.source(real)
         yield "products", products.source(real)
         yield "sparse", sparse.source(real)
         yield "pruned", native.images_source(real)

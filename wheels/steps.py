@@ -159,6 +159,10 @@ def main() -> None:
     for kind in (bppsa.cells.LayerNormLSTM, bppsa.cells.MinGRU, bppsa.cells.sLSTM, bppsa.cells.mLSTM):
         cell, x = kind(16, 16), torch.randn(40, 3, 16)
         compare(kind.__name__, ByLoop(cell), bppsa.compile(Scan(copy.deepcopy(cell))), (x,))
+    cell, x = bppsa.cells.mLSTM(64, 64), torch.randn(250, 8, 64)  # 8.7 MB of states, more than are kept
+    fast = bppsa.compile(Scan(copy.deepcopy(cell)))
+    compare("mLSTM of many states", ByLoop(cell), fast, (x,))
+    assert "states kept" in str(bppsa.report(fast)), bppsa.report(fast)
     compare("pruned", pruned(), bppsa.compile(pruned()), (torch.randn(64, 3, 32, 32),))
     print(by_pytorch(lambda h, x: (torch.atan(h) * x, torch.cos(h))))
     assert len(runtimes()) == 1, runtimes()

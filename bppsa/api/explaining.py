@@ -13,7 +13,7 @@ from bppsa.api.compiling import compile, report
 from bppsa.api.options import options_of
 from bppsa.decisions import Decision, Report
 from bppsa.distributed.compiled import Scheduled
-from bppsa.errors import ArgumentError, StrategyError
+from bppsa.errors import ArgumentError, StrategyError, kind_of
 from bppsa.frontend import call_log
 from bppsa.frontend.trials import logged_calls
 from bppsa.plan.forward import Forward, forward_of
@@ -47,12 +47,13 @@ def explain(
     """Run `model(*inputs)` as `compile(model, ...)` would, and report what was found and chosen, and why.
 
     A model with a loop over time runs a few times: calls in which loops are looked for decide less than later ones. The
-    report begins with a sentence on what will be faster, and by how much. Buffers and the random state are as
+    report begins with a sentence on what will be faster, and by how much. Feed-forward stages that PyTorch runs are in
+    it only where a strategy is asked for. Buffers and the random state are as
     before afterwards. The options are those of `compile`.
 
     Args:
-        model: a module, or a function that calls `bppsa.scan`; strict, budget, masks, sparse and loops say nothing
-            about one.
+        model: a module, or a function that calls `bppsa.scan`; strict, budget, masks, sparse and loops are errors for
+            one.
         inputs: example inputs of the size that the model will be trained with.
 
     Raises:
@@ -84,6 +85,8 @@ def explain(
             for buffer, value in before:
                 buffer.copy_(value)
     decisions = report(fast).decisions
+    if chosen.name == "auto":  # nobody asked for a scan over feed-forward stages
+        decisions = tuple(parts(decisions))
     like_a_cell = len(inputs) == 2 and isinstance(result, tuple) and len(result) == 2
     return Report(decisions, summary(decisions, "the model", NO_SCAN if like_a_cell and not parts(decisions) else ""))
 
@@ -143,7 +146,7 @@ def check_inputs(model: Any, inputs: tuple[Any, ...]) -> None:
     """That a call can begin; what its tensors should be is for the model to say."""
     function = model.forward if isinstance(model, nn.Module) else model
     if not callable(function):
-        raise ArgumentError(f"bppsa.explain takes an nn.Module or a function, not a {type(model).__name__}")
+        raise ArgumentError(f"bppsa.explain takes an nn.Module or a function, not {kind_of(model)}")
     try:
         signature = inspect.signature(function)
     except ValueError:  # a builtin that does not tell

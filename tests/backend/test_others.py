@@ -81,6 +81,8 @@ def test_unknown_options_list_the_known(options: dict[str, str], names: tuple[st
     with pytest.raises(StrategyError) as caught:
         torch.compile(nn.GRU(I, H), backend="bppsa", options=options)(torch.ones(T, B, I))
     assert all(name in str(caught.value) for name in names)
+    assert len(str(caught.value).splitlines()) == 1  # and no line of the user's, where nothing is wrong
+    assert not any("symbolic_convert" in str(entry.path) for entry in caught.traceback)
 
 
 def test_mode_is_no_option() -> None:

@@ -34,8 +34,8 @@ def test_chunked_forms_are_the_recurrences(states: ModuleType, name: str, length
     same(*found, 1e-9)
 
 
-def test_sizes_of_nothing(states: ModuleType) -> None:
-    """Every cell there is a form or a row of."""
+def test_every_row_has_a_cell(states: ModuleType) -> None:
+    """What is measured is a cell that is there, and every chunked form is measured."""
     options = states.Options(1, 2, True)
     assert {name for name, _ in states.cases(options)} <= states.CELLS.keys()
     assert {name for name, _ in states.beside_chunks(options)} == states.PARALLEL.keys()

@@ -9,13 +9,14 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bppsa.codegen import cache
+from bppsa.codegen import cache, isa
 from bppsa.codegen.cpu import build, progress
-from bppsa.errors import BuildError
+from bppsa.errors import BuildError, MachineError
 
 pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 
@@ -183,6 +184,16 @@ def test_flag_that_the_compiler_does_not_know_is_left_out(compiler: Wrapper, unk
     known = {"-fopenmp", "-march=native"} - {unknown}
     assert unknown not in command
     assert all(flag in command for flag in known)
+
+
+def test_a_level_that_the_compiler_does_not_know(compiler: Wrapper, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As g++ before 11: kernels of fewer instructions than were asked for would come without a word."""
+    compiler.does('case "$*" in *-march=x86-64-v3*) echo "error: bad value for -march=" >&2; exit 1;; esac')
+    monkeypatch.setattr(isa, "chosen", lambda: replace(isa.named("x86-64-v3"), needs=frozenset()))
+    for _ in range(2):
+        with pytest.raises(MachineError, match=r"BPPSA_ISA=x86-64-v3: .*c\+\+-wrapper does not know -march=x86-64-v3"):
+            build.library(source(12))
+    assert not compiler.builds()
 
 
 def test_words_of_cxx_are_kept(compiler: Wrapper, monkeypatch: pytest.MonkeyPatch) -> None:

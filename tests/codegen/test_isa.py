@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 from bppsa.codegen import isa
 from bppsa.codegen.cpu import ahead, build, shipped
+from bppsa.decisions import warn_once
 from bppsa.errors import BuildError, MachineError
 
 ROOT = Path(__file__).parents[2]
@@ -79,10 +82,23 @@ def test_other_instructions_have_other_kernels(index: Path, monkeypatch: pytest.
         build.library(SOURCE)
 
 
-def test_a_shipped_kernel_that_does_not_load(index: Path) -> None:
+def test_a_shipped_kernel_that_does_not_load(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One line tells of all of them, and a compiler that is there builds them."""
     index.write_bytes(b"\x7fELF truncated")
-    with pytest.raises(BuildError, match=r"does not load.*install bppsa again"):
-        build.library(SOURCE)
+    other = SOURCE + "// another\n"
+    shutil.copy(index, index.parents[2] / shipped.place(other, isa.chosen().shipped, shipped.abi()))
+    warn_once.cache_clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with pytest.raises(BuildError, match=r"the shipped kernel does not load, and no C\+\+ compiler"):
+                build.library(SOURCE)
+        monkeypatch.undo()
+        monkeypatch.setattr(shipped, "INDEX", index.parents[2])
+        monkeypatch.setattr(build, "_slots", {})
+        assert [build.library(text).value() for text in (SOURCE, other)] == [41, 41]
+    (warning,) = caught
+    assert re.search("does not load: .*; install bppsa again", str(warning.message))
 
 
 def test_one_openmp_runtime(index: Path) -> None:

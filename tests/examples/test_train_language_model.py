@@ -49,6 +49,14 @@ def test_trains_twice_and_shows_the_same_loss(tmp_path: Path, kind: str) -> None
     )
 
 
+def test_ends_in_time_with_what_is_done(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 20)
+    done = demo(tmp_path, "--data", "a.txt", "--steps", "100000", "--minutes", "0.02")
+    assert done.returncode == 0, done.stderr
+    taken = int(re.search(r"^(\d+) of 100000 steps fit into 0\.02 minutes", done.stdout, re.M)[1])
+    assert f"loss at step {taken} " in done.stdout
+
+
 @pytest.mark.slow
 def test_reads_the_standard_library_and_saves_demo_png(tmp_path: Path) -> None:
     done = demo(tmp_path, "--layers", "1")

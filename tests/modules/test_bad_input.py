@@ -83,16 +83,16 @@ def test_weights_of_mixed_kinds(parameter: str, change: dict[str, Any], taken: l
 PAIR = "give the tuple (h0, c0)"
 NO_TENSOR: dict[str, tuple[tuple[Any, ...], str, str]] = {
     "None": ((None,), "input is None; give a tensor [T, B, 3]", ""),
-    "array": ((x(5, 2, 3).numpy(),), "input is a ndarray; give a tensor [T, B, 3]", ""),
+    "array": ((x(5, 2, 3).numpy(),), "input is an ndarray; give a tensor [T, B, 3]", ""),
     "list": (([x(5, 2, 3)],), "input is a list of 1; give a tensor", ""),
     "tuple": (((x(5, 2, 3), x(5, 2, 3)),), "input is a tuple of 2; give a tensor", ""),
-    "number": ((3,), "input is a int; give a tensor", ""),
+    "number": ((3,), "input is an int; give a tensor", ""),
     "hx: text": ((x(5, 2, 3), "h0"), "hx is a str; give a tensor [1, B, 4]", f"hx is a str; {PAIR}"),
-    "hx: array": ((x(5, 2, 3), x(1, 2, 4).numpy()), "hx is a ndarray; give a tensor", f"hx is a ndarray; {PAIR}"),
+    "hx: array": ((x(5, 2, 3), x(1, 2, 4).numpy()), "hx is an ndarray; give a tensor", f"hx is an ndarray; {PAIR}"),
     "hx: one": ((x(5, 2, 3), (x(1, 2, 4),)), "hx is a tuple of 1; give a tensor", f"hx is a tuple of 1; {PAIR}"),
     "hx: None twice": ((x(5, 2, 3), (None, None)), "hx is a tuple of 2; give a tensor", "h0 is None; give a tensor"),
     "hx: half": ((x(5, 2, 3), [x(1, 2, 4), None]), "hx is a list of 2", "c0 is None; give a tensor [1, B, 4]"),
-    "packed, hx: array": ((packed(3), x(1, 2, 4).numpy()), "hx is a ndarray", f"hx is a ndarray; {PAIR}"),
+    "packed, hx: array": ((packed(3), x(1, 2, 4).numpy()), "hx is an ndarray", f"hx is an ndarray; {PAIR}"),
     "packed, hx: list": ((packed(3), [x(1, 2, 4)]), "hx is a list of 1", f"hx is a list of 1; {PAIR}"),
 }
 

@@ -19,7 +19,6 @@ class Watch:
 
     def __init__(self) -> None:
         self.found: list[str] = []
-        self.barriers = 0
         self.meet()
 
     def meet(self) -> None:
@@ -55,7 +54,6 @@ def watched() -> Iterator[Watch]:
 
     def barrier(self: Any, *rest: Any) -> Any:
         watch.meet()
-        watch.barriers += 1
         return kept["create_barrier"](self, *rest)
 
     def another_program(self: Any, *rest: Any) -> Any:

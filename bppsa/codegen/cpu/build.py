@@ -21,7 +21,7 @@ import torch  # noqa: F401  its OpenMP runtime must be in the process before our
 
 from bppsa.codegen import cache, isa
 from bppsa.codegen.cpu import progress, shipped
-from bppsa.errors import BuildError, Reason
+from bppsa.errors import BuildError, MachineError, Reason
 
 BASE = ("-std=c++17", "-O3", "-fno-math-errno", "-shared", "-fPIC")
 PROBE = """
@@ -55,6 +55,7 @@ class _Slot:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.library: ctypes.CDLL | None = None
+        self.looked = False  # among the shipped ones, where it was not, or does not load
         self.refusal = ""  # the text of the BuildError: what was refused once is not tried again in this process
 
 
@@ -80,17 +81,18 @@ def available() -> Reason | None:
 
 def library(source: str) -> ctypes.CDLL:
     """The loaded library of a C++ text, built if neither this process nor the disk has it. Raises `BuildError`, and
-    `MachineError` where this machine lacks the instructions that were asked for."""
+    `MachineError` where this machine, or the compiler, lacks the instructions that were asked for."""
     slot = _slots.get(source) or _slots.setdefault(source, _Slot())
     if slot.library is None:
         with slot.lock:
             if slot.library is None and not slot.refusal:
                 isa.check_runs_here(isa.chosen())
-                slot.library = shipped.library(source)
+                slot.library = None if slot.looked else shipped.library(source)
+                slot.looked = True
             if slot.library is None and not slot.refusal:
                 command = _find_compiler()
                 if isinstance(command, Reason):  # not remembered: a compiler may be installed meanwhile
-                    raise BuildError(shipped.none_of_this_text() + str(command))
+                    raise BuildError(shipped.missed(source) + str(command))
                 try:
                     slot.library = _load(source, _compiler(command))
                 except BuildError as error:
@@ -137,7 +139,14 @@ def _find_compiler() -> tuple[str, ...] | Reason:
 
 def _compiler(command: tuple[str, ...]) -> Compiler:
     status = os.stat(command[0])
-    return _probed(command, flag_sets(isa.chosen()), status.st_mtime_ns, status.st_size)
+    target = isa.chosen()
+    found = _probed(command, flag_sets(target), status.st_mtime_ns, status.st_size)
+    if not set(target.flags) <= set(found.flags) and target.name != isa.NATIVE:
+        raise MachineError(
+            f"{isa.VARIABLE}={target.name}: {' '.join(command)} does not know {' '.join(target.flags)}; unset it, or "
+            "set CXX to a newer compiler, e.g. g++ 11"
+        )
+    return found
 
 
 @functools.lru_cache
@@ -156,7 +165,7 @@ def _probed(command: tuple[str, ...], sets: tuple[tuple[str, ...], ...], mtime_n
 
 def flag_sets(target: isa.Isa) -> tuple[tuple[str, ...], ...]:
     """A compiler gets the first set that it takes: Apple's clang has no -fopenmp, some compilers for ARM no
-    -march=native."""
+    -march=native. One that does not know a level by its name is refused (`_compiler`)."""
     openmp, march = ("-fopenmp",), target.flags
     return tuple((*BASE, *more) for more in ((*march, *openmp), openmp, march, ()))
 

@@ -80,7 +80,7 @@ class NativeKernel:
 
     def threads_by_rows(self, steps: int, rows: int) -> int:
         """As many as have work enough where each has rows of its own."""
-        return max(1, threads_sharing(steps * rows * self._row_ns, LEAST_NS))
+        return threads_sharing(steps * rows * self._row_ns, LEAST_NS)
 
     @property
     def entry(self) -> tuple[int, int]:

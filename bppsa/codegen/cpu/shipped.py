@@ -14,25 +14,25 @@ import platform
 from pathlib import Path
 
 from bppsa.codegen import isa
-from bppsa.errors import BuildError
+from bppsa.decisions import warn_once
 
 INDEX = Path(__file__).parents[2] / "shipped"
 RUNTIMES = ("libgomp", "libiomp5", "libomp")
 
 
 def library(source: str) -> ctypes.CDLL | None:
-    """The loaded library of a C++ text; None where none was shipped for this machine."""
-    level = isa.chosen().shipped
-    if not level:
-        return None
-    path = INDEX / place(source, level, abi())
-    if not path.exists():
+    """The loaded library of a C++ text; None where none was shipped for this machine, or what was does not load, of
+    which one line warns."""
+    path = _path(source)
+    if path is None:
         return None
     _share_openmp()
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        raise BuildError(f"a shipped kernel does not load: {error}; install bppsa again") from error
+        why = str(error).removeprefix(f"{path}: ")  # the same for all kernels, so that one line tells of them
+        warn_once(f"bppsa: a kernel that came with the package does not load: {why}; install bppsa again")
+        return None
 
 
 def is_any() -> bool:
@@ -41,9 +41,17 @@ def is_any() -> bool:
     return bool(level) and (INDEX / abi() / level).is_dir()
 
 
-def none_of_this_text() -> str:
+def missed(source: str) -> str:
     """What to say first where a compiler is asked for; nothing where no kernel was shipped."""
+    if _path(source) is not None:
+        return "the shipped kernel does not load, and "
     return "no kernel of this text was shipped, and " if is_any() else ""
+
+
+def _path(source: str) -> Path | None:
+    level = isa.chosen().shipped
+    path = INDEX / place(source, level, abi())
+    return path if level and path.exists() else None
 
 
 def place(source: str, level: str, abi: str) -> str:

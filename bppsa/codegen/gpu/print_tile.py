@@ -42,7 +42,7 @@ TRITON: dict[Op, str] = {
     Op.EQ: "({} == {}).to(REAL)",
     Op.WHERE: "tl.where({} != 0, {}, {})",
 }
-assert set(TRITON) == set(Op) - STRUCTURAL - SPECIAL  # with which no cell comes here (`frontend.cell.plans`)
+assert set(TRITON) == set(Op) - STRUCTURAL - SPECIAL  # with which no cell comes here (`frontend.planning.sweeps`)
 
 VARIABLE = re.compile(r"\bv\d+\b")
 # Where Triton sees one product feed another, it gives each warp some rows and all columns: good for attention's many

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -44,10 +45,16 @@ DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
 
 
 class OptionError(ShortenTraceback, StrategyError):
-    """A wrong option. Dynamo puts what a backend raises into an error of its own, save for this first family."""
+    """A wrong option. Dynamo puts what a backend raises into an error of its own, save for this first family.
+
+    Its text stays this one line: Dynamo would add the user's line that it traced, which is not what is wrong."""
 
     def __init__(self, text: str) -> None:
-        super().__init__(text, first_useful_frame=None)
+        super().__init__(text, first_useful_frame=sys._getframe(1))
+        self.text = text
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def backend(

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from bppsa.errors import OURS, ArgumentError, BppsaError, InputKindError
+from bppsa.errors import OURS, ArgumentError, BppsaError, InputKindError, kind_of
 from bppsa.frontend.rnn.shapes import shapes_of, weights_of
 from bppsa.frontend.state import state_of
 
@@ -68,10 +68,8 @@ def _no_tensor(module: nn.RNNBase, input: Any, hx: Any) -> Iterator[str]:
 
 
 def _kind(value: Any) -> str:
-    """ "a tuple of 3", "a ndarray", "None"."""
-    if value is None:
-        return "None"
-    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
+    """ "a tuple of 3", "an ndarray", "None"."""
+    return kind_of(value) + (f" of {len(value)}" if isinstance(value, (tuple, list)) else "")
 
 
 def _form(module: nn.RNNBase) -> str:

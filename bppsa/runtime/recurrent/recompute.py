@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bppsa.codegen.language.ir import Kernel
 from bppsa.codegen.language.stretches import Stretches, StretchWork
+from bppsa.codegen.lowering.program import Program
 from bppsa.plan.recompute import StateSizes, steps_between
 from bppsa.runtime.recurrent.after import logical
 from bppsa.runtime.recurrent.backward import Asked
@@ -71,7 +72,7 @@ class Recomputing:
         states = {f"carry{i}": state for i, state in enumerate(asked.passed.states)}
         given, carries = sweep.cotangents(asked.g_outputs, asked.g_finals, extent)
         given |= asked.passed.private
-        for name in multiplied_after(sweep) & states.keys():
+        for name in multiplied_after(sweep.program) & states.keys():
             given[name] = allocate(kernels[0].buffer(name), extent, sweep.dtype)
         held = [name for name in (*states, "saved") if name not in given]
         tensors = dict(given)
@@ -109,9 +110,13 @@ def recomputing(sweep: Sweep, extent: Extent) -> Recomputing | None:
 @lru_cache(maxsize=1024)
 def sizes_of(sweep: Sweep) -> StateSizes:
     """Of a step of one row."""
-    program, word = sweep.program, sweep.dtype.itemsize
+    return state_sizes(sweep.program, sweep.dtype.itemsize)
+
+
+def state_sizes(program: Program, word: int) -> StateSizes:
+    """Of a step of one row. word: bytes of a number."""
     forward, widths = program.apart[0], program.recurrence.carries
-    stay = multiplied_after(sweep) | {f"carry{i}" for i in program.output_carry if i is not None}
+    stay = multiplied_after(program) | {f"carry{i}" for i in program.output_carry if i is not None}
     hidden = sum(width for i, width in enumerate(widths) if f"carry{i}" not in stay)
     saved = sum(b.width for b in forward.buffers if b.name == "saved")
     read = sum(b.width for b in forward.arguments if b.name.startswith(("stream", "source")))
@@ -119,6 +124,6 @@ def sizes_of(sweep: Sweep) -> StateSizes:
     return StateSizes(hidden * word, (sum(widths) + saved) * word, read * word, products / sum(widths))
 
 
-def multiplied_after(sweep: Sweep) -> set[str]:
+def multiplied_after(program: Program) -> set[str]:
     """The buffers of which products after the sweep read all steps."""
-    return {outer.left.buffer for outer in sweep.program.outers}
+    return {outer.left.buffer for outer in program.outers}
