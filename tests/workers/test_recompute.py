@@ -258,6 +258,8 @@ def test_what_recompute_may_be() -> None:
         compile(net, recompute="full")
     with pytest.raises(StrategyError, match=r"recompute\(0\) gives 'all' for stage 0; let it give"):
         compile(net, schedule=gpipe(), stages=2, recompute=lambda s: "all", example_inputs=x)
+    with pytest.raises(StrategyError, match=r"recompute\(0\) gives True for stage 0; let it give"):
+        compile(net, schedule=gpipe(), stages=2, recompute=lambda s: True, example_inputs=x)  # type: ignore[arg-type,return-value]
     with pytest.raises(StrategyError, match="recompute= says nothing with blelloch"):
         compile(nn.GRU(4, 4), schedule=blelloch(K=2), recompute="full")
 

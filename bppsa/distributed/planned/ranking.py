@@ -105,9 +105,7 @@ def ranked(
     return Ranking(tuple(fit), tuple(sorted(large, key=lambda one: one.memory)), refused)
 
 
-def planned(
-    one: Candidate, timeline: Timeline, stages: Sequence[StageEstimate], rates: WorkerRates
-) -> PlannedSchedule:
+def planned(one: Candidate, timeline: Timeline, stages: Sequence[StageEstimate], rates: WorkerRates) -> PlannedSchedule:
     sums = max(map(rates.sending, summed(timeline, stages)))
     held = [held_by(timeline, stages, worker) for worker in range(timeline.W)]
     most = max(held, key=sum)

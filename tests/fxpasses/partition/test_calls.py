@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa import partition
-from bppsa.errors import ArgumentError, PartitionError
+from bppsa.errors import ArgumentError, PartitionError, StrategyError
 from tests.fxpasses.partition.support import run
 
 
@@ -49,8 +49,23 @@ def test_a_call_is_as_the_example_was() -> None:
 
 
 def test_the_number_of_stages_that_nobody_asked_for_is_named() -> None:
-    with pytest.raises(PartitionError, match=r"into 8 stages \(which stages= is by default\); there can be 1 to 1"):
+    with pytest.raises(
+        PartitionError, match=r"into 8 stages; there can be 1 to 1; where stages= is not given, it is 8"
+    ):
         partition(nn.Sequential(nn.Linear(4, 4)), torch.randn(3, 4))
+
+
+def test_an_option_says_something_or_is_an_error() -> None:
+    model, x = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), torch.randn(3, 4)
+    with pytest.raises(StrategyError, match="unknown balance='time'; known: cost, measured"):
+        partition(model, x, 2, balance="time")
+    with pytest.raises(StrategyError, match=r"speeds=\[1, 2\] are not 4 numbers above 0"):
+        partition(model, x, 4, speeds=[1, 2])
+    for options in ({"balance": "measured"}, {"speeds": [1] * 4}, {"share": lambda own: [own]}):
+        with pytest.raises(StrategyError, match=f"{next(iter(options))}= says nothing where stages are given"):
+            partition(model, x, list(model), **options)  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="share= says nothing with balance='cost'"):
+        partition(model, x, 2, share=lambda own: [own])
 
 
 @pytest.mark.parametrize("stages", [0, 9])
