@@ -172,7 +172,7 @@ def table(rows: Sequence[ComparisonRow], units: Units) -> str:
     """Rows as lines of text, numbers to the right, and a legend."""
     heads = [HEADS.get(field.name, field.name.replace("_", " ")) for field in fields(ComparisonRow)]
     lines = in_columns(
-        [heads, *([shown(value) for value in astuple(replace(row, bubble=100 * row.bubble))] for row in rows)]
+        [heads, *([shown(value) for value in astuple(replace(row, bubble=round(100 * row.bubble, 6)))] for row in rows)]
     )
     return "\n".join([*lines, units.of_rows()])
 

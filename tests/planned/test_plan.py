@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import bppsa
 from bppsa.distributed.planned.states import OPTIMIZERS
-from bppsa.errors import PartitionError, ScheduleError, StrategyError
+from bppsa.errors import ArgumentError, PartitionError, ScheduleError, StrategyError
 
 RATES = {"tflops": 1e-3, "bandwidth_gbps": 1.0, "device_gb_per_s": 10.0}
 
@@ -186,5 +186,35 @@ def test_refusals() -> None:
         bppsa.plan_training(small(), IDS, workers=2, dtype=torch.int8, **RATES)
     with pytest.raises(StrategyError, match=r"times\[1\]=\(1.0, 2.0\) are not"):
         bppsa.plan_training(small(), IDS, workers=2, times=[(1.0, 2.0, 2.0), (1.0, 2.0)], **RATES)  # type: ignore[list-item]
+    with pytest.raises(StrategyError, match=r"times=\[\] is no list"):
+        bppsa.plan_training(small(), IDS, workers=2, times=[], **RATES)
+    with pytest.raises(StrategyError, match=r"times\[0\]=\(inf, 1.0, 1.0\) are not"):
+        bppsa.plan_training(small(), IDS, workers=2, times=[(float("inf"), 1.0, 1.0)] * 2, **RATES)
+    with pytest.raises(
+        StrategyError, match=r"dtype=torch\.float8_e4m3fn is no floating-point dtype of torch of 16 bits"
+    ):
+        bppsa.plan_training(small(), IDS, workers=2, dtype=torch.float8_e4m3fn, **RATES)
     with pytest.raises(StrategyError, match="no 3 equal micro-batches"):
         bppsa.plan_training(small(), IDS, workers=2, microbatches=3, **RATES)
+
+
+def test_arguments_of_another_type() -> None:
+    plan = partial(bppsa.plan_training, workers=2, **RATES)
+    with pytest.raises(ArgumentError, match=r"schedules= takes a list of schedules, .* not a Recipe"):
+        plan(small(), IDS, schedules=bppsa.schedule.gpipe())
+    with pytest.raises(ArgumentError, match="example_kwargs= takes a dict"):
+        plan(small(), IDS, example_kwargs=[1])
+    with pytest.raises(ArgumentError, match=r"model= takes an nn\.Module, not a function"):
+        plan(lambda x: x, IDS)
+    with pytest.raises(ArgumentError, match="the example holds a ndarray; give tensors"):
+        plan(small(), IDS.numpy())
+
+
+def test_a_print_is_short_and_tells_what_it_leaves_out() -> None:
+    plan = bppsa.plan_training(small(), IDS, workers=4, **RATES)
+    found, whole = str(plan).splitlines(), plan.text(rows=None).splitlines()
+    assert len(found) == len(plan.about) + 15  # an empty line, heads, ten rows, two lines of legend and one of the rest
+    assert found[-1].startswith(f"not shown: {len(plan.ranking.fit) - 10} that fit, 4 that cannot run; text(rows=None)")
+    assert len(whole) == len(plan.about) + len(plan.ranking.fit) + 5
+    assert whole[-1].startswith("cannot run: gpipe, 8 stages; naive, 8 stages; ")
+    assert "e-1" not in str(plan)
