@@ -13,6 +13,8 @@ from torch.utils.flop_counter import flop_registry
 from bppsa.schedule.compare import in_columns
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 
+SELECTIVE = "selective"  # what a stage runs again before its backward, as "full" is
+COST, MEASURED = "cost", "measured"  # what stages are made equal by
 INPUT = -1  # the "stage" that an argument of the model comes from
 WHOLE = "whole"  # in the meta of a stage's node: no place to split the backward, since it gives several tensors, or one
 # that is read and then changed in place

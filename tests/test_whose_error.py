@@ -158,6 +158,7 @@ WIDE = {
 # file -> why an error caught there is never our own, or is never taken for an answer
 ALONE = {
     "frontend/rnn/autocast.py": "around one call of PyTorch's",
+    "distributed/script/checkpoints.py": "around calls of PyTorch's",
     "runtime/transport/carrier.py": "around calls of torch.distributed, whose errors are handed on",
     "runtime/worker/execute.py": "handed on, with the job that it came from",
 }

@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from bppsa.errors import ArgumentError, StrategyError
 from bppsa.plan.forward import Forward
 from bppsa.plan.strategy import Strategy
+from bppsa.schedule.recompute import FULL
 from bppsa.schedule.spec import Build, Recipe, Schedule
+from bppsa.stages import COST, MEASURED, SELECTIVE
 
 FALLBACKS = ("eager", "inductor")
 SPARSE = ("masks", "auto")
 DATA = ("global", "local")
-RECOMPUTE = ("full", "selective")
-BALANCE = ("cost", "measured")
+RECOMPUTE = (FULL, SELECTIVE)
+BALANCE = (COST, MEASURED)
 
 
 class OptionKind(NamedTuple):
@@ -175,7 +177,7 @@ class ScheduleOptions(ProductOptions):
     data: str = "global"
     seed: int | None = None
     recompute: str | Callable[[int], str | None] | None = None
-    balance: str = "cost"
+    balance: str = COST
     speeds: Sequence[float] | None = None
 
     @property

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from bppsa.api.planning import plan_training
+from bppsa.distributed.planned.plan import SHOWN
 from bppsa.distributed.planned.states import OPTIMIZERS
 from bppsa.errors import BppsaError, StrategyError
 
@@ -35,14 +36,14 @@ NUMBERS: dict[str, tuple[type, bool, str]] = {
 def main(arguments: Sequence[str] | None = None) -> None:
     """Print the ranking, and write the page where --html names a file."""
     given = vars(parser().parse_args(arguments))
-    page, place, name = given.pop("html"), given.pop("build"), given.pop("dtype")
+    page, place, name, rows = given.pop("html"), given.pop("build"), given.pop("dtype"), given.pop("rows")
     try:
         dtype = dtype_of(name)
         build = loaded(place)
         with torch.device("meta"):
             model, example = pair(place, build())
         plan = plan_training(model, example, dtype=dtype, **given)
-        print(plan)
+        print(plan.text(rows))
         if page:
             plan.html(page)
     except (BppsaError, OSError) as error:  # OSError: a page that cannot be written
@@ -58,6 +59,9 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(f"--{name.replace('_', '-')}", type=kind, required=needed, help=says)
     made.add_argument("--dtype", help="of weights, such as bfloat16 (that of the model)")
     made.add_argument("--optimizer", default="adamw", help=f"one of {', '.join(OPTIMIZERS)} (adamw)")
+    made.add_argument(
+        "--all", dest="rows", action="store_const", const=None, default=SHOWN, help="print all, not the best alone"
+    )
     made.add_argument("--html", type=Path, metavar="FILE", help="write the page")
     return made
 

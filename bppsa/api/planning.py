@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bppsa.api.options import is_int, is_positive
+from bppsa.api.options import KINDS, is_int, is_positive
 from bppsa.distributed.planned.estimates import Times, WorkerRates, estimates
 from bppsa.distributed.planned.plan import TrainingPlan
 from bppsa.distributed.planned.ranking import GIGA, Schedules, ranked
 from bppsa.distributed.planned.states import state_of_optimizer
 from bppsa.distributed.planned.texts import PlannedStep, about, nothing_fits
 from bppsa.distributed.planned.tracing import traced
-from bppsa.errors import ScheduleError, StrategyError
+from bppsa.errors import ArgumentError, ScheduleError, StrategyError
 from bppsa.schedule.spec import SPLIT
 
+HALF = 2  # bytes
 OPTIONAL = {"batch", "microbatches", "memory_gb", "device_gb_per_s"}
 
 
@@ -41,10 +42,11 @@ def plan_training(
 ) -> TrainingPlan:
     """Return the schedules of the zoo for this model, ranked by predicted ms a step, each with and without recompute.
 
-    The model is traced on the meta device and takes no memory, so it may be on that device itself. It is cut between
-    ops into as many stages as workers, and twice as many. A stage's time is that of its ops, each the longer of its
-    flops at `tflops` and its bytes at `device_gb_per_s`: the best a device could do at these rates. Messages take their
-    bytes at `bandwidth_gbps`, without latency; sums of gradients begin when the last job has ended.
+    The model is traced on the meta device and takes no memory, so it may be on that device itself. It should return its
+    loss: of one that does not, all outputs are differentiated, and what a loss would take is not counted. It is cut
+    between ops into as many stages as workers, and twice as many. A stage's time is that of its ops, each the longer of
+    its flops at `tflops` and its bytes at `device_gb_per_s`: the best a device could do at these rates. Messages take
+    their bytes at `bandwidth_gbps`, without latency; sums of gradients begin when the last job has ended.
 
     Args:
         model: what to train; left as it is.
@@ -67,10 +69,12 @@ def plan_training(
 
     Raises:
         PartitionError: the model does not run without values, or has nothing to train (a RuntimeError).
+        ArgumentError: an argument of another type, such as an array in the example (a TypeError).
         StrategyError: a number or a dtype that is none, an optimizer that is not known, or a batch that cannot be
             divided (a ValueError).
         ScheduleError: no schedule fits; the text says by how much, and what would help (a ValueError).
     """
+    check_kinds(model, example, example_kwargs, schedules)
     check_numbers("count", is_count, workers=workers, batch=batch, microbatches=microbatches)
     check_numbers("finite number", is_positive, memory_gb=memory_gb, device_gb_per_s=device_gb_per_s)
     check_numbers("finite number", is_positive, tflops=tflops, bandwidth_gbps=bandwidth_gbps)
@@ -105,12 +109,42 @@ def check_numbers(what: str, fits: Callable[[Any], bool], **numbers: Any) -> Non
             raise StrategyError(f"{name}={value!r} is no {what} above 0")
 
 
+def check_kinds(model: Any, example: Any, example_kwargs: Any, schedules: Any) -> None:
+    """Raises ArgumentError for another type than each takes."""
+    if not isinstance(model, nn.Module):
+        raise ArgumentError(f"model= takes an nn.Module, not a {type(model).__name__}")
+    if example_kwargs is not None:
+        KINDS["example_kwargs"].check("example_kwargs", example_kwargs)
+    for leaf in tree_leaves((example, example_kwargs)):
+        if getattr(leaf, "ndim", 0) and not isinstance(leaf, Tensor):
+            raise ArgumentError(f"the example holds a {type(leaf).__name__}; give tensors, as torch.from_numpy(x) is")
+    if schedules is not None and (isinstance(schedules, str) or not isinstance(schedules, Iterable)):
+        raise ArgumentError(
+            f"schedules= takes a list of schedules, such as [bppsa.schedule.gpipe()], not a {type(schedules).__name__}"
+        )
+
+
 def check_given(dtype: Any, times: Any) -> None:
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise StrategyError(f"dtype={dtype!r} is no floating-point dtype of torch, such as torch.bfloat16")
-    for s, own in enumerate(times or ()):
-        if len(own) != len(SPLIT) or not all(isinstance(one, (int, float)) and one >= 0 for one in own):
+    if dtype is not None and not is_trainable(dtype):
+        raise StrategyError(
+            f"dtype={dtype!r} is no floating-point dtype of torch of 16 bits or more, such as torch.bfloat16"
+        )
+    if times is None:
+        return
+    if not isinstance(times, Sequence) or not times:
+        raise StrategyError(f"times={times!r} is no list of (forward, backward, weight) in ms for each stage")
+    for s, own in enumerate(times):
+        if not isinstance(own, Sequence) or len(own) != len(SPLIT) or not all(map(is_time, own)):
             raise StrategyError(f"times[{s}]={own!r} are not (forward, backward, weight) in ms, 0 or more")
+
+
+def is_trainable(dtype: Any) -> bool:
+    """Whether PyTorch computes gradients in it."""
+    return isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype.itemsize >= HALF
+
+
+def is_time(value: Any) -> bool:
+    return is_positive(value) or (value == 0 and not isinstance(value, bool))
 
 
 def rows_of(example: Sequence[Any]) -> int:

@@ -24,7 +24,7 @@ from bppsa.errors import ScheduleError, StrategyError
 from bppsa.runtime.worker.shell import holder, tensors_in
 from bppsa.schedule.spec import bound_to
 from bppsa.schedule.timeline import Timeline
-from bppsa.stages import OverTime, Stages
+from bppsa.stages import COST, MEASURED, OverTime, Stages
 
 if TYPE_CHECKING:
     from bppsa.runtime.transport.group import GroupTransport
@@ -64,7 +64,7 @@ def check_stages(settings: Settings, stages: int | Sequence[nn.Module] | None) -
             f"stages= says nothing with {settings.schedule}, whose stages are {chunks} chunks of each recurrent layer; "
             f"leave it out"
         )
-    if (settings.balance != "cost" or settings.speeds) and (chunks is not None or not isinstance(stages, int | None)):
+    if (settings.balance != COST or settings.speeds) and (chunks is not None or not isinstance(stages, int | None)):
         name = "speeds=" if settings.speeds else "balance="
         raise StrategyError(f"{name} says nothing where stages are given or are chunks of time; leave it out")
     if settings.recompute is not None and chunks is not None:
@@ -107,7 +107,7 @@ def cut(
     chunks = getattr(settings.schedule, "chunks", None)
     if chunks is not None:
         return over_time(model, args, kwargs, chunks)
-    if not isinstance(stages, int) or (settings.balance == "cost" and not settings.speeds):
+    if not isinstance(stages, int) or (settings.balance == COST and not settings.speeds):
         return partition(model, tuple(args), stages, example_kwargs=kwargs)
     bound = bound_to(settings.schedule, stages, settings.microbatches, settings.workers)
     speeds = stage_speeds(bound, stages, settings.microbatches, settings.speeds)
@@ -119,7 +119,7 @@ def cut(
             example_kwargs=kwargs,
             balance=settings.balance,
             speeds=speeds,
-            share=share,
+            **({"share": share} if settings.balance == MEASURED else {}),
         )
 
 

@@ -8,7 +8,8 @@ python -m bppsa.schedule search gpipe my_schedule.py:name -S 8 -B 16 -W 8
 python -m bppsa.schedule search -S 8 -B 16 -W 8 --forward-ms 12 --activation-mb 50 --bandwidth 10
 python -m bppsa.schedule search -S 8 -B 16 -W 8 --activation-mb 900 --kept 0.1 --memory-gb 6 --recompute auto
 
-Without units a time of 1 is a job's, and a size of 1 is what one micro-batch's activations of a stage take.
+Without units a time of 1 is a job's, and a size of 1 is what one micro-batch's activations of a stage take. Numbers
+are such as 1, 2/3 or 0.5.
 """
 
 from __future__ import annotations
@@ -23,24 +24,35 @@ from typing import Any
 from bppsa.errors import ScheduleError
 from bppsa.schedule.compare import compare
 from bppsa.schedule.draw import column
-from bppsa.schedule.names import PARAMETERS, ZOO, loaded, made_by, named
-from bppsa.schedule.recompute import Recompute
-from bppsa.schedule.search import search
+from bppsa.schedule.names import PARAMETERS, ZOO, loaded, made_by, named, signature
+from bppsa.schedule.recompute import FULL, Recompute
+from bppsa.schedule.search import AUTO, search
 from bppsa.schedule.simulator import simulate
 from bppsa.schedule.spec import Build, Recipe, Schedule
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import JOBS, Units
+from bppsa.schedule.zoo.looped import OWNERS
+from bppsa.schedule.zoo.time_chunks import MIDDLES
 
-COSTS = (
-    "forward",
-    "backward",
-    "weight",
-    "activation_time",
-    "gradient_time",
-    "weight_time",
-    "activation_sizes",
-    "weight_sizes",
-)
+COSTS = {
+    "forward": "time of one forward job (1)",
+    "backward": "time of one backward job; where it is split, of the gradient of the input (1)",
+    "weight": "time of one job for the gradient of the weights, where the backward is split (1)",
+    "activation_time": "time to bring a stage's input from another worker (0)",
+    "gradient_time": "time to bring the gradient of a stage's output from another worker (0)",
+    "weight_time": "time to fetch a stage's weights from their owner (0)",
+    "activation_sizes": "what one micro-batch's activations of a stage take (1)",
+    "weight_sizes": "what the weights of a stage take (1)",
+}
+MEANINGS = {  # of the schedules' parameters
+    "G": "number of groups of workers",
+    "R": "number of workers of each group",
+    "V": "number of stages of each worker",
+    "waves": "number of waves of micro-batches",
+    "K": "number of chunks of time",
+    "owner": f"who owns a stage's weights, one of {', '.join(OWNERS)}",
+    "middle": f"how summaries of chunks are scanned, one of {', '.join(MIDDLES)}",
+}
 MOST_COLUMNS = 60  # of a diagram in a terminal
 TIMES = ("forward", "backward", "weight", "activation_time", "gradient_time", "weight_time")
 SIZES = ("activation_sizes", "weight_sizes")
@@ -80,25 +92,41 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("-W", type=int, help="workers (as many as the schedule needs)")
     for name, parameter in PARAMETERS.items():
         kind = str if isinstance(parameter.default, str) else int
-        made.add_argument(f"--{name}", type=kind, help="of the schedules that have it")
-    for cost in COSTS:
-        made.add_argument(f"--{cost.replace('_', '-')}", type=Fraction, metavar="NUMBER", help="such as 1, 2/3 or 0.5")
+        made.add_argument(f"--{name}", type=kind, help=f"{MEANINGS[name]} ({', '.join(having(name))})")
+    for cost, help in COSTS.items():
+        made.add_argument(option(cost), type=number, metavar="NUMBER", help=help)
     for name, (metavar, help) in MEASURES.items():
-        made.add_argument(f"--{name.replace('_', '-')}", type=Fraction, metavar=metavar, help=help)
-    made.add_argument("--memory", type=Fraction, help="search: what a worker can hold of activations and weights")
-    made.add_argument("--memory-gb", type=Fraction, metavar="GB", help="search: the same in GB; needs --activation-mb")
+        made.add_argument(option(name), type=number, metavar=metavar, help=help)
+    made.add_argument("--memory", type=number, help="search: what a worker can hold of activations and weights")
+    made.add_argument("--memory-gb", type=number, metavar="GB", help="search: the same in GB; needs --activation-mb")
     made.add_argument(
         "--recompute",
-        choices=("full", "auto"),
-        help="run each forward again before its backward; search: auto tries both",
+        choices=(FULL, AUTO),
+        help="full: run each forward again before its backward; auto (search): try both",
     )
     made.add_argument(
-        "--kept", type=Fraction, metavar="SHARE", help="with --recompute: of a stage's activations, what is held (0)"
+        "--kept", type=number, metavar="SHARE", help="with --recompute: of a stage's activations, what is held (0)"
     )
     made.add_argument("--svg", type=Path, metavar="FILE", help="write the diagram")
     made.add_argument("--trace", type=Path, metavar="FILE", help="write a trace for chrome://tracing or Perfetto")
     made.add_argument("--batches", action="store_true", help="name the micro-batch of each job")
     return made
+
+
+def option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def number(text: str) -> Fraction:
+    try:
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number, such as 1, 2/3 or 0.5") from None
+
+
+def having(parameter: str) -> list[str]:
+    """The schedules that have it."""
+    return [name for name, entry in ZOO.items() if parameter in signature(entry).parameters]
 
 
 def draw(given: argparse.Namespace) -> None:
@@ -121,7 +149,7 @@ def print_search(given: argparse.Namespace) -> None:
     among = [named(word) for word in given.words[1:]] or None
     limits: dict[str, Any] = {"memory": whole(given.memory), "memory_gb": whole(given.memory_gb)}
     again = recomputed(given)
-    tried = [None, again] if given.recompute == "auto" else again
+    tried = [None, again] if given.recompute == AUTO else again
     print(search(**numbers(given) | {"W": given.W or given.S, "recompute": tried}, **limits, schedules=among))
 
 
@@ -135,13 +163,16 @@ READ: dict[Callable[[argparse.Namespace], None], set[str]] = {
 
 
 def refuse_unused(given: argparse.Namespace, command: Callable[[argparse.Namespace], None]) -> None:
-    unused = [name for name in sorted(set().union(*READ.values()) - READ[command]) if getattr(given, name)]
+    others = sorted(set().union(*READ.values()) - READ[command])
+    unused = [name for name in others if getattr(given, name) is not None and getattr(given, name) is not False]
     if unused:
         raise ScheduleError(
-            f"--{unused[0]} says nothing here; a schedule's parameters go with its name, as in 'lpp(G=2, R=4)'"
+            f"{option(unused[0])} says nothing here; a schedule's parameters go with its name, as in 'lpp(G=2, R=4)'"
             if unused[0] in PARAMETERS
-            else f"--{unused[0]} says nothing here; --help tells what does"
+            else f"{option(unused[0])} says nothing here; --help tells what does"
         )
+    if given.recompute == AUTO and command is not print_search:
+        raise ScheduleError("--recompute auto is for search, which tries both; give --recompute full, or leave it out")
 
 
 def numbers(given: argparse.Namespace) -> dict[str, Any]:
@@ -152,12 +183,14 @@ def numbers(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def recomputed(given: argparse.Namespace) -> Recompute | None:
-    """What is recomputed. Raises ScheduleError for a share of nothing."""
+    """What is recomputed. Raises ScheduleError for a share of nothing, or what is none."""
     if given.recompute is None:
         if given.kept is not None:
             raise ScheduleError("--kept is what a stage holds that is recomputed; give --recompute too")
         return None
     share = given.kept or Fraction(0)
+    if not 0 <= share <= 1:
+        raise ScheduleError(f"--kept {share} is no share of a stage's activations, from 0 to 1")
     sizes = given.activation_sizes if given.activation_sizes is not None else Fraction(1)
     return Recompute(kept=whole(share * sizes * (given.activation_mb or 1)) or 0)
 
@@ -178,7 +211,7 @@ def measured(given: argparse.Namespace, costs: dict[str, Fraction]) -> dict[str,
     sent = {"activation_time": "activation_sizes", "gradient_time": "activation_sizes", "weight_time": "weight_sizes"}
     twice = [name for name in sent if name in costs]
     if twice:
-        raise ScheduleError(f"--bandwidth says what --{twice[0].replace('_', '-')} says too; give one of them")
+        raise ScheduleError(f"--bandwidth says what {option(twice[0])} says too; give one of them")
     return found | {name: found[size] / given.bandwidth for name, size in sent.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule.recompute import Recompute, recompute_of
@@ -31,6 +31,11 @@ class ComparisonRow:
     gradient_receives: int
     weight_receives: int
     receives: int
+
+
+class SimulatedRow(NamedTuple):
+    row: ComparisonRow
+    timeline: Timeline
 
 
 HEADS = {"bubble": "bubble %"}
@@ -74,7 +79,7 @@ def compare(
     split = any(splits(recipe, S, B, W) for recipe in recipes)
     numbers = {"S": S, "B": B, "W": W, "backward": backward, "weight": weight, "units": units, **costs}
     found = [(recipe.name, row_or_reason(recipe, split=split, **numbers)) for recipe in recipes]
-    rows = tuple(of for _, of in found if isinstance(of, ComparisonRow))
+    rows = tuple(of.row for _, of in found if isinstance(of, SimulatedRow))
     refused = tuple((name, why) for name, why in found if isinstance(why, str))
     if not rows:
         raise ScheduleError(f"no schedule can run: {reasons(refused)}")
@@ -110,14 +115,14 @@ def row_or_reason(
     weight: Cost,
     recompute: Recompute | bool | str | None = None,
     **costs: Any,
-) -> ComparisonRow | str:
+) -> SimulatedRow | str:
     """What a schedule takes, or why it cannot run. split: the whole of a backward is backward + weight."""
     try:
         bound = bound_to(recipe, S, B, W)
         whole = of_backward(bound, backward, weight, S, split)
         again = recompute_of(recompute)
         timeline = simulate(bound, S=S, B=B, W=W, backward=whole, weight=weight, recompute=again, **costs)
-        return row(with_recompute(recipe.name, again), timeline)
+        return SimulatedRow(row(with_recompute(recipe.name, again), timeline), timeline)
     except ScheduleError as error:
         return str(error)
 
@@ -167,7 +172,7 @@ def table(rows: Sequence[ComparisonRow], units: Units) -> str:
     """Rows as lines of text, numbers to the right, and a legend."""
     heads = [HEADS.get(field.name, field.name.replace("_", " ")) for field in fields(ComparisonRow)]
     lines = in_columns(
-        [heads, *([shown(value) for value in astuple(replace(row, bubble=100 * row.bubble))] for row in rows)]
+        [heads, *([shown(value) for value in astuple(replace(row, bubble=round(100 * row.bubble, 6)))] for row in rows)]
     )
     return "\n".join([*lines, units.of_rows()])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import product
 from numbers import Real
@@ -15,6 +15,7 @@ from bppsa.schedule.compare import ComparisonRow, as_recipe, reasons, row_or_rea
 from bppsa.schedule.recompute import Recompute, recompute_of
 from bppsa.schedule.simulator import Cost, Number
 from bppsa.schedule.spec import Build, Recipe, Schedule, check_counts
+from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import BYTES, JOBS, Units
 
 NOT_TRIED = {
@@ -44,13 +45,14 @@ def candidates(S: int, W: int) -> Iterator[Recipe]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A schedule that was tried. row: None where it cannot run. lost: why it is not the best; "" for the best.
-    recompute: what it recomputes, None where that is nothing."""
+    """A schedule that was tried. row, timeline: None where it cannot run. lost: why it is not the best; "" for the
+    best. recompute: what it recomputes, None where that is nothing."""
 
     recipe: Recipe
     row: ComparisonRow | None
     lost: str
     recompute: Recompute | None = None
+    timeline: Timeline | None = field(default=None, compare=False)
 
     @property
     def name(self) -> str:
@@ -125,10 +127,11 @@ def search(
         found = row_or_reason(recipe, split=True, recompute=again, **numbers)
         if isinstance(found, str):
             lost.append(Candidate(recipe, None, found, again))
-        elif limit is not None and found.memory > limit:
-            lost.append(Candidate(recipe, found, f"holds {told(found.memory)} of memory {told(limit)}", again))
+        elif limit is not None and found.row.memory > limit:
+            why = f"holds {told(found.row.memory)} of memory {told(limit)}"
+            lost.append(Candidate(recipe, found.row, why, again, found.timeline))
         else:
-            fit.append((key(found), Candidate(recipe, found, "", again)))
+            fit.append((key(found.row), Candidate(recipe, found.row, "", again, found.timeline)))
     if not fit:
         raise ScheduleError(nothing_fits(S, B, W, limit, lost, units))
     fit.sort(key=lambda pair: pair[0])

@@ -1,4 +1,4 @@
-"""bppsa.plan_training: what it counts equals what PyTorch counts, and its ranking what `simulate` gives."""
+"""bppsa.plan_training: what it counts equals what PyTorch counts, and its ranking what follows by hand."""
 
 from __future__ import annotations
 
@@ -13,13 +13,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 import bppsa
-from bppsa.distributed.planned.estimates import WorkerRates
-from bppsa.distributed.planned.ranking import costs_of
 from bppsa.distributed.planned.states import OPTIMIZERS
-from bppsa.errors import PartitionError, ScheduleError, StrategyError
-from bppsa.schedule import simulate
-from bppsa.schedule.compare import of_backward
-from bppsa.schedule.spec import bound_to
+from bppsa.errors import ArgumentError, PartitionError, ScheduleError, StrategyError
 
 RATES = {"tflops": 1e-3, "bandwidth_gbps": 1.0, "device_gb_per_s": 10.0}
 
@@ -99,17 +94,49 @@ def test_activations_are_what_autograd_keeps() -> None:
     assert kept.activations == 4 * (4 * 10 + 4 * 20)  # the argument, and what tanh gives
 
 
-def test_the_ranking_is_simulates() -> None:
-    plan = bppsa.plan_training(small(), IDS, workers=4, **RATES)
-    rates = WorkerRates(1e9, 1e10, 1e9 / 8)
-    for one in plan.ranking.fit:
-        S, costs = len(one.stages), costs_of(one.stages, rates)
-        bound = bound_to(one.schedule, S, 8, 4)
-        whole = of_backward(bound, costs["backward"], costs["weight"], S, split=True)
-        direct = simulate(bound, S=S, B=8, W=4, recompute=one.recompute, **{**costs, "backward": whole})
-        assert one.ms == pytest.approx(direct.makespan + one.sums_ms)
-    assert [one.ms for one in plan.ranking.fit] == sorted(one.ms for one in plan.ranking.fit)
-    assert {"full"} == {one.recompute.name for one in plan.ranking.fit if one.recompute}
+def test_two_stages_by_hand() -> None:
+    """What goes from one to the other is 125 * 250 floats, 1 ms at 1 Gbit/s."""
+    model = nn.Sequential(nn.Linear(10, 250, bias=False), nn.Linear(250, 5, bias=False))
+    plan = bppsa.plan_training(
+        model,
+        torch.zeros(250, 10),
+        workers=2,
+        microbatches=2,
+        optimizer="sgd",
+        times=[(1.0, 2.0, 3.0), (4.0, 5.0, 6.0)],
+        schedules=[bppsa.schedule.gpipe()],
+        **RATES,
+    )
+    plain, again = plan.ranking.fit
+    # F of stage 1 from 2 to 10, its B to 32; the last gradient is there at 33, and B of stage 0 takes 2 + 3.
+    assert (plain.ms, plain.sums_ms, plain.recompute) == (38, 0, None)
+    assert plain.timeline.end[1, 1, "F"] == 10
+    # Each B of stage 1 takes 4 longer, and that of stage 0 takes 1 longer.
+    assert (again.ms, again.name) == (47, "gpipe + full recompute")
+    held = plain.weights, plain.gradients, plain.optimizer, plain.fetched, plain.activations
+    assert held == (5000, 5000, 0, 0, 2 * 125_000)  # of the second stage
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.blocks = nn.Embedding(100, 8), nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+        self.out = nn.Linear(8, 100, bias=False)
+        self.out.weight = self.words.weight
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.out(self.blocks(self.words(ids))).logsumexp(-1).mean()
+
+
+def test_a_worker_holds_a_tied_weight_once() -> None:
+    """And its gradients are summed once, also where two stages of a pipeline share it."""
+    model, zoo = Tied(), bppsa.schedule
+    tied, weights = model.words.weight.nbytes, sum(p.nbytes for p in model.parameters())
+    plan = bppsa.plan_training(model, IDS, workers=2, schedules=[zoo.ddp(), zoo.gpipe()], optimizer="sgd", **RATES)
+    found = {one.schedule.name: one for one in plan.ranking.fit if one.recompute is None and len(one.stages) == 2}
+    assert found["ddp"].weights == found["ddp"].gradients == weights
+    assert found["ddp"].sums_ms == pytest.approx(8 * weights / 1e6)
+    assert found["gpipe"].sums_ms == pytest.approx(8 * tied / 1e6)
 
 
 def test_replicas_hold_all_and_pay_for_sums() -> None:
@@ -159,5 +186,35 @@ def test_refusals() -> None:
         bppsa.plan_training(small(), IDS, workers=2, dtype=torch.int8, **RATES)
     with pytest.raises(StrategyError, match=r"times\[1\]=\(1.0, 2.0\) are not"):
         bppsa.plan_training(small(), IDS, workers=2, times=[(1.0, 2.0, 2.0), (1.0, 2.0)], **RATES)  # type: ignore[list-item]
+    with pytest.raises(StrategyError, match=r"times=\[\] is no list"):
+        bppsa.plan_training(small(), IDS, workers=2, times=[], **RATES)
+    with pytest.raises(StrategyError, match=r"times\[0\]=\(inf, 1.0, 1.0\) are not"):
+        bppsa.plan_training(small(), IDS, workers=2, times=[(float("inf"), 1.0, 1.0)] * 2, **RATES)
+    with pytest.raises(
+        StrategyError, match=r"dtype=torch\.float8_e4m3fn is no floating-point dtype of torch of 16 bits"
+    ):
+        bppsa.plan_training(small(), IDS, workers=2, dtype=torch.float8_e4m3fn, **RATES)
     with pytest.raises(StrategyError, match="no 3 equal micro-batches"):
         bppsa.plan_training(small(), IDS, workers=2, microbatches=3, **RATES)
+
+
+def test_arguments_of_another_type() -> None:
+    plan = partial(bppsa.plan_training, workers=2, **RATES)
+    with pytest.raises(ArgumentError, match=r"schedules= takes a list of schedules, .* not a Recipe"):
+        plan(small(), IDS, schedules=bppsa.schedule.gpipe())
+    with pytest.raises(ArgumentError, match="example_kwargs= takes a dict"):
+        plan(small(), IDS, example_kwargs=[1])
+    with pytest.raises(ArgumentError, match=r"model= takes an nn\.Module, not a function"):
+        plan(lambda x: x, IDS)
+    with pytest.raises(ArgumentError, match="the example holds a ndarray; give tensors"):
+        plan(small(), IDS.numpy())
+
+
+def test_a_print_is_short_and_tells_what_it_leaves_out() -> None:
+    plan = bppsa.plan_training(small(), IDS, workers=4, **RATES)
+    found, whole = str(plan).splitlines(), plan.text(rows=None).splitlines()
+    assert len(found) == len(plan.about) + 15  # an empty line, heads, ten rows, two lines of legend and one of the rest
+    assert found[-1].startswith(f"not shown: {len(plan.ranking.fit) - 10} that fit, 4 that cannot run; text(rows=None)")
+    assert len(whole) == len(plan.about) + len(plan.ranking.fit) + 5
+    assert whole[-1].startswith("cannot run: gpipe, 8 stages; naive, 8 stages; ")
+    assert "e-1" not in str(plan)

@@ -10,6 +10,7 @@ import pytest
 
 from bppsa.schedule import __main__ as command
 from bppsa.schedule import blelloch, fslpp, lpp, simulate, wavelet_dp
+from bppsa.schedule.names import PARAMETERS
 
 MINE = """
 from bppsa.schedule import Schedule
@@ -106,11 +107,31 @@ def test_a_name_that_is_printed_can_be_asked_for(capsys: pytest.CaptureFixture[s
             "says what --weight-time says too",
         ),
         (["search", "--memory", "0"], "fits in memory 0"),
+        (["gpipe", "--memory", "0"], "--memory says nothing here"),
+        (["gpipe", "--memory-gb", "3"], "--memory-gb says nothing here"),
+        (["gpipe", "--recompute", "full", "--kept", "1.5"], "--kept 3/2 is no share"),
+        (["compare", "gpipe", "--recompute", "auto"], "--recompute auto is for search"),
     ],
 )
 def test_refusals(words: list[str], error: str) -> None:
     with pytest.raises(SystemExit, match=error):
         command.main(words)
+
+
+@pytest.mark.parametrize("words", [["--forward", "1/0"], ["--forward-ms", "x"]])
+def test_what_is_no_number(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        command.main(["gpipe", *words])
+    assert f"argument {words[0]}: '{words[1]}' is no number, such as 1, 2/3 or 0.5" in capsys.readouterr().err
+
+
+def test_help_says_what_each_parameter_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.MEANINGS.keys() == PARAMETERS.keys()
+    with pytest.raises(SystemExit):
+        command.main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "--G G number of groups of workers (breadth_first, depth_first, fslpp, lpp)" in text
+    assert "--forward NUMBER time of one forward job (1)" in text
 
 
 def test_a_file_without_the_name(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch.amp import GradScaler
 from torch.nn import functional as F
 
 from bppsa import compile, schedule, trainer
+from bppsa.errors import ArgumentError, WorkerError
 from tests.workers import support
 
 SCHEDULES = {"one_f_one_b": schedule.one_f_one_b(), "ddp": schedule.ddp(), "fsdp": schedule.fsdp()}
@@ -146,6 +148,24 @@ def resumed(rank: int, name: str, folder: str) -> list[float]:
     assert found is not None
     assert found["epoch"] == 3
     return run.train(range(2, STEPS))
+
+
+def failing(rank: int, folder: str) -> bool:
+    """Whether a save and a load that fail on one rank are errors on both, and steps work afterwards."""
+    torch.set_default_dtype(torch.float64)
+    run = Run("ddp", seed=1)
+    told = []
+    try:
+        trainer(run.model).save(folder, place=Path(folder))  # which the first rank writes
+    except (ArgumentError, WorkerError) as error:
+        told.append("place= is or holds" in str(error))
+    trainer(run.model).save(folder, run.optimizer)
+    try:
+        trainer(run.model).load(folder, run.optimizer, **({"scheduler": run.scheduler} if rank else {}))
+    except (ArgumentError, WorkerError) as error:
+        told.append("no entry 'scheduler'" in str(error))
+    run.train(range(1))
+    return told == [True, True]
 
 
 def masked(output: Tensor, target: Tensor) -> Tensor:

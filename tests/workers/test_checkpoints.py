@@ -11,6 +11,7 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from bppsa import trainer
 from bppsa.distributed.script import checkpoints
+from bppsa.errors import ArgumentError
 from tests.workers import scripts, support
 from tests.workers.ranks import run_ranks
 
@@ -43,6 +44,30 @@ def test_pytorch_loads_it_alone(tmp_path: Path) -> None:
     with checkpoints.alone():
         state_dict_loader.load(state, checkpoint_id=place, no_dist=True)
     support.close(dict(model.state_dict()), dict(run.model.state_dict()), 0)
+
+
+@pytest.mark.parametrize("value", [Path("data"), torch.zeros(2).numpy(), [{"inner": min}, print], lambda: 0])
+def test_what_could_not_be_loaded_is_not_saved(tmp_path: Path, value: Any) -> None:
+    run = scripts.Run("one_f_one_b", seed=1)
+    place = trainer(run.model).save(tmp_path)
+    run.train(range(1))
+    with pytest.raises(ArgumentError, match=r"place= is or holds what torch\.load does not load"):
+        trainer(run.model).save(tmp_path, epoch=3, place=value)
+    assert checkpoints.newest(tmp_path) == place
+
+
+def test_an_entry_that_was_not_saved_is_named(tmp_path: Path) -> None:
+    run = scripts.Run("one_f_one_b", seed=1)
+    trainer(run.model).save(tmp_path, epoch=3)
+    before = scripts.Run("one_f_one_b", seed=2)
+    expected = before.model.state_dict()["0.weight"].clone()
+    with pytest.raises(ArgumentError, match=r"has no entry 'scheduler' to load; .* beside the model: epoch"):
+        trainer(before.model).load(tmp_path, scheduler=before.scheduler)
+    assert torch.equal(before.model.state_dict()["0.weight"], expected)
+
+
+def test_ranks_are_told_of_what_fails_on_one(tmp_path: Path) -> None:
+    assert run_ranks(scripts.failing, 2, str(tmp_path)) == [True, True]
 
 
 def test_what_is_not_whole_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

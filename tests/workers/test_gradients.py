@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
 
-from bppsa import compile
+from bppsa import compile, schedule
 from tests.breadth import alternate, examples
 from tests.workers import support, zoo
 
@@ -18,6 +20,23 @@ from tests.workers import support, zoo
 def batch(rows: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
     other = {"y": support.real(rows, zoo.WIDTH), "power": 1.5}
     return (support.real(rows, zoo.WIDTH), other), {"scale": 0.7}
+
+
+def test_sparse_gradients_stay_sparse() -> None:
+    torch.manual_seed(0)
+    with support.float64():
+        model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 3))
+    reference, ids, target = copy.deepcopy(model), torch.randint(9, (8,)), torch.randint(3, (8,))
+    expected = F.cross_entropy(reference(ids), target)
+    expected.backward()
+    compiled: Any = compile(
+        model, schedule=schedule.gpipe(), stages=2, microbatches=3, loss_fn=F.cross_entropy, example_inputs=ids
+    )
+    support.close(compiled.step(ids, target), expected.detach())
+    assert model[0].weight.grad.is_sparse
+    pairs = zip(model.parameters(), reference.parameters(), strict=True)
+    for found, wanted in ((p.grad.to_dense(), q.grad.to_dense()) for p, q in pairs):
+        support.close(found, wanted)
 
 
 @pytest.mark.parametrize("name", alternate(zoo.SCHEDULES))

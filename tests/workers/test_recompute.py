@@ -36,24 +36,25 @@ class Scaled(torch.autograd.Function):
 class Block(nn.Module):
     """Draws, has running statistics, changes in place what it has made, and leaves autograd for a while."""
 
-    def __init__(self) -> None:
+    def __init__(self, draws: bool = True) -> None:
         super().__init__()
+        self.draws = draws
         self.up, self.down, self.norm = nn.Linear(4, 6), nn.Linear(6, 4), nn.BatchNorm1d(4)
-        self.relu, self.drop = nn.ReLU(inplace=True), nn.Dropout(0.4)
+        self.relu, self.drop = nn.ReLU(inplace=True), nn.Dropout(0.4) if draws else nn.GELU()
         self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.drop(self.relu(self.up(self.norm(x)))).mul_(1.5)
         with torch.no_grad():
-            shift = h.mean(-1, keepdim=True) * torch.rand_like(h)
-        h = F.dropout(Scaled.apply((h - shift).tanh()), 0.3, self.training)
+            shift = h.mean(-1, keepdim=True) * (torch.rand_like(h) if self.draws else 0.5)
+        h = F.dropout(Scaled.apply((h - shift).tanh()), 0.3 * self.draws, self.training)
         return x + self.down(h) * self.up.weight.std()
 
 
 class Blocks(nn.Module):
-    def __init__(self, checkpoints: bool) -> None:
+    def __init__(self, checkpoints: bool, draws: bool = True) -> None:
         super().__init__()
-        self.blocks, self.checkpoints = nn.ModuleList(Block() for _ in range(5)), checkpoints
+        self.blocks, self.checkpoints = nn.ModuleList(Block(draws) for _ in range(5)), checkpoints
         self.blocks[2].up.weight = self.blocks[1].up.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -102,6 +103,40 @@ def test_checkpoints_in_stages_and_whole_stages_run_again(name: str) -> None:
         found, times = steps(model(), case, recompute=recompute)
         assert times == 2 * once
         assert equal(found, expected)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs:UserWarning")
+@pytest.mark.parametrize(("checkpoints", "recompute"), [(True, None), (False, "full"), (False, "selective")])
+def test_loss_and_gradients_are_those_of_torchs_checkpoints(checkpoints: bool, recompute: str | None) -> None:
+    """In one process, a micro-batch after the other; nothing draws."""
+    torch.manual_seed(0)
+    plain, x = Blocks(checkpoints=True, draws=False), torch.randn(12, 4)
+    own = Blocks(checkpoints, draws=False)
+    own.load_state_dict(plain.state_dict())
+    loss = torch.zeros(())
+    for part in x.chunk(3):
+        term = nn.MSELoss()(plain(part), part) / 3
+        term.backward()
+        loss += term.detach()
+    compiled: Any = compile(
+        own,
+        schedule=zero_bubble(),
+        stages=2,
+        microbatches=3,
+        loss_fn=nn.MSELoss(),
+        example_inputs=x,
+        recompute=recompute,
+    )
+    support.close(compiled.step(x, x), loss)
+    support.same(support.gradients(own), support.gradients(plain))
+
+
+def test_what_the_last_op_saves_is_filled() -> None:
+    """rrelu saves its noise before it draws it."""
+    net = nn.Sequential(nn.Linear(4, 4), nn.RReLU(0.1, 0.9), nn.Linear(4, 4), nn.RReLU(0.1, 0.9))
+    expected, _ = steps(net, zoo.Case(gpipe(), 2, 3))
+    for recompute in ("full", "selective"):
+        assert equal(steps(net, zoo.Case(gpipe(), 2, 3), recompute=recompute)[0], expected)
 
 
 def test_a_function_chooses_stages() -> None:
@@ -223,6 +258,8 @@ def test_what_recompute_may_be() -> None:
         compile(net, recompute="full")
     with pytest.raises(StrategyError, match=r"recompute\(0\) gives 'all' for stage 0; let it give"):
         compile(net, schedule=gpipe(), stages=2, recompute=lambda s: "all", example_inputs=x)
+    with pytest.raises(StrategyError, match=r"recompute\(0\) gives True for stage 0; let it give"):
+        compile(net, schedule=gpipe(), stages=2, recompute=lambda s: True, example_inputs=x)  # type: ignore[arg-type,return-value]
     with pytest.raises(StrategyError, match="recompute= says nothing with blelloch"):
         compile(nn.GRU(4, 4), schedule=blelloch(K=2), recompute="full")
 

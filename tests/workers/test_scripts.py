@@ -12,6 +12,7 @@ from torch.amp import GradScaler
 from torch.nn import functional as F
 
 from bppsa import compile, trainer
+from bppsa.distributed.script.scaling import skip_together
 from bppsa.schedule import blelloch, gpipe
 from tests.breadth import alternate
 from tests.workers import scripts, support, zoo
@@ -59,6 +60,20 @@ def test_bfloat16_by_autocast(name: str) -> None:
     support.close(found, total, 1e-6)
     support.same(support.gradients(compiled), support.gradients(model), 1e-5)
     assert all(p.grad.dtype == torch.float32 for p in compiled.parameters())
+
+
+def test_a_rank_skips_with_any_gradient() -> None:
+    """One whose elements are not in order, as channels_last leaves them, or a sparse one."""
+    image = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    image(torch.randn(2, 3, 5, 5).to(memory_format=torch.channels_last)).sum().backward()
+    assert not image.weight.grad.is_contiguous()
+    words = nn.Embedding(5, 2, sparse=True)
+    words(torch.tensor([1, 3])).sum().backward()
+    for model, grad in ((image, image.weight.grad), (words, words.weight.grad)):
+        skip_together(model.parameters(), lambda mine: [mine, False])
+        assert all(x.to_dense().isfinite().all() for x in support.gradients(model).values())
+        skip_together(model.parameters(), lambda mine: [mine, True])
+        assert not grad.to_dense().isfinite().all()
 
 
 def test_a_scaled_loss_over_time() -> None:

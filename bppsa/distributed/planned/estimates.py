@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from bppsa.distributed.planned.states import OptimizerState
-from bppsa.distributed.planned.tracing import Amount, OpTrace, StepTrace
+from bppsa.distributed.planned.tracing import Amount, HeldParameter, OpTrace, StepTrace
 from bppsa.errors import StrategyError
 from bppsa.fxpasses.partition.cut.balance import balanced
 
@@ -33,10 +34,19 @@ class WorkerRates:
         return 1e3 * number / self.sent
 
 
+class HeldBytes(NamedTuple):
+    """What an owner holds for one Parameter, or for several."""
+
+    weights: int
+    gradients: int
+    state: int  # of the optimizer
+
+
 @dataclass(frozen=True)
 class StageEstimate:
-    """Of one stage and micro-batch; times in ms, sizes in bytes. weights, gradients and state are those of the stage's
-    Parameters. received: its input; sent: its output."""
+    """Of one stage and micro-batch; times in ms, sizes in bytes. held: of its Parameters, by storage: a weight that
+    stages share is in each, and a worker that owns several holds it once. parameters, state: of those that no stage
+    before it reads. received: its input; sent: its output."""
 
     forward: float
     backward: float
@@ -46,9 +56,22 @@ class StageEstimate:
     received: int
     sent: int
     parameters: int
-    weights: int
-    gradients: int
     state: int
+    held: Mapping[int, HeldBytes]
+
+    @property
+    def weights(self) -> int:
+        """Return the bytes of its Parameters."""
+        return total(self.held).weights
+
+    @property
+    def gradients(self) -> int:
+        """Return the bytes of its Parameters' gradients."""
+        return total(self.held).gradients
+
+
+def total(held: Mapping[int, HeldBytes]) -> HeldBytes:
+    return HeldBytes(*map(sum, zip(HeldBytes(0, 0, 0), *held.values(), strict=True)))
 
 
 def estimates(
@@ -67,8 +90,8 @@ def estimates(
     sizes = [trace.input, *(crossing[end - 1] for end in ends[:-1]), 0]
     found = []
     for s, part in enumerate(parts):
-        held = [trace.parameters[number] for number in reads[s]]
-        own = [trace.parameters[number] for number in reads[s].difference(*reads[:s])]  # stepped by the first
+        held = {number: held_for(trace.parameters[number], optimizer) for number in sorted(reads[s])}
+        first = reads[s].difference(*reads[:s])
         found.append(
             StageEstimate(
                 *(times[s] if times else timed(part, rates)),
@@ -76,13 +99,17 @@ def estimates(
                 activations=sum(trace.bytes[number] for number in set().union(*(op.saved for op in part))),
                 received=sizes[s],
                 sent=sizes[s + 1],
-                parameters=sum(one.elements for one in own),
-                weights=sum(one.bytes for one in held),
-                gradients=sum(one.bytes for one in held if one.trained),
-                state=sum(optimizer.bytes(one.elements, one.bytes) for one in own if one.trained),
+                parameters=sum(trace.parameters[number].elements for number in first),
+                state=sum(held[number].state for number in first),
+                held=held,
             )
         )
     return found
+
+
+def held_for(one: HeldParameter, optimizer: OptimizerState) -> HeldBytes:
+    """Of a frozen one, only itself."""
+    return HeldBytes(one.bytes, *((one.bytes, optimizer.bytes(one.elements, one.bytes)) if one.trained else (0, 0)))
 
 
 def even_cut(trace: StepTrace, crossing: Sequence[int], stages: int, rates: WorkerRates) -> list[int]:

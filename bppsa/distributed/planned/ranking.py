@@ -7,18 +7,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bppsa.distributed.planned.estimates import StageEstimate, WorkerRates
+from bppsa.distributed.planned.estimates import StageEstimate, WorkerRates, total
 from bppsa.errors import ScheduleError
-from bppsa.schedule.compare import of_backward, with_recompute
+from bppsa.schedule.compare import with_recompute
 from bppsa.schedule.recompute import Recompute
-from bppsa.schedule.search import search
-from bppsa.schedule.simulator import simulate
-from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
+from bppsa.schedule.search import Candidate, search
+from bppsa.schedule.spec import Build, Recipe, Schedule
 from bppsa.schedule.timeline import Timeline
-from bppsa.schedule.units import Units
+from bppsa.schedule.units import BYTES, Units
 
 UNITS = Units(time="ms", memory="bytes")
-GIGA = 10**9
+GIGA = BYTES["GB"]
 Schedules = Iterable[Schedule | Recipe | Build]
 
 
@@ -96,61 +95,50 @@ def ranked(
             refused[f"all, of {len(stages)} stages"] = str(error)
             continue
         for one in result.ranked:
-            if one.row is None:
+            if one.timeline is None:
                 refused[f"{one.recipe.name}, {len(stages)} stages"] = one.lost
             else:
-                found.append(planned(one.recipe, one.recompute, stages, microbatches, workers, rates, costs))
+                found.append(planned(one, one.timeline, stages, rates))
     found.sort(key=lambda one: (one.ms, one.memory, one.name, len(one.stages)))
     large = [one for one in found if memory is not None and one.memory > memory]
     fit = [one for one in found if memory is None or one.memory <= memory]
     return Ranking(tuple(fit), tuple(sorted(large, key=lambda one: one.memory)), refused)
 
 
-def planned(
-    recipe: Recipe,
-    recompute: Recompute | None,
-    stages: Sequence[StageEstimate],
-    B: int,
-    W: int,
-    rates: WorkerRates,
-    costs: Mapping[str, Any],
-) -> PlannedSchedule:
-    bound, S = bound_to(recipe, len(stages), B, W), len(stages)
-    whole = of_backward(bound, costs["backward"], costs["weight"], S, split=True)
-    timeline = simulate(bound, S=S, B=B, W=W, recompute=recompute, **{**costs, "backward": whole})
-    sums = max(rates.sending(number) for number in summed(timeline, stages))
+def planned(one: Candidate, timeline: Timeline, stages: Sequence[StageEstimate], rates: WorkerRates) -> PlannedSchedule:
+    sums = max(map(rates.sending, summed(timeline, stages)))
     held = [held_by(timeline, stages, worker) for worker in range(timeline.W)]
     most = max(held, key=sum)
     return PlannedSchedule(
-        recipe, recompute, tuple(stages), timeline, float(timeline.makespan) + sums, sums, sum(most), *most
+        one.recipe, one.recompute, tuple(stages), timeline, float(timeline.makespan) + sums, sums, sum(most), *most
     )
 
 
 def held_by(timeline: Timeline, stages: Sequence[StageEstimate], worker: int) -> tuple[int, int, int, int, int]:
-    """Bytes of weights, gradients and optimizer state that it owns, of the largest stage (with the gradient) that it
-    runs and another owns, and of activations at their peak."""
+    """Bytes of weights, gradients and optimizer state that it owns, each weight once, of the largest stage (with the
+    gradient) that it runs and another owns, and of activations at their peak."""
     owned = {s for (s, _, _), owner in timeline.owner.items() if owner == worker}
     fetched = {s for (s, _, _), runs in timeline.worker.items() if runs == worker} - owned
     return (
-        sum(stages[s].weights for s in owned),
-        sum(stages[s].gradients for s in owned),
-        sum(stages[s].state for s in owned),
+        *total({number: one for s in owned for number, one in stages[s].held.items()}),
         max((stages[s].weights + stages[s].gradients for s in fetched), default=0),
         int(timeline.peak_activations[worker]),
     )
 
 
 def summed(timeline: Timeline, stages: Sequence[StageEstimate]) -> list[float]:
-    """Of each worker, the bytes that it takes in for sums of gradients: (k - 1) / k of a stage that k workers run, and
-    as many again where each of them owns the stage and needs the sum."""
+    """Of each worker, the bytes that it takes in for sums of gradients: (k - 1) / k of a weight that k workers run, in
+    one stage or in several, and as many again where each of them owns it and needs the sum."""
     runs: dict[int, set[int]] = defaultdict(set)
     owns: dict[int, set[int]] = defaultdict(set)
-    for job, worker in timeline.worker.items():
-        runs[job[0]].add(worker)
-        owns[job[0]].add(timeline.owner[job])
+    for s, worker, owner in {(job[0], worker, timeline.owner[job]) for job, worker in timeline.worker.items()}:
+        for number in stages[s].held:
+            runs[number].add(worker)
+            owns[number].add(owner)
+    gradients = {number: one.gradients for stage in stages for number, one in stage.held.items()}
     taken = [0.0] * timeline.W
-    for s, workers in runs.items():
-        share = stages[s].gradients * (len(workers) - 1) / len(workers)
-        for worker in workers | owns[s]:
-            taken[worker] += share * (2 if len(owns[s]) > 1 else 1)
+    for number, workers in runs.items():
+        share = gradients[number] * (len(workers) - 1) / len(workers)
+        for worker in workers | owns[number]:
+            taken[worker] += share * (2 if len(owns[number]) > 1 else 1)
     return taken

@@ -5,9 +5,11 @@ A checkpoint is a folder, which has its name once it is whole: a rank that dies 
 
 from __future__ import annotations
 
+import io
+import pickle
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,6 +26,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.optim import Optimizer
 
 from bppsa.distributed.script.states import like
+from bppsa.errors import ArgumentError
 
 BY_NAME = StateDictOptions(flatten_optimizer_state_dict=True)
 REST = "rest.pt"  # what is the same on all ranks
@@ -53,15 +56,40 @@ def save(
     if ranks.rank == 0:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
-        torch.save(dict(rest), partial / REST)
-    ranks.share(None)
+        write_rest(rest, partial / REST)
+    found = tensors(model, optimizer)
+    ranks.share(None)  # PyTorch's collectives know nothing of a rank that has failed
     with alone():
-        state_dict_saver.save(tensors(model, optimizer), checkpoint_id=partial, no_dist=not in_group())
+        state_dict_saver.save(found, checkpoint_id=partial, no_dist=not in_group())
     if ranks.rank == 0:
         shutil.rmtree(place, ignore_errors=True)
         partial.rename(place)
     ranks.share(None)
     return place
+
+
+def write_rest(rest: Mapping[str, Any], path: Path) -> None:
+    """Raises ArgumentError where it could not be loaded again, with the entry of the others that is at fault."""
+    if is_loadable(rest, path):
+        return
+    entry = next((name for name, one in rest["others"].items() if not is_loadable(one, io.BytesIO())), "others")
+    raise ArgumentError(
+        f"{entry}= is or holds what torch.load does not load with weights_only=True, so the checkpoint could not be "
+        f"loaded; give tensors, numbers, texts, and lists and dicts of them, such as torch.from_numpy(array) or "
+        f"str(path)"
+    )
+
+
+def is_loadable(value: Any, at: Path | io.BytesIO) -> bool:
+    """It is written there."""
+    try:
+        torch.save(value, at)
+        if isinstance(at, io.BytesIO):
+            at.seek(0)
+        torch.load(at, weights_only=True)
+    except (pickle.PickleError, AttributeError, TypeError):  # pickle raises the last two for functions and handles
+        return False
+    return True
 
 
 def newest(folder: Path) -> Path | None:
@@ -70,16 +98,25 @@ def newest(folder: Path) -> Path | None:
     return max(found, key=lambda place: int(place.name), default=None)
 
 
-def load(place: Path, model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
-    """Every rank calls it. Returns what is the same on all ranks."""
+def rest_of(place: Path, needed: Iterable[str]) -> dict[str, Any]:
+    """What is the same on all ranks. Raises ArgumentError where one of the needed others is not in it."""
+    rest: dict[str, Any] = torch.load(place / REST, weights_only=True)
+    missing = [name for name in needed if name not in rest["others"]]
+    if missing:
+        there = ", ".join(rest["others"]) or "none"
+        raise ArgumentError(f"{place} has no entry {missing[0]!r} to load; what was saved beside the model: {there}")
+    return rest
+
+
+def load(place: Path, ranks: Sharing, model: nn.Module, optimizer: Optimizer | None) -> None:
+    """Every rank calls it."""
     found = tensors(model, optimizer)
+    ranks.share(None)  # PyTorch's collectives know nothing of a rank that has failed
     with alone():
         state_dict_loader.load(found, checkpoint_id=place, no_dist=not in_group())
     model.load_state_dict(like(model.state_dict(), found["model"]))
     if optimizer is not None:
         set_optimizer_state_dict(model, optimizer, found["optimizer"], options=BY_NAME)
-    rest: dict[str, Any] = torch.load(place / REST, weights_only=True)
-    return rest
 
 
 def tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:

@@ -19,7 +19,8 @@ def scale_of(scaler: GradScaler | None, device: torch.device) -> float:
 def skip_together(parameters: Iterable[Tensor], share: Callable[[bool], Sequence[bool]]) -> None:
     """Where a gradient of any rank is infinite or no number, one of each rank is: `scaler.step` skips on all of them
     then, and `scaler.update` gives all the same scale. share: gives what each rank says."""
-    grads = [p.grad for p in parameters if p.grad is not None]
-    mine = not math.isfinite(float(get_total_norm(grads, math.inf)))
-    if any(share(mine)) and not mine and grads:
-        grads[0].view(-1)[:1] = math.inf
+    grads = (p.grad for p in parameters if p.grad is not None)
+    values = [grad._values() if grad.is_sparse else grad for grad in grads]
+    mine = not math.isfinite(float(get_total_norm(values, math.inf)))
+    if any(share(mine)) and not mine and values:
+        values[0].fill_(math.inf)

@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from bppsa.decisions import warn_once
 from bppsa.errors import StrategyError
-from bppsa.stages import OverTime, Stage, Stages
+from bppsa.schedule.recompute import FULL
+from bppsa.stages import SELECTIVE, OverTime, Stage, Stages
 
 RecomputeChoice = str | Callable[[int], str | None] | None
-FULL, SELECTIVE = "full", "selective"
-MEANING = {None: None, False: None, True: FULL, FULL: FULL, SELECTIVE: SELECTIVE}
+CHOICES = (FULL, SELECTIVE, None)
 
 
 def recomputed(stages: Stages, asked: RecomputeChoice) -> Stages:
@@ -27,9 +27,9 @@ def recomputed(stages: Stages, asked: RecomputeChoice) -> Stages:
 
 def chosen_for(s: int, asked: Callable[[int], str | None] | str) -> str | None:
     found = asked(s) if callable(asked) else asked
-    if not isinstance(found, (str, bool, type(None))) or found not in MEANING:
+    if not isinstance(found, str | None) or found not in CHOICES:
         raise StrategyError(f'recompute({s}) gives {found!r} for stage {s}; let it give "full", "selective" or None')
-    return MEANING[found]
+    return found
 
 
 def with_parts(s: int, stage: Stage, mode: str | None) -> Stage:

@@ -94,7 +94,8 @@ class Trainer:
             [*found.grads.values(), *batch.gradients(found.arguments)],
         )
         if scaler is not None and scaler.is_enabled():
-            skip_together(self.model.parameters(), training.engine.share)
+            with training.engine.call():
+                skip_together(self.model.parameters(), training.engine.share)
         total = (torch.stack([found.losses[b] for b in sorted(found.losses)]).sum() * share).as_subclass(StepLoss)
         total.metrics, total.weights = gathered(found.metrics, batch.sizes), total.new_tensor(loss.weights)
         if not return_outputs:
@@ -132,7 +133,8 @@ class Trainer:
         engine = self._started().engine
         counted = engine.first_owned(name for name, _ in self.model.named_parameters())
         grads = [p.grad for name, p in self.model.named_parameters() if name in counted and p.grad is not None]
-        norms = engine.share(float(get_total_norm(grads, norm_type)))
+        with engine.call():
+            norms = engine.share(float(get_total_norm(grads, norm_type)))
         total = torch.linalg.vector_norm(torch.tensor(norms), norm_type)
         clip_grads_with_norm_(list(self.model.parameters()), max_norm, total)
         return total
@@ -163,33 +165,37 @@ class Trainer:
         whole.
 
         Args:
-            others: objects with a state_dict, such as schedulers and scalers, and values; the same on all ranks.
+            others: objects with a state_dict, such as schedulers and scalers, and values; the same on all ranks. What
+                could not be loaded again is an ArgumentError (a TypeError).
         """
         from bppsa.distributed.script import checkpoints
 
-        drawing, states = self._started().drawing, {name: state_of(one) for name, one in others.items()}
-        rest = {"trainer": self.state_dict(), "others": states}
-        engine = self._started().engine
-        return checkpoints.save(Path(folder), drawing.calls, engine, self.model, optimizer, rest)
+        training = self._started()
+        with training.engine.call():
+            rest = {"trainer": self.state_dict(), "others": {name: state_of(one) for name, one in others.items()}}
+            number = training.drawing.calls
+            return checkpoints.save(Path(folder), number, training.engine, self.model, optimizer, rest)
 
     def load(self, folder: str | Path, optimizer: Optimizer | None = None, **others: Any) -> dict[str, Any] | None:
         """Load the newest whole checkpoint of the folder; every rank calls it.
 
         Returns the others that were saved, by name, those with a load_state_dict loaded too; None where there is no
-        checkpoint.
+        checkpoint. Raises ArgumentError where one that is to be loaded was not saved (a TypeError).
         """
         from bppsa.distributed.script import checkpoints
 
-        (place, *_) = self._started().engine.share(checkpoints.newest(Path(folder)))
-        if place is None:
-            return None
-        rest = checkpoints.load(place, self.model, optimizer)
-        self.load_state_dict(rest["trainer"])
-        states: dict[str, Any] = rest["others"]
-        for name, one in others.items():
-            if hasattr(one, "load_state_dict"):
-                one.load_state_dict(states[name])
-        return states
+        loading = {name: one for name, one in others.items() if hasattr(one, "load_state_dict")}
+        engine = self._started().engine
+        with engine.call():
+            (place, *_) = engine.share(checkpoints.newest(Path(folder)))
+            if place is None:
+                return None
+            rest = checkpoints.rest_of(place, loading)
+            checkpoints.load(place, engine, self.model, optimizer)
+            self.load_state_dict(rest["trainer"])
+            for name, one in loading.items():
+                one.load_state_dict(rest["others"][name])
+            return dict(rest["others"])
 
     @property
     def stages(self) -> Stages:

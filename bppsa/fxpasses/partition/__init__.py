@@ -5,7 +5,8 @@ PyTorch's own modules and custom Functions as they are, `copied` makes a graph o
 (`effects`, `costs`), and `sizes` tells for which calls it holds. `order` says what may be cut where, `balance` where it
 is cut, `building` makes a module of each stage, and `verify` compares these with the model. `situations` tells when a
 model has to be exported again, as for evaluation, and `placement` leaves the weights in their stages then. `by_hand`
-takes modules for stages. What cannot be cut is told by `refusals` and `unfit`.
+takes modules for stages. What cannot be cut is told by `refusals` and `unfit`, and which layer an example
+does not fit by `layers`.
 
 Belongs here: what a stage is, and what goes from stage to stage. Does not belong here: who runs a stage and when
 (`bppsa.schedule`), and how (`bppsa.runtime.worker`).

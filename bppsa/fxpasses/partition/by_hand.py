@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of, leaf_of
 from bppsa.fxpasses.partition.call.kept import kept, unchanging
+from bppsa.fxpasses.partition.call.layers import layer_of
 from bppsa.fxpasses.partition.call.places import place_here
-from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, meaning
 from bppsa.fxpasses.partition.capture.lines import is_checkpoint, stack
 from bppsa.fxpasses.partition.check.rows import by_rows
 from bppsa.fxpasses.partition.check.verify import called, check_same
@@ -55,7 +56,7 @@ def by_hand(
     paths = paths_of(model, modules)
     arguments = arguments_of(modules[0], example_inputs, example_kwargs)
     with unchanging(model):
-        runs = run_all(modules, arguments)
+        runs = run_first(model, modules, arguments)
     check_model(model, runs[-1].result, example_inputs, example_kwargs)
     trained = run_training(model, modules, arguments)
     drawing = [True] * len(runs) if trained is None else [run.draws for run in trained]
@@ -156,6 +157,19 @@ def run_all(modules: Sequence[nn.Module], arguments: Arguments) -> list[ModuleRu
         given = args = runs[-1].parts()
         kwargs = {}
     return runs
+
+
+def run_first(model: nn.Module, modules: Sequence[nn.Module], arguments: Arguments) -> list[ModuleRun]:
+    """Raises PartitionError where a module does not take what the one before it returns."""
+    try:
+        return run_all(modules, arguments)
+    except WHAT_FORWARDS_RAISE as error:
+        if is_ours(error) or isinstance(error, PartitionError):
+            raise
+        raise PartitionError(
+            f"the stages do not run on the example, each on what the one before it returns: "
+            f"{layer_of(model, error) or meaning(error)}"
+        ) from error
 
 
 def run_training(model: nn.Module, modules: Sequence[nn.Module], arguments: Arguments) -> list[ModuleRun] | None:

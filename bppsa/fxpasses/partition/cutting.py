@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bppsa.errors import PartitionError
+from bppsa.errors import PartitionError, StrategyError
 from bppsa.fxpasses.partition.by_hand import by_hand
 from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of
 from bppsa.fxpasses.partition.call.progress import telling
@@ -29,10 +30,9 @@ from bppsa.fxpasses.partition.ops.effects import facts
 from bppsa.fxpasses.partition.situations import situation_of
 from bppsa.fxpasses.partition.timing import ShareSeconds, alone, measured_cut
 from bppsa.fxpasses.partition.unfit import check_fit, check_traceable
-from bppsa.stages import Stages
+from bppsa.stages import COST, MEASURED, Stages
 
 DEFAULT = 8  # stages
-COST, MEASURED = "cost", "measured"  # what stages are balanced by
 
 
 def partition(
@@ -68,7 +68,10 @@ def partition(
     Raises:
         PartitionError: torch.export cannot see the model or would lose a part of it, with the line; or the model cannot
             be cut into so many stages (a RuntimeError).
+        StrategyError: a balance that is not known, not as many speeds as stages, or an option that says nothing about
+            what is asked for (a ValueError).
     """
+    check_options(stages, balance, speeds, share)
     check_fit(model)
     if not isinstance(stages, int):
         return by_hand(model, stages, example_inputs, example_kwargs or {})
@@ -86,6 +89,23 @@ def partition(
         return replace(found, stages=tuple(timed))
     costs = [sum(facts(node).cost for node in block) for block in order.blocks]
     return made(model, arguments, graph, order, balanced(costs, order.crossing(), stages, speeds))
+
+
+def check_options(
+    stages: int | Sequence[nn.Module], balance: str, speeds: Sequence[float], share: ShareSeconds
+) -> None:
+    if balance not in (COST, MEASURED):
+        raise StrategyError(f"unknown balance={balance!r}; known: {COST}, {MEASURED}")
+    given = {"balance=": balance != COST, "speeds=": len(speeds) > 0, "share=": share is not alone}
+    idle = next((name for name, is_so in given.items() if is_so), None)
+    if not isinstance(stages, int):
+        if idle:
+            raise StrategyError(f"{idle} says nothing where stages are given as modules; leave it out")
+        return
+    if balance != MEASURED and share is not alone:
+        raise StrategyError(f"share= says nothing with balance={balance!r}; leave it out")
+    if len(speeds) and (len(speeds) != stages or not all(0 < speed < math.inf for speed in speeds)):
+        raise StrategyError(f"speeds={list(speeds)} are not {stages} numbers above 0; give one for each of the stages")
 
 
 def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Order, ends: Sequence[int]) -> Stages:
@@ -123,7 +143,7 @@ def too_many(model: nn.Module, order: Order, stages: int) -> PartitionError:
     most, largest = len(order.blocks), max(order.blocks, key=len, default=())
     places = [place for node in largest if facts(node).writes and (place := node.meta.get("place"))]
     why = f"; {len(largest)} ops stay together for what is changed in place, as at {places[-1]}" if places else ""
-    usual = " (which stages= is by default)" if stages == DEFAULT else ""
+    usual = f"; where stages= is not given, it is {DEFAULT}" if stages == DEFAULT else ""
     return PartitionError(
-        f"{type(model).__name__} cannot be cut into {stages} stages{usual}; there can be 1 to {most}{why}"
+        f"{type(model).__name__} cannot be cut into {stages} stages; there can be 1 to {most}{why}{usual}"
     )

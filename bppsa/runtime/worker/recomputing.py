@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
@@ -85,6 +86,26 @@ class Enough(BaseException):
     """All has been found that the first run had saved. No error: torch.fx reports those where they pass."""
 
 
+class Finding(TorchFunctionMode):
+    """Ends a run with the first op behind the one that saved the last tensor. That one ends first: it may have saved
+    what it fills only then, such as the noise of rrelu."""
+
+    def __init__(self, count: int) -> None:
+        """count: how many tensors the first run saved."""
+        super().__init__()
+        self.count = count
+        self.found: list[Tensor] = []
+
+    def keep(self, x: Tensor) -> Tensor:
+        self.found.append(x.detach())
+        return self.found[-1]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if len(self.found) >= self.count:
+            raise Enough
+        return func(*args, **(kwargs or {}))
+
+
 class SavedRun:
     """One call of a part: what it takes to run it again, and then what that has saved."""
 
@@ -114,28 +135,21 @@ class SavedRun:
 
     def run_again(self) -> None:
         """Raises WorkerError where it saves something else than the first time."""
-        found: list[Tensor] = []
-
-        def keep(x: Tensor) -> Tensor:
-            found.append(x.detach())
-            if len(found) == len(self.saved):
-                raise Enough
-            return found[-1]
-
+        finding = Finding(len(self.saved))
         with ExitStack() as stack:
             stack.enter_context(self.modes.entered())
             stack.enter_context(drawing_from(self.seed))
             stack.enter_context(watched(self.part.norms))
-            stack.enter_context(saved_tensors_hooks(keep, lambda x: x))
+            stack.enter_context(saved_tensors_hooks(finding.keep, lambda x: x))
             stack.enter_context(self.holding(Replaying(self.products)))
-            with suppress(Enough):
+            with suppress(Enough), finding:
                 self.part.run(*self.args)
-        if self.saved != [TensorKind(x.shape, x.dtype) for x in found]:
+        if self.saved != [TensorKind(x.shape, x.dtype) for x in finding.found]:
             raise WorkerError(
                 "a part of a stage that is recomputed has saved other tensors than in its forward, so its gradients "
                 "would be wrong; let it compute the same each time, or leave recompute= and torch.utils.checkpoint out"
             )
-        self.found = dict(enumerate(found))
+        self.found = dict(enumerate(finding.found))
 
 
 class HeldProduct(NamedTuple):

@@ -8,6 +8,8 @@ from bppsa.errors import ScheduleError
 from bppsa.schedule.spec import Recipe, Schedule
 from bppsa.schedule.zoo.shared import backward_first, call, forward_first
 
+OWNERS = ("spread", "paper")
+
 
 def lpp(G: int, R: int | None = None) -> Recipe:
     """Looped pipelines (U): G groups of R workers. Micro-batch b belongs to group b mod G, stage s to the group's
@@ -31,8 +33,8 @@ def fslpp(G: int, R: int | None = None, owner: str = "spread") -> Recipe:
     owner="paper": h(s, s), which uses lcm(G, R) workers only. owner="spread": h(s, s // R + s mod R), the same for
     s < R, which gives every worker at most ceil(S / W) stages.
     """
-    if owner not in ("spread", "paper"):
-        raise ScheduleError(f"owner={owner!r} is none of spread, paper")
+    if owner not in OWNERS:
+        raise ScheduleError(f"owner={owner!r} is none of {', '.join(OWNERS)}")
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
         h, workers = groups(S, W, G, R)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa import partition
-from bppsa.errors import ArgumentError, PartitionError
+from bppsa.errors import ArgumentError, PartitionError, StrategyError
 from tests.fxpasses.partition.support import run
 
 
@@ -49,14 +49,54 @@ def test_a_call_is_as_the_example_was() -> None:
 
 
 def test_the_number_of_stages_that_nobody_asked_for_is_named() -> None:
-    with pytest.raises(PartitionError, match=r"into 8 stages \(which stages= is by default\); there can be 1 to 1"):
+    with pytest.raises(
+        PartitionError, match=r"into 8 stages; there can be 1 to 1; where stages= is not given, it is 8"
+    ):
         partition(nn.Sequential(nn.Linear(4, 4)), torch.randn(3, 4))
+
+
+def test_an_option_says_something_or_is_an_error() -> None:
+    model, x = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), torch.randn(3, 4)
+    with pytest.raises(StrategyError, match="unknown balance='time'; known: cost, measured"):
+        partition(model, x, 2, balance="time")
+    with pytest.raises(StrategyError, match=r"speeds=\[1, 2\] are not 4 numbers above 0"):
+        partition(model, x, 4, speeds=[1, 2])
+    for options in ({"balance": "measured"}, {"speeds": [1] * 4}, {"share": lambda own: [own]}):
+        with pytest.raises(StrategyError, match=f"{next(iter(options))}= says nothing where stages are given"):
+            partition(model, x, list(model), **options)  # type: ignore[arg-type]
+    with pytest.raises(StrategyError, match="share= says nothing with balance='cost'"):
+        partition(model, x, 2, share=lambda own: [own])
 
 
 @pytest.mark.parametrize("stages", [0, 9])
 def test_so_many_stages_there_can_be(stages: int) -> None:
     with pytest.raises(PartitionError, match=rf"cannot be cut into {stages} stages; there can be 1 to 4"):
         partition(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), torch.randn(3, 4), stages)
+
+
+@pytest.mark.parametrize(
+    ("layer", "x", "says"),
+    [
+        (nn.Linear(33, 5), torch.ones(3, 32), r"\(Linear\): its input has 32 features, in_features is 33"),
+        (
+            nn.Linear(4, 5),
+            torch.ones(3, 4).double(),
+            r"\(Linear\): its input is torch.float64, its weight torch.float32",
+        ),
+        (nn.Conv2d(3, 4, 3), torch.ones(2, 4, 5, 5), r"\(Conv2d\): its input has 4 channels, in_channels is 3"),
+        (nn.BatchNorm2d(3), torch.ones(2, 4, 5, 5), r"\(BatchNorm2d\): its input has 4 channels, num_features is 3"),
+        (nn.LayerNorm(3), torch.ones(2, 4), r"\(LayerNorm\): its input ends in \[4\], normalized_shape is \[3\]"),
+        (nn.GRU(3, 4), torch.ones(2, 2, 4), r"\(GRU\): its input has 4 features, input_size is 3"),
+        (nn.Embedding(3, 4), torch.tensor([3, 0]), r"\(Embedding\): its input holds 3, and indices go from 0 to 2"),
+        (nn.MaxPool2d(9), torch.ones(2, 4, 5, 5), r"\(MaxPool2d\): .*Output size is too small"),
+    ],
+)
+def test_the_layer_that_the_example_does_not_fit_is_named(layer: nn.Module, x: torch.Tensor, says: str) -> None:
+    model = nn.Sequential(nn.Identity(), layer)
+    with pytest.raises(PartitionError, match=f"^Sequential does not run on the example: 1 {says}"):
+        partition(model, x, 2)
+    with pytest.raises(PartitionError, match=f"each on what the one before it returns: 1 {says}"):
+        partition(model, x, list(model))
 
 
 def test_modules_by_hand_are_the_models_and_compute_what_it_does() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from bppsa.errors import PartitionError, first_line
+from bppsa.fxpasses.partition.call.layers import layer_of
 from bppsa.fxpasses.partition.call.places import place_of
 
 WHAT_FORWARDS_RAISE = (
@@ -33,6 +34,17 @@ def refusal(model: nn.Module, error: BaseException) -> PartitionError:
     place = place_of(error)
     return PartitionError(
         f"{type(model).__name__} cannot be traced{f' at {place}' if place else ''}: {meaning(error)}; or {BY_HAND}"
+    )
+
+
+def failure(model: nn.Module, error: BaseException) -> PartitionError:
+    """What to raise for an error of a model's forward that came while it ran on the example."""
+    layer = layer_of(model, error)
+    if not layer:
+        return refusal(model, error)
+    place = place_of(error)
+    return PartitionError(
+        f"{type(model).__name__} does not run on the example{f' at {place}' if place else ''}: {layer}"
     )
 
 

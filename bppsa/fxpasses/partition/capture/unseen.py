@@ -19,7 +19,7 @@ from bppsa.errors import PartitionError
 from bppsa.fxpasses.network.models import restore, state_of
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.call.places import innermost, is_users, place_here
-from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE, refusal
+from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE, failure
 from bppsa.fxpasses.partition.capture.contents import alike
 from bppsa.fxpasses.partition.capture.since import LookedUp
 from bppsa.fxpasses.partition.capture.watched import STATE, Functions, Watched, generators, is_near, of_model
@@ -85,7 +85,7 @@ def look(model: nn.Module, arguments: Arguments) -> WatchedRun:
     except WHAT_FORWARDS_RAISE as error:
         if is_ours(error):
             raise
-        raise refusal(model, error) from error
+        raise failure(model, error) from error
     for name, place in functions.rebound.items():
         refuse(place, f"the forward binds {name}, a variable of the function around it, anew, {STATE}")
     for one, before in (*watched, *functions.found):
