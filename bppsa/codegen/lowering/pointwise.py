@@ -126,6 +126,8 @@ POINTWISE: dict[Any, Callable[..., Expr | None]] = {
     aten.special_xlog1py.default: lambda x, y: f.xlogy(x, y, f.log1p),
     aten.special_xlog1py.self_scalar: lambda x, y: f.xlogy(x, y, f.log1p),
     aten.special_xlog1py.other_scalar: lambda x, y: f.xlogy(x, y, f.log1p),
+    aten.logit.default: f.logit,
+    aten.special_entr.default: f.entropy,
     aten.square.default: f.square,
     aten.hypot.default: f.hypot,
     aten.pow.Tensor_Tensor: f.power,

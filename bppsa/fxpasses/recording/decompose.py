@@ -96,11 +96,6 @@ def nan_to_num(x: Tensor, nan: float | None = None, high: float | None = None, l
     return torch.where(torch.isnan(x), nan or 0.0, finite)
 
 
-def logit(x: Tensor, eps: float | None = None) -> Tensor:
-    x = x if eps is None else x.clamp(eps, 1 - eps)
-    return torch.log(x / (1 - x))
-
-
 def copy(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
     """Contiguous: a view that x allows is then one that the copy allows."""
     return new.to(x.dtype).expand(x.shape).clone(memory_format=torch.contiguous_format)
@@ -126,7 +121,6 @@ DECOMPOSE: dict[Any, Callable[..., Any]] = {
     aten.lerp.Tensor: lambda a, b, weight: a + weight * (b - a),
     aten.addcdiv.default: lambda a, x, y, *, value=1: a + (x / y if value == 1 else x / y * value),
     aten.nan_to_num.default: nan_to_num,
-    aten.logit.default: logit,
     aten.addcmul.default: lambda a, x, y, *, value=1: a + (x * y if value == 1 else x * y * value),
     aten.copy.default: copy,
     aten.fill.Tensor: lambda x, number: number.to(x.dtype) - torch.zeros_like(x),  # with the rows of x

@@ -29,7 +29,7 @@ from bppsa.fxpasses.spelling.choosing import (
 )
 from bppsa.fxpasses.spelling.convolution import convolution, max_pool, mean_pool
 from bppsa.fxpasses.spelling.moving import cross, mirrored, nearest, pad, repeat, rot90, unfold
-from bppsa.fxpasses.spelling.running import holds, prod, running, running_extremum
+from bppsa.fxpasses.spelling.running import holds, prod, running, running_extremum, running_logsumexp
 from bppsa.fxpasses.spelling.statistics import batch_norm, distances, nansum, norm, var_mean, vector_norm
 from bppsa.fxpasses.spelling.writing import added, index_fill, index_put, put_columns, replaced, scatter
 
@@ -49,10 +49,6 @@ def logaddexp2(a: Tensor, b: Tensor) -> Tensor:
 def angle(x: Tensor) -> Tensor:
     """Of a real number."""
     return torch.where(torch.isnan(x), x, torch.where(x < 0, math.pi, torch.zeros_like(x)))
-
-
-def entropy(x: Tensor) -> Tensor:
-    return torch.where(x < 0, -math.inf, -torch.xlogy(x, x))
 
 
 def sinc(x: Tensor) -> Tensor:
@@ -84,7 +80,7 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.all.dim, aten.all.dims), holds(lambda count, n: count == n)),
     aten.cumsum.default: running(torch.add),
     aten.cumprod.default: running(torch.mul),
-    aten.logcumsumexp.default: running(torch.logaddexp),
+    aten.logcumsumexp.default: running_logsumexp,
     aten.prod.dim_int: prod,
     aten.var_mean.correction: var_mean,
     aten.std_mean.correction: lambda x, dim=None, *, correction=None, keepdim=False: (
@@ -120,7 +116,6 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.round.decimals: round_to,
     aten.logaddexp2.default: logaddexp2,
     aten.angle.default: angle,
-    aten.special_entr.default: entropy,
     ONE_HOT: as_comparison,
     aten.convolution.default: convolution,
     aten.glu.default: lambda x, dim=-1: x.chunk(2, dim)[0] * torch.sigmoid(x.chunk(2, dim)[1]),
