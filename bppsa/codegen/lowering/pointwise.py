@@ -37,6 +37,7 @@ POINTWISE: dict[Any, Callable[..., Expr | None]] = {
     aten.neg.default: f.neg,
     aten.abs.default: f.absolute,
     aten.sign.default: f.sign,
+    aten.signbit.default: f.is_negative,
     aten.exp.default: f.exp,
     aten.log.default: f.log,
     aten.log1p.default: f.log1p,

@@ -77,3 +77,7 @@ def holds(enough: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
         return enough(count, math.prod(x.shape[d] for d in axes))
 
     return told
+
+
+def count(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    return torch.ne(x, 0).sum(own_axes(x, dim))

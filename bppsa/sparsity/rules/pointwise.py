@@ -90,7 +90,7 @@ def logit(x: Tensor, out: Tensor, eps: float | None = None) -> Tensor:
     """Outside NaN, or 0 where the value is bounded."""
     low, high, outside = (0.0, 1.0, math.nan) if eps is None else (eps, 1 - eps, 0.0)
     within = torch.logical_not(torch.logical_or(x < low, x > high))
-    return choose(within, torch.reciprocal(x * (1 - x)), outside, x)
+    return choose(within, torch.reciprocal(torch.abs(x) * (1 - x)), outside, x)  # of -0.0 too it is inf
 
 
 DERIVATIVES: dict[Any, Callable[..., Operand]] = {
@@ -304,7 +304,7 @@ COMPARISONS = [getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "g
     *(getattr(aten, name).Tensor for name in ("bitwise_and", "bitwise_or", "bitwise_xor")),
     *(
         getattr(aten, name).default
-        for name in ("bitwise_not", "isnan", "isinf", "sign", "floor", "ceil", "round", "trunc")
+        for name in ("bitwise_not", "isnan", "isinf", "sign", "signbit", "floor", "ceil", "round", "trunc")
     ),
     *(getattr(aten, name).default for name in ("zeros_like", "ones_like", "full_like", "detach")),
     *(getattr(aten, name).default for name in ("new_zeros", "new_ones", "new_full", "new_empty")),
