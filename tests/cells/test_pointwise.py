@@ -13,6 +13,7 @@ from tests.breadth import alternate
 from tests.cells.support import H, fuses, h, random, squashed, x
 
 W, V, SLOPE = random(H, H), random(H), torch.full((H,), 0.25, dtype=torch.float64, requires_grad=True)
+TARGET = torch.linspace(0.1, 0.9, H, dtype=torch.float64)
 PRELU = nn.PReLU(H).double()
 
 # What a researcher may write; the second line of each pair is another spelling of the first.
@@ -111,6 +112,22 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
         torch.special.i0(h) * torch.special.i1(3 * h) + torch.special.i0e(h) - torch.special.i1e(20 * h)
     ),
     "log of the rest": lambda h: torch.special.xlog1py(h, h) + torch.special.xlog1py(0.3, h * h),
+    "signbit": lambda h: torch.where(torch.signbit(h), h, 0.5 * h),
+    "ldexp": lambda h: torch.ldexp(h, TARGET.sign()) + torch.ldexp(V, h),
+    "squared error": lambda h: functional.mse_loss(h, V.expand_as(h), reduction="none"),
+    "absolute error": lambda h: functional.l1_loss(h, TARGET.expand_as(h), reduction="none"),
+    "smooth error": lambda h: functional.smooth_l1_loss(h, TARGET.expand_as(h), reduction="none", beta=0.4),
+    "huber's error": lambda h: functional.huber_loss(h, V.expand_as(h), reduction="none", delta=0.4),
+    "cross entropy of two": lambda h: functional.binary_cross_entropy(
+        torch.sigmoid(h), torch.sigmoid(V).expand_as(h), TARGET, reduction="none"
+    ),
+    "cross entropy of two, at its bounds": lambda h: functional.binary_cross_entropy(
+        torch.where(h > 0.5, 1.0, torch.sigmoid(h)), TARGET.expand_as(h), reduction="none"
+    ),
+    "cross entropy of logits": lambda h: functional.binary_cross_entropy_with_logits(
+        h, TARGET.expand_as(h), TARGET, reduction="none", pos_weight=2 * TARGET
+    ),
+    "soft margin": lambda h: functional.soft_margin_loss(h, TARGET.sign().expand_as(h), reduction="none"),
     "glu of halves": lambda h: torch.cat([h, h], 1)[:, :H] * torch.sigmoid(h),
 }
 

@@ -16,6 +16,15 @@ W, V, U, TENSOR = random(H, H), random(H), random(H, H), random(H, H, 2)
 GROUPS, NORM, RMS = nn.GroupNorm(2, H).double(), nn.LayerNorm(H).double(), nn.RMSNorm(H).double()
 BIG = 300.0
 
+
+def rotated(out: Tensor, h: Tensor) -> Tensor:
+    """As a rotary embedding does it."""
+    out[:, 0::2] = h[:, 1::2] * V[::2]
+    out[:, 1::2] = -h[:, 0::2]
+    out[:, 1:5:3] += h[:, :2]
+    return out
+
+
 ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda h: torch.softmax(h, 1),
     "softmax, function": lambda h: functional.softmax(h, dim=-1),
@@ -129,6 +138,17 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "repeat": lambda h: h[:, :3].repeat(1, 2),
     "glu": lambda h: functional.glu(torch.cat([h, h], 1), 1),
     "maxout": lambda h: torch.cat([torch.maximum(h[:, :3], h[:, 3:])] * 2, 1),
+    "heads of another size": lambda h: h.view(-1, 2, 3).transpose(1, 2).reshape(-1, 2, 3).flatten(1),
+    "pairs of turned heads": lambda h: (h.view(-1, 2, 3).mT * 2).reshape(-1, 2, 3).softmax(1).reshape(-1, H),
+    "matrix by vector": lambda h: h + torch.addmv(h[:, 0], h, V, beta=0.5, alpha=2)[:, None],
+    "outer product": lambda h: torch.addr(h, h[:, 0], V, alpha=0.5),
+    "how many": lambda h: h * torch.count_nonzero(h.relu(), 1)[:, None] / H,
+    "rows of a table": lambda h: h + torch.index_select(W, 0, h.argmin(-1)),
+    "nothing beside": lambda h: torch.cat([h[:, :2], h[:, 2:2], h[:, 2:]], 1),
+    "written in turns": lambda h: rotated(torch.empty_like(h), h),
+    "written in turns, into zeros": lambda h: rotated(torch.zeros_like(h), h),
+    "written in turns, into memory of its own": lambda h: rotated(torch.empty(h.shape, dtype=h.dtype), h),
+    "every third written twice": lambda h: rotated(rotated(h.clone(), h), h * V),
     "gumbel softmax, hard": lambda h: (s := h.softmax(1)) + ((s == s.amax(1, keepdim=True)).double() - s).detach(),
 }
 

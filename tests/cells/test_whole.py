@@ -69,6 +69,20 @@ def chosen_by_max(state: Any, x: Tensor) -> Any:
     return (h, h.max(1, keepdim=True)[1]), h
 
 
+def bits(state: Any, x: Tensor) -> Any:
+    h, n = state
+    n = ((n * 5 + 7) & 91) ^ 5
+    chosen = ((n >> 1) | 8) + (n << 2) - torch.div(n - 40, 3, rounding_mode="trunc")
+    h = torch.tanh(h @ W + torch.sin(chosen.to(h.dtype)) * x)
+    return (h, n), (n - 30) & 13
+
+
+def halves(state: Any, x: Tensor) -> Any:
+    h, n = state
+    n = torch.div(n, 2, rounding_mode="floor") - 3
+    return (torch.tanh(h @ W + n * x), n), n
+
+
 CELLS: dict[str, tuple[Cell, Tensor]] = {
     "counter": (counter, NONE),
     "clockwork": (clockwork, NONE),
@@ -80,6 +94,8 @@ CELLS: dict[str, tuple[Cell, Tensor]] = {
     ),
     "flag": (flag, torch.zeros(B, H, dtype=torch.bool)),
     "flag by logic": (flag_by_logic, torch.zeros(B, H, dtype=torch.bool)),
+    "bits": (bits, ROW[:, None] - 1),
+    "halves": (halves, ROW[:, None] - 1),
     "chosen": (chosen, NONE),
     "chosen by max": (chosen_by_max, NONE),
 }
@@ -104,7 +120,8 @@ def test_numbers_of_x_are_counted() -> None:
 LEFT: dict[str, tuple[str, Cell, Tensor]] = {
     "doubling": ("grow by more", lambda s, x: ((torch.tanh(s[0] + x + s[1]), 2 * s[1] + 1), s[1]), NONE),
     "squares": ("multiplies whole numbers", lambda s, x: ((torch.tanh(s[0] + x), s[1] * s[1] % 7), s[1]), NONE),
-    "bits": ("bitwise_xor", lambda s, x: ((torch.tanh(s[0] + x), s[1] ^ 5), s[1]), NONE),
+    "bits": ("bitwise_xor", lambda s, x: ((torch.tanh(s[0] + x), s[1] ^ (s[1] // 2)), s[1]), NONE),
+    "shifted": ("grow by more", lambda s, x: ((torch.tanh(s[0] + x + s[1]), s[1] << 1), s[1]), NONE),
     "large": ("whole numbers from", counter, NONE + 2**53),
     "rounded": ("without a bound", lambda s, x: ((torch.tanh(s[0] + x), (100 * s[0]).long()), s[1]), 0 * ROW[:, None]),
 }

@@ -143,7 +143,7 @@ ROW_SAMPLES = [
     *(pointwise(name, two, (DIAG, DIAG)) for name in ("fmax", "fmin", "hypot", "atan2", "logaddexp")),
     pointwise("copysign", two, (DIAG, None), "Tensor"),
     pointwise("copysign", lambda r: (r(B, 5), -1.0), DIAG, "Scalar"),
-    pointwise("isinf", structures=(None,)),
+    *(pointwise(name, structures=(None,)) for name in ("isinf", "signbit")),
     # matrix products
     Sample(aten.mm.default, lambda r: (r(B, 5), r(5, 7)), (DENSE, ACROSS)),
     Sample(aten.addmm.default, lambda r: (r(7), r(B, 5), r(5, 7)), (ACROSS, DENSE, ACROSS)),

@@ -250,12 +250,22 @@ def asinh(x: Value) -> Expr:
 def acosh(x: Value) -> Expr:
     less = sub(x, 1.0)
     near = log1p(add(less, sqrt(mul(less, add(x, 1.0)))))
-    return where(lt(x, 1e9), near, add(log(x), math.log(2)))
+    value = where(lt(x, 1e9), near, add(log(x), math.log(2)))
+    return where(lt(x, 1.0), math.nan, value)  # far below, `near` rounds to numbers
 
 
 def atanh(x: Value) -> Expr:
     size = absolute(x)
     return with_sign(mul(0.5, log1p(div(mul(2.0, size), sub(1.0, size)))), x)
+
+
+def logit(x: Value, eps: float | None = None) -> Expr:
+    x = x if eps is None else clamp(x, eps, 1 - eps)
+    return log(div(x, sub(1.0, x)))
+
+
+def entropy(x: Value) -> Expr:
+    return where(lt(x, 0.0), -math.inf, neg(xlogy(x, x)))
 
 
 def with_sign(size: Value, x: Value) -> Expr:

@@ -126,7 +126,10 @@ class RowsFirst:
         self.replaced[node] = value
 
     def view(self, node: fx.Node) -> AxisLayout:
-        layout = self.layout(node.args[0]).viewed(node.meta["val"].shape)
+        before, sizes = self.layout(node.args[0]), node.meta["val"].shape
+        layout = before.viewed(sizes)
+        if layout is None and before.in_front and node.args[0] not in self.layouts and sizes[0] == before.rows:
+            return layout_of(node, True)  # features are taken apart otherwise than by axes, each row's by itself
         return self.kept(node, layout)
 
     def permute(self, node: fx.Node) -> AxisLayout:

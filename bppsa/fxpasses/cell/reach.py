@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from bppsa.chain import Recurrence, Role
+from bppsa.chain import FILLS, Recurrence, Role
 
 aten = torch.ops.aten
 Inputs = frozenset[Role]  # carries, streams and parameters
@@ -32,7 +32,9 @@ def of_step(body: fx.Graph) -> dict[fx.Node, Inputs]:
 
 def passes(node: fx.Node) -> bool:
     value = node.meta.get("val")
-    return node.target is not aten.detach.default and not (isinstance(value, Tensor) and not value.is_floating_point())
+    if node.target in FILLS or node.target is aten.detach.default:
+        return False
+    return not (isinstance(value, Tensor) and not value.is_floating_point())
 
 
 def over_steps(inputs: Inputs, nexts: list[Inputs]) -> Inputs:

@@ -47,6 +47,7 @@ class JacobianWalk:
         self.recorder = Recorder()
         self.values: dict[fx.Node, Tensor] = {}
         self.cotangents: dict[fx.Node, Tensor] = {}
+        self.zeros: set[fx.Node] = set()  # read by ops whose derivative is zero everywhere: PyTorch gives these zeros
         self.outers: list[tuple[Weight, fx.Node, Tensor]] = []
         self.sums: list[tuple[int, Tensor]] = []
         self.needs = differentiable(recurrence.body)
@@ -62,6 +63,11 @@ class JacobianWalk:
         for node in reversed(self.recurrence.body.nodes):
             if node.op == "call_function" and node in self.cotangents:
                 self.step(node, self.cotangents.pop(node))
+            elif node in self.zeros:
+                self.zeros |= self.needs.intersection(node.all_input_nodes)
+        for stream in self.zeros.intersection(placeholders(self.recurrence.body, "stream")):
+            value = stream.meta["val"]
+            self.cotangents.setdefault(stream, torch.full(value.shape, 0.0, dtype=value.dtype))
 
     def step(self, node: fx.Node, g: Tensor) -> None:
         """From the cotangent of an op's output to those of its operands."""
@@ -74,8 +80,8 @@ class JacobianWalk:
         operators = rule(*args, out=self.value(node), **node.kwargs)
         arguments = [leaf for leaf in tree_leaves(node.args) if isinstance(leaf, fx.Node)]
         for argument, operator in zip(arguments, operators, strict=True):
-            if operator is not None and argument in self.needs:
-                self.accumulate(argument, operator.mv(g))
+            if argument in self.needs:
+                self.zeros.add(argument) if operator is None else self.accumulate(argument, operator.mv(g))
 
     def matmul(self, node: fx.Node, g: Tensor) -> None:
         """The weight's J^T is never formed: its gradient is a product over all rows and steps, after the loop."""
@@ -159,7 +165,9 @@ def differentiable(graph: fx.Graph) -> set[fx.Node]:
     found: set[fx.Node] = set()
     for node in graph.nodes:
         value = node.meta.get("val")
-        if not isinstance(value, Tensor) or not value.dtype.is_floating_point or node.target is aten.detach.default:
+        if not isinstance(value, Tensor) or not value.dtype.is_floating_point:
+            continue
+        if node.target is aten.detach.default or node.target in FILLS:
             continue
         if node.op == "placeholder" or any(arg in found for arg in node.all_input_nodes):
             found.add(node)

@@ -46,16 +46,20 @@ class Stale:
 
 @dataclass(frozen=True)
 class TensorSlice:
-    """Columns `start` to `end` of a tensor along `dim`, where one of them may have lost that dimension."""
+    """Columns `start` to `end` of a tensor along `dim`, every `step`th; where one of them may have lost that
+    dimension."""
 
     whole: Tensor
     dim: int
     start: int
     end: int
     selected: bool
+    step: int = 1
 
     def replaced(self, new: Tensor) -> Tensor:
         """The whole with other numbers in this part, as new memory."""
+        if self.step > 1:
+            return torch.slice_scatter(self.whole, new, self.dim, self.start, self.end, self.step)
         size = self.whole.shape[self.dim]
         middle = new.unsqueeze(self.dim) if self.selected else new
         around = self.whole.narrow(self.dim, 0, self.start), self.whole.narrow(self.dim, self.end, size - self.end)
@@ -71,7 +75,7 @@ def sliced(
     whole: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
 ) -> TensorSlice | None:
     at = slice(start, end, step).indices(whole.shape[dim])
-    return TensorSlice(whole, dim % whole.dim(), at[0], at[1], False) if step == 1 and at[0] < at[1] else None
+    return TensorSlice(whole, dim % whole.dim(), at[0], at[1], False, step) if at[0] < at[1] else None
 
 
 # Views of one whole, whose numbers are known again after a change of the view in place.

@@ -96,18 +96,43 @@ def nan_to_num(x: Tensor, nan: float | None = None, high: float | None = None, l
     return torch.where(torch.isnan(x), nan or 0.0, finite)
 
 
-def logit(x: Tensor, eps: float | None = None) -> Tensor:
-    x = x if eps is None else x.clamp(eps, 1 - eps)
-    return torch.log(x / (1 - x))
-
-
 def copy(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
     """Contiguous: a view that x allows is then one that the copy allows."""
     return new.to(x.dtype).expand(x.shape).clone(memory_format=torch.contiguous_format)
 
 
+def addmv(bias: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return plus(bias, torch.mv(matrix, vector), beta, alpha)
+
+
+def addr(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    return plus(bias, a.unsqueeze(1) * b, beta, alpha)
+
+
+def plus(bias: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    """A bias that counts for nothing may be NaN."""
+    product = product if alpha == 1 else product * alpha
+    if not beta:
+        return product
+    return product + (bias if beta == 1 else bias * beta)
+
+
+def empty_like(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    """What it holds is not told, and zeros are as good."""
+    return torch.zeros_like(x, dtype=dtype)
+
+
+def empty(size: Sequence[int], *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+    return torch.zeros(size, dtype=dtype)
+
+
 DECOMPOSE: dict[Any, Callable[..., Any]] = {
     aten.addmm.default: addmm,
+    aten.addmv.default: addmv,
+    aten.addr.default: addr,
+    aten.ldexp.Tensor: lambda x, exponent: x * torch.pow(2.0, exponent),
+    aten.empty_like.default: empty_like,
+    aten.empty.memory_format: empty,
     **PIECES,
     aten.native_layer_norm.default: layer_norm,
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
@@ -126,7 +151,6 @@ DECOMPOSE: dict[Any, Callable[..., Any]] = {
     aten.lerp.Tensor: lambda a, b, weight: a + weight * (b - a),
     aten.addcdiv.default: lambda a, x, y, *, value=1: a + (x / y if value == 1 else x / y * value),
     aten.nan_to_num.default: nan_to_num,
-    aten.logit.default: logit,
     aten.addcmul.default: lambda a, x, y, *, value=1: a + (x * y if value == 1 else x * y * value),
     aten.copy.default: copy,
     aten.fill.Tensor: lambda x, number: number.to(x.dtype) - torch.zeros_like(x),  # with the rows of x

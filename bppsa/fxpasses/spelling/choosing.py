@@ -168,6 +168,11 @@ def columns_at(x: Tensor, dim: int, at: Tensor) -> Tensor:
     return found if at.dim() == 1 else found.unflatten(axis, at.shape)
 
 
+def selected(x: Tensor, dim: int, at: Tensor) -> Tensor:
+    """Of a table its rows, which are numbered from the start."""
+    return columns_at(x, dim, at) if dim % x.dim() else lookup(x, at)
+
+
 def along(at: Tensor, x: Tensor, axis: int) -> Tensor:
     """[m] as it lies along an axis of x."""
     return at.view([-1 if d == axis else 1 for d in range(x.dim())])

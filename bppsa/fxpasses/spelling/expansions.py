@@ -16,7 +16,6 @@ from torch import Tensor
 from bppsa.fxpasses.recording.one_hot import ONE_HOT, as_comparison
 from bppsa.fxpasses.spelling.choosing import (
     aminmax,
-    columns_at,
     extremum_place,
     gather,
     index,
@@ -24,12 +23,15 @@ from bppsa.fxpasses.spelling.choosing import (
     lookup,
     median,
     place_among,
+    selected,
     sort,
     topk,
 )
 from bppsa.fxpasses.spelling.convolution import convolution, max_pool, mean_pool
-from bppsa.fxpasses.spelling.moving import cross, mirrored, nearest, pad, repeat, rot90, unfold
-from bppsa.fxpasses.spelling.running import holds, prod, running, running_extremum
+from bppsa.fxpasses.spelling.integers import OF_BITS
+from bppsa.fxpasses.spelling.losses import LOSSES
+from bppsa.fxpasses.spelling.moving import cross, mirrored, nearest, pad, repeat, rot90, unfold, without_empty
+from bppsa.fxpasses.spelling.running import count, holds, prod, running, running_extremum, running_logsumexp
 from bppsa.fxpasses.spelling.statistics import batch_norm, distances, nansum, norm, var_mean, vector_norm
 from bppsa.fxpasses.spelling.writing import added, index_fill, index_put, put_columns, replaced, scatter
 
@@ -49,10 +51,6 @@ def logaddexp2(a: Tensor, b: Tensor) -> Tensor:
 def angle(x: Tensor) -> Tensor:
     """Of a real number."""
     return torch.where(torch.isnan(x), x, torch.where(x < 0, math.pi, torch.zeros_like(x)))
-
-
-def entropy(x: Tensor) -> Tensor:
-    return torch.where(x < 0, -math.inf, -torch.xlogy(x, x))
 
 
 def sinc(x: Tensor) -> Tensor:
@@ -82,9 +80,12 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.cummin.default: running_extremum(-1.0),
     **dict.fromkeys((aten.any.dim, aten.any.dims), holds(lambda count, n: count > 0)),
     **dict.fromkeys((aten.all.dim, aten.all.dims), holds(lambda count, n: count == n)),
+    **dict.fromkeys((aten.count_nonzero.default, aten.count_nonzero.dim_IntList), count),
+    **LOSSES,
+    **OF_BITS,
     aten.cumsum.default: running(torch.add),
     aten.cumprod.default: running(torch.mul),
-    aten.logcumsumexp.default: running(torch.logaddexp),
+    aten.logcumsumexp.default: running_logsumexp,
     aten.prod.dim_int: prod,
     aten.var_mean.correction: var_mean,
     aten.std_mean.correction: lambda x, dim=None, *, correction=None, keepdim=False: (
@@ -97,7 +98,7 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.nansum.default: nansum,
     aten._native_batch_norm_legit_no_training.default: batch_norm,
     aten.index.Tensor: index,
-    aten.index_select.default: columns_at,
+    aten.index_select.default: selected,
     aten.embedding.default: lambda table, at, *options: lookup(table, at),
     aten.gather.default: gather,
     **dict.fromkeys((aten.scatter.value, aten.scatter.src), scatter(replaced)),
@@ -107,6 +108,7 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), index_fill),
     aten.index_put.default: index_put,
     aten.repeat.default: repeat,
+    aten.cat.default: without_empty,
     **dict.fromkeys((aten.reflection_pad1d.default, aten.reflection_pad2d.default), pad(mirrored)),
     **dict.fromkeys((aten.replication_pad1d.default, aten.replication_pad2d.default), pad(nearest)),
     aten.unfold.default: unfold,
@@ -120,7 +122,6 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.round.decimals: round_to,
     aten.logaddexp2.default: logaddexp2,
     aten.angle.default: angle,
-    aten.special_entr.default: entropy,
     ONE_HOT: as_comparison,
     aten.convolution.default: convolution,
     aten.glu.default: lambda x, dim=-1: x.chunk(2, dim)[0] * torch.sigmoid(x.chunk(2, dim)[1]),

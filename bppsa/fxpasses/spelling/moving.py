@@ -71,3 +71,9 @@ def mirrored(at: int, n: int) -> int:
 
 def nearest(at: int, n: int) -> int:
     return max(0, min(at, n - 1))
+
+
+def without_empty(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
+    """Beside others, what has no columns is nothing."""
+    some = [tensor for tensor in tensors if tensor.numel()]
+    return torch.cat(some, dim) if some and len(some) < len(tensors) else NotImplemented

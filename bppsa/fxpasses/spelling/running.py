@@ -26,6 +26,14 @@ def running(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor
     return run
 
 
+def running_logsumexp(x: Tensor, dim: int) -> Tensor:
+    """Of one column the gradient is NaN where that is not finite."""
+    axis = own_axis(x, dim)
+    if x.shape[axis] == 1:
+        return torch.logsumexp(x, [axis], keepdim=True)
+    return running(torch.logaddexp)(x, axis)
+
+
 def doubling(n: int) -> Iterator[int]:
     reach = 1
     while reach < n:
@@ -69,3 +77,7 @@ def holds(enough: Callable[[Tensor, int], Tensor]) -> Callable[..., Tensor]:
         return enough(count, math.prod(x.shape[d] for d in axes))
 
     return told
+
+
+def count(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    return torch.ne(x, 0).sum(own_axes(x, dim))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.spelling.choosing import along, own_axes
+from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten
 
@@ -26,15 +27,35 @@ def vector_norm(
     x: Tensor, order: float = 2, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None
 ) -> Tensor:
     axes = own_axes(x, dim)
+    if order and all(x.shape[d] == 1 for d in axes):
+        return size_of_one(x, order, axes, keepdim)
     if order == 2:
         return aten.linalg_vector_norm.default(x, order, axes, keepdim)
     if order in (math.inf, -math.inf):
-        return x.abs().amax(axes, keepdim=keepdim) if order > 0 else x.abs().amin(axes, keepdim=keepdim)
+        return largest(x, order, axes, keepdim)
     if order == 1:
         return x.abs().sum(axes, keepdim=keepdim)
     if order < 0:
         raise Unsupported(Reason(f"is a norm of order {order}"))
     return norm_of_any_order(x, order, axes, keepdim)
+
+
+def size_of_one(x: Tensor, order: float, axes: list[int], keepdim: bool) -> Tensor:
+    """The norm of a row of one number, which has no square that leaves the range. The gradient is NaN where PyTorch
+    divides infinities."""
+    size = x.abs()
+    if order not in (1, math.inf, -math.inf):
+        size = ATTACHED(size.detach(), x, torch.where(size == 0, 0.0, x / size))
+    return size if keepdim else size.squeeze(axes)
+
+
+def largest(x: Tensor, order: float, axes: list[int], keepdim: bool) -> Tensor:
+    """The norm of order inf or -inf. A row with a NaN has zeros for a gradient, as in PyTorch."""
+    extremum = torch.amax if order > 0 else torch.amin
+    size = x.abs()
+    found = extremum(size.detach(), axes, keepdim=keepdim)
+    of_numbers = extremum(torch.where(torch.isnan(size), 0.0, size), axes, keepdim=keepdim)
+    return torch.where(torch.isnan(found), found, of_numbers)
 
 
 def norm_of_any_order(x: Tensor, order: float, axes: list[int], keepdim: bool) -> Tensor:

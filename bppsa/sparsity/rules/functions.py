@@ -23,9 +23,9 @@ aten = ops.aten
 DIFFERENTIABLE = """
     acos acosh addcdiv asin asinh atan atan2 cosh deg2rad digamma
     clamp.Tensor clamp_max.Tensor clamp_min.Tensor div.Tensor_mode div.Scalar_mode erfc erfinv exp2
-    fmod.Tensor fmod.Scalar frac hypot i0 lgamma polygamma log10 log2 logaddexp logaddexp2 logit max.other min.other
+    fmod.Tensor fmod.Scalar frac hypot i0 lgamma polygamma log10 log2 logaddexp logaddexp2 max.other min.other
     nan_to_num pow.Tensor_Tensor pow.Scalar rad2deg relu6 remainder.Tensor remainder.Scalar
-    selu sinc sinh special_entr special_erfcx special_i0e special_log_ndtr special_ndtri
+    selu sinc sinh special_erfcx special_i0e special_log_ndtr special_ndtri
     special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar special_zeta.self_scalar square
     tan where.ScalarSelf where.ScalarOther xlogy.Tensor xlogy.Scalar_Other xlogy.Scalar_Self
 """

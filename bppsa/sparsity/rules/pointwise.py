@@ -86,6 +86,13 @@ def beside_zero(x: Tensor, derivative: Tensor) -> Tensor:
     return torch.where(torch.abs(x) > torch.finfo(x.dtype).eps, derivative, 0.5)
 
 
+def logit(x: Tensor, out: Tensor, eps: float | None = None) -> Tensor:
+    """Outside NaN, or 0 where the value is bounded."""
+    low, high, outside = (0.0, 1.0, math.nan) if eps is None else (eps, 1 - eps, 0.0)
+    within = torch.logical_not(torch.logical_or(x < low, x > high))
+    return choose(within, torch.reciprocal(torch.abs(x) * (1 - x)), outside, x)  # of -0.0 too it is inf
+
+
 DERIVATIVES: dict[Any, Callable[..., Operand]] = {
     aten.neg.default: lambda x, out: -1.0,
     aten.abs.default: lambda x, out: torch.sign(x),
@@ -105,6 +112,8 @@ DERIVATIVES: dict[Any, Callable[..., Operand]] = {
     aten.elu.default: elu,
     aten.softplus.default: softplus,
     aten.mish.default: mish,
+    aten.logit.default: logit,
+    aten.special_entr.default: lambda x, out: -(torch.log(x) + 1),
     aten.celu.default: lambda x, out, alpha=1.0: elu(x, out, alpha, 1, 1 / in_single(alpha)),
     aten.erf.default: erf,
     aten.special_i1.default: lambda x, out: beside_zero(x, torch.i0(x) - out / x),
@@ -185,7 +194,7 @@ def hardsigmoid(x: Tensor, *, out: Tensor) -> Operators:
 
 @rule(aten.hardswish.default)
 def hardswish(x: Tensor, *, out: Tensor) -> Operators:
-    return (select(x > -3, x, choose(x < 3, x / 3 + 0.5, 1.0, x)),)
+    return (select(torch.logical_not(x <= -3), x, choose(x < 3, x / 3 + 0.5, 1.0, x)),)
 
 
 @rule(aten.masked_fill.Scalar)
@@ -295,7 +304,7 @@ COMPARISONS = [getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "g
     *(getattr(aten, name).Tensor for name in ("bitwise_and", "bitwise_or", "bitwise_xor")),
     *(
         getattr(aten, name).default
-        for name in ("bitwise_not", "isnan", "isinf", "sign", "floor", "ceil", "round", "trunc")
+        for name in ("bitwise_not", "isnan", "isinf", "sign", "signbit", "floor", "ceil", "round", "trunc")
     ),
     *(getattr(aten, name).default for name in ("zeros_like", "ones_like", "full_like", "detach")),
     *(getattr(aten, name).default for name in ("new_zeros", "new_ones", "new_full", "new_empty")),

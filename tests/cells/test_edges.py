@@ -1,0 +1,68 @@
+"""Numbers at the edges of a function, and gradients of what has none: values and gradients as PyTorch gives them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import bppsa
+from tests.breadth import alternate
+from tests.cells.support import B, Cell, H, T, h, plain, random, x
+
+EDGES = [-math.inf, -1e10, -30.0, -0.5, 0.0, 1e-300, 0.3, 1.0, 2.0, 1e10, math.inf, math.nan]
+
+OF_ONE: dict[str, Callable[[Tensor], Tensor]] = {
+    "acosh": torch.acosh,
+    "logit": torch.logit,
+    "logit, bounded": lambda h: torch.logit(h, 1e-3),
+    "entropy": torch.special.entr,
+    "hardswish": functional.hardswish,
+    "logcumsumexp": lambda h: h.logcumsumexp(-1),
+    "norm": lambda h: h.norm(dim=-1, keepdim=True),
+    "norm of order 1": lambda h: h.norm(1, dim=-1, keepdim=True),
+    "norm of order 0.5": lambda h: h.norm(0.5, dim=-1, keepdim=True),
+    "largest": lambda h: torch.linalg.vector_norm(h, math.inf, dim=-1, keepdim=True),
+    "largest of two": lambda h: torch.linalg.vector_norm(torch.cat([h, h + 1], 1), math.inf, dim=-1, keepdim=True),
+    "smallest of two": lambda h: torch.linalg.vector_norm(torch.cat([h, h + 1], 1), -math.inf, dim=-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("name", alternate(OF_ONE))
+def test_at_its_edges(name: str) -> None:
+    start = torch.tensor(EDGES, dtype=torch.float64)[:, None].requires_grad_()
+    xs = torch.zeros(1, len(EDGES), 1, dtype=torch.float64)
+    cell = plain(lambda h, x: OF_ONE[name](h) + x)
+    wanted, found = cell(start, xs[0])[0], bppsa.scan(cell, start, xs, strategy="sequential")[0]
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    torch.testing.assert_close(*(torch.autograd.grad(y.sum(), start)[0] for y in (found, wanted)), equal_nan=True)
+
+
+# x acts by an op whose derivative is zero everywhere.
+FLAT: dict[str, Cell] = {
+    "sgn": plain(lambda h, x: torch.tanh(h + torch.sgn(x))),
+    "copysign": plain(lambda h, x: torch.copysign(torch.tanh(h), x)),
+    "floor": plain(lambda h, x: torch.tanh(h + torch.floor(x * h))),
+    "a comparison": plain(lambda h, x: torch.tanh(h + (x > h).to(h.dtype))),
+}
+
+
+@pytest.mark.parametrize("name", alternate(FLAT))
+def test_a_gradient_of_zeros_is_none_where_it_is_in_pytorch(name: str) -> None:
+    state, one = h().requires_grad_(), x(H)[0].detach().requires_grad_()
+    wanted = torch.autograd.grad(FLAT[name](state, one)[0].sum(), one, allow_unused=True)[0]
+    xs = one.detach().expand(T, B, H).clone().requires_grad_()
+    final, _ = bppsa.scan(FLAT[name], state, xs, strategy="sequential")
+    found = torch.autograd.grad(final.sum(), xs, allow_unused=True)[0]
+    assert (found is None) == (wanted is None)
+    assert found is None or not found.any()
+
+
+def test_a_constant_carry_takes_no_gradient() -> None:
+    state, xs = h().requires_grad_(), random(T, B, H).requires_grad_()
+    final, ys = bppsa.scan(lambda h, x: (torch.zeros_like(h), h + x), state, xs, strategy="sequential")
+    assert (final.requires_grad, ys.requires_grad) == (False, True)
