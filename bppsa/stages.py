@@ -93,7 +93,8 @@ class LossMeans:
     """By what micro-batches' losses are weighted. count: of the arguments of the graph that gives the loss, quantities.
 
     ways: each a product of the number of rows (-1) and of these quantities, to powers; a micro-batch's loss counts by
-    the product for it over that for the batch. Where several ways disagree nothing is right.
+    the product for it over that for the batch. If two ways give different factors, no weight is right and the call is
+    refused.
     """
 
     count: Callable[..., Sequence[torch.Tensor]] | None = None  # None: it is no sum or mean over rows

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bppsa import compile
-from bppsa.errors import ScheduleError, WorkerError
+from bppsa.errors import InputError, ScheduleError, WorkerError
 from bppsa.schedule import ddp, gpipe
 from tests.breadth import alternate
 from tests.workers import scripts, support
@@ -171,7 +171,30 @@ MIXED: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda z, _: z.square().sum() / len(z) ** 0.5,
     lambda z, labels: of_rows(z, labels).sum() / labels.sum().item() ** 0.5,
     lambda z, labels: (of_rows(z, labels) * labels.double().softmax(0)).sum(),
+    lambda z, labels: F.avg_pool1d(of_rows(z, labels)[:, 0][None, None], 3, 1, 1).square().mean(),
+    lambda z, labels: F.conv1d(z[:, 0].T[None], torch.ones(1, 3, 3), padding=1).square().mean(),
+    lambda z, labels: F.pad(z[:, 0].T, (1, -1)).square().mean(),
+    lambda z, labels: F.interpolate(z[:, 0].T[None], size=len(z), mode="linear").square().mean(),
+    lambda z, _: z.square().mean().clamp(max=len(z)),
+    lambda z, _: z.square().mean() + len(z) ** 2,
 ]
+
+
+APART: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda z, labels: F.avg_pool1d(z, 3, 1, 1).square().mean(),
+    lambda z, labels: F.conv1d(z, torch.ones(1, 3, 1)).square().mean(),
+    lambda z, labels: F.mse_loss(z.transpose(0, 1).sigmoid(), torch.ones(3, len(z), 3)),
+    lambda z, labels: F.pad(z, (1, -1)).square().mean(),
+    lambda z, labels: of_rows(z, labels).mean() * len(z) / 8 + z.square().sum(),
+    lambda z, labels: of_rows(z, labels).sum() + len(z) * 0.5,
+]
+
+
+@pytest.mark.parametrize("loss", alternate(APART))
+def test_rows_one_by_one(loss: Callable[..., Tensor]) -> None:
+    x, labels, model = torch.randn(6, 3, 4), LABELS[:6].clamp(min=0), Tagger(loss)
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=3)
+    check(compiled, model, (x, labels), model(x, labels)["loss"], compiled.step(x, labels))
 
 
 @pytest.mark.parametrize("loss", alternate(MIXED))
@@ -200,6 +223,31 @@ def test_terms_that_count_otherwise_are_an_error_where_it_matters() -> None:
     check(compiled, model, (x, labels), model(x, labels)["loss"], compiled.step(x, labels))
     with pytest.raises(RuntimeError, match="terms that count otherwise"):
         compiled.step(x, LABELS)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda z, labels: plain(z, labels) + len(z),
+        lambda z, labels: plain(z, labels) + 0.01 * len(z) * torch.tensor(2.0),
+    ],
+)
+def test_the_number_of_rows_beside_a_mean_counts_otherwise(loss: Callable[..., Tensor]) -> None:
+    compiled = compile(Tagger(loss), schedule=gpipe(), stages=2, microbatches=3)
+    with pytest.raises(RuntimeError, match="terms that count otherwise"):
+        compiled.step(torch.randn(7, 3, 4), LABELS.clamp(min=0))
+
+
+def test_a_mean_times_a_count_of_nothing_is_an_error() -> None:
+    def counted(logits: Tensor, labels: Tensor) -> Tensor:
+        return of_rows(logits, labels).mean() * (labels < 0).double().mean()
+
+    model = Tagger(counted)
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=2)
+    x, labels = torch.randn(4, 3, 4), LABELS[[0, 1, 4, 6]]
+    check(compiled, model, (x, labels), model(x, labels)["loss"], compiled.step(x, labels))
+    with pytest.raises(InputError, match="multiplied by a count, which is zero in micro-batch 1"):
+        compiled.step(x, LABELS[[0, 1, 2, 3]])
 
 
 WHOLE = [pytest.param(name, "global", marks=pytest.mark.slow) for name in ("fsdp", "one_f_one_b")]

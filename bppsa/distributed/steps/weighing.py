@@ -64,15 +64,20 @@ def weights(
 def factor(
     way: Sequence[tuple[int, int]], quantities: Sequence[Sequence[float]], totals: Sequence[float], b: int
 ) -> float:
-    """Of a batch with nothing to count the first micro-batch is all: PyTorch's mean of nothing."""
-    found = 1.0
-    for i, power in way:
-        if not totals[i]:
-            return float(b == 0)
-        if not quantities[i][b] and power < 0:
-            return 0.0
-        found *= (quantities[i][b] / totals[i]) ** power
-    return found
+    """Of a batch with nothing to count the first micro-batch is all: PyTorch's mean of nothing.
+
+    Raises InputError where the loss is multiplied by a count, which is zero here: what the loss was is lost.
+    """
+    if not all(totals[i] for i, _ in way):
+        return float(b == 0)
+    if not all(quantities[i][b] for i, power in way if power > 0):
+        return 0.0
+    if not all(quantities[i][b] for i, _ in way):
+        raise InputError(
+            f"the loss is multiplied by a count, which is zero in micro-batch {b} and not in the whole batch; take "
+            f"microbatches=1, or multiply each row's loss"
+        )
+    return math.prod((quantities[i][b] / totals[i]) ** power for i, power in way)
 
 
 @torch.no_grad()

@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from bppsa.fxpasses.partition.means.sizes import argument, dtype, is_tensor, name_of, size_of, symbols
+from bppsa.fxpasses.partition.means.windows import mixes_unasked
 
 OVER = frozenset(["div", "div_", "true_divide", "divide"])
 PRODUCT = frozenset((*OVER, "mul", "mul_", "multiply"))
@@ -25,7 +26,9 @@ MOVING = frozenset(
 CUTTING = frozenset(("slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split"))
 RESHAPING = frozenset(("view", "reshape", "_unsafe_view", "view_as", "_reshape_copy", "view_copy"))
 NUMBERING = frozenset(("arange", "range"))
-UNLIKE = frozenset(("linspace", "logspace", "eye", "randperm", "as_strided", "take", "put", "masked_scatter"))
+UNLIKE = frozenset(
+    ("linspace", "logspace", "eye", "randperm", "as_strided", "take", "put", "masked_scatter", "msort", "flipud")
+)
 INDEXING = frozenset(("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"))
 # How many of the last dimensions an op takes together.
 MATRICES = {
@@ -42,9 +45,8 @@ MATRICES = {
         ),
     )
 }
-PLACES = frozenset(
-    (*RESHAPING, *MOVING, *INDEXING, "_to_copy", "to", "clone", "contiguous", "expand_as", "alias", "slice")
-)
+KEEPING = frozenset((*MOVING, "_to_copy", "to", "clone", "contiguous", "expand_as", "alias"))
+PLACES = frozenset((*RESHAPING, *KEEPING, *INDEXING, "slice"))
 
 
 def mixes(node: fx.Node, rows: Set[Any], places: set[fx.Node]) -> bool:
@@ -73,22 +75,25 @@ def mixes(node: fx.Node, rows: Set[Any], places: set[fx.Node]) -> bool:
     if source is None or not at:
         return False
     rule = RULES.get(name, of_dims)
-    return name not in MOVING and rule(node, source, at[0])
+    return name not in KEEPING and rule(node, source, at[0])
 
 
 def of_dims(node: fx.Node, source: fx.Node, at: int) -> bool:
     """Whether it works along the rows, which are at a dimension of its first tensor."""
     count = len(size_of(source))
     name = name_of(node)
-    given = next((dims for each in DIMS if (dims := argument(node, each, None)) is not None), None)
     if name in MATRICES:
         return at >= count - MATRICES[name]
-    if name == "roll" and not given:
-        return True
     shape = argument(node, "normalized_shape", None)
     if shape is not None:
         return at >= count - len(shape)
-    dims = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    told = parameters(node).intersection(DIMS)
+    if not told:
+        return mixes_unasked(node, source, at)
+    given = next((dims for each in DIMS if (dims := argument(node, each, None)) is not None), None)
+    if given is None or given == []:  # all of them
+        return True
+    dims = given if isinstance(given, (list, tuple)) else [given]
     return any(isinstance(dim, int) and dim % count == at for dim in dims)
 
 
@@ -130,6 +135,18 @@ def picks_rows(node: fx.Node, rows: Set[Any], places: set[fx.Node]) -> bool:
         numbered |= index in places and dim not in at
         dim += len(size_of(index)) if mask else 1
     return numbered
+
+
+def parameters(node: fx.Node) -> set[str]:
+    """The names of an ATen op's, none of anything else's."""
+    schema: Any = getattr(node.target, "_schema", None)
+    return {given.name for given in schema.arguments} if schema is not None else set()
+
+
+def declared_kind(declared: Any) -> str:
+    """As the schema says, whether it may be left out or not."""
+    within = declared.getElementType() if declared.kind() == "OptionalType" else declared
+    return str(within.kind())
 
 
 def takes_size(node: fx.Node, rows: Set[Any]) -> bool:

@@ -39,8 +39,9 @@ class Same:
 
 @dataclass(frozen=True)
 class Part:
-    """With rows: a value for each row. Without: its micro-batches' add up to the batch's, each multiplied by the
-    product of its quantities over the batch's. Of several ways all have to give the same factor.
+    """With rows: a value for each row. Without rows: the batch's value is the sum of the micro-batches' values, each
+    weighted by the product, over a way, of its quantity divided by the batch's quantity. If there are several ways, all
+    have to give the same weight.
 
     A sum over rows has the empty way, a mean over rows ROWS, and what is divided by a quantity has that one more.
     """

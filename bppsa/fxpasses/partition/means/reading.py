@@ -11,7 +11,7 @@ from torch import fx, nn
 from torch.nn.modules.loss import _Loss
 from torch.utils._pytree import tree_leaves
 
-from bppsa.fxpasses.partition.means.apart import OVER, PRODUCT, mixes
+from bppsa.fxpasses.partition.means.apart import OVER, PRODUCT, mixes, takes_size
 from bppsa.fxpasses.partition.means.kinds import (
     ROWS,
     ClassCount,
@@ -106,6 +106,13 @@ class LossReading:
             return Unshared(node)
         if name_of(node) in PRODUCT:
             return self.product(node, rows)
+        name = name_of(node)
+        if name in ADDING and not rows:
+            return self.added(node, [self.kind_of(arg) for arg in addends(node)])
+        if not rows and takes_size(
+            node, self.rows
+        ):  # the number of rows, of which micro-batches have fewer than the batch
+            return Unshared(node)
         if all(isinstance(kind, Same) for kind in inputs) and not rows:
             return Same()
         mixed = next((kind for kind in inputs if isinstance(kind, Unshared)), None)
@@ -114,7 +121,6 @@ class LossReading:
         reduction = argument(node, "reduction", None)
         if reduction in (MEAN, SUM):
             return self.reduced(node, inputs, reduction)
-        name = name_of(node)
         if name in ADDING:
             return self.added(node, [self.kind_of(arg) for arg in addends(node)])
         if rows and all(map(is_plain, inputs)):
@@ -139,6 +145,11 @@ class LossReading:
 
     def added(self, node: fx.Node, kinds: list[Kind]) -> Kind:
         """Of a sum. What all micro-batches have goes with means alone: their factors add up to one."""
+        mixed = next((kind for kind in kinds if isinstance(kind, Unshared)), None)
+        if mixed is not None or isinstance(argument(node, "alpha", 1), fx.Node):
+            return mixed or Unshared(node)
+        if all(isinstance(kind, Same) for kind in kinds):
+            return Same()
         ways: set[Way] = set().union(*(kind.ways for kind in kinds if isinstance(kind, Part)))
         if any(isinstance(kind, Part) and kind.rows for kind in kinds):
             return part(True) if all(map(is_plain, kinds)) else Unshared(node)
@@ -154,7 +165,7 @@ class LossReading:
         return not isinstance(quantity, fx.Node) or self.kinds[quantity] == part(False)
 
     def linear(self, node: fx.Node, rows: bool) -> Kind:
-        """Of an op of one value, that of a sum is the sum of."""
+        """The kind of a linear op: it commutes with the sum over micro-batches."""
         source = node.all_input_nodes[0]
         kind, name = self.kinds[source], name_of(node)
         if name not in LINEAR or not isinstance(kind, Part):
@@ -282,8 +293,9 @@ class LossReading:
 
     def kind_of(self, arg: Any) -> Kind:
         if isinstance(arg, fx.Node):
-            unknown = not is_tensor(arg) and self.has_rows(size_of(arg)) and self.quantity(arg) is None
-            return Unshared(arg) if unknown else self.kinds[arg]
+            if is_tensor(arg) or not self.has_rows(size_of(arg)):
+                return self.kinds[arg]
+            return Unshared(arg) if self.quantity(arg) is None else part(False)  # micro-batches' rows add up
         return Same()
 
     # Sizes
