@@ -26,7 +26,8 @@ from bppsa.frontend.loops.state import LoopState
 from bppsa.frontend.ordinary import unusual_moment
 from bppsa.frontend.state import TABLES
 from bppsa.frontend.trials import is_tried
-from bppsa.fxpasses.environment.walk import environment_of, known_environment
+from bppsa.fxpasses.environment.known import known_environment
+from bppsa.fxpasses.environment.walk import environment_of
 from bppsa.fxpasses.reroll.log.numbers import FollowedNumber
 from bppsa.fxpasses.reroll.outline.loops import LoopStatement
 from bppsa.fxpasses.reroll.outline.split import LoopSplit, attribute, split

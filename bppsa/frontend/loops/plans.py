@@ -24,7 +24,8 @@ from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.plan_cache import place
 from bppsa.frontend.planning.predict import ms_of_ops
 from bppsa.frontend.trials import trial
-from bppsa.fxpasses.environment.walk import SIMPLE, owner
+from bppsa.fxpasses.environment.libraries import owner
+from bppsa.fxpasses.environment.walk import SIMPLE
 from bppsa.fxpasses.recording.capture import check_gradients
 from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll, short_loop
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bppsa.fxpasses.environment.libraries import is_library
 from bppsa.fxpasses.environment.names import imported_names
-from bppsa.fxpasses.environment.walk import is_library
 from bppsa.fxpasses.reroll.log.ops import flatten
 
 ARITHMETIC: Mapping[str, Callable[..., Any]] = {
