@@ -76,6 +76,11 @@ class Outlined:
         self.split, self.state_of = split, state_of
         self.plain: Callable[[int, tuple[str, ...]], FunctionType] = cache(split.plain)
 
+    @staticmethod
+    def counters(steps: range) -> tuple[int, int, int]:
+        """What a loop goes over, as numbers that it is given."""
+        return steps.start, steps.stop, steps.step
+
     @untraced
     def run(self, index: int, variables: dict[str, Any]) -> tuple[Any, ...]:
         """The values, behind the loop, of the variables that it binds."""
