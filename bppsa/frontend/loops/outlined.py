@@ -35,7 +35,6 @@ from bppsa.runtime.untraced import untraced
 
 ALIASES = Reason("the loop knows what it changes by two names", mend="give it one")
 HELD = "hold tensors, numbers, or lists, tuples and dicts of these in it, and modules under other names"
-MOST_ROOTS = 16  # of one loop
 LASTING = (nn.Module, FunctionType, ModuleType, type)
 StateOf = Callable[[Any], LoopState]  # by the first argument
 
@@ -142,9 +141,7 @@ class Outlined:
         key = (names, *((name, id(value)) for name, value in held.items()))
         function = state.roots.get(key) or self.split.closed(index, names, held)
         if all(isinstance(value, LASTING) for value in held.values()):
-            state.roots[key] = function
-            for oldest in list(state.roots)[:-MOST_ROOTS]:
-                del state.roots[oldest]
+            state.roots.keep(key, function)
         return function if set(held) <= {*function.__code__.co_freevars} else None
 
 
