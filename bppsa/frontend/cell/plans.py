@@ -11,7 +11,6 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from bppsa.chain import Recurrence
-from bppsa.codegen.gpu.sweep_axes import MOST_NUMBERS
 from bppsa.codegen.lowering.lower import IN_KERNELS
 from bppsa.decisions import warn_once
 from bppsa.errors import InputError, InputIndexError, InputValueError, Reason, Unsupported, first_line
@@ -73,10 +72,7 @@ def find(
 
 
 def without_kernel(plan: CellPlan, x: Tensor) -> Reason | None:
-    if x.device.type == "cuda" and plan.numbers > MOST_NUMBERS:
-        what = f"a value of {plan.numbers} numbers for each row, more than a GPU's kernel holds of several axes"
-        return Reason(what, mend=f"keep to {MOST_NUMBERS}")
-    return None
+    return plan.without_gpu if x.device.type == "cuda" else None
 
 
 def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:
