@@ -111,7 +111,8 @@ class Reason:
     path: str = ""  # of the module, or the user's line
 
     def __str__(self) -> str:
-        what = ": ".join(part for part in (self.path, self.op, self.what) if part)
+        path = self.path.removesuffix(":")  # of a line that begins a block
+        what = ": ".join(part for part in (path, self.op, self.what) if part)
         return f"{what}; {self.mend}" if self.mend else what
 
 

@@ -28,12 +28,13 @@ LONGEST_FILE = 400
 MOST_FILES = 20  # of a folder
 
 # A room is a folder, or a file at the root. It may import from itself, from the rooms below it, from those named here
-# with all that is below them, and from errors and decisions. All other imports inside bppsa are forbidden.
+# with all that is below them, and from errors, decisions and recent. All other imports inside bppsa are forbidden.
 LOWER = {"chain", "plan", "sparsity"}
 PASSES = {"fxpasses.environment", "fxpasses.network", "fxpasses.recording"}
 ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "decisions": set(),
+    "recent": set(),
     "cells": set(),  # a file a family
     "chain": set(),  # the records that the passes hand to the rooms after them
     "schedule": set(),
@@ -104,12 +105,13 @@ ROOMS: dict[str, set[str]] = {
 }
 # Two rooms that know each other by name: the schedules of the zoo are found from their texts.
 KNOW_EACH_OTHER = {"schedule", "schedule.zoo"}
-FOR_ALL = {"errors", "decisions"}
+FOR_ALL = {"errors", "decisions", "recent"}
 
 # What may be imported from outside the standard library.
 LIBRARIES: dict[str, set[str]] = {
     "errors": set(),
     "decisions": set(),
+    "recent": set(),
     "schedule": set(),
     "sparsity": {"torch"},
     "cells": {"torch"},
@@ -282,7 +284,7 @@ FEW_CALLS = {
     **dict.fromkeys(("codegen.isa.chosen", "codegen.isa.cpu_features"), "no argument"),
     **dict.fromkeys(("codegen.cpu.shipped.abi", "codegen.cpu.shipped._share_openmp"), "no argument"),
     "codegen.cpu.print_cpp.skeleton": "a file of the package each",
-    "fxpasses.environment.walk.is_library": "an installed package each",
+    "fxpasses.environment.libraries.is_library": "an installed package each",
 }
 
 

@@ -14,7 +14,9 @@ from bppsa.decisions import Decision, Report
 from bppsa.errors import RuleError, Unsupported
 from bppsa.frontend.jacobian.capture import Captured, Masks, Model, While, check_arguments, check_masks
 from bppsa.frontend.jacobian.plan import ByProducts, Coloured, JacobianPlan, Outdated, by_rows, coloured_ns
-from bppsa.fxpasses.environment.walk import Environment, known_environment, owner
+from bppsa.fxpasses.environment.known import known_environment
+from bppsa.fxpasses.environment.libraries import owner
+from bppsa.fxpasses.environment.walk import Environment
 from bppsa.runtime.sparse import Kernels
 from bppsa.sparsity import Network, TransposedJacobian
 from bppsa.sparsity.checked import Checked

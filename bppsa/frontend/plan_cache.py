@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
-from weakref import WeakSet
 
 from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported
+from bppsa.recent import renewed_in_children
 
 P = TypeVar("P")
 Reference = Callable[[], Any]  # None where what it leads to is gone
@@ -28,7 +27,7 @@ class PlanCache(Generic[P]):
         self.most = most
         self.known: OrderedDict[Hashable, tuple[P, Sequence[Reference]]] = OrderedDict()
         self.renew_lock()
-        _caches.add(self)
+        renewed_in_children(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.most,)
@@ -78,18 +77,6 @@ class PlanCache(Generic[P]):
                     plan = make()
                     self.keep(key, plan, named)
         return plan
-
-
-_caches: WeakSet[PlanCache[Any]] = WeakSet()
-
-
-def renew_locks() -> None:
-    for cache in _caches:
-        cache.renew_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=renew_locks)
 
 
 def all_there(references: Sequence[Reference]) -> bool:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 
 import pytest
 import torch
 from torch import Tensor
 
 import bppsa
-from bppsa.codegen.language.ir import Access, Buffer, Expr, Group, Kernel, Kind, Op, Store, load
-from bppsa.errors import Unsupported
 from bppsa.frontend.call_log import collecting
-from bppsa.frontend.planning.sweeps import check_functions
+from bppsa.frontend.cell import fused_cell, plans
+from bppsa.frontend.planning import sweeps
+from bppsa.runtime.recurrent.reference import loop
 from tests.cells.support import B, Cell, H, T, h, random, x
 
 
@@ -73,9 +74,28 @@ def test_a_value_that_is_looked_at_is_told_with_its_line() -> None:
     assert "use torch.where" in told
 
 
-def test_special_functions_have_no_kernel_on_a_gpu() -> None:
-    buffers = (Buffer("x", Kind.STREAM, 3), Buffer("y", Kind.STREAM, 3))
-    value = Expr(Op.LGAMMA, load(Access("x")))
-    kernel = Kernel("special", buffers, (Group(3, (Store(Access("y"), value),)),))
-    with pytest.raises(Unsupported, match=r"lgamma.*GPU"):
-        check_functions([kernel])
+class FakeOnGpu:
+    """Stands for an x on a GPU."""
+
+    device = torch.device("cuda")
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sequential", "chunked"])
+def test_special_functions_have_no_kernel_on_a_gpu(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop runs, and the report says so."""
+
+    def special(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(torch.lgamma(1 + h * h) + x)
+        return h, h
+
+    given = h(), x(H)
+    asked = plans.without_kernel
+    monkeypatch.setattr(fused_cell, "compile_recurrence", sweeps.compile_recurrence)  # which knows GPUs
+    monkeypatch.setattr(plans, "without_kernel", lambda plan, x: asked(plan, FakeOnGpu()))  # type: ignore[arg-type]
+    with collecting() as taken, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the strategy is missed
+        found = bppsa.scan(special, *given, strategy=strategy)
+    assert taken[-1].strategy == "pytorch"
+    assert "lgamma" in taken[-1].reason
+    assert "GPU" in taken[-1].reason
+    torch.testing.assert_close(found, loop(special, *given))

@@ -20,8 +20,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bppsa.fxpasses.environment import walk
-from bppsa.fxpasses.environment.walk import environment_of, known_environment
+from bppsa.fxpasses.environment import known
+from bppsa.fxpasses.environment.known import known_environment
+from bppsa.fxpasses.environment.walk import environment_of
 from tests.scan.zoo import CASES, Example, H, make
 
 FACTOR = 1.0
@@ -233,7 +234,7 @@ def test_tensors_are_found_wherever_they_are() -> None:
     net.loose, net.listed = tensors[1], [tensors[2]]
 
     def cell(h: Tensor, x: Tensor, more: Tensor = tensors[3], *, last: Tensor = tensors[4]) -> Any:
-        return net(h, x), deep, Plain, more, last
+        return net(h, x), net.loose, net.listed, deep, Plain, more, last
 
     deep = [{"a": (tensors[5],)}, Plain(tensors[6]), Slotted(tensors[7])]
     found = environment_of(functools.partial(cell, more=tensors[8])).tensors
@@ -292,11 +293,11 @@ def test_a_cell_that_is_gone_leaves_nothing() -> None:
     net = Net()
     known_environment(net)
     weight, at = weakref.ref(net.linear.weight), (id(net), None)
-    assert at in walk._known
+    assert at in known._known
     del net
     gc.collect()
     assert weight() is None
-    assert at not in walk._known
+    assert at not in known._known
 
 
 @pytest.mark.parametrize("pair", [(0.0, -0.0), (1, True), (1, 1.0), (0j, -0j)], ids=str)
@@ -306,11 +307,11 @@ def test_numbers_that_are_equal_and_not_the_same(pair: tuple[Any, Any]) -> None:
 
 
 def test_few_cells_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(walk, "REMEMBERED", 2)
+    monkeypatch.setattr(known, "REMEMBERED", 2)
     nets = [Net() for _ in range(4)]
     found = [known_environment(net) for net in nets]
     assert [known_environment(net) is e for net, e in zip(nets[2:], found[2:], strict=True)] == [True, True]
-    assert len(walk._known) == 2
+    assert len(known._known) == 2
 
 
 def test_what_a_function_imports(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,3 +190,61 @@ def test_a_number_that_changes_from_call_to_call(monkeypatch: pytest.MonkeyPatch
     assert "of a new kind" in pair.decisions()[0].reason
     steady = Pair(Anneals())
     assert steady.strategies(x(), calls=6) == ["sequential"]
+
+
+class ReadsLengths(Cell):
+    """How many steps there are is asked of a tensor in the line of the loop."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+
+    def forward(self, x: Tensor, lens: Tensor) -> Tensor:
+        h, out = self.start(x), []
+        if self.how == "int":
+            for t in range(int(lens.max())):
+                h = self.cell(x[:, t], h)
+                out.append(h)
+        elif self.how == "item":
+            for t in reversed(range(lens.max().item())):
+                h = torch.where((t < lens)[:, None], self.cell(x[:, t], h), h)
+                out.append(h)
+        elif self.how == "max":
+            for i, t in enumerate(range(max(lens))):
+                h = self.cell(x[:, t], h) + i
+                out.append(h)
+        else:
+            steps = lens.max()
+            for t in range(1, steps):
+                h = self.cell(x[:, t], h)
+                out.append(h)
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("how", ["int", "item", "max", "variable"])
+def test_the_line_of_the_loop_asks_a_tensor_for_its_steps(how: str) -> None:
+    pair = Pair(ReadsLengths(how))
+    lens = torch.tensor([16, 12, 9, 3][: len(x())])
+    lens = torch.cat([lens, lens.new_full((len(x(16)) - len(lens),), 5)])
+    decisions = [pair.call(x(16), lens, seed=seed) for seed in range(4)]
+    assert "the number of steps is read from a tensor" in decisions[0][0].reason
+    assert "::" not in decisions[0][0].reason
+    assert [decision.strategy for decision in decisions[-1]] == ["sequential"]
+    pair.call(x(16), lens - 2)
+
+
+class OwnRange(Cell):
+    """A `range` that is not Python's stays in the loop."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = len(x)
+        h, range = self.start(x), lambda steps: iter([*reversed(list(enumerate([0] * steps)))])
+        for t, _ in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+        return h
+
+
+def test_a_range_of_the_users_own() -> None:
+    pair = Pair(OwnRange())
+    for seed in range(4):
+        pair.call(x(16), seed=seed)

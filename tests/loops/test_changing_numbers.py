@@ -137,6 +137,33 @@ def test_a_number_whose_root_is_complex() -> None:
         pair.call(x(), eps)
 
 
+def test_a_complex_root_beside_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With BPPSA_CHECK=1 too, PyTorch has a result where no plan has one."""
+    pair = Pair(Rooted())
+    for seed, value in enumerate((0.5, 0.25, 0.125)):
+        pair.call(x(), value, seed=seed)
+    monkeypatch.setenv("BPPSA_CHECK", "1")
+    pair.call(x(), 0.5, seed=4)
+    pair.call(x(), -0.25, seed=5)
+
+
+class Reflected(Cell):
+    """An op that takes another number beside the one that changes."""
+
+    def forward(self, x: Tensor, rate: float) -> Tensor:
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            h = torch.rsub(self.cell(x[:, t], h), rate, alpha=0.5)
+        return h
+
+
+def test_a_number_beside_another() -> None:
+    pair = Pair(Reflected())
+    for seed, rate in enumerate((1.0, 0.9, 0.9)):
+        decisions = pair.call(x(), rate, seed=seed)
+    assert [decision.strategy for decision in decisions] == ["sequential"]
+
+
 class Returned(Cell):
     def forward(self, x: Tensor, eps: float) -> Any:
         h = self.start(x)

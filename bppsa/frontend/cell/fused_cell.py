@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.chain import Recurrence, Role
-from bppsa.codegen.gpu.sweep_axes import has_axes, numbers
+from bppsa.codegen.gpu.sweep_axes import MOST_NUMBERS, has_axes, numbers
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.fxpasses.cell.reach import reach
@@ -141,10 +141,17 @@ class CellPlan:
                 raise Unsupported(Reason(f"carries numbers, read as places, that are not among {low} to {high}"))
 
     @cached_property
-    def numbers(self) -> int:
-        """Of the widest value that a program on a GPU holds where values have several axes, else 0."""
-        program = compile_recurrence(self.recurrence, self.dtype, False, "cuda").program
-        return max(numbers(kernel) if has_axes(kernel) else 0 for kernel in (program.forward, program.backward))
+    def without_gpu(self) -> Reason | None:
+        """Why no kernel of a GPU's holds it."""
+        try:
+            program = compile_recurrence(self.recurrence, self.dtype, False, "cuda").program
+        except Unsupported as unsupported:
+            return unsupported.reason
+        widest = max(numbers(kernel) if has_axes(kernel) else 0 for kernel in (program.forward, program.backward))
+        if widest <= MOST_NUMBERS:
+            return None
+        what = f"a value of {widest} numbers for each row, more than a GPU's kernel holds of several axes"
+        return Reason(what, mend=f"keep to {MOST_NUMBERS}")
 
     @cached_property
     def used(self) -> frozenset[int]:

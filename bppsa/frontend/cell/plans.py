@@ -11,10 +11,10 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from bppsa.chain import Recurrence
-from bppsa.codegen.gpu.sweep_axes import MOST_NUMBERS
 from bppsa.codegen.lowering.lower import IN_KERNELS
 from bppsa.decisions import warn_once
 from bppsa.errors import InputError, InputIndexError, InputValueError, Reason, Unsupported, first_line
+from bppsa.frontend.cell.again import CellReading, reading_of
 from bppsa.frontend.cell.beside import perhaps_by_rows, with_rows_last
 from bppsa.frontend.cell.checks import Cell, check_carry, name_of, step
 from bppsa.frontend.cell.fused_cell import CellPlan
@@ -25,7 +25,8 @@ from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.fxpasses.cell.instead import INSTEAD
 from bppsa.fxpasses.cell.recurrence import split
 from bppsa.fxpasses.cell.survey import told
-from bppsa.fxpasses.environment.walk import Environment, known_environment
+from bppsa.fxpasses.environment.known import known_environment
+from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.lines import line_that_raised
 from bppsa.fxpasses.recording.capture import Recording, record
 from bppsa.fxpasses.spelling.whole import growth_of
@@ -41,9 +42,9 @@ _plans: PlanCache[CellPlan | Reason] = PlanCache(MOST)
 
 def find(
     cell: Cell, carry: Sequence[Tensor], carry_spec: Any, xs: Sequence[Tensor], x_spec: Any, second: Second = ()
-) -> tuple[CellPlan, Environment] | Reason:
-    """The plan of the cell for tensors like these, made once. carry: with rows in front, also where the cell has them
-    second."""
+) -> tuple[CellPlan, Environment, CellReading] | Reason:
+    """The plan of the cell for tensors like these, made once, and what it was made of. carry: with rows in front, also
+    where the cell has them second."""
     reason = unusual(carry, xs)
     if reason is not None:
         return reason
@@ -51,21 +52,27 @@ def find(
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in carry), tuple((leaf.shape[1:], leaf.dtype) for leaf in xs)
     gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (*carry, *xs, *environment.tensors))
     modes = gradients, torch.is_grad_enabled(), torch.get_default_dtype()
+    made = []
+
+    def read() -> CellPlan | Reason:
+        made.append(environment)
+        return make(cell, carry, carry_spec, xs, x_spec, second, environment, gradients)
+
     plan = _plans.find(
         (environment.key, carry_spec, x_spec, shapes, second, *modes),
-        lambda: make(cell, carry, carry_spec, xs, x_spec, second, environment, gradients),
+        read,
         environment.opaque,
     )
+    reading = reading_of(cell, environment, bool(made))
     if isinstance(plan, Reason):
         return plan
-    return mixed((*carry, *xs, *plan.captured(environment))) or without_kernel(plan, xs[0]) or (plan, environment)
+    return (
+        mixed((*carry, *xs, *plan.captured(environment))) or without_kernel(plan, xs[0]) or (plan, environment, reading)
+    )
 
 
 def without_kernel(plan: CellPlan, x: Tensor) -> Reason | None:
-    if x.device.type == "cuda" and plan.numbers > MOST_NUMBERS:
-        what = f"a value of {plan.numbers} numbers for each row, more than a GPU's kernel holds of several axes"
-        return Reason(what, mend=f"keep to {MOST_NUMBERS}")
-    return None
+    return plan.without_gpu if x.device.type == "cuda" else None
 
 
 def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:

@@ -66,7 +66,7 @@ def scan(
     if isinstance(found, Reason):
         warn_of_missed(name_of(cell), asked, forward, found)
         return by_pytorch(Decision(name_of(cell), "scan", "pytorch", str(found), numbers))
-    plan, environment = found
+    plan, environment, reading = found
     ahead, device, training = open_forward(forward, plan.memory), x_leaves[0].device.type, torch.is_grad_enabled()
     choice = choose_scan(plan.recurrence, plan.dtype, asked, steps, rows, training, device, ahead, explaining())
     decision = Decision(name_of(cell), "scan", choice.strategy, choice.reason, numbers | choice.numbers, *choice.told)
@@ -87,7 +87,7 @@ def scan(
     except Unsupported as unsupported:
         refusal = str(unsupported.reason)
     else:
-        note(told(decision, plan.memory, solver, rested=ahead is not forward))
+        note(reading.told(told(decision, plan.memory, solver, rested=ahead is not forward)))
         return pytree.tree_unflatten(swapped(nexts, second), carry_spec), pytree.tree_unflatten(ys, plan.y_spec)
     return by_pytorch(Decision(name_of(cell), "scan", "pytorch", refusal, numbers))
 

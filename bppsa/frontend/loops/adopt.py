@@ -14,8 +14,8 @@ from bppsa.frontend.loops.classes import Looped, leading, prepare
 from bppsa.frontend.loops.state import LoopState
 from bppsa.frontend.rewritten import kind_of, put_before, take_away
 from bppsa.frontend.state import state_of
+from bppsa.fxpasses.environment.libraries import is_library
 from bppsa.fxpasses.environment.trail import content
-from bppsa.fxpasses.environment.walk import is_library
 from bppsa.fxpasses.reroll.log.lines import loops
 
 DEPTH = 4  # of functions that call each other

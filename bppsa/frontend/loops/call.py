@@ -41,7 +41,7 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
     if numbers is not None:
         plan, key = state.find(numbers.key), numbers.key
     values = numbers.values if numbers is not None else []
-    if plan is None and not state.is_part and state.has_moved(without_numbers(described.key)):
+    if plan is None and not state.is_part and state.has_moved(without_numbers(described.key), described.key):
         return plain(*args, **kwargs)  # from the next call on Python runs what is around the loops, and reads them
     if plan is None and state.waits(key):
         return by_pytorch(

@@ -26,7 +26,8 @@ from bppsa.frontend.loops.state import LoopState
 from bppsa.frontend.ordinary import unusual_moment
 from bppsa.frontend.state import TABLES
 from bppsa.frontend.trials import is_tried
-from bppsa.fxpasses.environment.walk import environment_of, known_environment
+from bppsa.fxpasses.environment.known import known_environment
+from bppsa.fxpasses.environment.walk import environment_of
 from bppsa.fxpasses.reroll.log.numbers import FollowedNumber
 from bppsa.fxpasses.reroll.outline.loops import LoopStatement
 from bppsa.fxpasses.reroll.outline.split import LoopSplit, attribute, split
@@ -34,7 +35,6 @@ from bppsa.runtime.untraced import untraced
 
 ALIASES = Reason("the loop knows what it changes by two names", mend="give it one")
 HELD = "hold tensors, numbers, or lists, tuples and dicts of these in it, and modules under other names"
-MOST_ROOTS = 16  # of one loop
 LASTING = (nn.Module, FunctionType, ModuleType, type)
 StateOf = Callable[[Any], LoopState]  # by the first argument
 
@@ -74,6 +74,11 @@ class Outlined:
     def __init__(self, split: LoopSplit, state_of: StateOf) -> None:
         self.split, self.state_of = split, state_of
         self.plain: Callable[[int, tuple[str, ...]], FunctionType] = cache(split.plain)
+
+    @staticmethod
+    def counters(steps: range) -> tuple[int, int, int]:
+        """What a loop goes over, as numbers that it is given."""
+        return steps.start, steps.stop, steps.step
 
     @untraced
     def run(self, index: int, variables: dict[str, Any]) -> tuple[Any, ...]:
@@ -136,9 +141,7 @@ class Outlined:
         key = (names, *((name, id(value)) for name, value in held.items()))
         function = state.roots.get(key) or self.split.closed(index, names, held)
         if all(isinstance(value, LASTING) for value in held.values()):
-            state.roots[key] = function
-            for oldest in list(state.roots)[:-MOST_ROOTS]:
-                del state.roots[oldest]
+            state.roots.keep(key, function)
         return function if set(held) <= {*function.__code__.co_freevars} else None
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,8 @@ from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.plan_cache import place
 from bppsa.frontend.planning.predict import ms_of_ops
 from bppsa.frontend.trials import trial
-from bppsa.fxpasses.environment.walk import SIMPLE, owner
+from bppsa.fxpasses.environment.libraries import owner
+from bppsa.fxpasses.environment.walk import SIMPLE
 from bppsa.fxpasses.recording.capture import check_gradients
 from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll, short_loop
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
@@ -75,14 +77,22 @@ class LoopPlan:
         """Raises `Unsupported`, and has drawn no random number, where it refuses the numbers it is given."""
         state = torch.get_rng_state() if self.picks else None
         try:
-            made = iter(self.run(*self.tensors(call, numbers)))
-        except (Unsupported, LinAlgError, ArithmeticError) as error:
+            with errors_refused():
+                made = iter(self.run(*self.tensors(call, numbers)))
+        except Unsupported:
             if state is not None:
                 torch.set_rng_state(state)
-            if not isinstance(error, Unsupported):
-                raise Unsupported(Reason(first_line(error))) from error
             raise
         return pytree.tree_unflatten([next(made) if o is TENSOR else o for o in self.others], self.spec)
+
+
+@contextmanager
+def errors_refused() -> Iterator[None]:
+    """Errors of numbers, as of the root of a negative one or of a singular matrix, are PyTorch's to raise."""
+    try:
+        yield
+    except (LinAlgError, ArithmeticError) as error:
+        raise Unsupported(Reason(first_line(error))) from error
 
 
 TENSOR = object()
@@ -147,7 +157,12 @@ def checked(
     before = torch.get_rng_state()
     result = plain(*args, **kwargs)
     try:
-        believe(plan.run, tensors_in(pytree.tree_leaves(result)), plan.tensors(call, numbers), before)
+        with errors_refused():
+            given = plan.tensors(call, numbers)
+    except Unsupported:
+        return result
+    try:
+        believe(plan.run, tensors_in(pytree.tree_leaves(result)), given, before)
     except Unsupported as unsupported:
         if plan.doubted and isinstance(unsupported, OtherNumbers):
             return result

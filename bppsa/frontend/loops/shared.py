@@ -7,7 +7,6 @@ length has computed right on other numbers than its call's need not be tried aga
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +20,7 @@ from bppsa.fxpasses.environment.walk import exact
 from bppsa.fxpasses.reroll.body import Body, OperandSource
 from bppsa.fxpasses.reroll.lengths import StepNumbers, goes_with
 from bppsa.fxpasses.reroll.log.ops import LoggedValue, is_number
+from bppsa.recent import RecentMap
 
 MOST = 16  # cells, and kinds of programs
 WITNESSES = 4  # programs of one kind
@@ -32,8 +32,8 @@ class SharedSteps:
     """Of one object and one process: a copy begins anew. cells: by what their steps are; programs: by their ops, the
     numbers and steps of those that are trusted."""
 
-    cells: OrderedDict[Hashable, CellPlan] = field(default_factory=OrderedDict)
-    programs: OrderedDict[Hashable, list[ProgramNumbers]] = field(default_factory=OrderedDict)
+    cells: RecentMap[CellPlan] = field(default_factory=lambda: RecentMap(MOST))
+    programs: RecentMap[list[ProgramNumbers]] = field(default_factory=lambda: RecentMap(MOST))
     numbers: StepNumbers = field(default_factory=StepNumbers)
 
     def fuse(self, body: Body, steps: int) -> Fused:
@@ -42,23 +42,16 @@ class SharedSteps:
         known = self.cells.get(key)
         fused = fuse(body, steps, known)
         if not fused.plan.places:
-            keep(self.cells, key, fused.plan)
+            self.cells.keep(key, fused.plan)
         return fused
 
     def knows(self, shape: Hashable, numbers: ProgramNumbers) -> bool:
         """Whether programs of other lengths are trusted that do the same."""
-        known = self.programs.get(shape, [])
+        known = self.programs.get(shape) or []
         return bool(known) and all(numbers.is_like(other) for other in known)
 
     def trust(self, shape: Hashable, numbers: ProgramNumbers) -> None:
-        keep(self.programs, shape, [*self.programs.get(shape, []), numbers][-WITNESSES:])
-
-
-def keep(known: OrderedDict[Any, Any], key: Hashable, value: Any) -> None:
-    known[key] = value
-    known.move_to_end(key)
-    while len(known) > MOST:
-        known.popitem(last=False)
+        self.programs.keep(shape, [*(self.programs.get(shape) or []), numbers][-WITNESSES:])
 
 
 def body_key(body: Body) -> Hashable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -13,6 +12,7 @@ from bppsa.errors import Reason
 from bppsa.frontend.loops.changing import Changes, Numbers, exactly
 from bppsa.frontend.loops.shared import SharedSteps
 from bppsa.frontend.plan_cache import PlanCache, Reference
+from bppsa.recent import RecentMap
 
 MOST = 64  # plans, one for each kind of call and number of steps
 TRIALS = 4  # logs in vain, after which the module is left alone
@@ -21,6 +21,7 @@ SHARED = 1  # the same of one whose cells are those of another length
 FREE = 8  # plans that may be made before any has paid
 MUCH = 4  # times the size of all calls before
 IDLE = 64  # the same for calls that PyTorch runs: to see of which kind each is takes as long as a small layer
+MOST_ROOTS = 16  # functions of what one loop looks up
 SIGHTINGS = 1024  # of kinds of calls, how often each has been seen
 
 
@@ -42,14 +43,6 @@ class LeftCall:
     is_short: bool = False
 
 
-def remember(known: OrderedDict[Hashable, Any], key: Hashable, value: Any) -> None:
-    """Of the `MOST` that came last."""
-    known[key] = value
-    known.move_to_end(key)
-    while len(known) > MOST:
-        known.popitem(last=False)
-
-
 @dataclass(eq=False)
 class LoopState:
     """plans: by the key of a call, what runs it. in_vain: logs that gave no plan, since the last that did. Both belong
@@ -60,10 +53,10 @@ class LoopState:
     plans: PlanCache[Any] = field(default_factory=lambda: PlanCache(MOST))
     in_vain: int = 0
     debt: int = 0  # of all plans made, in runs that would have to pay for them yet
-    sightings: OrderedDict[Hashable, int] = field(default_factory=OrderedDict)  # of kinds that wait for a plan
-    changes: OrderedDict[Hashable, Changes] = field(default_factory=OrderedDict)  # of kinds that differ in numbers
+    sightings: RecentMap[int] = field(default_factory=lambda: RecentMap(SIGHTINGS))  # of kinds that wait for a plan
+    changes: RecentMap[Changes] = field(default_factory=lambda: RecentMap(MOST))  # of kinds that differ in numbers
     moves: bool = False  # whether numbers that it reads beside its arguments have changed
-    kinds: OrderedDict[Hashable, None] = field(default_factory=OrderedDict)  # without these numbers
+    kinds: RecentMap[Hashable] = field(default_factory=lambda: RecentMap(MOST))  # without these numbers: with them
     shared: SharedSteps = field(default_factory=SharedSteps)
     largest: int = 0  # size of a call
     gives_way: bool = False  # to the loops of what it calls
@@ -73,7 +66,7 @@ class LoopState:
     outlined: Mapping[Any, FunctionType] | None = None  # of a function: it, with its loops as calls of their own
     methods: Mapping[Any, FunctionType] | None = None  # the same for methods that are not called by forward
     parts: dict[str, LoopState] = field(default_factory=dict)  # of these loops
-    roots: dict[Hashable, FunctionType] = field(default_factory=dict)  # of one such loop: what it looks up
+    roots: RecentMap[FunctionType] = field(default_factory=lambda: RecentMap(MOST_ROOTS))  # of one such loop
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.of_clone().__dict__}
@@ -111,24 +104,23 @@ class LoopState:
         needed = min(1 + self.debt // (FREE * PAYS), PAYS)
         if needed == 1:
             return False
-        seen = self.sightings.pop(key, 0) + 1
+        seen = (self.sightings.get(key) or 0) + 1
         if seen >= needed:
+            self.sightings.drop(key)
             return False
-        self.sightings[key] = seen
-        while len(self.sightings) > SIGHTINGS:
-            self.sightings.popitem(last=False)
+        self.sightings.keep(key, seen)
         return True
 
     def changing(self, numbers: Numbers) -> Changes:
-        known = self.changes.get(numbers.key) or Changes(exactly(numbers))
-        remember(self.changes, numbers.key, known)
-        return known
+        return self.changes.find(numbers.key, lambda: Changes(exactly(numbers)))
 
-    def has_moved(self, kind: Hashable) -> bool:
-        """Whether a number that is read beside the arguments has changed, for the first time; kind: all but these."""
-        moved = kind in self.kinds and not self.moves
+    def has_moved(self, kind: Hashable, key: Hashable) -> bool:
+        """Whether a number that is read beside the arguments has changed, for the first time. key: of the call; kind:
+        the same without these numbers, of which a call may come again because it got no plan or has lost it."""
+        before = self.kinds.get(kind)
+        moved = before is not None and before != key and not self.moves
         self.moves |= moved
-        remember(self.kinds, kind, None)
+        self.kinds.keep(kind, key)
         return moved
 
     def part(self, name: str) -> LoopState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import re
 import types
 from collections.abc import Iterator, Set
 from typing import Any
@@ -12,6 +13,11 @@ import torch
 from torch import nn
 
 BY_STRING = {"getattr", "hasattr", "attrgetter", "methodcaller"}  # who names them looks up what no code names
+FROM_TEXT = BY_STRING | {"eval", "exec", "globals"}
+# Ops that read a name of a function's own Python module, and those that read one of an object.
+OF_GLOBALS = {f"{what}_{kind}" for what in ("LOAD", "STORE", "DELETE") for kind in ("GLOBAL", "NAME")}
+OF_OBJECTS = {"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER_ATTR", "IMPORT_NAME", "IMPORT_FROM"}
+PATTERNS = "__match_args__"  # stands for all that a `case Class(...)` reads
 CONSTRUCTS = {"__init__", "__new__", "__post_init__"}
 RUN_BY_AUTOGRAD = {"forward", "backward", "setup_context", "vjp", "jvp"}
 FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property)
@@ -24,12 +30,37 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for inner in codes(code) for name in (*inner.co_names, *by_string(inner))))
 
 
+@functools.lru_cache(maxsize=1024)
+def names_in_module(code: types.CodeType) -> tuple[str, ...]:
+    """Those of them that may be looked up in the function's Python module."""
+    return tuple(name for name in global_names(code) if name not in read_by_none_but(code, OF_OBJECTS))
+
+
+@functools.lru_cache(maxsize=1024)
+def names_of_objects(code: types.CodeType) -> frozenset[str]:
+    """Those of them that may be attributes of something."""
+    found = set(global_names(code)) - read_by_none_but(code, OF_GLOBALS)
+    matches = any(i.opname == "MATCH_CLASS" for inner in codes(code) for i in dis.get_instructions(inner))
+    return frozenset(found | {PATTERNS} if matches else found)
+
+
+def read_by_none_but(code: types.CodeType, ops: Set[str]) -> set[str]:
+    """Names that no other ops than these read; an op that is not known may read them anywhere."""
+    read: dict[str, set[str]] = {}
+    for inner in codes(code):
+        for instruction in dis.get_instructions(inner):
+            if instruction.opcode in dis.hasname:
+                read.setdefault(str(instruction.argval), set()).add(instruction.opname)
+    by_text = {name for inner in codes(code) for name in by_string(inner)}
+    return {name for name, readers in read.items() if readers <= ops} - by_text
+
+
 def by_string(code: types.CodeType) -> Iterator[str]:
-    """What it may look up as `getattr(self, "name")`."""
-    if not BY_STRING.isdisjoint(code.co_names):
+    """What it may look up as `getattr(self, "name")`, or as a part of a text that is run."""
+    if not FROM_TEXT.isdisjoint(code.co_names):
         for constant in code.co_consts:
             if isinstance(constant, str):
-                yield from filter(str.isidentifier, constant.split("."))
+                yield from re.findall(r"[^\W\d]\w*", constant)
 
 
 @functools.lru_cache(maxsize=1024)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import is_
@@ -63,6 +63,16 @@ def items(value: Any) -> Sequence[Any]:
 def module(value: nn.Module) -> Sequence[Any]:
     state = attributes(value)
     return [type(value), *state, *state.values()]
+
+
+def read_of(wanted: Set[str]) -> Read:
+    """Of a module: its class, the names of its attributes, and what stands under those that are read."""
+
+    def read(value: nn.Module) -> Sequence[Any]:
+        state = attributes(value)
+        return [type(value), *state, *(found for name, found in state.items() if name in wanted)]
+
+    return read
 
 
 def attributes(value: nn.Module) -> dict[str, Any]:

@@ -18,7 +18,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -26,13 +25,14 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.fxpasses.environment import trail
-from bppsa.fxpasses.environment.names import global_names, imported_names, unnamed
+from bppsa.fxpasses.environment.libraries import is_library, owner, package_of
+from bppsa.fxpasses.environment.names import global_names, imported_names, names_in_module, names_of_objects, unnamed
+from bppsa.fxpasses.environment.reading import MACHINERY, OF_EACH, PURE, Holder, is_odd, may_read_anything, names_all
 from bppsa.fxpasses.environment.trail import MISSING, Trail
+from bppsa.fxpasses.environment.uses import gives_away, lets_go
 
 SIMPLE = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)  # they stay
 PLAIN = (*SIMPLE, type, types.ModuleType)
-INSTALLED = {"site-packages", "dist-packages"}
-NOT_THE_USERS = sys.stdlib_module_names | {"torch", "numpy", "bppsa"}
 
 
 Reference = Callable[[], Any]
@@ -66,6 +66,12 @@ class Environment:
     names: set[str] = field(default_factory=set)  # all that the functions met so far look up, also as attributes
     spaces: dict[Any, set[str]] = field(default_factory=dict)  # where they may find them -> which of them were visited
     constructed: set[type] = field(default_factory=set)  # classes that they have themselves, not objects of them alone
+    attributes: set[str] = field(default_factory=set)  # those of the names that are looked up in objects
+    reads_all: bool = False  # whether code that was met may read attributes that it does not name
+    holders: list[Holder] = field(default_factory=list)  # modules of which it may read some attributes alone
+    called: set[type] = field(default_factory=set)  # classes of modules that may be called
+    loose: set[type] = field(default_factory=set)  # classes with a method that hands its object on
+    marks: list[tuple[int, str]] = field(default_factory=list)  # what the parts from there on are of, for messages
 
     @functools.cached_property
     def key(self) -> Key:
@@ -77,7 +83,8 @@ class Environment:
         dense = (tensor for tensor in self.tensors if tensor.layout is torch.strided)
         return frozenset(tensor.untyped_storage().data_ptr() for tensor in dense)
 
-    def visit(self, value: Any) -> None:
+    def visit(self, value: Any, held: bool = False) -> None:
+        """held: whether the code that has the value there looks up attributes of it and does nothing else with it."""
         if isinstance(value, PLAIN):
             self.parts.append(exact(value))
             if isinstance(value, type):
@@ -86,6 +93,8 @@ class Environment:
             elif isinstance(value, types.ModuleType):
                 self.enter(value)
             return
+        if isinstance(value, nn.Module) and not held:
+            self.called.update(type(value).__mro__)
         if id(value) in self.seen:
             self.parts.append(("again", self.seen[id(value)]))
             return
@@ -129,17 +138,19 @@ class Environment:
     def visit_function(self, fn: types.FunctionType) -> None:
         if not (self.is_the_users(fn.__module__) or self.is_the_users(fn.__globals__.get("__name__"))):
             self.visit_address(fn)
+            self.meet(fn)
             return
-        names = global_names(fn.__code__)
+        code, names = fn.__code__, names_in_module(fn.__code__)
         self.trail.add(trail.function, fn)
         self.trail.add(trail.names(names), fn.__globals__)
-        self.parts.append(fn.__code__)
-        self.names.update(names)
+        self.parts.append(code)
+        self.names.update(global_names(code))
+        self.attributes.update(names_of_objects(code))
         self.visit_all(fn.__defaults__ or ())
         self.visit_items(fn.__kwdefaults__ or {})
-        contents = map(trail.content, fn.__closure__ or ())
-        self.visit_all([content for content in contents if content is not MISSING])
-        self.visit_all([fn.__globals__[name] for name in names if name in fn.__globals__])
+        closed = dict(zip(code.co_freevars, map(trail.content, fn.__closure__ or ()), strict=True))
+        self.visit_named({name: value for name, value in closed.items() if value is not MISSING}, code)
+        self.visit_named({name: fn.__globals__[name] for name in names if name in fn.__globals__})
         if fn.__dict__:
             self.visit_dict(fn.__dict__)
         imported = imported_names(fn.__code__)
@@ -149,7 +160,7 @@ class Environment:
 
     def visit_method(self, method: types.MethodType) -> None:
         self.visit(method.__func__)
-        self.visit(method.__self__)
+        self.visit(method.__self__, held=not gives_away(method.__func__))
 
     def visit_partial(self, partial: functools.partial[Any]) -> None:
         self.visit(partial.func)
@@ -157,14 +168,20 @@ class Environment:
         self.visit_dict(partial.keywords)
 
     def visit_module(self, module: nn.Module) -> None:
-        self.names.add("forward")
-        self.trail.add(trail.module, module)
-        self.visit_items(trail.attributes(module))
+        state = trail.attributes(module)
+        if all(base in PURE or self.is_the_users(base.__module__) or is_ours(base) for base in type(module).__mro__):
+            self.holders.append(Holder(module, set()))
+            self.visit_items({name: value for name, value in state.items() if name in OF_EACH})
+        else:
+            self.trail.add(trail.module, module)
+            self.visit_items(state)
         self.visit_classes(type(module))
 
     def visit_object(self, value: Any) -> None:
         """An object we know nothing about: itself, and what it shows of its state."""
         self.visit_address(value)
+        if not self.is_the_users(type(value).__module__):
+            self.meet(value)
         if type(value).__module__.partition(".")[0] not in ("torch", "bppsa"):
             slots = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
             self.trail.add(trail.members(slots), value)
@@ -187,12 +204,28 @@ class Environment:
     def visit_classes(self, cls: type) -> None:
         for base in cls.__mro__:
             self.enter(base)
+        users = [base for base in cls.__mro__ if self.is_the_users(base.__module__)]
+        self.reads_all |= bool(users) and any(is_odd(base) for base in cls.__mro__ if base not in users)
+        self.reads_all |= self.is_the_users(type(cls).__module__)
+
+    def meet(self, value: Any) -> None:
+        """A function, class, Python module or object of a library, whose code is not walked through."""
+        self.reads_all |= may_read_anything(value)
+
+    def visit_named(self, values: dict[str, Any], code: types.CodeType | None = None) -> None:
+        """code: of what closes over them, as variables."""
+        self.parts.append(tuple(values))
+        for name, value in values.items():
+            self.marks.append((len(self.parts), name))
+            self.visit(value, held=code is not None and isinstance(value, nn.Module) and not lets_go(code, name))
 
     def enter(self, space: type | types.ModuleType) -> None:
         """A class or Python module of the user's: the functions met may find something in it, as in a tensor's own
         attributes."""
         if self.is_the_users(space.__module__ if isinstance(space, type) else space.__name__):
             self.spaces.setdefault(space, set())
+        else:
+            self.meet(space)
 
     def is_the_users(self, module: str | None) -> bool:
         """Whether it may change while the process runs. Of libraries we take for granted that they do not: a walk
@@ -204,16 +237,45 @@ class Environment:
         """All that is found by a name that some function looks up, until nothing new turns up."""
         found = True
         while found:
-            found = False
-            for space, done in list(self.spaces.items()):
-                names = (self.names & vars(space).keys()) | unnamed(space, self.names, space in self.constructed)
-                for name in sorted(names - done):
-                    done.add(name)
-                    found = True
-                    self.parts.append(name)
-                    self.visit(vars(space)[name])
+            found = self.visit_found()
         for space, done in self.spaces.items():
-            self.trail.add(trail.names(tuple(self.names | done)), vars(space))
+            self.trail.add(trail.names(tuple(self.attributes | done)), vars(space))
+        for holder in self.holders:
+            self.trail.add(trail.read_of(frozenset(holder.done)), holder.module)
+
+    def visit_found(self) -> bool:
+        """Whether there was anything that had not been visited."""
+        before = len(self.marks), len(self.called)
+        self.reads_all |= names_all(self.attributes | self.names)
+        for at, (space, done) in enumerate(list(self.spaces.items())):
+            machinery = MACHINERY if space in self.called else frozenset()
+            named = (self.attributes | machinery) & vars(space).keys()
+            names = named | unnamed(space, self.names, space in self.constructed)
+            for name in sorted(names - done):
+                done.add(name)
+                if isinstance(space, type) and gives_away(vars(space)[name]):
+                    self.loose.add(space)
+                self.visit_attribute(at, getattr(space, "__name__", "a tensor"), name, vars(space)[name])
+        for at, (module, done) in enumerate(list(self.holders)):
+            state, kind = trail.attributes(module), type(module)
+            if self.reads_all or not self.loose.isdisjoint(kind.__mro__):
+                self.called.update(kind.__mro__)
+            names = state.keys() if self.reads_all else state.keys() & (self.attributes | MACHINERY)
+            for name in sorted(names - done - OF_EACH):
+                done.add(name)
+                self.visit_attribute(at, kind.__name__, name, state[name])
+            done.update(state.keys() & OF_EACH)
+        return before != (len(self.marks), len(self.called))
+
+    def visit_attribute(self, at: int, owner: str, name: str, value: Any) -> None:
+        self.parts.append((at, name))
+        self.marks.append((len(self.parts), f"{owner}.{name}"))
+        self.visit(value)
+
+
+def is_ours(cls: type) -> bool:
+    """Whether it is a class that a compiled module has before its own, and that reads nothing of its user's."""
+    return cls.__module__.startswith("bppsa.frontend.")
 
 
 VISIT: dict[type, Any] = {
@@ -254,54 +316,10 @@ def reference(value: Any) -> Reference:
     return weakref.ref(value) if type(value).__weakrefoffset__ else lambda: value
 
 
-@functools.cache
-def is_library(package: str) -> bool:
-    file = getattr(sys.modules.get(package), "__file__", None) or ""
-    return package in NOT_THE_USERS or not INSTALLED.isdisjoint(Path(file).parts)
-
-
 def environment_of(cell: Any) -> Environment:
     environment = Environment(Trail(owner(cell)), package_of(cell))
     environment.visit(cell)
     environment.visit_spaces()
     environment.trail.root = None
+    environment.holders.clear()  # what remembers an environment must not keep its modules alive
     return environment
-
-
-_known: dict[Hashable, tuple[weakref.ref[Any], Environment]] = {}
-REMEMBERED = 64  # cells
-
-
-def known_environment(cell: Any) -> Environment:
-    """The environment of the cell, from an earlier call if all is still the same."""
-    root = owner(cell)
-    key = id(root), getattr(cell, "__func__", None)
-    found = _known.get(key)
-    if found is not None and found[0]() is root and found[1].trail.holds(root):
-        return found[1]
-    environment = environment_of(cell)
-    if type(root).__weakrefoffset__:
-        _known[key] = weakref.ref(root, functools.partial(forget, _known, key)), environment
-        for oldest in list(_known)[:-REMEMBERED]:
-            _known.pop(oldest, None)
-    return environment
-
-
-def package_of(cell: Any) -> str:
-    """The package that the cell is from; "" for a library's: nn.Sequential is no reason to walk through torch."""
-    while isinstance(cell, functools.partial):
-        cell = cell.func
-    module = cell.__module__ if isinstance(cell, types.FunctionType) else type(owner(cell)).__module__
-    package = (module or "").partition(".")[0]
-    return "" if package in NOT_THE_USERS else package
-
-
-def owner(cell: Any) -> Any:
-    """Of a bound method, which is made anew for each call, its object."""
-    return cell.__self__ if isinstance(cell, types.MethodType) else cell
-
-
-def forget(known: dict[Any, tuple[weakref.ref[Any], Environment]], key: Hashable, gone: weakref.ref[Any]) -> None:
-    found = known.get(key)
-    if found is not None and found[0] is gone:  # else the address has been given to another cell since
-        known.pop(key, None)

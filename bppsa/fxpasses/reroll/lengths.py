@@ -7,7 +7,6 @@ both are the same multiple of T or of 1 / T, or as far from T, it becomes a numb
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +16,7 @@ from bppsa.fxpasses.reroll.levels import Level, levels
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, is_number
 from bppsa.fxpasses.reroll.reader import OF_NUMBERS, OPERANDS
 from bppsa.fxpasses.reroll.relate import Kind, Made, Outside, Plain, UnrolledLoop, VaryingNumber
+from bppsa.recent import RecentMap
 
 MOST = 16  # loops that are remembered
 OFF_BY = (0, -1, 1)  # 1 / (T - 1) and 1 / (T + 1) go with T as well
@@ -68,7 +68,7 @@ class KnownLoop:
 class StepNumbers:
     """loops: by all of a step but its numbers, and the line it is in."""
 
-    loops: OrderedDict[Hashable, KnownLoop] = field(default_factory=OrderedDict)
+    loops: RecentMap[KnownLoop] = field(default_factory=lambda: RecentMap(MOST))
 
     def __call__(self, loop: UnrolledLoop, ops: Sequence[LoggedOp], line: str) -> None:
         """Numbers of the loop that go with the number of its steps become numbers for each step."""
@@ -77,10 +77,7 @@ class StepNumbers:
         if not numbers:
             return
         key = line, *(step_key(op, kinds) for op, kinds in zip(model, loop.kinds, strict=True))
-        known = self.loops.setdefault(key, KnownLoop(loop.steps, numbers))
-        self.loops.move_to_end(key)
-        while len(self.loops) > MOST:
-            self.loops.popitem(last=False)
+        known = self.loops.find(key, lambda: KnownLoop(loop.steps, numbers))
         for place, value in numbers.items():
             then = known.numbers.get(place, value)
             if loop.steps != known.steps and exact(then) != exact(value):

@@ -20,8 +20,8 @@ from typing import Any
 
 from torch import nn
 
+from bppsa.fxpasses.environment.libraries import is_library
 from bppsa.fxpasses.environment.trail import content
-from bppsa.fxpasses.environment.walk import is_library
 
 Table = dict[str, Any] | MappingProxyType[str, Any]
 OF_PYTORCH = ("forward", "__call__", "_call_impl", "_conv_forward")  # methods that somebody may put another for

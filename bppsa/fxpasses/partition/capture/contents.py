@@ -22,8 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bppsa.fxpasses.environment.libraries import is_library
 from bppsa.fxpasses.environment.trail import items
-from bppsa.fxpasses.environment.walk import is_library
 
 SIMPLE = (int, float, complex, bool, str, bytes, tuple, type(None))
 EQUAL = (int, bool, str, bytes, torch.device, torch.dtype, slice, range)  # the same where they are equal

@@ -36,6 +36,15 @@ def innermost(code: CodeType, lines: Sequence[int]) -> int:
     return min(holding, default=(0, 0))[1]
 
 
+def goes_over(lines: Sequence[tuple[CodeType, int]]) -> bool:
+    """Whether the innermost line is that of a `for`, which computes there what it goes over."""
+    if not lines:
+        return False
+    code, line = lines[0]
+    begins = line in {first for first, _ in loops(code)}
+    return begins and linecache.getline(code.co_filename, line).lstrip().startswith("for ")
+
+
 @lru_cache(maxsize=1024)
 def loops(code: CodeType) -> tuple[tuple[int, int], ...]:
     """First and last line of each loop in a function's own code: where a jump goes back to, and where it is."""

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bppsa.fxpasses.environment.libraries import is_library
 from bppsa.fxpasses.environment.names import imported_names
-from bppsa.fxpasses.environment.walk import is_library
 from bppsa.fxpasses.reroll.log.ops import flatten
 
 ARITHMETIC: Mapping[str, Callable[..., Any]] = {
@@ -111,10 +111,13 @@ class Arithmetic:
         if not found:
             yield
             return
-        self.handed = {float.__float__(leaf): leaf.place for leaf in found}
-        self.used.update(self.handed.values())
+        self.used.update(leaf.place for leaf in found)
         numbers = [leaf for leaf in leaves if isinstance(leaf, (int, float))]
-        self.looked |= len(numbers) > 1 or func not in TAKERS
+        if len(numbers) > 1 or func not in TAKERS:
+            self.looked = True
+            yield
+            return
+        self.handed = {float.__float__(leaf): leaf.place for leaf in found}
         self.taken = set()
         try:
             yield

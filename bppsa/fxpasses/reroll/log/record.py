@@ -20,7 +20,7 @@ from bppsa.fxpasses.recording.aliases import RETURN_NEW, Geometry, marked_geomet
 from bppsa.fxpasses.recording.capture import CHECK, has_option, reads_values
 from bppsa.fxpasses.recording.decompose import is_seeded
 from bppsa.fxpasses.recording.functional import functional
-from bppsa.fxpasses.reroll.log.lines import innermost, place, users_lines
+from bppsa.fxpasses.reroll.log.lines import goes_over, innermost, place, users_lines
 from bppsa.fxpasses.reroll.log.memory import TensorMemory
 from bppsa.fxpasses.reroll.log.number_inputs import NumberInputs, OpCall
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
@@ -32,6 +32,9 @@ from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten
 FEW = 64  # elements of a literal
+STEPS_READ = Reason(
+    "the number of steps is read from a tensor", mend="write n = int(lens.max()) on a line before the loop"
+)
 MOST_OPS = 200_000
 # Whose result depends on the sizes of what they are given alone, as ops of these sizes: no carry begins there.
 SIZED: dict[Any, Any] = {
@@ -156,6 +159,8 @@ class Logger(TorchDispatchMode):
     def check(self, func: Any, args: Sequence[Any]) -> None:
         if reads_values(func, args):
             self.log.branches = any(innermost(code, [line]) for code, line in self.lines)
+            if goes_over(self.lines):
+                raise Unsupported(STEPS_READ)
             raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
         if torch.is_autocast_enabled("cpu"):
             raise Unsupported(Reason("autocast decides dtypes op by op"))

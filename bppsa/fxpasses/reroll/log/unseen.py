@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from bppsa.errors import Reason
-from bppsa.fxpasses.environment.walk import owner, package_of
+from bppsa.fxpasses.environment.libraries import owner, package_of
 from bppsa.fxpasses.partition.call.places import innermost, is_users, place_here
 from bppsa.fxpasses.partition.capture.contents import alike, is_users_name
 from bppsa.fxpasses.partition.capture.unseen import asking

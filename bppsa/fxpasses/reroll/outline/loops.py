@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import copy
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,27 +14,38 @@ OUTSIDE = (
     *(ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith, ast.Global, ast.Nonlocal),
     *(ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom, ast.Delete),
 )
+RANGE = ("start", "stop", "step")
+AROUND_RANGE = {"reversed", "enumerate", "list", "tuple"}
 LOOKS_AROUND = {"locals", "vars", "eval", "exec", "dir", "globals"}
 
 
 @dataclass(frozen=True)
 class LoopStatement:
     """names: variables of the function in it; bound: those that it may bind and that are read behind it; written: those
-    whose tensors it may change in place; attributes: of the owner, where it looks at nothing else of it."""
+    whose tensors it may change in place; attributes: of the owner, where it looks at nothing else of it. steps: the
+    range it goes over, which the function around it makes, as it may ask a tensor for a value; alone: the statement,
+    that range by the names in `counters`."""
 
     statement: Statement
+    alone: Statement
+    steps: ast.Call | None
     names: tuple[str, ...]
     bound: tuple[str, ...]
     written: frozenset[str]
     attributes: tuple[str, ...] | None
 
+    @property
+    def counters(self) -> tuple[str, ...]:
+        """Variables of ours, of what the range begins with, ends before, and goes on by."""
+        return counters_of(self.statement) if self.steps is not None else ()
 
-def loops_of(definition: ast.FunctionDef, code: types.CodeType) -> list[LoopStatement]:
-    """The outermost ones that may be functions of their own."""
+
+def loops_of(definition: ast.FunctionDef, code: types.CodeType, counts: bool = True) -> list[LoopStatement]:
+    """The outermost ones that may be functions of their own. counts: whether `range` is Python's."""
     if LOOKS_AROUND & set(code.co_names) or any(isinstance(node, ast.Nonlocal) for node in ast.walk(definition)):
         return []
     closures = list(closures_in(definition))
-    return [loop_of(each, definition, code) for each in outermost(definition.body) if is_alone(each, closures)]
+    return [loop_of(each, definition, code, counts) for each in outermost(definition.body) if is_alone(each, closures)]
 
 
 def is_alone(statement: Statement, closures: Sequence[ast.AST]) -> bool:
@@ -80,16 +92,46 @@ def outermost(body: Sequence[ast.stmt]) -> Iterator[Statement]:
             yield from outermost(statement.body)
 
 
-def loop_of(statement: Statement, definition: ast.FunctionDef, code: types.CodeType) -> LoopStatement:
+def range_of(statement: Statement) -> ast.Call | None:
+    """The range that a loop goes over, where that is computed."""
+    node = statement.iter if isinstance(statement, ast.For) else None
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        if node.func.id == "range":
+            fixed = all(isinstance(each, ast.Constant) for each in node.args)
+            binds = any(isinstance(each, (ast.NamedExpr, ast.Starred)) for each in ast.walk(node))
+            return None if fixed or binds else node
+        node = node.args[0] if node.func.id in AROUND_RANGE and len(node.args) == 1 else None
+    return None
+
+
+def counters_of(statement: Statement) -> tuple[str, ...]:
+    return tuple(f"_bppsa_{part}_{statement.lineno}_{statement.col_offset}" for part in RANGE)
+
+
+def counted(statement: Statement, steps: ast.Call) -> Statement:
+    """The loop over the range that its counters give."""
+    names: list[ast.expr] = [ast.copy_location(ast.Name(name, ast.Load()), steps) for name in counters_of(statement)]
+    made = ast.copy_location(ast.Call(steps.func, names, []), steps)
+    return copy.deepcopy(statement, {id(steps): made})
+
+
+def loop_of(
+    original: Statement, definition: ast.FunctionDef, code: types.CodeType, counts: bool = True
+) -> LoopStatement:
     local = {*code.co_varnames, *code.co_cellvars}
+    steps = range_of(original) if counts and "range" not in {*local, *code.co_freevars} else None
+    statement = original if steps is None else counted(original, steps)
     names = names_in(statement) & local
     read = {name for node in ast.walk(definition) if is_behind(node, statement) for name in names_in(node)}
     bound = {name for node in ast.walk(statement) for name in bound_by(node)} & local
     owner = code.co_varnames[0] if code.co_argcount else ""
     behind = bound & (read | set(code.co_cellvars))
+    counters = () if steps is None else counters_of(original)
     return LoopStatement(
+        original,
         statement,
-        tuple(sorted(names - (begun_by(statement) - behind))),
+        steps,
+        (*sorted(names - (begun_by(statement) - behind)), *counters),
         tuple(sorted(behind)),
         frozenset(name for node in ast.walk(statement) for name in written_by(node)) & names,
         attributes_of(owner, statement, bound),

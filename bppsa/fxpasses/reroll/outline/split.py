@@ -36,13 +36,13 @@ class LoopSplit:
 
     def plain(self, index: int, names: Sequence[str]) -> FunctionType:
         """The loop as a function of the variables that have a value; gives all of them as they are behind it."""
-        return self.source.make(self.parameters(names), body_of(self.loops[index].statement), {})
+        return self.source.make(self.parameters(names), body_of(self.loops[index].alone), {})
 
     def closed(self, index: int, names: Sequence[str], held: Mapping[str, Any]) -> FunctionType:
         """The same, of these variables, with others held. What it looks up is what the loop looks up.
 
         Those of `held` that are no variables are attributes of the owner, which it does not look at then."""
-        statement = self.loops[index].statement
+        statement = self.loops[index].alone
         if self.owner not in names:
             statement = Attributes(self.owner).visit(copy.deepcopy(statement))
         return self.source.make(self.parameters(names), body_of(statement), held)
@@ -75,9 +75,14 @@ def body_of(statement: ast.stmt) -> list[ast.stmt]:
 
 def call_of(loop: LoopStatement, index: int) -> ast.stmt:
     binding = f"({', '.join(loop.bound)},) = " if loop.bound else ""
-    lines = ["if True:", f"    {binding}{RUNS}.run({index}, locals())"]
+    lines = [f"    {binding}{RUNS}.run({index}, locals())"]
     lines += [f"    if {name} is {RUNS}.unbound: del {name}" for name in loop.bound]
-    return placed(ast.parse("\n".join(lines)).body[0], loop.statement)
+    if loop.steps is None:
+        return placed(ast.parse("\n".join(["if True:", *lines])).body[0], loop.statement)
+    counters = ", ".join(loop.counters)
+    made: Any = ast.parse("\n".join(["if True:", f"    {counters} = {RUNS}.counters()", *lines])).body[0]
+    made.body[0].value.args = [copy.deepcopy(loop.steps)]
+    return placed(made, loop.statement)
 
 
 def placed(made: ast.stmt, statement: ast.stmt) -> ast.stmt:
@@ -90,5 +95,6 @@ def placed(made: ast.stmt, statement: ast.stmt) -> ast.stmt:
 def split(function: FunctionType) -> LoopSplit | None:
     """None where it has no loop that may be a function of its own, or its text is not known."""
     source = source_of(function) if function.__code__.co_argcount else None
-    loops = loops_of(source.definition, function.__code__) if source is not None else []
+    counts = "range" not in function.__globals__
+    loops = loops_of(source.definition, function.__code__, counts) if source is not None else []
     return LoopSplit(source, tuple(loops)) if source is not None and loops else None

@@ -1,0 +1,35 @@
+"""Environments of earlier calls: a walk is long, and the next call with the same cell only follows its trail."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Hashable
+from typing import Any
+
+from bppsa.fxpasses.environment.libraries import owner
+from bppsa.fxpasses.environment.walk import Environment, environment_of
+
+_known: dict[Hashable, tuple[weakref.ref[Any], Environment]] = {}
+REMEMBERED = 64  # cells
+
+
+def known_environment(cell: Any) -> Environment:
+    """The environment of the cell, from an earlier call if all is still the same."""
+    root = owner(cell)
+    key = id(root), getattr(cell, "__func__", None)
+    found = _known.get(key)
+    if found is not None and found[0]() is root and found[1].trail.holds(root):
+        return found[1]
+    environment = environment_of(cell)
+    if type(root).__weakrefoffset__:
+        _known[key] = weakref.ref(root, functools.partial(forget, _known, key)), environment
+        for oldest in list(_known)[:-REMEMBERED]:
+            _known.pop(oldest, None)
+    return environment
+
+
+def forget(known: dict[Any, tuple[weakref.ref[Any], Environment]], key: Hashable, gone: weakref.ref[Any]) -> None:
+    found = known.get(key)
+    if found is not None and found[0] is gone:  # else the address has been given to another cell since
+        known.pop(key, None)

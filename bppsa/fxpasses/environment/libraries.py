@@ -1,0 +1,32 @@
+"""Whose code something is: the user's, which may change while the process runs, or a library's."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+INSTALLED = {"site-packages", "dist-packages"}
+NOT_THE_USERS = sys.stdlib_module_names | {"torch", "numpy", "bppsa"}
+
+
+@functools.cache
+def is_library(package: str) -> bool:
+    file = getattr(sys.modules.get(package), "__file__", None) or ""
+    return package in NOT_THE_USERS or not INSTALLED.isdisjoint(Path(file).parts)
+
+
+def package_of(cell: Any) -> str:
+    """The package that the cell is from; "" for a library's: nn.Sequential is no reason to walk through torch."""
+    while isinstance(cell, functools.partial):
+        cell = cell.func
+    module = cell.__module__ if isinstance(cell, types.FunctionType) else type(owner(cell)).__module__
+    package = (module or "").partition(".")[0]
+    return "" if package in NOT_THE_USERS else package
+
+
+def owner(cell: Any) -> Any:
+    """Of a bound method, which is made anew for each call, its object."""
+    return cell.__self__ if isinstance(cell, types.MethodType) else cell
