@@ -114,3 +114,49 @@ POSITIONS = {
 def test_a_parameter_with_an_item_for_each_step(kind: str) -> None:
     pair = Pair(POSITIONS[kind]())
     assert pair.strategies(x()) == ["sequential"]
+
+
+class Grows(Cell):
+    def forward(self, x: Tensor) -> Any:
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, : t + 1].sum(1), h)  # grows
+        return h
+
+
+class Attends(Cell):
+    def forward(self, x: Tensor) -> Any:
+        states = [self.start(x)]
+        for t in range(x.shape[1]):
+            states.append(self.cell(x[:, t], torch.stack(states).mean(0)))  # to all before
+        return states[-1]
+
+
+class Differs(Cell):
+    """Weights change at times that no step tells."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.randn(N, N, dtype=torch.float64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t] @ self.weights[3 * t // x.shape[1]], h)  # weights
+        return h
+
+
+@pytest.mark.parametrize(
+    ("kind", "line", "what"),
+    [
+        (Grows, "# grows", "is one of [3, 2, 3] a step later"),
+        (Attends, "# to all before", "tensors, and"),
+        (Differs, "# weights", "reads another tensor"),
+    ],
+)
+def test_the_first_op_that_is_another_one_is_told(kind: type[nn.Module], line: str, what: str) -> None:
+    pair = Pair(kind())
+    assert pair.strategies(x()) == ["pytorch"]
+    (decision,) = pair.fast.report.decisions
+    assert line in decision.reason
+    assert what in decision.reason

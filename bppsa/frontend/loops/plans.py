@@ -35,6 +35,7 @@ from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.replay import Replay
 from bppsa.fxpasses.reroll.log.unseen import watched
 from bppsa.fxpasses.reroll.program import LoopProgram, program_of
+from bppsa.fxpasses.reroll.unlike import unlike
 from bppsa.runtime.recurrent.check import asked
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
@@ -220,7 +221,7 @@ def planned(
     rerolled = reroll(log, result, shared.fuse, shared.numbers)
     found += rerolled.found
     if all(one.scan is None for one in found):
-        raise Unsupported(found[0].reason if found and found[0].reason else Reason("its steps are not alike"))
+        raise Unsupported(found[0].reason if found and found[0].reason else unlike(log.ops))
     bases = {value for value, tensor in zip(rerolled.result, tensors, strict=True) if not tensor._is_view()}
     program = program_of(log, rerolled.ops, rerolled.result, torch.is_grad_enabled(), bases)
     fused = [one for one in found if one.scan is not None]
