@@ -256,3 +256,9 @@ def test_a_long_build_says_once_where_kernels_are_kept(
         build.library(source(value))
     kept = f"bppsa: building kernels once, kept in {os.environ['BPPSA_CACHE_DIR']}\n"
     assert capsys.readouterr().err == (kept if told else "")
+
+
+def test_a_long_text_is_optimised_less(compiler: Wrapper) -> None:
+    build.library(source(5))
+    build.library(source(6) + "// " + "x" * build.LONG_TEXT)
+    assert [" -O1 " in line for line in compiler.builds()] == [False, True]

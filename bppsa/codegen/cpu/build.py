@@ -31,6 +31,9 @@ PROBE = """
 #endif
 extern "C" double probe(double x) { return std::sqrt(x); }
 """
+# Of a kernel of very many ops, in which a compiler goes over one long function again and again: a third of the time, and
+# machine code that takes 3 % longer, because its vectors are written down as such.
+LONG_TEXT, LONG_FLAGS = 120_000, ("-O1",)
 COMPILERS = ("c++", "g++", "clang++")
 LONGEST_BUILD_S = 300.0
 LINES_SHOWN = 6
@@ -111,11 +114,12 @@ def build_many(sources: Sequence[str]) -> list[ctypes.CDLL]:
 
 
 def _load(source: str, compiler: Compiler) -> ctypes.CDLL:
-    name = _key(source, *compiler.command, *compiler.flags, compiler.version, *_target()) + ".so"
+    flags = (*compiler.flags, *LONG_FLAGS) if len(source) > LONG_TEXT else compiler.flags
+    name = _key(source, *compiler.command, *flags, compiler.version, *_target()) + ".so"
 
     def make(path: Path) -> None:
         with progress.building(cache.place()):
-            _compile(source, path, compiler.command, compiler.flags)
+            _compile(source, path, compiler.command, flags)
 
     with cache.entry(name, make) as path:
         try:
