@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +16,7 @@ from torch import Tensor
 
 from bppsa.codegen.gpu.cuda.compile import cubin
 from bppsa.codegen.gpu.cuda.lanes import Lanes, lanes_of
+from bppsa.codegen.gpu.cuda.native import CudaKernel, arguments_of, cuda_kernel
 from bppsa.codegen.gpu.cuda.print_cuda import CudaText, printed
 from bppsa.codegen.language import interpret
 from bppsa.codegen.language.ir import Kernel
@@ -146,3 +150,20 @@ def test_an_unknown_printer_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv(sweeps.GPU_PRINTER, "opencl")
     with pytest.raises(MachineError, match="known: triton, cuda"):
         sweeps.gpu_kernels("float", [])
+
+
+def test_a_launch_has_a_block_a_row_and_an_argument_for_each_parameter(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[Any] = []
+    driver = types.SimpleNamespace(CUstream=int, cuLaunchKernel=lambda *given: (launched.append(given), (0,))[1])
+    monkeypatch.setitem(sys.modules, "cuda", types.SimpleNamespace(bindings=None))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", types.SimpleNamespace(driver=driver))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda index: types.SimpleNamespace(cuda_stream=7))
+    kernel = cuda_kernel(sweep_of("GRU", 20, "backward"), "float")
+    assert isinstance(kernel, CudaKernel)
+    kernel.loaded[0] = "the function"
+    given, _, _ = arguments_of(kernel.kernel, operands(kernel.kernel, 5, 3, torch.float32), 5, 3, None, True)
+    kernel.launch(given, 3, torch.device("cuda", 0))
+    function, *grid, shared, stream, (values, kinds), _ = launched[0]
+    assert (function, grid, shared, stream) == ("the function", [3, 1, 1, 32, 1, 1], 0, 7)
+    assert len(values) == len(kinds) == len(kernel.text.parameters)
+    assert values[-4:] == (0, 5, 1, 1)  # no lengths, steps, direction, reverse
