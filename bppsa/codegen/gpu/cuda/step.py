@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from bppsa.codegen.gpu.cuda import image
 from bppsa.codegen.gpu.cuda.image import CARRIED, Slot, Waiting
 from bppsa.codegen.gpu.cuda.lanes import HeldWeight, Lanes, weight_of
+from bppsa.codegen.gpu.cuda.text import ACROSS, CUDA, literal, row_at
 from bppsa.codegen.language.ir import (
     FOLDS,
-    SPECIAL,
-    STRUCTURAL,
     Access,
     Buffer,
     Dot,
@@ -22,46 +21,12 @@ from bppsa.codegen.language.ir import (
     Group,
     Kernel,
     Kind,
-    Op,
     Reduce,
     Store,
 )
 from bppsa.errors import Reason, Unsupported
 
-CUDA: dict[Op, str] = {
-    Op.ADD: "{} + {}",
-    Op.SUB: "{} - {}",
-    Op.MUL: "{} * {}",
-    Op.DIV: "{} / {}",
-    Op.MAX: "maximum({}, {})",
-    Op.MIN: "minimum({}, {})",
-    Op.NEG: "-{}",
-    Op.ABS: "fabs({})",
-    Op.EXP: "exp({})",
-    Op.LOG: "log({})",
-    Op.SQRT: "sqrt({})",
-    Op.TANH: "hyperbolic_tangent({})",
-    Op.SIGMOID: "sigmoid({})",
-    Op.ERF: "erf({})",
-    Op.SIN: "sin({})",
-    Op.COS: "cos({})",
-    Op.ATAN: "atan({})",
-    Op.FLOOR: "floor({})",
-    Op.FMOD: "fmod({}, {})",
-    Op.EXPONENT: "exponent({})",
-    Op.LDEXP: "times_power_of_two({}, {})",
-    Op.LT: "real({} < {})",
-    Op.LE: "real({} <= {})",
-    Op.EQ: "real({} == {})",
-    Op.WHERE: "{} != 0 ? {} : {}",
-}
-assert set(CUDA) == set(Op) - STRUCTURAL - SPECIAL  # as of Triton
-
 Names = tuple[str, ...]  # of a value: a variable for each piece of a thread's columns; one where all threads have it
-ACROSS = {
-    Reduce.ROWS: ("sum_across", "real(0)", "{} + {}"),
-    Reduce.MAX: ("largest_across", "-INFINITY", "maximum({}, {})"),
-}
 
 
 @dataclass(frozen=True)
@@ -338,12 +303,6 @@ class ThreadPrinter:
         }
 
 
-def row_at(buffer: Buffer, after: bool) -> str:
-    """The address of a row of this step, as C++."""
-    step = f"(t + {'(1 - reverse)' if after else 'reverse'})" if buffer.kind is Kind.STATE else "t"
-    return f"({buffer.name}_row + {step} * {buffer.name}_t)"
-
-
 def stored_columns(kernel: Kernel) -> dict[str, set[tuple[int, int]]]:
     found: dict[str, set[tuple[int, int]]] = {}
     for group in kernel.groups:
@@ -360,11 +319,3 @@ def overlap(held: Held, column: int, width: int) -> bool:
 def latest(held: list[Held]) -> list[Held]:
     """Without what was stored over, as a whole or in part."""
     return [h for i, h in enumerate(held) if not any(overlap(h, o.column, o.width) for o in held[i + 1 :])]
-
-
-def literal(value: float) -> str:
-    if value != value:
-        return "real(NAN)"
-    if value in (float("inf"), float("-inf")):
-        return f"real({'-' if value < 0 else ''}INFINITY)"
-    return f"real({value!r})"
