@@ -63,3 +63,15 @@ def test_other_dtypes_and_results_are_told() -> None:
         main(["torch:rand", *NUMBERS, "--dtype", "int8"])
     with pytest.raises(SystemExit, match="and not \\(model, example\\)"):
         main([f"{nn.Identity.__module__}:Identity", *NUMBERS])
+
+
+def test_all_rows_are_printed_where_they_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "built.py").write_text(BUILD)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    main(["built:build", *NUMBERS])
+    short = capsys.readouterr().out
+    main(["built:build", *NUMBERS, "--all"])
+    assert "terminal --all, tells of each" in short
+    assert len(short.splitlines()) < len(capsys.readouterr().out.splitlines())

@@ -151,7 +151,7 @@ def resumed(rank: int, name: str, folder: str) -> list[float]:
 
 
 def failing(rank: int, folder: str) -> bool:
-    """Whether a save and a load that fail on one rank are errors on both, and steps work afterwards."""
+    """Whether a save, a load and a hook that fail on one rank are errors on both, and steps work afterwards."""
     torch.set_default_dtype(torch.float64)
     run = Run("ddp", seed=1)
     told = []
@@ -164,8 +164,19 @@ def failing(rank: int, folder: str) -> bool:
         trainer(run.model).load(folder, run.optimizer, **({"scheduler": run.scheduler} if rank else {}))
     except (ArgumentError, WorkerError) as error:
         told.append("no entry 'scheduler'" in str(error))
+    hook = next(run.model.parameters()).register_hook(no_gradient) if rank else None
+    try:
+        trainer(run.model).step(*batch(0), scaler=GradScaler("cpu"))
+    except (ArithmeticError, WorkerError) as error:
+        told.append("no gradient today" in str(error))
+    if hook is not None:
+        hook.remove()
     run.train(range(1))
-    return told == [True, True]
+    return told == [True, True, True]
+
+
+def no_gradient(grad: Tensor) -> Tensor:
+    raise ArithmeticError("no gradient today")
 
 
 def masked(output: Tensor, target: Tensor) -> Tensor:

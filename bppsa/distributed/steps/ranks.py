@@ -52,6 +52,7 @@ class Ranks:
         self.exchanges: dict[StepPlan, Exchange] = {}
         self.steps = steps or count(1)
         self.ran_nothing = True
+        self.finished = False  # whether all ranks have had what they need of this call
 
     def for_stages(self, stages: Stages) -> Ranks:
         return Ranks(
@@ -66,10 +67,18 @@ class Ranks:
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """A call of the model, of every rank: what is raised within on one of them is raised on all."""
+        """A call of the model, of every rank: what is raised within on one of them is raised on all. None ends it, and
+        may leave, before all have come so far."""
         self.transport.begin(next(self.steps))
+        self.finished = False
         with self.transport.telling("a call of the model"):
             yield
+            if not self.finished:
+                self.finish()
+
+    def finish(self) -> None:
+        self.transport.finish()
+        self.finished = True
 
     def run(
         self, plan: StepPlan, call: PipelineCall, state: Sequence[Results] = ()
@@ -104,7 +113,7 @@ class Ranks:
             self.transport.doing("the sums of gradients")
             grads = reducing.gradients()
             everyone = self.reports(plan, exchange, results)
-            self.transport.finish()
+            self.finish()
             self.ran_nothing = False  # not before: a step fails on all ranks, but not at the same place on each
         finally:
             torch.set_num_threads(threads)
@@ -141,7 +150,6 @@ class Ranks:
         for message in messages:
             if message.target == self.rank:
                 found.update(self.transport.receive(message))
-        self.transport.finish()
         return {**found, **tensors}
 
     def first_owned(self, names: Iterable[str]) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -89,12 +90,11 @@ class Trainer:
             call = replace(batch.call, loss=loss, outputs=return_outputs, brought=brought, scale=scale)
             found, _ = training.run("step", call)
         named = dict(self.model.named_parameters())
-        accumulate(
-            [named[name] for name in found.grads] + batch.wanted,
-            [*found.grads.values(), *batch.gradients(found.arguments)],
-        )
-        if scaler is not None and scaler.is_enabled():
-            with training.engine.call():
+        wanted = [named[name] for name in found.grads] + batch.wanted
+        scaling = scaler is not None and scaler.is_enabled()
+        with training.engine.call() if scaling else nullcontext():  # where a hook raises on one rank, all are told
+            accumulate(wanted, [*found.grads.values(), *batch.gradients(found.arguments)])
+            if scaling:
                 skip_together(self.model.parameters(), training.engine.share)
         total = (torch.stack([found.losses[b] for b in sorted(found.losses)]).sum() * share).as_subclass(StepLoss)
         total.metrics, total.weights = gathered(found.metrics, batch.sizes), total.new_tensor(loss.weights)
