@@ -39,7 +39,7 @@ from bppsa.schedule.simulator import Cost
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import Units
-from bppsa.stages import LossMeans, Situation, Stages
+from bppsa.stages import COST, LossMeans, Situation, Stages
 
 T = TypeVar("T")
 
@@ -55,7 +55,7 @@ class Settings:
     local: bool = False  # whether each rank brings its own rows
     asked: Asked = (AUTO, SEQUENTIAL)
     recompute: RecomputeChoice = None
-    balance: str = "cost"
+    balance: str = COST
     speeds: tuple[float, ...] = ()  # of workers
 
     def __post_init__(self) -> None:
