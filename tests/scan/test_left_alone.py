@@ -79,7 +79,7 @@ EYE = torch.eye(H, dtype=torch.float64)
 SINGLE = torch.ones(H)
 # what the decision must name, and a cell
 LEFT: list[tuple[str, Cell]] = [
-    ("SpikeBackward: has a gradient of its own", spiking),
+    ("return (x > 0).to(x.dtype): SpikeBackward: has a gradient of its own", spiking),
     ("register_hook", hooked),
     ("autograd", inner_gradient),
     ("_local_scalar_dense.default: reads the value", branching),
