@@ -57,6 +57,27 @@ def test_of_a_plane(cell: Cell) -> None:
     fuses(cell, *grid(SIZE, SIZE - 1), *parameters)
 
 
+TRANSPOSED: dict[str, dict[str, Any]] = {
+    "plain": {"padding": 1},
+    "strided": {"stride": 2, "padding": 2, "output_padding": 1},
+    "dilated": {"dilation": 2, "padding": 2},
+    "cutting": {"stride": 3, "padding": 3, "output_padding": 2},
+}
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_transposed(name: str) -> None:
+    weight, bias, grouped = random(C, C, 3), random(C), random(C, 1, 2, 3)
+
+    def cell(h: Tensor, x: Tensor) -> Any:
+        up = functional.conv_transpose1d(h, weight, bias, **TRANSPOSED[name])
+        plane = functional.conv_transpose2d(h.view(-1, C, 2, 2), grouped, groups=C, stride=(2, 1), padding=(1, 0))
+        h = torch.tanh(up.mean(2, keepdim=True) + functional.pad(up, (0, SIZE - up.shape[2])) + x)
+        return h, plane.sum((2, 3)) + h[..., 0]
+
+    fuses(cell, *grid(SIZE), weight, bias, grouped)
+
+
 def test_sizes_in_tuples_of_one() -> None:
     weight = random(C, C, 3, 3)
 

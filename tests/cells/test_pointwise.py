@@ -112,6 +112,8 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
         torch.special.i0(h) * torch.special.i1(3 * h) + torch.special.i0e(h) - torch.special.i1e(20 * h)
     ),
     "log of the rest": lambda h: torch.special.xlog1py(h, h) + torch.special.xlog1py(0.3, h * h),
+    "truth values as numbers in single precision": lambda h: h * (h > 0).float() - (h > 0.5).to(torch.float16) + h,
+    "what is left of them": lambda h: h * (1 - (h > 0).float()) + V * (2 * (h > 0.3).float() - 1),
     "signbit": lambda h: torch.where(torch.signbit(h), h, 0.5 * h),
     "ldexp": lambda h: torch.ldexp(h, TARGET.sign()) + torch.ldexp(V, h),
     "squared error": lambda h: functional.mse_loss(h, V.expand_as(h), reduction="none"),

@@ -144,6 +144,11 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "outer product": lambda h: torch.addr(h, h[:, 0], V, alpha=0.5),
     "how many": lambda h: h * torch.count_nonzero(h.relu(), 1)[:, None] / H,
     "rows of a table": lambda h: h + torch.index_select(W, 0, h.argmin(-1)),
+    "quantile": lambda h: h - h.quantile(0.3, dim=1, keepdim=True) + torch.quantile(h, 1.0, -1)[:, None],
+    "turned in place": lambda h: h * h.sum(1, keepdim=True).squeeze_(1).unsqueeze_(-1),
+    "alternatives on top of each other": lambda h: (
+        h + torch.stack([h[:, 0], torch.full((len(h),), 0.3, dtype=h.dtype), h[:, 1]], 0).logsumexp(0)[:, None]
+    ),
     "nothing beside": lambda h: torch.cat([h[:, :2], h[:, 2:2], h[:, 2:]], 1),
     "written in turns": lambda h: rotated(torch.empty_like(h), h),
     "written in turns, into zeros": lambda h: rotated(torch.zeros_like(h), h),

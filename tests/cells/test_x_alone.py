@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import bppsa
 from tests.cells.support import B, Cell, H, T, Table, fuses, h, random, squashed, x
 from tests.scan.support import check
 from tests.scan.zoo import example
@@ -53,6 +54,8 @@ TAILS: Table = [
     ("a number", lambda h, x: (torch.tanh(h + x), (h * x).sum())),
     ("truth values", lambda h, x: ((m := h > x), (torch.where(m, 0.5 * h, x), m))[1]),
     ("x itself", lambda h, x: (torch.tanh(h + x), (x, h))),
+    ("a parameter", lambda h, x: (torch.tanh(h + x), (V, W[:2], ROWS))),
+    ("constants", lambda h, x: (torch.tanh(h + x), (torch.ones(B, H), torch.zeros_like(h), torch.arange(B)))),
     ("beside the batch", lambda h, x: (torch.tanh(h + x), torch.cat([h, ROWS], 1))),
 ]
 
@@ -73,7 +76,15 @@ def test_of_x_alone(cell: Cell) -> None:
 @pytest.mark.parametrize("cell", [cell for _, cell in TAILS], ids=[name for name, _ in TAILS])
 def test_for_outputs_alone(cell: Cell) -> None:
     torch.manual_seed(0)
-    fuses(cell, h(), x(H), ROWS)
+    fuses(cell, h(), x(H), ROWS, V, W)
+
+
+def test_an_output_of_a_parameter_has_memory_of_its_own() -> None:
+    weight = torch.ones(H, dtype=torch.float64)
+    _, ys = bppsa.scan(lambda h, x: (torch.tanh(h + x), weight), h(), x(H), strategy="sequential")
+    ys += 1
+    assert weight.eq(1).all()
+    assert ys.eq(2).all()
 
 
 @pytest.mark.parametrize("cell", [cell for _, cell in OWN_ROWS], ids=[name for name, _ in OWN_ROWS])

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from bppsa.chain import FILLS
 from bppsa.fxpasses.axes.contract import call, features, merged, placed, refused, reshaped
 from bppsa.fxpasses.axes.layout import Axis, AxisLayout, Group, unified
 
@@ -108,6 +109,7 @@ def along_one(graph: fx.Graph, node: fx.Node, before: AxisLayout) -> AxisLayout 
 def joined(graph: fx.Graph, node: fx.Node, given: Sequence[AxisLayout]) -> AxisLayout | None:
     """Of a cat. None where it works along the rows, or an operand has none."""
     dim = (node.args[1] if len(node.args) > 1 else 0) % node.meta["val"].dim()
+    given = constants_with_rows(graph, node.args[0], given)
     apart = {rows_of(layout) for layout in given}
     odd = any(axis.kind == "repeated" for layout in given for group in layout.dims for axis in group)
     if odd or len(apart) > 1 or apart == {dim} or any(layout.rows is None for layout in given):
@@ -121,6 +123,26 @@ def joined(graph: fx.Graph, node: fx.Node, given: Sequence[AxisLayout]) -> AxisL
     found = [(Axis(size),) if size != 1 else () for size in node.meta["val"].shape]
     dims = tuple(given[0].dims[d] if d in apart else group for d, group in enumerate(found))
     return AxisLayout(value, features(*dims), dims, given[0].rows)
+
+
+def constants_with_rows(graph: fx.Graph, args: Sequence[fx.Node], given: Sequence[AxisLayout]) -> list[AxisLayout]:
+    """A tensor filled with one number, in the shape of an operand that has rows, is the same number in these rows."""
+    like = next(((arg.meta["val"], layout) for arg, layout in zip(args, given, strict=True) if layout.rows), None)
+    found = list(given)
+    for i, arg in enumerate(args):
+        number, value = filling(arg), arg.meta["val"]
+        if like is None or number is None or given[i].rows is not None:
+            continue
+        if (value.shape, value.dtype) == (like[0].shape, like[0].dtype):
+            found[i] = replace(like[1], node=call(graph, aten.full_like.default, like[1].node, number))
+    return found
+
+
+def filling(node: fx.Node) -> float | None:
+    """The one number of which all of a constant is."""
+    while node.target in (aten.unsqueeze.default, aten.view.default, aten.expand.default):
+        node = node.args[0]
+    return FILLS[node.target](node.args) if node.target in FILLS else None
 
 
 def rows_of(layout: AxisLayout) -> int | None:

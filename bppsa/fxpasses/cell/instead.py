@@ -3,6 +3,7 @@ parameters have PyTorch's names, by which a caller may give them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.nn import functional
 
 from bppsa.fxpasses.cell import modules
 from bppsa.fxpasses.recording.one_hot import one_hot
+from bppsa.sparsity.rules.pointwise import in_single
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
@@ -43,6 +45,20 @@ def circular_pad(input: Tensor, pad: Sequence[int], mode: str = "constant", valu
         parts = [(n - before, before), (0, n), (0, behind)]
         input = torch.cat([input.narrow(-1 - i, first, count) for first, count in parts if count], -1 - i)
     return input
+
+
+def quantile(
+    input: Tensor, q: float | Tensor, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
+) -> Any:
+    """Between two of the sorted numbers; of a row with a NaN that. NotImplemented for other forms than one number q."""
+    if isinstance(q, Tensor) or dim is None or interpolation != "linear" or not 0 <= q <= 1 or not input.dim():
+        return NotImplemented
+    values, last = torch.sort(input, dim).values, input.shape[dim] - 1
+    rank = q * last if input.dtype is torch.float64 else in_single(in_single(q) * last)
+    below, above, most = (values.narrow(dim, at, 1) for at in (math.floor(rank), math.ceil(rank), last))
+    found = torch.lerp(below, above, rank - math.floor(rank))
+    found = torch.where(torch.isnan(most), most, found)
+    return found if keepdim else found.squeeze(dim)
 
 
 def one_step(cell: Callable[..., Any], states: int) -> Callable[..., Any]:
@@ -85,6 +101,7 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
     torch.cosine_similarity: cosine_similarity,
     functional.pad: circular_pad,
     functional.bilinear: bilinear,
+    **dict.fromkeys((torch.quantile, Tensor.quantile), quantile),
     functional.one_hot: one_hot,
     **{getattr(torch, name): one_step(*modules.KINDS[mode][:2]) for name, mode in MODES.items()},
 }

@@ -46,6 +46,19 @@ def line_up(graph: fx.Graph, level: dict[fx.Node, int], x: fx.Node, rows: int) -
                     node.replace_input_with(arg, inserted(graph, node, level, *found))
 
 
+def at_each_step(graph: fx.Graph, y: fx.Node, level: dict[fx.Node, int], x: fx.Node) -> fx.Node:
+    """An output that depends on neither the carry nor x, as one of each step of x, in memory of its own."""
+    if level[y] != PARAM:
+        return y
+    with graph.inserting_after(next(reversed(graph.nodes))):
+        all_alike = graph.call_function(beside, (y, x))
+    with graph.inserting_after(all_alike):
+        own = graph.call_function(aten.clone.default, (all_alike,))
+    for new in (all_alike, own):
+        new.meta["val"], level[new] = y.meta["val"], X
+    return own
+
+
 def inserted(graph: fx.Graph, node: fx.Node, level: dict[fx.Node, int], op: Any, args: tuple, options: dict) -> fx.Node:
     with graph.inserting_before(node):
         new = graph.call_function(op, args, options)

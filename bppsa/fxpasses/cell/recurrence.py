@@ -22,7 +22,7 @@ from torch import Tensor, fx
 from bppsa.chain import FILLS, Recurrence, Role, Stream, Weight, is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.checks import checks_of
-from bppsa.fxpasses.cell.line_up import CARRY, PARAM, X, levels, line_up
+from bppsa.fxpasses.cell.line_up import CARRY, PARAM, X, at_each_step, levels, line_up
 from bppsa.fxpasses.cell.parts import CellPart
 from bppsa.fxpasses.cell.real_parts import is_complex
 from bppsa.fxpasses.cell.rewritten import rewritten
@@ -62,6 +62,7 @@ class Splitter:
         self.rows = self.carries[0].meta["val"].shape[0]
         self.level = levels(recording.graph, self.carries, self.xs)
         line_up(recording.graph, self.level, self.xs[0], self.rows)
+        self.ys = tuple(at_each_step(recording.graph, y, self.level, self.xs[0]) for y in self.ys)
         self.order = {node: i for i, node in enumerate(recording.graph.nodes)}
         self.streams: dict[fx.Node, Stream] = {}
         self.sources = number(self.xs)  # row values that cross into the loop: leaves of x, then hoisted ones
@@ -78,8 +79,6 @@ class Splitter:
         for node in self.sorted(in_body):
             self.emit(node)
         outputs = self.outputs(ys, in_body, tail_nodes)
-        if any(self.level[y] == PARAM for y in ys):
-            raise Unsupported(Reason("an output that depends on neither carry nor x", mend="add it after the scan"))
         if any(self.level[n] == PARAM and n.target not in FILLS for n in nexts):
             raise Unsupported(Reason("a carry that depends on neither carry nor x"))
         for node in outputs:

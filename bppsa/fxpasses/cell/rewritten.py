@@ -14,6 +14,7 @@ from bppsa.fxpasses.axes.rows_first import with_rows_first
 from bppsa.fxpasses.cell.concatenated import distribute_concat
 from bppsa.fxpasses.cell.line_up import CARRY, PARAM, levels
 from bppsa.fxpasses.cell.real_parts import with_real_parts
+from bppsa.fxpasses.cell.widened import widen
 from bppsa.fxpasses.recording.capture import Recording, copied
 from bppsa.fxpasses.spelling.bounded import check_kept
 from bppsa.fxpasses.spelling.expand import cancel, expand
@@ -28,6 +29,7 @@ def rewritten(recording: Recording, carries: int, xs: int, refused: dict[fx.Node
     recording = copied(recording)
     graph, arguments = recording.graph, recording.arguments
     given = arguments[:carries], arguments[carries : carries + xs]
+    widen(graph, {*recording.result[0], *recording.result[1]})
     level = levels(graph, *given)
     recording = with_real_parts(recording, carries, level, waiting(graph, recording.result[0], *given), refused)
     nexts, ys = recording.result

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.recording.pieces import slice_scatter
 
 RETURN_NEW = "use the form that returns a new one"
-STALE = "no rule for what reads a view of what was changed in place (as of every other column)"
+STALE = "no rule for what reads a view of what was changed in place (as of a transposed one)"
 Geometry = tuple
 
 
@@ -59,7 +60,7 @@ class TensorSlice:
     def replaced(self, new: Tensor) -> Tensor:
         """The whole with other numbers in this part, as new memory."""
         if self.step > 1:
-            return torch.slice_scatter(self.whole, new, self.dim, self.start, self.end, self.step)
+            return slice_scatter(self.whole, new, self.dim, self.start, self.end, self.step)
         size = self.whole.shape[self.dim]
         middle = new.unsqueeze(self.dim) if self.selected else new
         around = self.whole.narrow(self.dim, 0, self.start), self.whole.narrow(self.dim, self.end, size - self.end)

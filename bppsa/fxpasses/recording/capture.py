@@ -11,15 +11,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
-from torch.autograd.function import BackwardCFunction
 from torch.autograd.graph import saved_tensors_hooks
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -29,9 +27,10 @@ from bppsa.fxpasses.lines import line_now
 from bppsa.fxpasses.recording.aliases import PARTS, RETURN_NEW, STALE, Aliases, Stale, geometry
 from bppsa.fxpasses.recording.decompose import DECOMPOSE, OF_REALS, is_seeded
 from bppsa.fxpasses.recording.functional import functional
-from bppsa.fxpasses.recording.refused import REFUSED
+from bppsa.fxpasses.recording.refused import NoEscape
+from bppsa.fxpasses.recording.stand_ins import detach_stand_ins, tried
 from bppsa.fxpasses.theirs import theirs
-from bppsa.sparsity.rules.own_gradient import ATTACHED, Attach
+from bppsa.sparsity.rules.own_gradient import ATTACHED, has_own_gradient
 
 aten = torch.ops.aten
 OURS = "bppsa"  # of whose ops none is taken apart
@@ -81,7 +80,9 @@ def record(
     recorder.gradients = gradients or torch.is_grad_enabled()
     with torch.set_grad_enabled(recorder.gradients), nothing_saved(), NoEscape(recorder.aliases, instead), recorder:
         result = theirs(fn, *inputs)
-    check_gradients(tree_leaves(result), [tensor for tensor, _ in recorder.captured])
+    for leaf in tree_leaves(result):
+        recorder.note_gradient(leaf)
+    check_gradients(tree_leaves(result), [tensor for tensor, _ in recorder.captured], lines=recorder.own_gradients)
     result = tree_map_only(Tensor, recorder.node_of, result)
     detach_stand_ins(recorder.graph)
     return Recording(recorder.graph, tuple(nodes), tuple(recorder.captured), result)
@@ -106,40 +107,26 @@ def nothing_saved() -> AbstractContextManager[Any]:
     return saved_tensors_hooks(forget, forget)
 
 
-def detach_stand_ins(graph: fx.Graph) -> None:
-    """What autograd noted of them leads to the tensors that the function closed over, and would keep them alive. A view
-    from before a change in place and one from after it stand at one place: who reads the graph tells nodes apart by
-    their stand-ins, so the second gets another."""
-    places = set()
-    with _disable_current_modes():
-        for node in graph.nodes:
-            value = node.meta.get("val")
-            if isinstance(value, Tensor):
-                value = value.detach()
-                if geometry(value) in places:
-                    value = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype).zero_()
-                places.add(geometry(value))
-                node.meta["val"] = value
-
-
 def zeros_like(tensor: Tensor) -> Tensor:
     """A stand-in, made out of sight of the recorder."""
     with _disable_current_modes():
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
-def check_gradients(results: Sequence[Any], captured: Sequence[Tensor], known: Collection[Any] = ()) -> None:
+def check_gradients(
+    results: Sequence[Any], captured: Sequence[Tensor], known: Collection[Any] = (), lines: Mapping[Any, str] = {}
+) -> None:
     """A torch.autograd.Function is seen as the ops of its forward; its backward would be lost. known: those whose
-    backward is recorded."""
+    backward is recorded. lines: the user's, of their last ops."""
     seen = {tensor.grad_fn for tensor in captured}  # how these came about is no part of the function
     stack = [tensor.grad_fn for tensor in results if isinstance(tensor, Tensor)]
     while stack:
         node = stack.pop()
         if node is None or node in seen:
             continue
-        ours = getattr(node, "_forward_cls", None) is Attach
-        if isinstance(node, BackwardCFunction) and node not in known and not ours:
-            raise Unsupported(Reason("has a gradient of its own", op=node.name(), mend="use detach() and torch ops"))
+        if has_own_gradient(node) and node not in known:
+            what, mend = "has a gradient of its own", "use detach() and torch ops"
+            raise Unsupported(Reason(what, op=node.name(), mend=mend, path=lines.get(node, "")))
         seen.add(node)
         stack.extend(before for before, _ in node.next_functions)
 
@@ -158,22 +145,6 @@ def has_option(target: Any, name: str) -> bool:
     return isinstance(target, OpOverload) and any(argument.name == name for argument in target._schema.arguments)
 
 
-def tried(func: Any, stand_ins: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """What the op gives for zeros, or for identities where it has an error for zeros."""
-    for given in (stand_ins, tree_map_only(Tensor, regular, stand_ins)):
-        try:
-            return theirs(func, *given, **options)
-        except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-            failed = error
-    raise Unsupported(Reason("fails for some values of a tensor", op=str(func))) from failed
-
-
-def regular(stand_in: Tensor) -> Tensor:
-    """The identity in place of the zeros that stand for matrices."""
-    square = stand_in.dim() > 1 and stand_in.shape[-1] == stand_in.shape[-2]
-    return torch.eye(stand_in.shape[-1], dtype=stand_in.dtype).expand_as(stand_in) if square else stand_in
-
-
 def reads_values(func: Any, args: Sequence[Any]) -> bool:
     """Whether the result, or its shape, is one of the stand-ins' and would not hold for other values."""
     if func is aten.index.Tensor:  # numbers pick rows whatever they are, a mask picks as many as it is true
@@ -189,36 +160,10 @@ def is_complex(args: Any) -> bool:
     return any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in tree_leaves(args))
 
 
+# Views in place, of a tensor that has no other name.
+TURNS = {aten.squeeze_.dim, aten.squeeze_.default, aten.unsqueeze_.default, aten.transpose_.default, aten.t_.default}
 # Of integers a zero is an error here.
 DIVIDES = {aten.remainder.Tensor, aten.fmod.Tensor, aten.floor_divide.default, aten.div.Tensor_mode}
-# Whether they copy depends on how a tensor lies in memory, which a recording does not.
-MAY_COPY = {
-    *(getattr(Tensor, name) for name in ("reshape", "reshape_as", "flatten", "ravel", "contiguous", "to", "type")),
-    *(getattr(torch, name) for name in ("reshape", "flatten", "ravel", "einsum")),
-}
-
-
-class NoEscape(TorchFunctionMode):
-    """Refuses what the dispatcher does not see."""
-
-    def __init__(self, aliases: Aliases, instead: Mapping[Any, Callable[..., Any]]) -> None:
-        super().__init__()
-        self.aliases, self.instead = aliases, instead
-
-    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
-        if func in REFUSED:
-            raise Unsupported(replace(REFUSED[func], op=getattr(func, "__name__", str(func))))
-        if kwargs and kwargs.get("out") is not None:
-            raise Unsupported(Reason("writes into out=", op=func.__name__, mend="use what it returns"))
-        if func in self.instead:
-            result = theirs(self.instead[func], *args, **(kwargs or {}))
-            if result is not NotImplemented:
-                return result
-        result = theirs(func, *args, **(kwargs or {}))
-        if func in MAY_COPY and isinstance(result, Tensor):
-            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-            self.aliases.may_share(f"changes in place what {func.__name__} may have copied, or not", result, *given)
-        return result
 
 
 class Recorder(TorchDispatchMode):
@@ -234,6 +179,7 @@ class Recorder(TorchDispatchMode):
         self.aliases = Aliases()
         self.captured: list[tuple[Tensor, fx.Node]] = []
         self.line = line_now  # the user's, of the op that is written down
+        self.own_gradients: dict[Any, str] = {}  # of functions of the user's, and their lines
         self.gradients = True  # whether grad mode is on but for what the function itself turns off
 
     @classmethod
@@ -272,7 +218,13 @@ class Recorder(TorchDispatchMode):
         """What an op runs on: the very tensor that the function holds, so that views are views of it; for one that it
         closes over a stand-in."""
         node = self.node_of(tensor)
+        self.note_gradient(tensor)
         return tensor if tensor in self.aliases else node.meta["val"]
+
+    def note_gradient(self, leaf: Any) -> None:
+        """Where a function with a gradient of its own has ended, whose result this is."""
+        if isinstance(leaf, Tensor) and has_own_gradient(leaf.grad_fn):
+            self.own_gradients.setdefault(leaf.grad_fn, self.node_of(leaf).meta.get("line", ""))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
@@ -339,6 +291,8 @@ class Recorder(TorchDispatchMode):
     def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
         """Record x.add_(y) as x.add(y), and let x stand for the result from here on."""
         changed, name = args[0] if args else None, str(func)
+        if func in TURNS and isinstance(changed, Tensor) and self.node_of(changed).op != "placeholder":
+            return self.turn(func, changed, args, kwargs)
         op = self.draws.get(func) or functional(func)
         unusual = not func._opname.endswith("_") or op is None or torch.Tag.inplace_view in func.tags
         if unusual or not isinstance(changed, Tensor):
@@ -363,12 +317,25 @@ class Recorder(TorchDispatchMode):
         changed.copy_(result)  # an index is in bounds on stand-ins too
         return changed
 
+    def turn(self, func: Any, changed: Tensor, args: Sequence[Any], kwargs: dict) -> Tensor:
+        """What changes only how a tensor looks at its memory."""
+        with self:
+            result = theirs(functional(func), *args, **kwargs)
+        node, as_it_was = self.node_of(result), changed.detach()
+        for known in self.graph.nodes:  # whatever it stood for before it was changed in place
+            if known.meta.get("val") is changed:
+                known.meta["val"] = as_it_was
+        func(*args, **kwargs)
+        self.aliases.put(changed, node)
+        return changed
+
     def define_output(self, node: fx.Node, out: Tensor) -> Tensor:
         # In a torch.no_grad() block inside the function. Autograd runs an op with a gradient of its own in one too.
         detached = self.gradients and not torch.is_grad_enabled() and node.target is not ATTACHED
         if detached and node.target is not aten.detach.default:
-            node.meta["val"] = out
+            node.meta["val"], where = out, {key: node.meta[key] for key in ("path", "line") if key in node.meta}
             node = self.graph.call_function(aten.detach.default, (node,))
+            node.meta.update(where)
         elif isinstance(self.aliases.find(out), fx.Node) and node.target is not aten.detach.default:
             self.graph.erase_node(node)  # a view that changes nothing
             return out

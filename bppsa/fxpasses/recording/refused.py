@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
-from bppsa.errors import Reason
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.recording.aliases import Aliases
+from bppsa.fxpasses.theirs import theirs
 
 HANDS_OUT = Reason("hands a tensor's values to Python", mend="stay in torch ops")
 BENDS_GRADIENT = Reason("changes what autograd does", mend="use detach() and torch ops")
@@ -17,3 +23,31 @@ REFUSED: dict[Any, Reason] = {
     **dict.fromkeys((torch.autograd.grad, torch.autograd.backward), BENDS_GRADIENT),
     Tensor.data.__get__: BENDS_GRADIENT,  # type: ignore[attr-defined]
 }
+# Whether they copy depends on how a tensor lies in memory, which a recording does not.
+MAY_COPY = {
+    *(getattr(Tensor, name) for name in ("reshape", "reshape_as", "flatten", "ravel", "contiguous", "to", "type")),
+    *(getattr(torch, name) for name in ("reshape", "flatten", "ravel", "einsum")),
+}
+
+
+class NoEscape(TorchFunctionMode):
+    """Refuses what the dispatcher does not see."""
+
+    def __init__(self, aliases: Aliases, instead: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.aliases, self.instead = aliases, instead
+
+    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
+        if func in REFUSED:
+            raise Unsupported(replace(REFUSED[func], op=getattr(func, "__name__", str(func))))
+        if kwargs and kwargs.get("out") is not None:
+            raise Unsupported(Reason("writes into out=", op=func.__name__, mend="use what it returns"))
+        if func in self.instead:
+            result = theirs(self.instead[func], *args, **(kwargs or {}))
+            if result is not NotImplemented:
+                return result
+        result = theirs(func, *args, **(kwargs or {}))
+        if func in MAY_COPY and isinstance(result, Tensor):
+            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self.aliases.may_share(f"changes in place what {func.__name__} may have copied, or not", result, *given)
+        return result

@@ -28,7 +28,7 @@ def convolution(
 ) -> Tensor:
     """x: [B, C, *grid]; weight: [O, C / groups, *kernel]"""
     if transposed:
-        raise Unsupported(Reason("is a transposed convolution", mend="write it as F.interpolate and a convolution"))
+        return transposed_convolution(x, weight, bias, stride, padding, dilation, output_padding, groups)
     sizes = weight.shape[2:]
     stride, padding, dilation = (per_dimension(n, len(sizes)) for n in (stride, padding, dilation))
     seen = windows(padded(x, padding, 0.0), sizes, stride, dilation)
@@ -38,6 +38,38 @@ def convolution(
     product = (seen * weight.reshape(groups, outputs, depth, 1)).sum(3)
     result = product.view(-1, len(weight), *grid)
     return result if bias is None else result + bias.view(-1, *[1] * len(grid))
+
+
+def transposed_convolution(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The convolution of x, zeros put between its places, with the flipped kernel. weight: [C, O / groups, *kernel]"""
+    sizes, channels = weight.shape[2:], weight.shape[1]
+    axes, around = range(2, 2 + len(sizes)), list[int]()
+    given = (per_dimension(n, len(sizes)) for n in (stride, padding, dilation, output_padding))
+    for axis, size, step, pad, apart, more in zip(axes, sizes, *given, strict=True):
+        x = spread(x, axis, step)
+        reach = apart * (size - 1) - pad
+        around = [reach, reach + more, *around]
+    own = weight.flip(list(axes)).reshape(groups, -1, channels, *sizes).transpose(1, 2)
+    own = own.reshape(groups * channels, -1, *sizes)
+    padded_x = aten.constant_pad_nd(x, around)
+    return convolution(padded_x, own, bias, [1], [0], dilation, False, [0], groups)
+
+
+def spread(x: Tensor, axis: int, step: int) -> Tensor:
+    """With step - 1 zeros between its places."""
+    if step == 1:
+        return x
+    apart = torch.stack([x, *[torch.zeros_like(x)] * (step - 1)], axis + 1).flatten(axis, axis + 1)
+    return apart.narrow(axis, 0, (x.shape[axis] - 1) * step + 1)
 
 
 def mean_pool(dimensions: int) -> Callable[..., Tensor]:

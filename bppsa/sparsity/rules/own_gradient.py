@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 
 from bppsa.sparsity.operators.simple import Diagonal, Identity
 from bppsa.sparsity.rules.matrix_ops import LIBRARY, as_one
@@ -29,6 +30,11 @@ class Attach(torch.autograd.Function):
         """The slope is a function of x: a second derivative finds it here."""
         (slope,) = ctx.saved_tensors
         return g, g * slope, None
+
+
+def has_own_gradient(node: Any) -> bool:
+    """Whether an autograd node is of a torch.autograd.Function that is not ours."""
+    return isinstance(node, BackwardCFunction) and getattr(node, "_forward_cls", None) is not Attach
 
 
 def with_gradient(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:
