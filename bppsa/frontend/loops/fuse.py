@@ -82,7 +82,7 @@ def fuse(body: Body, steps: int, known: CellPlan | None = None) -> Fused:
     choice = choose_scan(plan.recurrence, plan.dtype, asked, steps, rows, training, "cpu", ahead, explaining())
     if choice.strategy == PYTORCH:
         raise Unsupported(Reason(choice.reason))
-    numbers = {"T": steps, "B": rows, "H": sum(plan.recurrence.carries)}
+    numbers = {"T": steps, "B": rows, "H": plan.recurrence.moving}
     decision = Decision("", "loop", choice.strategy, choice.reason, numbers | choice.numbers, *choice.told)
     decision = with_structure(decision, plan.recurrence)
     strategy = strategy_of(choice.strategy)

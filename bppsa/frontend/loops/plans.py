@@ -275,20 +275,21 @@ def by_loop(found: Sequence[Repetition], told: Sequence[Decision]) -> list[Decis
 def together(scans: Sequence[Decision]) -> Decision:
     first, *others = scans
     sizes = [", ".join(f"{name}={scan.numbers[name]}" for name in ("T", "B", "H")) for scan in others]
-    details = *first.details, *(f"and a scan of what it does besides ({size})" for size in sizes)
-    return replace(first, details=details)
+    also = (f"also run as scans: {'; '.join(sizes)}",) if sizes else ()
+    return replace(first, details=(*first.details, *also))
 
 
 def told_of(one: Repetition, decision: Decision, path: str, beside: int, doubted: bool) -> Decision:
     """beside: how many ops PyTorch runs beside this scan, such as draws of each step."""
     reasons, gain = [decision.reason], None
     ours, theirs = (decision.numbers.get(name) for name in ("predicted ms", "PyTorch's"))
-    if beside >= one.steps and isinstance(ours, float) and isinstance(theirs, float):
+    if beside >= int(decision.numbers["T"]) and isinstance(ours, float) and isinstance(theirs, float):
         ms = ms_of_ops(beside, torch.is_grad_enabled())
         gain = (theirs + ms) / (ours + ms)
         reasons.append(f"{gain:.1f} times with the {beside} ops beside it, which PyTorch runs")
     reasons += [GROWN] * doubted
-    return replace(decision, path=path, reason="; ".join(reasons), speedup=gain)
+    numbers = {**decision.numbers, "T": one.steps}
+    return replace(decision, path=path, reason="; ".join(reasons), numbers=numbers, speedup=gain)
 
 
 def ops_beside(run: fx.GraphModule, scans: Sequence[Any]) -> int:
