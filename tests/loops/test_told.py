@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import inspect
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from bppsa.codegen.cpu import progress
+from bppsa.frontend.loops.collector import collector_paused
 from tests.loops.beside import Pair
 from tests.loops.cells import Cell, H, N, x
 
@@ -81,3 +85,32 @@ def test_a_memory_that_stays_is_none_of_the_states() -> None:
     for seed in range(2):
         (decision,) = pair.call(given, memory, seed=seed)
     assert decision.numbers["H"] == H
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_long_look_at_a_loop_is_announced_once(
+    told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "AFTER_S", 0.01 if told else 1000.0)
+    monkeypatch.setattr(progress, "LOOPS", progress.LateNotice())
+    for _ in range(2):
+        Pair(Started("zeros")).call(x(20))
+    line = inspect.getsourcelines(Started.forward)[1] + 3
+    said = f"bppsa: looking at the loop at test_told.py:{line}, once in each process for each kind of call\n"
+    assert capsys.readouterr().err.count(said) == told
+
+
+def test_the_collector_pauses_for_all_threads() -> None:
+    assert gc.isenabled()
+    with collector_paused():
+        with collector_paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collector_paused():
+            pass
+        assert not gc.isenabled(), "as its user has it"
+    finally:
+        gc.enable()
