@@ -18,7 +18,7 @@ from bppsa.frontend.call_log import collecting, explaining, note
 from bppsa.frontend.loops.changing import numbers_of, without_numbers
 from bppsa.frontend.loops.collector import collector_paused
 from bppsa.frontend.loops.key import call_of, size_of, unusual
-from bppsa.frontend.loops.plans import LoopPlan, checked, first_call
+from bppsa.frontend.loops.plans import FirstCall, LoopPlan, checked, first_call
 from bppsa.frontend.loops.state import NEW_KINDS, LeftCall, LoopState
 from bppsa.frontend.rewritten import kind_of
 from bppsa.frontend.trials import is_tried
@@ -60,7 +60,8 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
         if numbers is not None and changes is not None and not changes.tried:
             changes.tried, follow = True, partial(numbers.following, args, kwargs, state.is_part)
         with looking_at_loop(loop_of(root)), collector_paused():
-            result, plan = first_call(root, plain, args, kwargs, described, state.path, state.shared, follow, values)
+            first = FirstCall(root, plain, args, kwargs, described, state.path, state.shared, follow, values)
+            result, plan = first_call(first)
         is_general = isinstance(plan, LoopPlan) and plan.is_for_any_numbers
         state.keep(key if is_general else described.key, plan, described.environment.opaque)
         note(*(plan.decisions if isinstance(plan, LeftCall) else (*plan.scans, *plan.left)))
