@@ -111,6 +111,12 @@ class Recurrence:
     def output_nodes(self) -> tuple[fx.Node, ...]:
         return output_of(self.body)[1]
 
+    @property
+    def moving(self) -> int:
+        """How many numbers of a row change from step to step: others are carried as they are, as a memory is."""
+        pairs = enumerate(zip(self.carries, self.next_carries, strict=True))
+        return sum(width for i, (width, node) in pairs if node.meta.get("role") != Role("carry", i))
+
 
 @dataclass(frozen=True)
 class OuterGradient:

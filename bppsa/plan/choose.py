@@ -10,7 +10,7 @@ from bppsa.plan import work
 from bppsa.plan.cost import Machine
 from bppsa.plan.forward import LIBRARY, NEWTON, SEQUENTIAL, Forward, division
 from bppsa.plan.levels import complexity
-from bppsa.plan.strategy import NAMES, Strategy, divide
+from bppsa.plan.strategy import NAMES, Strategy, divide, strategy_of
 from bppsa.plan.work import LOOP, PYTORCH, Counts, Size
 
 Numbers = dict[str, float | int | str]
@@ -40,6 +40,15 @@ class Choice:
     predicted: Mapping[str, float] = field(default_factory=dict)  # milliseconds by strategy, where they were asked for
     machine: str = ""  # whose rates
     forward: str = str(SEQUENTIAL)  # the text of one
+    kept_every: int | None = None  # steps between two states that are kept for the backward; None where all are
+
+    def keeping(self, length: int | None, steps: int) -> Choice:
+        """With every `length`-th state kept, where one sweep after the other runs in the order of steps."""
+        if length is None or self.strategy == PYTORCH or self.forward != str(SEQUENTIAL):
+            return self
+        if divide(strategy_of(self.strategy), steps).count > 1:
+            return self
+        return replace(self, kept_every=length, numbers=self.numbers | {"states kept": f"every {length}th"})
 
     @property
     def told(self) -> tuple[Mapping[str, float], str, str]:

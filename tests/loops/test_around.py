@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bppsa.frontend.loops import state
+from bppsa.frontend.loops import call, state
 from bppsa.frontend.state import state_of
 from tests.loops import around
 from tests.loops.around import AROUND
@@ -248,3 +248,37 @@ def test_a_range_of_the_users_own() -> None:
     pair = Pair(OwnRange())
     for seed in range(4):
         pair.call(x(16), seed=seed)
+
+
+class CountsAround(Cell):
+    """Forward counts its calls; the loop calls a method, which reads one number of the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls, self.scale, self.log = 0, 1, [0]
+
+    def step(self, h: Tensor, x: Tensor) -> Tensor:
+        return self.cell(x, h) * self.scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.log.append(self.calls)
+        h, out = self.start(x), []
+        for t in range(x.shape[1]):
+            h = self.step(h, x[:, t])
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def test_what_the_loop_does_not_read_makes_no_new_kind_of_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged = []
+    first_call = call.first_call
+    monkeypatch.setattr(call, "first_call", lambda first: logged.append(first) or first_call(first))
+    pair = Pair(CountsAround())
+    for seed in range(6):
+        decisions = pair.call(x(), seed=seed)
+    assert [decision.strategy for decision in decisions] == ["sequential"]
+    assert len(logged) == 2, "the forward as a whole, and its loop"
+    pair.both(lambda model: setattr(model, "scale", 3))
+    pair.call(x())
+    assert len(logged) == 3

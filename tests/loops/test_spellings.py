@@ -71,7 +71,7 @@ class Losses(Cell):
 def test_a_line_for_each_loop() -> None:
     pair = Pair(Losses())
     assert pair.strategies(x(), torch.randn(B, T, 2, dtype=torch.float64)) == ["sequential"]
-    assert "besides" in str(bppsa.report(pair.fast))
+    assert "also run as scans: T=" in str(bppsa.report(pair.fast))
 
 
 class Positions(Cell):

@@ -86,6 +86,13 @@ def test_pytorchs_cells_take_their_arguments_in_another_order(kind: Any) -> None
     bppsa.scan(made["step"], carry, x(H))
 
 
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
+def test_pytorchs_recurrent_layers_are_no_cells(kind: Any) -> None:
+    for layer in (kind(H, H).double(), bppsa.compile(kind(H, H).double())):
+        with pytest.raises(BppsaError, match=rf"nn\.{kind.__name__} runs whole sequences; call it directly"):
+            bppsa.scan(layer, h(), x(H))
+
+
 def test_a_carry_that_changes_later() -> None:
     """Only the loop can meet this: the fused path has no branches."""
     count = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,12 +13,13 @@ from torch.utils import _pytree as pytree
 
 import bppsa
 from bppsa.codegen.cpu.build import available
+from bppsa.frontend.call_log import collecting
 from bppsa.frontend.cell import fused_cell, plans
 from bppsa.frontend.planning import predict
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.plan.strategy import Strategy
 from bppsa.plan.work import PYTORCH, Counts, Size, phases
-from bppsa.runtime.recurrent import recompute
+from bppsa.runtime.recurrent.recompute import Recomputing
 from bppsa.runtime.recurrent.reference import loop
 from tests.breadth import diagonal
 from tests.scan.folds import mlstm
@@ -30,14 +31,16 @@ SMALL = Sizes(2, 2, 3, 4)
 
 
 @pytest.fixture(autouse=True)
-def between(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def between(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """Sets the steps between two kept states, of T = 5."""
 
     def set_steps(length: int) -> None:
-        monkeypatch.setattr(recompute, "steps_between", lambda *_: length)
+        predict.choose_scan.cache_clear()
+        monkeypatch.setattr(predict, "steps_between", lambda *_: length)
 
     set_steps(2)
-    return set_steps
+    yield set_steps
+    predict.choose_scan.cache_clear()
 
 
 def counted(exposed: bool) -> Callable[[], Example]:
@@ -189,12 +192,40 @@ def test_only_some_gradients_are_asked_for() -> None:
     same(*found)
 
 
-def test_other_strategies_keep_all() -> None:
+@pytest.mark.parametrize(("strategy", "again"), [("chunked(length=2)", False), ("sequential", True)])
+def test_other_strategies_keep_all(strategy: str, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And say so."""
+    ran = []
+    backward = Recomputing.backward
+    monkeypatch.setattr(Recomputing, "backward", lambda *args: ran.append(args) or backward(*args))
     given = gated_linear_attention(SMALL)
     expected = results(loop, given)
-    got = results(lambda *args, **how: bppsa.scan(*args, strategy="chunked(length=2)", **how), given)
+    with collecting() as taken:
+        got = results(lambda *args, **how: bppsa.scan(*args, strategy=strategy, **how), given)
     same(got[0], expected[0])
     same(got[1], expected[1])
+    assert bool(ran) == again
+    assert ("states kept" in taken[-1].numbers) == again
+
+
+def test_a_compiled_loop_tells_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+    forward = Recomputing.forward
+    monkeypatch.setattr(Recomputing, "forward", lambda *args: ran.append(args) or forward(*args))
+
+    class Loop(torch.nn.Module):
+        def forward(self, xs: Tensor) -> Tensor:
+            h = xs[0]
+            for given in xs:
+                h = torch.tanh(h * given)
+            return h
+
+    model = bppsa.compile(Loop(), strategy="sequential")
+    xs = torch.randn(12, B, H, requires_grad=True)
+    for _ in range(2):
+        model(xs).sum().backward()
+    assert ran
+    assert model.report.decisions[-1].numbers["states kept"] == "every 2th"
 
 
 def test_batches_of_the_width_of_a_vector() -> None:

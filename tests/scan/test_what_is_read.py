@@ -135,6 +135,8 @@ READS: dict[str, Callable[[Net, Tensor], Tensor]] = {
 @pytest.mark.parametrize("name", READS)
 def test_what_is_read_is_seen_to_change(name: str) -> None:
     net = Net()
+    if name != "call of what holds it":
+        del net.again
     cell = closed(READS[name])(net)
     before = run(cell)
     net.factor = 3.0
@@ -164,6 +166,42 @@ def test_a_class_of_a_librarys_may_read_anything(monkeypatch: pytest.MonkeyPatch
         before = run(cell)
         owner.hidden = 3.0  # type: ignore[assignment]
         assert not torch.allclose(run(cell)[0], before[0])
+
+
+class Held:
+    """Stands for an object of PyTorch's that runs what it is given."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
+        self.act = act
+
+    def __call__(self, value: Tensor) -> Tensor:
+        return self.act(value)
+
+
+def test_what_an_object_of_pytorchs_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Held, "__module__", "torch.distributions.transforms")
+    net = Net()
+    del net.again  # by which it might be called
+    held = Held(lambda value: value * net.factor)
+    cell = lambda h, x: (torch.tanh(held(net.linear(h)) + x),) * 2  # noqa: E731
+    before = run(cell)
+    net.factor = 3.0
+    assert not torch.allclose(run(cell)[0], before[0])
+
+
+def test_a_class_that_gets_a_forward_later() -> None:
+    class Base(nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return h
+
+    class Derived(Base):
+        pass
+
+    net = Derived()
+    cell = lambda h, x: (torch.tanh(net(h) + x),) * 2  # noqa: E731
+    before = run(cell)
+    Derived.forward = lambda self, h: 3 * h  # type: ignore[method-assign]
+    assert not torch.allclose(run(cell)[0], before[0])
 
 
 def test_which_of_two_modules_has_the_number() -> None:

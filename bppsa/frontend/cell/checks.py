@@ -43,6 +43,10 @@ def step(cell: Cell, carry: Any, x: Any) -> tuple[Any, Any]:
     if type(cell) in ADAPTERS:
         kind = type(cell).__name__
         raise CarryError(f"bppsa.scan: nn.{kind} takes (x, carry) and returns a carry; give {ADAPTERS[type(cell)]}")
+    if isinstance(cell, nn.RNNBase) and type(cell).forward.__module__.partition(".")[0] in ("torch", "bppsa"):
+        kind = type(cell).__name__
+        mend = f"call it directly, or bppsa.compile it, or give a step of nn.{kind}Cell"
+        raise ArgumentError(f"bppsa.scan: nn.{kind} runs whole sequences; {mend}")
     try:
         result = theirs(cell, carry, x)
     except tuple(OURS) as error:

@@ -18,13 +18,13 @@ from bppsa.fxpasses.cell.reach import reach
 from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.spelling.whole import Growth
 from bppsa.plan.choose import multiply_inline
-from bppsa.plan.strategy import Strategy, divide
+from bppsa.plan.strategy import Strategy
 from bppsa.runtime.recurrent import autograd, reference
 from bppsa.runtime.recurrent.autograd import Result
 from bppsa.runtime.recurrent.backward import Asked, backward, prepare
 from bppsa.runtime.recurrent.extent import Extent, Given, Shape
 from bppsa.runtime.recurrent.newton import NewtonHistory, Solver
-from bppsa.runtime.recurrent.recompute import Recomputing, recomputing
+from bppsa.runtime.recurrent.recompute import Recomputing
 from bppsa.runtime.recurrent.sweep import Needs, Passed, Sweep
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
@@ -71,7 +71,9 @@ class CellPlan:
         reverse: bool,
         strategy: Strategy,
         solver: Solver | None = None,
+        kept_every: int | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
+        """kept_every: as of `Choice`."""
         steps, rows, carry = xs[0].shape[0], carry[0].shape[0], as_real(carry)
         if self.beside:
             xs = [*xs, *(tensor.expand(steps, *tensor.shape) for tensor in captured[-self.beside :])]
@@ -84,7 +86,8 @@ class CellPlan:
             self.check_whole(carry, [sources[i] for i in sorted(self.used)], params, steps)
         rows_of = [self.rows(s, (steps, rows, -1)) if i in self.used else None for i, s in enumerate(sources)]
         extent = Extent(steps, rows, reverse, device=xs[0].device)
-        call = self.call(extent, strategy, solver, len(rows_of), len(carry))
+        inline = multiply_inline(rows, extent.device.type)
+        call = ScanCall(self, extent, len(rows_of), len(carry), strategy, inline, solver, kept_every)
         constants = map(self.constant, params)
         results = call.apply([*rows_of, *(self.rows(c, (rows, -1)) for c in carry), *constants])
         checks = self.recurrence.checks
@@ -103,12 +106,6 @@ class CellPlan:
         last = self.as_carried(finals)
         shaped = zip(last, self.carry_shapes, strict=True)
         return [f if f.shape == shape else f.reshape(shape) for f, shape in shaped], apart(ys, [*xs, *captured])
-
-    def call(
-        self, extent: Extent, strategy: Strategy, solver: Solver | None, sources: int = 0, carries: int = 0
-    ) -> ScanCall:
-        inline = multiply_inline(extent.rows, extent.device.type)
-        return ScanCall(self, extent, sources, carries, strategy, inline, solver, recomputes=True)
 
     def constant(self, param: Tensor) -> Tensor:
         """As a sweep takes it. What is complex it never reads."""
@@ -217,7 +214,7 @@ class ScanCall:
     strategy: Strategy  # of the backward
     inline: bool
     solver: Solver | None = None  # of the forward; None: step by step
-    recomputes: bool = False  # whether states may be computed again, as what is kept may depend on the sizes
+    kept_every: int | None = None  # steps between two states that are kept
 
     @cached_property
     def shown(self) -> frozenset[int]:
@@ -239,8 +236,7 @@ class ScanCall:
     @cached_property
     def recomputing(self) -> Recomputing | None:
         """In the place of the sweep, where not all states are kept."""
-        in_order = self.solver is None and divide(self.strategy, self.extent.steps).count == 1
-        return recomputing(self.sweep, self.extent) if self.recomputes and in_order else None
+        return None if self.kept_every is None else Recomputing(self.sweep, self.extent, self.kept_every)
 
     def parts(self, tensors: Sequence) -> tuple[Sequence, Sequence, Sequence]:
         first, second = self.sources, self.sources + self.carries

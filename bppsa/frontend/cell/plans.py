@@ -28,12 +28,16 @@ from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.lines import line_that_raised
-from bppsa.fxpasses.recording.capture import Recording, record
+from bppsa.fxpasses.recording.capture import DRAW_OUTSIDE, Recording, record
 from bppsa.fxpasses.spelling.whole import growth_of
 from bppsa.plan.choose import multiply_inline
 
 WHOLE = (torch.bool, torch.int64, torch.int32)  # dtypes whose numbers a sweep holds as reals
 MOST = 256  # plans, of cells
+DRAW_BEFORE = (
+    "draw them for all steps before and give them in xs; or write the loop in Python and bppsa.compile it, which takes "
+    "dropout"
+)
 # What a mistake of ours in a pass would raise, once the cell itself has run.
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -120,6 +124,8 @@ def make(
         recording = record(flat_cell, ([*carry], [leaf[0] for leaf in xs]), gradients=gradients, instead=INSTEAD)
     except Unsupported as unsupported:
         reason = unsupported.reason
+        if reason.mend == DRAW_OUTSIDE:
+            reason = replace(reason, mend=DRAW_BEFORE)
         return reason if reason.path else replace(reason, path=line_that_raised(unsupported))
     except (InputError, InputValueError, InputIndexError) as error:  # which the loop raises too, if it is the cell's
         cause = error.__cause__ or error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,7 +23,6 @@ from bppsa.plan.forward import Forward, forward_of
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.plan.work import PYTORCH
 from bppsa.runtime.recurrent import reference
-from bppsa.runtime.recurrent.extent import Extent
 
 # Of a model that is recorded as a chain and calls `scan`.
 OWN_CHAIN = Reason("a bppsa.scan is a chain of its own", mend="it follows the strategy by itself")
@@ -74,12 +72,8 @@ def scan(
     if choice.strategy == PYTORCH:
         return by_pytorch(decision)
     solver = solver_of(choice.forward, plan.memory)
-    extent = Extent(steps, rows, reverse, device=x_leaves[0].device)
-    again = plan.call(extent, strategy_of(choice.strategy), solver).recomputing if training else None
-    if again is not None:
-        decision = replace(decision, numbers={**decision.numbers, "states kept": f"every {again.length}th"})
     try:
-        how = strategy_of(choice.strategy), solver
+        how = strategy_of(choice.strategy), solver, choice.kept_every
         nexts, ys = plan.run(states, x_leaves, plan.captured(environment), reverse, *how)
     except BuildError as error:
         warn_without_kernels(error)

@@ -19,7 +19,7 @@ from bppsa.errors import Reason
 from bppsa.frontend.call_log import collecting, unnoted
 from bppsa.frontend.loops.call import call
 from bppsa.frontend.loops.key import call_of, unusual
-from bppsa.frontend.loops.plans import LoopPlan, first_call
+from bppsa.frontend.loops.plans import FirstCall, LoopPlan, first_call
 from bppsa.frontend.loops.shared import SharedSteps
 from bppsa.frontend.loops.state import LoopState
 from bppsa.fxpasses.lines import place_of_trace
@@ -80,7 +80,7 @@ def has_scan(graph: fx.GraphModule) -> bool:
         if isinstance(described, Reason):
             return False
         try:
-            _, plan = first_call(nothing_else, graph.forward, args, {}, described, "", SharedSteps())
+            _, plan = first_call(FirstCall(nothing_else, graph.forward, args, {}, described, "", SharedSteps()))
         except RuntimeError as error:  # as a matrix that has no inverse is
             if is_ours(error):
                 raise

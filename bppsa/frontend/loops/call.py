@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from bppsa.codegen.cpu.progress import looking_at_loop
 from bppsa.decisions import Decision
 from bppsa.errors import Reason, Unsupported
 from bppsa.frontend.call_log import collecting, explaining, note
 from bppsa.frontend.loops.changing import numbers_of, without_numbers
+from bppsa.frontend.loops.collector import collector_paused
 from bppsa.frontend.loops.key import call_of, size_of, unusual
-from bppsa.frontend.loops.plans import LoopPlan, checked, first_call
+from bppsa.frontend.loops.plans import FirstCall, LoopPlan, checked, first_call
 from bppsa.frontend.loops.state import NEW_KINDS, LeftCall, LoopState
+from bppsa.frontend.rewritten import kind_of
 from bppsa.frontend.trials import is_tried
+from bppsa.fxpasses.reroll.log.lines import loops
 from bppsa.runtime.recurrent.check import asked
 from bppsa.runtime.untraced import untraced
 
@@ -51,7 +59,9 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
         follow = None
         if numbers is not None and changes is not None and not changes.tried:
             changes.tried, follow = True, partial(numbers.following, args, kwargs, state.is_part)
-        result, plan = first_call(root, plain, args, kwargs, described, state.path, state.shared, follow, values)
+        with looking_at_loop(loop_of(root)), collector_paused():
+            first = FirstCall(root, plain, args, kwargs, described, state.path, state.shared, follow, values)
+            result, plan = first_call(first)
         is_general = isinstance(plan, LoopPlan) and plan.is_for_any_numbers
         state.keep(key if is_general else described.key, plan, described.environment.opaque)
         note(*(plan.decisions if isinstance(plan, LeftCall) else (*plan.scans, *plan.left)))
@@ -70,6 +80,16 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
         refusal = str(unsupported.reason)
     note(Decision(state.path, "loop", "pytorch", refusal))
     return plain(*args, **kwargs)  # where an error is PyTorch's alone
+
+
+def loop_of(root: Any) -> str:
+    """The line of its first loop, or where it begins."""
+    function = inspect.unwrap(getattr(kind_of(root), "forward", root.forward)) if isinstance(root, nn.Module) else root
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None:
+        return type(root).__name__
+    line = min((first for first, _ in loops(code)), default=code.co_firstlineno)
+    return f"{Path(code.co_filename).name}:{line}"
 
 
 def place_of(function: Any) -> str:

@@ -17,9 +17,9 @@ FLOAT = float, "any"  # in the place of a number in a key
 
 
 @dataclass(frozen=True)
-class Numbers:
-    """call: what they are in. order: places among its leaves of all floats that it is given, as `swapped` meets them;
-    at: of those that change."""
+class ChangingNumbers:
+    """The floats that a call is given. order: the place of each among the call's leaves, in the order in which
+    `swapped` meets them; at: the places of those that change."""
 
     call: LoopCall
     order: tuple[int, ...]
@@ -51,7 +51,7 @@ class Changes:
     at: frozenset[int] = frozenset()
     tried: bool = False
 
-    def narrowed(self, numbers: Numbers) -> Numbers | None:
+    def narrowed(self, numbers: ChangingNumbers) -> ChangingNumbers | None:
         """Those of the numbers that change; None where none has."""
         now = exactly(numbers)
         at = self.at | {i for i, one, then in zip(numbers.order, now, self.first, strict=True) if one != then}
@@ -60,11 +60,11 @@ class Changes:
         return replace(numbers, at=at) if at else None
 
 
-def exactly(numbers: Numbers) -> list[Hashable]:
+def exactly(numbers: ChangingNumbers) -> list[Hashable]:
     return [exact(numbers.call.leaves[i]) for i in numbers.order]
 
 
-def numbers_of(call: LoopCall, args: tuple[Any, ...], kwargs: dict[str, Any], is_part: bool) -> Numbers | None:
+def numbers_of(call: LoopCall, args: tuple[Any, ...], kwargs: dict[str, Any], is_part: bool) -> ChangingNumbers | None:
     """None where the call has no such numbers, its code may ask for the type of one, or it is a graph."""
     names = call.environment.names
     if float not in set(map(type, call.leaves)) or not names or not TELLS_KINDS.isdisjoint(names):
@@ -73,7 +73,7 @@ def numbers_of(call: LoopCall, args: tuple[Any, ...], kwargs: dict[str, Any], is
     leaves = pytree.tree_leaves(swapped(args, kwargs, is_part, met.enter))
     places = {leaf.place: i for i, leaf in enumerate(leaves) if type(leaf) is FollowedNumber}
     order = tuple(places[k] for k in sorted(places))
-    return Numbers(call, order, frozenset(order)) if order else None
+    return ChangingNumbers(call, order, frozenset(order)) if order else None
 
 
 def swapped(args: tuple[Any, ...], kwargs: dict[str, Any], is_part: bool, change: Callable[[float], Any]) -> Arguments:

@@ -44,6 +44,7 @@ class Fused:
     decision: Decision | None
     alone: bool
     steps: int
+    kept_every: int | None
     __name__ = "scan"  # in the text of a graph
 
     def __call__(self, carry: Sequence[Tensor], given: Sequence[Tensor], same: Sequence[Tensor]) -> list[Tensor]:
@@ -53,7 +54,7 @@ class Fused:
         carry, given, same = map(resolved, (carry, given, same))
         ahead = open_forward(self.forward, self.plan.memory)
         solver = solver_of(self.chosen if ahead is self.forward else ahead, self.plan.memory)
-        finals, outputs = self.plan.run(carry, given, [*same, *places], False, self.strategy, solver)
+        finals, outputs = self.plan.run(carry, given, [*same, *places], False, self.strategy, solver, self.kept_every)
         if self.decision is not None:
             note(told(self.decision, self.plan.memory, solver, rested=ahead is not self.forward))
         finals = [final.to(start.dtype) for final, start in zip(finals, carry, strict=True)]  # a kernel has one dtype
@@ -81,10 +82,11 @@ def fuse(body: Body, steps: int, known: CellPlan | None = None) -> Fused:
     choice = choose_scan(plan.recurrence, plan.dtype, asked, steps, rows, training, "cpu", ahead, explaining())
     if choice.strategy == PYTORCH:
         raise Unsupported(Reason(choice.reason))
-    numbers = {"T": steps, "B": rows, "H": sum(plan.recurrence.carries)}
+    numbers = {"T": steps, "B": rows, "H": plan.recurrence.moving}
     decision = Decision("", "loop", choice.strategy, choice.reason, numbers | choice.numbers, *choice.told)
     decision = with_structure(decision, plan.recurrence)
-    return Fused(plan, strategy_of(choice.strategy), ahead, choice.forward, decision, alone, steps)
+    strategy = strategy_of(choice.strategy)
+    return Fused(plan, strategy, ahead, choice.forward, decision, alone, steps, choice.kept_every)
 
 
 def planned(recording: Recording, carries: int, given: int) -> CellPlan:

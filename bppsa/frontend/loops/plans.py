@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,11 +18,11 @@ from bppsa.frontend.loops.changing import settled
 from bppsa.frontend.loops.key import LoopCall, attributes
 from bppsa.frontend.loops.shared import SharedSteps, are_of, shape_of
 from bppsa.frontend.loops.state import LeftCall
+from bppsa.frontend.loops.told import by_loop, named, ops_beside, refusals, refused, told_of
 from bppsa.frontend.loops.trust import Witness, believe, is_trusted_in_double
 from bppsa.frontend.loops.verify import Differs, OtherNumbers
 from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.plan_cache import place
-from bppsa.frontend.planning.predict import ms_of_ops
 from bppsa.frontend.trials import trial
 from bppsa.fxpasses.environment.libraries import owner
 from bppsa.fxpasses.environment.walk import SIMPLE
@@ -55,11 +54,11 @@ class LoopPlan:
     values: tuple[float, ...]  # of followed numbers, in the call that it was made of
     spec: Any
     others: tuple[Any, ...]  # by leaf; `TENSOR` where one is
-    scans: tuple[Decision, ...]
     left: tuple[Decision, ...]  # of repetitions that are no scans
-    doubted: bool  # whether its numbers are not PyTorch's in float32, and are in float64
     picks: bool  # whether it may refuse the numbers it is given: whole ones too large, matrices that are singular
-    is_shared: bool = False  # whether its cells are those of other lengths
+    is_shared: bool  # whether its cells are those of other lengths
+    scans: tuple[Decision, ...] = ()
+    doubted: bool = False  # whether its numbers are not PyTorch's in float32, and are in float64
 
     def tensors(self, call: LoopCall, numbers: Sequence[float]) -> list[Tensor]:
         given, held = call.tensors, call.environment.tensors
@@ -97,44 +96,49 @@ def errors_refused() -> Iterator[None]:
 
 
 TENSOR = object()
-GROWN = "rounding grows over its steps: its numbers are not PyTorch's in float32, and are in float64"
 MEND = "report it with what was called; meanwhile compile with loops=False"
 
 
-def first_call(
-    root: Any,
-    plain: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    call: LoopCall,
-    path: str,
-    shared: SharedSteps,
-    follow: Callable[[Arithmetic], Any] | None = None,
-    numbers: Sequence[float] = (),
-) -> tuple[Any, LoopPlan | LeftCall]:
-    """What the call returns, as PyTorch runs it, and the plan for others like it. follow: gives the arguments with
-    numbers that are followed; a plan that is for any of these has `arithmetic`."""
-    arithmetic = Arithmetic()
-    given = (args, kwargs) if follow is None else follow(arithmetic)
-    logger = Logger(call.tensors, arithmetic)
+@dataclass(frozen=True)
+class FirstCall:
+    """A call whose kind has no plan. root: all that it reads beside its arguments; plain: what PyTorch runs; described:
+    its kind; path, shared: what the state of its module has; follow: gives the arguments with numbers that are
+    followed, which are `numbers`."""
+
+    root: Any
+    plain: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    described: LoopCall
+    path: str
+    shared: SharedSteps
+    follow: Callable[[Arithmetic], Any] | None = None
+    numbers: Sequence[float] = ()
+
+
+def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
+    """What the call returns, as PyTorch runs it, and the plan for others like it. A plan that is for any of the numbers
+    that are followed has `arithmetic`."""
+    arithmetic, path = Arithmetic(), first.path
+    args, kwargs = (first.args, first.kwargs) if first.follow is None else first.follow(arithmetic)
+    logger = Logger(first.described.tensors, arithmetic)
     before = torch.get_rng_state()
     with (
         unnoted() as within,
         trial() as tried,
-        watched(root, logger.refuse, [refer() for refer in call.environment.opaque], arithmetic),
+        watched(first.root, logger.refuse, [refer() for refer in first.described.environment.opaque], arithmetic),
         logger,
     ):
-        result = plain(*given[0], **given[1])
+        result = first.plain(*args, **kwargs)
     result = settled(result, arithmetic)
-    leaves, spec = pytree.tree_flatten(result)
-    check_unchanged(logger, root, args, kwargs, call)
+    check_unchanged(logger, first)
     if not (logger.log.branches or is_repeated(logger.log)):
         note(*within)
         short = short_loop(logger.log)
         return result, LeftCall((refused(short, path),), is_short=True) if short is not None else LeftCall()
     found: list[Repetition] = []
     try:
-        plan = planned(logger, leaves, spec, call, path, found, before, (arithmetic, numbers), shared)
+        plan = planned(logger, first, result, arithmetic, found, before)
     except Unsupported as unsupported:
         raise_if_asked(unsupported)
         note(*within)
@@ -179,12 +183,13 @@ def left(path: str, found: Sequence[Repetition], reason: Reason, around_others: 
     return LeftCall(told or (Decision(place, "loop", "pytorch", str(reason)),), around_others)
 
 
-def check_unchanged(logger: Logger, root: Any, args: Any, kwargs: Any, call: LoopCall) -> None:
-    if not call.environment.trail.holds(owner(root)):
+def check_unchanged(logger: Logger, first: FirstCall) -> None:
+    call = first.described
+    if not call.environment.trail.holds(owner(first.root)):
         logger.refuse(Reason("changes an attribute, a global name or what they hold", mend="keep state in the carry"))
     if any(hasattr(type(refer()), "__next__") for refer in call.environment.opaque):
         logger.refuse(Reason("reads an iterator, which goes on from call to call", mend="hold a list"))
-    now, spec = pytree.tree_flatten((args, kwargs))
+    now, spec = pytree.tree_flatten((first.args, first.kwargs))
     if spec != call.spec or any(one is not other for one, other in zip(now, call.leaves, strict=True)):
         logger.refuse(Reason("changes a container that it was given"))
     if any(map(attributes, call.tensors)):
@@ -192,18 +197,11 @@ def check_unchanged(logger: Logger, root: Any, args: Any, kwargs: Any, call: Loo
 
 
 def planned(
-    logger: Logger,
-    leaves: Sequence[Any],
-    spec: Any,
-    call: LoopCall,
-    path: str,
-    found: list[Repetition],
-    before: Tensor,
-    followed: tuple[Arithmetic, Sequence[float]],
-    shared: SharedSteps,
+    logger: Logger, first: FirstCall, returns: Any, arithmetic: Arithmetic, found: list[Repetition], before: Tensor
 ) -> LoopPlan:
     """found: what repeats itself goes there. before: the state of the random numbers before the call."""
-    log, (arithmetic, numbers) = logger.log, followed
+    log, call, shared, numbers = logger.log, first.described, first.shared, first.numbers
+    leaves, spec = pytree.tree_flatten(returns)
     with logger.refusing():
         logger.end_functions()
     if log.refusal is not None:
@@ -227,22 +225,19 @@ def planned(
     fused = [one for one in found if one.scan is not None]
     scans: list[Any] = [one.scan.target for one in fused if one.scan is not None]
     picks = log.raises or any(scan.plan.refuses for scan in scans)
-    told = refusals(found, path)
     plan = LoopPlan(
-        program.run,
-        program.arguments,
-        places(program, call),
-        program.literals,
-        program.numbers,
-        arithmetic,
-        tuple(numbers),
-        spec,
-        others,
-        (),
-        told,
-        False,
-        picks,
-        are_of(scans, cells),
+        run=program.run,
+        arguments=program.arguments,
+        places=places(program, call),
+        literals=program.literals,
+        numbers=program.numbers,
+        arithmetic=arithmetic,
+        values=tuple(numbers),
+        spec=spec,
+        others=others,
+        left=refusals(found, first.path),
+        picks=picks,
+        is_shared=are_of(scans, cells),
     )
     values = arithmetic.values(numbers) if arithmetic.terms else []
     witness = Witness(program, replay, result, {value: tensor_of(value, call, values) for value in replay.given})
@@ -255,46 +250,13 @@ def planned(
     decided = by_loop(
         fused,
         [
-            told_of(one, scan.decision, named(path, one), beside, doubted)
+            told_of(one, scan.decision, named(first.path, one), beside, doubted)
             for one, scan in zip(fused, scans, strict=True)
         ],
     )
     for scan, decision in zip(scans, decided, strict=True):
         scan.decision = decision
     return replace(plan, scans=tuple(filter(None, decided)), doubted=doubted)
-
-
-def by_loop(found: Sequence[Repetition], told: Sequence[Decision]) -> list[Decision | None]:
-    """One decision a loop, with its first scan: what it does besides, as a loss that is summed, may be scans too."""
-    members: dict[str, list[Decision]] = {}
-    for i, (one, decision) in enumerate(zip(found, told, strict=True)):
-        members.setdefault(one.line or str(i), []).append(decision)
-    whole = {id(own[0]): together(own) for own in members.values()}
-    return [whole.get(id(decision)) for decision in told]
-
-
-def together(scans: Sequence[Decision]) -> Decision:
-    first, *others = scans
-    sizes = [", ".join(f"{name}={scan.numbers[name]}" for name in ("T", "B", "H")) for scan in others]
-    details = *first.details, *(f"and a scan of what it does besides ({size})" for size in sizes)
-    return replace(first, details=details)
-
-
-def told_of(one: Repetition, decision: Decision, path: str, beside: int, doubted: bool) -> Decision:
-    """beside: how many ops PyTorch runs beside this scan, such as draws of each step."""
-    reasons, gain = [decision.reason], None
-    ours, theirs = (decision.numbers.get(name) for name in ("predicted ms", "PyTorch's"))
-    if beside >= one.steps and isinstance(ours, float) and isinstance(theirs, float):
-        ms = ms_of_ops(beside, torch.is_grad_enabled())
-        gain = (theirs + ms) / (ours + ms)
-        reasons.append(f"{gain:.1f} times with the {beside} ops beside it, which PyTorch runs")
-    reasons += [GROWN] * doubted
-    return replace(decision, path=path, reason="; ".join(reasons), speedup=gain)
-
-
-def ops_beside(run: fx.GraphModule, scans: Sequence[Any]) -> int:
-    calls = run.graph.find_nodes(op="call_function", target=operator.getitem)
-    return sum(node.op == "call_function" for node in run.graph.nodes) - len(calls) - len(scans)
 
 
 def tensors_in(leaves: Sequence[Any]) -> list[Tensor]:
@@ -331,24 +293,3 @@ def places(program: LoopProgram, call: LoopCall) -> tuple[int, ...]:
             raise Unsupported(Reason("reads a tensor with hooks on its gradient"))
         found.append(at)
     return tuple(found)
-
-
-def refusals(found: Sequence[Repetition], path: str) -> tuple[Decision, ...]:
-    """One a loop: what repeats in it in another way, and is left too, is no other loop."""
-    first: dict[str, Repetition] = {}
-    for i, one in enumerate(found):
-        if one.reason is not None:
-            first.setdefault(one.line or str(i), one)
-    return tuple(refused(one, path) for one in first.values())
-
-
-def refused(one: Repetition, path: str) -> Decision:
-    return Decision(named(path, one), "loop", "pytorch", str(one.reason), {"T": one.steps, "ops": one.period})
-
-
-def named(path: str, one: Repetition) -> str:
-    file, _, line = one.line.rpartition(":")
-    if not line:
-        return path or "a loop"
-    where = f"{file.rpartition('/')[2]}:{line}"
-    return f"{path}:{where}" if path else where

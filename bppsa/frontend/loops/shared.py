@@ -1,8 +1,8 @@
 """What the plans of one loop share, however many lengths it is called with: a cell and its kernels are made once.
 
-The step of a new length is compared with the steps that are known, op by op and number by number. So is the program
-around its scan, where a number may be another one if it goes with the number of steps: then what a plan of another
-length has computed right on other numbers than its call's need not be tried again.
+The step of a new length is compared with the steps that are known, op by op and number by number. The program around
+its scan is compared too. A number in it may differ if it goes with the number of steps. If all is alike, and the
+program of another length was tried on other numbers than its call's, then this one is not tried on them again.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 from bppsa.decisions import Decision, Report
 from bppsa.errors import Reason
-from bppsa.frontend.loops.changing import Changes, Numbers, exactly
+from bppsa.frontend.loops.changing import Changes, ChangingNumbers, exactly
 from bppsa.frontend.loops.shared import SharedSteps
 from bppsa.frontend.plan_cache import PlanCache, Reference
 from bppsa.recent import RecentMap
@@ -111,7 +111,7 @@ class LoopState:
         self.sightings.keep(key, seen)
         return True
 
-    def changing(self, numbers: Numbers) -> Changes:
+    def changing(self, numbers: ChangingNumbers) -> Changes:
         return self.changes.find(numbers.key, lambda: Changes(exactly(numbers)))
 
     def has_moved(self, kind: Hashable, key: Hashable) -> bool:

@@ -100,10 +100,10 @@ def choose_scan(
     structure = structure_of(recurrence) if asks else None
     inline = multiply_inline(rows, device)
     sizes = sizes_of(compile_recurrence(recurrence, dtype, inline, device))
-    recomputed = training and device == "cpu" and steps_between(sizes, steps, rows) is not None
-    counts = counts_of(recurrence, dtype, inline, device, LOOP, structure, recomputed=recomputed)
+    length = steps_between(sizes, steps, rows) if training and device == "cpu" else None
+    counts = counts_of(recurrence, dtype, inline, device, LOOP, structure, recomputed=length is not None)
     call = PlannedCall([counts], Size(steps, rows), training, machine_of(device))
-    return choose(asked, call, {}, ahead=ahead, explained=explained)
+    return choose(asked, call, {}, ahead=ahead, explained=explained).keeping(length, steps)
 
 
 def of_several_axes(recurrence: Recurrence, dtype: torch.dtype) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Set
 from typing import Any, Generic, NamedTuple, Protocol
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 
 from bppsa.fxpasses.environment.names import BY_STRING, FROM_TEXT, PATTERNS
+from bppsa.fxpasses.environment.trail import content
 
 # Who names one of these may read attributes that no code names.
 COMPUTES = (
@@ -65,7 +67,22 @@ def is_odd(cls: type) -> bool:
 def may_read_anything(value: Any) -> bool:
     """value: a function, a class, a Python module or an object, of a library's."""
     name = getattr(value, "__name__", None) or type(value).__name__
-    return names_all({str(name), type(value).__name__}) or package_of_module(module_of(value)) not in KNOWN
+    by_name = names_all({str(name), type(value).__name__}) or package_of_module(module_of(value)) not in KNOWN
+    return by_name or any(map(runs_others, held_by(value)))
+
+
+def held_by(value: Any) -> list[Any]:
+    """What a library's function closes over, or its object has as attributes."""
+    if isinstance(value, types.FunctionType):
+        return [*map(content, value.__closure__ or ()), *(value.__defaults__ or ())]
+    return [] if isinstance(value, (type, types.ModuleType)) else list(getattr(value, "__dict__", {}).values())
+
+
+def runs_others(value: Any) -> bool:
+    """Whether it may be code that is not walked through where a library's code holds it."""
+    if isinstance(value, (types.MethodType, functools.partial, nn.Module)):
+        return True
+    return isinstance(value, types.FunctionType) and package_of_module(module_of(value)) not in KNOWN
 
 
 def module_of(value: Any) -> str:

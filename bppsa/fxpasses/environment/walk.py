@@ -239,7 +239,8 @@ class Environment:
         while found:
             found = self.visit_found()
         for space, done in self.spaces.items():
-            self.trail.add(trail.names(tuple(self.attributes | done)), vars(space))
+            machinery = MACHINERY if space in self.called else frozenset()
+            self.trail.add(trail.names(tuple(self.attributes | machinery | done)), vars(space))
         for holder in self.holders:
             self.trail.add(trail.read_of(frozenset(holder.done)), holder.module)
 

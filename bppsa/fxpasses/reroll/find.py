@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -30,7 +32,8 @@ Settle = Callable[[UnrolledLoop, Sequence[LoggedOp], str], None]
 
 @dataclass(frozen=True)
 class Repetition:
-    """One repetition. scan: the op that stands for it, or None; reason: why there is none."""
+    """One repetition. steps: of the user's loop, of which the scan may leave out one at an end that is not like the
+    others. scan: the op that stands for it, or None; reason: why there is none."""
 
     line: str
     steps: int
@@ -61,6 +64,7 @@ def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse, settle: Settle |
             break
         members = left.ops[run.start : run.stop]
         line = loop_at(members[len(members) // 2 :][: run.period])
+        known = left.ops
         try:
             loop = relate(left.ops, run)
             if not is_whole(loop, left.ops):
@@ -76,7 +80,7 @@ def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse, settle: Settle |
             continue
         left.result = [assembler.alone(value) for value in left.result]
         left.ops = unbound(living([*ops, *assembler.taken()], left.result), scan)
-        left.found.append(Repetition(line, loop.steps, loop.period, scan))
+        left.found.append(Repetition(line, loop.steps + steps_beside(known, loop, line), loop.period, scan))
         closed.add(scan)
     lines = {one.line for one in left.found if one.scan is not None}  # what is left of a loop beside its scan
     left.found = [one for one in left.found if one.scan is not None or one.line not in lines]
@@ -94,6 +98,24 @@ def let_items_be_alike(log: Log) -> None:
         if len(values) >= LEAST_STEPS:
             for value in values:
                 value.constant = False
+
+
+def steps_beside(ops: Sequence[LoggedOp], loop: UnrolledLoop, line: str) -> int:
+    """How many steps of the user's loop are right before and behind what repeats itself: 0, 1 or 2. The first differs
+    where a state begins as None or as a Parameter."""
+    model = Counter((op.target, op.lines) for op in ops[loop.start : loop.start + loop.period])
+    before, behind = reversed(ops[max(0, loop.start - loop.period) : loop.start]), ops[loop.stop :][: loop.period]
+    return sum(is_of_step(takewhile(lambda op: is_in_loop(op, line), side), model) for side in (before, behind))
+
+
+def is_of_step(ops: Iterable[LoggedOp], model: Mapping[Any, int]) -> bool:
+    """Whether among the ops there are most of those that a step has."""
+    found = Counter((op.target, op.lines) for op in ops)
+    return 2 * sum((found & Counter(model)).values()) > sum(model.values())
+
+
+def is_in_loop(op: LoggedOp, line: str) -> bool:
+    return any(f"{code.co_filename}:{innermost(code, [at])}" == line for code, at in op.lines)
 
 
 def is_repeated(log: Log) -> bool:

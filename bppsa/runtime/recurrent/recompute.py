@@ -16,10 +16,9 @@ from torch import Tensor
 from bppsa.codegen.language.ir import Kernel
 from bppsa.codegen.language.stretches import Stretches, StretchWork
 from bppsa.codegen.lowering.program import Program
-from bppsa.plan.recompute import StateSizes, steps_between
-from bppsa.runtime.recurrent.after import logical
+from bppsa.plan.recompute import StateSizes
 from bppsa.runtime.recurrent.backward import Asked
-from bppsa.runtime.recurrent.extent import Extent, Given, flat
+from bppsa.runtime.recurrent.extent import Extent, Given
 from bppsa.runtime.recurrent.sweep import Gradients, Passed, Sweep, Swept, allocate
 
 
@@ -84,10 +83,10 @@ class Recomputing:
 
     def products(self, sources: Given, params: Sequence[Tensor]) -> dict[str, Tensor]:
         """The streams by name."""
-        found = {}
-        for name, source, weight in self.sweep.products:
-            if name in self.streams:
-                found[name] = (flat(sources[source]) @ logical(params, weight)).unflatten(0, (self.extent.steps, -1))
+        program, sweep = self.sweep.program, self.sweep
+        buffers = {b.name: b for kernel in (program.inference, *program.recomputing) for b in kernel.arguments}
+        found = {name: allocate(buffers[name], self.extent, sweep.dtype) for name in self.streams}
+        sweep.multiply(sources, params, found)
         return found
 
     def run(
@@ -97,14 +96,6 @@ class Recomputing:
             kernels, tensors, held, kept, self.stretches(along=kernels[0] is self.sweep.program.inference)
         )
         self.sweep.in_stretches(work, [self.sweep.runners[kernel.name] for kernel in kernels])
-
-
-def recomputing(sweep: Sweep, extent: Extent) -> Recomputing | None:
-    """None where all states are kept."""
-    if extent.device.type != "cpu" or extent.active is not None:
-        return None
-    length = steps_between(sizes_of(sweep), extent.steps, extent.rows)
-    return None if length is None else Recomputing(sweep, extent, length)
 
 
 @lru_cache(maxsize=1024)

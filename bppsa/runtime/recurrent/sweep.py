@@ -136,12 +136,16 @@ class Sweep:
         1, B, n], each chunk's with what enters it."""
         given = {f"carry{i}": state for i, state in enumerate(states)}
         tensors = self.named(kernel, given, sources, params, extent)
-        for name, source, weight in self.products:
-            if name in tensors:
-                torch.mm(flat(sources[source]), logical(params, weight), out=flat(tensors[name]))
+        self.multiply(sources, params, tensors)
         if kernel.groups:
             self.run(kernel, tensors, extent, **chunk)
         return tensors
+
+    def multiply(self, sources: Given, params: Sequence[Tensor], streams: Mapping[str, Tensor]) -> None:
+        """Write the products of all steps into those of the streams that are there."""
+        for name, source, weight in self.products:
+            if name in streams:
+                torch.mm(flat(sources[source]), logical(params, weight), out=flat(streams[name]))
 
     def passing(
         self,

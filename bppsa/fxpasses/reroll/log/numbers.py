@@ -52,7 +52,7 @@ HARMLESS = {"torch", "bppsa", "functools", "itertools", "operator", "collections
 TELLS_KINDS = {"type", "__class__", "complex", "Tensor", "FloatTensor", "DoubleTensor", "eval", "exec"}
 
 
-class Term(NamedTuple):
+class ArithmeticTerm(NamedTuple):
     """A number that was computed: op, of numbers or places of other terms."""
 
     op: str
@@ -65,10 +65,11 @@ class TermPlace(int):
 
 @dataclass
 class Arithmetic:
-    """terms: the first are what the call was given. looked: whether something else has read one; used: those that
-    arithmetic or an op has read."""
+    """What becomes of the numbers that are followed in one call. terms: all numbers, first those that the call was
+    given. looked: whether something that is no arithmetic has read one. used: the terms that arithmetic or an op has
+    read."""
 
-    terms: list[Term] = field(default_factory=list)
+    terms: list[ArithmeticTerm] = field(default_factory=list)
     looked: bool = False
     over: bool = False
     used: set[int] = field(default_factory=set)
@@ -88,7 +89,7 @@ class Arithmetic:
         return self.is_followed and self.used.issuperset(given)
 
     def enter(self, value: float) -> FollowedNumber:
-        self.terms.append(Term("given", (len(self.terms),)))
+        self.terms.append(ArithmeticTerm("given", (len(self.terms),)))
         return FollowedNumber.at(value, self, len(self.terms) - 1)
 
     def computed(self, name: str, operands: Sequence[Any], value: Any) -> Any:
@@ -100,7 +101,7 @@ class Arithmetic:
         key = name, tuple((type(each), repr(each)) for each in places)
         if key not in self.known:
             self.known[key] = len(self.terms)
-            self.terms.append(Term(name, places))
+            self.terms.append(ArithmeticTerm(name, places))
         return FollowedNumber.at(value, self, self.known[key])
 
     @contextmanager

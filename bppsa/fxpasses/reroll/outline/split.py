@@ -13,6 +13,7 @@ from bppsa.fxpasses.reroll.outline.loops import LoopStatement, loops_of
 from bppsa.fxpasses.reroll.outline.source import FunctionSource, source_of
 
 RUNS = "__bppsa_loops__"  # what such a function closes over: `run(index, locals())`, and what stands for no value
+LOCALS = "__bppsa_locals__"  # what such a loop closes over: `locals`, by a name that no code of the user's has
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class LoopSplit:
 
     def plain(self, index: int, names: Sequence[str]) -> FunctionType:
         """The loop as a function of the variables that have a value; gives all of them as they are behind it."""
-        return self.source.make(self.parameters(names), body_of(self.loops[index].alone), {})
+        return self.source.make(self.parameters(names), body_of(self.loops[index].alone), {LOCALS: locals})
 
     def closed(self, index: int, names: Sequence[str], held: Mapping[str, Any]) -> FunctionType:
         """The same, of these variables, with others held. What it looks up is what the loop looks up.
@@ -45,7 +46,7 @@ class LoopSplit:
         statement = self.loops[index].alone
         if self.owner not in names:
             statement = Attributes(self.owner).visit(copy.deepcopy(statement))
-        return self.source.make(self.parameters(names), body_of(statement), held)
+        return self.source.make(self.parameters(names), body_of(statement), {**held, LOCALS: locals})
 
     def parameters(self, names: Sequence[str]) -> list[str]:
         """The owner first, which `super()` asks for."""
@@ -70,7 +71,7 @@ def attribute(owner: str, name: str) -> str:
 
 
 def body_of(statement: ast.stmt) -> list[ast.stmt]:
-    return [statement, placed(ast.parse("return locals()").body[0], statement)]
+    return [statement, placed(ast.parse(f"return {LOCALS}()").body[0], statement)]
 
 
 def call_of(loop: LoopStatement, index: int) -> ast.stmt:

@@ -1,0 +1,116 @@
+"""What a report tells of a loop's sizes."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bppsa.codegen.cpu import progress
+from bppsa.frontend.loops.collector import collector_paused
+from tests.loops.beside import Pair
+from tests.loops.cells import Cell, H, N, x
+
+
+class Started(Cell):
+    """The first step differs from the others, as its state has no gradient, or is a Parameter."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.first = how, nn.Parameter(torch.zeros(N, H))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Any = {"none": None, "parameter": self.first, "zeros": self.start(x)}[self.how]
+        out = []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("how", ["none", "parameter", "zeros"])
+def test_the_steps_are_those_of_the_loop(how: str) -> None:
+    pair = Pair(Started(how))
+    for seed in range(2):
+        (decision,) = pair.call(x(20), seed=seed)
+    assert decision.strategy == "sequential"
+    assert decision.numbers["T"] == 20
+
+
+class Layers(Cell):
+    """The same line loops over time for each of two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.GRUCell(H, H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        given = x.unbind(1)
+        for cell in (self.cell, self.more):
+            h, out = self.start(x), []
+            for value in given:
+                h = cell(value, h)
+                out.append(h)
+            given = tuple(out)
+        return torch.stack(given, 1)
+
+
+def test_layers_are_told_apart() -> None:
+    pair = Pair(Layers())
+    for seed in range(2):
+        decisions = pair.call(x(20), seed=seed)
+    assert [decision.numbers["T"] for decision in decisions] == [20]
+    assert decisions[0].details[-1].startswith("also run as scans: T=20, ")
+
+
+class Attends(Cell):
+    """A memory is read in each step, and stays."""
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            weights = (h[:, None] * memory).sum(-1).softmax(-1)
+            h = self.cell(x[:, t], h + (weights[..., None] * memory).sum(1))
+        return h
+
+
+def test_a_memory_that_stays_is_none_of_the_states() -> None:
+    pair = Pair(Attends())
+    given = x(12)
+    memory = torch.randn(len(given), 5, H, dtype=given.dtype)
+    for seed in range(2):
+        (decision,) = pair.call(given, memory, seed=seed)
+    assert decision.numbers["H"] == H
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_long_look_at_a_loop_is_announced_once(
+    told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "AFTER_S", 0.01 if told else 1000.0)
+    monkeypatch.setattr(progress, "LOOPS", progress.LateNotice())
+    for _ in range(2):
+        Pair(Started("zeros")).call(x(20))
+    line = inspect.getsourcelines(Started.forward)[1] + 3
+    said = f"bppsa: looking at the loop at test_told.py:{line}, once in each process for each kind of call\n"
+    assert capsys.readouterr().err.count(said) == told
+
+
+def test_the_collector_pauses_for_all_threads() -> None:
+    assert gc.isenabled()
+    with collector_paused():
+        with collector_paused():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with collector_paused():
+            pass
+        assert not gc.isenabled(), "as its user has it"
+    finally:
+        gc.enable()
