@@ -225,6 +225,21 @@ def test_terms_that_count_otherwise_are_an_error_where_it_matters() -> None:
         compiled.step(x, LABELS)
 
 
+class StepsFirst(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.GRU(4, 3)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(self.layer(x.transpose(0, 1))[0], target.transpose(0, 1))
+
+
+def test_a_recurrent_layer_treats_rows_one_by_one() -> None:
+    x, target, model = torch.randn(7, 3, 4), torch.randn(7, 3, 3), StepsFirst()
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=1, microbatches=3)
+    check(compiled, model, (x, target), model(x, target), compiled.step(x, target))
+
+
 @pytest.mark.parametrize(
     "loss",
     [

@@ -128,10 +128,11 @@ class LossReading:
         return self.linear(node, rows)
 
     def several(self, node: fx.Node, inputs: list[Kind]) -> Kind:
-        """Of tensors in a tuple."""
+        """Of tensors in a tuple. PyTorch's own modules, such as recurrent ones, treat rows one by one."""
         if all(isinstance(kind, Same) for kind in inputs):
             return Same()
-        apart = all(map(is_plain, inputs)) and not mixes(node, self.rows, self.places)
+        mixed = node.op != "call_module" and mixes(node, self.rows, self.places)
+        apart = all(map(is_plain, inputs)) and not mixed
         return part(True) if apart else Unshared(node)
 
     def number_kind(self, node: fx.Node, inputs: list[Kind]) -> Kind:
