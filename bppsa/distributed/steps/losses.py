@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -70,12 +72,19 @@ def counts(loss_fn: LossFunction | None, loss_weight: LossWeight | None, target:
 
 MODULES = (nn.CrossEntropyLoss, nn.NLLLoss)  # whose mean leaves rows out, or weighs them
 FUNCTIONS = (F.cross_entropy, F.nll_loss)
+PYTORCHS = "torch.nn.modules.loss", "torch.nn.functional"
+
+
+def unbound(loss_fn: LossFunction | None) -> Any:
+    """Without keywords that functools.partial binds."""
+    return loss_fn.func if isinstance(loss_fn, functools.partial) else loss_fn
 
 
 def is_known(loss_fn: LossFunction | None) -> bool:
-    """Whether it is one of PyTorch's means over classes, as it is or with keywords bound."""
-    function = getattr(loss_fn, "func", loss_fn)  # of a functools.partial
-    return isinstance(function, MODULES) or function in FUNCTIONS
+    """Whether it is one of PyTorch's means over classes, as it is or with keywords bound. A class that is derived from
+    one may compute anything."""
+    function = unbound(loss_fn)
+    return type(function) in MODULES or function in FUNCTIONS
 
 
 def option(loss_fn: LossFunction | None, name: str, default: Any) -> Any:
@@ -84,7 +93,10 @@ def option(loss_fn: LossFunction | None, name: str, default: Any) -> Any:
 
 
 def is_sum(loss_fn: LossFunction | None) -> bool:
-    return bool(option(loss_fn, "reduction", "mean") == "sum")
+    """Whether it is one of PyTorch's losses, and adds up; what `reduction` means to others nobody knows."""
+    function = unbound(loss_fn)
+    where = function.__module__ if isinstance(function, types.FunctionType) else type(function).__module__
+    return where in PYTORCHS and option(loss_fn, "reduction", "mean") == "sum"
 
 
 def check_sizes(sizes: Callable[..., None], output: Any, target: Any) -> None:
@@ -112,7 +124,8 @@ def check_mean(loss_fn: LossFunction, loss: Tensor, output: Any, target: Any) ->
     losses = [float(split_loss(theirs(loss_fn, out, half))[0]) for out, half in zip(outputs, targets, strict=True)]
     mean = sum(weight * of_half for weight, of_half in zip(weights, losses, strict=True)) / sum(weights)
     whole, rounding = float(loss), torch.finfo(loss.dtype).eps ** 0.5
-    if math.isfinite(whole) and not abs(whole - mean) <= rounding * max(abs(whole), abs(mean)):
+    alike = math.isfinite(mean) and abs(whole - mean) <= rounding * max(abs(whole), abs(mean))
+    if math.isfinite(whole) and not alike:
         raise ArgumentError(
             f"loss_fn gives {whole:.6g} for {rows} rows, and {losses[0]:.6g} and {losses[1]:.6g} for their halves: it "
             f"is no mean over rows, and the micro-batches' losses do not make the batch's; give it reduction='sum' "
