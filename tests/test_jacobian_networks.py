@@ -278,7 +278,7 @@ CALLS = {"jacobian": bppsa.jacobian, "jacobian_plan": bppsa.jacobian_plan, "oper
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_wrong_arguments_are_named(call):
     x, model = torch.zeros(1, 3, 8, 8), nn.Sequential(nn.ReLU(), nn.Sequential(nn.Conv2d(5, 2, 3)))
-    with pytest.raises(ArgumentError, match="the model is a int; give a module or function"):
+    with pytest.raises(ArgumentError, match="the model is an int; give a module or function"):
         call(3, x)
     with pytest.raises(ArgumentError, match="x is a list; give a tensor"):
         call(model, [1.0])
@@ -293,7 +293,7 @@ def test_wrong_arguments_are_named(call):
 
 
 def test_a_plan_takes_tensors():
-    with pytest.raises(ArgumentError, match=r"x is a NoneType; give a tensor \[1, 2\] torch.float32"):
+    with pytest.raises(ArgumentError, match=r"x is None; give a tensor \[1, 2\] torch.float32"):
         bppsa.jacobian_plan(nn.Tanh(), torch.zeros(1, 2))(None)
 
 

@@ -13,7 +13,7 @@ from bppsa.api.products import PRODUCTS
 from bppsa.decisions import Report
 from bppsa.distributed.compiled import Scheduled, trainer_of
 from bppsa.distributed.steps.trainer import Trainer
-from bppsa.errors import ArgumentError, StrategyError
+from bppsa.errors import ArgumentError, StrategyError, kind_of
 from bppsa.frontend.cell import scanning
 from bppsa.frontend.loops.functions import report_of
 from bppsa.frontend.state import is_compiled, state_of
@@ -135,7 +135,7 @@ def compile(
     )
     if not isinstance(model, nn.Module):
         raise StrategyError(
-            f"bppsa.compile takes an nn.Module, not a {type(model).__name__}; run a recurrence over a function by "
+            f"bppsa.compile takes an nn.Module, not {kind_of(model)}; run a recurrence over a function by "
             f'bppsa.scan(cell, carry, xs), and compile any other by torch.compile(function, backend="bppsa")'
         )
     if isinstance(model, Scheduled):
@@ -154,7 +154,7 @@ def report(model: nn.Module | Callable[..., Any]) -> Report:
     found = state_of(model).report if isinstance(model, nn.Module) and is_compiled(model) else report_of(model)
     if found is None:
         raise ArgumentError(
-            f"bppsa.report takes a model that bppsa.compile returned, not a {type(model).__name__}; of others "
+            f"bppsa.report takes a model that bppsa.compile returned, not {kind_of(model)}; of others "
             f"bppsa.explain(model, *inputs) tells what a call decides"
         )
     return found

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from bppsa.errors import ArgumentError, StrategyError
+from bppsa.errors import ArgumentError, StrategyError, kind_of
 from bppsa.plan.forward import Forward
 from bppsa.plan.strategy import Strategy
 from bppsa.schedule.recompute import FULL
@@ -40,7 +40,7 @@ class OptionKind(NamedTuple):
         if self.known and value not in self.known:
             raise StrategyError(f"unknown {name}={value!r}; known: {', '.join(self.known)}")
         if not self.fits(value):
-            got = repr(value) if isinstance(value, (str, int, float)) else f"a {type(value).__name__}"
+            got = repr(value) if isinstance(value, (str, int, float)) else f"{kind_of(value)}"
             raise ArgumentError(f"{name}= takes {self.takes}, not {got}")
         if self.least is not None and is_int(value) and value < self.least:
             raise StrategyError(f"{name}={value}; it has to be at least {self.least}")

@@ -19,7 +19,7 @@ import torch
 from bppsa.api.planning import plan_training
 from bppsa.distributed.planned.plan import SHOWN
 from bppsa.distributed.planned.states import OPTIMIZERS
-from bppsa.errors import BppsaError, StrategyError
+from bppsa.errors import BppsaError, StrategyError, kind_of
 
 # Option -> type, whether it is needed, and what it says.
 NUMBERS: dict[str, tuple[type, bool, str]] = {
@@ -91,5 +91,5 @@ def loaded(place: str) -> Callable[[], Any]:
 
 def pair(place: str, built: Any) -> tuple[torch.nn.Module, Any]:
     if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[0], torch.nn.Module)):
-        raise StrategyError(f"{place} returns a {type(built).__name__}, and not (model, example)")
+        raise StrategyError(f"{place} returns {kind_of(built)}, and not (model, example)")
     return built

@@ -16,7 +16,7 @@ from bppsa.distributed.planned.ranking import GIGA, Schedules, ranked
 from bppsa.distributed.planned.states import state_of_optimizer
 from bppsa.distributed.planned.texts import PlannedStep, about, nothing_fits
 from bppsa.distributed.planned.tracing import traced
-from bppsa.errors import ArgumentError, ScheduleError, StrategyError
+from bppsa.errors import ArgumentError, ScheduleError, StrategyError, kind_of
 from bppsa.schedule.spec import SPLIT
 
 HALF = 2  # bytes
@@ -112,15 +112,15 @@ def check_numbers(what: str, fits: Callable[[Any], bool], **numbers: Any) -> Non
 def check_kinds(model: Any, example: Any, example_kwargs: Any, schedules: Any) -> None:
     """Raises ArgumentError for another type than each takes."""
     if not isinstance(model, nn.Module):
-        raise ArgumentError(f"model= takes an nn.Module, not a {type(model).__name__}")
+        raise ArgumentError(f"model= takes an nn.Module, not {kind_of(model)}")
     if example_kwargs is not None:
         KINDS["example_kwargs"].check("example_kwargs", example_kwargs)
     for leaf in tree_leaves((example, example_kwargs)):
         if getattr(leaf, "ndim", 0) and not isinstance(leaf, Tensor):
-            raise ArgumentError(f"the example holds a {type(leaf).__name__}; give tensors, as torch.from_numpy(x) is")
+            raise ArgumentError(f"the example holds {kind_of(leaf)}; give tensors, as torch.from_numpy(x) is")
     if schedules is not None and (isinstance(schedules, str) or not isinstance(schedules, Iterable)):
         raise ArgumentError(
-            f"schedules= takes a list of schedules, such as [bppsa.schedule.gpipe()], not a {type(schedules).__name__}"
+            f"schedules= takes a list of schedules, such as [bppsa.schedule.gpipe()], not {kind_of(schedules)}"
         )
 
 

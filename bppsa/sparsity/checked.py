@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Size, Tensor
 
-from bppsa.errors import ArgumentError, InputError
+from bppsa.errors import ArgumentError, InputError, kind_of
 from bppsa.sparsity.operators.transposed import TransposedJacobian
 from bppsa.sparsity.patterns.flat import flat
 from bppsa.sparsity.patterns.pattern import Pattern
@@ -97,6 +97,6 @@ class Checked(TransposedJacobian):
         n, m = self.shape
         takes = f"J^T is {n} x {m}: {product} takes {forms} {self.dtype} on {self.device}"
         if not isinstance(g, Tensor):
-            raise ArgumentError(f"{takes}, not a {type(g).__name__}")
+            raise ArgumentError(f"{takes}, not {kind_of(g)}")
         if not fits or (g.dtype, g.device) != (self.dtype, self.device):
             raise InputError(f"{takes}, not {list(g.shape)} {g.dtype} on {g.device}")

@@ -206,7 +206,7 @@ def test_arguments_of_another_type() -> None:
         plan(small(), IDS, example_kwargs=[1])
     with pytest.raises(ArgumentError, match=r"model= takes an nn\.Module, not a function"):
         plan(lambda x: x, IDS)
-    with pytest.raises(ArgumentError, match="the example holds a ndarray; give tensors"):
+    with pytest.raises(ArgumentError, match="the example holds an ndarray; give tensors"):
         plan(small(), IDS.numpy())
 
 

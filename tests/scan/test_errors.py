@@ -109,7 +109,7 @@ INPUTS: dict[str, tuple[type[Exception], str, Any, Any]] = {
     "steps disagree": (RuntimeError, "[5, 4]", h(), (x(H), x(H)[:4])),
     "no xs": (RuntimeError, "xs has no tensors", h(), ()),
     "a scalar x": (RuntimeError, "steps", h(), (x(H), torch.ones(()))),
-    "a number in xs": (TypeError, "xs is a int", h(), (x(H), 3)),
+    "a number in xs": (TypeError, "xs is an int", h(), (x(H), 3)),
     "None in xs": (TypeError, "xs is a NoneType", h(), (x(H), None)),
     "a number in the carry": (TypeError, "carry is a float", (h(), 1.0), x(H)),
     "a string in the carry": (TypeError, "carry is a str", {"a": "b"}, x(H)),

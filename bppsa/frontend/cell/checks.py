@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from bppsa.errors import OURS, ArgumentError, CarryError, InputError
+from bppsa.errors import OURS, ArgumentError, CarryError, InputError, kind_of
 from bppsa.fxpasses.theirs import is_ours, theirs
 
 Cell = Callable[[Any, Any], tuple[Any, Any]]
@@ -27,7 +27,7 @@ def check_inputs(carry: Sequence[Any], xs: Sequence[Any]) -> None:
     for name, leaves in (("carry", carry), ("xs", xs)):
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
-                raise CarryError(f"bppsa.scan: a leaf of {name} is a {type(leaf).__name__}; give a pytree of tensors")
+                raise CarryError(f"bppsa.scan: a leaf of {name} is {kind_of(leaf)}; give a pytree of tensors")
     if not xs:
         raise InputError("bppsa.scan: xs has no tensors, so there is no number of steps; pass at least one [T, ...]")
     lengths = [leaf.shape[0] if leaf.dim() else 0 for leaf in xs]
@@ -57,7 +57,7 @@ def step(cell: Cell, carry: Any, x: Any) -> tuple[Any, Any]:
             "does it expect what a step is given (x_t is one of xs, whose first dimension is time)?"
         ) from error
     if not isinstance(result, tuple):
-        raise CarryError(f"bppsa.scan: the cell {name_of(cell)} returned a {type(result).__name__}; {RETURN}")
+        raise CarryError(f"bppsa.scan: the cell {name_of(cell)} returned {kind_of(result)}; {RETURN}")
     if len(result) != 2:
         raise CarryError(f"bppsa.scan: the cell {name_of(cell)} returned {len(result)} values; {RETURN}")
     check_y(result[1])
@@ -70,7 +70,7 @@ def check_y(y: Any) -> None:
     for path, leaf in pytree.tree_flatten_with_path(y)[0]:
         if not isinstance(leaf, Tensor):
             mend = "return a pytree of tensors as y: (carry, carry), or (carry, ()) where only the last carry is wanted"
-            raise CarryError(f"bppsa.scan: y{pytree.keystr(path)} is a {type(leaf).__name__}; {mend}")
+            raise CarryError(f"bppsa.scan: y{pytree.keystr(path)} is {kind_of(leaf)}; {mend}")
 
 
 def kinds(name: str, value: Any) -> str:
@@ -90,7 +90,7 @@ def check_carry(leaves: Sequence[Tensor], spec: Any, nexts: Any) -> list[Tensor]
     for old, (path, new) in zip(leaves, with_paths, strict=True):
         name = f"carry{pytree.keystr(path)}"
         if not isinstance(new, Tensor):
-            raise CarryError(f"bppsa.scan: {name} is a {type(new).__name__} after a step; return a tensor")
+            raise CarryError(f"bppsa.scan: {name} is {kind_of(new)} after a step; return a tensor")
         if (old.shape, old.dtype) != (new.shape, new.dtype):
             was, now = f"{list(old.shape)} {old.dtype}", f"{list(new.shape)} {new.dtype}"
             raise CarryError(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from bppsa.errors import OURS, ArgumentError, InputError, Reason, Unsupported
+from bppsa.errors import OURS, ArgumentError, InputError, Reason, Unsupported, kind_of
 from bppsa.frontend.jacobian.plan import Outdated
 from bppsa.fxpasses.network.pruning import carried
 from bppsa.fxpasses.network.recorded import MIXES, NodeValues, between, evaluate, network
@@ -101,9 +101,9 @@ class While:
 
 def check_arguments(model: object, x: object) -> None:
     if not callable(model):
-        raise ArgumentError(f"the model is a {type(model).__name__}; give a module or function that maps x to y")
+        raise ArgumentError(f"the model is {kind_of(model)}; give a module or function that maps x to y")
     if not isinstance(x, Tensor):
-        raise ArgumentError(f"x is a {type(x).__name__}; give a tensor [B, *n]")
+        raise ArgumentError(f"x is {kind_of(x)}; give a tensor [B, *n]")
     if x.dim() == 0:
         raise InputError("x has no dimension; give [B, *n], with a batch dimension: x.view(1, 1) for one number")
     if not (x.is_floating_point() or x.is_complex()):

@@ -10,7 +10,7 @@ import torch
 from torch import Size, Tensor, nn
 
 from bppsa.decisions import Report
-from bppsa.errors import ArgumentError, BudgetError, InputError, Reason
+from bppsa.errors import ArgumentError, BudgetError, InputError, Reason, kind_of
 from bppsa.sparsity import Network, Pattern, TransposedJacobian
 from bppsa.sparsity.multiplied import Multiplied
 from bppsa.sparsity.patterns.colour import Colouring
@@ -46,7 +46,7 @@ class JacobianPlan:
     def __call__(self, x: Tensor) -> Tensor:
         """Raises InputError (a RuntimeError) for another shape, dtype or device, ArgumentError for no tensor."""
         if not isinstance(x, Tensor):
-            raise ArgumentError(f"x is a {type(x).__name__}; give a tensor {list(self.size)} {self.dtype}")
+            raise ArgumentError(f"x is {kind_of(x)}; give a tensor {list(self.size)} {self.dtype}")
         if (x.shape, x.dtype, x.device) != (self.size, self.dtype, self.device):
             raise InputError(
                 f"this plan is for x {list(self.size)} {self.dtype} on {self.device}, not {list(x.shape)} {x.dtype} on "

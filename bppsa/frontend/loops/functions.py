@@ -11,7 +11,7 @@ import torch
 
 from bppsa.codegen.cpu import build
 from bppsa.decisions import RECORD, Report
-from bppsa.errors import ArgumentError
+from bppsa.errors import ArgumentError, kind_of
 from bppsa.frontend.call_log import collecting
 from bppsa.frontend.loops.call import call
 from bppsa.frontend.loops.outlined import outline
@@ -31,7 +31,7 @@ def loop(function: F) -> F:
     Raises ArgumentError (a TypeError) for what is no function of Python's.
     """
     if not isinstance(function, FunctionType):
-        raise ArgumentError(f"bppsa.loop takes a function, not a {type(function).__name__}; a module is compiled")
+        raise ArgumentError(f"bppsa.loop takes a function, not {kind_of(function)}; a module is compiled")
 
     state = LoopState(function.__name__)
 

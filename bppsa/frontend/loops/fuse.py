@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -120,11 +121,23 @@ def of_one_row(step: Callable[..., Any], carry: list[Tensor], given: list[Tensor
     """The step with a dimension in front of its values, where kernels have rows. Raises `Unsupported` where
     torch.vmap cannot put one there."""
     try:
-        return theirs(torch.vmap(step, in_dims=(0, 0, None)), carry, given, same)
+        with without_warnings_of_fallbacks():
+            return theirs(torch.vmap(step, in_dims=(0, 0, None)), carry, given, same)
     except RuntimeError as error:
         if is_ours(error):
             raise
         raise Unsupported(Reason(f"its values have no rows, and torch.vmap gives none: {first_line(error)}")) from error
+
+
+@contextmanager
+def without_warnings_of_fallbacks() -> Iterator[None]:
+    """torch.vmap warns of ops that it runs row by row, as if the user had called it; here a step is only recorded."""
+    of_functorch: Any = torch._C._functorch
+    of_functorch._set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        of_functorch._set_vmap_fallback_warning_enabled(True)
 
 
 def value_like(value: Any, skip: int = 0) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bppsa.decisions import Decision
-from bppsa.errors import Reason
+from bppsa.errors import Reason, kind_of
 from bppsa.frontend.call_log import note
 from bppsa.frontend.loops.call import by_pytorch, call
 from bppsa.frontend.loops.containers import Copies, are_apart, changeable, is_data, put_back, unpacked
@@ -149,7 +149,7 @@ def holds_others(plain: FunctionType, values: dict[str, Any]) -> Reason:
     """Why what the loop looks up cannot be told: it binds a variable that holds no data."""
     stored = {i.argval for i in dis.get_instructions(plain) if i.opname.startswith("STORE_")}
     held = sorted(name for name, value in values.items() if not is_data(value) and name in stored)
-    kinds = ", ".join(f"{name}, which holds a {type(values[name]).__name__}" for name in held)
+    kinds = ", ".join(f"{name}, which holds {kind_of(values[name])}" for name in held)
     return Reason(f"binds {kinds or 'what holds modules'}", mend=HELD)
 
 

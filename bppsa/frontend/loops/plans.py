@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from bppsa.decisions import Decision
-from bppsa.errors import BuildError, GradientError, Reason, Unsupported, first_line
+from bppsa.errors import BuildError, GradientError, Reason, Unsupported, first_line, kind_of
 from bppsa.frontend.call_log import note, unnoted
 from bppsa.frontend.loops.changing import settled
 from bppsa.frontend.loops.key import LoopCall, attributes
@@ -209,7 +209,7 @@ def planned(
     others = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
     for leaf in others:
         if leaf is not TENSOR and not isinstance(leaf, SIMPLE):
-            raise Unsupported(Reason(f"returns a {type(leaf).__name__}", mend="return tensors, numbers, containers"))
+            raise Unsupported(Reason(f"returns {kind_of(leaf)}", mend="return tensors, numbers, containers"))
     tensors = tensors_in(leaves)
     captured = [value.given.captured for value in log.captured if value.given and value.given.captured is not None]
     check_gradients(tensors, [*captured, *call.tensors], logger.own.nodes)
