@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules import loss as losses_of_torch
 from torch.utils._pytree import tree_leaves
 
-from bppsa.distributed.steps.batches import is_batched, parts, rows_in
-from bppsa.distributed.steps.metrics import split_loss
+from bppsa.distributed.losses.metrics import split_loss
+from bppsa.distributed.losses.reads import Names, check_reads, edges, unnamed
+from bppsa.distributed.losses.trying import LossTrial
 from bppsa.errors import ArgumentError, PartitionError
+from bppsa.fxpasses.partition.capture.whole import HOOKS
 from bppsa.fxpasses.partition.means.classes import of_classes
 from bppsa.fxpasses.partition.means.outputs import own_loss
 from bppsa.fxpasses.theirs import theirs
 
 LossFunction = Callable[..., Any]  # a tensor [], or (loss, metrics)
 LossWeight = Callable[[Any], float]
+
+
+UNREAD = object()  # in the place of a target: the loss does not read this micro-batch's output
 
 
 @dataclass(frozen=True)
@@ -31,30 +37,34 @@ class Share:
     loss_fn: LossFunction | None  # None: the model returns its loss
     targets: Sequence[Any]
     weights: Sequence[float]
-    tries: bool = False  # whether the loss is tried: is it the mean that it is taken for?
+    trial: LossTrial | None = None  # whether the loss is the mean that it is taken for
     sizes: Callable[..., None] | None = None  # the check of what a traced loss takes for granted
-    of_nothing: bool = False  # whether loss_fn is called where a micro-batch counts nothing, for its metrics
+    names: Names = unnamed  # of Parameters
 
     def __call__(self, output: Any, batch: int) -> tuple[Tensor, Any]:
         """The loss [], and what loss_fn gives beside it."""
+        target = self.targets[batch]
         if not self.weights[batch]:  # a mean over nothing is no number, and it counts for nothing
             nothing = next(x for x in tree_leaves(output) if isinstance(x, Tensor)).new_zeros(())
-            if self.loss_fn is None or not self.of_nothing:
+            if self.loss_fn is None or target is UNREAD:
                 return nothing, None
             with torch.no_grad():
-                return nothing, split_loss(theirs(self.loss_fn, output, self.targets[batch]))[1]
+                return nothing, split_loss(theirs(self.loss_fn, output, target))[1]
         if self.sizes is not None:
-            check_sizes(self.sizes, output, self.targets[batch])
+            check_sizes(self.sizes, output, target)
         if self.loss_fn is None:
             loss, metrics = own_loss(output), None
         else:
-            loss, metrics = split_loss(theirs(self.loss_fn, output, self.targets[batch]))
+            ends = edges(output)
+            loss, metrics = split_loss(theirs(self.loss_fn, output, target))
         if not (isinstance(loss, Tensor) and loss.dim() == 0):
             got = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             whose = "the model returns" if self.loss_fn is None else "loss_fn gives"
             raise ArgumentError(f"{whose} {got}, and a step needs a loss, a tensor []; give loss_fn=, with a reduction")
-        if self.tries and self.loss_fn is not None:
-            check_mean(self.loss_fn, loss.detach(), output, self.targets[batch])
+        if self.loss_fn is not None:
+            check_reads(loss, ends, self.names)
+        if self.trial is not None:
+            self.trial(batch, loss, output, target)
         return loss * self.weights[batch], metrics
 
 
@@ -74,8 +84,22 @@ FUNCTIONS = (F.cross_entropy, F.nll_loss)
 
 def is_known(loss_fn: LossFunction | None) -> bool:
     """Whether it is one of PyTorch's means over classes, as it is or with keywords bound."""
-    function = getattr(loss_fn, "func", loss_fn)  # of a functools.partial
-    return isinstance(function, MODULES) or function in FUNCTIONS
+    return is_torchs(loss_fn) and (type(loss_fn) in MODULES or function_of(loss_fn) in FUNCTIONS)
+
+
+def is_torchs(loss_fn: LossFunction | None) -> bool:
+    """Whether it is a loss of PyTorch's own, and does what that does: no subclass, and nothing around it."""
+    if isinstance(loss_fn, nn.Module):
+        own = vars(loss_fn)
+        plain = "forward" not in own and not any(own.get(name) for name in HOOKS)
+        return plain and getattr(losses_of_torch, type(loss_fn).__name__, None) is type(loss_fn)
+    function = function_of(loss_fn)
+    return function is not None and getattr(F, getattr(function, "__name__", ""), None) is function
+
+
+def function_of(loss_fn: LossFunction | None) -> Any:
+    """A function, or what functools.partial has bound keywords of."""
+    return loss_fn.func if isinstance(loss_fn, partial) and not loss_fn.args else loss_fn
 
 
 def option(loss_fn: LossFunction | None, name: str, default: Any) -> Any:
@@ -84,6 +108,11 @@ def option(loss_fn: LossFunction | None, name: str, default: Any) -> Any:
 
 
 def is_sum(loss_fn: LossFunction | None) -> bool:
+    return says_sum(loss_fn) and is_torchs(loss_fn)
+
+
+def says_sum(loss_fn: LossFunction | None) -> bool:
+    """By an attribute or a keyword, which of a loss that is not PyTorch's own is tried."""
     return bool(option(loss_fn, "reduction", "mean") == "sum")
 
 
@@ -96,38 +125,3 @@ def check_sizes(sizes: Callable[..., None], output: Any, target: Any) -> None:
             f"what loss_fn counts is read from a run of it with other sizes: {error}; or give loss_weight=, what a "
             f"micro-batch counts"
         ) from error
-
-
-@torch.no_grad()
-def check_mean(loss_fn: LossFunction, loss: Tensor, output: Any, target: Any) -> None:
-    """Raises ArgumentError where the loss [] of a micro-batch is not the mean of its halves' losses."""
-    rows = rows_in(output)
-    if rows < 2:
-        return
-    outputs, targets = in_halves(output, rows), in_halves(target, rows)
-    sizes = (rows + 1) // 2, rows // 2
-    weights = [counts(loss_fn, None, half, size) for half, size in zip(targets, sizes, strict=True)]
-    if not all(weights):
-        return
-    losses = [float(split_loss(theirs(loss_fn, out, half))[0]) for out, half in zip(outputs, targets, strict=True)]
-    mean = sum(weight * of_half for weight, of_half in zip(weights, losses, strict=True)) / sum(weights)
-    whole, rounding = float(loss), torch.finfo(loss.dtype).eps ** 0.5
-    if math.isfinite(whole) and not abs(whole - mean) <= rounding * max(abs(whole), abs(mean)):
-        raise ArgumentError(
-            f"loss_fn gives {whole:.6g} for {rows} rows, and {losses[0]:.6g} and {losses[1]:.6g} for their halves: it "
-            f"is no mean over rows, and the micro-batches' losses do not make the batch's; give it reduction='sum' "
-            f"where it is a sum, or loss_weight=, what a micro-batch counts, such as len, or of labels that may be -1 "
-            f"lambda target: (target >= 0).sum()"
-        )
-
-
-def in_halves(value: Any, rows: int) -> list[Any]:
-    return parts(value, [is_batched(leaf, rows) for leaf in tree_leaves(value)], 2)
-
-
-def share(loss_fn: LossFunction | None, targets: Sequence[Any], counted: Sequence[float], tries: bool = False) -> Share:
-    if is_sum(loss_fn):
-        return Share(loss_fn, targets, [1.0] * len(counted), of_nothing=True)
-    total = sum(counted)
-    weights = [count / total if total else count for count in counted]
-    return Share(loss_fn, targets, weights, tries, of_nothing=True)
