@@ -116,7 +116,8 @@ class Stages:
     shapes: tuple[tuple[int, ...] | None, ...] = field(default=(), kw_only=True)  # of these leaves, in the example
     situation: Situation | None = field(default=None, kw_only=True)  # None: they serve all
     means: LossMeans | None = field(default=None, kw_only=True)  # of the loss that the model returns; None: not known
-    few: tuple[Any, ...] = field(default=(), kw_only=True, repr=False)  # what the last stage returns for a few rows
+    # of the leaves of the arguments of a call, stand-ins for what the last stage returns for a few rows of it
+    few: Callable[[Sequence[Any]], Sequence[Any]] | None = field(default=None, kw_only=True, repr=False)
     # of the model as it is now, and arguments as `bind` gives them: stages with the same weights
     again: Callable[[nn.Module, Sequence[Any]], Stages] | None = field(default=None, kw_only=True, repr=False)
     # which attribute of the model has changed since it was cut, "" where none has

@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from bppsa.distributed.batch.batches import Batch
 from bppsa.distributed.over_time.parts import Parts, gradients, values
-from bppsa.distributed.steps.batches import Batch
 from bppsa.stages import Axes, OverTime
 
 

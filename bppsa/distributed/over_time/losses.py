@@ -1,8 +1,8 @@
 """The loss of a chunk of time as its share of the whole batch's.
 
-It is read in one of two ways. Of all steps: a mean over rows and steps, or a sum where its `reduction` says so; what
-of the target has steps is cut as the output is. Of the last step: of the last chunk's output and the whole target, and
-nothing of other chunks. Before the first step both are tried on a short output, and the loss has to be one of them.
+It is read in one of two ways. Of all steps: a mean over rows and steps, or a sum; what of the target has steps is cut
+as the output is. Of the last step: of the last chunk's output and the whole target, and nothing of others. Before
+the first step these are tried on a short output, and the loss has to be one of them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from bppsa.distributed.batch.whole import MEND, Shape, check_is_no_array, named_leaves, shapes_of
+from bppsa.distributed.losses.metrics import split_loss
+from bppsa.distributed.losses.reads import Names, unnamed
+from bppsa.distributed.losses.shares import UNREAD, LossFunction, LossWeight, Share, is_sum, is_torchs
 from bppsa.distributed.over_time.parts import Parts, lengths
-from bppsa.distributed.steps.losses import LossFunction, LossWeight, Share, is_sum
-from bppsa.distributed.steps.whole import MEND, Shape, check_is_no_array, named_leaves, shapes_of
 from bppsa.errors import ArgumentError, InputError, ScheduleError, first_line
 from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.stages import Axes, OverTime
@@ -33,6 +35,7 @@ class TimeLoss:
     loss_weight: LossWeight | None
     axes: tuple[Axes, ...]
     of_all_steps: bool
+    sums: bool
     shapes: tuple[Shape, ...]  # of the target that it was tried with
 
     def fits(self, target: Any, parts: Parts) -> bool:
@@ -49,26 +52,36 @@ class TimeLoss:
     def of_last_step(self) -> TimeLoss:
         return replace(self, axes=tuple(Axes(None, of.rows) for of in self.axes), of_all_steps=False)
 
-    def share(self, target: Any, parts: Parts) -> Share:
+    def share(self, target: Any, parts: Parts, names: Names = unnamed) -> Share:
         """Of each part."""
         leaves, spec = tree_flatten(target)
         columns = [parts.cut(leaf, of) for leaf, of in zip(leaves, self.axes, strict=True)]
         targets = [tree_unflatten([column[part] for column in columns], spec) for part in range(len(parts))]
-        sums = is_sum(self.loss_fn)
-        counted = [self.counts(part, targets[part], parts, sums) for part in range(len(parts))]
-        total = 1.0 if sums else sum(counted)
-        return Share(self.loss_fn, targets, [count / total if total else count for count in counted])
+        counted = [self.counts(part, targets[part], parts) for part in range(len(parts))]
+        total = 1.0 if self.sums else sum(counted)
+        weights = [count / total if total else count for count in counted]
+        read = [target if self.reads(part, parts) else UNREAD for part, target in enumerate(targets)]
+        return Share(self.loss_fn, read, weights, names=names)
 
-    def counts(self, part: int, target: Any, parts: Parts, sums: bool) -> float:
+    def reads(self, part: int, parts: Parts) -> bool:
+        """Whether the loss is of this part's output."""
+        return self.of_all_steps or parts.is_last(part)
+
+    def counts(self, part: int, target: Any, parts: Parts) -> float:
         """What a part counts in the batch's loss."""
-        if not self.of_all_steps and not parts.is_last(part):
+        if not self.reads(part, parts):
             return 0.0
-        if sums:
+        if self.sums:
             return 1.0
         if self.loss_weight is not None:
             return float(theirs(self.loss_weight, target))
         b, k = divmod(part, len(parts.steps))
         return float(parts.rows[b] * parts.steps[k] if self.of_all_steps else parts.rows[b])
+
+    def readings(self) -> list[TimeLoss]:
+        """As what the loss is tried, a sum only where nothing says what a part of a mean counts."""
+        ways = [self.sums] if self.sums or self.loss_weight is not None else [False, True]
+        return [one for sums in ways for of in (self, self.of_last_step) for one in (replace(of, sums=sums),)]
 
 
 def time_loss(
@@ -85,20 +98,19 @@ def time_loss(
     axes = tuple(axes_of(leaf, like, rows, steps) for leaf in tree_leaves(target))
     if len(parts.rows) > 1:
         check_rows_of(target, axes, rows)
-    read = TimeLoss(loss_fn, loss_weight, axes, True, shapes_of(tree_leaves(target)))
-    if model.chunks == 1:
+    read = TimeLoss(loss_fn, loss_weight, axes, True, is_sum(loss_fn), shapes_of(tree_leaves(target)))
+    if len(parts) == 1 or (model.chunks == 1 and is_torchs(loss_fn)):
         return read
-    short = Short.of(model, cut_rows=len(parts.rows) > 1)
+    short = Short.of(model, min(model.chunks, 2), cut_rows=len(parts.rows) > 1)
     whole = short.whole(loss_fn, model, target, axes, parts)
     target = short.target(target, axes)
-    for reading in (read, read.of_last_step):
+    for reading in read.readings():
         if short.gives(reading, target, whole):
             return reading
     raise ScheduleError(
         f"the time axis cannot be cut under this loss: for {sum(short.parts.steps)} steps at once it is {whole:.6g}, "
         f"and neither chunks' losses put together nor the last chunk's alone give that; let loss_fn be of the last "
-        f"step alone or a mean over rows and steps, give it reduction='sum', or say what a part counts by "
-        f"loss_weight(target)"
+        f"step alone, or a mean or a sum over rows and steps, or say what a part counts by loss_weight(target)"
     )
 
 
@@ -134,20 +146,20 @@ def axes_of(leaf: Any, like: Axes, rows: int, steps: int) -> Axes:
 
 @dataclass(frozen=True)
 class Short:
-    """What the model returns for its short example, cut in two over time. outputs: of each part."""
+    """What the model returns for its short example, cut over time as the model is, in two at most. outputs: by part."""
 
     parts: Parts
     outputs: list[Any]
     tolerance: float  # relative
 
     @staticmethod
-    def of(model: OverTime, *, cut_rows: bool) -> Short:
+    def of(model: OverTime, chunks: int, *, cut_rows: bool) -> Short:
         leaves, spec = tree_flatten(model.example)
         rows, steps = 1, 2  # where no output has steps, all of them are the last chunk's
         for leaf, of in zip(leaves, model.outputs_axes, strict=True):
             rows = rows if of.rows is None else leaf.shape[of.rows]
             steps = steps if of.time is None else leaf.shape[of.time]
-        parts = Parts(lengths(rows, 2 if cut_rows and rows > 1 else 1), lengths(steps, 2))
+        parts = Parts(lengths(rows, 2 if cut_rows and rows > 1 else 1), lengths(steps, chunks))
         columns = [parts.cut(leaf, of) for leaf, of in zip(leaves, model.outputs_axes, strict=True)]
         for column, of in zip(columns, model.outputs_axes, strict=True):
             if of.time is None:  # the first chunk's last step is another than the second's
@@ -161,7 +173,8 @@ class Short:
         """The loss of the whole example. Raises InputError where loss_fn cannot take a target like this one."""
         output, short = model.assemble(model.example), self.target(target, axes)
         try:
-            return float(theirs(loss_fn, output, short).detach())
+            loss, metrics = split_loss(theirs(loss_fn, output, short))
+            found = float(loss)
         except WHAT_LOSSES_RAISE as error:
             if is_ours(error):
                 raise
@@ -171,6 +184,12 @@ class Short:
                 f"few of its steps and rows loss_fn raises {first_line(error)!r}; give a target that goes with the "
                 f"model's output"
             ) from error
+        if metrics is not None:
+            raise ArgumentError(
+                "loss_fn gives more than the loss, and metrics of chunks of time are not put together; let it return "
+                "the loss alone, and compute metrics from outputs"
+            )
+        return found
 
     def target(self, target: Any, axes: Sequence[Axes]) -> Any:
         """Of so many rows and steps."""

@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from bppsa.distributed.batch.batches import Batch, by_leaf, comparable
+from bppsa.distributed.batch.whole import check_wholes_over_time
+from bppsa.distributed.losses.reads import check_wants, names_in
+from bppsa.distributed.losses.shares import Share
 from bppsa.distributed.over_time.batches import TimeBatch
 from bppsa.distributed.over_time.losses import TimeLoss, time_loss
 from bppsa.distributed.over_time.parts import Parts, lengths, pieces
-from bppsa.distributed.steps.batches import Batch, by_leaf, comparable
-from bppsa.distributed.steps.losses import Share
 from bppsa.distributed.steps.training import Settings, Training
-from bppsa.distributed.steps.whole import check_wholes_over_time
 from bppsa.errors import InputError, ScheduleError
 from bppsa.runtime.worker.draws import Seed
 from bppsa.runtime.worker.modes import Modes
@@ -130,11 +131,13 @@ class TimeTraining(Training):
         """How a loss is to be cut is found again where a target has a number beyond those before, which may be one that
         counts otherwise than others, such as `ignore_index`, and where the axes of a target are not where they were."""
         assert isinstance(batch, TimeBatch)
+        if self.settings.loss_fn is not None:
+            check_wants(self.settings.loss_fn, target)
         extremes = extremes_of(target)
         if self.losses is None or not extremes <= self.extremes or not self.losses.fits(target, batch.parts):
             self.extremes |= extremes
             self.losses = time_loss(self.stages, self.settings.loss_fn, self.settings.loss_weight, target, batch.parts)
-        return self.losses.share(target, batch.parts)
+        return self.losses.share(target, batch.parts, names_in(self.model))
 
     def outputs(self, found: Outcome, batch: Batch) -> Any:
         return batch.outputs(found.outputs)

@@ -25,7 +25,7 @@ def nothing(*of: object) -> None: ...
 
 
 class Local:
-    rank = 0
+    rank, ranks = 0, 1
 
     def __init__(self, stages: Stages, model: nn.Module, asked: Asked) -> None:
         self.stages, self.model, self.asked = stages, model, asked

@@ -46,7 +46,7 @@ class Ranks:
         """steps: numbers, each larger than those before it."""
         self.asked, self.neighbours = asked, neighbours
         self.stages, self.owners, self.transport, self.model = stages, owners, transport, model
-        self.rank, self.size = transport.rank, transport.size
+        self.rank, self.ranks = transport.rank, transport.size
         foreign = [s for s in range(len(stages)) if self.rank not in owners[s]]
         self.member = Member(self.rank, stages, model, neighbours, foreign, transport.device)
         self.exchanges: dict[StepPlan, Exchange] = {}
@@ -133,7 +133,7 @@ class Ranks:
 
     def share(self, value: T) -> Sequence[T]:
         told = self.transport.share(value)
-        return [told[rank] for rank in range(self.size)]
+        return [told[rank] for rank in range(self.ranks)]
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         with self.call():
@@ -143,7 +143,7 @@ class Ranks:
     def gathered(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         numbers = MessageNumbers(0)
         found: dict[str, Tensor] = {}
-        messages = [numbers.message("D", 0, i, j) for i in range(self.size) for j in range(self.size) if i != j]
+        messages = [numbers.message("D", 0, i, j) for i in range(self.ranks) for j in range(self.ranks) if i != j]
         for message in messages:
             if message.source == self.rank:
                 self.transport.send(message, dict(tensors))
@@ -175,7 +175,7 @@ class Ranks:
             if message.source == self.rank:
                 self.transport.send(message, mine)
         found = []
-        for rank in range(self.size):
+        for rank in range(self.ranks):
             if rank == self.rank:
                 found.append(results)
             else:

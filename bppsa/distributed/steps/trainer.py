@@ -17,12 +17,12 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from bppsa.distributed.batch.batches import Batch, comparable
+from bppsa.distributed.losses.metrics import gathered
 from bppsa.distributed.script.given import given_for
 from bppsa.distributed.script.scaling import scale_of, skip_together
 from bppsa.distributed.script.states import like
 from bppsa.distributed.script.step_loss import StepLoss
-from bppsa.distributed.steps.batches import Batch, comparable
-from bppsa.distributed.steps.metrics import gathered
 from bppsa.distributed.steps.plans import StepPlan
 from bppsa.distributed.steps.training import Settings, Training
 from bppsa.errors import ScheduleError, WorkerError

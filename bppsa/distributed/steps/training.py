@@ -13,16 +13,18 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bppsa.decisions import Report, warn_once
-from bppsa.distributed.steps.batches import Batch, by_leaf, check_rows, comparable, is_batched, parts, rows_of
-from bppsa.distributed.steps.losses import LossFunction, LossWeight, Share, counts, is_known, is_sum, share
+from bppsa.distributed.batch.batches import Batch, by_leaf, check_rows, comparable, is_batched, parts, rows_of
+from bppsa.distributed.batch.whole import check_target, check_wholes
+from bppsa.distributed.losses.reads import check_wants, names_in
+from bppsa.distributed.losses.shares import LossFunction, LossWeight, Share, counts, is_known, is_sum, says_sum
+from bppsa.distributed.losses.tracing import TracedLoss, Traces
+from bppsa.distributed.losses.trying import ASKED, LossTrial
+from bppsa.distributed.losses.weighing import OF_FUNCTIONS, OWN, weights
 from bppsa.distributed.steps.member import Asked, check_names, first_names
-from bppsa.distributed.steps.metrics import split_loss
 from bppsa.distributed.steps.plans import KINDS, StepPlan, check_changes, make_plan, only, own_batches, predicted
 from bppsa.distributed.steps.recomputed import RecomputeChoice, recomputed, share_again
 from bppsa.distributed.steps.speeds import at_speeds
-from bppsa.distributed.steps.weighing import TracedLoss, traced, weights
-from bppsa.distributed.steps.whole import check_target, check_wholes
-from bppsa.errors import InputError, ScheduleError, StrategyError
+from bppsa.errors import ArgumentError, InputError, ScheduleError, StrategyError
 from bppsa.frontend.state import show
 from bppsa.fxpasses.partition.situations import situation_of
 from bppsa.plan.forward import SEQUENTIAL
@@ -39,7 +41,7 @@ from bppsa.schedule.simulator import Cost
 from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import Units
-from bppsa.stages import COST, LossMeans, Situation, Stages
+from bppsa.stages import COST, Situation, Stages
 
 T = TypeVar("T")
 
@@ -69,6 +71,7 @@ class WorkerEngine(Protocol):
     """Runs a plan on all workers. state: what a forward gave, for its backward. rank: of this process."""
 
     rank: int
+    ranks: int  # how many there are
 
     def call(self) -> AbstractContextManager[None]:
         """Around each call of the model: what one worker raises, all raise."""
@@ -109,7 +112,7 @@ class Training:
         self.names = first_names(tensors_in(model))
         self.follows = True  # whether what changes on the model is seen where it is cut again
         self.again: Callable[[Sequence[Any]], Stages] | None = None  # cuts the model as it is now
-        self.traced: TracedLoss | None = None
+        self.traces: Traces | None = None
         self.tried = False  # whether the loss has been seen to be the mean that it is taken for
         self.ran: tuple[StepPlan, Timeline] | None = None
         self.engine: WorkerEngine
@@ -269,39 +272,67 @@ class Training:
 
     def loss(self, batch: Batch, target: Any) -> Share:
         """Of the micro-batches' outputs. Raises InputError where the target has not the batch's rows."""
-        loss_fn, weight = self.settings.loss_fn, self.settings.loss_weight
+        loss_fn, weight, order = self.settings.loss_fn, self.settings.loss_weight, range(len(batch.sizes))
+        if loss_fn is not None:
+            check_wants(loss_fn, target)
         if len(batch.mine) > 1:
             check_target(target, batch.rows)
         batched = [is_batched(leaf, batch.rows) for leaf in tree_leaves(target)]
         targets = dict(zip(batch.mine, parts(target, batched, len(batch.mine)), strict=True))
-        means = self.means(target, batch.rows)
-        order = range(len(batch.sizes))
-        of_batches = [targets.get(b) for b in order]
-        if means is not None:
+        found = Share(loss_fn, [targets.get(b) for b in order], [1.0] * len(order), names=names_in(self.model))
+        if len(order) == 1 or is_sum(loss_fn):
+            return found
+        traced = self.read(target, batch.values)
+        if traced.means is not None:
             given = {b: batch.call.arguments[b] if loss_fn is None else (None, targets[b]) for b in batch.mine}
-            whole = batch.values if loss_fn is None else (None, target)
-            sizes = self.traced.sizes if self.traced is not None else None
-            counted = weights(means, batch, given, whole, self.shared)
-            return Share(loss_fn, of_batches, counted, sizes=sizes, of_nothing=True)
+            whole, mend = (batch.values, OWN) if loss_fn is None else ((None, target), OF_FUNCTIONS)
+            counted = weights(traced.means, batch, given, whole, self.shared, mend)
+            return replace(found, weights=counted, sizes=traced.sizes)
         count = self.shared({b: counts(loss_fn, weight, targets[b], batch.sizes[b]) for b in batch.mine})
-        tries = weight is None and (not self.tried or not is_known(loss_fn))
-        self.tried = True
-        return share(loss_fn, of_batches, [count[b] for b in order], tries)
+        by_batch = [count[b] for b in order]
+        trial = self.trial(by_batch, batch.sizes)
+        if trial is not None and trial.sums:
+            return replace(found, trial=trial)
+        total = sum(by_batch)
+        return replace(found, weights=[each / total if total else each for each in by_batch], trial=trial)
 
-    def means(self, target: Any, rows: int) -> LossMeans | None:
-        """What the micro-batches' losses count by, as the loss's graph tells it. None: by rows, or as is known."""
+    def read(self, target: Any, arguments: Sequence[Any]) -> TracedLoss:
+        """What the micro-batches' losses count by, as the loss's graph tells it; no means: by rows, or as is known."""
         loss_fn = self.settings.loss_fn
         if loss_fn is None:
-            return self.stages.means
-        if self.settings.loss_weight is not None or is_known(loss_fn) or is_sum(loss_fn):
-            return None
-        if self.traced is None or self.traced.changed():
-            self.traced = traced(loss_fn, self.stages, target, rows, lambda value: split_loss(value)[0])
-        found = self.traced.of(target)
-        if self.settings.local:  # a rank with few rows may know less than others
-            ways = self.engine.share(None if found is None else (found.sums, found.ways))
-            return found if all(way == ways[0] for way in ways) else None
+            return TracedLoss(self.stages.means)
+        if self.settings.loss_weight is not None or is_known(loss_fn):
+            return TracedLoss()
+        self.traces = self.traces or Traces(loss_fn, self.stages)
+        found = self.traces.of(target, arguments)
+        if self.settings.local:  # ranks may have targets of unlike dtypes
+            means = found.means
+            ways = self.engine.share(None if means is None else (means.count is None, means.sums, means.ways))
+            return found if all(way == ways[0] for way in ways) else TracedLoss()
         return found
+
+    def trial(self, counted: Sequence[float], sizes: Sequence[int]) -> LossTrial | None:
+        """Of a loss that is taken for a mean over rows, or over classes, or for a sum. None where that is known.
+
+        Raises ArgumentError where no worker would have two micro-batches to try it with.
+        """
+        loss_fn = self.settings.loss_fn
+        if loss_fn is None or self.settings.loss_weight is not None or (is_known(loss_fn) and self.tried):
+            return None
+        if not is_known(loss_fn) and not self.together(len(sizes)):
+            raise ArgumentError(
+                f"loss_fn cannot be traced, and the micro-batches' losses are on several ranks, so that none can try "
+                f"what it counts; {ASKED}"
+            )
+        self.tried = True
+        return LossTrial(loss_fn, counted, sizes, not is_known(loss_fn) and says_sum(loss_fn))
+
+    def together(self, count: int) -> bool:
+        """Whether the losses of all micro-batches come about in one process."""
+        if not self.settings.local and self.engine.ranks == 1:
+            return True
+        timeline, last = self.plan("step", count).timeline, len(self.stages) - 1
+        return len({timeline.worker[last, b, "F"] for b in range(count)}) == 1
 
     def outputs(self, found: Outcome, batch: Batch) -> Any:
         return batch.outputs({b: self.stages.assemble(found.outputs[b]) for b in batch.mine})

@@ -19,12 +19,13 @@ from bppsa.fxpasses.partition.capture.captured import captured
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.capture.since import since
 from bppsa.fxpasses.partition.check.rows import by_rows
-from bppsa.fxpasses.partition.check.verify import check_stages, is_on_meta, never_one
+from bppsa.fxpasses.partition.check.verify import check_stages, never_one
 from bppsa.fxpasses.partition.cut.balance import balanced
 from bppsa.fxpasses.partition.cut.building import build, set_sizes
 from bppsa.fxpasses.partition.cut.order import Order, ordered
 from bppsa.fxpasses.partition.cut.placement import Placement, ends_as_before
 from bppsa.fxpasses.partition.means.outputs import few, own_loss
+from bppsa.fxpasses.partition.means.sizes import size_of
 from bppsa.fxpasses.partition.means.weights import means_of
 from bppsa.fxpasses.partition.ops.effects import facts
 from bppsa.fxpasses.partition.situations import situation_of
@@ -117,6 +118,8 @@ def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Or
         sizes = replace(graph.sizes, of_rows=rows)
         set_sizes(found, replace(sizes, never_one=never_one(model, found, arguments, sizes)))
     weights = tuple(frozenset(stage.names.values()) for stage in found.stages)
+    means = means_of(model, graph, arguments.examples, rows, own_loss)
+    outputs = [size_of(node) for node in graph.graph.output_node().args[0]]  # of arguments too, by now
     return replace(
         found,
         by_rows=rows,
@@ -124,8 +127,8 @@ def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Or
         situation=situation_of(model, arguments.examples),
         again=partial(cut_again, weights, arguments),
         changed=since(model, graph.looked_up),
-        means=means_of(model, graph, arguments.examples, rows, own_loss),
-        few=() if is_on_meta(model) else few(graph.examples, arguments.examples),
+        means=means,
+        few=few(graph.examples, outputs, graph.sizes.shapes, rows),
     )
 
 

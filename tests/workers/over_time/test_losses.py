@@ -163,6 +163,25 @@ def test_loss_weight_says_what_a_part_counts(microbatches: int) -> None:
     assert step_difference(model, compiled, [x], target, of_some) < EXACT
 
 
+def test_metrics_beside_the_loss_are_refused_by_name() -> None:
+    def with_metrics(scores: Tensor, target: Tensor) -> Any:
+        return zoo.of_words(scores, target), {"hits": (scores.argmax(-1) == target).sum()}
+
+    compiled = over_time(zoo.Words(), 2, microbatches=2, loss_fn=with_metrics)
+    with pytest.raises(ArgumentError, match="metrics of chunks of time are not put together"):
+        compiled.step(*zoo.words(ROWS, STEPS))
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_a_sum_need_not_say_that_it_is_one(chunks: int) -> None:
+    def added(scores: Tensor, target: Tensor) -> Tensor:
+        return F.cross_entropy(scores.flatten(0, 1), target.flatten(), reduction="sum")
+
+    model, (x, target) = zoo.Words(), zoo.words(ROWS, STEPS)
+    compiled = over_time(model, chunks, microbatches=2, loss_fn=added)
+    assert step_difference(model, compiled, [x], target, added) < EXACT
+
+
 def test_without_a_loss_there_is_no_step() -> None:
     with pytest.raises(ArgumentError, match="give loss_fn="):
         over_time(zoo.Words(), 2).step(*zoo.words(ROWS, STEPS)[:1])

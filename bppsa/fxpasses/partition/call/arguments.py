@@ -111,8 +111,8 @@ def flatten(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[s
             str(parameter.replace(annotation=parameter.empty)) for parameter in signature.parameters.values()
         )
         raise ArgumentError(
-            f"the model takes ({takes}): {error}. Of step(x, target), with loss_fn=, the last argument is the loss's; "
-            f"without loss_fn= all are the model's, which returns its loss"
+            f"the model takes ({takes}): {error}; step(x, target) needs loss_fn=; without it every argument goes to "
+            f"the model, which must return the loss"
         ) from error
     bound.apply_defaults()
     found: dict[str, Any] = {}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 FEW = 4  # rows
 
@@ -18,9 +19,63 @@ def own_loss(output: Any) -> Any:
     return output if isinstance(output, Tensor) else getattr(output, "loss", output)
 
 
-def few(outputs: Sequence[Any], arguments: Sequence[Any]) -> tuple[Any, ...]:
-    """The outputs of an example for a few of its rows."""
-    rows = next((len(x) for x in tree_leaves(list(arguments)) if isinstance(x, Tensor) and x.dim()), 0)
-    return tuple(
-        x.detach()[:FEW].clone() if isinstance(x, Tensor) and x.dim() and len(x) == rows else x for x in outputs
+@dataclass(frozen=True)
+class FewOutputs:
+    """What a model returns for a few rows, in the place of what it would return for those of a call.
+
+    examples: such outputs, which may be on meta. shapes: theirs in symbols; given: those of the leaves of the model's
+    arguments; rows: the symbols of the number of rows.
+    """
+
+    examples: tuple[Any, ...]
+    shapes: tuple[tuple[Any, ...] | None, ...]
+    given: tuple[tuple[Any, ...] | None, ...]
+    rows: frozenset[Any]
+
+    def __call__(self, leaves: Sequence[Any]) -> list[Any]:
+        """leaves: of the arguments of a call, whose other sizes than rows the outputs take."""
+        sizes = {symbol: FEW for symbol in self.rows}
+        for leaf, shape in zip(leaves, self.given, strict=True):
+            if isinstance(leaf, Tensor) and shape is not None and leaf.dim() == len(shape):
+                sizes = dict(zip(shape, leaf.shape, strict=True)) | sizes
+        return [
+            x if shape is None else resized(x, sized(shape, x.shape, sizes))
+            for x, shape in zip(self.examples, self.shapes, strict=True)
+        ]
+
+
+def few(
+    outputs: Sequence[Any],
+    shapes: Sequence[tuple[Any, ...] | None],
+    given: Sequence[tuple[Any, ...] | None],
+    by_rows: Sequence[bool],
+) -> FewOutputs:
+    """outputs: of an example, with their shapes in symbols. given, by_rows: of the leaves of its arguments, their
+    shapes, and whether they have rows."""
+    symbols = {shape[0] for shape, yes in zip(given, by_rows, strict=True) if yes and shape}
+    rows = frozenset(symbol for symbol in symbols if hasattr(symbol, "free_symbols"))
+    known = tuple(
+        (shape or tuple(x.shape)) if isinstance(x, Tensor) else None for x, shape in zip(outputs, shapes, strict=True)
     )
+    sizes = dict.fromkeys(rows, FEW)
+    kept = tuple(
+        x if shape is None else resized(x.detach(), sized(shape, x.shape, sizes)).clone()
+        for x, shape in zip(outputs, known, strict=True)
+    )
+    return FewOutputs(kept, known, tuple(given), rows)
+
+
+def sized(shape: Sequence[Any], like: Sequence[int], sizes: Mapping[Any, int]) -> list[int]:
+    """The shape with numbers for its symbols; of one that is not known, the number that it was."""
+    found = [size.xreplace(sizes) if hasattr(size, "xreplace") else size for size in shape]
+    return [
+        int(size) if isinstance(size, int) or size.is_Integer else was for size, was in zip(found, like, strict=True)
+    ]
+
+
+def resized(x: Tensor, shape: Sequence[int]) -> Tensor:
+    """With its first entries along each axis, again from the start where there are too few."""
+    for axis, size in enumerate(shape):
+        if x.shape[axis] != size:
+            x = x.index_select(axis, torch.arange(size, device=x.device) % max(x.shape[axis], 1))
+    return x

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
-from bppsa.distributed.steps.batches import is_batched
+from bppsa.distributed.batch.batches import is_batched
 from bppsa.errors import InputError
 from bppsa.stages import Axes
 

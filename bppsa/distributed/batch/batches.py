@@ -55,29 +55,30 @@ def is_batched(x: Any, rows: int) -> bool:
     return isinstance(x, Tensor) and x.dim() > 0 and x.shape[0] == rows
 
 
-def joined(values: Sequence[Any], sizes: Sequence[int]) -> Any:
+def joined(values: Sequence[Any], sizes: Sequence[int], join: Callable[[Sequence[Any], Sequence[int]], Any]) -> Any:
+    """Trees of micro-batches, which are alike, as one of the batch. sizes: their rows; join: of one leaf of each."""
+    flat = [tree_flatten(value)[0] for value in values]
+    leaves = [join(column, sizes) for column in zip(*flat, strict=True)]
+    return tree_unflatten(leaves, tree_flatten(values[0])[1])
+
+
+def output_of(pieces: Sequence[Any], sizes: Sequence[int]) -> Any:
     """What the model returned for each micro-batch as what it returns for the batch. Raises InputError where a tensor
     has no dimension of rows."""
-    flat = [tree_flatten(value)[0] for value in values]
-    spec = tree_flatten(values[0])[1]
-
-    def join(pieces: Sequence[Any]) -> Any:
-        if not isinstance(pieces[0], Tensor):
-            if any(piece is not pieces[0] and piece != pieces[0] for piece in pieces):
-                raise InputError(
-                    f"the model returns {', '.join(map(repr, pieces))} for the micro-batches, which cannot be joined; "
-                    f"return tensors with rows in dimension 0, or use step()"
-                )
-            return pieces[0]
-        for piece, size in zip(pieces, sizes, strict=True):
-            if not is_batched(piece, size):
-                raise InputError(
-                    f"the model returns a tensor {list(piece.shape)} for a micro-batch of {size} rows: without rows in "
-                    f"dimension 0 those of the micro-batches cannot be joined; compute it in loss_fn, and use step()"
-                )
-        return torch.cat(list(pieces))
-
-    return tree_unflatten([join(pieces) for pieces in zip(*flat, strict=True)], spec)
+    if not isinstance(pieces[0], Tensor):
+        if any(piece is not pieces[0] and piece != pieces[0] for piece in pieces):
+            raise InputError(
+                f"the model returns {', '.join(map(repr, pieces))} for the micro-batches, which cannot be joined; "
+                f"return tensors with rows in dimension 0, or use step()"
+            )
+        return pieces[0]
+    for piece, size in zip(pieces, sizes, strict=True):
+        if not is_batched(piece, size):
+            raise InputError(
+                f"the model returns a tensor {list(piece.shape)} for a micro-batch of {size} rows: without rows in "
+                f"dimension 0 those of the micro-batches cannot be joined; compute it in loss_fn, and use step()"
+            )
+    return torch.cat(list(pieces))
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ class Batch:
 
     def outputs(self, made: Mapping[int, Any]) -> Any:
         """made: what the model returned, by micro-batch."""
-        return joined([made[b] for b in self.mine], [self.sizes[b] for b in self.mine])
+        return joined([made[b] for b in self.mine], [self.sizes[b] for b in self.mine], output_of)
 
 
 @dataclass(frozen=True)

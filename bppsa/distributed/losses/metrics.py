@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_structure
 
-from bppsa.distributed.steps.batches import is_batched
+from bppsa.distributed.batch.batches import is_batched, joined
 from bppsa.fxpasses.partition.means.outputs import own_loss
 
 
@@ -35,15 +35,13 @@ def gathered(metrics: Mapping[int, Any], sizes: Sequence[int]) -> Any:
     order = sorted(metrics)
     if not order:
         return None
-    flat = [tree_flatten(metrics[b]) for b in order]
-    spec = flat[0][1]
-    if any(of != spec for _, of in flat):
-        return [metrics[b] for b in order]
-    columns = zip(*(leaves for leaves, _ in flat), strict=True)
-    return tree_unflatten([joined(column, [sizes[b] for b in order]) for column in columns], spec)
+    values = [metrics[b] for b in order]
+    if any(tree_structure(value) != tree_structure(values[0]) for value in values):
+        return values
+    return joined(values, [sizes[b] for b in order], metric_of)
 
 
-def joined(values: Sequence[Any], sizes: Sequence[int]) -> Any:
+def metric_of(values: Sequence[Any], sizes: Sequence[int]) -> Any:
     if all(is_batched(x, size) for x, size in zip(values, sizes, strict=True)):
         return torch.cat(list(values))
     if all(isinstance(x, Tensor) and not x.dim() for x in values):

@@ -1,0 +1,142 @@
+"""What a loss function counts by, as its graph tells it: it is read once for targets and sizes that are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_structure, tree_unflatten
+
+from bppsa.distributed.batch.batches import is_batched, rows_in
+from bppsa.distributed.losses.metrics import split_loss
+from bppsa.errors import ArgumentError, PartitionError
+from bppsa.fxpasses.partition.call.arguments import arguments_of
+from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.capture.since import since
+from bppsa.fxpasses.partition.means.outputs import FEW, resized
+from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.stages import LossMeans, Stages
+
+MOST = 8  # graphs that are kept, and times that a loss is traced in vain
+
+
+@dataclass(frozen=True)
+class TracedLoss:
+    """loss_fn as it was when it was traced.
+
+    means: None where its graph cannot be read, and with count=None where it was read, and is neither a sum nor a mean.
+    target, structure: of each tensor that the graph takes its dtype and number of dimensions, all else as it is, and
+    how they are put together. sizes: the check of an output and a target.
+    """
+
+    means: LossMeans | None = None
+    target: tuple[Any, ...] = ()
+    structure: TreeSpec | None = None
+    changed: Callable[[], str] = lambda: ""
+    sizes: Callable[..., None] | None = None
+
+    def holds(self, output: Any, target: Any) -> bool:
+        """Whether the graph was made for such an output and such a target."""
+        if self.sizes is None or tree_structure(target) != self.structure or likes(target) != self.target:
+            return False
+        try:
+            self.sizes(output, target)
+        except PartitionError:
+            return False
+        return True
+
+
+def likes(target: Any) -> tuple[Any, ...]:
+    """Of each leaf what a graph of the loss is made for, besides sizes."""
+    return tuple((x.dtype, x.dim()) if isinstance(x, Tensor) else x for x in tree_leaves(target))
+
+
+class LossOf(nn.Module):
+    """A loss function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, output: Any, target: Any) -> Any:
+        return self.function(output, target)
+
+
+class Traces:
+    """The graphs of one loss function that were read so far, the newest last."""
+
+    def __init__(self, function: Callable[..., Any], stages: Stages) -> None:
+        self.function, self.stages = function, stages
+        self.kept: list[TracedLoss] = []
+        self.failed: list[Any] = []  # signatures of what could not be traced
+
+    def of(self, target: Any, arguments: Sequence[Any]) -> TracedLoss:
+        """For a batch's target and the model's arguments."""
+        if self.stages.few is None:
+            return TracedLoss()
+        rows, leaves = rows_in(arguments), tree_leaves(list(arguments))
+        output = self.stages.assemble([stand_in(x, target) for x in self.stages.few(leaves)])
+        short = of_few_rows(target, rows)
+        self.kept = [one for one in self.kept if not one.changed()]
+        found = next((one for one in reversed(self.kept) if one.holds(output, short)), None)
+        return self.traced(output, short) if found is None else found
+
+    def traced(self, output: Any, target: Any) -> TracedLoss:
+        signature = signature_of(output, target)
+        if signature in self.failed or len(self.failed) >= MOST:
+            return TracedLoss()
+        found = traced(self.function, output, target)
+        if found is None:
+            self.failed.append(signature)
+            return TracedLoss()
+        self.kept = [*self.kept, found][-MOST:]
+        return found
+
+
+def signature_of(*values: Any) -> Any:
+    leaves, spec = tree_flatten(list(values))
+    return spec, [(x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in leaves]
+
+
+def of_few_rows(target: Any, rows: int) -> Any:
+    leaves, spec = tree_flatten(target)
+    short = [resized(x, [FEW, *x.shape[1:]]) if is_batched(x, rows) else x for x in leaves]
+    return tree_unflatten(short, spec)
+
+
+def stand_in(x: Any, target: Any) -> Any:
+    """An output where the target is, with numbers of its own where it has none; the same on every rank."""
+    if not isinstance(x, Tensor) or not x.is_meta:
+        return x
+    device = next((leaf.device for leaf in tree_leaves(target) if isinstance(leaf, Tensor)), torch.device("cpu"))
+    if not (x.is_floating_point() or x.is_complex()):
+        return torch.zeros_like(x, device=device)
+    return torch.rand(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def traced(function: Callable[..., Any], output: Any, target: Any) -> TracedLoss | None:
+    """Of a function of (output, target), which have a few rows. None where it cannot be traced."""
+    from bppsa.fxpasses.partition.capture.captured import captured  # imports sympy, as the next does
+    from bppsa.fxpasses.partition.means.weights import means_of
+
+    module = function if isinstance(function, nn.Module) else LossOf(function)
+    try:
+        arguments = arguments_of(module, (output, target), {})
+        graph = theirs(captured, module, arguments)
+        by_rows = [is_batched(x, FEW) for x in tree_leaves(list(arguments.examples))]
+        means = means_of(module, graph, arguments.examples, by_rows, lambda value: split_loss(value)[0], made=1)
+    except (PartitionError, ArgumentError):
+        return None
+    except WHAT_FORWARDS_RAISE as error:  # an output of this example may not go with this target
+        if is_ours(error):
+            raise
+        return None
+    if means is None or any(
+        yes and shape is not None and isinstance(shape[0], int)  # Python took the number of rows as it was
+        for shape, yes in zip(graph.sizes.shapes, by_rows, strict=True)
+    ):
+        return None
+    return TracedLoss(means, likes(target), tree_structure(target), since(module, graph.looked_up), graph.sizes)
