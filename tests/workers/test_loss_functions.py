@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import bppsa
 from bppsa import compile, trainer
+from bppsa.distributed.losses.tracing import Traces
 from bppsa.errors import ArgumentError, WorkerError
 from bppsa.schedule import ddp, gpipe
-from tests.workers import support
+from tests.workers import scripts, support
+from tests.workers.ranks import run_ranks
 
 pytestmark = pytest.mark.usefixtures("in_float64")
 
@@ -173,6 +176,31 @@ def test_it_is_traced_again_for_another_number_of_steps() -> None:
     compiled = scheduled(model, by_steps, example_inputs=words(6, 6, steps=5)[0])
     for steps in (6, 7, 6):
         check(compiled, model, by_steps, *words(6, 4, 2, 1, steps=steps))
+
+
+def test_a_model_cut_by_hand_has_its_loss_traced() -> None:
+    model = Tags()
+    layers = nn.Sequential(model.embed, model.hidden, model.head)
+    own = copy.deepcopy(layers)
+    compiled = compile(own, schedule=gpipe(), stages=list(own), microbatches=4, loss_fn=masked)
+    check(compiled, layers, masked, *with_mask(torch.bool, 6, 4, 2, 1))
+
+
+@pytest.mark.parametrize("data", ["local", "global"])
+def test_ranks_that_cannot_try_a_loss_ask_what_it_counts(data: str) -> None:
+    for said in run_ranks(scripts.untraced, 2, data):
+        assert "so that none can try what it counts; give loss_weight=" in said
+
+
+def test_the_loss_of_a_model_on_meta_is_traced() -> None:
+    """As of one whose weights are on other ranks."""
+    x, target = with_mask(torch.bool, 6, 4, 2, 1)
+    with torch.device("meta"):
+        model = Tags()
+    stages = bppsa.partition(model, x.to("meta"), stages=2)
+    means = Traces(masked, stages).of(target, [x]).means
+    assert means is not None
+    assert means.count is not None
 
 
 def penalised(model: nn.Module) -> Callable[..., Tensor]:

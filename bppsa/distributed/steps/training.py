@@ -16,7 +16,16 @@ from bppsa.decisions import Report, warn_once
 from bppsa.distributed.batch.batches import Batch, by_leaf, check_rows, comparable, is_batched, parts, rows_of
 from bppsa.distributed.batch.whole import check_target, check_wholes
 from bppsa.distributed.losses.reads import check_wants, names_in
-from bppsa.distributed.losses.shares import LossFunction, LossWeight, Share, counts, is_known, is_sum, says_sum
+from bppsa.distributed.losses.shares import (
+    LossFunction,
+    LossWeight,
+    Share,
+    counts,
+    is_known,
+    is_sum,
+    is_torchs,
+    says_sum,
+)
 from bppsa.distributed.losses.tracing import TracedLoss, Traces
 from bppsa.distributed.losses.trying import ASKED, LossTrial
 from bppsa.distributed.losses.weighing import OF_FUNCTIONS, OWN, weights
@@ -317,15 +326,18 @@ class Training:
         Raises ArgumentError where no worker would have two micro-batches to try it with.
         """
         loss_fn = self.settings.loss_fn
-        if loss_fn is None or self.settings.loss_weight is not None or (is_known(loss_fn) and self.tried):
+        if loss_fn is None or self.settings.loss_weight is not None or (is_torchs(loss_fn) and self.tried):
             return None
-        if not is_known(loss_fn) and not self.together(len(sizes)):
+        together = self.together(len(sizes))
+        if is_torchs(loss_fn) and not together:  # PyTorch's other means are over rows
+            return None
+        if not together:
             raise ArgumentError(
                 f"loss_fn cannot be traced, and the micro-batches' losses are on several ranks, so that none can try "
                 f"what it counts; {ASKED}"
             )
         self.tried = True
-        return LossTrial(loss_fn, counted, sizes, not is_known(loss_fn) and says_sum(loss_fn))
+        return LossTrial(loss_fn, counted, sizes, says_sum(loss_fn))
 
     def together(self, count: int) -> bool:
         """Whether the losses of all micro-batches come about in one process."""

@@ -22,6 +22,7 @@ from bppsa.fxpasses.partition.capture.lines import is_checkpoint, stack
 from bppsa.fxpasses.partition.check.rows import by_rows
 from bppsa.fxpasses.partition.check.verify import called, check_same
 from bppsa.fxpasses.partition.cut.modules import ROOT, first_names, names_of, stage_module
+from bppsa.fxpasses.partition.means.outputs import few_by_hand
 from bppsa.fxpasses.partition.ops.changes import changed_by
 from bppsa.fxpasses.partition.ops.effects import NORMS, EffectWatch, Site, storage, written
 from bppsa.fxpasses.theirs import is_ours, theirs
@@ -102,7 +103,8 @@ def by_hand(
     assemble = lambda leaves: tree_unflatten(list(leaves), spec)  # noqa: E731
     found = Stages(tuple(stages), tuple(values), len(arguments.names), arguments.bind, assemble)
     shapes = tuple(tuple(x.shape) if isinstance(x, Tensor) else None for x in tree_leaves(list(arguments.examples)))
-    return replace(found, by_rows=by_rows(model, found, arguments), shapes=shapes)
+    rows, leaves = by_rows(model, found, arguments), tree_leaves(list(arguments.examples))
+    return replace(found, by_rows=rows, shapes=shapes, few=few_by_hand(tree_leaves(runs[-1].result), leaves, rows))
 
 
 def calling(path: str, arguments: Arguments | None, inputs: int, written: frozenset[int]) -> tuple[fx.Graph, fx.Node]:

@@ -65,6 +65,16 @@ def few(
     return FewOutputs(kept, known, tuple(given), rows)
 
 
+def few_by_hand(outputs: Sequence[Any], leaves: Sequence[Any], by_rows: Sequence[bool]) -> FewOutputs:
+    """The same where no graph tells sizes: all but rows are as in the example. leaves: of the arguments."""
+    rows = next((x.shape[0] for x, yes in zip(leaves, by_rows, strict=True) if yes), None)
+    shapes = [
+        ((FEW,) if x.dim() and x.shape[0] == rows else x.shape[:1]) + x.shape[1:] if isinstance(x, Tensor) else None
+        for x in outputs
+    ]
+    return few(outputs, shapes, [None] * len(leaves), by_rows)
+
+
 def sized(shape: Sequence[Any], like: Sequence[int], sizes: Mapping[Any, int]) -> list[int]:
     """The shape with numbers for its symbols; of one that is not known, the number that it was."""
     found = [size.xreplace(sizes) if hasattr(size, "xreplace") else size for size in shape]
