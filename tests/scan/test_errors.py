@@ -41,7 +41,7 @@ CARRIES: dict[str, tuple[list[str], Callable[[], Any], Cell]] = {
     "one result": (["return (next carry, y)", "Tensor"], h, lambda s, x: s + x),
     "three results": (["return (next carry, y)", "3 values"], h, lambda s, x: (s, x, x)),
     "a list": (["return (next carry, y), a tuple", "list"], h, lambda s, x: [s, x]),
-    "no y": (["y is a NoneType", "(carry, ())"], h, lambda s, x: (s, None)),
+    "no y": (["y is None", "(carry, ())"], h, lambda s, x: (s, None)),
     "a y that is no tensor": (["y['a'][1] is a float"], h, lambda s, x: (s, {"a": (x, 1.0)})),
 }
 
@@ -110,7 +110,7 @@ INPUTS: dict[str, tuple[type[Exception], str, Any, Any]] = {
     "no xs": (RuntimeError, "xs has no tensors", h(), ()),
     "a scalar x": (RuntimeError, "steps", h(), (x(H), torch.ones(()))),
     "a number in xs": (TypeError, "xs is an int", h(), (x(H), 3)),
-    "None in xs": (TypeError, "xs is a NoneType", h(), (x(H), None)),
+    "None in xs": (TypeError, "xs is None", h(), (x(H), None)),
     "a number in the carry": (TypeError, "carry is a float", (h(), 1.0), x(H)),
     "a string in the carry": (TypeError, "carry is a str", {"a": "b"}, x(H)),
 }
