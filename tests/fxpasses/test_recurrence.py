@@ -189,7 +189,6 @@ REFUSED: list[tuple[str, str, Cell]] = [
     ("flip.default", "along the batch", lambda h, x: h.flip(0) + x),
     ("linalg_vector_norm.default", "along the batch", lambda h, x: h.norm(dim=0) + x),
     ("repeat.default", "along the batch", lambda h, x: h.repeat(2, 1)[:B] + x),
-    ("slice.Tensor", "without columns", lambda h, x: torch.cat([h[:, :0], h], 1) + x),
 ]
 
 
