@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import bppsa
 from tests.breadth import alternate
-from tests.cells.support import B, Cell, H, T, h, plain, random, x
+from tests.cells.support import B, Cell, H, T, fuses, h, plain, random, squashed, x
 
 EDGES = [-math.inf, -1e10, -30.0, -0.5, 0.0, 1e-300, 0.3, 1.0, 2.0, 1e10, math.inf, math.nan]
 
@@ -66,3 +66,7 @@ def test_a_constant_carry_takes_no_gradient() -> None:
     state, xs = h().requires_grad_(), random(T, B, H).requires_grad_()
     final, ys = bppsa.scan(lambda h, x: (torch.zeros_like(h), h + x), state, xs, strategy="sequential")
     assert (final.requires_grad, ys.requires_grad) == (False, True)
+
+
+def test_a_slice_without_columns() -> None:
+    fuses(squashed(lambda h, x: torch.cat([h[:, :0], h], 1) + x), h(), x(H))
