@@ -103,8 +103,7 @@ def batch(rows: int = 6, width: int = WIDTH) -> tuple[Tensor, Tensor]:
 
 
 def loss_fn(output: Tensor, target: Tensor) -> Tensor:
-    if output.requires_grad:  # a fault is of a step, not of the look at what the loss counts
-        Armed.pass_by("loss", 0)
+    Armed.pass_by("loss", 0)
     return functional.mse_loss(output, target)
 
 

@@ -47,6 +47,7 @@ def compiled_for(net: nn.Sequential, schedule: str, microbatches: int = 4, seed:
         microbatches=microbatches,
         seed=seed,
         loss_fn=faults.loss_fn,
+        loss_weight=len,  # so that a fault is of a step, and not of a look at what the loss counts
         example_inputs=faults.batch(width=own[0].weight.shape[1])[0],
     )
 
