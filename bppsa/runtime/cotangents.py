@@ -13,4 +13,7 @@ def is_memory(cotangent: Tensor | None) -> bool:
     """Whether a kernel may read its numbers. One that stands for many at once, as under
     `torch.autograd.grad(..., is_grads_batched=True)`, has no memory of its own, and a subclass says itself what an op
     makes of it."""
-    return cotangent is None or (torch._C._has_storage(cotangent) and not _keys(cotangent).has(_SUBCLASS))
+    if cotangent is None:
+        return True
+    is_marked = cotangent.is_neg() or cotangent.is_conj()  # its numbers are others than those in memory
+    return torch._C._has_storage(cotangent) and not is_marked and not _keys(cotangent).has(_SUBCLASS)

@@ -261,3 +261,11 @@ def test_opcheck_of_inference(kind: str) -> None:
     model = KINDS[kind](I, H).double().requires_grad_(False)
     found = torch.library.opcheck(torch.ops.bppsa.recurrence.default, op_arguments(model, masked=False, grad=False))
     assert set(found.values()) == {"SUCCESS"}
+
+
+def test_a_gradient_that_is_only_marked_as_negative() -> None:
+    model, x = nn.GRU(3, H).double(), torch.randn(4, 2, 3, dtype=torch.float64, requires_grad=True)
+    marked = torch.randn(4, 2, H, dtype=torch.complex128).conj().imag
+    assert marked.is_neg()
+    found, expected = (torch.autograd.grad(m(x)[0], x, marked)[0] for m in (compiled(model), model))
+    torch.testing.assert_close(found, expected)
