@@ -22,9 +22,9 @@ from rich.console import Console
 import device
 import machine
 import store
+from bppsa.codegen.assembling import program
 from bppsa.codegen.gpu.cuda.native import CudaKernel, cuda_kernel
 from bppsa.codegen.language.ir import Buffer, Kernel
-from bppsa.codegen.lowering import program
 from bppsa.frontend.planning import sweeps
 from bppsa.fxpasses.network import jacobian
 from tables import terminal

@@ -19,8 +19,8 @@ import chunked
 from bppsa.codegen.language.traffic import traffic
 from bppsa.frontend.cell import plans
 from bppsa.plan.strategy import Strategy
-from bppsa.runtime.recurrent.extent import Extent
 from bppsa.runtime.recurrent.reference import loop
+from bppsa.runtime.recurrent.scan.extent import Extent
 from comparison import Options, Row, compare
 from problems import difference, training_step
 from timing import Step, interleave, milliseconds, significant

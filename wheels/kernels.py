@@ -17,11 +17,11 @@ import torch
 from torch.utils import _pytree as pytree
 
 from bppsa import cells
-from bppsa.chain import Recurrence
+from bppsa.codegen.assembling import program
 from bppsa.codegen.cpu import print_cpp, products, sparse, stretches
-from bppsa.codegen.lowering import program
 from bppsa.codegen.sparse_conv import native, print_conv
 from bppsa.codegen.sparse_conv.window import Window
+from bppsa.common.chain import Recurrence
 from bppsa.frontend.cell.plans import find
 from bppsa.frontend.planning.sweeps import apart, module_recurrence
 from bppsa.fxpasses.network import jacobian
@@ -125,7 +125,7 @@ def planned(cell: cells.Cell, width: int, beside: torch.dtype | None) -> Recurre
 
 def engines() -> Iterator[tuple[str, str]]:
     """Products after sweeps, states computed again, sparse Jacobians, images of pruned networks."""
-    yield "sparse", print_cpp.skeleton("symbolic.h")
+    yield "sparse", print_cpp.skeleton("sparse/symbolic.h")
     for real in REALS:
         yield "stretches", stretches.source(real)
         yield "products", products.source(real)

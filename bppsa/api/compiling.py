@@ -19,7 +19,7 @@ from bppsa.frontend.loops.functions import report_of
 from bppsa.frontend.state import is_compiled, state_of
 from bppsa.plan.forward import Forward, forward_of
 from bppsa.plan.strategy import Strategy, strategy_of
-from bppsa.schedule.spec import Build, Recipe, Schedule
+from bppsa.schedule.job_graph.spec import Build, Recipe, Schedule
 
 
 def compile(

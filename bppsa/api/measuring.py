@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from bppsa import cells
-from bppsa.chain import Recurrence
+from bppsa.common.chain import Recurrence
 from bppsa.errors import MachineError, Reason
 from bppsa.frontend.cell import scanning
 from bppsa.frontend.cell.plans import find

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from bppsa.common.stages import COST, MEASURED, SELECTIVE
 from bppsa.errors import ArgumentError, StrategyError, kind_of
 from bppsa.plan.forward import Forward
 from bppsa.plan.strategy import Strategy
+from bppsa.schedule.job_graph.spec import Build, Recipe, Schedule
 from bppsa.schedule.recompute import FULL
-from bppsa.schedule.spec import Build, Recipe, Schedule
-from bppsa.stages import COST, MEASURED, SELECTIVE
 
 FALLBACKS = ("eager", "inductor")
 SPARSE = ("masks", "auto")

@@ -17,7 +17,7 @@ from bppsa.distributed.planned.states import state_of_optimizer
 from bppsa.distributed.planned.texts import PlannedStep, about, nothing_fits
 from bppsa.distributed.planned.tracing import traced
 from bppsa.errors import ArgumentError, ScheduleError, StrategyError, kind_of
-from bppsa.schedule.spec import SPLIT
+from bppsa.schedule.job_graph.spec import SPLIT
 
 HALF = 2  # bytes
 OPTIONAL = {"batch", "microbatches", "memory_gb", "device_gb_per_s"}

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from bppsa.common.stages import COST, MEASURED, OverTime, Stages
 from bppsa.distributed.compiled import Scheduled, trainer_of
 from bppsa.distributed.over_time.training import TimeTraining
 from bppsa.distributed.steps.agreement import fingerprint
@@ -22,9 +23,8 @@ from bppsa.distributed.steps.speeds import stage_speeds, threads_of_one, workers
 from bppsa.distributed.steps.training import Settings, Training
 from bppsa.errors import ScheduleError, StrategyError
 from bppsa.runtime.worker.shell import holder, tensors_in
-from bppsa.schedule.spec import bound_to
+from bppsa.schedule.job_graph.spec import bound_to
 from bppsa.schedule.timeline import Timeline
-from bppsa.stages import COST, MEASURED, OverTime, Stages
 
 if TYPE_CHECKING:
     from bppsa.runtime.transport.group import GroupTransport

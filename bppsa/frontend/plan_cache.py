@@ -9,8 +9,8 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
+from bppsa.common.recent import renewed_in_children
 from bppsa.errors import Reason, Unsupported
-from bppsa.recent import renewed_in_children
 
 P = TypeVar("P")
 Reference = Callable[[], Any]  # None where what it leads to is gone

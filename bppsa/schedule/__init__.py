@@ -12,10 +12,10 @@ studied anywhere.
 
 from bppsa.schedule.bounds import bound
 from bppsa.schedule.compare import Comparison, compare
+from bppsa.schedule.job_graph.spec import DIRECTIONS, SPLIT, B, F, Job, Recipe, Schedule, W
 from bppsa.schedule.recompute import Recompute
 from bppsa.schedule.search import Search, search
 from bppsa.schedule.simulator import simulate
-from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, F, Job, Recipe, Schedule, W
 from bppsa.schedule.tables import table1
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.torch_format import TorchSchedule, from_torch, to_torch

@@ -24,11 +24,11 @@ from typing import Any
 from bppsa.errors import ScheduleError
 from bppsa.schedule.compare import compare
 from bppsa.schedule.draw import column
+from bppsa.schedule.job_graph.spec import Build, Recipe, Schedule
 from bppsa.schedule.names import PARAMETERS, ZOO, loaded, made_by, named, signature
 from bppsa.schedule.recompute import FULL, Recompute
 from bppsa.schedule.search import AUTO, search
 from bppsa.schedule.simulator import simulate
-from bppsa.schedule.spec import Build, Recipe, Schedule
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import JOBS, Units
 from bppsa.schedule.zoo.looped import OWNERS

@@ -8,8 +8,8 @@ from operator import mul, neg
 from typing import TYPE_CHECKING
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule.jobs import Grid
-from bppsa.schedule.spec import B, F, W
+from bppsa.schedule.job_graph.jobs import Grid
+from bppsa.schedule.job_graph.spec import B, F, W
 
 if TYPE_CHECKING:
     from bppsa.schedule.timeline import Timeline

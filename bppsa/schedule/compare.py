@@ -7,10 +7,10 @@ from dataclasses import astuple, dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from bppsa.errors import ScheduleError
+from bppsa.schedule.job_graph.spec import Build, Recipe, Schedule, bound_to
+from bppsa.schedule.job_graph.spec import W as WEIGHT
 from bppsa.schedule.recompute import Recompute, recompute_of
 from bppsa.schedule.simulator import Cost, per_stage, simulate
-from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
-from bppsa.schedule.spec import W as WEIGHT
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import JOBS, Units
 

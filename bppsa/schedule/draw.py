@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
-from bppsa.schedule.spec import B, F, Job, W
+from bppsa.schedule.job_graph.spec import B, F, Job, W
 
 if TYPE_CHECKING:
     from bppsa.schedule.timeline import Timeline

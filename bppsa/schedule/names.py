@@ -12,7 +12,7 @@ from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import zoo
-from bppsa.schedule.spec import Build, Recipe, Schedule
+from bppsa.schedule.job_graph.spec import Build, Recipe, Schedule
 
 signature = partial(inspect.signature, eval_str=True)
 

@@ -12,9 +12,9 @@ from typing import Any
 from bppsa.errors import ScheduleError
 from bppsa.schedule import zoo
 from bppsa.schedule.compare import ComparisonRow, as_recipe, reasons, row_or_reason, table, with_recompute
+from bppsa.schedule.job_graph.spec import Build, Recipe, Schedule, check_counts
 from bppsa.schedule.recompute import Recompute, recompute_of
 from bppsa.schedule.simulator import Cost, Number
-from bppsa.schedule.spec import Build, Recipe, Schedule, check_counts
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import BYTES, JOBS, Units
 

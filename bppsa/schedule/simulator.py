@@ -11,11 +11,11 @@ from numbers import Real
 from typing import Any
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule import spec
-from bppsa.schedule.answers import no_cost
-from bppsa.schedule.graph import NOWHERE, JobGraph, Price, Prices, build_graph, numbered
+from bppsa.schedule.job_graph import spec
+from bppsa.schedule.job_graph.answers import no_cost
+from bppsa.schedule.job_graph.graph import NOWHERE, JobGraph, Price, Prices, build_graph, numbered
+from bppsa.schedule.job_graph.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.recompute import Recompute, recompute_of
-from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import JOBS, Units
 

@@ -8,8 +8,8 @@ from fractions import Fraction
 from typing import Any
 
 from bppsa.schedule.compare import in_columns
+from bppsa.schedule.job_graph.spec import Recipe
 from bppsa.schedule.simulator import simulate
-from bppsa.schedule.spec import Recipe
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.zoo import ddp, fsdp, fslpp, lpp, one_f_one_b
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from bppsa.schedule import draw
 from bppsa.schedule.bounds import bound
-from bppsa.schedule.graph import JobGraph
-from bppsa.schedule.jobs import Grid, PerJob
-from bppsa.schedule.spec import B, F, Job, W
+from bppsa.schedule.job_graph.graph import JobGraph
+from bppsa.schedule.job_graph.jobs import Grid, PerJob
+from bppsa.schedule.job_graph.spec import B, F, Job, W
 from bppsa.schedule.units import JOBS, Units
 
 Size = Callable[[int, int], Any]  # of the activations, or the weights, of (s, b)

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from bppsa.errors import ScheduleError
+from bppsa.schedule.job_graph.spec import DIRECTIONS, SPLIT, B, Build, F, Job, Recipe, Schedule, W
+from bppsa.schedule.job_graph.spec import W as WEIGHT
 from bppsa.schedule.simulator import simulate
-from bppsa.schedule.spec import DIRECTIONS, SPLIT, B, Build, F, Job, Recipe, Schedule, W
-from bppsa.schedule.spec import W as WEIGHT
 from bppsa.schedule.timeline import Timeline
 
 ACTION = re.compile(r"(\d+)(F|I|W|B)(\d+)")

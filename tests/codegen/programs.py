@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.chain import Recurrence
+from bppsa.codegen.assembling import program
+from bppsa.codegen.assembling.program import Program
 from bppsa.codegen.language.ir import Kernel
-from bppsa.codegen.lowering import program
-from bppsa.codegen.lowering.program import Program
+from bppsa.common.chain import Recurrence
 from bppsa.fxpasses.network import jacobian
 from bppsa.runtime.recurrent import reference
-from bppsa.runtime.recurrent.extent import Extent
+from bppsa.runtime.recurrent.scan.extent import Extent
 from bppsa.runtime.recurrent.sweep import Needs, Sweep
 from tests.fxpasses.graphs import split_cell
 from tests.scan.support import interpreters, reduction_of

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from bppsa.codegen.assembling.columns import ValueNumbering
+from bppsa.codegen.assembling.group import EXPENSIVE, Grouping
 from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, const, dot
 from bppsa.codegen.language.verify import verify
-from bppsa.codegen.lowering.columns import ValueNumbering
-from bppsa.codegen.lowering.group import EXPENSIVE, Grouping
 from bppsa.codegen.lowering.lower import Root
 from tests.codegen.kernels import add, at, mul
 from tests.codegen.programs import build, kernels

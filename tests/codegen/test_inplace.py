@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from bppsa.codegen.assembling.inplace import reuse_streams
 from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store, accessed, dot
 from bppsa.codegen.language.verify import verify
-from bppsa.codegen.lowering.inplace import reuse_streams
 from tests.codegen.kernels import add, at, mul
 from tests.codegen.programs import build
 from tests.scan import zoo

@@ -13,9 +13,9 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 from torch import Tensor
 
+from bppsa.codegen.assembling.assemble import row_of
 from bppsa.codegen.language import interpret
 from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store, const
-from bppsa.codegen.lowering.assemble import row_of
 from bppsa.codegen.lowering.lower import ColumnRun, Lowering, Workspace
 from bppsa.codegen.lowering.row import Row, RowSegment, concatenate, leaf, shift, zip_with
 from bppsa.errors import Unsupported

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from bppsa.codegen.assembling.program import Program
 from bppsa.codegen.cpu import print_cpp
 from bppsa.codegen.cpu.build import available, build_many
 from bppsa.codegen.cpu.native import NativeKernel
 from bppsa.codegen.language.ir import Kernel, Kind
-from bppsa.codegen.lowering.program import Program
-from bppsa.runtime.recurrent.extent import Extent
+from bppsa.runtime.recurrent.scan.extent import Extent
 from bppsa.runtime.recurrent.sweep import Sweep
 from tests.codegen.programs import (
     Operands,

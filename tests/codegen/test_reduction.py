@@ -12,9 +12,9 @@ from torch import Tensor
 from bppsa.codegen.cpu.build import available
 from bppsa.codegen.cpu.native import NativeKernel
 from bppsa.codegen.language.ir import Kind
-from bppsa.runtime.recurrent.extent import Extent
-from bppsa.runtime.recurrent.pairs import Pair
 from bppsa.runtime.recurrent.reduce import Reduction
+from bppsa.runtime.recurrent.scan.extent import Extent
+from bppsa.runtime.recurrent.scan.pairs import Pair
 from bppsa.runtime.recurrent.sweep import Needs, Sweep
 from tests.breadth import diagonal
 from tests.codegen.programs import Operands, build, interpreted, operands, packed

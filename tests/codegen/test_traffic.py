@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bppsa.codegen.assembling import program
 from bppsa.codegen.language.traffic import traffic
-from bppsa.codegen.lowering import program
 from bppsa.frontend.planning.sweeps import module_recurrence
 from bppsa.fxpasses.network import jacobian
 

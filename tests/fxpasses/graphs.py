@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from bppsa.chain import Recurrence
+from bppsa.common.chain import Recurrence
 from bppsa.fxpasses.cell.recurrence import split
 from bppsa.fxpasses.recording.capture import Recording, record
 from tests.scan.zoo import Example

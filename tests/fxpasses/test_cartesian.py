@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bppsa.chain import FILLS
+from bppsa.common.chain import FILLS
 from bppsa.fxpasses.cartesian.functions import FUNCTIONS, both
 from bppsa.fxpasses.cartesian.numbers import Cartesian
 from bppsa.fxpasses.cartesian.rows import STRUCTURE
-from bppsa.fxpasses.cell.real_parts import finished
+from bppsa.fxpasses.cell.rewrites.real_parts import finished
 
 aten = torch.ops.aten
 C = torch.complex128

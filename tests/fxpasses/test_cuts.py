@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from bppsa.chain import Chain
+from bppsa.common.chain import Chain
 from bppsa.errors import Unsupported
 from bppsa.fxpasses.network.cuts import cut
 from bppsa.fxpasses.network.models import record_model

@@ -11,7 +11,7 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 from torch import Tensor, fx
 
-from bppsa.chain import Recurrence, Transposed
+from bppsa.common.chain import Recurrence, Transposed
 from bppsa.errors import Unsupported
 from bppsa.fxpasses.network.jacobian import transpose
 from bppsa.sparsity.rules.registry import RULES

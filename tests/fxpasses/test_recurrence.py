@@ -11,11 +11,11 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from bppsa.chain import Recurrence, Weight
+from bppsa.common.chain import Recurrence, Weight
 from bppsa.errors import Unsupported
 from bppsa.fxpasses.cell.recurrence import split
 from bppsa.runtime.recurrent import reference
-from bppsa.runtime.recurrent.extent import Extent
+from bppsa.runtime.recurrent.scan.extent import Extent
 from tests.fxpasses.graphs import ops, record_cell, split_cell
 from tests.scan import zoo
 from tests.scan.support import same

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import bppsa
 from bppsa.errors import ArgumentError, GradientError
-from bppsa.frontend.loops.fuse import Fused
+from bppsa.frontend.loops.scans.fuse import Fused
 from tests.loops.beside import Pair, assert_alike
 from tests.loops.cells import B, Cell, H, N, T, x
 from tests.loops.models import Stack

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import bppsa
-from bppsa.frontend.loops.fuse import Fused
+from bppsa.frontend.loops.scans.fuse import Fused
 
 H, B = 32, 8
 

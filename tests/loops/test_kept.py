@@ -6,8 +6,8 @@ import copy
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 
+from bppsa.common.recent import RecentMap
 from bppsa.frontend.loops.state import LoopState
-from bppsa.recent import RecentMap
 
 
 def test_the_map_keeps_what_was_used_last() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import bppsa
-from bppsa.frontend.loops import fuse
+from bppsa.frontend.loops.scans import fuse
 from tests.loops.beside import Pair
 
 Step = Callable[[int, int, Tensor, Tensor], Tensor]  # t, T, x of the step, carry

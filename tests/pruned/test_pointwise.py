@@ -18,7 +18,7 @@ from bppsa.errors import Unsupported
 from bppsa.frontend.pruned.regions.draft import Draft
 from bppsa.frontend.pruned.regions.lay import lay
 from bppsa.runtime.sparse_conv.pointwise import Pointwise
-from bppsa.runtime.sparse_conv.step import RegionStep
+from bppsa.runtime.sparse_conv.programs.step import RegionStep
 from tests.pruned.support import assert_same_step, captured, error, kernels, pruned
 
 EDGES = [0.0, -0.0, 1.0, -1.0, 0.5, -0.5, 3.0, -3.0, 6.0, 2.0, -2.0, 20.5, -40.0]

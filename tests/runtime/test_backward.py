@@ -16,7 +16,7 @@ from bppsa import cells, strategies
 from bppsa.frontend.planning.sweeps import compile_recurrence, module_recurrence
 from bppsa.plan.strategy import Strategy
 from bppsa.runtime.recurrent.backward import Asked, backward
-from bppsa.runtime.recurrent.extent import Extent
+from bppsa.runtime.recurrent.scan.extent import Extent
 from bppsa.runtime.recurrent.sweep import Gradients, Needs, Sweep
 from tests.breadth import diagonal, examples
 from tests.codegen.programs import Operands, build, by_autograd, interpreted, operands, packed

@@ -15,8 +15,8 @@ from bppsa import scan, strategies
 from bppsa.frontend.call_log import collecting
 from bppsa.frontend.planning.sweeps import compile_recurrence, module_recurrence
 from bppsa.plan.forward import Forward
-from bppsa.runtime.recurrent.extent import Extent
 from bppsa.runtime.recurrent.newton import NewtonHistory, Solver
+from bppsa.runtime.recurrent.scan.extent import Extent
 from bppsa.runtime.recurrent.sweep import Passed, Sweep
 from tests.breadth import diagonal
 from tests.codegen.programs import Operands, build, interpreted, operands, packed

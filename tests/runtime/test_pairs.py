@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from bppsa.runtime.recurrent.pairs import ZERO, Pair, ScaledRows, apply, compose, product, total
+from bppsa.runtime.recurrent.scan.pairs import ZERO, Pair, ScaledRows, apply, compose, product, total
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

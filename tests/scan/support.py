@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import bppsa
-from bppsa.chain import Recurrence
+from bppsa.codegen.assembling import program
+from bppsa.codegen.assembling.reduction import reduction
 from bppsa.codegen.language import interpret
 from bppsa.codegen.language.ir import Kernel
-from bppsa.codegen.lowering import program
-from bppsa.codegen.lowering.reduction import reduction
+from bppsa.common.chain import Recurrence
 from bppsa.decisions import Decision
 from bppsa.frontend.call_log import collecting
 from bppsa.frontend.planning.predict import choose_scan

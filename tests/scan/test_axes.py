@@ -8,8 +8,8 @@ from torch.utils import _pytree as pytree
 
 import bppsa
 from bppsa import strategies
+from bppsa.codegen.assembling.program import build
 from bppsa.codegen.cpu.print_cpp import source
-from bppsa.codegen.lowering.program import build
 from bppsa.frontend.cell.plans import find, without_kernel
 from bppsa.fxpasses.network import jacobian
 from bppsa.plan.strategy import Strategy

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule import Recipe, Timeline, blelloch, gpipe, one_f_one_b, simulate, v_schedule, zero_bubble
-from bppsa.schedule.program import Action, peak_activations, program, replay
+from bppsa.schedule.programs.program import Action, peak_activations, program, replay
 from tests.schedule.factories import sizes, timelines
 
 

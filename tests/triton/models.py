@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bppsa import cells
-from bppsa.chain import Recurrence
-from bppsa.codegen.lowering import program
-from bppsa.codegen.lowering.program import Program
+from bppsa.codegen.assembling import program
+from bppsa.codegen.assembling.program import Program
+from bppsa.common.chain import Recurrence
 from bppsa.frontend.cell.plans import find
 from bppsa.frontend.planning import sweeps
 from bppsa.fxpasses.network import jacobian

@@ -10,14 +10,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bppsa.codegen.gpu import axes_units, native, print_triton
-from bppsa.codegen.gpu.sweep_axes import has_axes
+from bppsa.codegen.assembling import program
+from bppsa.codegen.assembling.program import Program
+from bppsa.codegen.gpu import native
+from bppsa.codegen.gpu.triton import axes_units, print_triton
+from bppsa.codegen.gpu.triton.sweep_axes import has_axes
 from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Reduce, Store, dot, load, rewrite
 from bppsa.codegen.language.verify import verify
-from bppsa.codegen.lowering import program
-from bppsa.codegen.lowering.program import Program
 from bppsa.fxpasses.network import jacobian
-from bppsa.runtime.recurrent.extent import Extent
+from bppsa.runtime.recurrent.scan.extent import Extent
 from tests.breadth import diagonal
 from tests.codegen.kernels import add, at, delayed
 from tests.codegen.programs import by_inference, by_sweep, interpreted, operands, packed

@@ -9,9 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bppsa.codegen.gpu import print_triton
+from bppsa.codegen.assembling.program import Program
 from bppsa.codegen.gpu.native import TritonKernel
-from bppsa.codegen.gpu.print_tile import TRITON
+from bppsa.codegen.gpu.triton import print_triton
+from bppsa.codegen.gpu.triton.print_tile import TRITON
 from bppsa.codegen.language import interpret
 from bppsa.codegen.language.ir import (
     SPECIAL,
@@ -28,8 +29,7 @@ from bppsa.codegen.language.ir import (
     dot,
 )
 from bppsa.codegen.language.traffic import traffic
-from bppsa.codegen.lowering.program import Program
-from bppsa.runtime.recurrent.extent import Extent
+from bppsa.runtime.recurrent.scan.extent import Extent
 from bppsa.runtime.recurrent.sweep import Sweep
 from tests.codegen.kernels import (
     add,

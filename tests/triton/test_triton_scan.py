@@ -11,8 +11,8 @@ from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.plan.levels import linear
 from bppsa.plan.strategy import Division, Strategy
 from bppsa.runtime.recurrent.backward import Asked, backward
-from bppsa.runtime.recurrent.extent import Extent
 from bppsa.runtime.recurrent.multiple_shooting import AsRows, InPlace
+from bppsa.runtime.recurrent.scan.extent import Extent
 from bppsa.runtime.recurrent.sweep import Gradients, Needs, Sweep
 from tests.codegen.programs import Operands, operands, packed
 from tests.scan.support import interpreted, same

@@ -11,7 +11,7 @@ from torch import nn
 from bppsa import compile
 from bppsa.errors import ScheduleError
 from bppsa.schedule import Schedule, blelloch, gpipe, interleaved, lpp, pipedream, wavelet_mp
-from bppsa.schedule.program import Action
+from bppsa.schedule.programs.program import Action
 from tests.workers import zoo
 
 

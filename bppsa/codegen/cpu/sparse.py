@@ -1,4 +1,4 @@
-"""Call the kernels over CSR patterns, skeleton/symbolic.h and sparse.h: a library for each element type.
+"""Call the kernels over CSR patterns, skeleton/sparse/symbolic.h and sparse.h: a library for each element type.
 
 Values of a batch come as [B, E] in one of two layouts, told by the strides: one sample after the other, or *lanes*,
 strides (1, P), in which the samples of an entry lie side by side and P is a multiple of `LANES[real]`. In lanes an
@@ -30,7 +30,9 @@ LEAST_NS = 30_000  # of a call's work for each thread
 @functools.cache
 def source(real: str) -> str:
     """`real` is "float" or "double"."""
-    parts = map(skeleton, ("vec.h", "intrinsics.h", "arena.h", "sparse.h", "sparse_panels.h", "sparse_values.h"))
+    parts = map(
+        skeleton, ("vec.h", "intrinsics.h", "arena.h", "sparse/products.h", "sparse/panels.h", "sparse/values.h")
+    )
     return "\n".join([f"using real = {real};", *parts])
 
 
@@ -62,7 +64,7 @@ class NativeSymbolic:
     """`product.symbolic`, some fifty times as fast."""
 
     def __init__(self) -> None:
-        library = build.library(skeleton("symbolic.h"))
+        library = build.library(skeleton("sparse/symbolic.h"))
         self._count: Any = library.bppsa_count
         self._count.argtypes, self._count.restype = (*[POINTER] * 5, INT64, INT64, INT, POINTER), None
         self._fill: Any = library.bppsa_fill

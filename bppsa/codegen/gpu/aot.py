@@ -11,11 +11,11 @@ import tempfile
 from dataclasses import dataclass
 from typing import Any
 
-from bppsa.codegen.gpu.frame import STRIDES
 from bppsa.codegen.gpu.native import PRECISION, module, options
 from bppsa.codegen.gpu.native_scan import level_block, scan_of
 from bppsa.codegen.gpu.native_sparse import MOST_SAMPLES, NUMBERS, WARPS
-from bppsa.codegen.gpu.print_triton import printed
+from bppsa.codegen.gpu.triton.frame import STRIDES
+from bppsa.codegen.gpu.triton.print_triton import printed
 from bppsa.codegen.language.ir import Buffer, Kernel, Kind
 
 WARP = 32  # threads
@@ -60,7 +60,7 @@ def boundaries_usage(width: int, diagonal: bool, real: str, capability: int) -> 
 
 def level_usage(name: str, width: int, real: str, capability: int) -> Usage:
     """Of a kernel of Blelloch's tree: "up_level", "middle" or "down_level"."""
-    from bppsa.codegen.gpu import scan_kernels
+    from bppsa.codegen.gpu.triton import scan_kernels
 
     block, warps = level_block(width)
     places = ("places",) if name == "middle" else ("lefts", "rights", "reached")
@@ -78,7 +78,7 @@ def level_usage(name: str, width: int, real: str, capability: int) -> Usage:
 
 def sums_usage(real: str, capability: int, *, matrix: bool) -> Usage:
     """Of a sparse product's numeric phase, or where `matrix` of a sparse matrix times vectors, for a whole batch."""
-    from bppsa.codegen.gpu import sparse_kernels
+    from bppsa.codegen.gpu.triton import sparse_kernels
 
     signature = dict.fromkeys(("a", "b", "out"), POINTER[real]) | {"offsets": "*i64", "left": "*i32", "right": "*i32"}
     signature |= dict.fromkeys(("count", "samples"), "i32")

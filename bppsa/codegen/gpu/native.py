@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen import cache
-from bppsa.codegen.gpu.frame import Printed
-from bppsa.codegen.gpu.print_triton import printed
+from bppsa.codegen.gpu.triton.frame import Printed
+from bppsa.codegen.gpu.triton.print_triton import printed
 from bppsa.codegen.language.ir import Kernel, Kind
 from bppsa.errors import BuildError
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.codegen.gpu.columns import padded
 from bppsa.codegen.gpu.native import PRECISION, launch
+from bppsa.codegen.gpu.triton.columns import padded
 from bppsa.plan.levels import ScanPlan
 
 WIDEST, WIDEST_LEVEL = 128, 63  # numbers of a dense M that a program holds, and of two
@@ -19,7 +19,7 @@ NUMBERS = 128  # of a program, and its threads, where M is diagonal
 
 def scan_of(width: int, diagonal: bool) -> tuple[Any, int, int]:
     """The kernel for carries so wide, its block of numbers, and its warps."""
-    from bppsa.codegen.gpu import scan_kernels
+    from bppsa.codegen.gpu.triton import scan_kernels
 
     if diagonal:
         return scan_kernels.boundaries_of_numbers, NUMBERS, NUMBERS // 32
@@ -74,7 +74,7 @@ def linearly(running: Tensor, g: Tensor, *, reverse: bool, transposed: bool = Fa
 
 def by_levels(plan: ScanPlan, running: Tensor, g: Tensor, *, reverse: bool) -> Tensor:
     """In one launch a level."""
-    from bppsa.codegen.gpu import scan_kernels
+    from bppsa.codegen.gpu.triton import scan_kernels
 
     chunks, rows, _, pitch = running.shape
     width = g.shape[1]

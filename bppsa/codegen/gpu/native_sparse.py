@@ -66,7 +66,7 @@ class TritonSparse:
 
 def sums(pairs: Pairs, a: Tensor, b: Tensor) -> Tensor:
     """[R] or [B, R]: the result of each of R sums, laid out as the operand that the batch does not share."""
-    from bppsa.codegen.gpu import sparse_kernels
+    from bppsa.codegen.gpu.triton import sparse_kernels
 
     count, batch = len(pairs.offsets) - 1, torch.broadcast_shapes(a.shape[:-1], b.shape[:-1])
     samples = batch.numel()

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from bppsa.chain import FILLS, Weight
 from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Kind, Op, Reduce, const, dot, load
 from bppsa.codegen.lowering import formulas, lower_axes, row_sum
 from bppsa.codegen.lowering.lower_folds import FOLDS
@@ -22,6 +21,7 @@ from bppsa.codegen.lowering.lower_matrices import MATRIX_OPS, Pivot
 from bppsa.codegen.lowering.pointwise import POINTWISE
 from bppsa.codegen.lowering.roots import Root, root_of
 from bppsa.codegen.lowering.row import Row, RowSegment, concatenate, leaf
+from bppsa.common.chain import FILLS, Weight
 from bppsa.errors import Reason, Unsupported
 
 aten = torch.ops.aten

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from bppsa.chain import FILLS, Recurrence, Role, Transposed
 from bppsa.codegen.language.ir import Access, Buffer, Expr, Group, Kernel, Kind, Store, const, load
 from bppsa.codegen.language.verify import verify
 from bppsa.codegen.lowering.pointwise import POINTWISE
+from bppsa.common.chain import FILLS, Recurrence, Role, Transposed
 from bppsa.errors import Reason, Unsupported
 
 aten = torch.ops.aten

@@ -26,7 +26,7 @@ LANES = {dtype: print_conv.LANES[real] for dtype, real in REAL.items()}
 
 @dataclass(frozen=True)
 class Entry:
-    """An entry point (skeleton/call.h): where it is, and how many arguments it takes."""
+    """An entry point (skeleton/images/call.h): where it is, and how many arguments it takes."""
 
     address: int
     count: int
@@ -58,7 +58,18 @@ def images(dtype: torch.dtype) -> EntryPoints:
 
 def images_source(real: str) -> str:
     texts = map(
-        skeleton, ("vec.h", "intrinsics.h", "arena.h", "call.h", "blocked.h", "images.h", "norm.h", "kept.h", "table.h")
+        skeleton,
+        (
+            "vec.h",
+            "intrinsics.h",
+            "arena.h",
+            "images/call.h",
+            "images/blocked.h",
+            "images/images.h",
+            "images/norm.h",
+            "images/kept.h",
+            "images/table.h",
+        ),
     )
     return "\n".join([f"using real = {real};", *texts])
 
@@ -91,7 +102,7 @@ def prepare(windows: Sequence[Window], kernels: Sequence[Kernel], dtype: torch.d
 
 @functools.cache
 def runner(dtype: torch.dtype) -> Any:
-    """`bppsa_run` of skeleton/table.h. Raises `BuildError`."""
+    """`bppsa_run` of skeleton/images/table.h. Raises `BuildError`."""
     run = build.library(images_source(REAL[dtype])).bppsa_run
     run.argtypes, run.restype = (POINTER, INT64, POINTER, POINTER), None
     return run
@@ -99,7 +110,7 @@ def runner(dtype: torch.dtype) -> Any:
 
 @functools.cache
 def adder(dtype: torch.dtype) -> Any:
-    """`bppsa_add_at` of skeleton/kept.h. Raises `BuildError`."""
+    """`bppsa_add_at` of skeleton/images/kept.h. Raises `BuildError`."""
     add = build.library(images_source(REAL[dtype])).bppsa_add_at
     add.argtypes, add.restype = (POINTER, POINTER, POINTER, ctypes.c_double, INT64, INT), None
     return add

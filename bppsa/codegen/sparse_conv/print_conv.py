@@ -1,4 +1,4 @@
-"""Print the kernels of one convolution: skeleton/conv.h around the tiles of its geometry.
+"""Print the kernels of one convolution: skeleton/images/conv.h around the tiles of its geometry.
 
 The unit exports `bppsa_forward`, `bppsa_backward` (to the input's gradient) and `bppsa_weights` (the gradient of each
 kept weight). Channels, samples and entries are run-time numbers.
@@ -18,7 +18,15 @@ LANES = {"float": 16, "double": 8}  # samples in a block: a cache line of each
 PIXELS = {True: 16, False: 4}
 # GCC would write all code of a tile once more for the last turn of the loop around it: half as long again to build.
 PRAGMA = '#pragma GCC optimize ("no-split-loops")'
-SKELETON = ("vec.h", "intrinsics.h", "arena.h", "call.h", "blocked.h", "conv.h", "conv_weights.h")
+SKELETON = (
+    "vec.h",
+    "intrinsics.h",
+    "arena.h",
+    "images/call.h",
+    "images/blocked.h",
+    "images/conv.h",
+    "images/conv_weights.h",
+)
 
 
 @functools.lru_cache(maxsize=256)
@@ -34,7 +42,7 @@ def source(window: Window, real: str) -> str:
             *sweep("Forward", window.forward, pixels, lanes),
             *sweep("Backward", window.backward, pixels, lanes),
             "}  // namespace",
-            skeleton("conv_calls.h"),
+            skeleton("images/conv_calls.h"),
         ]
     )
 

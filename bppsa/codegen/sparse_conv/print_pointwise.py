@@ -9,7 +9,7 @@ from bppsa.codegen.cpu.print_cpp import skeleton
 from bppsa.codegen.cpu.print_point import CPP, body
 from bppsa.codegen.language.ir import SPECIAL, Access, Expr, Kernel
 
-SKELETON = ("vec.h", "intrinsics.h", "math.h", "arena.h", "call.h", "blocked.h")
+SKELETON = ("vec.h", "intrinsics.h", "math.h", "arena.h", "images/call.h", "images/blocked.h")
 
 
 @functools.lru_cache(maxsize=256)

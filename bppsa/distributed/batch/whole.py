@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
+from bppsa.common.stages import Axes
 from bppsa.distributed.batch.batches import is_batched
 from bppsa.errors import InputError
-from bppsa.stages import Axes
 
 Shape = tuple[int, ...] | None  # None: of what is no tensor
 MEND = "bind what holds for all rows to loss_fn with functools.partial"

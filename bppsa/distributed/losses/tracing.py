@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
+from bppsa.common.stages import LossMeans, Stages
 from bppsa.distributed.batch.batches import is_batched, rows_in
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.errors import ArgumentError, PartitionError
@@ -18,7 +19,6 @@ from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.capture.since import since
 from bppsa.fxpasses.partition.means.outputs import FEW, resized
 from bppsa.fxpasses.theirs import is_ours, theirs
-from bppsa.stages import LossMeans, Stages
 
 MOST = 8  # graphs that are kept, and times that a loss is traced in vain
 

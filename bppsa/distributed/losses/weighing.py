@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from bppsa.common.stages import LossMeans
 from bppsa.distributed.batch.batches import Batch
 from bppsa.errors import InputError, ScheduleError
-from bppsa.stages import LossMeans
 
 OWN = "return outputs and give a loss of each row as loss_fn="
 OF_FUNCTIONS = "where it is a mean all the same give loss_weight=, what a micro-batch counts"

@@ -9,9 +9,9 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from bppsa.common.stages import Axes, OverTime
 from bppsa.distributed.batch.batches import Batch
 from bppsa.distributed.over_time.parts import Parts, gradients, values
-from bppsa.stages import Axes, OverTime
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from bppsa.common.stages import Axes, OverTime
 from bppsa.distributed.batch.whole import MEND, Shape, check_is_no_array, named_leaves, shapes_of
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.distributed.losses.reads import Names, unnamed
@@ -22,7 +23,6 @@ from bppsa.distributed.losses.shares import UNREAD, LossFunction, LossWeight, Sh
 from bppsa.distributed.over_time.parts import Parts, lengths
 from bppsa.errors import ArgumentError, InputError, ScheduleError, first_line
 from bppsa.fxpasses.theirs import is_ours, theirs
-from bppsa.stages import Axes, OverTime
 
 WHAT_LOSSES_RAISE = (ArgumentError, RuntimeError, ValueError, TypeError, LookupError)  # of other sizes
 

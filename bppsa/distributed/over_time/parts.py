@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.stages import Axes
+from bppsa.common.stages import Axes
 
 Join = Callable[[Sequence[Any], int | None, Sequence[int]], Any]  # of pieces, along an axis, with these sizes along it
 

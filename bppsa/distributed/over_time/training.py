@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from bppsa.common.stages import OverTime
 from bppsa.distributed.batch.batches import Batch, by_leaf, comparable
 from bppsa.distributed.batch.whole import check_wholes_over_time
 from bppsa.distributed.losses.reads import check_wants, names_in
@@ -24,10 +25,9 @@ from bppsa.runtime.worker.modes import Modes
 from bppsa.runtime.worker.over_time.work import reads, writes
 from bppsa.runtime.worker.pipeline import PipelineCall
 from bppsa.runtime.worker.results import Outcome
-from bppsa.schedule.messages import Items
-from bppsa.schedule.spec import Schedule
+from bppsa.schedule.job_graph.spec import Schedule
+from bppsa.schedule.programs.messages import Items
 from bppsa.schedule.zoo.time_chunks import END, with_ends
-from bppsa.stages import OverTime
 
 
 class TimeTraining(Training):

@@ -10,9 +10,9 @@ from typing import Any
 from bppsa.distributed.planned.estimates import StageEstimate, WorkerRates, total
 from bppsa.errors import ScheduleError
 from bppsa.schedule.compare import with_recompute
+from bppsa.schedule.job_graph.spec import Build, Recipe, Schedule
 from bppsa.schedule.recompute import Recompute
 from bppsa.schedule.search import Candidate, search
-from bppsa.schedule.spec import Build, Recipe, Schedule
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import BYTES, Units
 

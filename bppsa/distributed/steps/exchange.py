@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from bppsa.common.stages import Stages
 from bppsa.distributed.steps.plans import StepPlan
-from bppsa.schedule.messages import Item, Message
-from bppsa.schedule.program import Action
-from bppsa.stages import Stages
+from bppsa.schedule.programs.messages import Item, Message
+from bppsa.schedule.programs.program import Action
 
 Owners = Mapping[int, Sequence[int]]  # of each stage, the workers that own its weights, ascending
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from bppsa.common.stages import Stages
 from bppsa.distributed.steps.member import Asked, Member, WorkerCall
 from bppsa.distributed.steps.plans import StepPlan, batches
 from bppsa.runtime.transport.mailbox import Alarm, Threads
@@ -16,7 +17,6 @@ from bppsa.runtime.worker.execute import run_all
 from bppsa.runtime.worker.gradients import Sums, total
 from bppsa.runtime.worker.pipeline import PipelineCall
 from bppsa.runtime.worker.results import Outcome, Results, outcome
-from bppsa.stages import Stages
 
 T = TypeVar("T")
 

@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from bppsa.common.stages import OverTime, Stage, Stages
 from bppsa.decisions import Decision
 from bppsa.distributed.steps.plans import StepPlan
 from bppsa.errors import ScheduleError
@@ -27,9 +28,8 @@ from bppsa.runtime.worker.over_time.work import TimeChunks
 from bppsa.runtime.worker.pipeline import Pipeline, PipelineCall
 from bppsa.runtime.worker.results import Results
 from bppsa.runtime.worker.shell import Shell, tensors_in
-from bppsa.schedule.messages import Message
-from bppsa.schedule.program import Action
-from bppsa.stages import OverTime, Stage, Stages
+from bppsa.schedule.programs.messages import Message
+from bppsa.schedule.programs.program import Action
 
 Asked = tuple[Strategy, Forward]  # by the user, for scans and recurrences
 

@@ -10,13 +10,13 @@ from itertools import groupby
 
 from bppsa.errors import ScheduleError
 from bppsa.fxpasses.partition.ops.changes import Change
-from bppsa.schedule.graph import numbered
-from bppsa.schedule.jobs import PerJob
-from bppsa.schedule.messages import TOKEN, Item, Items, JobStep, with_messages
-from bppsa.schedule.program import Action
+from bppsa.schedule.job_graph.graph import numbered
+from bppsa.schedule.job_graph.jobs import PerJob
+from bppsa.schedule.job_graph.spec import F, Jobs, Schedule, W
+from bppsa.schedule.programs.messages import TOKEN, Item, Items, JobStep, with_messages
+from bppsa.schedule.programs.program import Action
 from bppsa.schedule.recompute import Recompute
 from bppsa.schedule.simulator import Cost, simulate
-from bppsa.schedule.spec import F, Jobs, Schedule, W
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import Units
 from bppsa.schedule.zoo.time_chunks import END

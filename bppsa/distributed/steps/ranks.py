@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from bppsa.common.stages import Stages
 from bppsa.distributed.steps.agreement import check_replicas, checksums, signature
 from bppsa.distributed.steps.exchange import Exchange, MessageNumbers, Owners, make_exchange
 from bppsa.distributed.steps.member import Asked, Member, WorkerCall, tensors_of
@@ -24,8 +25,7 @@ from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.pipeline import PipelineCall
 from bppsa.runtime.worker.results import Outcome, Results, outcome
 from bppsa.runtime.worker.shell import hollow, tensors_in
-from bppsa.schedule.program import Action
-from bppsa.stages import Stages
+from bppsa.schedule.programs.program import Action
 
 T = TypeVar("T")
 

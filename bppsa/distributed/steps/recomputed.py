@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from bppsa.common.stages import SELECTIVE, OverTime, Stage, Stages
 from bppsa.decisions import warn_once
 from bppsa.errors import StrategyError
 from bppsa.schedule.recompute import FULL
-from bppsa.stages import SELECTIVE, OverTime, Stage, Stages
 
 RecomputeChoice = str | Callable[[int], str | None] | None
 CHOICES = (FULL, SELECTIVE, None)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from bppsa.common.stages import Stages
 from bppsa.runtime.worker.shell import on_meta
-from bppsa.stages import Stages
 
 Source = Callable[[], nn.Module]
 

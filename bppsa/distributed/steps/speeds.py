@@ -9,7 +9,7 @@ import torch
 
 from bppsa.distributed.steps.member import cores
 from bppsa.errors import StrategyError
-from bppsa.schedule.spec import F, Schedule
+from bppsa.schedule.job_graph.spec import F, Schedule
 
 
 def workers_of(schedule: Schedule, S: int, B: int) -> int:

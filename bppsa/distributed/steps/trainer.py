@@ -17,6 +17,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from bppsa.common.stages import Stages
 from bppsa.distributed.batch.batches import Batch, comparable
 from bppsa.distributed.losses.metrics import gathered
 from bppsa.distributed.script.given import given_for
@@ -28,7 +29,6 @@ from bppsa.distributed.steps.training import Settings, Training
 from bppsa.errors import ScheduleError, WorkerError
 from bppsa.runtime.worker.modes import Modes
 from bppsa.schedule.timeline import Timeline
-from bppsa.stages import Stages
 
 
 class Trainer:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bppsa.common.stages import COST, Situation, Stages
 from bppsa.decisions import Report, warn_once
 from bppsa.distributed.batch.batches import Batch, by_leaf, check_rows, comparable, is_batched, parts, rows_of
 from bppsa.distributed.batch.whole import check_target, check_wholes
@@ -44,13 +45,12 @@ from bppsa.runtime.worker.modes import Modes
 from bppsa.runtime.worker.pipeline import PipelineCall, reads, writes
 from bppsa.runtime.worker.results import Outcome, Results
 from bppsa.runtime.worker.shell import tensors_in
-from bppsa.schedule.messages import Items
+from bppsa.schedule.job_graph.spec import Build, Recipe, Schedule, bound_to
+from bppsa.schedule.programs.messages import Items
 from bppsa.schedule.recompute import Recompute
 from bppsa.schedule.simulator import Cost
-from bppsa.schedule.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import Units
-from bppsa.stages import COST, Situation, Stages
 
 T = TypeVar("T")
 

@@ -8,10 +8,10 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from bppsa.common.recent import RecentMap
 from bppsa.decisions import Decision
 from bppsa.fxpasses.environment.libraries import owner
 from bppsa.fxpasses.environment.walk import Environment
-from bppsa.recent import RecentMap
 
 TOLD_FROM = 3  # calls in a row
 GAIN = ("predicted ms", "PyTorch's")  # numbers that would promise one

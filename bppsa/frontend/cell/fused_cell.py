@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bppsa.chain import Recurrence, Role
-from bppsa.codegen.gpu.sweep_axes import MOST_NUMBERS, has_axes, numbers
+from bppsa.codegen.gpu.triton.sweep_axes import MOST_NUMBERS, has_axes, numbers
+from bppsa.common.chain import Recurrence, Role
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.fxpasses.cell.reach import reach
@@ -22,9 +22,9 @@ from bppsa.plan.strategy import Strategy
 from bppsa.runtime.recurrent import autograd, reference
 from bppsa.runtime.recurrent.autograd import Result
 from bppsa.runtime.recurrent.backward import Asked, backward, prepare
-from bppsa.runtime.recurrent.extent import Extent, Given, Shape
 from bppsa.runtime.recurrent.newton import NewtonHistory, Solver
 from bppsa.runtime.recurrent.recompute import Recomputing
+from bppsa.runtime.recurrent.scan.extent import Extent, Given, Shape
 from bppsa.runtime.recurrent.sweep import Needs, Passed, Sweep
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from bppsa.chain import Recurrence
 from bppsa.codegen.lowering.lower import IN_KERNELS
+from bppsa.common.chain import Recurrence
 from bppsa.decisions import warn_once
 from bppsa.errors import InputError, InputIndexError, InputValueError, Reason, Unsupported, first_line
 from bppsa.frontend.cell.again import CellReading, reading_of

@@ -21,8 +21,8 @@ from bppsa.frontend.rnn.spec import Spec
 from bppsa.plan.forward import LIBRARY, forward_of
 from bppsa.plan.strategy import strategy_of
 from bppsa.runtime.recurrent.autograd import RecurrenceCall
-from bppsa.runtime.recurrent.extent import Extent, Given
 from bppsa.runtime.recurrent.newton import NewtonHistory
+from bppsa.runtime.recurrent.scan.extent import Extent, Given
 
 # Key of a cell -> its plan; the backend fills it while it compiles. Nothing leaves it: compiled graphs know their cells
 # by key alone and may run at any time, and Dynamo bounds how many graphs there are.

@@ -17,8 +17,8 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.frontend.cell.fused_cell import CellPlan
 from bppsa.frontend.cell.plans import plan_of
 from bppsa.frontend.dynamo.ops import SCANS, VERSION
-from bppsa.fxpasses.cell.each_step import counts_rows
 from bppsa.fxpasses.cell.instead import INSTEAD
+from bppsa.fxpasses.cell.rewrites.each_step import counts_rows
 from bppsa.fxpasses.recording.capture import record
 
 aten = torch.ops.aten

@@ -20,10 +20,10 @@ from bppsa.frontend.call_log import collecting, unnoted
 from bppsa.frontend.loops.call import call
 from bppsa.frontend.loops.key import call_of, unusual
 from bppsa.frontend.loops.plans import FirstCall, LoopPlan, first_call
-from bppsa.frontend.loops.shared import SharedSteps
+from bppsa.frontend.loops.scans.shared import SharedSteps
 from bppsa.frontend.loops.state import LoopState
 from bppsa.fxpasses.lines import place_of_trace
-from bppsa.fxpasses.reroll.period import LEAST_STEPS
+from bppsa.fxpasses.reroll.repetition.period import LEAST_STEPS
 from bppsa.fxpasses.theirs import is_ours
 from bppsa.plan.forward import forward_of
 from bppsa.plan.strategy import strategy_of

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bppsa.chain import ChainStage
+from bppsa.common.chain import ChainStage
 from bppsa.decisions import Decision
 from bppsa.errors import ChainError, Reason, Unsupported
 from bppsa.fxpasses.network.cuts import cut

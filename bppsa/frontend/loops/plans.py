@@ -16,11 +16,11 @@ from bppsa.errors import BuildError, GradientError, Reason, Unsupported, first_l
 from bppsa.frontend.call_log import note, unnoted
 from bppsa.frontend.loops.changing import settled
 from bppsa.frontend.loops.key import LoopCall, attributes
-from bppsa.frontend.loops.shared import SharedSteps, are_of, shape_of
+from bppsa.frontend.loops.scans.shared import SharedSteps, are_of, shape_of
+from bppsa.frontend.loops.scans.trust import Witness, believe, is_trusted_in_double
+from bppsa.frontend.loops.scans.verify import Differs, OtherNumbers
 from bppsa.frontend.loops.state import LeftCall
 from bppsa.frontend.loops.told import by_loop, named, ops_beside, refusals, refused, told_of
-from bppsa.frontend.loops.trust import Witness, believe, is_trusted_in_double
-from bppsa.frontend.loops.verify import Differs, OtherNumbers
 from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.plan_cache import place
 from bppsa.frontend.trials import trial
@@ -34,7 +34,7 @@ from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.replay import Replay
 from bppsa.fxpasses.reroll.log.unseen import watched
 from bppsa.fxpasses.reroll.program import LoopProgram, program_of
-from bppsa.fxpasses.reroll.unlike import unlike
+from bppsa.fxpasses.reroll.repetition.unlike import unlike
 from bppsa.runtime.recurrent.check import asked
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
 

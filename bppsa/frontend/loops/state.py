@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
+from bppsa.common.recent import RecentMap
 from bppsa.decisions import Decision, Report
 from bppsa.errors import Reason
 from bppsa.frontend.loops.changing import Changes, ChangingNumbers, exactly
-from bppsa.frontend.loops.shared import SharedSteps
+from bppsa.frontend.loops.scans.shared import SharedSteps
 from bppsa.frontend.plan_cache import PlanCache, Reference
-from bppsa.recent import RecentMap
 
 MOST = 64  # plans, one for each kind of call and number of steps
 TRIALS = 4  # logs in vain, after which the module is left alone

@@ -8,15 +8,15 @@ from functools import lru_cache
 
 import torch
 
-from bppsa.chain import Recurrence, Structure
+from bppsa.codegen.assembling.program import Program
 from bppsa.codegen.cpu.native import REAL
-from bppsa.codegen.gpu.columns import blocks, padded
-from bppsa.codegen.gpu.print_triton import holds_weights, printed
-from bppsa.codegen.gpu.sweep_axes import has_axes
+from bppsa.codegen.gpu.triton.columns import blocks, padded
+from bppsa.codegen.gpu.triton.print_triton import holds_weights, printed
+from bppsa.codegen.gpu.triton.sweep_axes import has_axes
 from bppsa.codegen.language.ir import Kernel, Kind
 from bppsa.codegen.language.traffic import Traffic, traffic
 from bppsa.codegen.lowering.lower import ColumnRun
-from bppsa.codegen.lowering.program import Program
+from bppsa.common.chain import Recurrence, Structure
 from bppsa.frontend.planning.rates import machine_of
 from bppsa.frontend.planning.sweeps import compile_recurrence, structure_of
 from bppsa.plan.choose import Choice, PlannedCall, choose, multiply_inline

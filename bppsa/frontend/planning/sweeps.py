@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from bppsa.chain import Recurrence, Structure
+from bppsa.codegen.assembling import program, reduction
 from bppsa.codegen.cpu import build as compiler
 from bppsa.codegen.cpu import print_cpp, products
 from bppsa.codegen.cpu.native import REAL, NativeKernel
@@ -21,7 +21,7 @@ from bppsa.codegen.gpu.native import PRECISION, TritonKernel
 from bppsa.codegen.gpu.native_scan import boundaries, corrections
 from bppsa.codegen.language.ir import SPECIAL, Kernel
 from bppsa.codegen.language.stretches import StretchWork
-from bppsa.codegen.lowering import program, reduction
+from bppsa.common.chain import Recurrence, Structure
 from bppsa.decisions import Decision
 from bppsa.errors import MachineError, Reason, Unsupported
 from bppsa.frontend.call_log import explaining

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bppsa.frontend.rnn.spec import Spec
-from bppsa.runtime.recurrent.extent import Extent, Given
+from bppsa.runtime.recurrent.scan.extent import Extent, Given
 
 
 def by_pytorch(spec: Spec, training: bool, extent: Extent, tensors: Given) -> tuple[Tensor, ...]:

@@ -26,9 +26,9 @@ from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.plan.work import Size
 from bppsa.runtime.chain.autograd import random_state, set_random_state
 from bppsa.runtime.recurrent import autograd
-from bppsa.runtime.recurrent.extent import Extent, Given
 from bppsa.runtime.recurrent.library import Library
 from bppsa.runtime.recurrent.newton import Solver
+from bppsa.runtime.recurrent.scan.extent import Extent, Given
 from bppsa.runtime.recurrent.stack import Stack
 from bppsa.runtime.recurrent.sweep import Sweep
 

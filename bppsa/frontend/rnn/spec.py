@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from bppsa.chain import Recurrence
+from bppsa.common.chain import Recurrence
 from bppsa.frontend.planning.predict import counts_of
 from bppsa.frontend.planning.sweeps import module_recurrence, structure_of
 from bppsa.plan.choose import multiply_inline

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from bppsa.chain import FILLS
+from bppsa.common.chain import FILLS
 from bppsa.fxpasses.axes.contract import call, features, merged, placed, refused, reshaped
 from bppsa.fxpasses.axes.layout import Axis, AxisLayout, Group, unified
 

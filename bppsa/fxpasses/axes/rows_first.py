@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from bppsa.chain import is_pointwise
+from bppsa.common.chain import is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.axes import elsewhere
 from bppsa.fxpasses.axes.contract import contracted, placed, reshaped

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.chain import FILLS
+from bppsa.common.chain import FILLS
 from bppsa.fxpasses.cartesian.numbers import (
     Cartesian,
     Part,

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from bppsa.chain import Recurrence
+from bppsa.common.chain import Recurrence
 
 aten = torch.ops.aten
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bppsa.chain import Recurrence, Role, Weight, output_of
+from bppsa.common.chain import Recurrence, Role, Weight, output_of
 
 aten = torch.ops.aten
 

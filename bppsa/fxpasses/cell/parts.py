@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import fx
 
-from bppsa.chain import Role
-from bppsa.fxpasses.cell.each_step import beside, beside_all, check_each_step, depends, each_step
+from bppsa.common.chain import Role
+from bppsa.fxpasses.cell.rewrites.each_step import beside, beside_all, check_each_step, depends, each_step
 
 aten = torch.ops.aten
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
-from bppsa.chain import FILLS, Recurrence, Role
+from bppsa.common.chain import FILLS, Recurrence, Role
 
 aten = torch.ops.aten
 Inputs = frozenset[Role]  # carries, streams and parameters

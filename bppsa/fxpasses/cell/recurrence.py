@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bppsa.chain import FILLS, Recurrence, Role, Stream, Weight, is_pointwise
+from bppsa.common.chain import FILLS, Recurrence, Role, Stream, Weight, is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.checks import checks_of
-from bppsa.fxpasses.cell.line_up import CARRY, PARAM, X, at_each_step, levels, line_up
 from bppsa.fxpasses.cell.parts import CellPart
-from bppsa.fxpasses.cell.real_parts import is_complex
-from bppsa.fxpasses.cell.rewritten import rewritten
+from bppsa.fxpasses.cell.rewrites.line_up import CARRY, PARAM, X, at_each_step, levels, line_up
+from bppsa.fxpasses.cell.rewrites.real_parts import is_complex
+from bppsa.fxpasses.cell.rewrites.rewritten import rewritten
 from bppsa.fxpasses.cell.rowwise import ALONG_DIMS, SAME_SHAPE, VIEWS, check_rowwise
 from bppsa.fxpasses.recording.capture import Recording
 from bppsa.fxpasses.spelling.matrices import OF_EACH_MATRIX, treats_matrices_alike

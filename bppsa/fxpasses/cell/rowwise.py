@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bppsa.chain import FILLS, is_pointwise
+from bppsa.common.chain import FILLS, is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.sparsity.rules.matrix_ops import MATRICES
 

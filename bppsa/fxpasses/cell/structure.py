@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from bppsa.chain import Recurrence, Structure, is_pointwise
+from bppsa.common.chain import Recurrence, Structure, is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.affine import is_affine
 from bppsa.fxpasses.network.jacobian import differentiable

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import fx
 
-from bppsa.chain import FILLS
+from bppsa.common.chain import FILLS
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.cell.line_up import PARAM, levels, line_up
-from bppsa.fxpasses.cell.rewritten import rewritten, waiting
+from bppsa.fxpasses.cell.rewrites.line_up import PARAM, levels, line_up
+from bppsa.fxpasses.cell.rewrites.rewritten import rewritten, waiting
 from bppsa.fxpasses.cell.rowwise import check_rowwise
 from bppsa.fxpasses.recording.capture import Recording
 from bppsa.sparsity.rules import lookup

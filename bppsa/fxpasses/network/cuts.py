@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from bppsa.chain import Chain, ChainStage
+from bppsa.common.chain import Chain, ChainStage
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.capture import Recording
 from bppsa.sparsity.bounds import most_entries

@@ -10,7 +10,7 @@ import torch
 from torch import Size, Tensor, fx
 from torch.utils._pytree import tree_leaves
 
-from bppsa.chain import (
+from bppsa.common.chain import (
     FILLS,
     ColumnSum,
     OuterGradient,

@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
+from bppsa.common.stages import Axes, OverTime, Stage
 from bppsa.errors import InputError, PartitionError, ScheduleError
 from bppsa.fxpasses.over_time.examples import guesses, is_one_step, shortened
 from bppsa.fxpasses.over_time.layers import is_recurrent, layers_of
@@ -27,7 +28,6 @@ from bppsa.fxpasses.partition.cut.modules import first_names, names_of, stage_mo
 from bppsa.fxpasses.partition.ops.effects import facts
 from bppsa.fxpasses.partition.situations import situation_of
 from bppsa.fxpasses.theirs import is_ours, theirs
-from bppsa.stages import Axes, OverTime, Stage
 
 CUTS = "blelloch(K) cuts calls of nn.RNN, nn.GRU and nn.LSTM, in a forward that torch.export can see"
 

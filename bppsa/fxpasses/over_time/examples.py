@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bppsa.stages import Axes
+from bppsa.common.stages import Axes
 
 STEPS, ROWS = 12, 5  # of the examples
 GUESSES = 16  # by each tensor

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import fx, nn
 
+from bppsa.common.stages import Layer
 from bppsa.errors import ScheduleError
 from bppsa.fxpasses.over_time.verdict import MEND
-from bppsa.stages import Layer
 
 
 def layers_of(graph: fx.GraphModule) -> tuple[Layer, ...]:

@@ -10,12 +10,12 @@ from torch import Tensor, fx
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
+from bppsa.common.stages import Axes
 from bppsa.errors import ScheduleError, first_line
 from bppsa.fxpasses.over_time.parts import NoAxis, alike, axis_of, halves
 from bppsa.fxpasses.over_time.trial import Trial, TrialRun, trial_of
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.theirs import is_ours
-from bppsa.stages import Axes
 
 MEND = "cut the model into stages instead, as schedule=gpipe() does"
 

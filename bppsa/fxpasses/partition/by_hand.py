@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
+from bppsa.common.stages import INPUT, RecomputedPart, Stage, Stages, Value, draws
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of, leaf_of
 from bppsa.fxpasses.partition.call.kept import kept, unchanging
@@ -26,7 +27,6 @@ from bppsa.fxpasses.partition.means.outputs import few_by_hand
 from bppsa.fxpasses.partition.ops.changes import changed_by
 from bppsa.fxpasses.partition.ops.effects import NORMS, EffectWatch, Site, storage, written
 from bppsa.fxpasses.theirs import is_ours, theirs
-from bppsa.stages import INPUT, RecomputedPart, Stage, Stages, Value, draws
 
 
 @dataclass(frozen=True)

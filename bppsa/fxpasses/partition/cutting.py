@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bppsa.common.stages import COST, MEASURED, Stages
 from bppsa.errors import PartitionError, StrategyError
 from bppsa.fxpasses.partition.by_hand import by_hand
 from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of
@@ -31,7 +32,6 @@ from bppsa.fxpasses.partition.ops.effects import facts
 from bppsa.fxpasses.partition.situations import situation_of
 from bppsa.fxpasses.partition.timing import ShareSeconds, alone, measured_cut
 from bppsa.fxpasses.partition.unfit import check_fit, check_traceable
-from bppsa.stages import COST, MEASURED, Stages
 
 DEFAULT = 8  # stages
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bppsa.common.stages import Situation
 from bppsa.fxpasses.partition.capture.whole import is_whole
-from bppsa.stages import Situation
 
 
 def situation_of(model: nn.Module, arguments: Sequence[Any]) -> Situation:

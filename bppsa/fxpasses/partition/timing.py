@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from bppsa.common.stages import Seconds, Stages
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.call.kept import kept
@@ -24,7 +25,6 @@ from bppsa.fxpasses.partition.cut.balance import balanced
 from bppsa.fxpasses.partition.cut.building import build
 from bppsa.fxpasses.partition.cut.order import Order
 from bppsa.fxpasses.theirs import theirs
-from bppsa.stages import Seconds, Stages
 
 ShareSeconds = Callable[[list[Seconds]], Sequence[list[Seconds]]]  # what this worker measured -> what each has measured
 RUNS = 4  # after one that is not counted; the shortest counts, as all else is somebody else's

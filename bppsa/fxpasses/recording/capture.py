@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bppsa.chain import FILLS
+from bppsa.common.chain import FILLS
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.lines import line_now
 from bppsa.fxpasses.recording.aliases import PARTS, RETURN_NEW, STALE, Aliases, Stale, geometry

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bppsa.fxpasses.reroll.columns import OpWriter
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue
+from bppsa.fxpasses.reroll.views.columns import OpWriter
 
 aten = torch.ops.aten
 MANY = 4  # steps, from which on they are taken apart at once

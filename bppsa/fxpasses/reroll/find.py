@@ -12,16 +12,16 @@ import torch
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.assemble import unbound
-from bppsa.fxpasses.reroll.joined import joined
-from bppsa.fxpasses.reroll.leading import without_leading
 from bppsa.fxpasses.reroll.log.lines import innermost, loop_at
 from bppsa.fxpasses.reroll.log.ops import Log, LoggedOp, LoggedValue
-from bppsa.fxpasses.reroll.period import LEAST_STEPS, PeriodicRun, colours, longest
 from bppsa.fxpasses.reroll.program import living
-from bppsa.fxpasses.reroll.relate import NOTHING_CARRIED, UnrolledLoop, relate
-from bppsa.fxpasses.reroll.reshapes import without_detours
+from bppsa.fxpasses.reroll.repetition.period import LEAST_STEPS, PeriodicRun, colours, longest
+from bppsa.fxpasses.reroll.repetition.relate import NOTHING_CARRIED, UnrolledLoop, relate
+from bppsa.fxpasses.reroll.repetition.unroll import is_whole
 from bppsa.fxpasses.reroll.rewrite import Fuse, rewritten
-from bppsa.fxpasses.reroll.unroll import is_whole
+from bppsa.fxpasses.reroll.views.joined import joined
+from bppsa.fxpasses.reroll.views.leading import without_leading
+from bppsa.fxpasses.reroll.views.reshapes import without_detours
 
 aten = torch.ops.aten
 ITEMS = {aten.select.int, aten.slice.Tensor, aten.unbind.int, aten.split.Tensor}

@@ -11,12 +11,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bppsa.common.recent import RecentMap
 from bppsa.fxpasses.environment.walk import exact
 from bppsa.fxpasses.reroll.levels import Level, levels
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, is_number
 from bppsa.fxpasses.reroll.reader import OF_NUMBERS, OPERANDS
-from bppsa.fxpasses.reroll.relate import Kind, Made, Outside, Plain, UnrolledLoop, VaryingNumber
-from bppsa.recent import RecentMap
+from bppsa.fxpasses.reroll.repetition.relate import Kind, Made, Outside, Plain, UnrolledLoop, VaryingNumber
 
 MOST = 16  # loops that are remembered
 OFF_BY = (0, -1, 1)  # 1 / (T - 1) and 1 / (T + 1) go with T as well

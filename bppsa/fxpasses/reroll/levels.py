@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, draws
-from bppsa.fxpasses.reroll.relate import Made, Outside, UnrolledLoop, VaryingNumber
+from bppsa.fxpasses.reroll.repetition.relate import Made, Outside, UnrolledLoop, VaryingNumber
 
 
 class Level(IntEnum):

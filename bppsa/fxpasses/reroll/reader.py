@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.chain import is_pointwise
+from bppsa.common.chain import is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.body import Body, OperandSource
-from bppsa.fxpasses.reroll.columns import OpWriter, column, numbers, with_rows
 from bppsa.fxpasses.reroll.levels import Level
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
-from bppsa.fxpasses.reroll.relate import Kind, Made, Outside, Plain, VaryingNumber
+from bppsa.fxpasses.reroll.repetition.relate import Kind, Made, Outside, Plain, VaryingNumber
 from bppsa.fxpasses.reroll.step import LoopStep
+from bppsa.fxpasses.reroll.views.columns import OpWriter, column, numbers, with_rows
 
 aten = torch.ops.aten
 # Ops that take a number, and take a tensor in its place; what comes after the operands, as `alpha`, has to be a number.

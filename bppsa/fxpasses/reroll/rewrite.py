@@ -11,11 +11,11 @@ from torch import Tensor
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.assemble import Assembler
 from bppsa.fxpasses.reroll.body import Body
-from bppsa.fxpasses.reroll.columns import OpWriter
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue, draws
 from bppsa.fxpasses.reroll.reader import body_of
-from bppsa.fxpasses.reroll.relate import UnrolledLoop
+from bppsa.fxpasses.reroll.repetition.relate import UnrolledLoop
 from bppsa.fxpasses.reroll.step import WHOLE, LoopStep, Way
+from bppsa.fxpasses.reroll.views.columns import OpWriter
 
 aten = torch.ops.aten
 Fused = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], list[Tensor]]

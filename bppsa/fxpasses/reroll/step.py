@@ -12,8 +12,8 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.levels import Level, above, levels
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, draws
-from bppsa.fxpasses.reroll.relate import Made, Outside, UnrolledLoop, VaryingNumber
-from bppsa.fxpasses.reroll.reshapes import size
+from bppsa.fxpasses.reroll.repetition.relate import Made, Outside, UnrolledLoop, VaryingNumber
+from bppsa.fxpasses.reroll.views.reshapes import size
 
 WHOLE = (torch.int64, torch.int32)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from bppsa.chain import FILLS
+from bppsa.common.chain import FILLS
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.one_hot import ONE_HOT
 from bppsa.fxpasses.spelling.whole import is_number, is_whole

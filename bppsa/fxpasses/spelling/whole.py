@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bppsa.chain import FILLS, Recurrence
+from bppsa.common.chain import FILLS, Recurrence
 from bppsa.errors import Reason, Unsupported
 
 aten = torch.ops.aten

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from bppsa.runtime.chain.feedforward import ChainProgram, StageBoundaries
 from bppsa.runtime.cotangents import is_memory
-from bppsa.runtime.recurrent.extent import Given
+from bppsa.runtime.recurrent.scan.extent import Given
 
 
 def apply(program: ChainProgram, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bppsa.chain import Chain, ChainStage
+from bppsa.common.chain import Chain, ChainStage
 from bppsa.plan import levels
 from bppsa.plan.strategy import Division
 from bppsa.runtime.chain.operator_scan import cotangents
 from bppsa.runtime.chain.stages import StageJacobian
-from bppsa.runtime.recurrent.extent import Given
+from bppsa.runtime.recurrent.scan.extent import Given
 from bppsa.sparsity.links import Masks
 
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, fx
 
-from bppsa.chain import ChainStage
+from bppsa.common.chain import ChainStage
 from bppsa.sparsity.algebra import add, compose
 from bppsa.sparsity.links import Factors, Masks, links_of
 from bppsa.sparsity.operators.transposed import TransposedJacobian

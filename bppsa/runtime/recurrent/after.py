@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.chain import Weight
+from bppsa.codegen.assembling.program import BufferRows, Program
 from bppsa.codegen.cpu.products import OuterProduct, Projection
 from bppsa.codegen.lowering.lower import ColumnRun
-from bppsa.codegen.lowering.program import BufferRows, Program
-from bppsa.runtime.recurrent.extent import Extent, Given, flat, rows_contiguous
+from bppsa.common.chain import Weight
 from bppsa.runtime.recurrent.multiply import Multiply
+from bppsa.runtime.recurrent.scan.extent import Extent, Given, flat, rows_contiguous
 
 Named = Mapping[str, Tensor]
 

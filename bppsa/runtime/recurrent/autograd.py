@@ -20,7 +20,7 @@ from bppsa.errors import BuildError
 from bppsa.plan.strategy import Strategy
 from bppsa.runtime.cotangents import is_memory
 from bppsa.runtime.recurrent import check
-from bppsa.runtime.recurrent.extent import Given, Shape
+from bppsa.runtime.recurrent.scan.extent import Given, Shape
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from bppsa.chain import Structure
+from bppsa.common.chain import Structure
 from bppsa.decisions import warn_once
 from bppsa.plan.strategy import Division, Strategy, divide
-from bppsa.runtime.recurrent.chunks import Chunks
-from bppsa.runtime.recurrent.extent import Extent, Given, rows_contiguous
-from bppsa.runtime.recurrent.pairs import REAL, Pair, ScaledRows
 from bppsa.runtime.recurrent.reduce import Reduction
-from bppsa.runtime.recurrent.scan_levels import exclusive
+from bppsa.runtime.recurrent.scan.chunks import Chunks
+from bppsa.runtime.recurrent.scan.extent import Extent, Given, rows_contiguous
+from bppsa.runtime.recurrent.scan.pairs import REAL, Pair, ScaledRows
+from bppsa.runtime.recurrent.scan.scan_levels import exclusive
 from bppsa.runtime.recurrent.sweep import Gradients, Needs, Passed, Sweep
 
 

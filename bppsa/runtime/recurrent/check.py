@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bppsa.errors import GradientError
 from bppsa.plan.strategy import Strategy
-from bppsa.runtime.recurrent.extent import Given
+from bppsa.runtime.recurrent.scan.extent import Given
 
 VARIABLE = "BPPSA_CHECK"
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}

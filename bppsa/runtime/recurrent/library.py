@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from bppsa.plan.forward import NEWTON
-from bppsa.runtime.recurrent.extent import Extent, Given
 from bppsa.runtime.recurrent.newton import Solver
+from bppsa.runtime.recurrent.scan.extent import Extent, Given
 from bppsa.runtime.recurrent.sweep import Passed, Sweep, allocate
 
 # (x [T, B, n], initial states [D, B, n] each or None, the weights of all directions in turn) -> y, the last states

@@ -16,10 +16,10 @@ from torch import Tensor
 from bppsa.codegen.language.ir import Kernel
 from bppsa.plan.strategy import Division
 from bppsa.runtime.recurrent.backward import Asked, reduce
-from bppsa.runtime.recurrent.chunks import Chunks
-from bppsa.runtime.recurrent.extent import Extent, Given
-from bppsa.runtime.recurrent.pairs import scaled
 from bppsa.runtime.recurrent.reduce import Reduction
+from bppsa.runtime.recurrent.scan.chunks import Chunks
+from bppsa.runtime.recurrent.scan.extent import Extent, Given
+from bppsa.runtime.recurrent.scan.pairs import scaled
 from bppsa.runtime.recurrent.sweep import Needs, Passed, Sweep, allocate
 
 NOTHING = Needs((), ())

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from bppsa.plan.forward import Forward, division
 from bppsa.runtime.recurrent.backward import is_out_of_memory
-from bppsa.runtime.recurrent.extent import Extent, Given
 from bppsa.runtime.recurrent.multiple_shooting import Shots, shots
+from bppsa.runtime.recurrent.scan.extent import Extent, Given
 from bppsa.runtime.recurrent.sweep import Passed, Sweep
 
 # Of the residual, in units of rounding: enough, and where it does not fall any more, as good as it gets. A sweep's own

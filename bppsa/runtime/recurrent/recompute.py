@@ -13,12 +13,12 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from bppsa.codegen.assembling.program import Program
 from bppsa.codegen.language.ir import Kernel
 from bppsa.codegen.language.stretches import Stretches, StretchWork
-from bppsa.codegen.lowering.program import Program
 from bppsa.plan.recompute import StateSizes
 from bppsa.runtime.recurrent.backward import Asked
-from bppsa.runtime.recurrent.extent import Extent, Given
+from bppsa.runtime.recurrent.scan.extent import Extent, Given
 from bppsa.runtime.recurrent.sweep import Gradients, Passed, Sweep, Swept, allocate
 
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from bppsa.chain import Structure, Weight
+from bppsa.codegen.assembling.reduction import ENTERING, EXPONENTS
 from bppsa.codegen.language.ir import Kernel
-from bppsa.codegen.lowering.reduction import ENTERING, EXPONENTS
+from bppsa.common.chain import Structure, Weight
 from bppsa.runtime.recurrent.after import logical
-from bppsa.runtime.recurrent.pairs import REAL, Pair, ScaledRows, scaled
+from bppsa.runtime.recurrent.scan.pairs import REAL, Pair, ScaledRows, scaled
 
 BELOW_ALL = -(1 << 16)  # the exponent of a zero beside others
 

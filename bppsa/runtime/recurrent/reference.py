@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from bppsa.chain import Recurrence
+from bppsa.common.chain import Recurrence
 from bppsa.runtime.recurrent.after import logical
-from bppsa.runtime.recurrent.extent import Extent
+from bppsa.runtime.recurrent.scan.extent import Extent
 
 
 def loop(cell: Callable[[Any, Any], tuple[Any, Any]], carry: Any, xs: Any, *, reverse: bool = False) -> tuple[Any, Any]:

@@ -12,9 +12,9 @@ from torch import Tensor
 from bppsa.plan.strategy import Strategy
 from bppsa.runtime.recurrent.autograd import Result
 from bppsa.runtime.recurrent.backward import Asked, backward, prepare
-from bppsa.runtime.recurrent.extent import Extent, Given, Shape
 from bppsa.runtime.recurrent.library import Library
 from bppsa.runtime.recurrent.newton import Solver
+from bppsa.runtime.recurrent.scan.extent import Extent, Given, Shape
 from bppsa.runtime.recurrent.sweep import Needs, Passed, Sweep
 
 

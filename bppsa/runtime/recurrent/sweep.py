@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from bppsa.codegen.assembling.program import Program
 from bppsa.codegen.language import stretches
 from bppsa.codegen.language.ir import Buffer, Kernel, Kind
-from bppsa.codegen.lowering.program import Program
 from bppsa.plan.forward import REPLAYED
 from bppsa.runtime import pool
 from bppsa.runtime.recurrent.after import After, logical
-from bppsa.runtime.recurrent.extent import CPU, Extent, Given, Shape, flat, rows_contiguous
 from bppsa.runtime.recurrent.multiply import Multiply, by_torch
 from bppsa.runtime.recurrent.reduce import Reduction
+from bppsa.runtime.recurrent.scan.extent import CPU, Extent, Given, Shape, flat, rows_contiguous
 
 Runner = Callable[..., None]  # (tensors, *, steps, rows, active, reverse), as codegen.interpret.run takes them
 

@@ -15,10 +15,10 @@ from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.window import Window
 from bppsa.plan.sparse import gives_kept_alone
 from bppsa.runtime.sparse_conv.entries import Entries, Rows
-from bppsa.runtime.sparse_conv.image import Image, Shape, empty
 from bppsa.runtime.sparse_conv.pooling import MaxPool
-from bppsa.runtime.sparse_conv.program import Place, Writer
-from bppsa.runtime.sparse_conv.step import Keep, RegionStep, SavedImages, Wanted
+from bppsa.runtime.sparse_conv.programs.image import Image, Shape, empty
+from bppsa.runtime.sparse_conv.programs.program import Place, Writer
+from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
 
 ENTRIES_PER_THREAD = 4_000
 PRODUCTS_PER_THREAD = 400_000  # multiply-adds; fewer are not worth waking another thread for

@@ -32,7 +32,7 @@ TOO_LARGE = "a weight, or a block of images, of more than 2^31 numbers"
 class Rows:
     """A row for each channel of a sweep's target, in it for each chunk of channels a run for each tap.
 
-    That is how skeleton/conv.h reads them.
+    That is how skeleton/images/conv.h reads them.
 
     at: int32 [rows * chunks * taps + 1]. offsets: int32 [E], where in its source each entry reads, in reals.
     """

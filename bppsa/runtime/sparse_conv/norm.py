@@ -1,4 +1,4 @@
-"""Batch normalization over blocked images (skeleton/norm.h)."""
+"""Batch normalization over blocked images (skeleton/images/norm.h)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from bppsa.codegen.sparse_conv import native
 from bppsa.errors import Reason, Unsupported
-from bppsa.runtime.sparse_conv.image import Image, Shape, empty
-from bppsa.runtime.sparse_conv.program import Place, Writer
-from bppsa.runtime.sparse_conv.step import Keep, RegionStep, SavedImages, Wanted
+from bppsa.runtime.sparse_conv.programs.image import Image, Shape, empty
+from bppsa.runtime.sparse_conv.programs.program import Place, Writer
+from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
 
 
 class Moments(NamedTuple):

@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.runtime.sparse_conv.image import Image, Shape, join, pack, unpack
-from bppsa.runtime.sparse_conv.program import Place, RegionProgram, Writer
+from bppsa.runtime.sparse_conv.programs.image import Image, Shape, join, pack, unpack
+from bppsa.runtime.sparse_conv.programs.program import Place, RegionProgram, Writer
+from bppsa.runtime.sparse_conv.programs.step import Keep, SavedImages, Wanted
 from bppsa.runtime.sparse_conv.region import Node, Region
-from bppsa.runtime.sparse_conv.step import Keep, SavedImages, Wanted
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bppsa.chain import Role
 from bppsa.codegen.language.ir import Access, Expr, Kernel, Op, const, load
 from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, kernel
-from bppsa.runtime.sparse_conv.image import Image, Shape, empty, pack
-from bppsa.runtime.sparse_conv.program import Place, Writer
-from bppsa.runtime.sparse_conv.step import Keep, RegionStep, SavedImages, Wanted
+from bppsa.common.chain import Role
+from bppsa.runtime.sparse_conv.programs.image import Image, Shape, empty, pack
+from bppsa.runtime.sparse_conv.programs.program import Place, Writer
+from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
 
 
 @cache

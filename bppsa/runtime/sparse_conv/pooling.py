@@ -9,9 +9,9 @@ import torch
 
 from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.window import Pair, Window
-from bppsa.runtime.sparse_conv.image import Image, Shape, empty
-from bppsa.runtime.sparse_conv.program import Place, Writer
-from bppsa.runtime.sparse_conv.step import Keep, RegionStep, SavedImages, Wanted
+from bppsa.runtime.sparse_conv.programs.image import Image, Shape, empty
+from bppsa.runtime.sparse_conv.programs.program import Place, Writer
+from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
 
 
 class MaxPool(RegionStep):

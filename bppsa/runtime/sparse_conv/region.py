@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import compress
 from typing import Any
 
-from bppsa.runtime.sparse_conv.step import RegionStep
+from bppsa.runtime.sparse_conv.programs.step import RegionStep
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bppsa.codegen.sparse_conv.native import images
-from bppsa.runtime.sparse_conv.image import Image, Shape, empty
-from bppsa.runtime.sparse_conv.program import Place, Writer
-from bppsa.runtime.sparse_conv.step import Keep, RegionStep, SavedImages, Wanted
+from bppsa.runtime.sparse_conv.programs.image import Image, Shape, empty
+from bppsa.runtime.sparse_conv.programs.program import Place, Writer
+from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
 
 
 class ImageSum(RegionStep):

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from bppsa.errors import WorkerError
-from bppsa.schedule.messages import Message
-from bppsa.schedule.program import Action
+from bppsa.schedule.programs.messages import Message
+from bppsa.schedule.programs.program import Action
 
 
 class Stopped(WorkerError):

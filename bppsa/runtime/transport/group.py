@@ -39,7 +39,7 @@ from bppsa.runtime.transport.headers import HeaderReader, HeaderWriter
 from bppsa.runtime.transport.layout import Packed, pack, unpack
 from bppsa.runtime.transport.table import Key, Table
 from bppsa.runtime.transport.watch import Frame, Watch
-from bppsa.schedule.messages import Message
+from bppsa.schedule.programs.messages import Message
 
 _WANT, _DATA, _SIGN, _SHARE, _JOB, _FAIL, _GONE = range(1, 8)
 _DONE = "done"

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from bppsa.runtime.transport.borders import Stopped
-from bppsa.schedule.messages import Message
+from bppsa.schedule.programs.messages import Message
 
 
 class Alarm:

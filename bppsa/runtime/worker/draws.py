@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bppsa.common.stages import draws
 from bppsa.errors import WorkerError
-from bppsa.stages import draws
 
 aten = torch.ops.aten
 

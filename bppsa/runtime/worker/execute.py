@@ -13,8 +13,8 @@ from bppsa.errors import WorkerError
 from bppsa.runtime.transport.borders import JobWork, Stopped, Transport
 from bppsa.runtime.transport.mailbox import Alarm, Mailbox
 from bppsa.runtime.worker.fetched import Fetched
-from bppsa.schedule.messages import Item, JobStep, Message
-from bppsa.schedule.program import Action
+from bppsa.schedule.programs.messages import Item, JobStep, Message
+from bppsa.schedule.programs.program import Action
 
 AHEAD = 4  # jobs of which the messages are asked for at once; of weights, which are large, one job's
 

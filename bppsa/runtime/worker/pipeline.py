@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from bppsa.common.stages import INPUT, Stages
 from bppsa.runtime.worker.draws import Seed, drawing_from
 from bppsa.runtime.worker.gradients import Grads, Sums
 from bppsa.runtime.worker.modes import Modes
 from bppsa.runtime.worker.norms import watched
 from bppsa.runtime.worker.results import End, Middle, Results, SavedForward, added
 from bppsa.runtime.worker.shell import Shell
-from bppsa.schedule.messages import Item
-from bppsa.schedule.program import Action
-from bppsa.stages import INPUT, Stages
+from bppsa.schedule.programs.messages import Item
+from bppsa.schedule.programs.program import Action
 
 Loss = Callable[[Any, int], tuple[Tensor, Any]]  # of what the model returns and the micro-batch: the loss, metrics
 

@@ -18,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 
+from bppsa.common.stages import RecomputedPart, is_product
 from bppsa.errors import WorkerError
 from bppsa.runtime.worker.draws import drawing_from, seed_here
 from bppsa.runtime.worker.modes import Modes
 from bppsa.runtime.worker.norms import watched
-from bppsa.stages import RecomputedPart, is_product
 
 Norms = Sequence[tuple[str, _NormBase]]
 

@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge
 from bppsa.decisions import Decision
 from bppsa.runtime.worker.gradients import Grads
 from bppsa.runtime.worker.norms import NormMoments
-from bppsa.schedule.program import Action
+from bppsa.schedule.programs.program import Action
 
 Times = dict[Action, tuple[float, float]]  # seconds, start and end
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from bppsa.common.stages import Stage
 from bppsa.runtime.worker.draws import Drawing
 from bppsa.runtime.worker.norms import norms_of
 from bppsa.runtime.worker.recomputing import recompute, storage_of
 from bppsa.runtime.worker.split import readings, show
-from bppsa.stages import Stage
 
 
 class Shell:

@@ -12,7 +12,7 @@ from collections import Counter
 
 from torch import fx, nn
 
-from bppsa.stages import WHOLE
+from bppsa.common.stages import WHOLE
 
 Reading = tuple[str, tuple[str, ...]]  # an op, by the name of its node, and the names in the stage of what it reads
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule.spec import Recipe, Schedule
+from bppsa.schedule.job_graph.spec import Recipe, Schedule
 from bppsa.schedule.zoo.shared import backward_first, call, forward_first
 
 OWNERS = ("spread", "paper")

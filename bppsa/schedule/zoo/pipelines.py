@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule.spec import SPLIT, Job, Place, Recipe, Schedule
+from bppsa.schedule.job_graph.spec import SPLIT, Job, Place, Recipe, Schedule
 from bppsa.schedule.zoo.shared import backward_first, call, forward_first, in_flight
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bppsa.schedule.spec import Job, Recipe, Schedule
+from bppsa.schedule.job_graph.spec import Job, Recipe, Schedule
 from bppsa.schedule.zoo.shared import backward_first, call
 
 

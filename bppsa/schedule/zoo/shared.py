@@ -7,7 +7,7 @@ from numbers import Integral
 from typing import Any
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule.spec import Job
+from bppsa.schedule.job_graph.spec import Job
 
 
 def forward_first(s: int, b: int, d: str) -> Any:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule.spec import F, Job, Recipe, Schedule
+from bppsa.schedule.job_graph.spec import F, Job, Recipe, Schedule
 from bppsa.schedule.zoo.shared import call
 
 Step = tuple[int, str]  # (place, direction); place p is chunk K - 1 - p: the scan begins at the end of time

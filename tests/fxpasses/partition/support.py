@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves
 
-from bppsa.stages import Stages
+from bppsa.common.stages import Stages
 
 
 def run(stages: Stages, *args: Any, **kwargs: Any) -> Any:

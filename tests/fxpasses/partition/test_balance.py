@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from bppsa.common.stages import Seconds
 from bppsa.fxpasses.partition import partition
 from bppsa.fxpasses.partition.cut.balance import MARGIN, balanced
-from bppsa.stages import Seconds
 
 CLOSE = 1e-6
 LITTLE = 1e-3  # beside any cost but 0

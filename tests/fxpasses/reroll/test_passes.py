@@ -10,9 +10,9 @@ from torch import Tensor
 from bppsa.fxpasses.reroll.log.ops import LoggedValue
 from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.replay import Replay
-from bppsa.fxpasses.reroll.period import PeriodicRun, colours, longest
-from bppsa.fxpasses.reroll.relate import relate
-from bppsa.fxpasses.reroll.unroll import is_whole
+from bppsa.fxpasses.reroll.repetition.period import PeriodicRun, colours, longest
+from bppsa.fxpasses.reroll.repetition.relate import relate
+from bppsa.fxpasses.reroll.repetition.unroll import is_whole
 
 aten = torch.ops.aten
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from bppsa.runtime.transport.group import GroupTransport
-from bppsa.schedule.messages import Item, Message
+from bppsa.schedule.programs.messages import Item, Message
 from tests.workers.ranks import run_ranks
 
 LIMIT = 30.0  # seconds

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import bppsa
+from bppsa.common.stages import Stages
 from bppsa.errors import PartitionError
 from bppsa.schedule import gpipe
-from bppsa.stages import Stages
 from tests.models import support as models
 from tests.models.decoders import LLAMA, made
 from tests.models.encoders import BERT

@@ -16,11 +16,11 @@ from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.pruned.regions.entries import KeptEntries
 from bppsa.frontend.pruned.regions.nodes import path_of, run_node, symbols_of
 from bppsa.runtime.sparse_conv.conv import Conv
-from bppsa.runtime.sparse_conv.image import Shape
 from bppsa.runtime.sparse_conv.norm import BatchNorm
 from bppsa.runtime.sparse_conv.pooling import MaxPool
+from bppsa.runtime.sparse_conv.programs.image import Shape
+from bppsa.runtime.sparse_conv.programs.step import RegionStep
 from bppsa.runtime.sparse_conv.region import Node, Region
-from bppsa.runtime.sparse_conv.step import RegionStep
 from bppsa.runtime.sparse_conv.sums import Flatten, ImageSum
 
 

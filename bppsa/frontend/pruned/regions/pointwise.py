@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bppsa.chain import Recurrence, Role, Stream
 from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, values_of
+from bppsa.common.chain import Recurrence, Role, Stream
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.pruned.regions.draft import Draft, RegionValue
 from bppsa.fxpasses.network.jacobian import differentiable, transpose

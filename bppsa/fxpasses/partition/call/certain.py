@@ -8,8 +8,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from bppsa.common.stages import draws
 from bppsa.fxpasses.theirs import theirs
-from bppsa.stages import draws
 
 aten = torch.ops.aten
 

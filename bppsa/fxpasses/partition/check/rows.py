@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
 
+from bppsa.common.stages import Stages
 from bppsa.decisions import warn_once
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments
@@ -25,7 +26,6 @@ from bppsa.fxpasses.partition.call.certain import Certain
 from bppsa.fxpasses.partition.call.kept import kept
 from bppsa.fxpasses.partition.check.verify import in_a_row, is_on_meta, magnitude, same, tried
 from bppsa.fxpasses.theirs import theirs
-from bppsa.stages import Stages
 
 Known = Sequence[bool | None]
 Reading = tuple[bool, ...]  # of each leaf of the arguments, whether it has rows

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
+from bppsa.common.stages import Stages
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.call.kept import kept
@@ -20,7 +21,6 @@ from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.capture.sizes import Sizes
 from bppsa.fxpasses.partition.ops.effects import EffectWatch
 from bppsa.fxpasses.theirs import is_ours, theirs
-from bppsa.stages import Stages
 
 R = TypeVar("R")
 HIDDEN = (

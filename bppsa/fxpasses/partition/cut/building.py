@@ -10,6 +10,7 @@ from typing import Any
 from torch import fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from bppsa.common.stages import INPUT, WHOLE, Stage, Stages, Value
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.capture.sizes import Sizes
@@ -19,7 +20,6 @@ from bppsa.fxpasses.partition.cut.recomputed import CopiedNodes, NodeMarks, part
 from bppsa.fxpasses.partition.ops.changes import Change, changed_by, check_statistics
 from bppsa.fxpasses.partition.ops.effects import Site, facts
 from bppsa.fxpasses.partition.ops.regions import copied_in_regions
-from bppsa.stages import INPUT, WHOLE, Stage, Stages, Value
 
 
 @dataclass

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from bppsa.common.stages import RecomputedPart
 from bppsa.fxpasses.partition.cut.order import is_check
 from bppsa.fxpasses.partition.ops.effects import facts
-from bppsa.stages import RecomputedPart
 
 Marks = Mapping[fx.Node, int]  # nodes that run again together have one number; others have none
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from bppsa.common.stages import LossMeans
 from bppsa.fxpasses.partition.call.arguments import leaf_of
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph, Output
 from bppsa.fxpasses.partition.cut.modules import stage_module
 from bppsa.fxpasses.partition.means.classes import Classes, of_classes
 from bppsa.fxpasses.partition.means.kinds import ROWS, ClassCount, Part, Quantity, SelectedCount, Unshared
 from bppsa.fxpasses.partition.means.reading import LossReading
-from bppsa.stages import LossMeans
 
 
 def means_of(

@@ -12,10 +12,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from bppsa.common.stages import draws, is_product
 from bppsa.fxpasses.lines import line_now
 from bppsa.fxpasses.partition.ops.costs import cost_of, flops_of
 from bppsa.fxpasses.theirs import theirs
-from bppsa.stages import draws, is_product
 
 aten = torch.ops.aten
 

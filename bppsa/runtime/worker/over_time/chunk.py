@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bppsa.runtime.recurrent.extent import Given
+from bppsa.runtime.recurrent.scan.extent import Given
 from bppsa.runtime.recurrent.sweep import Gradients, Needs, Sweep, Swept
 from bppsa.runtime.worker.over_time.layer import ChunkForward, run
 from bppsa.runtime.worker.over_time.module import ModuleCall

@@ -15,8 +15,8 @@ from typing import Any
 from torch import Tensor
 
 from bppsa.runtime.recurrent.backward import Asked, by_block, by_carry, pair_of
-from bppsa.runtime.recurrent.extent import Extent, Given
-from bppsa.runtime.recurrent.pairs import Pair, ScaledRows, apply, compose
+from bppsa.runtime.recurrent.scan.extent import Extent, Given
+from bppsa.runtime.recurrent.scan.pairs import Pair, ScaledRows, apply, compose
 from bppsa.runtime.recurrent.sweep import Gradients, Needs, Passed, Sweep, Swept
 
 Packed = tuple[Tensor | None, ...]  # a pair, as tensors

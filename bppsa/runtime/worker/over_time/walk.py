@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
-from bppsa.runtime.recurrent.extent import Given
+from bppsa.runtime.recurrent.scan.extent import Given
 
 
 class ChunkWalk(fx.Interpreter):

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from bppsa.runtime.recurrent.extent import Given
+from bppsa.common.stages import OverTime
+from bppsa.runtime.recurrent.scan.extent import Given
 from bppsa.runtime.recurrent.sweep import Sweep
 from bppsa.runtime.worker.draws import Seed, drawing_from
 from bppsa.runtime.worker.gradients import Sums
@@ -29,9 +30,8 @@ from bppsa.runtime.worker.over_time.walk import ChunkWalk
 from bppsa.runtime.worker.pipeline import PipelineCall, without_graph
 from bppsa.runtime.worker.results import Results
 from bppsa.runtime.worker.shell import Shell
-from bppsa.schedule.messages import Item
-from bppsa.schedule.program import Action
-from bppsa.stages import OverTime
+from bppsa.schedule.programs.messages import Item
+from bppsa.schedule.programs.program import Action
 
 Inputs = Callable[[int, int, str], Any]  # a schedule's
 Job = Callable[..., list[Any]]  # of a layer, a chunk, a micro-batch and what it reads: what it leaves for others

@@ -1,0 +1,1 @@
+"""Kernels of the language as Triton: tiles of registers, and the functions that printed text calls."""

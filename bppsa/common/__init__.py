@@ -1,0 +1,1 @@
+"""What several rooms hand on to each other, and the map of what was used last."""

@@ -1,0 +1,1 @@
+"""Where a log repeats itself, and how the operands of its steps relate."""

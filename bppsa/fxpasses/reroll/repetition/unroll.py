@@ -1,0 +1,46 @@
+"""A loop, unrolled again and compared with the log that it was found in, op by op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue
+from bppsa.fxpasses.reroll.repetition.relate import Kind, Made, Outside, Plain, UnrolledLoop, VaryingNumber
+
+
+def is_whole(loop: UnrolledLoop, ops: Sequence[LoggedOp]) -> bool:
+    """Whether the loop, unrolled, is what the log says, to each operand and number."""
+    model = ops[loop.start : loop.start + loop.period]
+    return all(
+        is_alike(ops[loop.start + k * loop.period + j], op, [leaf(kind, loop, k, ops) for kind in loop.kinds[j]])
+        for k in range(loop.steps)
+        for j, op in enumerate(model)
+    )
+
+
+def is_alike(op: LoggedOp, model: LoggedOp, leaves: list[Any]) -> bool:
+    what = (op.target, op.spec, op.grad, op.single, len(op.outs))
+    if what != (model.target, model.spec, model.grad, model.single, len(model.outs)):
+        return False
+    return len(leaves) == len(op.leaves) and all(map(is_same, leaves, op.leaves))
+
+
+def is_same(one: Any, other: Any) -> bool:
+    if isinstance(one, LoggedValue) or isinstance(other, LoggedValue):
+        return one is other
+    return type(one) is type(other) and bool(one == other or (one != one and other != other))
+
+
+def leaf(kind: Kind, loop: UnrolledLoop, step: int, ops: Sequence[LoggedOp]) -> Any:
+    if isinstance(kind, Plain):
+        return kind.value
+    if isinstance(kind, (VaryingNumber, Outside)):
+        return kind.values[step]
+    return made(kind, loop, step, ops)
+
+
+def made(kind: Made, loop: UnrolledLoop, step: int, ops: Sequence[LoggedOp]) -> LoggedValue:
+    if step < kind.before:
+        return loop.starts[Made(kind.op, kind.item, kind.before - step)]
+    return ops[loop.start + (step - kind.before) * loop.period + kind.op].outs[kind.item]

@@ -1,0 +1,1 @@
+"""Steps cut into chunks, and the affine maps that a scan over chunks puts together."""

@@ -1,0 +1,1 @@
+"""Programs: what each worker does in its order, and the messages that this takes."""
