@@ -18,9 +18,9 @@ import bppsa
 import chunked
 from bppsa.codegen.language.traffic import traffic
 from bppsa.frontend.cell import plans
-from bppsa.plan.strategy import Strategy
+from bppsa.frontend.planning.sweeps import compile_recurrence
+from bppsa.plan.choose import multiply_inline
 from bppsa.runtime.recurrent.reference import loop
-from bppsa.runtime.recurrent.scan.extent import Extent
 from comparison import Options, Row, compare
 from problems import difference, training_step
 from timing import Step, interleave, milliseconds, significant
@@ -203,8 +203,8 @@ def least_work(stated: Stated, sizes: Sizes, kept: float) -> tuple[float, float]
     leaves, spec = pytree.tree_flatten(stated.xs)
     found = plans.find(stated.cell, [stated.carry], pytree.tree_structure(stated.carry), leaves, spec)
     assert isinstance(found, tuple), found
-    call = found[0].call(Extent(sizes.T, sizes.B), Strategy("sequential"), None)
-    program = call.sweep.program
+    plan = found[0]
+    program = compile_recurrence(plan.recurrence, plan.dtype, multiply_inline(sizes.B, "cpu")).program
     counted = [traffic(kernel, "float") for kernel in (program.forward, program.backward)]
     flops = sum(one.flops + one.folded for one in counted) * sizes.T * sizes.B
     outputs = sizes.T * sizes.B * sum(program.recurrence.outputs) * stated.carry.element_size()

@@ -39,3 +39,13 @@ def test_every_row_has_a_cell(states: ModuleType) -> None:
     options = states.Options(1, 2, True)
     assert {name for name, _ in states.cases(options)} <= states.CELLS.keys()
     assert {name for name, _ in states.beside_chunks(options)} == states.PARALLEL.keys()
+
+
+@pytest.mark.slow
+def test_what_a_step_costs_is_beside_what_it_must(states: ModuleType) -> None:
+    """Work that has to be done takes no longer than what was measured."""
+    options = states.Options(1, 2, True)
+    (row,) = states.measure_states(states.cases(options)[0], options)
+    assert row["kept_mb"] > 0
+    assert 0 < row["flops_share"] < 1
+    assert 0 < row["bytes_share"] < 1
