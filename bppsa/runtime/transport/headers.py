@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 from typing import NamedTuple
 
 import torch
@@ -18,9 +19,11 @@ class _Letter(NamedTuple):
 
     number: int
     layout: Layout | None
-    small: bytes
     objects: bytes
     tag: int
+
+
+_SIZE = struct.Struct("<I")  # bytes of the pickled letter, behind which the small tensors are
 
 
 class HeaderWriter:
@@ -31,7 +34,7 @@ class HeaderWriter:
         self.tag = 0  # of the next large tensor
 
     def write(self, packed: Packed) -> tuple[bytes, int]:
-        """The letter, and the tag of the first large tensor."""
+        """The letter, behind which come the small tensors, and the tag of the first large one."""
         number, layout = self.numbers.get(packed.layout), None
         if number is None:
             if len(self.numbers) == _FORMS:
@@ -39,7 +42,8 @@ class HeaderWriter:
             number, layout = len(self.numbers), packed.layout
             self.numbers[layout] = number
         tag, self.tag = self.tag, (self.tag + len(packed.large)) % TAGS
-        return pickle.dumps(_Letter(number, layout, packed.small, packed.objects, tag)), tag
+        letter = pickle.dumps(_Letter(number, layout, packed.objects, tag))
+        return _SIZE.pack(len(letter)) + letter, tag
 
 
 class HeaderReader:
@@ -49,10 +53,11 @@ class HeaderReader:
         self.layouts: dict[int, Layout] = {}
         self.wire = wire
 
-    def read(self, body: bytes) -> tuple[Packed, int]:
+    def read(self, body: bytes | bytearray) -> tuple[Packed, int]:
         """The value with room for the large tensors, and the tag of the first of them."""
-        letter: _Letter = pickle.loads(body)
+        (size,), rest = _SIZE.unpack_from(body), memoryview(body)[_SIZE.size :]
+        letter: _Letter = pickle.loads(rest[:size])
         if letter.layout is not None:
             self.layouts[letter.number] = letter.layout
         layout = self.layouts[letter.number]
-        return Packed(layout, letter.small, buffers(layout, self.wire), letter.objects), letter.tag
+        return Packed(layout, (rest[size:],), buffers(layout, self.wire), letter.objects), letter.tag

@@ -11,9 +11,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from bppsa.runtime.transport.watch import Buffer
+
 # Up to these sizes the latency of the process group, and of the threads that wait for it, is more than copying costs.
-INLINE = 1 << 17  # bytes: tensors up to this size travel with the description
-ALL_INLINE = 1 << 18  # bytes: of all such tensors of a message
+INLINE = 1 << 20  # bytes: tensors up to this size travel with the description
+ALL_INLINE = 1 << 21  # bytes: of all such tensors of a message
+COPIED = 1 << 16  # bytes: tensors up to this size, of which a message may have many, are copied when they are packed
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,11 @@ def _with_containers(containers: Any, leaves: tuple[TensorLayout | None, ...]) -
 
 @dataclass(frozen=True)
 class Packed:
-    """small: the bytes of the inline tensors; large: the others, each one dimension of uint8 on the wire's device;
-    objects: the leaves that are no tensors, pickled."""
+    """small: the bytes of the inline tensors, in pieces; large: the others, each one dimension of uint8 on the wire's
+    device; objects: the leaves that are no tensors, pickled."""
 
     layout: Layout
-    small: bytes
+    small: tuple[Buffer, ...]
     large: tuple[Tensor, ...]
     objects: bytes
 
@@ -63,7 +66,7 @@ def pack(value: Any, wire: torch.device) -> Packed:
     """Takes a pytree apart. Large tensors that are contiguous and on the wire's device are not copied."""
     leaves, tree = pytree.tree_flatten(value)
     layouts: list[TensorLayout | None] = []
-    small: list[bytes] = []
+    small: list[Buffer] = []
     large: list[Tensor] = []
     room = ALL_INLINE
     for leaf in leaves:
@@ -74,12 +77,13 @@ def pack(value: Any, wire: torch.device) -> Packed:
         layouts.append(TensorLayout(tuple(leaf.shape), leaf.dtype, leaf.device.type, inline, leaf.requires_grad))
         if inline:
             room -= leaf.nbytes
-            small.append(_as_bytes(leaf, torch.device("cpu")).numpy().tobytes())
+            numbers = _as_bytes(leaf, torch.device("cpu")).numpy()
+            small.append(numbers.tobytes() if leaf.nbytes <= COPIED else numbers.data)
         else:
             large.append(_as_bytes(leaf, wire))
     objects = tuple(leaf for leaf, layout in zip(leaves, layouts, strict=True) if layout is None)
     pickled = pickle.dumps(objects) if objects else b""
-    return Packed(Layout(tree, tuple(layouts)), b"".join(small), tuple(large), pickled)
+    return Packed(Layout(tree, tuple(layouts)), tuple(small), tuple(large), pickled)
 
 
 def buffers(layout: Layout, wire: torch.device) -> tuple[Tensor, ...]:
@@ -90,7 +94,7 @@ def buffers(layout: Layout, wire: torch.device) -> tuple[Tensor, ...]:
 
 def unpack(packed: Packed, device: torch.device, into: Sequence[Tensor] | None = None) -> Any:
     """The value again. device: of tensors that were not on the CPU; into: tensors that take the values, in order."""
-    small = torch.frombuffer(bytearray(packed.small), dtype=torch.uint8) if packed.small else torch.empty(0)
+    small = _joined(packed.small)
     objects = iter(pickle.loads(packed.objects) if packed.objects else ())
     large, targets = iter(packed.large), iter(into or ())
     start, leaves = 0, []
@@ -108,6 +112,13 @@ def unpack(packed: Packed, device: torch.device, into: Sequence[Tensor] | None =
         tensor = tensor if into is None else _written(next(targets), tensor)
         leaves.append(tensor.requires_grad_(layout.gradient))
     return pytree.tree_unflatten(leaves, packed.layout.tree)
+
+
+def _joined(pieces: Sequence[Buffer]) -> Tensor:
+    """uint8"""
+    own = len(pieces) == 1 and not memoryview(pieces[0]).readonly
+    whole = pieces[0] if own else bytearray().join(pieces)
+    return torch.frombuffer(whole, dtype=torch.uint8) if len(whole) else torch.empty(0, dtype=torch.uint8)
 
 
 def _is_plain(leaf: Any) -> bool:

@@ -16,19 +16,46 @@ import threading
 import time
 import weakref
 from collections import deque
+from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 _HEAD = struct.Struct("<BIII")  # kind, step, number, bytes of the body
 _BYE = 0  # kind of the frame that announces a closed connection; other kinds are the listener's
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16  # bytes that are read without knowing of what frame
+_AT_ONCE = 64  # buffers
 _GOODBYE = 3.0  # seconds that peers have at most to read the last of it
 
 
+Buffer = bytes | bytearray | memoryview
+
+
 class Frame(NamedTuple):
+    """tail: what follows the body in its place, and is not copied before it is written; a frame that was read has
+    none."""
+
     kind: int  # 1 to 255
     step: int
     number: int
-    body: bytes = b""
+    body: bytes | bytearray = b""
+    tail: tuple[Buffer, ...] = ()
+
+    def buffers(self) -> list[memoryview]:
+        """As it goes over the wire."""
+        size = len(self.body) + sum(len(buffer) for buffer in self.tail)
+        head = _HEAD.pack(self.kind, self.step, self.number, size)
+        return [memoryview(head + self.body), *(memoryview(buffer) for buffer in self.tail)]
+
+
+@dataclass
+class _Unfinished:
+    """A frame that is being read, with room for the whole of it."""
+
+    kind: int
+    step: int
+    number: int
+    body: bytearray
+    filled: int
 
 
 class Listener(Protocol):
@@ -51,7 +78,8 @@ class _Line:
         self.connection = connection
         self.lock = threading.Lock()  # of `unsent`; it also keeps frames in order
         self.unsent: deque[memoryview] = deque()
-        self.unread = bytearray()
+        self.unread = bytearray()  # the head of a frame, as far as it is there
+        self.unfinished: _Unfinished | None = None
         self.left = False
         self.is_open = True
 
@@ -59,17 +87,23 @@ class _Line:
         """Writes what the connection takes now. Whether something is left; the lock is held."""
         while self.unsent:
             try:
-                sent = self.connection.send(self.unsent[0])
+                sent = self.send()
             except BlockingIOError:
                 return True
             except OSError:  # closed by the peer, as the reading side finds out
                 self.unsent.clear()
                 return False
-            if sent == len(self.unsent[0]):
-                self.unsent.popleft()
-            else:
+            while self.unsent and sent >= len(self.unsent[0]):
+                sent -= len(self.unsent.popleft())
+            if sent:
                 self.unsent[0] = self.unsent[0][sent:]
         return False
+
+    def send(self) -> int:
+        """Gives the connection as much as it takes. Windows has no sendmsg."""
+        if hasattr(self.connection, "sendmsg"):
+            return self.connection.sendmsg(islice(self.unsent, _AT_ONCE))
+        return self.connection.send(self.unsent[0])
 
     def close(self) -> None:
         with self.lock:
@@ -78,26 +112,42 @@ class _Line:
             self.connection.close()
 
     def read(self) -> bool:
-        """Reads what is there. Whether the connection is open."""
+        """Reads what is there, or what is missing of an unfinished frame. Whether the connection is open."""
+        whole = self.unfinished
         try:
-            data = self.connection.recv(_CHUNK)
+            if whole is None:
+                data = self.connection.recv(_CHUNK)
+                self.unread += data
+                return bool(data)
+            count = self.connection.recv_into(memoryview(whole.body)[whole.filled :])
         except BlockingIOError:
             return True
         except OSError:
             return False
-        self.unread += data
-        return bool(data)
+        whole.filled += count
+        return count > 0
 
     def frames(self) -> list[Frame]:
+        """Those that are there as a whole."""
         found, at = [], 0
-        while len(self.unread) - at >= _HEAD.size:
+        while self.unfinished is None and len(self.unread) - at >= _HEAD.size:
             kind, step, number, size = _HEAD.unpack_from(self.unread, at)
-            if len(self.unread) - at - _HEAD.size < size:
-                break
-            at += _HEAD.size + size
-            found.append(Frame(kind, step, number, bytes(self.unread[at - size : at])))
+            at += _HEAD.size
+            there = min(size, len(self.unread) - at)
+            body = bytearray(size)
+            body[:there] = self.unread[at : at + there]
+            at += there
+            self.unfinished = _Unfinished(kind, step, number, body, there)
+            found += self.finished()
         del self.unread[:at]
-        return found
+        return found or self.finished()
+
+    def finished(self) -> list[Frame]:
+        whole = self.unfinished
+        if whole is None or whole.filled < len(whole.body):
+            return []
+        self.unfinished = None
+        return [Frame(whole.kind, whole.step, whole.number, whole.body)]
 
 
 _WATCHES: weakref.WeakSet[Watch] = weakref.WeakSet()
@@ -128,8 +178,7 @@ class Watch:
         line = self._lines[peer]
         with line.lock:
             waiting = bool(line.unsent)
-            head = _HEAD.pack(frame.kind, frame.step, frame.number, len(frame.body))
-            line.unsent.append(memoryview(head + frame.body))
+            line.unsent.extend(frame.buffers())
             if not waiting and line.write():
                 self._ring()
 

@@ -13,9 +13,10 @@ import torch
 
 from bppsa.errors import WorkerError
 from bppsa.runtime.transport.group import GroupTransport
+from bppsa.runtime.transport.layout import INLINE
 from tests.runtime.worker.ranks import message, run
 
-LARGE = 100_000  # elements: more than what travels with its announcement
+LARGE = INLINE // 4 + 1  # elements: more than what travels with its announcement
 LINGERS = 20.0  # seconds that a child lives where nobody ends it
 
 

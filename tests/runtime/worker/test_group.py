@@ -13,10 +13,12 @@ import torch
 
 from bppsa.errors import ScheduleError, WorkerError
 from bppsa.runtime.transport.group import GroupTransport
+from bppsa.runtime.transport.layout import COPIED, INLINE
 from tests.runtime.worker.ranks import LIMIT, message, run
 from tests.workers.ranks import run_ranks
 
-LARGE = 200_000  # elements: more than what travels with its announcement
+MEDIUM = COPIED  # elements: it travels with its announcement, and is not copied before
+LARGE = INLINE // 4 + 1  # elements: it does not
 
 
 def same(a: Any, b: Any) -> bool:
@@ -38,7 +40,7 @@ def values() -> list[Any]:
         {"text": "a", "none": None, "pair": (1, [2, torch.ones(2)])},
         torch.zeros(0, 4),
         torch.tensor(2.0, dtype=torch.float64),
-        *[(torch.randn(size) * 3).to(dtype) for dtype in (*dtypes, torch.complex64) for size in (3, LARGE)],
+        *[(torch.randn(size) * 3).to(dtype) for dtype in (*dtypes, torch.complex64) for size in (3, MEDIUM, LARGE)],
         torch.randn(400, 300).t(),
         torch.randn(1, 5).expand(LARGE, 5),
         torch.randn(LARGE, dtype=torch.complex64).conj(),
@@ -90,7 +92,7 @@ def two_lanes(transport: GroupTransport) -> bool:
 
     def lane(number: int) -> None:
         for index in range(100):
-            size = (3, LARGE)[index % 2]
+            size = (3, MEDIUM, LARGE)[index % 3]
             base = 4 * index + 2 * number
             out, back = base + transport.rank, base + other
             transport.expect(message(back, other, transport.rank))
