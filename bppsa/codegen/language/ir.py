@@ -94,6 +94,8 @@ class Kind(enum.Enum):
     WEIGHT = "weight"  # [K, n]: right operand of dot products
     COLUMN_SUM = "column_sum"  # [n]: the sum over all rows and steps of what is stored into it
 
+    __hash__ = object.__hash__  # Enum's own is a function of Python's, and a call looks up some ten
+
 
 Shape = tuple[int, ...]  # of a group's columns
 Strides = tuple[int, ...]  # in columns, one for each axis

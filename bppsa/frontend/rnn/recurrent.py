@@ -34,6 +34,7 @@ from bppsa.runtime.recurrent.sweep import Sweep
 
 States = tuple[Tensor, ...]
 FEW = 32  # steps; PyTorch is never the faster one by its start beyond, on a CPU
+BY_LIBRARY = str(LIBRARY)
 MOST_SIZES = 1024  # sizes whose decisions a module keeps at hand
 
 
@@ -49,14 +50,14 @@ def run(
     asked, memory = state.forward, state.memory
     ahead = open_forward(asked, memory)
     how = state.strategy, spec, steps, rows, x.dtype, training, device, ahead, explaining()
-    decision = with_structure(decide(state.path, *how, library=is_cudnns(spec, x)), spec.recurrence)
+    decision = decide(state.path, *how, library=is_cudnns(spec, x))
     if decision.strategy == "pytorch":
         noted(module, decision)
         return NotImplemented
     solver = solver_of(decision.forward, memory)
     undrawn = random_state([x]) if module.training and module.dropout > 0 else None
     try:
-        strategy, library = strategy_of(decision.strategy), decision.forward == str(LIBRARY)
+        strategy, library = strategy_of(decision.strategy), decision.forward == BY_LIBRARY
         result = by_sweeps(module, x, batch_sizes, states, weights, strategy, solver, library=library)
     except BuildError as error:
         if undrawn is not None:
@@ -131,8 +132,9 @@ def by_sweeps(
     inline = multiply_inline(extent.rows, extent.device.type)
     tensors = [x if lengths is None else source, *(states or [None] * spec.states), *weights, *masks]
     tensors = [t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors]
-    flags = {"inline": inline, "training": module.training, "library": library}
-    y, *finals = autograd.apply(stack(spec, dtype, extent, bool(masks), strategy, solver, **flags), tensors)
+    made = known_stack if solver is None and lengths is None else stack
+    call = made(spec, dtype, extent, bool(masks), strategy, solver, inline, module.training, library)
+    y, *finals = autograd.apply(call, tensors)
     if lengths is not None:
         y = torch._VF._pack_padded_sequence(y, lengths, False)[0]
     if y.dtype != x.dtype:
@@ -161,7 +163,8 @@ def decide(
     else:
         call = PlannedCall(spec.counts(dtype, rows, device), Size(steps, rows), training, machine_of(device), library)
         choice = choose(strategy, call, numbers, ahead=ahead, explained=explained)
-    return Decision(path, spec.mode.lower(), choice.strategy, choice.reason, choice.numbers, *choice.told)
+    decision = Decision(path, spec.mode.lower(), choice.strategy, choice.reason, choice.numbers, *choice.told)
+    return with_structure(decision, spec.recurrence)
 
 
 def dropout_masks(module: nn.RNNBase, x: Tensor) -> list[Tensor]:
@@ -186,8 +189,7 @@ def stack(
     extent: Extent,
     masked: bool,
     strategy: Strategy,
-    solver: Solver | None = None,
-    *,
+    solver: Solver | None,
     inline: bool,
     training: bool = True,
     library: bool = False,
@@ -196,6 +198,9 @@ def stack(
     sweeps = sweeps_of(spec, dtype, inline, extent.device.type)
     ahead = library_of(spec, dtype, extent, inline) if library else None
     return Stack(sweeps, spec.states, spec.weights, masked, extent, strategy, pytorch, solver, ahead)
+
+
+known_stack = lru_cache(maxsize=1024)(stack)  # of calls that are told by their sizes: without lengths or a solver
 
 
 @lru_cache(maxsize=1024)
