@@ -30,9 +30,10 @@ from bppsa.distributed.losses.shares import (
 from bppsa.distributed.losses.tracing import TracedLoss, Traces
 from bppsa.distributed.losses.trying import ASKED, LossTrial
 from bppsa.distributed.losses.weighing import OF_FUNCTIONS, OWN, weights
+from bppsa.distributed.steps.costs import in_flops, in_seconds, run_again
 from bppsa.distributed.steps.member import Asked, check_names, first_names
 from bppsa.distributed.steps.plans import KINDS, StepPlan, check_changes, make_plan, only, own_batches, predicted
-from bppsa.distributed.steps.recomputed import RecomputeChoice, recomputed, share_again
+from bppsa.distributed.steps.recomputed import RecomputeChoice, recomputed
 from bppsa.distributed.steps.speeds import at_speeds
 from bppsa.errors import ArgumentError, InputError, ScheduleError, StrategyError
 from bppsa.frontend.state import show
@@ -47,7 +48,6 @@ from bppsa.runtime.worker.results import Outcome, Results
 from bppsa.runtime.worker.shell import tensors_in
 from bppsa.schedule.job_graph.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.programs.messages import Items
-from bppsa.schedule.recompute import Recompute
 from bppsa.schedule.simulator import Cost
 from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import Units
@@ -162,8 +162,8 @@ class Training:
                 count,
                 workers,
                 self.prices(bound, count),
-                self.recompute(),
-                Units("s" if self.measured_costs(bound, count) else "flops"),
+                run_again(stages.stages),
+                Units("s" if all(stage.seconds for stage in stages.stages) else "flops"),
                 *self.items(bound),
             )
             check_changes(plan.timeline, [stage.changes for stage in stages.stages])
@@ -175,32 +175,15 @@ class Training:
         return bound_to(self.settings.schedule, len(self.stages), count, self.settings.workers)
 
     def costs(self, schedule: Schedule) -> dict[str, list[float]]:
-        """Of each stage's jobs: what they cost; a backward is two forwards."""
-        stages, split = self.stages.stages, "W" in schedule.directions
-        forward = [max(stage.cost, 1e-9) for stage in stages]
-        return {"F": forward, "B": [cost * (1 if split else 2) for cost in forward], "W": forward}
-
-    def measured_costs(self, schedule: Schedule, count: int) -> dict[str, list[float]]:
-        """The same in seconds of one micro-batch, where stages were measured. Half of a backward is the weights'."""
-        split, times = "W" in schedule.directions, [stage.seconds for stage in self.stages.stages]
-        seconds = [time for time in times if time is not None]
-        if len(seconds) < len(times):
-            return {}
-        whole = [max(time.backward, 1e-9) / count for time in seconds]
-        part = [time / 2 for time in whole] if split else whole
-        return {"F": [max(time.forward, 1e-9) / count for time in seconds], "B": part, "W": part}
+        """In flops, of each stage's jobs."""
+        return in_flops(self.stages.stages, schedule)
 
     def prices(self, schedule: Schedule, count: int) -> dict[str, Cost]:
-        """What jobs cost, on the workers that run them."""
-        costs, speeds = self.measured_costs(schedule, count) or self.costs(schedule), self.settings.speeds
+        """What jobs cost, on the workers that run them: in seconds where stages were measured."""
+        costs, speeds = in_seconds(self.stages.stages, schedule, count) or self.costs(schedule), self.settings.speeds
         if not speeds:
             return dict(costs)
         return {d: at_speeds(each, d, schedule, speeds) for d, each in costs.items()}
-
-    def recompute(self) -> Recompute | None:
-        """What runs again before each backward: shares of the stages' forwards."""
-        shares = [share_again(stage) for stage in self.stages.stages]
-        return Recompute(again=shares, kept=1) if any(shares) else None
 
     def items(self, schedule: Schedule) -> tuple[Items, Items]:
         """What a job reads and writes."""
