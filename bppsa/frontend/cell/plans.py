@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,6 +25,7 @@ from bppsa.frontend.plan_cache import PlanCache, place
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.fxpasses.cell.instead import INSTEAD
 from bppsa.fxpasses.cell.recurrence import split
+from bppsa.fxpasses.cell.rewrites.each_step import TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.walk import Environment
@@ -31,6 +33,7 @@ from bppsa.fxpasses.lines import line_that_raised
 from bppsa.fxpasses.recording.capture import DRAW_OUTSIDE, Recording, record
 from bppsa.fxpasses.spelling.whole import growth_of
 from bppsa.plan.choose import multiply_inline
+from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
 WHOLE = (torch.bool, torch.int64, torch.int32)  # dtypes whose numbers a sweep holds as reals
 MOST = 256  # plans, of cells
@@ -188,6 +191,8 @@ def plan_of(
     rows = recording.arguments[0].meta["val"].shape[0]
     compile_recurrence(recurrence, dtype, multiply_inline(rows, "cpu"))  # raises where it cannot be fused
     hoisted, tail = (None if g is None else run_anywhere(g) for g in (recurrence.hoisted, recurrence.tail))
+    for part in filter(None, (hoisted, tail)):
+        try_out(part)
     y_shapes = tuple(y.meta["val"].shape for y in ys)
     carry_shapes, dtypes = tuple(value.shape for value in values), tuple(value.dtype for value in values)
     growth = growth_of(recurrence)
@@ -209,3 +214,15 @@ def run_anywhere(graph: fx.Graph) -> fx.GraphModule:
         for node in graph.find_nodes(op="call_function", target=target):
             node.target = torch.ops.aten.reshape.default
     return fx.GraphModule({}, graph)
+
+
+def try_out(part: fx.GraphModule) -> None:
+    """Run what is done for all steps at once on zeros of two: a mistake of ours shows here, before a call depends on
+    it."""
+    given = []
+    for node in part.graph.find_nodes(op="placeholder"):
+        like = node.meta["val"]
+        sizes = (TRIED_STEPS * like.shape[0], *like.shape[1:]) if like.dim() else (TRIED_STEPS,)
+        given.append(like.new_zeros(like.shape if node.meta["role"].kind == "param" else sizes))
+    with torch.no_grad(), suppress(LinAlgError, ArithmeticError):  # zeros are singular, and divide nothing
+        part(*given)

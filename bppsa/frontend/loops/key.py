@@ -60,7 +60,12 @@ def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopCal
     if not environment.memory.isdisjoint(seen):
         return Reason("an argument that shares memory with a tensor that it reads")
     given = tuple(map(described, leaves))
-    modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_default_dtype()
+    modes = (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+    )
     at = tuple(t.storage_offset() if first in shared else None for first, t in zip(memory, tensors, strict=True))
     key = environment.key, spec, given, tuple(memory), at, modes, torch.are_deterministic_algorithms_enabled()
     return LoopCall(key, spec, leaves, tensors, environment)

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from bppsa.decisions import Decision
+from bppsa.decisions import Decision, warn_once
 from bppsa.errors import BuildError, GradientError, Reason, Unsupported, first_line, kind_of
 from bppsa.frontend.call_log import note, unnoted
+from bppsa.frontend.cell.plans import FAULTS
 from bppsa.frontend.loops.changing import settled
 from bppsa.frontend.loops.key import LoopCall, attributes
 from bppsa.frontend.loops.scans.shared import SharedSteps, are_of, shape_of
@@ -146,6 +147,13 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
     except BuildError as error:
         note(*within)
         return result, left(path, found, Reason(first_line(error)))
+    except FAULTS as error:  # the call has its result, and the fault is told aloud
+        if asked():
+            raise
+        what = f"bppsa fails to plan it: {type(error).__name__}: {first_line(error)}"
+        warn_once(f"bppsa leaves the loops of {path or 'the model'} to PyTorch: {what}; please report this")
+        note(*within)
+        return result, left(path, found, Reason(what, mend="please report this"))
     return result, plan
 
 

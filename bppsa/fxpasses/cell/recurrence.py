@@ -106,8 +106,10 @@ class Splitter:
 
     def add(self, part: CellPart, node: fx.Node) -> None:
         """To a part that runs for all steps at once: as one batch where the op treats every row alike."""
-        if self.level[node] == PARAM or self.stacks(node):
+        if self.level[node] == PARAM:
             part.copy(node)
+        elif self.stacks(node):
+            part.batch(node)
         else:
             part.step(node, {n for n in node.all_input_nodes if self.level[n] > PARAM})
 

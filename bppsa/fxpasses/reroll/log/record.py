@@ -24,7 +24,7 @@ from bppsa.fxpasses.reroll.log.lines import goes_over, innermost, place, users_l
 from bppsa.fxpasses.reroll.log.memory import TensorMemory
 from bppsa.fxpasses.reroll.log.number_inputs import NumberInputs, OpCall
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
-from bppsa.fxpasses.reroll.log.ops import CallInput, Like, Log, LoggedOp, LoggedValue, flatten, is_number
+from bppsa.fxpasses.reroll.log.ops import CallInput, Like, Log, LoggedOp, LoggedValue, flatten
 from bppsa.fxpasses.reroll.log.own_gradients import OwnGradients, applying
 from bppsa.fxpasses.reroll.log.spelled import spelled
 from bppsa.fxpasses.theirs import theirs
@@ -203,7 +203,7 @@ class Logger(TorchDispatchMode):
         outs, single = ([out], True) if isinstance(out, Tensor) else (out, False)
         if not isinstance(outs, (list, tuple)) or not all(isinstance(each, Tensor) for each in outs):
             raise Unsupported(Reason("gives no tensors", op=str(func)))
-        if func in SIZED:
+        if func in SIZED and out.is_contiguous():  # others keep the order of what they are like
             func, leaves, spec = sized(func, leaves, out)
         op = self.constant(func, leaves, spec, outs, single) or self.append(func, leaves, spec, outs, single)
         given = {tensor.untyped_storage()._cdata: tensor for tensor in tensors_of(args, kwargs)}
@@ -350,11 +350,13 @@ class Refusing(suppress):
 
 
 def sized(func: Any, leaves: list[Any], out: Tensor) -> tuple[Any, list[Any], Any]:
+    """The op of sizes in the place of one of `SIZED`, whose leaves begin with a tensor; of new_full come its sizes, and
+    then, as in full_like, the number that it fills with."""
     target, sizes = SIZED[func], list(out.shape)
     fill = []
     if target is aten.full.default:
-        numbers = [leaf for leaf in leaves if is_number(leaf) or isinstance(leaf, bool)]
-        fill = [numbers[-1]] if func is aten.new_full.default else numbers[:1]
+        at = 1 + (len(sizes) if func is aten.new_full.default else 0)
+        fill = leaves[at : at + 1]
     spec = ((None,) * len(sizes), *(None for _ in fill)), (("dtype", None), ("device", None))
     return target, [*sizes, *fill, out.dtype, out.device], spec
 
