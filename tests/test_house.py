@@ -186,19 +186,9 @@ def libraries_against_the_rules(path: Path) -> object:
     return top_level - allowed - set(sys.stdlib_module_names)
 
 
-# Where PyTorch itself is changed while it looks at a user's code, and the test that notices when a new one differs.
-PATCHES = {"fxpasses/partition/capture/whole.py": "tests/fxpasses/partition/test_export.py"}
-
-
-def test_patches_of_pytorch_are_known() -> None:
-    """Those of TorchDynamo are made within its own lock, by `frontend/pruned/capture/refusals.py`."""
-    found = {str(path.relative_to(PACKAGE)) for path in MODULES if "setattr(owner" in path.read_text()}
-    assert found == PATCHES.keys()
-    assert all((ROOT / test).exists() for test in PATCHES.values())
-
-
 def test_imports_stay_within_the_rules() -> None:
     assert not offenders(imports_against_the_rules, MODULES)
+    assert not offenders(libraries_against_the_rules, MODULES)
 
 
 def test_arrows_point_one_way() -> None:
@@ -214,29 +204,27 @@ def test_arrows_point_one_way() -> None:
     assert not [circle for circle in networkx.strongly_connected_components(arrows) if len(circle) > 1]
 
 
-def test_folders_are_not_crowded() -> None:
-    counts = Counter(
-        path.parent for path in PACKAGE.rglob("*") if path.suffix in {".py", ".h"} or (path / "__init__.py").exists()
-    )
-    assert not {str(folder): count for folder, count in counts.items() if count > MOST_ENTRIES}
-
-
-def test_libraries_stay_within_the_rules() -> None:
-    assert not offenders(libraries_against_the_rules, MODULES)
-
-
 @pytest.mark.parametrize("module", ["bppsa", "bppsa.errors", "bppsa.decisions", "bppsa.schedule"])
 def test_loads_no_torch(module: str) -> None:
     program = f"import {module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False).returncode == 0
 
 
-def test_every_module_says_what_it_is() -> None:
-    assert not offenders(lambda path: not ast.get_docstring(ast.parse(path.read_text())), MODULES)
-
-
-def test_every_folder_of_code_is_a_package() -> None:
-    assert not [path.parent for path in MODULES if not (path.parent / "__init__.py").exists()]
+def test_files_and_folders_have_their_shape() -> None:
+    """A file is short and says what it is; a folder of code is a package with few entries."""
+    lines = {path: len(path.read_text().splitlines()) for path in SOURCES}
+    entries = Counter(
+        path.parent for path in PACKAGE.rglob("*") if path.suffix in {".py", ".h"} or (path / "__init__.py").exists()
+    )
+    wrong = {
+        "too long": {path for path, count in lines.items() if count > LONGEST_FILE},
+        "without a docstring": {path for path in MODULES if not ast.get_docstring(ast.parse(path.read_text()))},
+        "crowded": {folder for folder, count in entries.items() if count > MOST_ENTRIES},
+        "no package": {path.parent for path in MODULES if not (path.parent / "__init__.py").exists()},
+    }
+    assert lines
+    assert entries
+    assert not {rule: list(map(str, paths)) for rule, paths in wrong.items() if paths}
 
 
 SHARES = "# shares its name: "  # with the reason behind it, on the line of the later class
@@ -258,15 +246,6 @@ def test_classes_share_no_name_without_a_reason() -> None:
         for name in classes_of_their_own_name(path):
             homes.setdefault(name, []).append(dotted(path))
     assert not {name: rooms for name, rooms in homes.items() if len(rooms) > 1}
-
-
-def lines_too_many(path: Path) -> object:
-    lines = len(path.read_text().splitlines())
-    return lines if lines > LONGEST_FILE else None
-
-
-def test_files_are_short() -> None:
-    assert not offenders(lines_too_many, SOURCES)
 
 
 # Functions that remember every call, and why there are few different ones.
@@ -295,14 +274,22 @@ def remembers_all(decorator: ast.expr) -> bool:
     return name == "cache" or (name.startswith("lru_cache(") and "None" in name)
 
 
-def test_what_is_remembered_is_bounded() -> None:
-    found = {
+# Where PyTorch itself is changed while it looks at a user's code, and the test that notices when a new one differs.
+# TorchDynamo is changed within its own lock, by `frontend/pruned/capture/refusals.py`.
+PATCHES = {"fxpasses.partition.capture.whole": "tests/fxpasses/partition/test_export.py"}
+
+
+def test_exceptions_are_listed() -> None:
+    """What remembers every call, and what patches PyTorch, is known with its reason, and nothing is listed in vain."""
+    remembering = {
         f"{dotted(path)}.{node.name}"
         for path in MODULES
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.FunctionDef) and any(map(remembers_all, node.decorator_list))
     }
-    assert found == set(FEW_CALLS)
+    assert remembering == set(FEW_CALLS)
+    assert {dotted(path) for path in MODULES if "setattr(owner" in path.read_text()} == PATCHES.keys()
+    assert all((ROOT / test).exists() for test in PATCHES.values())
 
 
 def test_no_module_is_shadowed_by_a_function() -> None:
