@@ -21,7 +21,7 @@ WHOLE = "whole"  # in the meta of a stage's node: no place to split the backward
 
 
 @dataclass(frozen=True)
-class Value:
+class StageValue:
     """A tensor, or any other object, that later stages read: an argument of the model or what a stage makes.
 
     A value that skips stages goes straight from its source to each of its readers.
@@ -108,7 +108,7 @@ class Stages:
     """values[:arguments] are the model's arguments in the order in which `bind` gives them."""
 
     stages: tuple[Stage, ...]
-    values: tuple[Value, ...]
+    values: tuple[StageValue, ...]
     arguments: int
     bind: Callable[..., list[Any]] = field(repr=False)  # the model's call (*args, **kwargs) -> its arguments
     assemble: Callable[[Any], Any] = field(repr=False)  # outputs of the last stage -> what the model returns

@@ -20,7 +20,7 @@ from torch.jit import ScriptModule
 from torch.nn.modules.module import _WrappedHook
 from torch.utils.hooks import RemovableHandle
 
-from bppsa.frontend.state import State
+from bppsa.frontend.state import ModuleRecord
 
 
 def clone(root: nn.Module) -> tuple[nn.Module, dict[str, nn.Module]]:
@@ -164,7 +164,7 @@ def _wrapped_hook(cloner: _Cloner, value: _WrappedHook, path: str) -> _WrappedHo
     return new
 
 
-def _state(cloner: _Cloner, value: State, path: str) -> State:
+def _state(cloner: _Cloner, value: ModuleRecord, path: str) -> ModuleRecord:
     return cloner.remember(value, value.of_clone())
 
 
@@ -182,6 +182,6 @@ _REBUILD: dict[type, Rebuild] = {
     functools.partial: _partial,
     RemovableHandle: _handle,
     _WrappedHook: _wrapped_hook,
-    State: _state,
+    ModuleRecord: _state,
 }
 _FAMILIES: tuple[tuple[type, Rebuild], ...] = ((nn.Module, _module), (tuple, _tuple))

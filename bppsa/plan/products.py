@@ -16,7 +16,7 @@ from bppsa.sparsity.patterns.pattern import Pattern
 from bppsa.sparsity.patterns.product import counts
 from bppsa.sparsity.plans import product_plan
 
-Multiply = Callable[[Pattern, Pattern], Pattern]
+MultiplyPatterns = Callable[[Pattern, Pattern], Pattern]
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def dearest(steps: Steps) -> int:
     return max((step.flops for step in steps), default=0)
 
 
-def chain_cost(plan: ScanPlan, patterns: Sequence[Pattern], multiply: Multiply | None = None) -> ChainCost:
+def chain_cost(plan: ScanPlan, patterns: Sequence[Pattern], multiply: MultiplyPatterns | None = None) -> ChainCost:
     """Of `plan` over a chain whose element i has `patterns[i]`, N x M from the input to the output of its stage.
 
     Element i of the plan is the i-th from the end (equation 5), so a[left] . a[right] is J^T of the right times J^T of

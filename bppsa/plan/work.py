@@ -51,7 +51,7 @@ class Counts:
 
     peer: the kind whose rates PyTorch has ("RNN", "GRU", "LSTM", "loop"); ops: that it launches in a step.
     weights: bytes. blocks, width: the dense blocks of one step's J^T. tile: rows of a program, warps: of it; fits:
-    whether it keeps the weights. stretch: how many times as wide its tiles are as what is in them.
+    whether it keeps the weights. padding: how many times as wide its tiles are as what is in them.
     again: of a forward that keeps every k-th state, and of the backward that computes the others again, where one sweep
     each way is these. iterations: of Newton's that a forward is taken to need. replay: of what PyTorch's forward has
     not kept; hidden: of the recurrence of the carries that it does not show.
@@ -71,7 +71,7 @@ class Counts:
     tile: int = 1
     warps: int = 1
     fits: bool = True
-    stretch: float = 1.0
+    padding: float = 1.0
     again: tuple[Each, Each] | None = None
     iterations: int = ITERATIONS
     replay: Each | None = None
@@ -177,7 +177,7 @@ def to_boundaries(strategy: Strategy, counts: Counts, size: Size) -> list[Phase]
 def reduction(division: Division, counts: Counts, size: Size) -> Work:
     """Of every chunk to a pair: the backward's step on the columns of a matrix, that share what is read."""
     columns = math.ceil(columns_of(counts) / counts.tile) * counts.tile
-    padded = counts.backward.swept * (counts.stretch**2 if counts.width > 1 else 1)
+    padded = counts.backward.swept * (counts.padding**2 if counts.width > 1 else 1)
     flops, moved = padded * columns * size.points, counts.backward.bytes * size.points
     pieces = counts.pieces(size.rows * columns, division.count)
     return Work(1, min(division.length, size.steps), flops, moved + counts.weights, pieces)

@@ -18,7 +18,7 @@ from bppsa.schedule.job_graph.jobs import Grid, PerJob
 from bppsa.schedule.job_graph.spec import B, F, Job, W
 from bppsa.schedule.units import JOBS, Units
 
-Size = Callable[[int, int], Any]  # of the activations, or the weights, of (s, b)
+SizeOf = Callable[[int, int], Any]  # of the activations, or the weights, of (s, b)
 BEGINS, AGAIN, ENDS = "begins", "again", "ends"  # in the life of activations
 
 
@@ -44,12 +44,12 @@ class Timeline:
         graph: JobGraph,
         start: list[Any],
         end: list[Any],
-        activation_size: Size = lambda s, b: 1,
-        weight_size: Size = lambda s, b: 1,
+        activation_size: SizeOf = lambda s, b: 1,
+        weight_size: SizeOf = lambda s, b: 1,
         order: list[int] | None = None,
         finished: list[int] | None = None,
         units: Units = JOBS,
-        kept_size: Size | None = None,
+        kept_size: SizeOf | None = None,
     ) -> None:
         """start, end: of each job by its number, simulated or measured. order, finished: what sorting these gives.
         kept_size: where forwards run again, of what is held until they do."""

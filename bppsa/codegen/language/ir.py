@@ -95,7 +95,7 @@ class Kind(enum.Enum):
     COLUMN_SUM = "column_sum"  # [n]: the sum over all rows and steps of what is stored into it
 
 
-Shape = tuple[int, ...]  # of a group's columns
+Shape = tuple[int, ...]  # shares its name: a tensor's sizes too, here of a group's columns
 Strides = tuple[int, ...]  # in columns, one for each axis
 
 

@@ -12,7 +12,7 @@ from bppsa.distributed.planned.tracing import Amount, HeldParameter, OpTrace, St
 from bppsa.errors import StrategyError
 from bppsa.fxpasses.partition.cut.balance import balanced
 
-Times = Sequence[tuple[float, float, float]]
+StageTimes = Sequence[tuple[float, float, float]]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def total(held: Mapping[int, HeldBytes]) -> HeldBytes:
 
 
 def estimates(
-    trace: StepTrace, stages: int, rates: WorkerRates, optimizer: OptimizerState, times: Times | None
+    trace: StepTrace, stages: int, rates: WorkerRates, optimizer: OptimizerState, times: StageTimes | None
 ) -> list[StageEstimate]:
     """times: measured, (forward, backward, weight) in ms for each stage, in the place of what the rates give.
 

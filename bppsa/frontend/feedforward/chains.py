@@ -29,7 +29,7 @@ from bppsa.runtime.sparse import Kernels
 from bppsa.sparsity.patterns import engine
 
 MOST = 64  # plans, of calls of different kinds
-Forward = Callable[..., Any]
+ForwardFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class ChainPlan:
         return [tensors[at] if isinstance(at, int) else at for at in self.places]
 
 
-def run(module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(module: nn.Module, forward: ForwardFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `forward(*args, **kwargs)` of `module` returns; NotImplemented where PyTorch is to run the call."""
     path = state_of(module).path
     leaves = pytree.tree_leaves((args, kwargs))
@@ -104,7 +104,7 @@ _plans: PlanCache[ChainPlan | Reason] = PlanCache(MOST)
 
 def find(
     module: nn.Module,
-    forward: Forward,
+    forward: ForwardFunction,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     leaves: Sequence[Any],
@@ -137,7 +137,7 @@ def find(
 
 def make(
     module: nn.Module,
-    forward: Forward,
+    forward: ForwardFunction,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     reached: Sequence[Tensor],

@@ -12,7 +12,7 @@ from bppsa.frontend.loops.key import LoopCall
 from bppsa.fxpasses.environment.walk import Key, exact
 from bppsa.fxpasses.reroll.log.numbers import TELLS_KINDS, Arithmetic, FollowedNumber, plain
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 FLOAT = float, "any"  # in the place of a number in a key
 
 
@@ -36,7 +36,9 @@ class ChangingNumbers:
         environment, spec, given, *rest = key
         return environment, spec, tuple(FLOAT if i in self.at else each for i, each in enumerate(given)), *rest
 
-    def following(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_part: bool, within: Arithmetic) -> Arguments:
+    def following(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_part: bool, within: Arithmetic
+    ) -> CallArguments:
         """The arguments, with numbers that are followed in the place of those that change."""
         order = iter(self.order)
         return swapped(args, kwargs, is_part, lambda value: within.enter(value) if next(order) in self.at else value)
@@ -76,7 +78,9 @@ def numbers_of(call: LoopCall, args: tuple[Any, ...], kwargs: dict[str, Any], is
     return ChangingNumbers(call, order, frozenset(order)) if order else None
 
 
-def swapped(args: tuple[Any, ...], kwargs: dict[str, Any], is_part: bool, change: Callable[[float], Any]) -> Arguments:
+def swapped(
+    args: tuple[Any, ...], kwargs: dict[str, Any], is_part: bool, change: Callable[[float], Any]
+) -> CallArguments:
     """The arguments, those that are floats changed; of a loop that is a function of its own, its variables."""
 
     def each(values: dict[str, Any]) -> dict[str, Any]:

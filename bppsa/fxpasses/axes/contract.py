@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.axes.layout import Axis, AxisLayout, Group, unified
+from bppsa.fxpasses.axes.layout import Axis, AxisGroup, AxisLayout, unified
 
 aten = torch.ops.aten
 
@@ -58,7 +58,7 @@ def merged(a: Axis, b: Axis) -> Axis:
     return b if a.kind == "repeated" else a
 
 
-def features(*groups: Group) -> Group:
+def features(*groups: AxisGroup) -> AxisGroup:
     return tuple(axis for group in groups for axis in group if axis.kind != "rows")
 
 
@@ -66,9 +66,9 @@ def by_weight(
     graph: fx.Graph,
     left: AxisLayout,
     right: AxisLayout,
-    batch: Group,
-    outer: tuple[Group, Group],
-    inner: tuple[Group, Group],
+    batch: AxisGroup,
+    outer: tuple[AxisGroup, AxisGroup],
+    inner: tuple[AxisGroup, AxisGroup],
 ) -> fx.Node | None:
     """As one mm, where each row of one operand meets all of the other, which has no rows."""
     for rows, weight, own, other, (k, depth) in (
@@ -83,7 +83,7 @@ def by_weight(
     return None
 
 
-def matrix(graph: fx.Graph, weight: AxisLayout, depth: Group, width: Group) -> fx.Node:
+def matrix(graph: fx.Graph, weight: AxisLayout, depth: AxisGroup, width: AxisGroup) -> fx.Node:
     """A parameter as [K, N]: itself, or its transpose, where it is that."""
     whole = weight.node.meta["val"].shape
     if weight.axes == (*depth, *width) and whole == (total(depth), total(width)):
@@ -93,7 +93,7 @@ def matrix(graph: fx.Graph, weight: AxisLayout, depth: Group, width: Group) -> f
     return reshaped(graph, placed(graph, weight, [*depth, *width]), [total(depth), total(width)])
 
 
-def total(axes: Group) -> int:
+def total(axes: AxisGroup) -> int:
     return torch.Size(axis.size for axis in axes).numel()
 
 

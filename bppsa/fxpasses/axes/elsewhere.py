@@ -11,7 +11,7 @@ from torch import fx
 
 from bppsa.common.chain import FILLS
 from bppsa.fxpasses.axes.contract import call, features, merged, placed, refused, reshaped
-from bppsa.fxpasses.axes.layout import Axis, AxisLayout, Group, unified
+from bppsa.fxpasses.axes.layout import Axis, AxisGroup, AxisLayout, unified
 
 aten = torch.ops.aten
 
@@ -39,11 +39,11 @@ def pointwise(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, AxisLayout]) 
             layouts[0], layouts[i] = alike(node, layouts[0], layouts[i])
     for i in range(1, len(layouts) - 1):
         layouts[i], layouts[i + 1] = alike(node, layouts[i], layouts[i + 1])
-    dims: list[Group] = []
+    dims: list[AxisGroup] = []
     places: list[list[Axis | None]] = [[] for _ in layouts]
     for d in range(rank):
         groups = [layout.dims[d] for layout in layouts]
-        group: Group = max(groups, key=len)
+        group: AxisGroup = max(groups, key=len)
         for own in groups:
             group = tuple(map(merged, group, own)) if own else group
         for at, own in zip(places, groups, strict=True):
@@ -151,7 +151,7 @@ def rows_of(layout: AxisLayout) -> int | None:
 
 
 def exchanged(layout: AxisLayout, axis: Axis, by: Sequence[Axis]) -> AxisLayout:
-    def change(group: Group) -> Group:
+    def change(group: AxisGroup) -> AxisGroup:
         return tuple(new for a in group for new in (by if a is axis else (a,)))
 
     return replace(layout, axes=change(layout.axes), dims=tuple(map(change, layout.dims)))

@@ -80,13 +80,13 @@ class ModelRecorder(Recorder):
 
 
 TABLES = ("_parameters", "_buffers", "_modules")  # of attributes of a module that it keeps apart
-State = list[tuple[str, Any, Any]]  # where, a container, a copy of it
+ContainerCopies = list[tuple[str, Any, Any]]  # where, a container, a copy of it
 
 
-def state_of(model: nn.Module) -> State:
+def state_of(model: nn.Module) -> ContainerCopies:
     """The containers that a forward may write to: attributes of modules, and the lists, dicts and sets among them.
     What our own modules remember of their calls is not the model's."""
-    found: State = []
+    found: ContainerCopies = []
     for path, module in model.named_modules():
         found.append((path, module.__dict__, dict(module.__dict__)))
         for name, value in module.__dict__.items():
@@ -95,7 +95,7 @@ def state_of(model: nn.Module) -> State:
     return found
 
 
-def restore(state: State) -> str:
+def restore(state: ContainerCopies) -> str:
     """Put back what was changed; which attribute that was, or ""."""
     changed = ""
     for path, container, before in state:

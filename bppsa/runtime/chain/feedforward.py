@@ -20,7 +20,7 @@ from bppsa.plan.strategy import Division
 from bppsa.runtime.chain.operator_scan import cotangents
 from bppsa.runtime.chain.stages import StageJacobian
 from bppsa.runtime.recurrent.scan.extent import Given
-from bppsa.sparsity.links import Masks
+from bppsa.sparsity.links import NodeMasks
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class ChainProgram:
         results: Sequence[fx.Node],
         needs: Sequence[bool],
         divisions: Mapping[fx.Node, Division],
-        masks: Masks,
+        masks: NodeMasks,
     ) -> None:
         self.chain, self.results, self.needs = chain, tuple(results), tuple(needs)
         self.divisions, self.masks = divisions, masks

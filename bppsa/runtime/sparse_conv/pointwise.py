@@ -14,7 +14,7 @@ from bppsa.codegen.language.ir import Access, Expr, Kernel, Op, const, load
 from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, kernel
 from bppsa.common.chain import Role
-from bppsa.runtime.sparse_conv.programs.image import Image, Shape, empty, pack
+from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty, pack
 from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
 
@@ -38,7 +38,7 @@ class Pointwise(RegionStep):
         back = (self.function.backward(lanes),) if self.function.reached else ()
         return self.function.forward(lanes), *back, *((zeros(dtype),) if self.flat else ())
 
-    def shape(self, *inputs: Shape) -> Shape:
+    def shape(self, *inputs: ImageShape) -> ImageShape:
         return inputs[0]
 
     def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
@@ -100,7 +100,7 @@ class Dropout(RegionStep):
     def kernels(self, dtype: torch.dtype) -> tuple[Kernel]:
         return (product(dtype),)
 
-    def shape(self, *inputs: Shape) -> Shape:
+    def shape(self, *inputs: ImageShape) -> ImageShape:
         return inputs[0]
 
     def brings(self, dtype: torch.dtype, extras: Sequence[Any]) -> Sequence[Tensor]:

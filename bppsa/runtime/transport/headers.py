@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from bppsa.runtime.transport.carrier import TAGS
-from bppsa.runtime.transport.layout import Layout, Packed, buffers
+from bppsa.runtime.transport.layout import Layout, PackedMessage, buffers
 
 _FORMS = 1024  # that are remembered; with more, as from lengths that are never the same, numbers begin again
 
@@ -30,7 +30,7 @@ class HeaderWriter:
         self.numbers: dict[Layout, int] = {}
         self.tag = 0  # of the next large tensor
 
-    def write(self, packed: Packed) -> tuple[bytes, int]:
+    def write(self, packed: PackedMessage) -> tuple[bytes, int]:
         """The letter, and the tag of the first large tensor."""
         number, layout = self.numbers.get(packed.layout), None
         if number is None:
@@ -49,10 +49,10 @@ class HeaderReader:
         self.layouts: dict[int, Layout] = {}
         self.wire = wire
 
-    def read(self, body: bytes) -> tuple[Packed, int]:
+    def read(self, body: bytes) -> tuple[PackedMessage, int]:
         """The value with room for the large tensors, and the tag of the first of them."""
         letter: _Letter = pickle.loads(body)
         if letter.layout is not None:
             self.layouts[letter.number] = letter.layout
         layout = self.layouts[letter.number]
-        return Packed(layout, letter.small, buffers(layout, self.wire), letter.objects), letter.tag
+        return PackedMessage(layout, letter.small, buffers(layout, self.wire), letter.objects), letter.tag

@@ -33,7 +33,7 @@ class Link:
             g = factor.mv(g)
         return g
 
-    def rows(self, rows: reach.Rows) -> reach.Rows:
+    def rows(self, rows: reach.ReachingRows) -> reach.ReachingRows:
         for factor in reversed(self.factors):
             rows = rows if factor.structure in ("identity", "diagonal") else reach.product(factor.pattern, rows)
         return rows

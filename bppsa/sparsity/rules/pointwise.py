@@ -20,8 +20,8 @@ from bppsa.sparsity.rules.registry import rule
 
 aten = torch.ops.aten
 Operators = tuple[Identity | Diagonal | None, ...]
-Number = float | int
-Operand = Tensor | Number
+Scalar = float | int
+Operand = Tensor | Scalar
 
 
 def choose(condition: Tensor, yes: Operand, no: Operand, like: Tensor) -> Tensor:
@@ -64,11 +64,11 @@ def in_single(number: float) -> float:
 SIXTH = in_single(1 / 6)
 
 
-def elu(x: Tensor, out: Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Tensor:
+def elu(x: Tensor, out: Tensor, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Tensor:
     return choose(x <= 0, torch.exp(x * input_scale) * (alpha * scale * input_scale), scale, x)
 
 
-def softplus(x: Tensor, out: Tensor, beta: Number = 1, threshold: Number = 20) -> Tensor:
+def softplus(x: Tensor, out: Tensor, beta: Scalar = 1, threshold: Scalar = 20) -> Tensor:
     return choose(x * beta > threshold, 1.0, torch.sigmoid(x * beta), x)
 
 
@@ -137,7 +137,7 @@ for _target, _derivative in DERIVATIVES.items():
 
 
 @rule(aten.pow.Tensor_Scalar)
-def power(x: Tensor, exponent: Number, *, out: Tensor) -> Operators:
+def power(x: Tensor, exponent: Scalar, *, out: Tensor) -> Operators:
     if exponent == 0:
         return (None,)
     return (Diagonal(x * 2 if exponent == 2 else torch.pow(x, exponent - 1) * exponent, like=x),)
@@ -157,33 +157,33 @@ def relu(x: Tensor, *, out: Tensor) -> Operators:
 
 
 @rule(aten.hardtanh.default)
-def hardtanh(x: Tensor, low: Number = -1, high: Number = 1, *, out: Tensor) -> Operators:
+def hardtanh(x: Tensor, low: Scalar = -1, high: Scalar = 1, *, out: Tensor) -> Operators:
     return (select(torch.logical_and(x > low, x < high), x),)
 
 
 @rule(aten.clamp.default)
-def clamp(x: Tensor, min: Number | None = None, max: Number | None = None, *, out: Tensor) -> Operators:
+def clamp(x: Tensor, min: Scalar | None = None, max: Scalar | None = None, *, out: Tensor) -> Operators:
     bounds = ([] if min is None else [x >= min]) + ([] if max is None else [x <= max])
     return (select(functools.reduce(torch.logical_and, bounds), x),)
 
 
 @rule(aten.clamp_min.default)
-def clamp_min(x: Tensor, min: Number, *, out: Tensor) -> Operators:
+def clamp_min(x: Tensor, min: Scalar, *, out: Tensor) -> Operators:
     return clamp(x, min, out=out)
 
 
 @rule(aten.clamp_max.default)
-def clamp_max(x: Tensor, max: Number, *, out: Tensor) -> Operators:
+def clamp_max(x: Tensor, max: Scalar, *, out: Tensor) -> Operators:
     return clamp(x, None, max, out=out)
 
 
 @rule(aten.threshold.default)
-def threshold(x: Tensor, threshold: Number, value: Number, *, out: Tensor) -> Operators:
+def threshold(x: Tensor, threshold: Scalar, value: Scalar, *, out: Tensor) -> Operators:
     return (select(torch.logical_not(x <= threshold), x),)
 
 
 @rule(aten.hardshrink.default, aten.softshrink.default)
-def shrink(x: Tensor, bound: Number = 0.5, *, out: Tensor) -> Operators:
+def shrink(x: Tensor, bound: Scalar = 0.5, *, out: Tensor) -> Operators:
     return (select(torch.logical_not(torch.logical_and(x >= -bound, x <= bound)), x),)
 
 
@@ -198,7 +198,7 @@ def hardswish(x: Tensor, *, out: Tensor) -> Operators:
 
 
 @rule(aten.masked_fill.Scalar)
-def masked_fill(x: Tensor, mask: Tensor, value: Number, *, out: Tensor) -> Operators:
+def masked_fill(x: Tensor, mask: Tensor, value: Scalar, *, out: Tensor) -> Operators:
     return select(torch.logical_not(mask), x), None
 
 
@@ -210,24 +210,24 @@ def where(condition: Tensor, x: Tensor, y: Tensor, *, out: Tensor) -> Operators:
 # Two and more arguments ----------------------------------------------------------------------------------------------
 
 
-def scaling(factor: Number, x: Operand, out: Tensor) -> Identity | Diagonal | None:
+def scaling(factor: Scalar, x: Operand, out: Tensor) -> Identity | Diagonal | None:
     if not isinstance(x, Tensor):
         return None
     return Identity(x, out) if factor == 1 else Diagonal(factor, like=x)
 
 
 @rule(aten.add.Tensor, aten.add.Scalar)
-def add(a: Operand, b: Operand, alpha: Number = 1, *, out: Tensor) -> Operators:
+def add(a: Operand, b: Operand, alpha: Scalar = 1, *, out: Tensor) -> Operators:
     return of_tensors((a, b), (scaling(1, a, out), scaling(alpha, b, out)))
 
 
 @rule(aten.sub.Tensor, aten.sub.Scalar)
-def sub(a: Operand, b: Operand, alpha: Number = 1, *, out: Tensor) -> Operators:
+def sub(a: Operand, b: Operand, alpha: Scalar = 1, *, out: Tensor) -> Operators:
     return of_tensors((a, b), (scaling(1, a, out), scaling(-alpha, b, out)))
 
 
 @rule(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(a: Operand, b: Operand, alpha: Number = 1, *, out: Tensor) -> Operators:
+def rsub(a: Operand, b: Operand, alpha: Scalar = 1, *, out: Tensor) -> Operators:
     return of_tensors((a, b), (scaling(-alpha, a, out), scaling(1, b, out)))
 
 
@@ -245,7 +245,7 @@ def div(a: Operand, b: Operand, *, out: Tensor) -> Operators:
 
 
 @rule(aten.addcmul.default)
-def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1, out: Tensor) -> Operators:
+def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: Scalar = 1, out: Tensor) -> Operators:
     return Identity(x, out), Diagonal(b if value == 1 else b * value), Diagonal(a if value == 1 else a * value)
 
 

@@ -14,7 +14,7 @@ from math import prod
 from bppsa.codegen.gpu.triton.axes_tiles import AxesTile, ColumnSet, GroupAxes, tile_size
 from bppsa.codegen.gpu.triton.axes_units import units_of
 from bppsa.codegen.gpu.triton.columns import Block
-from bppsa.codegen.gpu.triton.frame import HEAD, STRIDES, TYPES, Printed
+from bppsa.codegen.gpu.triton.frame import HEAD, STRIDES, TYPES, PrintedTriton
 from bppsa.codegen.gpu.triton.print_axes import AxesStepPrinter, Residence, mask
 from bppsa.codegen.language.ir import Kernel, Kind
 
@@ -53,11 +53,11 @@ def numbers(kernel: Kernel) -> int:
     return max((prod(GroupAxes(group, cut, units.count).padded) for group, cut in groups), default=1)
 
 
-def printed_axes(kernel: Kernel, real: str) -> Printed:
+def printed_axes(kernel: Kernel, real: str) -> PrintedTriton:
     """`real` is "float" or "double"."""
     sweep = _AxesSweepPrinter(kernel)
     warps = min(MOST_WARPS, max(1, numbers(kernel) // (32 * ELEMENTS_A_THREAD)))
-    return Printed(sweep.text(real), warps, Block(1, False), sweep.size, sweep.units.count)
+    return PrintedTriton(sweep.text(real), warps, Block(1, False), sweep.size, sweep.units.count)
 
 
 class _AxesSweepPrinter:

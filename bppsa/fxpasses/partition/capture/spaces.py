@@ -7,8 +7,8 @@ from itertools import repeat
 from operator import is_
 from typing import Any, Protocol
 
-from bppsa.fxpasses.environment.trail import MISSING
-from bppsa.fxpasses.partition.capture.contents import Read, alike
+from bppsa.fxpasses.environment.trail import MISSING, Read
+from bppsa.fxpasses.partition.capture.contents import alike
 
 
 class Kept(Protocol):

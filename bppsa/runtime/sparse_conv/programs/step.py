@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bppsa.runtime.sparse_conv.programs.image import Image, Shape
+from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape
 from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 
 
@@ -54,7 +54,7 @@ class RegionStep(ABC):
     renames = False  # its output is its input
 
     @abstractmethod
-    def shape(self, *inputs: Shape) -> Shape:
+    def shape(self, *inputs: ImageShape) -> ImageShape:
         """Of the output."""
 
     def depends(self) -> Any:
