@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
 
+from bppsa.common.graph import tensors_in
 from bppsa.decisions import Decision
 from bppsa.errors import ChainError, Reason, Unsupported
 from bppsa.frontend.call_log import note
@@ -56,7 +57,7 @@ def run(module: nn.Module, forward: ForwardFunction, args: tuple[Any, ...], kwar
     """What `forward(*args, **kwargs)` of `module` returns; NotImplemented where PyTorch is to run the call."""
     path = state_of(module).path
     leaves = pytree.tree_leaves((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = tensors_in(leaves)
     found = unusual(module, tensors) or find(module, forward, args, kwargs, leaves, tensors)
     if isinstance(found, Reason):
         if found != OWN_CHAIN:  # the scan tells itself what it did
@@ -152,7 +153,7 @@ def make(
     try:
         recording = record_model(forward, module, args, kwargs)
         places = tuple(place(tensor, reached, "model") for tensor, _ in recording.captured)
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = tensors_in((args, kwargs))
         needs = [tensor.requires_grad for tensor in (*tensors, *(tensor for tensor, _ in recording.captured))]
         first = len(reached) - len(masks)
         of_weights = {

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from bppsa.common.graph import tensors_in
 from bppsa.decisions import Decision
 from bppsa.errors import BuildError, GradientError, Reason, Unsupported, first_line, kind_of
 from bppsa.frontend.call_log import note, unnoted
@@ -167,7 +168,7 @@ def checked(
     except Unsupported:
         return result
     try:
-        believe(plan.run, tensors_in(pytree.tree_leaves(result)), given, before)
+        believe(plan.run, tensors_in(result), given, before)
     except Unsupported as unsupported:
         if plan.doubted and isinstance(unsupported, OtherNumbers):
             return result
@@ -257,10 +258,6 @@ def planned(
     for scan, decision in zip(scans, decided, strict=True):
         scan.decision = decision
     return replace(plan, scans=tuple(filter(None, decided)), doubted=doubted)
-
-
-def tensors_in(leaves: Sequence[Any]) -> list[Tensor]:
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def tensor_of(value: LoggedValue, call: LoopCall, numbers: Sequence[float]) -> Tensor:

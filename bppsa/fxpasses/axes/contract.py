@@ -7,11 +7,11 @@ loop for both and stores no product.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
+from bppsa.common.graph import call
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.axes.layout import Axis, AxisGroup, AxisLayout, unified
 
@@ -117,12 +117,6 @@ def reshaped(graph: fx.Graph, node: fx.Node, sizes: Sequence[int]) -> fx.Node:
     if not value.is_contiguous():
         node = call(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
     return call(graph, aten.view.default, node, list(sizes))
-
-
-def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    node = graph.call_function(target, args, kwargs)
-    node.meta["val"] = target(*fx.node.map_arg(args, lambda arg: arg.meta["val"]), **kwargs)
-    return node
 
 
 def refused(node: fx.Node) -> Unsupported:

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 
 from bppsa.common.chain import FILLS
-from bppsa.fxpasses.axes.contract import call, features, merged, placed, refused, reshaped
+from bppsa.common.graph import call
+from bppsa.fxpasses.axes.contract import features, merged, placed, refused, reshaped
 from bppsa.fxpasses.axes.layout import Axis, AxisGroup, AxisLayout, unified
 
 aten = torch.ops.aten

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from bppsa.decisions import under
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.network.pruning import without_hooks
 from bppsa.fxpasses.recording.capture import Recorder, Recording, record, zeros_like
@@ -91,7 +92,7 @@ def state_of(model: nn.Module) -> ContainerCopies:
         found.append((path, module.__dict__, dict(module.__dict__)))
         for name, value in module.__dict__.items():
             if isinstance(value, (list, dict, set)) and not name.startswith("_bppsa"):
-                found.append((f"{path}.{name}" if path else name, value, value.copy()))
+                found.append((under(path, name), value, value.copy()))
     return found
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
+from bppsa.common.graph import tensors_in
 from bppsa.common.stages import INPUT, RecomputedPart, Stage, Stages, StageValue, draws
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of, leaf_of
@@ -211,4 +212,4 @@ def paths_of(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
 
 
 def size(value: Any) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(value))

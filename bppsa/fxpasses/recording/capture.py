@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bppsa.common.chain import FILLS
+from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.lines import line_now
 from bppsa.fxpasses.recording.aliases import PARTS, RETURN_NEW, STALE, Aliases, Stale, geometry
@@ -300,7 +301,7 @@ class Recorder(TorchDispatchMode):
         if changed.requires_grad and self.gradients and not torch.is_grad_enabled():
             what = "changes a tensor in place and keeps its gradient, under no_grad"
             raise Unsupported(Reason(what, op=name, mend=RETURN_NEW))
-        others = [leaf for leaf in tree_leaves((args[1:], kwargs)) if isinstance(leaf, Tensor)]
+        others = tensors_in((args[1:], kwargs))
         self.aliases.check_writable(changed, others, name)
         with self:
             result = theirs(op, *args, **kwargs)

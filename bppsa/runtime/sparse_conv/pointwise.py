@@ -8,12 +8,13 @@ from itertools import compress
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from bppsa.codegen.language.ir import Access, Expr, Kernel, Op, const, load
 from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, kernel
 from bppsa.common.chain import Role
+from bppsa.common.graph import ancestors
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty, pack
 from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
@@ -42,12 +43,8 @@ class Pointwise(RegionStep):
         return inputs[0]
 
     def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
-        read, waiting = set[fx.Node](), list(compress(self.function.transposed.streams, inputs))
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node not in read:
-                read.add(node)
-                waiting += node.all_input_nodes
+        cotangents = compress(self.function.transposed.streams, inputs)
+        read = ancestors(node for node in cotangents if node is not None)
         roles = [self.origin(node.meta["role"]) for node in read if node.op == "placeholder"]
         return [Role("stream", i) in roles for i in range(len(inputs))], ()
 

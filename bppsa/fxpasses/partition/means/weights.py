@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import ancestors
 from bppsa.common.stages import LossMeans
 from bppsa.fxpasses.partition.call.arguments import leaf_of
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph, Output
@@ -93,7 +94,7 @@ def counting(model: nn.Module, graph: CapturedGraph, order: Sequence[Quantity]) 
     """A graph of what the quantities are computed by."""
     new = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    needed = ancestors([node for quantity in order for node in nodes_of(quantity)])
+    needed = ancestors(node for quantity in order for node in nodes_of(quantity))
     for node in graph.graph.nodes:
         if node.op == "placeholder":
             copies[node] = new.placeholder(node.name)  # what it stands for may be no name: "others[0]"
@@ -122,13 +123,3 @@ def call_for(quantity: Quantity, copies: Mapping[fx.Node, fx.Node]) -> tuple[Cal
         return torch.sum, (copies[quantity.mask],)
     assert isinstance(quantity, fx.Node)
     return torch.detach, (copies[quantity],)
-
-
-def ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    found, stack = set[fx.Node](), list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += node.all_input_nodes
-    return found
