@@ -28,7 +28,8 @@ from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.lines import line_that_raised
-from bppsa.fxpasses.recording.capture import DRAW_OUTSIDE, Recording, record
+from bppsa.fxpasses.recording.capture import Recording, record
+from bppsa.fxpasses.recording.recorder import DRAW_OUTSIDE
 from bppsa.fxpasses.spelling.whole import growth_of
 from bppsa.plan.choose import multiply_inline
 

@@ -20,8 +20,8 @@ from bppsa.frontend.feedforward.plans import program_of
 from bppsa.frontend.ordinary import mixed, unusual_moment
 from bppsa.frontend.plan_cache import PlanCache, place
 from bppsa.frontend.state import state_of
+from bppsa.fxpasses.environment.key import SIMPLE, exact
 from bppsa.fxpasses.environment.known import known_environment
-from bppsa.fxpasses.environment.walk import SIMPLE, exact
 from bppsa.fxpasses.network.models import record_model
 from bppsa.fxpasses.network.pruning import hooks_of, make_weights, pruned
 from bppsa.runtime.chain import autograd

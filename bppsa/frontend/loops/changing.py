@@ -9,7 +9,7 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from bppsa.frontend.loops.key import LoopCall
-from bppsa.fxpasses.environment.walk import Key, exact
+from bppsa.fxpasses.environment.key import Key, exact
 from bppsa.fxpasses.reroll.log.numbers import TELLS_KINDS, Arithmetic, FollowedNumber, plain
 
 CallArguments = tuple[tuple[Any, ...], dict[str, Any]]

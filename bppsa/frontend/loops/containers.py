@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.fxpasses.environment.walk import SIMPLE
+from bppsa.fxpasses.environment.key import SIMPLE
 
 
 class GivenNumber(int):

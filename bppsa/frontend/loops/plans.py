@@ -25,8 +25,8 @@ from bppsa.frontend.loops.told import by_loop, named, ops_beside, refusals, refu
 from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.plan_cache import place
 from bppsa.frontend.trials import trial
+from bppsa.fxpasses.environment.key import SIMPLE
 from bppsa.fxpasses.environment.libraries import owner
-from bppsa.fxpasses.environment.walk import SIMPLE
 from bppsa.fxpasses.recording.capture import check_gradients
 from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll, short_loop
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic

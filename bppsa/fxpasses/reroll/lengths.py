@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bppsa.common.recent import RecentMap
-from bppsa.fxpasses.environment.walk import exact
+from bppsa.fxpasses.environment.key import exact
 from bppsa.fxpasses.reroll.levels import Level, levels
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, is_number
 from bppsa.fxpasses.reroll.reader import OF_NUMBERS, OPERANDS

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 
+from bppsa.codegen.gpu.cuda.held import Fetch, Held
 from bppsa.codegen.gpu.cuda.image import ENTRY, EXIT, Waiting
 from bppsa.codegen.gpu.cuda.lanes import Lanes, lanes_of
-from bppsa.codegen.gpu.cuda.step import Fetch, Held, ThreadPrinter
+from bppsa.codegen.gpu.cuda.step import ThreadPrinter
 from bppsa.codegen.gpu.cuda.text import row_at
 from bppsa.codegen.language.ir import Buffer, Kernel, Kind
 from bppsa.errors import Reason, Unsupported

@@ -6,9 +6,10 @@ threads read goes through the image in shared memory (`image`), and what no step
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bppsa.codegen.gpu.cuda import image
+from bppsa.codegen.gpu.cuda.held import Fetch, Held, PieceNames, latest, overlap, stored_columns
 from bppsa.codegen.gpu.cuda.image import CARRIED, ImageSlot, Waiting
 from bppsa.codegen.gpu.cuda.lanes import HeldWeight, Lanes, weight_of
 from bppsa.codegen.gpu.cuda.text import ACROSS, CUDA, literal, row_at
@@ -25,29 +26,6 @@ from bppsa.codegen.language.ir import (
     Store,
 )
 from bppsa.errors import Reason, Unsupported
-
-PieceNames = tuple[
-    str, ...
-]  # of a value: a variable for each piece of a thread's columns; one where all threads have it
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """What every step reads of memory and none has written: `width` columns, or one that all threads read."""
-
-    buffer: Buffer
-    after: bool
-    column: int
-    width: int
-
-
-@dataclass(frozen=True)
-class Held:
-    """Columns of a row that threads hold in variables, as the group that stored them owns them."""
-
-    column: int
-    width: int
-    names: PieceNames
 
 
 class ThreadPrinter:
@@ -303,21 +281,3 @@ class ThreadPrinter:
             for side, held in self.rows.items()
             if self.buffers[side[0]].kind in CARRIED and self.leaves(self.buffers[side[0]], side[1])
         }
-
-
-def stored_columns(kernel: Kernel) -> dict[str, set[tuple[int, int]]]:
-    found: dict[str, set[tuple[int, int]]] = {}
-    for group in kernel.groups:
-        for store in group.stores:
-            width = 1 if store.reduce in FOLDS else group.width
-            found.setdefault(store.target.buffer, set()).add((store.target.column, store.target.column + width))
-    return found
-
-
-def overlap(held: Held, column: int, width: int) -> bool:
-    return held.column < column + width and column < held.column + held.width
-
-
-def latest(held: list[Held]) -> list[Held]:
-    """Without what was stored over, as a whole or in part."""
-    return [h for i, h in enumerate(held) if not any(overlap(h, o.column, o.width) for o in held[i + 1 :])]

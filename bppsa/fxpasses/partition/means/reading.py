@@ -5,22 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import sympy
-import torch
 from torch import fx, nn
 from torch.nn.modules.loss import _Loss
-from torch.utils._pytree import tree_leaves
 
 from bppsa.fxpasses.partition.means.apart import OVER, PRODUCT, mixes, takes_size
+from bppsa.fxpasses.partition.means.quantities import ITEM, Quantities
 from bppsa.fxpasses.partition.means.sharding import (
-    ROWS,
     ClassCount,
     Inseparable,
     Monomial,
     Partial,
-    Quantity,
     Replicated,
-    SelectedCount,
     Sharding,
 )
 from bppsa.fxpasses.partition.means.sizes import (
@@ -28,7 +23,6 @@ from bppsa.fxpasses.partition.means.sizes import (
     dtype,
     is_tensor,
     name_of,
-    number_without_casts,
     size_of,
     symbols,
 )
@@ -40,22 +34,17 @@ CASTS = ("to", "_to_copy", "type_as", "clone", "contiguous", "alias", "detach", 
 LINEAR = frozenset((*VIEWS, *CASTS, "neg", "positive", "sum", "mean"))
 ADDING = frozenset(["add", "add_", "sub", "sub_", "stack", "cat"])
 CLASSES = frozenset(["cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d"])
-MASKED = frozenset(("index", "masked_select"))
-ITEM = frozenset(("item", "_local_scalar_dense"))
 SIZES = frozenset(("sym_size", "sym_numel", "sym_stride"))
 
 
-class LossReading:
+class LossReading(Quantities):
     """rows: symbols of the number of rows. is_fixed: whether an attribute is no Parameter."""
 
     def __init__(
         self, rows: frozenset[Any], modules: Callable[[str], nn.Module], is_fixed: Callable[[str], bool]
     ) -> None:
-        self.of_rows, self.rows, self.modules, self.is_fixed = rows, set(rows), modules, is_fixed
-        self.known: set[Any] = set()  # symbols met
-        self.shardings: dict[fx.Node, Sharding] = {}
-        self.data: set[fx.Node] = set()  # what arguments and constants alone decide
-        self.selected: dict[Any, Quantity] = {}  # the size of what a mask selects -> that number
+        super().__init__(rows)
+        self.modules, self.is_fixed = modules, is_fixed
         self.places: set[fx.Node] = set()  # whose values are numbers of rows among a micro-batch's
 
     def read(self, node: fx.Node) -> Sharding:
@@ -165,10 +154,6 @@ class LossReading:
         """Whether its factors add up to one: they are shares of what adds up."""
         return len(weight) == 1 and all(power == 1 and self.adds_up(quantity) for quantity, power in weight)
 
-    def adds_up(self, quantity: Quantity) -> bool:
-        """Whether micro-batches' make the batch's."""
-        return not isinstance(quantity, fx.Node) or self.shardings[quantity] == Partial.of(False)
-
     def linear(self, node: fx.Node, rows: bool) -> Sharding:
         """The sharding of a linear op: it commutes with the sum over micro-batches."""
         source = node.all_input_nodes[0]
@@ -186,21 +171,6 @@ class LossReading:
     def mean(self, node: fx.Node, source: fx.Node, sharding: Partial) -> Sharding:
         count = self.count(size_of(source))
         return Inseparable(node) if count is None else Partial(sharding.over(count, 1), False)
-
-    def count(self, shape: tuple[Any, ...]) -> Quantity | None:
-        """How many elements there are, up to a factor that all micro-batches have."""
-        along = [size for size in shape if self.has_rows(size)]
-        return self.number(along[0]) if len(along) == 1 else None
-
-    def number(self, size: Any) -> Quantity | None:
-        """What a size grows with in proportion."""
-        free = symbols(size) & self.rows
-        if len(free) != 1:
-            return None
-        (symbol,) = free
-        if symbol in sympy.expand(number_without_casts(size) / symbol).free_symbols:
-            return None
-        return ROWS if symbol in self.of_rows else self.selected.get(symbol)
 
     def reduced(self, node: fx.Node, inputs: list[Sharding], reduction: int) -> Sharding:
         """Of a loss that reduces."""
@@ -289,40 +259,12 @@ class LossReading:
             return Inseparable(node)
         return Partial(sharding.over(quantity, 1 if divides else -1), sharding.rows)
 
-    def quantity(self, arg: Any) -> Quantity | None:
-        """A number that differs between micro-batches, and that arguments alone decide."""
-        if not isinstance(arg, fx.Node):
-            return None
-        if name_of(arg) in ITEM:
-            return self.quantity(arg.args[0])
-        if not is_tensor(arg):
-            return self.number(size_of(arg))
-        without_rows = not any(map(self.has_rows, size_of(arg)))
-        return arg if arg in self.data and without_rows and not isinstance(self.shardings[arg], Replicated) else None
-
     def sharding_of(self, arg: Any) -> Sharding:
         if isinstance(arg, fx.Node):
             if is_tensor(arg) or not self.has_rows(size_of(arg)):
                 return self.shardings[arg]
             return Inseparable(arg) if self.quantity(arg) is None else Partial.of(False)  # micro-batches' rows add up
         return Replicated()
-
-    # Sizes
-
-    def has_rows(self, size: Any) -> bool:
-        return bool(getattr(size, "free_symbols", set()) & self.rows)
-
-    def note_selected(self, node: fx.Node) -> None:
-        """A size that comes about here, as of x[mask], is one of rows."""
-        new = symbols(size_of(node)) - self.known
-        self.known |= new
-        from_rows = any(isinstance(self.shardings[source], (Partial, Inseparable)) for source in node.all_input_nodes)
-        if not new or not from_rows or name_of(node) in ("arange", "zeros", "ones", "full", "empty"):
-            return
-        self.rows |= new
-        masks = [arg for arg in tree_leaves(node.args[1:]) if isinstance(arg, fx.Node)]
-        if name_of(node) in MASKED and len(masks) == 1 and masks[0] in self.data and dtype(masks[0]) is torch.bool:
-            self.selected |= dict.fromkeys(new, SelectedCount(masks[0]))
 
 
 def is_plain(sharding: Sharding) -> bool:
