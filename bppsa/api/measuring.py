@@ -112,7 +112,7 @@ class Counted:
 
 
 def counted(kind: str, T: int, B: int, H: int, device: str) -> Counted:
-    """Of one of MODULES or CELLS, its input as wide as its state."""
+    """What one of MODULES or CELLS comes to, with an input as wide as its state."""
     if kind in MODULES:
         (counts,) = Spec.of(MODULES[kind](H, H)).counts(torch.float32, B, device)
         return Counted(counts, Size(T, B))

@@ -81,7 +81,7 @@ class Stage:
 
 
 class Situation(NamedTuple):
-    """Of a model when it is called: what its graph was made for, besides sizes."""
+    """What the graph of a model was made for, besides sizes: how the model is when it is called."""
 
     training: tuple[bool, ...]  # of each module whose forward is in the graph
     dtypes: tuple[torch.dtype, ...]  # of the tensors among its arguments, and those that its Parameters have
@@ -90,7 +90,7 @@ class Situation(NamedTuple):
 
 @dataclass(frozen=True)
 class LossMeans:
-    """By what micro-batches' losses are weighted. count: of the arguments of the graph that gives the loss, quantities.
+    """The weights of micro-batches' losses. count: of the arguments of the graph that gives the loss, quantities.
 
     ways: each a product of the number of rows (-1) and of these quantities, to powers; a micro-batch's loss counts by
     the product for it over that for the batch. If two ways give different factors, no weight is right and the call is
@@ -176,7 +176,7 @@ def is_product(op: Any) -> bool:
 
 
 def places(schedule: Schedule, s: int, B: int) -> dict[str, str]:
-    """Of one stage: what w says for the first micro-batch, and all workers that run it."""
+    """Where one stage is: what w says for the first micro-batch, and all workers that run it."""
     jobs = schedule.jobs or [(s, b, d) for d in schedule.directions for b in range(B)]
     found = [schedule.w(*job) for job in jobs if job[0] == s]
     workers = sorted({worker for _, worker in found})
@@ -202,7 +202,7 @@ class Layer(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """Of a tensor: which axis is time, and which the batch's rows; None where it has none."""
+    """Which axis of a tensor is time, and which the batch's rows; None where it has none."""
 
     time: int | None = None
     rows: int | None = None

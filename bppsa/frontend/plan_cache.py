@@ -84,7 +84,7 @@ def all_there(references: Sequence[WeakReference]) -> bool:
 
 
 def place(tensor: Tensor, reached: Sequence[Tensor], whose: str) -> int | Tensor:
-    """Of a tensor that was captured: where it is among those that a cell or a model reaches, or itself, a constant."""
+    """Where a captured tensor is among those that a cell or a model reaches, or itself where it is a constant."""
     for at, known in enumerate(reached):
         if known is tensor:
             return at

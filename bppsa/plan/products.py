@@ -61,7 +61,7 @@ class LevelCost:
         return dearest(self.steps)
 
     def bytes(self, itemsize: int, samples: int = 1) -> int:
-        """Of the values of all J^T that are left."""
+        """The bytes of the values of all J^T that are left."""
         return self.nnz * itemsize * samples
 
 
@@ -84,13 +84,13 @@ class ChainCost:
 
     @property
     def flops(self) -> int:
-        """Of all of the plan."""
+        """The flops of all of the plan."""
         return total(self.steps)
 
     @property
     def critical(self) -> int:
-        """Of what has to follow each other, with a worker for each step: the dearest step of each level, and the whole
-        middle."""
+        """The flops of what has to follow each other, with a worker for each step: the dearest step of each level, and
+        the whole middle."""
         return sum(level.critical for level in self.up) + total(self.middle) + sum(map(dearest, self.down))
 
 
@@ -103,7 +103,8 @@ def dearest(steps: Steps) -> int:
 
 
 def chain_cost(plan: ScanPlan, patterns: Sequence[Pattern]) -> ChainCost:
-    """Of `plan` over a chain whose element i has `patterns[i]`, N x M from the input to the output of its stage.
+    """The cost of `plan` over a chain whose element i has `patterns[i]`, N x M from the input to the output of its
+    stage.
 
     Element i of the plan is the i-th from the end (equation 5), so a[left] . a[right] is J^T of the right times J^T of
     the left.

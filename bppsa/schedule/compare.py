@@ -17,8 +17,8 @@ from bppsa.schedule.units import JOBS, Units, shown
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """Of one schedule. Memory and receives are those of the worker that has most of them; memory is of activations and
-    weights, see `Timeline.peak_memory`; `receives` is of all three kinds together."""
+    """The numbers of one schedule. Memory and receives are those of the worker that has most of them; memory is of
+    activations and weights, see `Timeline.peak_memory`; `receives` is of all three kinds together."""
 
     schedule: str
     workers: int

@@ -54,7 +54,8 @@ class StoredColumns:
 
 
 def within(part: tuple[int, GroupExtent], whole: tuple[int, GroupExtent]) -> bool:
-    """Of columns from a start on; what has several axes holds nothing but itself."""
+    """Whether `whole` has all columns of `part`, each from a start on; what has several axes holds nothing but
+    itself."""
     (start, extent), (whole_start, whole_extent) = part, whole
     if isinstance(extent, tuple) or isinstance(whole_extent, tuple):
         return part == whole

@@ -124,7 +124,7 @@ def coalesced(segment: RowSegment) -> RowSegment:
 
 
 def plain(expr: Expr) -> Expr:
-    """Of one axis along which every load moves by one or not at all."""
+    """Whether it has one axis, along which every load moves by one or not at all."""
     done: dict[Expr, Expr] = {}
     for node in topological((expr,)):
         payload = replace(node.payload, strides=()) if isinstance(node.payload, Access) else node.payload

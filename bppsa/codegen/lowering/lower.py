@@ -242,7 +242,7 @@ AS_WHOLE = {False: formulas.trunc, True: lambda x: formulas.negate(formulas.nega
 
 
 def columns(node: fx.Node) -> int:
-    """Of a value with rows: the numbers in each."""
+    """How many numbers are in each row of a value that has rows."""
     return int(node.meta["val"].shape[1:].numel())
 
 

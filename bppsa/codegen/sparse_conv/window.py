@@ -92,7 +92,7 @@ class ConvSweep:
         return tuple(tile for phase in self.phases for tile in self._tiles(phase, pixels))
 
     def reach(self, pixels: int) -> IntPair:
-        """Of the largest tile: how many pixels it has, and how many of the source's it reads."""
+        """How many pixels the largest tile has, and how many of the source's it reads."""
         sizes = [(tile.size, tile.phase) for tile in self.tiles(pixels)]
         size, phase = max(sizes, key=lambda pair: pair[0][0] * pair[0][1])
         spread = [[getattr(tap, axis) for tap in phase.taps] or [0] for axis in ("y", "x")]
@@ -182,7 +182,8 @@ class Window:
 
 
 def in_order(taps: list[Tap]) -> tuple[Tap, ...]:
-    """By column first: all rows of a column reach the same pixels except at the top and the bottom of an image."""
+    """Sorted by column first: all rows of a column reach the same pixels except at the top and the bottom of an
+    image."""
     return tuple(sorted(taps, key=lambda tap: (tap.x, tap.y)))
 
 

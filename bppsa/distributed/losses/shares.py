@@ -103,7 +103,7 @@ def function_of(loss_fn: LossFunction | None) -> Any:
 
 
 def option(loss_fn: LossFunction | None, name: str, default: Any) -> Any:
-    """Of a module, or of a function with keywords bound by functools.partial."""
+    """The option of a module, or of a function with keywords bound by functools.partial."""
     return getattr(loss_fn, "keywords", {}).get(name, getattr(loss_fn, name, default))
 
 

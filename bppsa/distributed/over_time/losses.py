@@ -53,7 +53,7 @@ class TimeLoss:
         return replace(self, axes=tuple(Axes(None, of.rows) for of in self.axes), of_all_steps=False)
 
     def share(self, target: Any, parts: Parts, names: NameOf = unnamed) -> Share:
-        """Of each part."""
+        """The loss of each part as its share of the whole."""
         leaves, spec = tree_flatten(target)
         columns = [parts.cut(leaf, of) for leaf, of in zip(leaves, self.axes, strict=True)]
         targets = [tree_unflatten([column[part] for column in columns], spec) for part in range(len(parts))]
@@ -132,7 +132,7 @@ def check_rows_of(target: Any, axes: Sequence[Axes], rows: int) -> None:
 
 
 def axes_of(leaf: Any, like: Axes, rows: int, steps: int) -> Axes:
-    """Of a leaf of the target. like: of an output."""
+    """The axes of a leaf of the target. like: those of an output."""
     if not isinstance(leaf, Tensor):
         return Axes()
 
@@ -192,7 +192,7 @@ class Short:
         return found
 
     def target(self, target: Any, axes: Sequence[Axes]) -> Any:
-        """Of so many rows and steps."""
+        """A target of so many rows and steps."""
         leaves, spec = tree_flatten(target)
         return tree_unflatten([self.shortened(leaf, of) for leaf, of in zip(leaves, axes, strict=True)], spec)
 

@@ -19,7 +19,7 @@ class StepInputs(NamedTuple):
 
 
 def given_for(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], *, has_target: bool) -> StepInputs:
-    """From the arguments of `step`. has_target: whether there is a loss function.
+    """What the arguments of `step` are for. has_target: whether there is a loss function.
 
     A batch may be one mapping, or keywords. Of these the model takes what its forward has parameters for; with a loss
     function the rest is the target, one entry as it is and several as a dict, and otherwise the last positional one.

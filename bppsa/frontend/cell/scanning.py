@@ -87,7 +87,7 @@ def scan(
 
 
 def warn_of_missed(name: str, strategy: Strategy, forward: Forward, reason: Reason) -> None:
-    """Of what was asked for, and a loop does not do."""
+    """Warns of what was asked for, and a loop does not do."""
     missed = [f"the strategy {strategy}"] * (strategy.name != "auto") + [f"forward {forward}"] * (
         forward.name == "newton"
     )

@@ -82,7 +82,7 @@ def itemsize_of(node: fx.Node) -> int:
 
 
 def extent_of(stage: ChainStage, masks: NodeMasks) -> JacobianSize:
-    """Of J^T of the stage, from the stand-ins: products and sums of its ops' own."""
+    """The size of the stage's J^T, from the stand-ins: products and sums of its ops' own."""
 
     def times(factor: TransposedJacobian, after: JacobianSize | None) -> JacobianSize:
         own = JacobianSize(*factor.shape, most_entries(factor), factor.held)
@@ -144,7 +144,7 @@ def decided(segments: Sequence[Segment], strategy: Strategy, path: str, device: 
 
 
 def predicted_us(segments: Sequence[Segment], rows: int, machine: OperationRates) -> tuple[float, float]:
-    """Of the cotangents of all cuts, by scans and one by one."""
+    """The microseconds of finding the cotangents of all cuts, by scans and one by one."""
     backwards = [(segment.division, segment.extents[::-1]) for segment in segments if segment.division is not None]
     scans = sum(scan_us(division, extents, rows, machine) for division, extents in backwards)
     return scans, sum(linear_us(extents, rows, machine) for _, extents in backwards)

@@ -31,7 +31,7 @@ class ChangingNumbers:
 
     @property
     def key(self) -> Hashable:
-        """Of all calls that differ in these alone."""
+        """The key of all calls that differ in these alone."""
         key: Any = self.call.key
         environment, spec, given, *rest = key
         return environment, spec, tuple(FLOAT if i in self.at else each for i, each in enumerate(given)), *rest
@@ -46,8 +46,8 @@ class ChangingNumbers:
 
 @dataclass
 class Changes:
-    """Of calls that differ in numbers alone. first: those of the first; at: where others have had another one; tried:
-    whether such a call was followed."""
+    """What is known of calls that differ in numbers alone. first: those of the first; at: where others have had another
+    one; tried: whether such a call was followed."""
 
     first: list[Hashable]
     at: frozenset[int] = frozenset()

@@ -154,7 +154,8 @@ def holds_others(plain: FunctionType, values: dict[str, Any]) -> Reason:
 
 
 def attributes_of(loop: LoopStatement, owner: Any) -> dict[str, Any] | None:
-    """By name, those that the loop looks up; None where one is a method, which may look up others, or is computed."""
+    """The attributes that the loop looks up, by name; None where one is a method, which may look up others, or is
+    computed."""
     if loop.attributes is None or not all(is_held(owner, name) for name in loop.attributes):
         return None
     return {name: getattr(owner, name) for name in loop.attributes}

@@ -54,7 +54,7 @@ def contracted(graph: fx.Graph, node: fx.Node, left: AxisLayout, right: AxisLayo
 
 
 def merged(a: Axis, b: Axis) -> Axis:
-    """Of both operands' axes the one that is not repeated."""
+    """The one of both operands' axes that is not repeated."""
     return b if a.kind == "repeated" else a
 
 

@@ -108,7 +108,7 @@ def along_one(graph: fx.Graph, node: fx.Node, before: AxisLayout) -> AxisLayout 
 
 
 def joined(graph: fx.Graph, node: fx.Node, given: Sequence[AxisLayout]) -> AxisLayout | None:
-    """Of a cat. None where it works along the rows, or an operand has none."""
+    """The layout of a cat. None where it works along the rows, or an operand has none."""
     dim = (node.args[1] if len(node.args) > 1 else 0) % node.meta["val"].dim()
     given = constants_with_rows(graph, node.args[0], given)
     apart = {rows_of(layout) for layout in given}

@@ -77,7 +77,7 @@ def _flat(dims: Sequence[AxisGroup]) -> list[Axis]:
 
 
 def layout_of(node: fx.Node, rows: bool) -> AxisLayout:
-    """Of a value with its rows in front, or of a parameter."""
+    """The layout of a value with its rows in front, or of a parameter."""
     shape = node.meta["val"].shape
     features = tuple(() if size == 1 else (Axis(size),) for size in (shape[1:] if rows else shape))
     first: AxisGroup = (Axis(shape[0], "rows"),) if rows and shape[0] != 1 else ()

@@ -93,7 +93,7 @@ def angle(z: Cartesian) -> Tensor:
 
 
 def argument(a: Tensor, b: Tensor) -> Tensor:
-    """Of a + b i. Scaled, as the derivative squares both."""
+    """The angle of a + b i. Scaled, as the derivative squares both."""
     largest = torch.maximum(a.abs(), b.abs()).detach()
     scale = torch.where(torch.logical_or(largest == 0, torch.isinf(largest)), 1.0, largest)
     return torch.atan2(b / scale, a / scale)

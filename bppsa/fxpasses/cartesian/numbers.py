@@ -19,7 +19,7 @@ class Cartesian(NamedTuple):
 
 
 def cartesian(value: Any) -> Cartesian:
-    """Of a complex value or number, or of a real one."""
+    """The parts of a complex value or number, or of a real one."""
     if isinstance(value, Cartesian):
         return value
     if isinstance(value, complex):

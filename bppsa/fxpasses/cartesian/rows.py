@@ -63,7 +63,7 @@ def view_as_real(z: Cartesian) -> Tensor:
 
 
 def fill(op: Any) -> CartesianRow:
-    """Of zeros, ones, or one number that may be complex."""
+    """The row of an op that fills with zeros, ones, or one number that may be complex."""
 
     def row(*args: Any, dtype: torch.dtype | None = None, **options: Any) -> Cartesian:
         real = dtype and of_real(dtype)

@@ -62,7 +62,7 @@ def quantile(
 
 
 def one_step(cell: Callable[..., Any], states: int) -> Callable[..., Any]:
-    """Of `torch.lstm` and its kin, called for one step; NotImplemented for all other calls."""
+    """What stands for `torch.lstm` and its kin, called for one step; NotImplemented for all other calls."""
 
     def layers(
         given: Tensor,

@@ -12,7 +12,7 @@ Roles = frozenset[Role]  # carries, streams and parameters
 
 
 def reach(recurrence: Recurrence) -> tuple[Roles, ...]:
-    """Of each output, and after them of each last carry."""
+    """What each output is computed from, and after them each last carry."""
     within = of_step(recurrence.body)
     nexts = [within[node] for node in recurrence.next_carries]
     return tuple(over_steps(within[node], nexts) for node in (*recurrence.output_nodes, *recurrence.next_carries))

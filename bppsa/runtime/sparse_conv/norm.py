@@ -16,7 +16,7 @@ from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImage
 
 
 class Moments(NamedTuple):
-    """Of each channel, float64 [C]; of_batch: of this batch, else the running ones."""
+    """Mean and variance of each channel, float64 [C]; of_batch: of this batch, else the running ones."""
 
     mean: Place
     rstd: Place

@@ -140,7 +140,7 @@ def write_backward(
 
 @dataclass
 class _Cotangents:
-    """Of each value, those that its readers have found so far."""
+    """The cotangents of each value that its readers have found so far."""
 
     region: Region
     forward: RegionForward
@@ -176,7 +176,8 @@ class _Cotangents:
         needed: set[int],
         compact: bool,
     ) -> None:
-        """From the cotangent of a node's output to those of its inputs. asked: where its parameters' gradients go."""
+        """Goes from the cotangent of a node's output to those of its inputs. asked: where its parameters' gradients
+        go."""
         region, values = self.region, self.forward.values
         x = node.inputs[0]
         rectified = x in region.rectified and x not in region.masked_late
@@ -190,7 +191,7 @@ class _Cotangents:
 
 
 def places(to: Writer, tensors: Sequence[object]) -> list[Place | None]:
-    """Of those that there are."""
+    """The places of those tensors that there are."""
     return [to.tensor() if there is not None and there is not False else None for there in tensors]
 
 

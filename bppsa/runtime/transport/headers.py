@@ -24,7 +24,7 @@ class _Letter(NamedTuple):
 
 
 class HeaderWriter:
-    """Of the letters to one rank, which it reads in the order in which they are written."""
+    """Writes the headers of the letters to one rank, which it reads in the order in which they are written."""
 
     def __init__(self) -> None:
         self.numbers: dict[Layout, int] = {}
@@ -43,7 +43,7 @@ class HeaderWriter:
 
 
 class HeaderReader:
-    """Of the letters from one rank. wire: the device of the large tensors."""
+    """Reads the headers of the letters from one rank. wire: the device of the large tensors."""
 
     def __init__(self, wire: torch.device) -> None:
         self.layouts: dict[int, Layout] = {}

@@ -60,7 +60,7 @@ def runs(line: TemplateLine) -> list[TapRun]:
 
 
 def templates(lines: Sequence[TemplateLine], kernel: Sequence[int]) -> tuple[Template, ...]:
-    """Of the whole grid; none where there are too many."""
+    """The templates of the whole grid; none where there are too many."""
     by_line = [runs(line) for line in lines]
     if math.prod(map(len, by_line)) > MOST:
         return ()

@@ -65,7 +65,7 @@ def erf(x: Tensor, out: Tensor) -> Tensor:
 
 
 def beside_zero(x: Tensor, derivative: Tensor) -> Tensor:
-    """Of Bessel functions of order one: 1/2 at zero, as PyTorch has it."""
+    """The derivative of a Bessel function of order one: 1/2 at zero, as PyTorch has it."""
     return torch.where(torch.abs(x) > torch.finfo(x.dtype).eps, derivative, 0.5)
 
 

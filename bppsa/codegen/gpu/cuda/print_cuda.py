@@ -198,7 +198,7 @@ class RowPrinter:
                 yield "}"
 
     def widths(self) -> set[int]:
-        """Of all groups of columns that threads own."""
+        """The widths of all groups of columns that threads own."""
         rows = [b.width for b in self.kernel.buffers if b.name in self.step.imaged]
         parts = [h.width for held in self.carried.values() for h in held]
         asked = [f.width for f in self.step.fetches] + [g.width for g in self.kernel.groups]

@@ -127,7 +127,7 @@ class ThreadPrinter:
         return tuple(self.new(text.format(*(a[min(i, len(a) - 1)] for a in args))) for i in range(pieces))
 
     def load(self, access: Access, width: int) -> PieceNames:
-        """Of columns that no group stored: from memory. Of columns that one stored alike: from its variables."""
+        """Reads columns that no group stored from memory, and columns that one stored alike from its variables."""
         buffer = self.buffers[access.buffer]
         width = 1 if access.broadcast else width
         if buffer.kind is Kind.VECTOR:

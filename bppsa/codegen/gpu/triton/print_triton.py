@@ -131,7 +131,7 @@ def block_of(kernel: Kernel, columns: int) -> Block:
 
 
 def warps_of(kernel: Kernel) -> int:
-    """Of a program; its widest tile says how many it keeps busy."""
+    """The number of a program's warps: its widest tile says how many it keeps busy."""
     return max(1, widest(kernel) // COLUMNS_A_WARP)
 
 

@@ -47,7 +47,7 @@ def has_axes(kernel: Kernel) -> bool:
 
 
 def numbers(kernel: Kernel) -> int:
-    """Of the widest value that a program holds, with padding."""
+    """How many numbers the widest value has that a program holds, with padding."""
     units = units_of(kernel)
     groups = zip(kernel.groups, units.cuts, strict=True)
     return max((prod(GroupAxes(group, cut, units.count).padded) for group, cut in groups), default=1)
@@ -199,7 +199,7 @@ def placed(kernel: Kernel, residence: Residence) -> tuple[dict[str, int], int]:
 
 
 def strides_of(columns: ColumnSet, sizes: tuple[int, ...]) -> list[int]:
-    """Of each of a tile's axes, which the columns' moves hold merged."""
+    """The stride of each of a tile's axes, which the columns' moves hold merged."""
     found: list[int] = []
     left = [list(move) for move in columns.moves]
     for size in reversed(sizes):

@@ -202,7 +202,7 @@ class Draft:
         return sum(map(reads_numbers, self.readers())) == 1 and x.number not in self.shared
 
     def readers(self) -> list[fx.Node]:
-        """Of the present node's first argument."""
+        """The readers of the present node's first argument."""
         source = self.node.args[0] if self.node and self.node.args else None
         return list(source.users) if isinstance(source, fx.Node) else []
 

@@ -77,7 +77,7 @@ _thread = _ThreadRun()
 
 
 def take_last_run() -> GraphRun | None:
-    """Of this thread's last call of a graph, if there was one since this was asked."""
+    """The run of this thread's last call of a graph, if there was one since this was asked."""
     ran, _thread.ran = _thread.ran, None
     return ran
 

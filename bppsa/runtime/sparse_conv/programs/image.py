@@ -15,7 +15,7 @@ REALS_PER_THREAD = 16 << 10  # fewer are not worth waking another thread for
 
 @dataclass(frozen=True)
 class ImageShape:
-    """Of a batch of images; a batch of vectors has images of one pixel."""
+    """The shape of a batch of images; a batch of vectors has images of one pixel."""
 
     samples: int
     channels: int
@@ -81,7 +81,7 @@ def empty(to: Writer, shape: ImageShape, *, kept: bool = False) -> Image:
 
 
 def pack(to: Writer, tensor: Place, shape: ImageShape, *, repeat: bool, kept: bool = False) -> Image:
-    """Of a tensor of the shape. repeat: lanes without a sample get the last one, else zeros."""
+    """The image of a tensor of the shape. repeat: lanes without a sample get the last one, else zeros."""
     image, s = empty(to, shape, kept=kept), shape
     to.call(images(to.dtype).pack, tensor, image.data, s.samples, s.channels, s.pixels, repeat, image.threads)
     return image

@@ -55,7 +55,7 @@ class RegionStep(ABC):
 
     @abstractmethod
     def shape(self, *inputs: ImageShape) -> ImageShape:
-        """Of the output."""
+        """The shape of the output."""
 
     def depends(self) -> Any:
         """What else than shapes its calls depend on: where that has become another, they are written anew."""
@@ -76,7 +76,7 @@ class RegionStep(ABC):
         return ()
 
     def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
-        """Of its inputs and parameters, those in which nobody may change anything until the backward has run: what
+        """Those of its inputs and parameters in which nobody may change anything until the backward has run: what
         PyTorch's reads. inputs, params: whether a gradient goes to each."""
         return (False,) * len(inputs), (False,) * len(params)
 
