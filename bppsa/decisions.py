@@ -81,3 +81,8 @@ def warn_once(text: str) -> None:
 def warn_without_kernels(error: Exception) -> None:
     """One line for all parts of a model that cannot be built for the same reason; reports name each."""
     warn_once(f"bppsa leaves to PyTorch what it has no kernel for: {error}")
+
+
+def under(path: str, name: str) -> str:
+    """The path of what is called so within what has this path, "" for a root."""
+    return f"{path}.{name}" if path else name

@@ -10,7 +10,7 @@ AS_A_VOWEL = re.compile(r"[AEIOaeio]|[Uu][np](?!i)|nd|[FHLMNRSX][A-Z]")  # an Em
 
 
 def first_line(error: BaseException) -> str:
-    """Of what an error says, or its type where it says nothing."""
+    """The first line of what an error says, or its type where it says nothing."""
     said = str(error).strip()
     return said.splitlines()[0] if said else type(error).__name__
 

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from bppsa.decisions import Decision, Report
 from bppsa.errors import RuleError, Unsupported
-from bppsa.frontend.jacobian.capture import Captured, Masks, Model, While, check_arguments, check_masks
+from bppsa.frontend.jacobian.capture import Captured, MasksByName, Model, While, check_arguments, check_masks
 from bppsa.frontend.jacobian.plan import ByProducts, Coloured, JacobianPlan, Outdated, by_rows, coloured_ns
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.libraries import owner
@@ -30,7 +30,7 @@ BUDGET = 1 << 30
 
 
 def transposed_jacobian(
-    model: Model, x: Tensor, *, masks: Masks | None = None, budget: int = BUDGET
+    model: Model, x: Tensor, *, masks: MasksByName | None = None, budget: int = BUDGET
 ) -> TransposedJacobian:
     """Return J^T of a layer or a network at x [B, *n]: an operator, N x M for each row (BPPSA section 3).
 
@@ -59,7 +59,7 @@ def transposed_jacobian(
         raise RuleError(f"no transposed Jacobian: {unsupported}") from unsupported
 
 
-def jacobian(model: Model, x: Tensor, *, masks: Masks | None = None, budget: int = BUDGET) -> Tensor:
+def jacobian(model: Model, x: Tensor, *, masks: MasksByName | None = None, budget: int = BUDGET) -> Tensor:
     """Return the Jacobian of the model at x, detached, as a sparse CSR tensor: [M, N], or [B, M, N] for a batch.
 
     Every entry that can be non-zero is stored. The plan of the call is kept: another call with the same model and
@@ -82,7 +82,7 @@ def jacobian(model: Model, x: Tensor, *, masks: Masks | None = None, budget: int
     return made.run(x)
 
 
-def jacobian_plan(model: Model, x: Tensor, *, masks: Masks | None = None, budget: int = BUDGET) -> JacobianPlan:
+def jacobian_plan(model: Model, x: Tensor, *, masks: MasksByName | None = None, budget: int = BUDGET) -> JacobianPlan:
     """Return how to compute the Jacobian of the model at inputs like x [B, *n]: call it, `plan(x2)`.
 
     Rows of J are coloured by the network's pattern, so that few vector products hold them all, or the ops' J^T are
@@ -149,7 +149,7 @@ def known_plans(model: Model) -> dict[Hashable, tuple[JacobianPlan, Environment]
     return found
 
 
-def key_of(environment: Environment, x: Tensor, masks: Masks, budget: int) -> Hashable:
+def key_of(environment: Environment, x: Tensor, masks: MasksByName, budget: int) -> Hashable:
     tensors = [id(tensor) for tensor in environment.tensors]
     return (environment.key, *tensors, *map(content, masks.items()), x.shape, x.dtype, x.device, budget)
 

@@ -34,8 +34,8 @@ from bppsa.plan.strategy import Strategy
 from bppsa.plan.work import LOOP, PYTORCH, Counts, Size
 from bppsa.runtime.recurrent import reference
 
-Way = Strategy | str  # a strategy, or PYTORCH
-Inputs = Sequence[Tensor]
+Method = Strategy | str  # a strategy, or PYTORCH
+Leaves = Sequence[Tensor]
 
 SEQUENTIAL, CHUNKED, BLELLOCH = Strategy("sequential"), Strategy("chunked"), Strategy("blelloch")
 MODULES: dict[str, Callable[..., nn.RNNBase]] = {"RNN": nn.RNN, "GRU": nn.GRU, "LSTM": nn.LSTM}
@@ -76,13 +76,13 @@ def calls(device: str) -> Iterator[Measured]:
     for kind in MODULES:
         for shape in SHAPES[device]:
             subject = of_module(kind, *shape, device)
-            for way in (PYTORCH, SEQUENTIAL):
-                yield from subject.training(way)
-                yield from subject.inference(way)
+            for method in (PYTORCH, SEQUENTIAL):
+                yield from subject.training(method)
+                yield from subject.inference(method)
         for shape in SCANNED[device]:
             subject = of_module(kind, *shape, device)
-            for way in (CHUNKED, BLELLOCH):
-                yield subject.training(way)[1]  # the forward is that of one sweep
+            for method in (CHUNKED, BLELLOCH):
+                yield subject.training(method)[1]  # the forward is that of one sweep
             if device == "cuda":
                 yield subject.training(CHUNKED, LIBRARY)[0]
     for kind in CELLS:
@@ -101,15 +101,18 @@ class Counted:
     counts: Counts
     size: Size
 
-    def passes(self, way: Way, ahead: Forward = STEP_BY_STEP) -> list[list[Phase]]:
-        return [work.forward(way, self.counts, self.size, True, ahead), work.backward(way, self.counts, self.size)]
+    def passes(self, method: Method, ahead: Forward = STEP_BY_STEP) -> list[list[Phase]]:
+        return [
+            work.forward(method, self.counts, self.size, True, ahead),
+            work.backward(method, self.counts, self.size),
+        ]
 
-    def inference(self, way: Way) -> list[Phase]:
-        return work.forward(way, self.counts, self.size, False)
+    def inference(self, method: Method) -> list[Phase]:
+        return work.forward(method, self.counts, self.size, False)
 
 
 def counted(kind: str, T: int, B: int, H: int, device: str) -> Counted:
-    """Of one of MODULES or CELLS, its input as wide as its state."""
+    """What one of MODULES or CELLS comes to, with an input as wide as its state."""
     if kind in MODULES:
         (counts,) = Spec.of(MODULES[kind](H, H)).counts(torch.float32, B, device)
         return Counted(counts, Size(T, B))
@@ -123,17 +126,17 @@ def counted(kind: str, T: int, B: int, H: int, device: str) -> Counted:
 class Subject:
     """What can be computed in several ways. run: gives y, [T, B, H]; inputs: whatever gets a gradient."""
 
-    run: Callable[[Way, Forward], Callable[[], Tensor]]
-    inputs: Inputs
+    run: Callable[[Method, Forward], Callable[[], Tensor]]
+    inputs: Leaves
     comes_to: Counted
 
-    def training(self, way: Way, ahead: Forward = STEP_BY_STEP) -> list[Measured]:
+    def training(self, method: Method, ahead: Forward = STEP_BY_STEP) -> list[Measured]:
         """The forward and the backward, each a call of its own."""
-        return timed(self.run(way, ahead), self.inputs, self.comes_to.passes(way, ahead))
+        return timed(self.run(method, ahead), self.inputs, self.comes_to.passes(method, ahead))
 
-    def inference(self, way: Way) -> list[Measured]:
+    def inference(self, method: Method) -> list[Measured]:
         with torch.no_grad():
-            return timed(self.run(way, STEP_BY_STEP), (), [self.comes_to.inference(way)])
+            return timed(self.run(method, STEP_BY_STEP), (), [self.comes_to.inference(method)])
 
 
 def of_module(kind: str, T: int, B: int, H: int, device: str) -> Subject:
@@ -141,8 +144,8 @@ def of_module(kind: str, T: int, B: int, H: int, device: str) -> Subject:
     module = MODULES[kind](H, H).to(device)
     x = torch.randn(T, B, H, device=device, requires_grad=True)
 
-    def run(way: Way, ahead: Forward) -> Callable[[], Tensor]:
-        chosen = rewrite(module, way, ahead)[0] if isinstance(way, Strategy) else module
+    def run(method: Method, ahead: Forward) -> Callable[[], Tensor]:
+        chosen = rewrite(module, method, ahead)[0] if isinstance(method, Strategy) else module
         return lambda: chosen(x)[0]
 
     return Subject(run, [x, *module.parameters()], counted(kind, T, B, H, device))
@@ -153,9 +156,9 @@ def of_cell(kind: str, T: int, B: int, H: int, device: str) -> Subject:
     cell = CELLS[kind](H, H).to(device)
     x, carry = torch.randn(T, B, H, device=device, requires_grad=True), cell.initial(B)
 
-    def run(way: Way, ahead: Forward) -> Callable[[], Tensor]:
-        if isinstance(way, Strategy):
-            return lambda: scanning.scan(cell, carry, x, strategy=way, forward=ahead)[1]
+    def run(method: Method, ahead: Forward) -> Callable[[], Tensor]:
+        if isinstance(method, Strategy):
+            return lambda: scanning.scan(cell, carry, x, strategy=method, forward=ahead)[1]
         return lambda: reference.loop(cell, carry, x)[1]
 
     return Subject(run, [x, *cell.parameters()], counted(kind, T, B, H, device))
@@ -167,7 +170,7 @@ def recurrence_of(cell: cells.Cell, carry: Any, x: Tensor) -> Recurrence:
     return found[0].recurrence
 
 
-def timed(run: Callable[[], Tensor], inputs: Inputs, passes: Sequence[Sequence[Phase]]) -> list[Measured]:
+def timed(run: Callable[[], Tensor], inputs: Leaves, passes: Sequence[Sequence[Phase]]) -> list[Measured]:
     """After a warm-up the least of some samples, since whatever else runs only adds; a short call's are means."""
     count = max(1, round(LEAST_S / min(sum(once(run, inputs)) for _ in range(WARM_UP))))
     samples = []
@@ -178,7 +181,7 @@ def timed(run: Callable[[], Tensor], inputs: Inputs, passes: Sequence[Sequence[P
     return [Measured(phases, 1e6 * seconds) for phases, seconds in zip(passes, least, strict=True)]
 
 
-def once(run: Callable[[], Tensor], inputs: Inputs) -> list[float]:
+def once(run: Callable[[], Tensor], inputs: Leaves) -> list[float]:
     """Seconds of the forward, and with `inputs` of the backward."""
     start = now()
     y = run()

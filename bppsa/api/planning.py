@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bppsa.api.options import KINDS, is_int, is_positive
-from bppsa.distributed.planned.estimates import Times, WorkerRates, estimates
+from bppsa.distributed.planned.estimates import StageTimes, WorkerRates, estimates
 from bppsa.distributed.planned.plan import TrainingPlan
 from bppsa.distributed.planned.ranking import GIGA, Schedules, ranked
 from bppsa.distributed.planned.states import state_of_optimizer
@@ -36,7 +36,7 @@ def plan_training(
     batch: int | None = None,
     microbatches: int | None = None,
     optimizer: str = "adamw",
-    times: Times | None = None,
+    times: StageTimes | None = None,
     schedules: Schedules | None = None,
     example_kwargs: Mapping[str, Any] | None = None,
 ) -> TrainingPlan:

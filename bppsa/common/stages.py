@@ -21,7 +21,7 @@ WHOLE = "whole"  # in the meta of a stage's node: no place to split the backward
 
 
 @dataclass(frozen=True)
-class Value:
+class StageValue:
     """A tensor, or any other object, that later stages read: an argument of the model or what a stage makes.
 
     A value that skips stages goes straight from its source to each of its readers.
@@ -81,7 +81,7 @@ class Stage:
 
 
 class Situation(NamedTuple):
-    """Of a model when it is called: what its graph was made for, besides sizes."""
+    """What the graph of a model was made for, besides sizes: how the model is when it is called."""
 
     training: tuple[bool, ...]  # of each module whose forward is in the graph
     dtypes: tuple[torch.dtype, ...]  # of the tensors among its arguments, and those that its Parameters have
@@ -90,7 +90,7 @@ class Situation(NamedTuple):
 
 @dataclass(frozen=True)
 class LossMeans:
-    """By what micro-batches' losses are weighted. count: of the arguments of the graph that gives the loss, quantities.
+    """The weights of micro-batches' losses. count: of the arguments of the graph that gives the loss, quantities.
 
     ways: each a product of the number of rows (-1) and of these quantities, to powers; a micro-batch's loss counts by
     the product for it over that for the batch. If two ways give different factors, no weight is right and the call is
@@ -108,7 +108,7 @@ class Stages:
     """values[:arguments] are the model's arguments in the order in which `bind` gives them."""
 
     stages: tuple[Stage, ...]
-    values: tuple[Value, ...]
+    values: tuple[StageValue, ...]
     arguments: int
     bind: Callable[..., list[Any]] = field(repr=False)  # the model's call (*args, **kwargs) -> its arguments
     assemble: Callable[[Any], Any] = field(repr=False)  # outputs of the last stage -> what the model returns
@@ -176,7 +176,7 @@ def is_product(op: Any) -> bool:
 
 
 def places(schedule: Schedule, s: int, B: int) -> dict[str, str]:
-    """Of one stage: what w says for the first micro-batch, and all workers that run it."""
+    """Where one stage is: what w says for the first micro-batch, and all workers that run it."""
     jobs = schedule.jobs or [(s, b, d) for d in schedule.directions for b in range(B)]
     found = [schedule.w(*job) for job in jobs if job[0] == s]
     workers = sorted({worker for _, worker in found})
@@ -202,7 +202,7 @@ class Layer(NamedTuple):
 
 
 class Axes(NamedTuple):
-    """Of a tensor: which axis is time, and which the batch's rows; None where it has none."""
+    """Which axis of a tensor is time, and which the batch's rows; None where it has none."""
 
     time: int | None = None
     rows: int | None = None

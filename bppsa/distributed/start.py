@@ -15,6 +15,7 @@ from torch import nn
 from bppsa.common.stages import COST, MEASURED, OverTime, Stages
 from bppsa.distributed.compiled import Scheduled, trainer_of
 from bppsa.distributed.over_time.training import TimeTraining
+from bppsa.distributed.script.checkpoints import in_group
 from bppsa.distributed.steps.agreement import fingerprint
 from bppsa.distributed.steps.fill import fill
 from bppsa.distributed.steps.local import Local
@@ -121,10 +122,6 @@ def cut(
             speeds=speeds,
             **({"share": share} if settings.balance == MEASURED else {}),
         )
-
-
-def in_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
 
 
 def start(compiled: Scheduled, model: nn.Module, settings: Settings, cutting: Callable[..., Stages]) -> Training:

@@ -20,7 +20,8 @@ from torch.jit import ScriptModule
 from torch.nn.modules.module import _WrappedHook
 from torch.utils.hooks import RemovableHandle
 
-from bppsa.frontend.state import State
+from bppsa.decisions import under
+from bppsa.frontend.state import ModuleRecord
 
 
 def clone(root: nn.Module) -> tuple[nn.Module, dict[str, nn.Module]]:
@@ -68,22 +69,18 @@ def _module(cloner: _Cloner, module: nn.Module, path: str) -> nn.Module:
     cloner.found[path] = new
     for name, value in module.__dict__.items():
         if name != "_compiled_call_impl":  # what module.compile() left: it calls the given module
-            new.__dict__[name] = cloner.copy(value, path if name == "_modules" else _join(path, name))
+            new.__dict__[name] = cloner.copy(value, path if name == "_modules" else under(path, name))
     for name in copyreg._slotnames(type(module)):  # type: ignore[attr-defined]
         if hasattr(module, name):
-            object.__setattr__(new, name, cloner.copy(getattr(module, name), _join(path, name)))
+            object.__setattr__(new, name, cloner.copy(getattr(module, name), under(path, name)))
     return new
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 def _mapping(cloner: _Cloner, value: Any, path: str) -> Any:
     new = cloner.remember(value, value.copy())
     new.clear()
     for key, item in value.items():
-        new[cloner.copy(key, path)] = cloner.copy(item, _join(path, str(key)))
+        new[cloner.copy(key, path)] = cloner.copy(item, under(path, str(key)))
     return new
 
 
@@ -164,7 +161,7 @@ def _wrapped_hook(cloner: _Cloner, value: _WrappedHook, path: str) -> _WrappedHo
     return new
 
 
-def _state(cloner: _Cloner, value: State, path: str) -> State:
+def _state(cloner: _Cloner, value: ModuleRecord, path: str) -> ModuleRecord:
     return cloner.remember(value, value.of_clone())
 
 
@@ -182,6 +179,6 @@ _REBUILD: dict[type, Rebuild] = {
     functools.partial: _partial,
     RemovableHandle: _handle,
     _WrappedHook: _wrapped_hook,
-    State: _state,
+    ModuleRecord: _state,
 }
 _FAMILIES: tuple[tuple[type, Rebuild], ...] = ((nn.Module, _module), (tuple, _tuple))

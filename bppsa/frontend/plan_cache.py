@@ -13,7 +13,7 @@ from bppsa.common.recent import renewed_in_children
 from bppsa.errors import Reason, Unsupported
 
 P = TypeVar("P")
-Reference = Callable[[], Any]  # None where what it leads to is gone
+WeakReference = Callable[[], Any]  # None where what it leads to is gone
 
 
 class PlanCache(Generic[P]):
@@ -25,7 +25,7 @@ class PlanCache(Generic[P]):
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.known: OrderedDict[Hashable, tuple[P, Sequence[Reference]]] = OrderedDict()
+        self.known: OrderedDict[Hashable, tuple[P, Sequence[WeakReference]]] = OrderedDict()
         self.renew_lock()
         renewed_in_children(self)
 
@@ -51,7 +51,7 @@ class PlanCache(Generic[P]):
             self.known.move_to_end(key)
             return found[0]
 
-    def keep(self, key: Hashable, plan: P, named: Sequence[Reference]) -> None:
+    def keep(self, key: Hashable, plan: P, named: Sequence[WeakReference]) -> None:
         with self.lock:
             for other, (_, theirs) in list(self.known.items()):
                 if not all_there(theirs):
@@ -65,7 +65,7 @@ class PlanCache(Generic[P]):
         self,
         key: Hashable,
         make: Callable[[], P],
-        named: Sequence[Reference],
+        named: Sequence[WeakReference],
         fits: Callable[[P], bool] = lambda plan: True,
     ) -> P:
         """The plan with this key, made by one thread where there is none. fits: whether it is for the call at hand."""
@@ -79,12 +79,12 @@ class PlanCache(Generic[P]):
         return plan
 
 
-def all_there(references: Sequence[Reference]) -> bool:
+def all_there(references: Sequence[WeakReference]) -> bool:
     return all(refer() is not None for refer in references)
 
 
 def place(tensor: Tensor, reached: Sequence[Tensor], whose: str) -> int | Tensor:
-    """Of a tensor that was captured: where it is among those that a cell or a model reaches, or itself, a constant."""
+    """Where a captured tensor is among those that a cell or a model reaches, or itself where it is a constant."""
     for at, known in enumerate(reached):
         if known is tensor:
             return at

@@ -22,7 +22,7 @@ TABLES = ("_parameters", "_buffers", "_modules")
 
 
 @dataclass(eq=False)
-class State:
+class ModuleRecord:
     """What was asked of a module, and what its calls have found out.
 
     A copy or a pickle keeps what was asked and reported. Caches begin empty in it, because they belong to one object in
@@ -51,7 +51,7 @@ class State:
         kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "decided"}
         return kept | {"decided": {}}
 
-    def of_clone(self) -> State:
+    def of_clone(self) -> ModuleRecord:
         """For the module's counterpart in a clone of its model, whose calls are its own."""
         return replace(
             self,
@@ -62,17 +62,17 @@ class State:
         )
 
 
-def state_of(module: nn.Module) -> State:
+def state_of(module: nn.Module) -> ModuleRecord:
     """The module's record, which is made where there is none."""
-    found: State | None = module.__dict__.get(RECORD)
+    found: ModuleRecord | None = module.__dict__.get(RECORD)
     if found is None:
-        found = module.__dict__[RECORD] = State()
+        found = module.__dict__[RECORD] = ModuleRecord()
     return found
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether it is a compiled model as a whole; a part of one, or an attribute `report` of the user's, is not."""
-    found: State | None = module.__dict__.get(RECORD)
+    found: ModuleRecord | None = module.__dict__.get(RECORD)
     return found is not None and found.report is not None
 
 

@@ -41,12 +41,12 @@ def may_gain(device: str) -> bool:
 
 
 def linear_us(stages: Sequence[JacobianSize], rows: int, machine: OperationRates) -> float:
-    """Of back-propagation through these stages: each waits for the one after it."""
+    """The time of back-propagation through these stages: each waits for the one after it."""
     return len(stages) * (machine.issue + machine.step) + sum(e.mv for e in stages) * rows / machine.flops
 
 
 def scan_us(division: Division, stages: Sequence[JacobianSize], rows: int, machine: OperationRates) -> float:
-    """Of forming J^Ts, and of the steps of section 3.6 with the work of every level."""
+    """The time of forming J^Ts, and of the steps of section 3.6 with the work of every level."""
     made = formed(division, stages, 1)
     issued = sum(entry.count for entry in made) + (OPS - 1) * (made[0].count if made else 0) + len(stages)
     steps = complexity(division.scan).steps + division.length - 1

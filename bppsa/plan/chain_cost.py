@@ -60,10 +60,10 @@ class ScanLevel:
         )
 
 
-Sized = Sequence[JacobianSize]  # of a segment's stages, the last of the chain first
+JacobianSizes = Sequence[JacobianSize]  # of a segment's stages, the last of the chain first
 
 
-def formed(division: Division, stages: Sized, itemsize: int) -> list[ScanLevel]:
+def formed(division: Division, stages: JacobianSizes, itemsize: int) -> list[ScanLevel]:
     """Level by level what the division forms. Level 0: the stages themselves that take part in a product."""
     if division.length > 1:
         return chunks(division, stages, itemsize)
@@ -95,7 +95,7 @@ def own_work(after: JacobianSize, before: JacobianSize) -> JacobianSize:
     )
 
 
-def chunks(division: Division, stages: Sized, itemsize: int) -> list[ScanLevel]:
+def chunks(division: Division, stages: JacobianSizes, itemsize: int) -> list[ScanLevel]:
     """Every chunk but the last to be reached, whose product nobody applies, becomes one operator."""
     length = division.length
     used: list[JacobianSize] = []
@@ -110,7 +110,7 @@ def chunks(division: Division, stages: Sized, itemsize: int) -> list[ScanLevel]:
     return [level(used, itemsize), level(made, itemsize)] if made else []
 
 
-def level(extents: Sized, itemsize: int) -> ScanLevel:
+def level(extents: JacobianSizes, itemsize: int) -> ScanLevel:
     return ScanLevel(
         len(extents),
         sum(e.nnz for e in extents),
@@ -120,7 +120,7 @@ def level(extents: Sized, itemsize: int) -> ScanLevel:
     )
 
 
-def affordable(division: Division, stages: Sized, itemsize: int, budget: int) -> tuple[Division, str]:
+def affordable(division: Division, stages: JacobianSizes, itemsize: int, budget: int) -> tuple[Division, str]:
     """The division, its up-sweep stopped where what it forms exceeds `budget` bytes (section 5.3), and what was
     skipped, or ""."""
 

@@ -81,7 +81,7 @@ class PlannedCall:
         return sum(map(self.machine.us, works)) / 1e3
 
     def forward_ms(self, forward: Forward) -> float:
-        """Of ours, without a backward."""
+        """The milliseconds of ours, without a backward."""
         one = Strategy("sequential")
         works = (work.forward(one, counts, self.size, self.training, forward) for counts in self.layers)
         return sum(map(self.machine.us, works)) / 1e3
@@ -98,8 +98,8 @@ class PlannedCall:
         return found
 
     def all_ms(self) -> dict[str, float]:
-        """Of PyTorch, of each strategy as it is by default, and of the other forwards beside the strategy that suits
-        them. Without gradients all are the one sweep forward."""
+        """The milliseconds of PyTorch, of each strategy as it is by default, and of the other forwards beside the
+        strategy that suits them. Without gradients all are the one sweep forward."""
         names = [name for name in NAMES if name != "auto"] if self.training else ["sequential"]
         found = {PYTORCH: self.ms(PYTORCH)} | {name: self.ms(Strategy(name)) for name in names}
         beside = OPEN[self.machine.device][-1]
@@ -152,7 +152,7 @@ def choose_forward(asked: Forward, call: PlannedCall) -> tuple[Forward, str]:
 
 
 def fastest(call: PlannedCall, forward: Forward) -> tuple[str, float]:
-    """Of the strategies open on the device: its name, and the milliseconds with this forward."""
+    """The fastest of the strategies open on the device: its name, and the milliseconds with this forward."""
     name, *others = OPEN[call.machine.device]
     ours = call.ms(Strategy(name), forward)
     for other in others if call.training else ():

@@ -63,7 +63,7 @@ RESTING = Forward("auto", iterations=0)  # "auto" for a while after Newton's ite
 
 
 def forward_of(value: str | Forward) -> Forward:
-    """By name, or by the text of one with options. Raises StrategyError, which lists the known names."""
+    """The forward of a name, or of the text of one with options. Raises StrategyError, which lists the known names."""
     return value if isinstance(value, Forward) else parsed(value if isinstance(value, str) else repr(value))
 
 

@@ -28,7 +28,7 @@ class ScanPlan:
 
 @dataclass(frozen=True)
 class Complexity:
-    """Of a plan on unboundedly many workers, as section 3.6 counts it."""
+    """What a plan costs on unboundedly many workers, as section 3.6 counts it."""
 
     steps: int  # combinations that have to follow each other
     work: int  # combinations in all
@@ -40,7 +40,7 @@ class Complexity:
         return 2 * width**2 * ((width + 1) if self.products else 1)
 
     def flops(self, width: int) -> int:
-        """Of all combinations."""
+        """The flops of all combinations."""
         return 2 * (self.products * width**2 * (width + 1) + (self.work - self.products) * width**2)
 
 

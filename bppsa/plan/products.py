@@ -8,15 +8,13 @@ here: they scale a neighbour, so a caller absorbs them first.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bppsa.plan.levels import ScanPlan
 from bppsa.sparsity.patterns.pattern import Pattern
 from bppsa.sparsity.patterns.product import counts
 from bppsa.sparsity.plans import product_plan
-
-Multiply = Callable[[Pattern, Pattern], Pattern]
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class LevelCost:
         return dearest(self.steps)
 
     def bytes(self, itemsize: int, samples: int = 1) -> int:
-        """Of the values of all J^T that are left."""
+        """The bytes of the values of all J^T that are left."""
         return self.nnz * itemsize * samples
 
 
@@ -86,13 +84,13 @@ class ChainCost:
 
     @property
     def flops(self) -> int:
-        """Of all of the plan."""
+        """The flops of all of the plan."""
         return total(self.steps)
 
     @property
     def critical(self) -> int:
-        """Of what has to follow each other, with a worker for each step: the dearest step of each level, and the whole
-        middle."""
+        """The flops of what has to follow each other, with a worker for each step: the dearest step of each level, and
+        the whole middle."""
         return sum(level.critical for level in self.up) + total(self.middle) + sum(map(dearest, self.down))
 
 
@@ -104,15 +102,15 @@ def dearest(steps: Steps) -> int:
     return max((step.flops for step in steps), default=0)
 
 
-def chain_cost(plan: ScanPlan, patterns: Sequence[Pattern], multiply: Multiply | None = None) -> ChainCost:
-    """Of `plan` over a chain whose element i has `patterns[i]`, N x M from the input to the output of its stage.
+def chain_cost(plan: ScanPlan, patterns: Sequence[Pattern]) -> ChainCost:
+    """The cost of `plan` over a chain whose element i has `patterns[i]`, N x M from the input to the output of its
+    stage.
 
     Element i of the plan is the i-th from the end (equation 5), so a[left] . a[right] is J^T of the right times J^T of
-    the left. multiply: the pattern of a product; by default that of its product plan.
+    the left.
     """
     if len(patterns) != plan.n:
         raise ValueError(f"a plan for {plan.n} elements and a chain of {len(patterns)}")
-    multiply = multiply or (lambda a, b: product_plan(a, b).c)
     held: list[Pattern | None] = [None, *reversed(patterns)]  # a[0] is a vector, and what it reaches becomes one
     alive = set(range(1, plan.n + 1))
     up = [level(held, alive, ())]
@@ -122,7 +120,7 @@ def chain_cost(plan: ScanPlan, patterns: Sequence[Pattern], multiply: Multiply |
             first, then = held[right], held[left]
             assert first is not None
             steps.append(product(first, then))
-            held[right] = None if then is None else multiply(first, then)
+            held[right] = None if then is None else product_plan(first, then).c
             alive -= {left} if then is not None else {right}
         up.append(level(held, alive, tuple(steps)))
     middle = applied(held, plan.middle[1:-1])

@@ -62,7 +62,7 @@ AUTO = Strategy("auto")
 
 
 def strategy_of(value: str | Strategy) -> Strategy:
-    """By name, or by the text of one with options. Raises StrategyError, which lists the known names."""
+    """The strategy of a name, or of the text of one with options. Raises StrategyError, which lists the known names."""
     return value if isinstance(value, Strategy) else parsed(value if isinstance(value, str) else repr(value))
 
 

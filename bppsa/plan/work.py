@@ -25,7 +25,7 @@ ITERATIONS = 4  # of Newton's that a forward is taken to need; what converges ta
 
 @dataclass(frozen=True)
 class Each:
-    """Of one row and step. folded: flops whose results are summed along axes, beside the others."""
+    """What one row and step take. folded: flops whose results are summed along axes, beside the others."""
 
     flops: float
     bytes: float
@@ -47,11 +47,11 @@ class Products:
 
 @dataclass(frozen=True)
 class Counts:
-    """Of one layer and direction; bytes in its dtype, flops in multiples of float32's.
+    """What one layer and direction have; bytes in its dtype, flops in multiples of float32's.
 
     peer: the kind whose rates PyTorch has ("RNN", "GRU", "LSTM", "loop"); ops: that it launches in a step.
     weights: bytes. blocks, width: the dense blocks of one step's J^T. tile: rows of a program, warps: of it; fits:
-    whether it keeps the weights. stretch: how many times as wide its tiles are as what is in them.
+    whether it keeps the weights. padding: how many times as wide its tiles are as what is in them.
     again: of a forward that keeps every k-th state, and of the backward that computes the others again, where one sweep
     each way is these. iterations: of Newton's that a forward is taken to need. replay: of what PyTorch's forward has
     not kept; hidden: of the recurrence of the carries that it does not show.
@@ -71,7 +71,7 @@ class Counts:
     tile: int = 1
     warps: int = 1
     fits: bool = True
-    stretch: float = 1.0
+    padding: float = 1.0
     again: tuple[Each, Each] | None = None
     iterations: int = ITERATIONS
     replay: Each | None = None
@@ -96,7 +96,7 @@ class Size:
 def phases(
     strategy: Strategy | str, counts: Counts, size: Size, training: bool, ahead: Forward = SEQUENTIAL
 ) -> list[Phase]:
-    """Of a forward, and in `training` a backward, by a strategy or by PyTorch."""
+    """The phases of a forward, and in `training` of a backward, by a strategy or by PyTorch."""
     first = forward(strategy, counts, size, training, ahead)
     return first + (backward(strategy, counts, size) if training else [])
 
@@ -142,8 +142,8 @@ def library(counts: Counts, size: Size, training: bool) -> list[Phase]:
 
 
 def newton(counts: Counts, size: Size, shots: Division) -> list[Phase]:
-    """Of a forward by Newton's iteration: a sweep of all chunks side by side before the first and in each, which
-    begins with the products; and in each the chunks' reductions and, along them, the corrections."""
+    """The phases of a forward by Newton's iteration: a sweep of all chunks side by side before the first and in each,
+    which begins with the products; and in each the chunks' reductions and, along them, the corrections."""
     swept = sweep(counts.forward, counts, size, min(shots.length, size.steps), shots.count)
     matrices = shots.count * size.rows * counts.blocks * counts.width**2
     correct = Work(1, shots.count, 2 * matrices, matrices * counts.word, size.rows)
@@ -175,9 +175,10 @@ def to_boundaries(strategy: Strategy, counts: Counts, size: Size) -> list[Phase]
 
 
 def reduction(division: Division, counts: Counts, size: Size) -> Work:
-    """Of every chunk to a pair: the backward's step on the columns of a matrix, that share what is read."""
+    """The work of making every chunk a pair: the backward's step on the columns of a matrix, that share what is
+    read."""
     columns = math.ceil(columns_of(counts) / counts.tile) * counts.tile
-    padded = counts.backward.swept * (counts.stretch**2 if counts.width > 1 else 1)
+    padded = counts.backward.swept * (counts.padding**2 if counts.width > 1 else 1)
     flops, moved = padded * columns * size.points, counts.backward.bytes * size.points
     pieces = counts.pieces(size.rows * columns, division.count)
     return Work(1, min(division.length, size.steps), flops, moved + counts.weights, pieces)

@@ -60,7 +60,7 @@ Found: TypeAlias = "NativeSparse | TritonSparse | None"
 
 
 def first_built(call: Callable[[Any], Tensor], *kernels: Found) -> Tensor:
-    """By those kernels that there are and that compile, else by ATen ops."""
+    """What the first kernels give that there are and that compile, else ATen ops."""
     for found in kernels:
         if found is not None and (result := built(functools.partial(call, found))) is not None:
             return result

@@ -12,13 +12,13 @@ from bppsa.schedule.job_graph.spec import W as WEIGHT
 from bppsa.schedule.recompute import Recompute, recompute_of
 from bppsa.schedule.simulator import Cost, per_stage, simulate
 from bppsa.schedule.timeline import Timeline
-from bppsa.schedule.units import JOBS, Units
+from bppsa.schedule.units import JOBS, Units, shown
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """Of one schedule. Memory and receives are those of the worker that has most of them; memory is of activations and
-    weights, see `Timeline.peak_memory`; `receives` is of all three kinds together."""
+    """The numbers of one schedule. Memory and receives are those of the worker that has most of them; memory is of
+    activations and weights, see `Timeline.peak_memory`; `receives` is of all three kinds together."""
 
     schedule: str
     workers: int
@@ -181,7 +181,3 @@ def in_columns(lines: Sequence[Sequence[str]], justify: Callable[[str, int], str
     """Lines of cells as lines of text, their first cells to the left."""
     first, *widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join([head.ljust(first), *map(justify, cells, widths)]).rstrip() for head, *cells in lines]
-
-
-def shown(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

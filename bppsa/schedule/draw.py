@@ -14,6 +14,7 @@ from bppsa.schedule.job_graph.spec import B, F, Job, W
 
 if TYPE_CHECKING:
     from bppsa.schedule.timeline import Timeline
+from bppsa.schedule.units import shown
 
 SIGNS = {F: "f", B: "∇", W: "w"}  # as in Unifying Parallelization Schemes; other directions have their own names
 MEANING = {F: "forward", B: "backward", W: "gradient of the weights"}
@@ -56,7 +57,7 @@ def text(timeline: Timeline, unit: Any = None, *, batches: bool = False, color: 
     for name, row in cells.items():
         drawn = (cell(*row[at], width, color) if at in row else " " * width for at in range(columns))
         lines.append(" ".join([f"{name:<{margin}}", *drawn]))
-    lines.append(f"{legend(timeline, batches)}; time in {timeline.units.time}, {number(unit)} a column")
+    lines.append(f"{legend(timeline, batches)}; time in {timeline.units.time}, {shown(unit)} a column")
     if timeline.note:
         lines.append(f"note: {timeline.note}")
     return "\n".join(line.rstrip() for line in lines)
@@ -122,8 +123,8 @@ def svg_text(timeline: Timeline) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH + 8} {height}" width="{WIDTH + 8}" '
         f'height="{height}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH + 8}" height="{height}" fill="white"/>',
-        f'<text x="{MARGIN}" y="16">makespan {number(timeline.makespan)} {units.time}, bubble {timeline.bubble:.1%} of '
-        f"the workers' time, at most {number(max(timeline.peak_activations))} {units.memory} on a worker</text>",
+        f'<text x="{MARGIN}" y="16">makespan {shown(timeline.makespan)} {units.time}, bubble {timeline.bubble:.1%} of '
+        f"the workers' time, at most {shown(max(timeline.peak_activations))} {units.memory} on a worker</text>",
         f'<text x="{MARGIN}" y="{height - 8}">{legend(timeline)}; a hue for each micro-batch; time goes to the right, '
         f"in {escape(units.time + note)}</text>",
         *(f'<text x="4" y="{y + 17}">{name}</text>' for name, y in rows.items()),
@@ -133,23 +134,18 @@ def svg_text(timeline: Timeline) -> str:
     return "\n".join(parts) + "\n"
 
 
-def number(value: Any) -> str:
-    """In four digits where it is a float, exactly otherwise."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
 def bar(timeline: Timeline, job: Job, y: int, scale: float) -> str:
     s, b, d = job
     start, end, name = timeline.start[job], timeline.end[job], label(job)
     left, width = MARGIN + float(start * scale), float((end - start) * scale)
     facts = quoteattr(f"{s} {b} {d}")
-    shown = f'<text x="{left + width / 2:.2f}" y="{y + 16}" text-anchor="middle">{name}</text>'
+    caption = f'<text x="{left + width / 2:.2f}" y="{y + 16}" text-anchor="middle">{name}</text>'
     return (
         f'<rect class="job" data-job={facts} data-worker="{timeline.worker[job]}" data-start="{start}" '
         f'data-end="{end}" x="{left:.2f}" y="{y + 2}" width="{width:.2f}" height="{LANE - 4}" rx="2" '
         f'fill="hsl({b * 137.5 % 360:.0f} 60% {LIGHTNESS.get(d, 72)}%)" stroke="white">'
         f"<title>{name} of micro-batch {b}: {start} to {end}</title></rect>"
-    ) + (shown if width > 7 * len(name) else "")
+    ) + (caption if width > 7 * len(name) else "")
 
 
 def chrome_trace(timeline: Timeline, path: str | Path, unit_us: float = 1000.0) -> None:

@@ -18,7 +18,7 @@ from bppsa.schedule.job_graph.jobs import Grid, PerJob
 from bppsa.schedule.job_graph.spec import B, F, Job, W
 from bppsa.schedule.units import JOBS, Units
 
-Size = Callable[[int, int], Any]  # of the activations, or the weights, of (s, b)
+SizeOf = Callable[[int, int], Any]  # of the activations, or the weights, of (s, b)
 BEGINS, AGAIN, ENDS = "begins", "again", "ends"  # in the life of activations
 
 
@@ -44,12 +44,12 @@ class Timeline:
         graph: JobGraph,
         start: list[Any],
         end: list[Any],
-        activation_size: Size = lambda s, b: 1,
-        weight_size: Size = lambda s, b: 1,
+        activation_size: SizeOf = lambda s, b: 1,
+        weight_size: SizeOf = lambda s, b: 1,
         order: list[int] | None = None,
         finished: list[int] | None = None,
         units: Units = JOBS,
-        kept_size: Size | None = None,
+        kept_size: SizeOf | None = None,
     ) -> None:
         """start, end: of each job by its number, simulated or measured. order, finished: what sorting these gives.
         kept_size: where forwards run again, of what is held until they do."""
@@ -90,12 +90,12 @@ class Timeline:
 
     @cached_property
     def durations(self) -> list[Any]:
-        """Of each job by its number: `timeline.jobs[number]`."""
+        """How long each job takes, by its number: `timeline.jobs[number]`."""
         return list(map(sub, self._end, self._start))
 
     @cached_property
     def jobs_of(self) -> list[list[Job]]:
-        """Of each worker, its jobs in the order in which they start."""
+        """The jobs of each worker, in the order in which they start."""
         found: list[list[Job]] = [[] for _ in range(self.W)]
         for number in self.order:
             found[self.graph.worker[number]].append(self.jobs[number])
@@ -128,7 +128,7 @@ class Timeline:
 
     @cached_property
     def memory(self) -> list[list[tuple[Any, Any]]]:
-        """Of each worker, (time, activations it holds from then on), at each time at which one begins or ends."""
+        """For each worker (time, activations it holds from then on), at each time at which one begins or ends."""
         curves: list[list[tuple[Any, Any]]] = [[] for _ in range(self.W)]
         for now, forward, event in self._lives():
             curve = curves[self.graph.worker[forward]]
@@ -164,7 +164,7 @@ class Timeline:
 
     @cached_property
     def _changes(self) -> dict[str, list[Any]]:
-        """Of each event in the life of a forward job's activations: by how much its worker holds more."""
+        """By how much a worker holds more at each event in the life of a forward job's activations."""
         size, kept = self.activation_size, self.kept_size
         sizes = [size(s, b) if d == F else 0 for s, b, d in self.jobs]
         held = sizes if kept is None else [kept(s, b) if d == F else 0 for s, b, d in self.jobs]
@@ -172,7 +172,7 @@ class Timeline:
 
     @cached_property
     def _ends_activations_of(self) -> list[Any]:
-        """Of each job: the forward job whose activations nobody needs after it, or None."""
+        """For each job the forward job whose activations nobody needs after it, or None."""
         jobs = self.jobs
         if isinstance(jobs, Grid):
             size, last = jobs.S * jobs.B, W if W in jobs.directions else B

@@ -173,7 +173,7 @@ def groups_of(jobs: list[list[Job]], B: int) -> list[list[int]]:
 
 
 def one_program(jobs: list[list[Job]], groups: list[list[int]]) -> list[list[Job]]:
-    """Of each rank of a group its list, micro-batches counted within the group."""
+    """The list of each rank of a group, micro-batches counted within the group."""
     programs = [[[(s, b // len(groups), d) for s, b, d in jobs[worker]] for worker in group] for group in groups]
     for g, program in enumerate(programs):
         if program != programs[0]:

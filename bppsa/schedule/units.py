@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
+from typing import Any
 
 from bppsa.errors import ScheduleError
 
@@ -46,3 +47,8 @@ class Units:
 
 
 JOBS = Units()
+
+
+def shown(value: Any) -> str:
+    """In four digits where it is a float, exactly otherwise."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

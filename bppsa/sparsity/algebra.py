@@ -20,7 +20,7 @@ from bppsa.sparsity.operators.sparse import Sparse
 from bppsa.sparsity.operators.transposed import TransposedJacobian
 from bppsa.sparsity.patterns.flat import flat
 
-Pair = Callable[[Any, Any], TransposedJacobian]
+PairOperation = Callable[[Any, Any], TransposedJacobian]
 
 
 def compose(a: TransposedJacobian, b: TransposedJacobian) -> TransposedJacobian:
@@ -133,7 +133,7 @@ def keep_left(a: Diagonal, b: Identity) -> TransposedJacobian:
     return a if is_plain(b) else replace(Sparse.of(a), sizes=(a.in_size, b.out_size))
 
 
-PRODUCT: dict[tuple[type, type], Pair] = {
+PRODUCT: dict[tuple[type, type], PairOperation] = {
     (Identity, Identity): lambda a, b: Identity(a.x, b.out),
     (Identity, Diagonal): keep_right,
     (Diagonal, Identity): keep_left,
@@ -152,7 +152,7 @@ PRODUCT: dict[tuple[type, type], Pair] = {
     (Dense, Sparse): dense_product,
 }
 
-SUM: dict[tuple[type, type], Pair] = {
+SUM: dict[tuple[type, type], PairOperation] = {
     (Identity, Identity): diagonal_sum,
     (Identity, Diagonal): diagonal_sum,
     (Diagonal, Identity): diagonal_sum,

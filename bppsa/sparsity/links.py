@@ -16,12 +16,12 @@ from bppsa.sparsity.operators.transposed import TransposedJacobian
 from bppsa.sparsity.rules import lookup
 
 aten = torch.ops.aten
-Value = Callable[[fx.Node], Any]
-Masks = Mapping[fx.Node, Tensor]  # of pruned weights, bool and True where one is kept
+ValueOf = Callable[[fx.Node], Any]
+NodeMasks = Mapping[fx.Node, Tensor]  # of pruned weights, bool and True where one is kept
 Factors = tuple[fx.Node, tuple[TransposedJacobian, ...]]
 
 
-def links_of(node: fx.Node, wanted: Container[fx.Node], value: Value, masks: Masks) -> list[Factors]:
+def links_of(node: fx.Node, wanted: Container[fx.Node], value: ValueOf, masks: NodeMasks) -> list[Factors]:
     """For each tensor argument in `wanted` the factors of J^T by it, from the argument to the node; an argument that
     comes twice has two. value: of a node, or its stand-in; masks: of the nodes that are pruned weights.
 
@@ -58,7 +58,7 @@ def expansion(x: Tensor, shape: torch.Size | None) -> tuple[TransposedJacobian, 
     return rule(x, shape, out=x.expand(shape))
 
 
-def outputs_of(source: fx.Node, value: Value) -> tuple[Tensor, ...]:
+def outputs_of(source: fx.Node, value: ValueOf) -> tuple[Tensor, ...]:
     """Of an op with several, each of which the recorder takes out by a node of its own."""
     items = {user.args[1]: user for user in source.users if user.target is operator.getitem}
     return tuple(value(items[i]) for i in range(len(items)))

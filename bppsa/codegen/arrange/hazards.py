@@ -49,7 +49,7 @@ class Touch:
 
 
 def read(kernel: Kernel, group: Group) -> list[Touch]:
-    """Of all loads and dot products of the group."""
+    """What all loads and dot products of the group touch."""
     found = []
     for node in group.nodes():
         if isinstance(access := node.payload, Access):

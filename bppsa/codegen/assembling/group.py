@@ -35,9 +35,9 @@ from bppsa.codegen.lowering.roots import Root
 
 MOST_REPEATED = 32  # cheap ops that another group does again, where storing their result would cost as much
 TOO_MUCH = MOST_REPEATED + 1
-Extent = int | Shape  # so many columns, or several axes
-Home = tuple[int, Extent]  # the group that computes something: its level and columns
-Part = tuple[Expr, Extent]  # a value of such columns; 1 for what is the same in all of them
+GroupExtent = int | Shape  # so many columns, or several axes
+Home = tuple[int, GroupExtent]  # the group that computes something: its level and columns
+ValueSlice = tuple[Expr, GroupExtent]  # a value of such columns; 1 for what is the same in all of them
 
 
 @dataclass(frozen=True)
@@ -45,27 +45,28 @@ class StoredColumns:
     """Columns [start, start + width) of a value stand at `access`, or all of several axes."""
 
     start: int
-    extent: Extent
+    extent: GroupExtent
     access: Access
     level: int  # of the group that stores it
 
-    def holds(self, start: int, extent: Extent) -> bool:
+    def holds(self, start: int, extent: GroupExtent) -> bool:
         return within((start, extent), (self.start, self.extent))
 
 
-def within(part: tuple[int, Extent], whole: tuple[int, Extent]) -> bool:
-    """Of columns from a start on; what has several axes holds nothing but itself."""
+def within(part: tuple[int, GroupExtent], whole: tuple[int, GroupExtent]) -> bool:
+    """Whether `whole` has all columns of `part`, each from a start on; what has several axes holds nothing but
+    itself."""
     (start, extent), (whole_start, whole_extent) = part, whole
     if isinstance(extent, tuple) or isinstance(whole_extent, tuple):
         return part == whole
     return whole_start <= start and start + extent <= whole_start + whole_extent
 
 
-def count(extent: Extent) -> int:
+def count(extent: GroupExtent) -> int:
     return prod(extent) if isinstance(extent, tuple) else extent
 
 
-def group_of(extent: Extent, stores: Sequence[Store]) -> Group:
+def group_of(extent: GroupExtent, stores: Sequence[Store]) -> Group:
     return Group(count(extent), tuple(stores), extent if isinstance(extent, tuple) else ())
 
 
@@ -80,7 +81,7 @@ class Grouping:
     levels: dict[Expr, int] = field(default_factory=dict)
     filled: dict[tuple[str, bool], list[tuple[int, int, int]]] = field(default_factory=dict)  # -> (start, end, level)
     places: dict[int, list[StoredColumns]] = field(default_factory=dict)  # by number in `columns`
-    work: dict[Part, int] = field(default_factory=dict)  # cheap ops, or TOO_MUCH, on what the step stores anyway
+    work: dict[ValueSlice, int] = field(default_factory=dict)  # cheap ops, or TOO_MUCH, on what the step stores anyway
     delays: dict[Root, int] = field(default_factory=dict)  # the first level at which these may be stored
     cuts: dict[Home, dict[Expr, Expr]] = field(default_factory=dict)  # what a group computes of values, without rework
 
@@ -141,10 +142,10 @@ class Grouping:
         spans = self.filled.get((access.buffer, access.after), [])
         return 1 + max((level for low, high, level in spans if low < end and high > access.column), default=-1)
 
-    def part(self, node: Expr, extent: Extent) -> Part:
+    def part(self, node: Expr, extent: GroupExtent) -> ValueSlice:
         return node, 1 if self.columns.of(node)[1] is None else extent
 
-    def place(self, part: Part, before: float = math.inf) -> Access | None:
+    def place(self, part: ValueSlice, before: float = math.inf) -> Access | None:
         """Where the step stores these columns of the value, in a group before that level."""
         node, extent = part
         number, start = self.columns.of(node)
@@ -157,7 +158,7 @@ class Grouping:
                 return replace(known.access, column=known.access.column + start - known.start)
         return None
 
-    def expensive(self, part: Part) -> bool:
+    def expensive(self, part: ValueSlice) -> bool:
         """Whether it takes more than a little cheap work on what the step stores anyway. By a stack: it may be deep."""
         stack = [part]
         while stack:
@@ -178,16 +179,16 @@ class Grouping:
     def shared(self, roots: Sequence[Root]) -> Iterator[Root]:
         """Stores into new scratch of what is expensive and would be computed in several groups. Users come before
         what they use, so that it is known who computes them."""
-        wanted: dict[Part, set[Home]] = {}
+        wanted: dict[ValueSlice, set[Home]] = {}
         for root in roots:
             home = self.home(root)
             wanted.setdefault(self.part(root.value, root.extent), set()).add(home)
         height: dict[Expr, int] = {}
         for node in topological(root.value for root in roots):
             height[node] = 1 + max((height[a] for a in node.args), default=0)
-        waiting: dict[int, dict[int, list[Part]]] = {}  # by height, by number: slices of one value come together
+        waiting: dict[int, dict[int, list[ValueSlice]]] = {}  # by height, by number: slices of one value come together
 
-        def wait(part: Part) -> None:
+        def wait(part: ValueSlice) -> None:
             alike = waiting.setdefault(height[part[0]], {}).setdefault(self.columns.of(part[0])[0], [])
             if part not in alike:
                 alike.append(part)
@@ -202,7 +203,7 @@ class Grouping:
                         wanted.setdefault(self.part(arg, part[1]), set()).update(wanted[part])
                         wait(self.part(arg, part[1]))
 
-    def shared_slices(self, alike: Sequence[Part], wanted: dict[Part, set[Home]]) -> Iterator[Root]:
+    def shared_slices(self, alike: Sequence[ValueSlice], wanted: dict[ValueSlice, set[Home]]) -> Iterator[Root]:
         """The same of slices of one value; `wanted` then says who computes them, not who needs them."""
         needed = {part: set(wanted[part]) for part in alike}
         for part in sorted(alike, key=lambda part: -count(part[1])):
@@ -222,25 +223,25 @@ class Grouping:
                 yield root
             wanted[part] -= later
 
-    def into_scratch(self, node: Expr, extent: Extent) -> Root:
+    def into_scratch(self, node: Expr, extent: GroupExtent) -> Root:
         self.scratch_widths.append(count(extent))
         shape = extent if isinstance(extent, tuple) else ()
         name = f"scratch{len(self.scratch_widths) - 1}"
         access = Access(name, broadcast=node.uniform, strides=contiguous(shape))
         return Root(access, node, count(extent), shape=shape)
 
-    def stretch(self, part: Part) -> tuple[int, Extent]:
+    def range_of(self, part: ValueSlice) -> tuple[int, GroupExtent]:
         return self.columns.of(part[0])[1] or 0, part[1]
 
-    def overlap(self, one: Part, two: Part) -> bool:
-        (start, extent), (other_start, other) = self.stretch(one), self.stretch(two)
+    def overlap(self, one: ValueSlice, two: ValueSlice) -> bool:
+        (start, extent), (other_start, other) = self.range_of(one), self.range_of(two)
         if isinstance(extent, tuple) or isinstance(other, tuple):
             return (start, extent) == (other_start, other)
         return start < other_start + other and other_start < start + extent
 
-    def covers(self, whole: Part, part: Part, before: int) -> bool:
+    def covers(self, whole: ValueSlice, part: ValueSlice, before: int) -> bool:
         """Whether it has all columns of `part`, and is known before that level."""
-        return within(self.stretch(part), self.stretch(whole)) and self.levels[whole[0]] < before
+        return within(self.range_of(part), self.range_of(whole)) and self.levels[whole[0]] < before
 
     def without_rework(self, root: Root) -> Expr:
         level = self.home(root)[0]

@@ -20,17 +20,17 @@ from bppsa.codegen.language.ir import (
     span,
 )
 
-Slot = tuple[str, int, int]  # buffer, column, width
+ColumnSlot = tuple[str, int, int]  # buffer, column, width
 
 
 def reuse_streams(forward: Kernel, backward: Kernel, private: Mapping[str, int], *others: Kernel) -> tuple[Kernel, ...]:
     """Move columns of "saved" into columns of `private` streams that only their own group reads, and nobody later.
     others: kernels that read nothing of these but what `backward` does."""
     moved: dict[int, Access] = {}  # column of "saved" -> where it goes
-    taken: set[Slot] = set()
+    taken: set[ColumnSlot] = set()
     pinned = {(b, c) for b, c, _ in reads(backward.groups) if b in private}
     around = [read for read in reads_of_axes(backward.groups) if read[0] in private]
-    readers: dict[Slot, set[int]] = {}
+    readers: dict[ColumnSlot, set[int]] = {}
     for at, group in enumerate(forward.groups):
         for slot in reads([group]):
             if slot[0] in private:
@@ -53,7 +53,7 @@ def reuse_streams(forward: Kernel, backward: Kernel, private: Mapping[str, int],
     return tuple(renamed(kernel, declared, where) for kernel in (forward, backward, *others))
 
 
-def reads(groups: list[Group] | tuple[Group, ...]) -> set[Slot]:
+def reads(groups: list[Group] | tuple[Group, ...]) -> set[ColumnSlot]:
     found = set()
     for group in groups:
         for node in group.nodes():
@@ -66,15 +66,15 @@ def reads(groups: list[Group] | tuple[Group, ...]) -> set[Slot]:
     return found
 
 
-def reads_of_axes(groups: tuple[Group, ...]) -> set[Slot]:
+def reads_of_axes(groups: tuple[Group, ...]) -> set[ColumnSlot]:
     """(buffer, start, stop) of what loads of several axes may read."""
     nodes = [(node.payload, group) for group in groups for node in group.nodes()]
     wide = [(access, group) for access, group in nodes if isinstance(access, Access) and access.strides]
     return {(access.buffer, *span(access, group.width, group.shape)) for access, group in wide}
 
 
-def alone(slot: Slot, readers: Mapping[Slot, set[int]]) -> bool:
-    """No other stretch that is read overlaps this one."""
+def alone(slot: ColumnSlot, readers: Mapping[ColumnSlot, set[int]]) -> bool:
+    """No other range of columns that is read overlaps this one."""
     buffer, column, width = slot
     for other_buffer, other, extent in readers:
         if other_buffer != buffer or (other, extent) == (column, width):

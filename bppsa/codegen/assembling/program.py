@@ -14,7 +14,7 @@ from functools import cached_property
 from torch import fx
 
 from bppsa.codegen.assembling.assemble import assemble, row_of
-from bppsa.codegen.assembling.group import Extent
+from bppsa.codegen.assembling.group import GroupExtent
 from bppsa.codegen.assembling.inplace import reuse_streams
 from bppsa.codegen.language.ir import (
     Access,
@@ -187,8 +187,8 @@ class BackwardLowering:
         self.forward, self.transposed, self.recurrence = forward, transposed, forward.recurrence
         self.kept = dict(forward.in_states)  # forward values that the backward finds in memory
         self.saved: list[Root] = []
-        self.recalls: dict[Extent, dict[Expr, Expr]] = {}  # what values are in terms of what is kept
-        self.at_hand: dict[Extent, dict[Expr, bool]] = {}  # whether they are `available`
+        self.recalls: dict[GroupExtent, dict[Expr, Expr]] = {}  # what values are in terms of what is kept
+        self.at_hand: dict[GroupExtent, dict[Expr, bool]] = {}  # whether they are `available`
         self.body = {node.name: node for node in self.recurrence.body.nodes}
         for name in self.values_in_order():
             for segment in forward.lowering.row(self.body[name]).segments:
@@ -237,7 +237,7 @@ class BackwardLowering:
             self.save(segment)
         return rewrite(segment.expr, lambda node: self.stored(node, extent), self.recalls.setdefault(extent, {}))
 
-    def stored(self, node: Expr, extent: Extent) -> Expr | None:
+    def stored(self, node: Expr, extent: GroupExtent) -> Expr | None:
         access, payload = self.found(node, extent), node.payload
         if access is not None:
             return read(access, node)
@@ -259,12 +259,12 @@ class BackwardLowering:
         self.at_hand.clear()
         self.kept[root.value, root.extent] = root.target
 
-    def found(self, node: Expr, extent: Extent) -> Access | None:
+    def found(self, node: Expr, extent: GroupExtent) -> Access | None:
         """Where the backward finds such columns of a forward value: one, of what is the same in all of them."""
         known = self.kept.get((node, extent))
         return self.kept.get((node, 1)) if known is None and node.uniform else known
 
-    def available(self, expr: Expr, extent: Extent) -> bool:
+    def available(self, expr: Expr, extent: GroupExtent) -> bool:
         """Whether cheap work on states, parameters, x and saved values gives it: no product, no other stream."""
         known = self.at_hand.setdefault(extent, {})
         private = projections(self.recurrence)

@@ -52,7 +52,7 @@ class Compiler:
     version: str
 
 
-class _Slot:
+class _LibrarySlot:
     """One source text: who holds the lock builds, the rest find what came of it."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class _Slot:
         self.refusal = ""  # the text of the BuildError: what was refused once is not tried again in this process
 
 
-_slots: dict[str, _Slot] = {}
+_slots: dict[str, _LibrarySlot] = {}
 
 
 def _unlock_in_child() -> None:
@@ -85,7 +85,7 @@ def available() -> Reason | None:
 def library(source: str) -> ctypes.CDLL:
     """The loaded library of a C++ text, built if neither this process nor the disk has it. Raises `BuildError`, and
     `MachineError` where this machine, or the compiler, lacks the instructions that were asked for."""
-    slot = _slots.get(source) or _slots.setdefault(source, _Slot())
+    slot = _slots.get(source) or _slots.setdefault(source, _LibrarySlot())
     if slot.library is None:
         with slot.lock:
             if slot.library is None and not slot.refusal:

@@ -83,7 +83,7 @@ class AxesText:
         return not self.stride(store.target, self.order[-2]) and bool(self.stride(store.target, self.order[-1]))
 
     def vectors(self) -> int:
-        """Of a panel; 0 where nothing stays in registers."""
+        """The number of a panel's vectors; 0 where nothing stays in registers."""
         used = {arg for node in self.group.nodes() if node not in self.stay for arg in node.args}
         used |= {store.value for store in self.group.stores}
         count = len(self.stay & used) + sum(map(self.adds_up, self.group.stores))
@@ -223,7 +223,7 @@ class AxesText:
 
 
 def each_vector(lines: Sequence[str]) -> list[str]:
-    """Of a panel."""
+    """The lines for each vector of a panel."""
     if not lines:
         return []
     at = "[[maybe_unused]] const int64_t j = start + u * LANES<V>;"

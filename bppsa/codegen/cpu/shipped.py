@@ -55,7 +55,7 @@ def _path(source: str) -> Path | None:
 
 
 def place(source: str, level: str, abi: str) -> str:
-    """Of a library in the index."""
+    """The path of a library in the index."""
     return f"{abi}/{level}/{hashlib.sha256(source.encode()).hexdigest()[:32]}.so"
 
 

@@ -36,7 +36,7 @@ class Usage:
 
 
 def usage(kernel: Kernel, real: str, capability: int, precision: str = PRECISION, columns: int = 1) -> Usage:
-    """Of `kernel` on a GPU of compute capability `capability`, such as 90. columns: RUNNING rows a sample."""
+    """What `kernel` takes on a GPU of compute capability `capability`, such as 90. columns: RUNNING rows a sample."""
     text = printed(kernel, real, columns)
     signature, aligned = arguments(kernel, real)
     signature |= {"scratch_at": POINTER[real]} if text.scratch else {}
@@ -48,7 +48,7 @@ def usage(kernel: Kernel, real: str, capability: int, precision: str = PRECISION
 
 
 def boundaries_usage(width: int, diagonal: bool, real: str, capability: int) -> Usage:
-    """Of the scan over chunks of a recurrence whose carries are `width` wide together."""
+    """What the scan over chunks takes, of a recurrence whose carries are `width` wide together."""
     kernel, block, warps = scan_of(width, diagonal)
     signature = dict.fromkeys(("running", "g", "entering"), POINTER[real])
     signature |= dict.fromkeys(("chunks", "rows", "direction", "pitch"), "i32")
@@ -59,7 +59,7 @@ def boundaries_usage(width: int, diagonal: bool, real: str, capability: int) -> 
 
 
 def level_usage(name: str, width: int, real: str, capability: int) -> Usage:
-    """Of a kernel of Blelloch's tree: "up_level", "middle" or "down_level"."""
+    """What a kernel of Blelloch's tree takes: "up_level", "middle" or "down_level"."""
     from bppsa.codegen.gpu.triton import scan_kernels
 
     block, warps = level_block(width)
@@ -77,7 +77,8 @@ def level_usage(name: str, width: int, real: str, capability: int) -> Usage:
 
 
 def sums_usage(real: str, capability: int, *, matrix: bool) -> Usage:
-    """Of a sparse product's numeric phase, or where `matrix` of a sparse matrix times vectors, for a whole batch."""
+    """What the numeric phase of a sparse product takes, or where `matrix` of a sparse matrix times vectors, for a whole
+    batch."""
     from bppsa.codegen.gpu.triton import sparse_kernels
 
     signature = dict.fromkeys(("a", "b", "out"), POINTER[real]) | {"offsets": "*i64", "left": "*i32", "right": "*i32"}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen import cache
-from bppsa.codegen.gpu.triton.frame import Printed
+from bppsa.codegen.gpu.triton.frame import PrintedTriton
 from bppsa.codegen.gpu.triton.print_triton import printed
 from bppsa.codegen.language.ir import Kernel, Kind
 from bppsa.errors import BuildError
@@ -57,14 +57,14 @@ class TritonKernel:
             raise BuildError("Triton is not there to compile kernels for a GPU; pip install triton")
         self.kernel, self.real = kernel, real
         self.asked = precision if real == "float" else "ieee"
-        self.texts: dict[int, Printed] = {}  # by how many columns share a sample
+        self.texts: dict[int, PrintedTriton] = {}  # by how many columns share a sample
 
     @property
     def precision(self) -> str:
         plain = torch.backends.cuda.matmul.fp32_precision == "tf32"
         return self.asked or ("tf32" if plain else PRECISION)
 
-    def text(self, columns: int) -> Printed:
+    def text(self, columns: int) -> PrintedTriton:
         if columns not in self.texts:
             self.texts[columns] = printed(self.kernel, self.real, columns)
         return self.texts[columns]

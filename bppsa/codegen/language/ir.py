@@ -97,7 +97,7 @@ class Kind(enum.Enum):
     __hash__ = object.__hash__  # Enum's own is a function of Python's, and a call looks up some ten
 
 
-Shape = tuple[int, ...]  # of a group's columns
+Shape = tuple[int, ...]  # shares its name: a tensor's sizes too, here of a group's columns
 Strides = tuple[int, ...]  # in columns, one for each axis
 
 

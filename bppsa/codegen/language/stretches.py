@@ -57,7 +57,7 @@ class StretchWork:
 
 
 def run(work: StretchWork, runners: Sequence[Callable[..., None]]) -> None:
-    """By what runs each kernel, all rows at once."""
+    """Runs each kernel by its runner, all rows at once."""
     buffers, stretches = work.buffers(), work.stretches
     like, held_shape = next(iter(work.kept.values())), (stretches.length + 1, stretches.rows)
     given = {name: tensor for name, tensor in work.tensors.items() if name in buffers}

@@ -19,8 +19,8 @@ class Traffic(NamedTuple):
 
 
 def traffic(kernel: Kernel, real: str) -> Traffic:
-    """Of one row and step: what it loads and stores of memory that holds every step, and what it multiplies, adds and
-    evaluates. A value that two groups load counts once: it stays in registers."""
+    """What one row and step come to: what it loads and stores of memory that holds every step, and what it multiplies,
+    adds and evaluates. A value that two groups load counts once: it stays in registers."""
     kinds = {b.name: b.kind for b in kernel.buffers}
     touched: set[tuple[str, bool, int]] = set()
     wide: dict[tuple[str, bool, int], int] = {}  # what moves along several axes, by where it begins: its columns

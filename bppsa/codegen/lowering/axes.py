@@ -14,7 +14,9 @@ from math import prod
 from bppsa.codegen.language.ir import Access, Expr, Shape, Strides, topological
 from bppsa.codegen.lowering.row import RowSegment
 
-Move = Callable[[Strides], tuple[Strides, int]]  # strides before -> after, and by how many columns all begins later
+StridesMove = Callable[
+    [Strides], tuple[Strides, int]
+]  # strides before -> after, and by how many columns all begins later
 
 
 def shape_of(segment: RowSegment) -> Shape:
@@ -26,7 +28,7 @@ def is_product(segment: RowSegment) -> bool:
     return segment.expr.multiplies
 
 
-def moved(expr: Expr, move: Move) -> Expr:
+def moved(expr: Expr, move: StridesMove) -> Expr:
     """The expression with the strides of every load changed."""
     done: dict[Expr, Expr] = {}
     for node in topological((expr,)):
@@ -92,7 +94,7 @@ def divided(fine: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
     return found
 
 
-def rearranged(segment: RowSegment, shape: Shape, move: Move) -> RowSegment:
+def rearranged(segment: RowSegment, shape: Shape, move: StridesMove) -> RowSegment:
     """With axes of new sizes: element j of `shape` is where `move` takes the loads."""
     return coalesced(RowSegment(prod(shape), moved(segment.expr, move), shape))
 
@@ -122,7 +124,7 @@ def coalesced(segment: RowSegment) -> RowSegment:
 
 
 def plain(expr: Expr) -> Expr:
-    """Of one axis along which every load moves by one or not at all."""
+    """Whether it has one axis, along which every load moves by one or not at all."""
     done: dict[Expr, Expr] = {}
     for node in topological((expr,)):
         payload = replace(node.payload, strides=()) if isinstance(node.payload, Access) else node.payload

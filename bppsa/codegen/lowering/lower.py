@@ -135,7 +135,7 @@ class Lowering:
         return self.one_column(product) if width == 1 else Row((product,))
 
     def materialise(self, node: fx.Node) -> Access:
-        """Where the value stands in memory as one stretch of columns."""
+        """Where the value stands in memory as one range of columns."""
         row = self.row(node)
         stands = row.in_memory
         if stands is not None:
@@ -148,7 +148,7 @@ class Lowering:
         return self.in_scratch(row)
 
     def in_scratch(self, row: Row) -> Access:
-        """Where the row stands in scratch, as one stretch of columns."""
+        """Where the row stands in scratch, as one range of columns."""
         if row.segments not in self.scratch:
             access = Access(self.new_scratch(row.width))
             self.scratch[row.segments] = access
@@ -242,7 +242,7 @@ AS_WHOLE = {False: formulas.trunc, True: lambda x: formulas.negate(formulas.nega
 
 
 def columns(node: fx.Node) -> int:
-    """Of a value with rows: the numbers in each."""
+    """How many numbers are in each row of a value that has rows."""
     return int(node.meta["val"].shape[1:].numel())
 
 

@@ -114,7 +114,7 @@ def select(lowering: Lowering, node: fx.Node) -> Row:
 
 
 def digits(number: int, sizes: Sequence[int]) -> list[int]:
-    """Of a row-major index."""
+    """The digits of a row-major index."""
     return [number // stride % size for size, stride in zip(sizes, contiguous(tuple(sizes)), strict=True)]
 
 

@@ -104,7 +104,7 @@ def logsumexp(lowering: Lowering, node: fx.Node) -> Row:
 
 
 def vector_norm(lowering: Lowering, node: fx.Node) -> Row:
-    """Of order 2; of other orders there is no J^T rule."""
+    """The norm of order 2; other orders have no J^T rule."""
     own = Folding(lowering, node, 2)
     return own.length(own.x)
 

@@ -1,4 +1,4 @@
-"""A value of one step, as a row of segments: each a stretch of columns and the expression for column j of it.
+"""A value of one step, as a row of segments: each a range of columns and the expression for column j of it.
 
 Slicing and concatenation of features cost nothing this way: they only rearrange segments.
 """
@@ -38,7 +38,7 @@ class Row:
 
     @property
     def in_memory(self) -> Access | None:
-        """Where it stands in memory as one stretch of columns; None where it does not, as of one number repeated."""
+        """Where it stands in memory as one range of columns; None where it does not, as of one number repeated."""
         if len(self.segments) > 1 or not self.is_plain:
             return None
         access = self.segments[0].expr.payload

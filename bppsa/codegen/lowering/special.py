@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from bppsa.codegen.language.ir import Expr
 from bppsa.codegen.lowering import formulas as f
-from bppsa.codegen.lowering.formulas import Value, add, div, mul, sub
+from bppsa.codegen.lowering.formulas import FormulaValue, add, div, mul, sub
 
 
-def log_ndtr(x: Value) -> Expr:
+def log_ndtr(x: FormulaValue) -> Expr:
     """The log of the normal distribution's integral: of its scaled tail where it is small."""
     z = mul(x, math.sqrt(0.5))
     below = sub(f.log(mul(f.erfcx(f.neg(z)), 0.5)), mul(z, z))
@@ -18,17 +18,17 @@ def log_ndtr(x: Value) -> Expr:
     return f.where(f.lt(x, -1.0), below, above)
 
 
-def polygamma(n: int, x: Value) -> Expr:
+def polygamma(n: int, x: FormulaValue) -> Expr:
     if n < 2:
         return trigamma(x) if n else f.digamma(x)
     return mul(math.factorial(n) * (-1) ** (n + 1), f.zeta(n + 1.0, x))
 
 
-def trigamma(x: Value) -> Expr:
+def trigamma(x: FormulaValue) -> Expr:
     """As PyTorch has it, with its error of some 1e-9: an asymptotic series at x + 6, and on the left a reflection."""
     left = f.lt(x, 0.5)
     y = f.where(left, sub(1.0, x), x)
-    result: Value = 0.0
+    result: FormulaValue = 0.0
     for _ in range(6):
         result = add(result, div(1.0, mul(y, y)))
         y = add(y, 1.0)
@@ -39,6 +39,6 @@ def trigamma(x: Value) -> Expr:
     return f.where(left, sub(div(math.pi**2, mul(sine, sine)), result), result)
 
 
-def unscaled(scaled: Callable[[Value], Expr], x: Value) -> Expr:
+def unscaled(scaled: Callable[[FormulaValue], Expr], x: FormulaValue) -> Expr:
     """A Bessel function from what decays no more."""
     return mul(f.exp(f.absolute(x)), scaled(x))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, product
 
-Pair = tuple[int, int]  # (vertical, horizontal)
+IntPair = tuple[int, int]  # (vertical, horizontal)
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,12 @@ class Tap:
 
 
 @dataclass(frozen=True)
-class Phase:
+class StridePhase:
     """Target pixels `start + every * (a, b)` for (a, b) below `count`, and the taps that they read."""
 
-    start: Pair
-    every: Pair
-    count: Pair
+    start: IntPair
+    every: IntPair
+    count: IntPair
     taps: tuple[Tap, ...]
 
 
@@ -60,13 +60,13 @@ class TapSpan:
 class PixelTile:
     """Target pixels that a thread keeps in registers: `size` of them from `at`, in units of their phase."""
 
-    phase: Phase
-    at: Pair
-    size: Pair
+    phase: StridePhase
+    at: IntPair
+    size: IntPair
     spans: tuple[TapSpan, ...]
 
     @property
-    def kind(self) -> tuple[Pair, tuple[TapSpan, ...]]:
+    def kind(self) -> tuple[IntPair, tuple[TapSpan, ...]]:
         """Tiles of one kind share their code."""
         return self.size, self.spans
 
@@ -76,10 +76,10 @@ class ConvSweep:
     """source: its image's size; step: source pixels between neighbours of a phase. pool: of squares of so many target
     pixels in both directions only the largest is written."""
 
-    source: Pair
-    target: Pair
-    step: Pair
-    phases: tuple[Phase, ...]
+    source: IntPair
+    target: IntPair
+    step: IntPair
+    phases: tuple[StridePhase, ...]
     pool: int = 1
 
     @cached_property
@@ -91,8 +91,8 @@ class ConvSweep:
         """All target pixels, in tiles of at most so many."""
         return tuple(tile for phase in self.phases for tile in self._tiles(phase, pixels))
 
-    def reach(self, pixels: int) -> Pair:
-        """Of the largest tile: how many pixels it has, and how many of the source's it reads."""
+    def reach(self, pixels: int) -> IntPair:
+        """How many pixels the largest tile has, and how many of the source's it reads."""
         sizes = [(tile.size, tile.phase) for tile in self.tiles(pixels)]
         size, phase = max(sizes, key=lambda pair: pair[0][0] * pair[0][1])
         spread = [[getattr(tap, axis) for tap in phase.taps] or [0] for axis in ("y", "x")]
@@ -102,7 +102,7 @@ class ConvSweep:
         ]
         return size[0] * size[1], read[0] * read[1]
 
-    def _tiles(self, phase: Phase, pixels: int) -> list[PixelTile]:
+    def _tiles(self, phase: StridePhase, pixels: int) -> list[PixelTile]:
         rows, columns = phase.count
         if not rows or not columns:
             return []
@@ -115,7 +115,7 @@ class ConvSweep:
             found.append(PixelTile(phase, (y, x), size, self._spans(phase, (y, x), size)))
         return found
 
-    def _spans(self, phase: Phase, at: Pair, size: Pair) -> tuple[TapSpan, ...]:
+    def _spans(self, phase: StridePhase, at: IntPair, size: IntPair) -> tuple[TapSpan, ...]:
         base = self.taps.index(phase.taps[0]) if phase.taps else 0
         reached = [(base + i, self._reached(tap, at, size)) for i, tap in enumerate(phase.taps)]
         spans = []
@@ -125,7 +125,7 @@ class ConvSweep:
                 spans.append(TapSpan(places[0], places[-1] + 1, rect))
         return tuple(spans)
 
-    def _reached(self, tap: Tap, at: Pair, size: Pair) -> Rect:
+    def _reached(self, tap: Tap, at: IntPair, size: IntPair) -> Rect:
         """The pixels of a tile for which the tap reads a pixel of the source, not of the padding around it."""
         bounds = []
         for start, count, offset, step, extent in zip(at, size, (tap.y, tap.x), self.step, self.source, strict=True):
@@ -140,15 +140,15 @@ class Window:
     """A convolution's geometry, channels left aside. size: of the input image; kernel, stride, ...: as nn.Conv2d's.
     pool: the side of the squares that its output falls into, of each of which the largest pixel alone is wanted."""
 
-    size: Pair
-    kernel: Pair
-    stride: Pair = (1, 1)
-    padding: Pair = (0, 0)
-    dilation: Pair = (1, 1)
+    size: IntPair
+    kernel: IntPair
+    stride: IntPair = (1, 1)
+    padding: IntPair = (0, 0)
+    dilation: IntPair = (1, 1)
     pool: int = 1
 
     @cached_property
-    def out(self) -> Pair:
+    def out(self) -> IntPair:
         return tuple(
             (n + 2 * p - d * (k - 1) - 1) // s + 1
             for n, k, s, p, d in zip(self.size, self.kernel, self.stride, self.padding, self.dilation, strict=True)
@@ -157,7 +157,7 @@ class Window:
     @cached_property
     def forward(self) -> ConvSweep:
         taps = [Tap(i, j, *self.offset(i, j)) for i, j in product(*map(range, self.kernel))]
-        phase = Phase((0, 0), (1, 1), self.out, in_order(taps))
+        phase = StridePhase((0, 0), (1, 1), self.out, in_order(taps))
         return ConvSweep(self.size, self.out, self.stride, (phase,), self.pool)
 
     @cached_property
@@ -167,22 +167,23 @@ class Window:
             self.out, self.size, (1, 1), tuple(self._phase((y, x)) for y, x in product(*map(range, self.stride)))
         )
 
-    def _phase(self, start: Pair) -> Phase:
+    def _phase(self, start: IntPair) -> StridePhase:
         taps = []
         for i, j in product(*map(range, self.kernel)):
             y, x = (place - offset for place, offset in zip(start, self.offset(i, j), strict=True))
             if y % self.stride[0] == 0 and x % self.stride[1] == 0:
                 taps.append(Tap(i, j, y // self.stride[0], x // self.stride[1]))
         rows, columns = (-(-(n - a) // s) for n, a, s in zip(self.size, start, self.stride, strict=True))
-        return Phase(start, self.stride, (max(rows, 0), max(columns, 0)), in_order(taps))
+        return StridePhase(start, self.stride, (max(rows, 0), max(columns, 0)), in_order(taps))
 
-    def offset(self, row: int, column: int) -> Pair:
+    def offset(self, row: int, column: int) -> IntPair:
         """The input pixel that an element of the kernel reads for output pixel (0, 0)."""
         return row * self.dilation[0] - self.padding[0], column * self.dilation[1] - self.padding[1]
 
 
 def in_order(taps: list[Tap]) -> tuple[Tap, ...]:
-    """By column first: all rows of a column reach the same pixels except at the top and the bottom of an image."""
+    """Sorted by column first: all rows of a column reach the same pixels except at the top and the bottom of an
+    image."""
     return tuple(sorted(taps, key=lambda tap: (tap.x, tap.y)))
 
 

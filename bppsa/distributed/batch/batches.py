@@ -100,7 +100,7 @@ class Batch:
         return [x for tensors in self.arguments for x in tensors if x.requires_grad]
 
     def gradients(self, found: Mapping[tuple[int, int], Sequence[Tensor | None]]) -> list[Tensor | None]:
-        """Of `wanted`. found: of each micro-batch and argument, those of the argument's tensors."""
+        """The gradients of `wanted`. found: those of each micro-batch and argument, for the argument's tensors."""
         grads = []
         for v, tensors in enumerate(self.arguments):
             cut = [piece for piece in tree_leaves(self.call.arguments[self.mine[0]][v]) if isinstance(piece, Tensor)]
@@ -112,7 +112,7 @@ class Batch:
         return grads
 
     def cotangents(self, grads: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
-        """Of each micro-batch. grads: of each tensor that the last stage returned, for the batch."""
+        """The cotangents of each micro-batch. grads: the batch's, for each tensor that the last stage returned."""
         cut = [[None] * len(self.sizes) if grad is None else list(grad.split(self.sizes)) for grad in grads]
         return [list(column) for column in zip(*cut, strict=True)]
 

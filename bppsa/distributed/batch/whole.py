@@ -17,11 +17,11 @@ from bppsa.common.stages import Axes
 from bppsa.distributed.batch.batches import is_batched
 from bppsa.errors import InputError
 
-Shape = tuple[int, ...] | None  # None: of what is no tensor
+LeafShape = tuple[int, ...] | None  # None: of what is no tensor
 MEND = "bind what holds for all rows to loss_fn with functools.partial"
 
 
-def shapes_of(leaves: Iterable[Any]) -> tuple[Shape, ...]:
+def shapes_of(leaves: Iterable[Any]) -> tuple[LeafShape, ...]:
     return tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
 
 
@@ -47,7 +47,7 @@ def check_is_no_array(name: str, leaf: Any) -> None:
 
 
 def check_wholes(
-    leaves: Sequence[Any], batched: Sequence[bool], known: Sequence[Shape], rows: int, sizes: Sequence[int]
+    leaves: Sequence[Any], batched: Sequence[bool], known: Sequence[LeafShape], rows: int, sizes: Sequence[int]
 ) -> None:
     """Raises InputError where an argument that goes along whole may have become one of rows.
 
@@ -69,7 +69,7 @@ def check_wholes(
             )
 
 
-def check_wholes_over_time(leaves: Sequence[Any], axes: Sequence[Axes], known: Sequence[Shape]) -> None:
+def check_wholes_over_time(leaves: Sequence[Any], axes: Sequence[Axes], known: Sequence[LeafShape]) -> None:
     """Raises InputError where a tensor has other sizes than in the example along what is cut into no parts; where the
     rows are not cut either, they may be along any of these."""
     rows_are_cut = any(of.rows is not None for of in axes)

@@ -27,7 +27,7 @@ def split_loss(value: Any) -> tuple[Any, Any]:
 
 
 def gathered(metrics: Mapping[int, Any], sizes: Sequence[int]) -> Any:
-    """Of the batch, in the order of micro-batches. sizes: their rows.
+    """The metrics of the batch, from those of micro-batches in their order. sizes: their rows.
 
     Where all give a tensor with their rows in dimension 0, these are concatenated; numbers and tensors [] become a
     tensor [micro-batches]; anything else is a list. None where there are none.

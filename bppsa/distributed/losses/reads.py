@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 from bppsa.distributed.batch.whole import named_leaves
 from bppsa.errors import ArgumentError
 
-Names = Callable[[Tensor], str]
+NameOf = Callable[[Tensor], str]
 LEAF = "torch::autograd::AccumulateGrad"
 MEND = "let the forward compute it and return it, or return the loss, with loss_fn=None; or give loss_fn its .detach()"
 
@@ -20,7 +20,7 @@ def unnamed(x: Tensor) -> str:
     return ""
 
 
-def names_in(model: nn.Module) -> Names:
+def names_in(model: nn.Module) -> NameOf:
     """A Parameter's name in the model."""
 
     def name(x: Tensor) -> str:
@@ -46,7 +46,7 @@ def edges(output: Any) -> list[Any]:
     return [x for x in tensors if x.grad_fn is None] + [x.grad_fn for x in tensors if x.grad_fn is not None]
 
 
-def check_reads(loss: Tensor, ends: list[Any], names: Names) -> None:
+def check_reads(loss: Tensor, ends: list[Any], names: NameOf) -> None:
     """Raises ArgumentError where a gradient would flow from the loss to a leaf that is not the output's."""
     stops = {id(end) for end in ends}
     seen = set[Any]()

@@ -14,7 +14,7 @@ from torch.nn.modules import loss as losses_of_torch
 from torch.utils._pytree import tree_leaves
 
 from bppsa.distributed.losses.metrics import split_loss
-from bppsa.distributed.losses.reads import Names, check_reads, edges, unnamed
+from bppsa.distributed.losses.reads import NameOf, check_reads, edges, unnamed
 from bppsa.distributed.losses.trying import LossTrial
 from bppsa.errors import ArgumentError, PartitionError
 from bppsa.fxpasses.partition.capture.whole import HOOKS
@@ -39,7 +39,7 @@ class Share:
     weights: Sequence[float]
     trial: LossTrial | None = None  # whether the loss is the mean that it is taken for
     sizes: Callable[..., None] | None = None  # the check of what a traced loss takes for granted
-    names: Names = unnamed  # of Parameters
+    names: NameOf = unnamed  # of Parameters
 
     def __call__(self, output: Any, batch: int) -> tuple[Tensor, Any]:
         """The loss [], and what loss_fn gives beside it."""
@@ -103,7 +103,7 @@ def function_of(loss_fn: LossFunction | None) -> Any:
 
 
 def option(loss_fn: LossFunction | None, name: str, default: Any) -> Any:
-    """Of a module, or of a function with keywords bound by functools.partial."""
+    """The option of a module, or of a function with keywords bound by functools.partial."""
     return getattr(loss_fn, "keywords", {}).get(name, getattr(loss_fn, name, default))
 
 

@@ -50,7 +50,7 @@ class TracedLoss:
 
 
 def likes(target: Any) -> tuple[Any, ...]:
-    """Of each leaf what a graph of the loss is made for, besides sizes."""
+    """What a graph of the loss is made for, besides sizes, by the target's leaves."""
     return tuple((x.dtype, x.dim()) if isinstance(x, Tensor) else x for x in tree_leaves(target))
 
 
@@ -118,7 +118,7 @@ def stand_in(x: Any, target: Any) -> Any:
 
 
 def traced(function: Callable[..., Any], output: Any, target: Any) -> TracedLoss | None:
-    """Of a function of (output, target), which have a few rows. None where it cannot be traced."""
+    """The graph of a function of (output, target), which have a few rows. None where it cannot be traced."""
     from bppsa.fxpasses.partition.capture.captured import captured  # imports sympy, as the next does
     from bppsa.fxpasses.partition.means.weights import means_of
 

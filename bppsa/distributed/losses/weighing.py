@@ -25,8 +25,8 @@ def weights(
     share: Callable[..., Any],
     mend: str,
 ) -> list[float]:
-    """Of each micro-batch. given: by those that are here, the arguments of the loss's graph; whole: the batch's. share:
-    gives what all ranks know of their micro-batches. mend: of a loss that is no mean.
+    """The weight of each micro-batch. given: by those that are here, the arguments of the loss's graph; whole: the
+    batch's. share: gives what all ranks know of their micro-batches. mend: of a loss that is no mean.
 
     Raises ScheduleError where the loss is no sum or mean over rows, InputError where its terms count otherwise.
     """

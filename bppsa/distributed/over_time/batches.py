@@ -23,7 +23,7 @@ class TimeBatch(Batch):
     axes: list[list[Axes]]
 
     def gradients(self, found: Mapping[tuple[int, int], Sequence[Tensor | None]]) -> list[Tensor | None]:
-        """Of `wanted`. found: of each part and argument, those of the argument's tensors."""
+        """The gradients of `wanted`. found: those of each part and argument, for the argument's tensors."""
         return [
             self.parts.joined([found[part, v][at] for part in range(len(self.parts))], self.axes[v][at], gradients)
             for v, tensors in enumerate(self.arguments)
@@ -32,7 +32,7 @@ class TimeBatch(Batch):
         ]
 
     def cotangents(self, grads: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
-        """Of each part. grads: of each leaf of what the graph returns."""
+        """The cotangents of each part. grads: those of each leaf of what the graph returns."""
         cut = [
             [None] * len(self.parts) if grad is None else self.parts.cut_at_end(grad, axes)
             for grad, axes in zip(grads, self.model.outputs_axes, strict=True)

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa.common.stages import Axes, OverTime
-from bppsa.distributed.batch.whole import MEND, Shape, check_is_no_array, named_leaves, shapes_of
+from bppsa.distributed.batch.whole import MEND, LeafShape, check_is_no_array, named_leaves, shapes_of
 from bppsa.distributed.losses.metrics import split_loss
-from bppsa.distributed.losses.reads import Names, unnamed
+from bppsa.distributed.losses.reads import NameOf, unnamed
 from bppsa.distributed.losses.shares import UNREAD, LossFunction, LossWeight, Share, is_sum, is_torchs
 from bppsa.distributed.over_time.parts import Parts, lengths
 from bppsa.errors import ArgumentError, InputError, ScheduleError, first_line
@@ -36,7 +36,7 @@ class TimeLoss:
     axes: tuple[Axes, ...]
     of_all_steps: bool
     sums: bool
-    shapes: tuple[Shape, ...]  # of the target that it was tried with
+    shapes: tuple[LeafShape, ...]  # of the target that it was tried with
 
     def fits(self, target: Any, parts: Parts) -> bool:
         """Whether a target has its axes where the one has that the loss was tried with."""
@@ -52,8 +52,8 @@ class TimeLoss:
     def of_last_step(self) -> TimeLoss:
         return replace(self, axes=tuple(Axes(None, of.rows) for of in self.axes), of_all_steps=False)
 
-    def share(self, target: Any, parts: Parts, names: Names = unnamed) -> Share:
-        """Of each part."""
+    def share(self, target: Any, parts: Parts, names: NameOf = unnamed) -> Share:
+        """The loss of each part as its share of the whole."""
         leaves, spec = tree_flatten(target)
         columns = [parts.cut(leaf, of) for leaf, of in zip(leaves, self.axes, strict=True)]
         targets = [tree_unflatten([column[part] for column in columns], spec) for part in range(len(parts))]
@@ -132,7 +132,7 @@ def check_rows_of(target: Any, axes: Sequence[Axes], rows: int) -> None:
 
 
 def axes_of(leaf: Any, like: Axes, rows: int, steps: int) -> Axes:
-    """Of a leaf of the target. like: of an output."""
+    """The axes of a leaf of the target. like: those of an output."""
     if not isinstance(leaf, Tensor):
         return Axes()
 
@@ -192,7 +192,7 @@ class Short:
         return found
 
     def target(self, target: Any, axes: Sequence[Axes]) -> Any:
-        """Of so many rows and steps."""
+        """A target of so many rows and steps."""
         leaves, spec = tree_flatten(target)
         return tree_unflatten([self.shortened(leaf, of) for leaf, of in zip(leaves, axes, strict=True)], spec)
 

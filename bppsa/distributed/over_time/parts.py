@@ -52,14 +52,14 @@ def pieces(x: Any, axis: int | None, sizes: Sequence[int]) -> Sequence[Any]:
 
 
 def values(found: Sequence[Any], axis: int | None, sizes: Sequence[int]) -> Any:
-    """Of an output, which is the last chunk's where it has no axis of time."""
+    """The value of an output: the last chunk's where it has no axis of time."""
     if axis is None or not isinstance(found[0], Tensor):
         return found[-1]
     return torch.cat(list(found), axis)
 
 
 def gradients(found: Sequence[Tensor | None], axis: int | None, sizes: Sequence[int]) -> Tensor | None:
-    """Of an argument, which several parts have read where it was not cut. None where no gradient flows."""
+    """The gradient of an argument, which several parts have read where it was not cut. None where no gradient flows."""
     known = [grad for grad in found if grad is not None]
     if not known or axis is None:
         return reduce(torch.add, known) if known else None
@@ -73,5 +73,5 @@ def gradients(found: Sequence[Tensor | None], axis: int | None, sizes: Sequence[
 
 
 def lengths(size: int, count: int) -> list[int]:
-    """Of the parts that torch.tensor_split makes."""
+    """The lengths of the parts that torch.tensor_split makes."""
     return [size // count + (part < size % count) for part in range(count)]

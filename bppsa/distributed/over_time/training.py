@@ -31,7 +31,7 @@ from bppsa.schedule.zoo.time_chunks import END, with_ends
 
 
 class TimeTraining(Training):
-    """Of a model cut over time."""
+    """Trains a model that is cut over time."""
 
     stages: OverTime
 
@@ -62,7 +62,7 @@ class TimeTraining(Training):
         return found
 
     def columns(self, layer: int) -> int:
-        """Of the matrix that the layer's summary is found with."""
+        """How many columns the matrix has that the layer's summary is found with."""
         module: Any = self.stages.stages[0].module.get_submodule(self.stages.layers[layer].path)
         return (module.proj_size or module.hidden_size) + module.hidden_size * (module.mode == "LSTM") + 2
 

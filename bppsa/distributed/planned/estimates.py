@@ -12,7 +12,7 @@ from bppsa.distributed.planned.tracing import Amount, HeldParameter, OpTrace, St
 from bppsa.errors import StrategyError
 from bppsa.fxpasses.partition.cut.balance import balanced
 
-Times = Sequence[tuple[float, float, float]]
+StageTimes = Sequence[tuple[float, float, float]]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class WorkerRates:
     sent: float
 
     def ms(self, amount: Amount) -> float:
-        """Of an op: the longer of computing and moving."""
+        """The milliseconds of an op: the longer of computing and moving."""
         flops, moved = amount
         return 1e3 * max(flops / self.flops, moved / self.moved if self.moved else 0.0)
 
@@ -44,9 +44,9 @@ class HeldBytes(NamedTuple):
 
 @dataclass(frozen=True)
 class StageEstimate:
-    """Of one stage and micro-batch; times in ms, sizes in bytes. held: of its Parameters, by storage: a weight that
-    stages share is in each, and a worker that owns several holds it once. parameters, state: of those that no stage
-    before it reads. received: its input; sent: its output."""
+    """What one stage and micro-batch take; times in ms, sizes in bytes. held: of its Parameters, by storage: a weight
+    that stages share is in each, and a worker that owns several holds it once. parameters, state: of those that no
+    stage before it reads. received: its input; sent: its output."""
 
     forward: float
     backward: float
@@ -75,7 +75,7 @@ def total(held: Mapping[int, HeldBytes]) -> HeldBytes:
 
 
 def estimates(
-    trace: StepTrace, stages: int, rates: WorkerRates, optimizer: OptimizerState, times: Times | None
+    trace: StepTrace, stages: int, rates: WorkerRates, optimizer: OptimizerState, times: StageTimes | None
 ) -> list[StageEstimate]:
     """times: measured, (forward, backward, weight) in ms for each stage, in the place of what the rates give.
 
@@ -108,7 +108,7 @@ def estimates(
 
 
 def held_for(one: HeldParameter, optimizer: OptimizerState) -> HeldBytes:
-    """Of a frozen one, only itself."""
+    """The bytes that are held for a Parameter: for a frozen one, only itself."""
     return HeldBytes(one.bytes, *((one.bytes, optimizer.bytes(one.elements, one.bytes)) if one.trained else (0, 0)))
 
 
@@ -120,7 +120,8 @@ def even_cut(trace: StepTrace, crossing: Sequence[int], stages: int, rates: Work
 
 
 def parameters_read(trace: StepTrace, parts: Sequence[Sequence[OpTrace]]) -> list[set[int]]:
-    """By stage, storages; one that several read is held by each. Those that no op reads are the first stage's."""
+    """The storages that each stage reads; one that several read is held by each. Those that no op reads are the first
+    stage's."""
     found = [{number for op in part for number in op.reads if number in trace.parameters} for part in parts]
     found[0] |= trace.parameters.keys() - set().union(*found)
     return found
@@ -135,7 +136,7 @@ def timed(part: Sequence[OpTrace], rates: WorkerRates) -> tuple[float, float, fl
 
 
 def crossings(trace: StepTrace) -> list[int]:
-    """Of each boundary between two ops, the bytes that were made before it and are read behind it."""
+    """The bytes that were made before each boundary between two ops, and are read behind it."""
     made: dict[int, int] = {}
     last: dict[int, int] = {}
     for i, op in enumerate(trace.ops):

@@ -127,7 +127,7 @@ def held_by(timeline: Timeline, stages: Sequence[StageEstimate], worker: int) ->
 
 
 def summed(timeline: Timeline, stages: Sequence[StageEstimate]) -> list[float]:
-    """Of each worker, the bytes that it takes in for sums of gradients: (k - 1) / k of a weight that k workers run, in
+    """The bytes that each worker takes in for sums of gradients: (k - 1) / k of a weight that k workers run, in
     one stage or in several, and as many again where each of them owns it and needs the sum."""
     runs: dict[int, set[int]] = defaultdict(set)
     owns: dict[int, set[int]] = defaultdict(set)

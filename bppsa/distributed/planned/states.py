@@ -20,7 +20,7 @@ class OptimizerState:
     floats: int = 0
 
     def bytes(self, elements: int, size: int) -> int:
-        """Of one Parameter of so many elements, and bytes."""
+        """The bytes of the optimizer's state for one Parameter of so many elements, and bytes."""
         return self.copies * size + self.counted * STEP + self.floats * 4 * elements
 
 

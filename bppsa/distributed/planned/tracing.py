@@ -13,10 +13,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from bppsa.common.graph import tensors_in
 from bppsa.distributed.planned.attention import FLOPS, FusedAttention
 from bppsa.errors import PartitionError, first_line
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
-from bppsa.fxpasses.partition.ops.costs import size, tensors_of
+from bppsa.fxpasses.partition.ops.costs import size
 from bppsa.fxpasses.theirs import is_ours, theirs
 
 Amount = tuple[float, float]  # flops of matrix products, and bytes read and written
@@ -80,7 +81,7 @@ class OpLog(TorchDispatchMode):
         out = theirs(func, *args, **kwargs)
         if func.is_view:
             return out
-        read, made = list(tensors_of((args, kwargs))), list(tensors_of(out))
+        read, made = tensors_in((args, kwargs)), tensors_in(out)
         formula = FLOPS.get(func._overloadpacket)
         flops = float(formula(*args, **kwargs, out_val=out)) if formula is not None else 0.0
         amount = flops, float(sum(map(size, read)) + sum(map(size, made)))
@@ -166,7 +167,7 @@ def traced(
     for op in log.forward:
         op.saved -= of_model
     sizes = {number: storage.nbytes() for number, storage in log.storages.items() if number not in of_model}
-    return StepTrace(tuple(log.forward), held, sizes, sum(map(size, tensors_of(given))))
+    return StepTrace(tuple(log.forward), held, sizes, sum(map(size, tensors_in(given))))
 
 
 def attribute(log: OpLog, gradients: set[int]) -> None:

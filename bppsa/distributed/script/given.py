@@ -12,14 +12,14 @@ from torch import nn
 from bppsa.errors import ArgumentError
 
 
-class Given(NamedTuple):
+class StepInputs(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     target: Any = None
 
 
-def given_for(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], *, has_target: bool) -> Given:
-    """From the arguments of `step`. has_target: whether there is a loss function.
+def given_for(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any], *, has_target: bool) -> StepInputs:
+    """What the arguments of `step` are for. has_target: whether there is a loss function.
 
     A batch may be one mapping, or keywords. Of these the model takes what its forward has parameters for; with a loss
     function the rest is the target, one entry as it is and several as a dict, and otherwise the last positional one.
@@ -32,18 +32,18 @@ def given_for(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
         if has_target or (batch.keys() <= takes.keys() if takes is not None else True):
             inputs, kwargs = (), batch
     if not has_target:
-        return Given(tuple(inputs), dict(kwargs))
+        return StepInputs(tuple(inputs), dict(kwargs))
     own = {name: value for name, value in kwargs.items() if takes is None or name in takes}
     rest = {name: value for name, value in kwargs.items() if name not in own}
     if inputs and not rest:
-        return Given(tuple(inputs[:-1]), own, inputs[-1])
+        return StepInputs(tuple(inputs[:-1]), own, inputs[-1])
     if not rest:
         said = f", and the model takes {', '.join(own)} itself" if own else ""
         raise ArgumentError(
             f"step(x, target) takes the model's arguments and then a target{said}: give the target as the last "
             f"argument, or in a batch under a name that the forward does not take"
         )
-    return Given(tuple(inputs), own, next(iter(rest.values())) if len(rest) == 1 else rest)
+    return StepInputs(tuple(inputs), own, next(iter(rest.values())) if len(rest) == 1 else rest)
 
 
 def parameters_of(model: nn.Module) -> Mapping[str, Parameter] | None:

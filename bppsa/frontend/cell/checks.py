@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from bppsa.errors import OURS, ArgumentError, CarryError, InputError, kind_of
 from bppsa.fxpasses.theirs import is_ours, theirs
 
-Cell = Callable[[Any, Any], tuple[Any, Any]]
+CellFunction = Callable[[Any, Any], tuple[Any, Any]]
 RETURN = "return (next carry, y), a tuple"
 ADAPTERS = {  # to PyTorch's own cells, which take x before the carry and return the carry alone
     nn.RNNCell: "def step(h, x): h = cell(x, h); return h, h",
@@ -35,7 +35,7 @@ def check_inputs(carry: Sequence[Any], xs: Sequence[Any]) -> None:
         raise InputError(f"bppsa.scan: the leaves of xs have {lengths} steps; give all the same number, at least 1")
 
 
-def step(cell: Cell, carry: Any, x: Any) -> tuple[Any, Any]:
+def step(cell: CellFunction, carry: Any, x: Any) -> tuple[Any, Any]:
     """`cell(carry, x)`, or what is wrong with it; the next carry is for `check_carry`."""
     if not callable(cell):
         kind = type(cell).__name__
@@ -109,7 +109,7 @@ def structure(spec: pytree.TreeSpec) -> str:
     return repr(pytree.tree_unflatten([Leaf()] * spec.num_leaves, spec))
 
 
-def checked(cell: Cell, leaves: Sequence[Tensor], spec: Any) -> Cell:
+def checked(cell: CellFunction, leaves: Sequence[Tensor], spec: Any) -> CellFunction:
     def checked_step(carry: Any, x: Any) -> tuple[Any, Any]:
         nexts, y = step(cell, carry, x)
         check_carry(leaves, spec, nexts)

@@ -17,7 +17,7 @@ from bppsa.decisions import warn_once
 from bppsa.errors import InputError, InputIndexError, InputValueError, Reason, Unsupported, first_line
 from bppsa.frontend.cell.again import CellReading, reading_of
 from bppsa.frontend.cell.beside import perhaps_by_rows, with_rows_last
-from bppsa.frontend.cell.checks import Cell, check_carry, name_of, step
+from bppsa.frontend.cell.checks import CellFunction, check_carry, name_of, step
 from bppsa.frontend.cell.fused_cell import CellPlan
 from bppsa.frontend.cell.second import Second, swapped
 from bppsa.frontend.ordinary import mixed, unusual_moment
@@ -30,7 +30,8 @@ from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.lines import line_that_raised
-from bppsa.fxpasses.recording.capture import DRAW_OUTSIDE, Recording, record
+from bppsa.fxpasses.recording.capture import Recording, record
+from bppsa.fxpasses.recording.recorder import DRAW_OUTSIDE
 from bppsa.fxpasses.spelling.whole import growth_of
 from bppsa.plan.choose import multiply_inline
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
@@ -48,7 +49,7 @@ _plans: PlanCache[CellPlan | Reason] = PlanCache(MOST)
 
 
 def find(
-    cell: Cell, carry: Sequence[Tensor], carry_spec: Any, xs: Sequence[Tensor], x_spec: Any, second: Second = ()
+    cell: CellFunction, carry: Sequence[Tensor], carry_spec: Any, xs: Sequence[Tensor], x_spec: Any, second: Second = ()
 ) -> tuple[CellPlan, Environment, CellReading] | Reason:
     """The plan of the cell for tensors like these, made once, and what it was made of. carry: with rows in front, also
     where the cell has them second."""
@@ -103,7 +104,7 @@ def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:
 
 
 def make(
-    cell: Cell,
+    cell: CellFunction,
     carry: Sequence[Tensor],
     carry_spec: Any,
     xs: Sequence[Tensor],

@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 from bppsa.decisions import Decision, warn_once, warn_without_kernels
 from bppsa.errors import BuildError, PartitionError, Reason, Unsupported, first_line
 from bppsa.frontend.call_log import explaining, forward_of_model, note, strategy_of_model
-from bppsa.frontend.cell.checks import Cell, check_inputs, checked, name_of
+from bppsa.frontend.cell.checks import CellFunction, check_inputs, checked, name_of
 from bppsa.frontend.cell.fused_cell import resolved
 from bppsa.frontend.cell.plans import find
 from bppsa.frontend.cell.second import batch_second, swapped
@@ -29,7 +29,7 @@ OWN_CHAIN = Reason("a bppsa.scan is a chain of its own", mend="it follows the st
 
 
 def scan(
-    cell: Cell,
+    cell: CellFunction,
     carry: Any,
     xs: Any,
     *,
@@ -87,7 +87,7 @@ def scan(
 
 
 def warn_of_missed(name: str, strategy: Strategy, forward: Forward, reason: Reason) -> None:
-    """Of what was asked for, and a loop does not do."""
+    """Warns of what was asked for, and a loop does not do."""
     missed = [f"the strategy {strategy}"] * (strategy.name != "auto") + [f"forward {forward}"] * (
         forward.name == "newton"
     )

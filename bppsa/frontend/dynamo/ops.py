@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.frontend.cell.fused_cell import ScanCall
+from bppsa.frontend.cell.scan_call import ScanCall
 from bppsa.frontend.planning.forward import solver_of, warn_of
 from bppsa.frontend.rnn.recurrent import stack
 from bppsa.frontend.rnn.spec import Spec
@@ -64,7 +64,9 @@ def cell_call(
     cell, reverse, strategy, forward = flags
     extent = Extent(sources[0].shape[0], sources[0].shape[1], reverse)
     solver = solver_of(forward, NewtonHistory())
-    return ScanCall(SCANS[cell], extent, len(sources), len(carries), strategy_of(strategy), True, solver)
+    plan = SCANS[cell]
+    how = extent, len(sources), len(carries), strategy_of(strategy), True, solver
+    return ScanCall(plan.recurrence, plan.dtype, plan.reach, *how)
 
 
 def working(dtype: torch.dtype) -> torch.dtype:

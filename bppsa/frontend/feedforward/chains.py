@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules import module as module_hooks
 from torch.utils import _pytree as pytree
 
+from bppsa.common.graph import tensors_in
 from bppsa.decisions import Decision
 from bppsa.errors import ChainError, Reason, Unsupported
 from bppsa.frontend.call_log import note
@@ -19,8 +20,8 @@ from bppsa.frontend.feedforward.plans import program_of
 from bppsa.frontend.ordinary import mixed, unusual_moment
 from bppsa.frontend.plan_cache import PlanCache, place
 from bppsa.frontend.state import state_of
+from bppsa.fxpasses.environment.key import SIMPLE, exact
 from bppsa.fxpasses.environment.known import known_environment
-from bppsa.fxpasses.environment.walk import SIMPLE, exact
 from bppsa.fxpasses.network.models import record_model
 from bppsa.fxpasses.network.pruning import hooks_of, make_weights, pruned
 from bppsa.runtime.chain import autograd
@@ -29,7 +30,7 @@ from bppsa.runtime.sparse import Kernels
 from bppsa.sparsity.patterns import engine
 
 MOST = 64  # plans, of calls of different kinds
-Forward = Callable[..., Any]
+ForwardFunction = Callable[..., Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,11 +53,11 @@ class ChainPlan:
         return [tensors[at] if isinstance(at, int) else at for at in self.places]
 
 
-def run(module: nn.Module, forward: Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def run(module: nn.Module, forward: ForwardFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `forward(*args, **kwargs)` of `module` returns; NotImplemented where PyTorch is to run the call."""
     path = state_of(module).path
     leaves = pytree.tree_leaves((args, kwargs))
-    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    tensors = tensors_in(leaves)
     found = unusual(module, tensors) or find(module, forward, args, kwargs, leaves, tensors)
     if isinstance(found, Reason):
         if found != OWN_CHAIN:  # the scan tells itself what it did
@@ -104,7 +105,7 @@ _plans: PlanCache[ChainPlan | Reason] = PlanCache(MOST)
 
 def find(
     module: nn.Module,
-    forward: Forward,
+    forward: ForwardFunction,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     leaves: Sequence[Any],
@@ -137,7 +138,7 @@ def find(
 
 def make(
     module: nn.Module,
-    forward: Forward,
+    forward: ForwardFunction,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     reached: Sequence[Tensor],
@@ -152,7 +153,7 @@ def make(
     try:
         recording = record_model(forward, module, args, kwargs)
         places = tuple(place(tensor, reached, "model") for tensor, _ in recording.captured)
-        tensors = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = tensors_in((args, kwargs))
         needs = [tensor.requires_grad for tensor in (*tensors, *(tensor for tensor, _ in recording.captured))]
         first = len(reached) - len(masks)
         of_weights = {

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.jit import ScriptModule
 
+from bppsa.decisions import under
 from bppsa.frontend.feedforward import chains
 from bppsa.frontend.rewritten import Rewritten, put_before
 from bppsa.frontend.state import as_given, state_of
@@ -48,7 +49,7 @@ def candidates(model: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Modul
         yield path, model
         return
     for name, child in model.named_children():
-        yield from candidates(child, f"{path}.{name}" if path else name)
+        yield from candidates(child, under(path, name))
 
 
 def is_layer(module: nn.Module) -> bool:

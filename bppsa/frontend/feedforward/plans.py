@@ -25,7 +25,7 @@ from bppsa.plan.strategy import Division, Strategy, divide
 from bppsa.runtime.chain.feedforward import ChainProgram, real_of
 from bppsa.runtime.chain.stages import StageJacobian
 from bppsa.sparsity.bounds import most_entries
-from bppsa.sparsity.links import Masks
+from bppsa.sparsity.links import NodeMasks
 from bppsa.sparsity.operators.transposed import TransposedJacobian
 
 MOST_OPS = 4  # of a stage, named in a report
@@ -43,7 +43,7 @@ class Segment:
 
 
 def program_of(
-    recording: Recording, needs: Sequence[bool], masks: Masks, options: ChainOptions, path: str
+    recording: Recording, needs: Sequence[bool], masks: NodeMasks, options: ChainOptions, path: str
 ) -> tuple[ChainProgram, Decision]:
     """needs: of the graph's placeholders in order, whether each wants a gradient; masks: of those that are pruned
     weights, bool.
@@ -66,7 +66,7 @@ def program_of(
     return ChainProgram(chain, results, needs, divisions, masks), decision
 
 
-def segment_of(stages: tuple[ChainStage, ...], masks: Masks, strategy: Strategy, budget: int) -> Segment:
+def segment_of(stages: tuple[ChainStage, ...], masks: NodeMasks, strategy: Strategy, budget: int) -> Segment:
     if stages[0].reason is not None:
         return Segment(stages, (), None)
     extents = tuple(extent_of(stage, masks) for stage in stages)
@@ -81,8 +81,8 @@ def itemsize_of(node: fx.Node) -> int:
     return real_of(like.dtype, like.device.type).itemsize
 
 
-def extent_of(stage: ChainStage, masks: Masks) -> JacobianSize:
-    """Of J^T of the stage, from the stand-ins: products and sums of its ops' own."""
+def extent_of(stage: ChainStage, masks: NodeMasks) -> JacobianSize:
+    """The size of the stage's J^T, from the stand-ins: products and sums of its ops' own."""
 
     def times(factor: TransposedJacobian, after: JacobianSize | None) -> JacobianSize:
         own = JacobianSize(*factor.shape, most_entries(factor), factor.held)
@@ -144,7 +144,7 @@ def decided(segments: Sequence[Segment], strategy: Strategy, path: str, device: 
 
 
 def predicted_us(segments: Sequence[Segment], rows: int, machine: OperationRates) -> tuple[float, float]:
-    """Of the cotangents of all cuts, by scans and one by one."""
+    """The microseconds of finding the cotangents of all cuts, by scans and one by one."""
     backwards = [(segment.division, segment.extents[::-1]) for segment in segments if segment.division is not None]
     scans = sum(scan_us(division, extents, rows, machine) for division, extents in backwards)
     return scans, sum(linear_us(extents, rows, machine) for _, extents in backwards)

@@ -23,7 +23,7 @@ from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.sparsity import TransposedJacobian
 
 Model = Callable[[Tensor], Tensor]
-Masks = Mapping[str, Tensor]
+MasksByName = Mapping[str, Tensor]
 PICKS = {torch.ops.aten.index.Tensor, torch.ops.aten._unsafe_index.Tensor}  # elements by the numbers in a tensor
 
 
@@ -42,7 +42,7 @@ class Captured:
     budget: int
 
     @classmethod
-    def of(cls, model: Model, x: Tensor, masks: Masks | None, budget: int) -> Captured:
+    def of(cls, model: Model, x: Tensor, masks: MasksByName | None, budget: int) -> Captured:
         """Raises Unsupported where the model cannot be recorded."""
         check_arguments(model, x)
         kept = masks_of(model, masks or {})
@@ -122,14 +122,14 @@ def explained(model: Model, x: Tensor) -> Iterator[None]:
         raise OURS[type(error)](f"{raised_in(model, error)}: fails {given} (PyTorch: {error})") from error
 
 
-def masks_of(model: Model, given: Masks) -> dict[int, Tensor]:
+def masks_of(model: Model, given: MasksByName) -> dict[int, Tensor]:
     """The masks by the identity of what they mask: those given, and those that torch.nn.utils.prune keeps."""
     parameters = check_masks(model, given)
     found = {id(mask): mask != 0 for mask in prune_masks(model).values()}
     return found | {id(parameters[name]): mask.clone() for name, mask in given.items()}  # patterns are kept by it
 
 
-def check_masks(model: Model, given: Masks) -> Mapping[str, Tensor]:
+def check_masks(model: Model, given: MasksByName) -> Mapping[str, Tensor]:
     """The parameters of the model, of which the masks are for some. Raises InputError for masks that do not fit."""
     parameters = dict(model.named_parameters(remove_duplicate=False)) if isinstance(model, nn.Module) else {}
     for name, mask in given.items():

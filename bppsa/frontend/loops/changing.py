@@ -9,10 +9,10 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from bppsa.frontend.loops.key import LoopCall
-from bppsa.fxpasses.environment.walk import Key, exact
+from bppsa.fxpasses.environment.key import Key, exact
 from bppsa.fxpasses.reroll.log.numbers import TELLS_KINDS, Arithmetic, FollowedNumber, plain
 
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 FLOAT = float, "any"  # in the place of a number in a key
 
 
@@ -31,12 +31,14 @@ class ChangingNumbers:
 
     @property
     def key(self) -> Hashable:
-        """Of all calls that differ in these alone."""
+        """The key of all calls that differ in these alone."""
         key: Any = self.call.key
         environment, spec, given, *rest = key
         return environment, spec, tuple(FLOAT if i in self.at else each for i, each in enumerate(given)), *rest
 
-    def following(self, args: tuple[Any, ...], kwargs: dict[str, Any], is_part: bool, within: Arithmetic) -> Arguments:
+    def following(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], is_part: bool, within: Arithmetic
+    ) -> CallArguments:
         """The arguments, with numbers that are followed in the place of those that change."""
         order = iter(self.order)
         return swapped(args, kwargs, is_part, lambda value: within.enter(value) if next(order) in self.at else value)
@@ -44,8 +46,8 @@ class ChangingNumbers:
 
 @dataclass
 class Changes:
-    """Of calls that differ in numbers alone. first: those of the first; at: where others have had another one; tried:
-    whether such a call was followed."""
+    """What is known of calls that differ in numbers alone. first: those of the first; at: where others have had another
+    one; tried: whether such a call was followed."""
 
     first: list[Hashable]
     at: frozenset[int] = frozenset()
@@ -76,7 +78,9 @@ def numbers_of(call: LoopCall, args: tuple[Any, ...], kwargs: dict[str, Any], is
     return ChangingNumbers(call, order, frozenset(order)) if order else None
 
 
-def swapped(args: tuple[Any, ...], kwargs: dict[str, Any], is_part: bool, change: Callable[[float], Any]) -> Arguments:
+def swapped(
+    args: tuple[Any, ...], kwargs: dict[str, Any], is_part: bool, change: Callable[[float], Any]
+) -> CallArguments:
     """The arguments, those that are floats changed; of a loop that is a function of its own, its variables."""
 
     def each(values: dict[str, Any]) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def around_loops(plain: Any, made: Mapping[Any, FunctionType]) -> Callable[..., 
 
 @untraced
 def outlined(module: Looped) -> dict[Any, FunctionType]:
-    """By the method as it is, the method with its loops as calls of their own."""
+    """Each method as it is, and with its loops as calls of their own."""
     known: dict[FunctionType, FunctionType | None] = vars(type(module)).get("_bppsa_outlined", {})
     for method in methods(module._bppsa_origin).values():
         if isinstance(method, FunctionType) and method not in known:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.fxpasses.environment.walk import SIMPLE
+from bppsa.fxpasses.environment.key import SIMPLE
 
 
 class GivenNumber(int):
@@ -89,7 +89,7 @@ class Copies:
         return within(value, self.packed)
 
     def contents(self) -> list[Any]:
-        """Of each original, what its copy holds now; None where that has not changed."""
+        """What the copy of each original holds now; None where that has not changed."""
         return [self.content(original) for original in self.originals]
 
     def content(self, original: Any) -> Any:

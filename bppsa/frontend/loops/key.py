@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 
 from bppsa.errors import Reason
 from bppsa.frontend.ordinary import is_plain, unusual_moment
+from bppsa.fxpasses.environment.key import SIMPLE, exact
 from bppsa.fxpasses.environment.known import known_environment
-from bppsa.fxpasses.environment.walk import SIMPLE, Environment, exact
+from bppsa.fxpasses.environment.walk import Environment
 
 DTYPES = {torch.complex64, torch.complex128}
 DTYPES |= {torch.float32, torch.float64, torch.bool, torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8}

@@ -13,9 +13,9 @@ from functools import cache, partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import nn
 
+from bppsa.common.graph import tensors_in
 from bppsa.decisions import Decision
 from bppsa.errors import Reason, kind_of
 from bppsa.frontend.call_log import note
@@ -56,7 +56,7 @@ class LoopRoot:
             if any(id(original) in environment.seen for original in originals):
                 return False
         places = environment.memory | set(memory_of(self.attributes))
-        return places.isdisjoint(memory_of(originals)) and are_apart(originals, tensors_of(self.variables))
+        return places.isdisjoint(memory_of(originals)) and are_apart(originals, tensors_in(self.variables))
 
 
 def outline(function: FunctionType, state_of: StateOf) -> FunctionType | None:
@@ -154,7 +154,8 @@ def holds_others(plain: FunctionType, values: dict[str, Any]) -> Reason:
 
 
 def attributes_of(loop: LoopStatement, owner: Any) -> dict[str, Any] | None:
-    """By name, those that the loop looks up; None where one is a method, which may look up others, or is computed."""
+    """The attributes that the loop looks up, by name; None where one is a method, which may look up others, or is
+    computed."""
     if loop.attributes is None or not all(is_held(owner, name) for name in loop.attributes):
         return None
     return {name: getattr(owner, name) for name in loop.attributes}
@@ -184,9 +185,5 @@ def on_copies(
     return {name: copies.packed(found[name]) for name in bound if name in found}, copies.contents()
 
 
-def tensors_of(values: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
 def memory_of(values: Any) -> list[int]:
-    return [tensor.untyped_storage().data_ptr() for tensor in tensors_of(values)]
+    return [tensor.untyped_storage().data_ptr() for tensor in tensors_in(values)]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from bppsa.common.graph import tensors_in
 from bppsa.decisions import Decision, warn_once
 from bppsa.errors import BuildError, GradientError, Reason, Unsupported, first_line, kind_of
 from bppsa.frontend.call_log import note, unnoted
@@ -25,8 +26,8 @@ from bppsa.frontend.loops.told import by_loop, named, ops_beside, refusals, refu
 from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.plan_cache import place
 from bppsa.frontend.trials import trial
+from bppsa.fxpasses.environment.key import SIMPLE
 from bppsa.fxpasses.environment.libraries import owner
-from bppsa.fxpasses.environment.walk import SIMPLE
 from bppsa.fxpasses.recording.capture import check_gradients
 from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll, short_loop
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
@@ -175,7 +176,7 @@ def checked(
     except Unsupported:
         return result
     try:
-        believe(plan.run, tensors_in(pytree.tree_leaves(result)), given, before)
+        believe(plan.run, tensors_in(result), given, before)
     except Unsupported as unsupported:
         if plan.doubted and isinstance(unsupported, OtherNumbers):
             return result
@@ -265,10 +266,6 @@ def planned(
     for scan, decision in zip(scans, decided, strict=True):
         scan.decision = decision
     return replace(plan, scans=tuple(filter(None, decided)), doubted=doubted)
-
-
-def tensors_in(leaves: Sequence[Any]) -> list[Tensor]:
-    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def tensor_of(value: LoggedValue, call: LoopCall, numbers: Sequence[float]) -> Tensor:

@@ -12,7 +12,7 @@ from bppsa.decisions import Decision, Report
 from bppsa.errors import Reason
 from bppsa.frontend.loops.changing import Changes, ChangingNumbers, exactly
 from bppsa.frontend.loops.scans.shared import SharedSteps
-from bppsa.frontend.plan_cache import PlanCache, Reference
+from bppsa.frontend.plan_cache import PlanCache, WeakReference
 
 MOST = 64  # plans, one for each kind of call and number of steps
 TRIALS = 4  # logs in vain, after which the module is left alone
@@ -137,7 +137,7 @@ class LoopState:
         """What is told once the module is left alone: of its calls that had a loop over time, the last."""
         self.last = left if left.decisions else self.last
 
-    def keep(self, key: Hashable, made: Any, named: Sequence[Reference]) -> None:
+    def keep(self, key: Hashable, made: Any, named: Sequence[WeakReference]) -> None:
         if isinstance(made, LeftCall):
             self.in_vain += 1
             self.gives_way = made.around_others and self.is_part

@@ -26,7 +26,7 @@ from bppsa.plan.strategy import Strategy
 from bppsa.plan.work import ITERATIONS, LOOP, PYTORCH, Counts, Each, Products, Size
 from bppsa.runtime.recurrent.recompute import sizes_of
 
-Sizes = Sequence[tuple[int, int]]  # of the weights of some products
+ProductSizes = Sequence[tuple[int, int]]  # of the weights of some products
 
 SINGLE = 4  # bytes
 # Whatever is predicted of them: nobody has run these kernels on a GPU.
@@ -72,7 +72,7 @@ def counts_of(
         word=word,
         tile=1 if text is None else text.block.rows,
         warps=1 if text is None else text.warps,
-        stretch=stretch(recurrence) if gpu else 1.0,
+        padding=tile_padding(recurrence) if gpu else 1.0,
         fits=not gpu or all(holds_weights(kernel, REAL[dtype]) for kernel in (program.forward, program.backward)),
         again=again,
         iterations=1 if structure is not None and structure.solves_at_once else ITERATIONS,
@@ -125,7 +125,7 @@ def ms_of_ops(count: int, training: bool) -> float:
     return count * sum(rates[f"{LOOP} {name}"].launch for name in names) / 1e3
 
 
-def stretch(recurrence: Recurrence) -> float:
+def tile_padding(recurrence: Recurrence) -> float:
     """Columns of the tiles that hold the carries, for each of theirs."""
     tiles = [padded(width) for carry in recurrence.carries for _, width in blocks(carry)]
     return sum(tiles) / sum(recurrence.carries)
@@ -140,13 +140,13 @@ def graphs(recurrence: Recurrence) -> list[torch.fx.Graph]:
     return [graph for graph in (recurrence.hoisted, recurrence.body, recurrence.tail) if graph is not None]
 
 
-def before(program: Program) -> Sizes:
+def before(program: Program) -> ProductSizes:
     """The streams that are products of a source, where the sweep does not multiply itself."""
     read, streams = {b.name for b in program.forward.arguments}, program.recurrence.streams
     return [(s.depth, s.width) for k, s in enumerate(streams) if s.weight is not None and f"stream{k}" in read]
 
 
-def after(program: Program) -> Sizes:
+def after(program: Program) -> ProductSizes:
     """Gradients of sources and weights: products with the cotangents of what each weight gave."""
     sizes = [(outer.left.width, wide(outer.runs)) for outer in program.outers]
     for stream, runs in zip(program.recurrence.streams, program.stream_runs, strict=True):
@@ -155,7 +155,7 @@ def after(program: Program) -> Sizes:
     return sizes
 
 
-def summed(sizes: Sizes, word: int) -> Products:
+def summed(sizes: ProductSizes, word: int) -> Products:
     flops = sum(2 * depth * width for depth, width in sizes)
     moved = word * sum(depth + width for depth, width in sizes)
     return Products(len(sizes), counted(Traffic(moved, flops, 0), word))

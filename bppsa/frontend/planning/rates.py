@@ -53,7 +53,7 @@ def named(path: Path) -> Machine:
 
 
 def keep(machine: Machine) -> None:
-    """From now on, and where the directory takes files, in later processes."""
+    """Predicts with this machine from now on and, where the directory takes files, in later processes."""
     cache.write(file_name(machine.device), json.dumps(machine.as_json()).encode())
     _measured[machine.device] = machine
     machine_of.cache_clear()

@@ -114,7 +114,7 @@ def reduction_of(
 
 @functools.lru_cache(maxsize=1024)
 def structure_of(recurrence: Recurrence) -> Structure:
-    """Of one step's J^T."""
+    """The structure of one step's J^T."""
     with apart():
         return patterns.structure_of(recurrence)
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bppsa.decisions import Decision
+from bppsa.decisions import Decision, under
 from bppsa.errors import Reason
 from bppsa.frontend import call_log
 from bppsa.frontend.pruned.capture.frames import NotCaptured, captured
@@ -126,7 +126,7 @@ def adopt(module: nn.Module, path: str) -> list[str]:
 
 
 def adopt_parts(module: nn.Module, path: str) -> list[str]:
-    return [p for name, child in module.named_children() for p in adopt(child, f"{path}.{name}" if path else name)]
+    return [p for name, child in module.named_children() for p in adopt(child, under(path, name))]
 
 
 def holds_pruned(module: nn.Module) -> bool:

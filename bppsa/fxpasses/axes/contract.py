@@ -7,13 +7,13 @@ loop for both and stores no product.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx
 
+from bppsa.common.graph import call
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.axes.layout import Axis, AxisLayout, Group, unified
+from bppsa.fxpasses.axes.layout import Axis, AxisGroup, AxisLayout, unified
 
 aten = torch.ops.aten
 
@@ -54,11 +54,11 @@ def contracted(graph: fx.Graph, node: fx.Node, left: AxisLayout, right: AxisLayo
 
 
 def merged(a: Axis, b: Axis) -> Axis:
-    """Of both operands' axes the one that is not repeated."""
+    """The one of both operands' axes that is not repeated."""
     return b if a.kind == "repeated" else a
 
 
-def features(*groups: Group) -> Group:
+def features(*groups: AxisGroup) -> AxisGroup:
     return tuple(axis for group in groups for axis in group if axis.kind != "rows")
 
 
@@ -66,9 +66,9 @@ def by_weight(
     graph: fx.Graph,
     left: AxisLayout,
     right: AxisLayout,
-    batch: Group,
-    outer: tuple[Group, Group],
-    inner: tuple[Group, Group],
+    batch: AxisGroup,
+    outer: tuple[AxisGroup, AxisGroup],
+    inner: tuple[AxisGroup, AxisGroup],
 ) -> fx.Node | None:
     """As one mm, where each row of one operand meets all of the other, which has no rows."""
     for rows, weight, own, other, (k, depth) in (
@@ -83,7 +83,7 @@ def by_weight(
     return None
 
 
-def matrix(graph: fx.Graph, weight: AxisLayout, depth: Group, width: Group) -> fx.Node:
+def matrix(graph: fx.Graph, weight: AxisLayout, depth: AxisGroup, width: AxisGroup) -> fx.Node:
     """A parameter as [K, N]: itself, or its transpose, where it is that."""
     whole = weight.node.meta["val"].shape
     if weight.axes == (*depth, *width) and whole == (total(depth), total(width)):
@@ -93,7 +93,7 @@ def matrix(graph: fx.Graph, weight: AxisLayout, depth: Group, width: Group) -> f
     return reshaped(graph, placed(graph, weight, [*depth, *width]), [total(depth), total(width)])
 
 
-def total(axes: Group) -> int:
+def total(axes: AxisGroup) -> int:
     return torch.Size(axis.size for axis in axes).numel()
 
 
@@ -117,12 +117,6 @@ def reshaped(graph: fx.Graph, node: fx.Node, sizes: Sequence[int]) -> fx.Node:
     if not value.is_contiguous():
         node = call(graph, aten.clone.default, node, memory_format=torch.contiguous_format)
     return call(graph, aten.view.default, node, list(sizes))
-
-
-def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-    node = graph.call_function(target, args, kwargs)
-    node.meta["val"] = target(*fx.node.map_arg(args, lambda arg: arg.meta["val"]), **kwargs)
-    return node
 
 
 def refused(node: fx.Node) -> Unsupported:

@@ -10,8 +10,9 @@ import torch
 from torch import fx
 
 from bppsa.common.chain import FILLS
-from bppsa.fxpasses.axes.contract import call, features, merged, placed, refused, reshaped
-from bppsa.fxpasses.axes.layout import Axis, AxisLayout, Group, unified
+from bppsa.common.graph import call
+from bppsa.fxpasses.axes.contract import features, merged, placed, refused, reshaped
+from bppsa.fxpasses.axes.layout import Axis, AxisGroup, AxisLayout, unified
 
 aten = torch.ops.aten
 
@@ -39,11 +40,11 @@ def pointwise(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, AxisLayout]) 
             layouts[0], layouts[i] = alike(node, layouts[0], layouts[i])
     for i in range(1, len(layouts) - 1):
         layouts[i], layouts[i + 1] = alike(node, layouts[i], layouts[i + 1])
-    dims: list[Group] = []
+    dims: list[AxisGroup] = []
     places: list[list[Axis | None]] = [[] for _ in layouts]
     for d in range(rank):
         groups = [layout.dims[d] for layout in layouts]
-        group: Group = max(groups, key=len)
+        group: AxisGroup = max(groups, key=len)
         for own in groups:
             group = tuple(map(merged, group, own)) if own else group
         for at, own in zip(places, groups, strict=True):
@@ -107,7 +108,7 @@ def along_one(graph: fx.Graph, node: fx.Node, before: AxisLayout) -> AxisLayout 
 
 
 def joined(graph: fx.Graph, node: fx.Node, given: Sequence[AxisLayout]) -> AxisLayout | None:
-    """Of a cat. None where it works along the rows, or an operand has none."""
+    """The layout of a cat. None where it works along the rows, or an operand has none."""
     dim = (node.args[1] if len(node.args) > 1 else 0) % node.meta["val"].dim()
     given = constants_with_rows(graph, node.args[0], given)
     apart = {rows_of(layout) for layout in given}
@@ -151,7 +152,7 @@ def rows_of(layout: AxisLayout) -> int | None:
 
 
 def exchanged(layout: AxisLayout, axis: Axis, by: Sequence[Axis]) -> AxisLayout:
-    def change(group: Group) -> Group:
+    def change(group: AxisGroup) -> AxisGroup:
         return tuple(new for a in group for new in (by if a is axis else (a,)))
 
     return replace(layout, axes=change(layout.axes), dims=tuple(map(change, layout.dims)))

@@ -21,7 +21,7 @@ class Axis:
     kind: str = "own"
 
 
-Group = tuple[Axis, ...]  # of which a dimension is the product, the last innermost
+AxisGroup = tuple[Axis, ...]  # of which a dimension is the product, the last innermost
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class AxisLayout:
     it is the batch: any one of size 1 may be that."""
 
     node: fx.Node
-    axes: Group
-    dims: tuple[Group, ...]
+    axes: AxisGroup
+    dims: tuple[AxisGroup, ...]
     rows: int | None
 
     @property
@@ -43,7 +43,7 @@ class AxisLayout:
     def split(self, axis: Axis, sizes: Sequence[int]) -> AxisLayout:
         parts = tuple(Axis(size, axis.kind) for size in sizes)
 
-        def divided(group: Group) -> Group:
+        def divided(group: AxisGroup) -> AxisGroup:
             return tuple(part for a in group for part in (parts if a is axis else (a,)))
 
         return replace(self, axes=divided(self.axes), dims=tuple(map(divided, self.dims)))
@@ -51,7 +51,7 @@ class AxisLayout:
     def viewed(self, sizes: Sequence[int]) -> AxisLayout | None:
         """With dimensions of these sizes; None where they would take the rows apart."""
         rest = [axis for group in self.dims for axis in group]
-        result, found = self, list[Group]()
+        result, found = self, list[AxisGroup]()
         for size in sizes:
             group: list[Axis] = []
             while prod(a.size for a in group) != size:
@@ -72,22 +72,22 @@ class AxisLayout:
         return replace(self, dims=tuple(self.dims[d] for d in order))
 
 
-def _flat(dims: Sequence[Group]) -> list[Axis]:
+def _flat(dims: Sequence[AxisGroup]) -> list[Axis]:
     return [axis for group in dims for axis in group]
 
 
 def layout_of(node: fx.Node, rows: bool) -> AxisLayout:
-    """Of a value with its rows in front, or of a parameter."""
+    """The layout of a value with its rows in front, or of a parameter."""
     shape = node.meta["val"].shape
     features = tuple(() if size == 1 else (Axis(size),) for size in (shape[1:] if rows else shape))
-    first: Group = (Axis(shape[0], "rows"),) if rows and shape[0] != 1 else ()
+    first: AxisGroup = (Axis(shape[0], "rows"),) if rows and shape[0] != 1 else ()
     axes = tuple(axis for group in features for axis in group)
     return AxisLayout(node, axes, (first, *features) if rows else features, shape[0] if rows else None)
 
 
 def unified(
-    one: AxisLayout, a: Group, other: AxisLayout, b: Group
-) -> tuple[AxisLayout, AxisLayout, Group, Group] | None:
+    one: AxisLayout, a: AxisGroup, other: AxisLayout, b: AxisGroup
+) -> tuple[AxisLayout, AxisLayout, AxisGroup, AxisGroup] | None:
     """Both layouts with the axes of a group in each cut alike; the rows meet rows, or what is repeated along them."""
     left, right, done_a, done_b = list(a), list(b), list[Axis](), list[Axis]()
     while left and right:
@@ -111,7 +111,7 @@ def unified(
     return None if left or right else (one, other, tuple(done_a), tuple(done_b))
 
 
-def _halves(layout: AxisLayout, axis: Axis, first: int) -> tuple[AxisLayout, Group]:
+def _halves(layout: AxisLayout, axis: Axis, first: int) -> tuple[AxisLayout, AxisGroup]:
     before = next(i for i, a in enumerate(_flat(layout.dims)) if a is axis)
     layout = layout.split(axis, (first, axis.size // first))
     return layout, tuple(_flat(layout.dims)[before : before + 2])

@@ -16,7 +16,7 @@ from bppsa.common.chain import is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.axes import elsewhere
 from bppsa.fxpasses.axes.contract import contracted, placed, reshaped
-from bppsa.fxpasses.axes.layout import Axis, AxisLayout, Group, layout_of
+from bppsa.fxpasses.axes.layout import Axis, AxisGroup, AxisLayout, layout_of
 
 aten = torch.ops.aten
 
@@ -163,7 +163,7 @@ class RowsFirst:
             if new or not before.in_front:
                 return self.kept(node, None)
             return layout_of(node, True)
-        dims: list[Group] = [(Axis(size, "repeated"),) if size > 1 else () for size in sizes[:new]]
+        dims: list[AxisGroup] = [(Axis(size, "repeated"),) if size > 1 else () for size in sizes[:new]]
         for group, old, size in zip(before.dims, node.args[0].meta["val"].shape, sizes[new:], strict=True):
             dims.append(group if old == size else (Axis(size, "repeated"),))
         return AxisLayout(before.node, before.axes, tuple(dims), None)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from bppsa.fxpasses.cartesian.numbers import Cartesian, cartesian, each, multiply, over
-from bppsa.fxpasses.cartesian.rows import ARITHMETIC, Row
+from bppsa.fxpasses.cartesian.rows import ARITHMETIC, CartesianRow
 
 aten = torch.ops.aten
 MOST_FACTORS = 8  # of a power that is written as a product
@@ -93,7 +93,7 @@ def angle(z: Cartesian) -> Tensor:
 
 
 def argument(a: Tensor, b: Tensor) -> Tensor:
-    """Of a + b i. Scaled, as the derivative squares both."""
+    """The angle of a + b i. Scaled, as the derivative squares both."""
     largest = torch.maximum(a.abs(), b.abs()).detach()
     scale = torch.where(torch.logical_or(largest == 0, torch.isinf(largest)), 1.0, largest)
     return torch.atan2(b / scale, a / scale)
@@ -128,7 +128,7 @@ def sigmoid(z: Cartesian) -> Cartesian:
     return Cartesian(0.5 + 0.5 * re, 0.5 * im)
 
 
-def circular(f: Any, other: Any, sign: int) -> Row:
+def circular(f: Any, other: Any, sign: int) -> CartesianRow:
     """f(a) cosh b + sign i other(a) sinh b"""
 
     def row(z: Cartesian) -> Cartesian:
@@ -138,7 +138,7 @@ def circular(f: Any, other: Any, sign: int) -> Row:
     return row
 
 
-def hyperbolic(f: Any, other: Any) -> Row:
+def hyperbolic(f: Any, other: Any) -> CartesianRow:
     """f(a) cos b + i other(a) sin b"""
 
     def row(z: Cartesian) -> Cartesian:
@@ -165,7 +165,7 @@ def variance(z: Cartesian, *dims: Any, **options: Any) -> Tensor:
     return re.var(*dims, **options) + im.var(*dims, **options)
 
 
-FUNCTIONS: dict[Any, Row] = {
+FUNCTIONS: dict[Any, CartesianRow] = {
     **ARITHMETIC,
     **dict.fromkeys((aten.div.Tensor, aten.div.Scalar), quotient),
     aten.reciprocal.default: lambda z: quotient(1.0, z),

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-Part = Any  # a tensor, a number, or None
+CartesianPart = Any  # a tensor, a number, or None
 
 
 class Cartesian(NamedTuple):
     """re + i im."""
 
-    re: Part
-    im: Part = None
+    re: CartesianPart
+    im: CartesianPart = None
 
 
 def cartesian(value: Any) -> Cartesian:
-    """Of a complex value or number, or of a real one."""
+    """The parts of a complex value or number, or of a real one."""
     if isinstance(value, Cartesian):
         return value
     if isinstance(value, complex):
@@ -30,23 +30,23 @@ def cartesian(value: Any) -> Cartesian:
 # Of parts -----------------------------------------------------------------------------------------------------------
 
 
-def plus(a: Part, b: Part) -> Part:
+def plus(a: CartesianPart, b: CartesianPart) -> CartesianPart:
     return b if a is None else a if b is None else a + b
 
 
-def minus(a: Part, b: Part) -> Part:
+def minus(a: CartesianPart, b: CartesianPart) -> CartesianPart:
     return a if b is None else -b if a is None else a - b
 
 
-def times(a: Part, b: Part) -> Part:
+def times(a: CartesianPart, b: CartesianPart) -> CartesianPart:
     return None if a is None or b is None else a * b
 
 
-def over(a: Part, b: Part) -> Part:
+def over(a: CartesianPart, b: CartesianPart) -> CartesianPart:
     return None if a is None else a / b
 
 
-def each(f: Callable[[Any], Part], z: Cartesian) -> Cartesian:
+def each(f: Callable[[Any], CartesianPart], z: Cartesian) -> Cartesian:
     """f of the real part and of the imaginary one: of an op that is linear."""
     return Cartesian(*(None if part is None else f(part) for part in z))
 
@@ -62,10 +62,10 @@ def subtract(a: Cartesian, b: Cartesian) -> Cartesian:
     return Cartesian(minus(a.re, b.re), minus(a.im, b.im))
 
 
-def multiply(a: Cartesian, b: Cartesian, product: Callable[[Any, Any], Part] = times) -> Cartesian:
+def multiply(a: Cartesian, b: Cartesian, product: Callable[[Any, Any], CartesianPart] = times) -> Cartesian:
     """product: of real numbers, or of real matrices."""
 
-    def known(left: Part, right: Part) -> Part:
+    def known(left: CartesianPart, right: CartesianPart) -> CartesianPart:
         return None if left is None or right is None else product(left, right)
 
     return Cartesian(

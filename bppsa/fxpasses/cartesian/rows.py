@@ -15,7 +15,7 @@ from torch import Tensor
 from bppsa.common.chain import FILLS
 from bppsa.fxpasses.cartesian.numbers import (
     Cartesian,
-    Part,
+    CartesianPart,
     add,
     cartesian,
     conjugate,
@@ -25,7 +25,7 @@ from bppsa.fxpasses.cartesian.numbers import (
 )
 
 aten = torch.ops.aten
-Row = Callable[..., Any]
+CartesianRow = Callable[..., Any]
 
 
 def of_real(dtype: torch.dtype) -> torch.dtype:
@@ -36,7 +36,7 @@ def of_real(dtype: torch.dtype) -> torch.dtype:
 # What costs nothing ---------------------------------------------------------------------------------------------------
 
 
-def linear(op: Any) -> Row:
+def linear(op: Any) -> CartesianRow:
     """An op that does the same to both parts. Whatever else it is given is real."""
     return lambda z, *args, **options: each(lambda part: op(part, *args, **options), cartesian(z))
 
@@ -62,14 +62,14 @@ def view_as_real(z: Cartesian) -> Tensor:
     return torch.stack([z.re, imaginary], -1)
 
 
-def fill(op: Any) -> Row:
-    """Of zeros, ones, or one number that may be complex."""
+def fill(op: Any) -> CartesianRow:
+    """The row of an op that fills with zeros, ones, or one number that may be complex."""
 
     def row(*args: Any, dtype: torch.dtype | None = None, **options: Any) -> Cartesian:
         real = dtype and of_real(dtype)
         parts = cartesian(next((arg for arg in args if isinstance(arg, complex)), 0.0))
 
-        def filled(part: Part) -> Tensor:
+        def filled(part: CartesianPart) -> Tensor:
             own = [(part or 0.0) if isinstance(arg, complex) else a_part(arg) for arg in args]
             return op(*own, dtype=real, **options)
 
@@ -84,7 +84,7 @@ def a_part(value: Any) -> Any:
 
 
 # A view, a cast or what is put together of real values: taken apart without a kernel of PyTorch's.
-STRUCTURE: dict[Any, Row] = {
+STRUCTURE: dict[Any, CartesianRow] = {
     **{
         op: linear(op)
         for op in (
@@ -109,7 +109,7 @@ STRUCTURE: dict[Any, Row] = {
 # What kernels do in a few operations ----------------------------------------------------------------------------------
 
 
-def added(combine: Callable[[Cartesian, Cartesian], Cartesian]) -> Row:
+def added(combine: Callable[[Cartesian, Cartesian], Cartesian]) -> CartesianRow:
     def row(a: Any, b: Any, alpha: complex = 1) -> Cartesian:
         scaled = cartesian(b) if alpha == 1 else multiply(cartesian(b), cartesian(alpha))
         return combine(cartesian(a), scaled)
@@ -117,7 +117,7 @@ def added(combine: Callable[[Cartesian, Cartesian], Cartesian]) -> Row:
     return row
 
 
-def product(op: Any) -> Row:
+def product(op: Any) -> CartesianRow:
     return lambda a, b: multiply(cartesian(a), cartesian(b), op)
 
 
@@ -146,7 +146,7 @@ def where(condition: Tensor, a: Any, b: Any) -> Cartesian:
     return Cartesian(*map(chosen, cartesian(a), cartesian(b)))
 
 
-ARITHMETIC: dict[Any, Row] = {
+ARITHMETIC: dict[Any, CartesianRow] = {
     **STRUCTURE,
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar), added(add)),
     **dict.fromkeys((aten.sub.Tensor, aten.sub.Scalar), added(subtract)),

@@ -12,6 +12,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from bppsa.common.chain import Recurrence
+from bppsa.common.graph import ancestors
 
 aten = torch.ops.aten
 
@@ -48,12 +49,7 @@ def is_affine(recurrence: Recurrence) -> bool:
 
 def between(recurrence: Recurrence) -> list[fx.Node]:
     """The nodes that the next carries are computed from, in order."""
-    found, stack = set(), list(recurrence.next_carries)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
+    found = ancestors(recurrence.next_carries)
     return [node for node in recurrence.body.nodes if node in found]
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
+from bppsa.common.graph import call
 from bppsa.sparsity.rules.matrix_ops import MATRICES
 
 aten = torch.ops.aten
@@ -22,9 +21,3 @@ def checks_of(graph: fx.Graph) -> tuple[fx.Node, ...]:
         size = call(graph, aten.amax.default, size, list(range(1, rows + 1))) if rows else size
         found = size if found is None else call(graph, aten.maximum.default, found, size)
     return () if found is None else (call(graph, aten.unsqueeze.default, found, 1),)
-
-
-def call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
-    node = graph.call_function(target, args)
-    node.meta["val"] = target(*fx.node.map_arg(args, lambda arg: arg.meta["val"]))
-    return node

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from bppsa.fxpasses.cell import modules
 from bppsa.fxpasses.recording.one_hot import one_hot
-from bppsa.sparsity.rules.pointwise import in_single
+from bppsa.sparsity.rules.derivatives import in_single
 
 
 def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
@@ -62,7 +62,7 @@ def quantile(
 
 
 def one_step(cell: Callable[..., Any], states: int) -> Callable[..., Any]:
-    """Of `torch.lstm` and its kin, called for one step; NotImplemented for all other calls."""
+    """What stands for `torch.lstm` and its kin, called for one step; NotImplemented for all other calls."""
 
     def layers(
         given: Tensor,

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-State = tuple[Tensor, ...]
+Carry = tuple[Tensor, ...]
 
 
-def rnn(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[State, Tensor]]:
+def rnn(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Carry, Tensor]]:
     def cell(
-        carry: State, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-    ) -> tuple[State, Tensor]:
+        carry: Carry, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+    ) -> tuple[Carry, Tensor]:
         h = activation(linear(x, w_ih, b_ih) + linear(carry[0], w_hh, b_hh))
         return (h,), h
 
@@ -26,8 +26,8 @@ def rnn(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[State, Te
 
 
 def gru(
-    carry: State, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-) -> tuple[State, Tensor]:
+    carry: Carry, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> tuple[Carry, Tensor]:
     (h,) = carry
     x_r, x_z, x_n = linear(x, w_ih, b_ih).chunk(3, 1)
     h_r, h_z, h_n = linear(h, w_hh, b_hh).chunk(3, 1)
@@ -38,8 +38,8 @@ def gru(
 
 
 def lstm(
-    carry: State, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
-) -> tuple[State, Tensor]:
+    carry: Carry, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
+) -> tuple[Carry, Tensor]:
     h, c = carry
     i, f, g, o = (linear(x, w_ih, b_ih) + linear(h, w_hh, b_hh)).chunk(4, 1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
@@ -47,17 +47,17 @@ def lstm(
     return (h, c), h
 
 
-def projected_lstm(carry: State, x: Tensor, *params: Tensor) -> tuple[State, Tensor]:
+def projected_lstm(carry: Carry, x: Tensor, *params: Tensor) -> tuple[Carry, Tensor]:
     """LSTM with `proj_size`: the last parameter is w_hr [P, H]."""
     (h, c), _ = lstm(carry, x, *params[:-1])
     h = linear(h, params[-1])
     return (h, c), h
 
 
-def behind(cell: Callable[..., tuple[State, Tensor]], shown: int) -> Callable[..., tuple[State, tuple[()]]]:
+def behind(cell: Callable[..., tuple[Carry, Tensor]], shown: int) -> Callable[..., tuple[Carry, tuple[()]]]:
     """The cell of the carries behind the first `shown`, which are given with x: (carry, (x, *shown), *params)."""
 
-    def rest(carry: State, given: State, *params: Tensor) -> tuple[State, tuple[()]]:
+    def rest(carry: Carry, given: Carry, *params: Tensor) -> tuple[Carry, tuple[()]]:
         x, *known = given
         return cell((*known, *carry), x, *params)[0][shown:], ()
 
@@ -65,7 +65,7 @@ def behind(cell: Callable[..., tuple[State, Tensor]], shown: int) -> Callable[..
 
 
 # nn.RNNBase.mode -> (cell, states a layer has, gates a weight stacks)
-KINDS: dict[str, tuple[Callable[..., tuple[State, Tensor]], int, int]] = {
+KINDS: dict[str, tuple[Callable[..., tuple[Carry, Tensor]], int, int]] = {
     "RNN_TANH": (rnn(torch.tanh), 1, 1),
     "RNN_RELU": (rnn(torch.relu), 1, 1),
     "GRU": (gru, 1, 3),

@@ -8,18 +8,18 @@ from torch import Tensor, fx
 from bppsa.common.chain import FILLS, Recurrence, Role
 
 aten = torch.ops.aten
-Inputs = frozenset[Role]  # carries, streams and parameters
+Roles = frozenset[Role]  # carries, streams and parameters
 
 
-def reach(recurrence: Recurrence) -> tuple[Inputs, ...]:
-    """Of each output, and after them of each last carry."""
+def reach(recurrence: Recurrence) -> tuple[Roles, ...]:
+    """What each output is computed from, and after them each last carry."""
     within = of_step(recurrence.body)
     nexts = [within[node] for node in recurrence.next_carries]
     return tuple(over_steps(within[node], nexts) for node in (*recurrence.output_nodes, *recurrence.next_carries))
 
 
-def of_step(body: fx.Graph) -> dict[fx.Node, Inputs]:
-    found: dict[fx.Node, Inputs] = {}
+def of_step(body: fx.Graph) -> dict[fx.Node, Roles]:
+    found: dict[fx.Node, Roles] = {}
     for node in body.nodes:
         if not passes(node):
             found[node] = frozenset()
@@ -37,7 +37,7 @@ def passes(node: fx.Node) -> bool:
     return not (isinstance(value, Tensor) and not value.is_floating_point())
 
 
-def over_steps(inputs: Inputs, nexts: list[Inputs]) -> Inputs:
+def over_steps(inputs: Roles, nexts: list[Roles]) -> Roles:
     """`inputs`, and those of the steps before: what a carry was computed from."""
     found, waiting = inputs, list(inputs)
     while waiting:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.common.chain import FILLS, Recurrence, Role, Stream, Weight, is_pointwise
+from bppsa.common.graph import ancestors
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.checks import checks_of
 from bppsa.fxpasses.cell.parts import CellPart
@@ -73,9 +74,9 @@ class Splitter:
         ys, nexts = self.ys, self.nexts
         for i, carry in enumerate(self.carries):
             self.body.input(carry, Role("carry", i))
-        in_body = self.ancestors(nexts, at_least=CARRY)
-        in_body |= self.narrowing(self.ancestors(ys, at_least=CARRY) - in_body)
-        tail_nodes = self.ancestors(ys, at_least=X) - in_body
+        in_body = self.waiting_for(nexts, at_least=CARRY)
+        in_body |= self.narrowing(self.waiting_for(ys, at_least=CARRY) - in_body)
+        tail_nodes = self.waiting_for(ys, at_least=X) - in_body
         for node in self.sorted(in_body):
             self.emit(node)
         outputs = self.outputs(ys, in_body, tail_nodes)
@@ -131,7 +132,7 @@ class Splitter:
         """Those behind the loop that read values of several axes, with all they need: what is read out of a matrix is
         smaller than the matrix, of which a tail would need that of every step. None where one has no kernel."""
         wide = [node for node in nodes if any(is_wide(arg) for arg in (node, *node.all_input_nodes))]
-        found = self.ancestors(wide, at_least=CARRY) & nodes
+        found = self.waiting_for(wide, at_least=CARRY) & nodes
         known = all(has_place_in_a_body(node) and not refuses(self.check_rows, node) for node in found)
         return found if known else set()
 
@@ -212,7 +213,7 @@ class Splitter:
         for i, leaf in enumerate(self.params):
             part.input(leaf, Role("param", i))
         wanted = (*self.sources, *self.constants)
-        for node in self.sorted(self.ancestors(wanted, at_least=PARAM)):
+        for node in self.sorted(self.waiting_for(wanted, at_least=PARAM)):
             self.add(part, node)
         sources = tuple(part.all_steps(n) for n in self.sources)
         part.graph.output((sources, tuple(part.made[n] for n in self.constants)))
@@ -226,7 +227,7 @@ class Splitter:
             part.steps_input(leaf, Role("stream", i))
         for i, leaf in enumerate(self.params):
             part.input(leaf, Role("param", i))
-        for node in self.sorted(self.ancestors(nodes, at_least=PARAM) | set(nodes)):
+        for node in self.sorted(self.waiting_for(nodes, at_least=PARAM) | set(nodes)):
             if node in part or node.op == "placeholder":
                 continue
             if all(arg in part for arg in node.all_input_nodes):
@@ -235,17 +236,9 @@ class Splitter:
         part.graph.eliminate_dead_code()  # what the outputs, which are given here, were computed from
         return part.graph
 
-    def ancestors(self, roots: Iterable[fx.Node], *, at_least: int) -> set[fx.Node]:
+    def waiting_for(self, roots: Iterable[fx.Node], *, at_least: int) -> set[fx.Node]:
         """`roots` and all they are computed from, down to nodes below the level and to placeholders."""
-        found: set[fx.Node] = set()
-        stack = list(roots)
-        while stack:
-            node = stack.pop()
-            if node in found or node.op == "placeholder" or self.level[node] < at_least:
-                continue
-            found.add(node)
-            stack.extend(node.all_input_nodes)
-        return found
+        return ancestors(roots, lambda node: node.op != "placeholder" and self.level[node] >= at_least)
 
     def sorted(self, nodes: Iterable[fx.Node]) -> list[fx.Node]:
         return sorted(nodes, key=self.order.__getitem__)

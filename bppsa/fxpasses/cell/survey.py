@@ -47,7 +47,7 @@ def told(first: Reason, recording: Recording, carries: int, xs: int, in_kernels:
 
 
 def blockers(recording: Recording, carries: int, xs: int, in_kernels: Collection[Any]) -> Iterator[Reason]:
-    """Of the ops that the next carries wait for, one reason each."""
+    """What stands in the way among the ops that the next carries wait for, one reason each."""
     refused: dict[fx.Node, Reason] = {}
     recording = rewritten(recording, carries, xs, refused)
     graph, (nexts, _) = recording.graph, recording.result

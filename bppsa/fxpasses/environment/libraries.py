@@ -28,5 +28,5 @@ def package_of(cell: Any) -> str:
 
 
 def owner(cell: Any) -> Any:
-    """Of a bound method, which is made anew for each call, its object."""
+    """The object of a bound method, which is made anew for each call; else the cell itself."""
     return cell.__self__ if isinstance(cell, types.MethodType) else cell

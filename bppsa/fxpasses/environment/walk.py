@@ -16,7 +16,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,31 +25,12 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.fxpasses.environment import trail
+from bppsa.fxpasses.environment.key import PLAIN, Key, Reference, exact, reference
 from bppsa.fxpasses.environment.libraries import is_library, owner, package_of
 from bppsa.fxpasses.environment.names import global_names, imported_names, names_in_module, names_of_objects, unnamed
 from bppsa.fxpasses.environment.reading import MACHINERY, OF_EACH, PURE, Holder, is_odd, may_read_anything, names_all
 from bppsa.fxpasses.environment.trail import MISSING, Trail
 from bppsa.fxpasses.environment.uses import gives_away, lets_go
-
-SIMPLE = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)  # they stay
-PLAIN = (*SIMPLE, type, types.ModuleType)
-
-
-Reference = Callable[[], Any]
-
-
-@dataclass(frozen=True)
-class Key:
-    """Hashed once, and equal at a glance to itself."""
-
-    parts: tuple[Any, ...]
-
-    @functools.cached_property
-    def number(self) -> int:
-        return hash(self.parts)
-
-    def __hash__(self) -> int:
-        return self.number
 
 
 @dataclass
@@ -305,16 +286,6 @@ VISIT: dict[type, Any] = {
     ),
     nn.Module: Environment.visit_module,
 }
-
-
-def exact(value: Any) -> Hashable:
-    """A plain value, equal to no other: 1, 1.0 and True are three, 0.0 and -0.0 are two, and a NaN is itself."""
-    return type(value), repr(value) if isinstance(value, (float, complex)) else value
-
-
-def reference(value: Any) -> Reference:
-    """A weak one where there is such: what remembers a key keeps no object of the user's alive."""
-    return weakref.ref(value) if type(value).__weakrefoffset__ else lambda: value
 
 
 def environment_of(cell: Any) -> Environment:

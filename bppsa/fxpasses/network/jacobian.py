@@ -22,7 +22,8 @@ from bppsa.common.chain import (
     placeholders,
 )
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.recording.capture import Recorder, nothing_saved
+from bppsa.fxpasses.recording.capture import nothing_saved
+from bppsa.fxpasses.recording.recorder import Recorder
 from bppsa.sparsity.rules import lookup
 
 aten = torch.ops.aten

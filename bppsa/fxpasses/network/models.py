@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from bppsa.decisions import under
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.network.pruning import without_hooks
-from bppsa.fxpasses.recording.capture import Recorder, Recording, record, zeros_like
+from bppsa.fxpasses.recording.capture import Recording, record
 from bppsa.fxpasses.recording.composites import with_composites
 from bppsa.fxpasses.recording.located import located
+from bppsa.fxpasses.recording.recorder import Recorder, zeros_like
 
 aten = torch.ops.aten
 
@@ -80,22 +82,22 @@ class ModelRecorder(Recorder):
 
 
 TABLES = ("_parameters", "_buffers", "_modules")  # of attributes of a module that it keeps apart
-State = list[tuple[str, Any, Any]]  # where, a container, a copy of it
+ContainerCopies = list[tuple[str, Any, Any]]  # where, a container, a copy of it
 
 
-def state_of(model: nn.Module) -> State:
+def state_of(model: nn.Module) -> ContainerCopies:
     """The containers that a forward may write to: attributes of modules, and the lists, dicts and sets among them.
     What our own modules remember of their calls is not the model's."""
-    found: State = []
+    found: ContainerCopies = []
     for path, module in model.named_modules():
         found.append((path, module.__dict__, dict(module.__dict__)))
         for name, value in module.__dict__.items():
             if isinstance(value, (list, dict, set)) and not name.startswith("_bppsa"):
-                found.append((f"{path}.{name}" if path else name, value, value.copy()))
+                found.append((under(path, name), value, value.copy()))
     return found
 
 
-def restore(state: State) -> str:
+def restore(state: ContainerCopies) -> str:
     """Put back what was changed; which attribute that was, or ""."""
     changed = ""
     for path, container, before in state:

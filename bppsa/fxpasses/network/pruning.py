@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.utils.prune import BasePruningMethod
 
-from bppsa.sparsity.links import Masks
+from bppsa.sparsity.links import NodeMasks
 
 aten = torch.ops.aten
 
@@ -83,7 +83,7 @@ def without_hooks(model: nn.Module) -> Iterator[None]:
             hooks.update(before)
 
 
-def carried(graph: fx.Graph, masks: Masks) -> Masks:
+def carried(graph: fx.Graph, masks: NodeMasks) -> NodeMasks:
     """The masks of these nodes, and of what the graph makes of them."""
     known = dict(masks)
 

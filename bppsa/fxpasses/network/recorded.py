@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.capture import Recording
 from bppsa.sparsity import Identity, Link, Network, TransposedJacobian
-from bppsa.sparsity.links import Masks, links_of
+from bppsa.sparsity.links import NodeMasks, links_of
 from bppsa.sparsity.operators.across import RowMixing
 
 aten = torch.ops.aten
@@ -25,10 +25,10 @@ class NodeValues:
     """What the nodes of a recording hold in one call: tensors, and the masks of pruned weights."""
 
     of: Mapping[fx.Node, Any]
-    masks: Masks
+    masks: NodeMasks
 
 
-def evaluate(recording: Recording, captured: Sequence[Tensor], x: Tensor, masks: Masks) -> NodeValues:
+def evaluate(recording: Recording, captured: Sequence[Tensor], x: Tensor, masks: NodeMasks) -> NodeValues:
     """All values for this input, without autograd. captured: the tensors of `recording.captured`, as they are now."""
     values: dict[fx.Node, Any] = {recording.arguments[0]: x.detach()}
     values |= {node: tensor.detach() for tensor, (_, node) in zip(captured, recording.captured, strict=True)}

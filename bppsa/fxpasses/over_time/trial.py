@@ -21,7 +21,7 @@ from bppsa.fxpasses.partition.call.certain import Certain
 from bppsa.fxpasses.theirs import theirs
 
 
-class Reading(NamedTuple):
+class LayerCall(NamedTuple):
     """What a recurrent module is called with."""
 
     module: nn.RNNBase
@@ -36,14 +36,14 @@ class TrialRun(fx.Interpreter):
     def __init__(self, module: nn.Module, graph: fx.Graph, before: TrialRun | None = None) -> None:
         super().__init__(module, garbage_collect_values=False, graph=graph)
         self.before = before
-        self.readings: dict[fx.Node, Reading] = {}  # of each call of a recurrent module
+        self.readings: dict[fx.Node, LayerCall] = {}  # of each call of a recurrent module
 
     def run_node(self, n: fx.Node) -> Any:
         if n.op != "call_module" or not isinstance(module := self.fetch_attr(str(n.target)), nn.RNNBase):
             return theirs(super().run_node, n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         given = dict(zip(("input", "hx"), args, strict=False)) | kwargs
-        self.readings[n] = reading = Reading(module, given["input"], given.get("hx"))
+        self.readings[n] = reading = LayerCall(module, given["input"], given.get("hx"))
         states = reading.states if self.before is None else self.before.env[n][1]
         return theirs(module, reading.input, states)
 

@@ -10,6 +10,7 @@ from torch import Tensor, fx
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import ancestors
 from bppsa.common.stages import Axes
 from bppsa.errors import ScheduleError, first_line
 from bppsa.fxpasses.over_time.parts import NoAxis, alike, axis_of, halves
@@ -109,7 +110,7 @@ def known(axes: Sequence[int | NoAxis | None]) -> list[int | None]:
 
 def mixed(what: str, at: fx.Node, runs: Sequence[TrialRun]) -> Mixed:
     """Names the first op before `at` whose value is not of chunks."""
-    before = ancestors(at)
+    before = ancestors(at.all_input_nodes)
     for node in at.graph.nodes:
         if node in before and node.op in ("call_module", "call_function", "call_method"):
             values = zip(*(tree_leaves(run.env[node]) for run in runs), strict=False)
@@ -126,13 +127,3 @@ def place(node: fx.Node) -> str:
         return f"module {node.target}"
     target = getattr(node.target, "overloadpacket", node.target)  # conv1d, where there is an aten.conv1d.default
     return f"{getattr(target, '__name__', target)} ({node.name})"
-
-
-def ancestors(node: fx.Node) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    stack = list(node.all_input_nodes)
-    while stack:
-        if (one := stack.pop()) not in found:
-            found.add(one)
-            stack += one.all_input_nodes
-    return found

@@ -12,7 +12,8 @@ from torch import Tensor, fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
-from bppsa.common.stages import INPUT, RecomputedPart, Stage, Stages, Value, draws
+from bppsa.common.graph import tensors_in
+from bppsa.common.stages import INPUT, RecomputedPart, Stage, Stages, StageValue, draws
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of, leaf_of
 from bppsa.fxpasses.partition.call.kept import kept, unchanging
@@ -62,7 +63,9 @@ def by_hand(
     trained = run_training(model, modules, arguments)
     drawing = [True] * len(runs) if trained is None else [run.draws for run in trained]
     sites = [run.written_at for run in trained or runs]
-    values = [Value(name, INPUT, (0,), size(a)) for name, a in zip(arguments.names, arguments.examples, strict=True)]
+    values = [
+        StageValue(name, INPUT, (0,), size(a)) for name, a in zip(arguments.names, arguments.examples, strict=True)
+    ]
     inputs = range(len(values))
     stages, first = [], first_names(model)
     for s, (path, run) in enumerate(zip(paths, runs, strict=True)):
@@ -73,7 +76,7 @@ def by_hand(
         else:
             parts = run.parts()
             outputs = range(len(values), len(values) + len(parts))
-            values += [Value(f"{path}[{i}]", s, (s + 1,), size(part)) for i, part in enumerate(parts)]
+            values += [StageValue(f"{path}[{i}]", s, (s + 1,), size(part)) for i, part in enumerate(parts)]
             take = type(run.result) is tuple
             results = [graph.call_function(operator.getitem, (call, i)) if take else call for i in range(len(parts))]
         graph.output(tuple(results))
@@ -209,4 +212,4 @@ def paths_of(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
 
 
 def size(value: Any) -> int:
-    return sum(leaf.numel() * leaf.element_size() for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(value))

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
+from bppsa.common.graph import tensors_in
 from bppsa.common.stages import Situation
 from bppsa.fxpasses.partition.capture.whole import is_whole
 
 
 def situation_of(model: nn.Module, arguments: Sequence[Any]) -> Situation:
     """The modules that a graph calls as they are follow by themselves."""
-    given = [leaf for leaf in tree_leaves(list(arguments)) if isinstance(leaf, Tensor)]
+    given = tensors_in(list(arguments))
     devices = sorted({"cpu", *filter(torch.amp.is_autocast_available, {x.device.type for x in given})})
     return Situation(
         tuple(module.training for module in opened(model)),

@@ -25,8 +25,8 @@ def has_old_norm(module: nn.Module) -> bool:
     return any(isinstance(hook, (WeightNorm, SpectralNorm)) for hook in module._forward_pre_hooks.values())
 
 
-Reasons = tuple[tuple[Callable[[Any], bool], str], ...]
-UNFIT: Reasons = (
+UnfitReasons = tuple[tuple[Callable[[Any], bool], str], ...]
+UNFIT: UnfitReasons = (
     (has_lazy, "has parameters without a shape yet; call the model once before it is cut"),
     (
         has_old_norm,
@@ -38,7 +38,7 @@ UNFIT: Reasons = (
         "prune.remove, or register a parametrization that multiplies with the mask",
     ),
 )
-UNTRACEABLE: Reasons = (
+UNTRACEABLE: UnfitReasons = (
     (
         lambda module: (module._backward_hooks or module._backward_pre_hooks) and not is_whole(module),
         "has full backward hooks, and no stage is this module; register them on layers of torch.nn",
@@ -67,7 +67,7 @@ def check_traceable(model: nn.Module) -> None:
     check(model, UNTRACEABLE)
 
 
-def check(model: nn.Module, reasons: Reasons) -> None:
+def check(model: nn.Module, reasons: UnfitReasons) -> None:
     for path, module in model.named_modules():
         for is_so, why in reasons:
             if is_so(module):

@@ -8,7 +8,6 @@ second's worth of Python; a rewritten model must start in milliseconds.)
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,27 +15,18 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bppsa.common.chain import FILLS
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.lines import line_now
-from bppsa.fxpasses.recording.aliases import PARTS, RETURN_NEW, STALE, Aliases, Stale, geometry
-from bppsa.fxpasses.recording.decompose import DECOMPOSE, OF_REALS, is_seeded
-from bppsa.fxpasses.recording.functional import functional
+from bppsa.fxpasses.recording.decompose import DECOMPOSE
+from bppsa.fxpasses.recording.recorder import Recorder, zeros_like
 from bppsa.fxpasses.recording.refused import NoEscape
-from bppsa.fxpasses.recording.stand_ins import detach_stand_ins, tried
+from bppsa.fxpasses.recording.stand_ins import detach_stand_ins
 from bppsa.fxpasses.theirs import theirs
-from bppsa.sparsity.rules.own_gradient import ATTACHED, has_own_gradient
+from bppsa.sparsity.rules.own_gradient import has_own_gradient
 
 aten = torch.ops.aten
-OURS = "bppsa"  # of whose ops none is taken apart
-CHECK = "check_errors"  # the option of ops that raise errors for some matrices
-READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-DRAW_OUTSIDE = "draw them outside and pass them in, or call model.eval() if they are a dropout's"
 
 
 @dataclass(frozen=True)
@@ -107,12 +97,6 @@ def nothing_saved() -> AbstractContextManager[Any]:
     return saved_tensors_hooks(forget, forget)
 
 
-def zeros_like(tensor: Tensor) -> Tensor:
-    """A stand-in, made out of sight of the recorder."""
-    with _disable_current_modes():
-        return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
-
-
 def check_gradients(
     results: Sequence[Any], captured: Sequence[Tensor], known: Collection[Any] = (), lines: Mapping[Any, str] = {}
 ) -> None:
@@ -129,225 +113,3 @@ def check_gradients(
             raise Unsupported(Reason(what, op=node.name(), mend=mend, path=lines.get(node, "")))
         seen.add(node)
         stack.extend(before for before, _ in node.next_functions)
-
-
-def with_tensors(value: Any, replace: Callable[[Tensor], Any]) -> Any:
-    """An op's arguments with something in the place of every tensor: torch's own map of trees takes as long as all else
-    that is done for an op."""
-    if isinstance(value, Tensor):
-        return replace(value)
-    if isinstance(value, dict):
-        return {key: with_tensors(item, replace) for key, item in value.items()}
-    return [with_tensors(item, replace) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def has_option(target: Any, name: str) -> bool:
-    return isinstance(target, OpOverload) and any(argument.name == name for argument in target._schema.arguments)
-
-
-def reads_values(func: Any, args: Sequence[Any]) -> bool:
-    """Whether the result, or its shape, is one of the stand-ins' and would not hold for other values."""
-    if func is aten.index.Tensor:  # numbers pick rows whatever they are, a mask picks as many as it is true
-        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-    return not READS_VALUES.isdisjoint(func.tags)
-
-
-# Views of PyTorch's that only mark the numbers they show.
-LAZY: dict[Any, Any] = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
-
-
-def is_complex(args: Any) -> bool:
-    return any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in tree_leaves(args))
-
-
-# Views in place, of a tensor that has no other name.
-TURNS = {aten.squeeze_.dim, aten.squeeze_.default, aten.unsqueeze_.default, aten.transpose_.default, aten.t_.default}
-# Of integers a zero is an error here.
-DIVIDES = {aten.remainder.Tensor, aten.fmod.Tensor, aten.floor_divide.default, aten.div.Tensor_mode}
-
-
-class Recorder(TorchDispatchMode):
-    """Sees every op that the dispatcher does, runs it on stand-ins and writes it down as a node."""
-
-    may_draw = False  # random numbers
-    draws: Mapping[Any, Any] = {}  # what draws in place, and what returns such numbers
-
-    def __init__(self, decompose: Mapping[Any, Callable[..., Any]] = DECOMPOSE, where: Callable[[], str] = str) -> None:
-        super().__init__()
-        self.decompose, self.where = decompose, where
-        self.graph = fx.Graph()
-        self.aliases = Aliases()
-        self.captured: list[tuple[Tensor, fx.Node]] = []
-        self.line = line_now  # the user's, of the op that is written down
-        self.own_gradients: dict[Any, str] = {}  # of functions of the user's, and their lines
-        self.gradients = True  # whether grad mode is on but for what the function itself turns off
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper torch would put around the method below imports all of Dynamo on its first call
-
-    def placeholder(self, stand_in: Tensor) -> fx.Node:
-        return self.define(self.graph.placeholder(f"arg{len(self.graph.nodes)}"), stand_in)
-
-    def watched(self, value: Tensor, node: fx.Node) -> Tensor:
-        """The placeholder's stand-in as the function gets it: autograd tells what becomes of it."""
-        if not (value.is_floating_point() or value.is_complex()):
-            return value
-        with _disable_current_modes(), torch.enable_grad():
-            value = value.clone().requires_grad_().clone()  # a leaf may not be changed in place
-        self.aliases.put(value, node)
-        return value
-
-    def define(self, node: fx.Node, value: Tensor) -> fx.Node:
-        node.meta["val"] = value
-        self.aliases.put(value, node)
-        return node
-
-    def node_of(self, tensor: Tensor) -> fx.Node:
-        """The node that computed `tensor`; a tensor met for the first time is one the function closed over."""
-        found = self.aliases.find(tensor)
-        if isinstance(found, Stale):
-            raise Unsupported(Reason(STALE, found.by, "return a new tensor, as torch.cat does", self.where()))
-        if found is None:
-            found = self.placeholder(zeros_like(tensor))
-            self.aliases.close_over(tensor, found)
-            self.captured.append((tensor, found))
-        return found
-
-    def held(self, tensor: Tensor) -> Tensor:
-        """What an op runs on: the very tensor that the function holds, so that views are views of it; for one that it
-        closes over a stand-in."""
-        node = self.node_of(tensor)
-        self.note_gradient(tensor)
-        return tensor if tensor in self.aliases else node.meta["val"]
-
-    def note_gradient(self, leaf: Any) -> None:
-        """Where a function with a gradient of its own has ended, whose result this is."""
-        if isinstance(leaf, Tensor) and has_own_gradient(leaf.grad_fn):
-            self.own_gradients.setdefault(leaf.grad_fn, self.node_of(leaf).meta.get("line", ""))
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        if reads_values(func, args):
-            raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
-        if is_seeded(func) and not self.may_draw:
-            raise Unsupported(Reason("draws random numbers", str(func), DRAW_OUTSIDE, self.where()))
-        if func is aten._linalg_check_errors.default:
-            return self.check_errors(args[0])
-        if func._schema.is_mutable:
-            return self.change_in_place(func, args, kwargs)
-        if func in LAZY:
-            return self.resolved(func, *args)
-        if func in self.decompose and not (func in OF_REALS and is_complex(args)):
-            with self:
-                return theirs(self.decompose[func], *args, **kwargs)
-        if func.namespace != OURS:
-            with self:
-                parts = theirs(func.decompose, *args, **kwargs)  # of an op that is nothing but a composition of others
-            if parts is not NotImplemented:
-                return parts
-        return self.write_down(func, args, kwargs)
-
-    def resolved(self, func: Any, tensor: Tensor) -> Tensor:
-        """In the place of a view whose numbers are to be conjugated or negated when they are read."""
-        with self:
-            result = theirs(LAZY[func], tensor)
-        self.aliases.may_share("changes in place what may share memory with its conjugate", tensor, result)
-        return result
-
-    def write_down(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
-        """Run the op on stand-ins, and add a node for it."""
-        stand_ins, options = tuple(with_tensors(args, self.held)), with_tensors(kwargs, self.held)
-        args, kwargs = tuple(with_tensors(args, self.node_of)), with_tensors(kwargs, self.node_of)
-        if has_option(func, "device"):
-            options = {**options, "device": "cpu"}
-        if (
-            func in DIVIDES and isinstance(stand_ins[1], Tensor) and not stand_ins[1].is_floating_point()
-        ):  # zeros stand for whatever they are
-            stand_ins = (stand_ins[0], torch.ones_like(stand_ins[1]), *stand_ins[2:])
-        out = tried(func, stand_ins, options)
-        node = self.graph.call_function(func, args, kwargs)
-        node.meta["path"], node.meta["line"] = self.where(), self.line()
-        if isinstance(out, Tensor):
-            defined = self.define_output(node, out)
-            if func in PARTS and defined is out:  # no copy, as under no_grad
-                self.aliases.put_part(out, PARTS[func](*stand_ins))
-            return defined
-        if not isinstance(out, (tuple, list)):
-            raise Unsupported(Reason("gives no tensors", op=str(func)))
-        node.meta["val"] = out
-        items = [self.graph.call_function(operator.getitem, (node, i)) for i in range(len(out))]
-        for item in items:
-            item.meta["path"], item.meta["line"] = node.meta["path"], node.meta["line"]
-        return [self.define_output(item, value) for item, value in zip(items, out, strict=True)]
-
-    def check_errors(self, info: Tensor) -> None:
-        """From here on the op that tells `info` raises its errors itself."""
-        made = self.node_of(info).args[:1]
-        if not made or not has_option(made[0].target, CHECK):
-            raise Unsupported(Reason("fails for some values of a tensor", op="aten._linalg_check_errors"))
-        made[0].kwargs = {**made[0].kwargs, CHECK: True}
-
-    def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
-        """Record x.add_(y) as x.add(y), and let x stand for the result from here on."""
-        changed, name = args[0] if args else None, str(func)
-        if func in TURNS and isinstance(changed, Tensor) and self.node_of(changed).op != "placeholder":
-            return self.turn(func, changed, args, kwargs)
-        op = self.draws.get(func) or functional(func)
-        unusual = not func._opname.endswith("_") or op is None or torch.Tag.inplace_view in func.tags
-        if unusual or not isinstance(changed, Tensor):
-            raise Unsupported(Reason("changes a tensor in place", op=name, mend=RETURN_NEW))
-        if changed.requires_grad and self.gradients and not torch.is_grad_enabled():
-            what = "changes a tensor in place and keeps its gradient, under no_grad"
-            raise Unsupported(Reason(what, op=name, mend=RETURN_NEW))
-        others = [leaf for leaf in tree_leaves((args[1:], kwargs)) if isinstance(leaf, Tensor)]
-        self.aliases.check_writable(changed, others, name)
-        with self:
-            result = theirs(op, *args, **kwargs)
-        if (result.shape, result.dtype) != (changed.shape, changed.dtype):
-            raise Unsupported(Reason("gives another shape or dtype than what it changes in place", name, RETURN_NEW))
-        with self:
-            new, wholes = result, list[tuple[Tensor, fx.Node]]()
-            for part in self.aliases.wholes(changed):
-                new = part.replaced(new)
-                wholes.append((part.whole, self.node_of(new)))
-        self.aliases.change(changed, self.node_of(result), name)
-        for whole, node in wholes:
-            self.aliases.nodes[geometry(whole)] = node
-        changed.copy_(result)  # an index is in bounds on stand-ins too
-        return changed
-
-    def turn(self, func: Any, changed: Tensor, args: Sequence[Any], kwargs: dict) -> Tensor:
-        """What changes only how a tensor looks at its memory."""
-        with self:
-            result = theirs(functional(func), *args, **kwargs)
-        node, as_it_was = self.node_of(result), changed.detach()
-        for known in self.graph.nodes:  # whatever it stood for before it was changed in place
-            if known.meta.get("val") is changed:
-                known.meta["val"] = as_it_was
-        func(*args, **kwargs)
-        self.aliases.put(changed, node)
-        return changed
-
-    def define_output(self, node: fx.Node, out: Tensor) -> Tensor:
-        # In a torch.no_grad() block inside the function. Autograd runs an op with a gradient of its own in one too.
-        detached = self.gradients and not torch.is_grad_enabled() and node.target is not ATTACHED
-        if detached and node.target is not aten.detach.default:
-            node.meta["val"], where = out, {key: node.meta[key] for key in ("path", "line") if key in node.meta}
-            node = self.graph.call_function(aten.detach.default, (node,))
-            node.meta.update(where)
-        elif isinstance(self.aliases.find(out), fx.Node) and node.target is not aten.detach.default:
-            self.graph.erase_node(node)  # a view that changes nothing
-            return out
-        if node.target is aten.detach.default:
-            shared, out = out, zeros_like(out)  # a geometry of its own, to tell it from what it was detached from
-            source = node.args[0]
-            if source.target in FILLS:  # torch.zeros and its kin end in a detach
-                self.graph.erase_node(node)
-                node = source
-            elif shared is not None:
-                self.aliases.may_share(
-                    "changes in place what shares memory with what was detached from it", shared, out
-                )
-        self.define(node, out)
-        return out

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.aliases import Aliases
 from bppsa.fxpasses.theirs import theirs
@@ -48,6 +48,6 @@ class NoEscape(TorchFunctionMode):
                 return result
         result = theirs(func, *args, **(kwargs or {}))
         if func in MAY_COPY and isinstance(result, Tensor):
-            given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            given = tensors_in((args, kwargs))
             self.aliases.may_share(f"changes in place what {func.__name__} may have copied, or not", result, *given)
         return result

@@ -15,7 +15,7 @@ MANY = 4  # steps, from which on they are taken apart at once
 
 
 class OutputSlice(NamedTuple):
-    """A stretch of one output, from a step on, ahead or back; or one value."""
+    """A slice of one output, from a step on, ahead or back; or one value."""
 
     output: int
     first: int
@@ -75,7 +75,7 @@ class Assembler:
         return self.copies[value]
 
     def join(self, op: LoggedOp) -> bool:
-        """Whether `op`, a stack or a cat, has become one of whole stretches of outputs."""
+        """Whether `op`, a stack or a cat, has become one of whole slices of outputs."""
         count = len(op.spec[0][0])
         items, rest = op.leaves[:count], op.leaves[count:]
         pieces = list(self.pieces(items))
@@ -100,7 +100,7 @@ class Assembler:
             at += piece.many
 
     def longest(self, items: Sequence[LoggedValue], at: int) -> OutputSlice:
-        """The stretch of one output that begins with items[at]."""
+        """The slice of one output that begins with items[at]."""
         here = self.places.get(items[at])
         there = self.places.get(items[at + 1]) if at + 1 < len(items) else None
         if here is None or there is None or here[0] != there[0] or abs(there[1] - here[1]) != 1:

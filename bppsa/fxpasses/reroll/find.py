@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
+from itertools import groupby, takewhile
 from typing import Any
 
 import torch
@@ -150,19 +150,16 @@ def short_loop(log: Log) -> Repetition | None:
 def next_run(ops: Sequence[LoggedOp], closed: set[LoggedOp]) -> PeriodicRun | None:
     """The longest repetition between ops that are closed."""
     found = []
-    for start, stop in stretches(ops, closed):
+    for start, stop in runs_between(ops, closed):
         run = longest(colours(ops[start:stop]))
         if run is not None:
             found.append(PeriodicRun(run.start + start, run.stop + start, run.period))
     return max(found, key=lambda run: run.stop - run.start, default=None)
 
 
-def stretches(ops: Sequence[LoggedOp], closed: set[LoggedOp]) -> Iterator[tuple[int, int]]:
-    start = 0
-    for i, op in enumerate(ops):
-        if op in closed:
-            if i > start:
-                yield start, i
-            start = i + 1
-    if len(ops) > start:
-        yield start, len(ops)
+def runs_between(ops: Sequence[LoggedOp], closed: set[LoggedOp]) -> Iterator[tuple[int, int]]:
+    """Where ops that are not closed follow one another."""
+    for is_closed, run in groupby(range(len(ops)), lambda i: ops[i] in closed):
+        if not is_closed:
+            members = list(run)
+            yield members[0], members[-1] + 1

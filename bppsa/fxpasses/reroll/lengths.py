@@ -12,17 +12,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bppsa.common.recent import RecentMap
-from bppsa.fxpasses.environment.walk import exact
+from bppsa.fxpasses.environment.key import exact
 from bppsa.fxpasses.reroll.levels import Level, levels
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, is_number
 from bppsa.fxpasses.reroll.reader import OF_NUMBERS, OPERANDS
-from bppsa.fxpasses.reroll.repetition.relate import Kind, Made, Outside, Plain, UnrolledLoop, VaryingNumber
+from bppsa.fxpasses.reroll.repetition.relate import Made, Outside, Plain, Relation, UnrolledLoop, VaryingNumber
 
 MOST = 16  # loops that are remembered
 OFF_BY = (0, -1, 1)  # 1 / (T - 1) and 1 / (T + 1) go with T as well
 EXACT = 1e-12  # of a number: rounding of float64
 
-Place = tuple[int, int]  # of an op in the step, and of its leaf
+OperandPlace = tuple[int, int]  # of an op in the step, and of its leaf
 
 
 def goes_with(one: Any, other: Any, steps: int, others: int) -> bool:
@@ -60,8 +60,8 @@ class KnownLoop:
     """steps, and the numbers of a step by their places; given: those that go with the number of steps."""
 
     steps: int
-    numbers: dict[Place, Any]
-    given: set[Place] = field(default_factory=set)
+    numbers: dict[OperandPlace, Any]
+    given: set[OperandPlace] = field(default_factory=set)
 
 
 @dataclass(eq=False)
@@ -76,7 +76,7 @@ class StepNumbers:
         numbers = dict(candidates(loop, model))
         if not numbers:
             return
-        key = line, *(step_key(op, kinds) for op, kinds in zip(model, loop.kinds, strict=True))
+        key = line, *(step_key(op, relations) for op, relations in zip(model, loop.relations, strict=True))
         known = self.loops.find(key, lambda: KnownLoop(loop.steps, numbers))
         for place, value in numbers.items():
             then = known.numbers.get(place, value)
@@ -86,31 +86,31 @@ class StepNumbers:
                 known.given.add(place)
             if place in known.given and loop.steps != known.steps:
                 op, slot = place
-                loop.kinds[op][slot] = VaryingNumber((value,) * loop.steps)
+                loop.relations[op][slot] = VaryingNumber((value,) * loop.steps)
 
 
-def candidates(loop: UnrolledLoop, model: Sequence[LoggedOp]) -> list[tuple[Place, Any]]:
+def candidates(loop: UnrolledLoop, model: Sequence[LoggedOp]) -> list[tuple[OperandPlace, Any]]:
     """Numbers that a kernel may be given, of ops that are not the same in all steps."""
     level = levels(loop, model)
     return [
-        ((j, slot), kind.value)
-        for j, kinds in enumerate(loop.kinds)
+        ((j, slot), relation.value)
+        for j, relations in enumerate(loop.relations)
         if level[j] is not Level.SAME and model[j].target in OF_NUMBERS
-        for slot, kind in enumerate(kinds[:OPERANDS])
-        if isinstance(kind, Plain) and is_number(kind.value)
+        for slot, relation in enumerate(relations[:OPERANDS])
+        if isinstance(relation, Plain) and is_number(relation.value)
     ]
 
 
-def step_key(op: LoggedOp, kinds: Sequence[Kind]) -> Hashable:
+def step_key(op: LoggedOp, relations: Sequence[Relation]) -> Hashable:
     outs = tuple((tuple(value.shape), value.dtype) for value in op.outs)
-    return op.target, op.spec, op.grad, outs, tuple(map(kind_key, kinds))
+    return op.target, op.spec, op.grad, outs, tuple(map(relation_key, relations))
 
 
-def kind_key(kind: Kind) -> Hashable:
-    if isinstance(kind, Made):
-        return kind
-    if isinstance(kind, Outside):
-        return len(kind.values[0].shape), kind.values[0].dtype, kind.is_same  # one of its sizes may be T
-    if isinstance(kind, VaryingNumber) or is_number(kind.value):
+def relation_key(relation: Relation) -> Hashable:
+    if isinstance(relation, Made):
+        return relation
+    if isinstance(relation, Outside):
+        return len(relation.values[0].shape), relation.values[0].dtype, relation.is_same  # one of its sizes may be T
+    if isinstance(relation, VaryingNumber) or is_number(relation.value):
         return "number"
-    return exact(kind.value)
+    return exact(relation.value)

@@ -19,30 +19,30 @@ def levels(loop: UnrolledLoop, model: Sequence[LoggedOp]) -> list[Level]:
     """Of each op of a step; `model` are those of one step."""
     carried = reaching(loop, recurrent(loop))
     found: list[Level] = []
-    for j, kinds in enumerate(loop.kinds):
+    for j, relations in enumerate(loop.relations):
         if j in carried:
             found.append(Level.CARRIED)
-        elif draws(model[j]) or any(changes(kind, found) for kind in kinds):
+        elif draws(model[j]) or any(changes(relation, found) for relation in relations):
             found.append(Level.GIVEN)
         else:
             found.append(Level.SAME)
     return found
 
 
-def changes(kind: object, found: Sequence[Level]) -> bool:
-    if isinstance(kind, Made):
-        return kind.before > 0 or found[kind.op] is not Level.SAME
-    return isinstance(kind, VaryingNumber) or (isinstance(kind, Outside) and not kind.is_same)
+def changes(relation: object, found: Sequence[Level]) -> bool:
+    if isinstance(relation, Made):
+        return relation.before > 0 or found[relation.op] is not Level.SAME
+    return isinstance(relation, VaryingNumber) or (isinstance(relation, Outside) and not relation.is_same)
 
 
 def recurrent(loop: UnrolledLoop) -> set[int]:
     """Ops that read, over some steps, what they have made themselves."""
-    reads = [{kind.op for kind in kinds if isinstance(kind, Made)} for kinds in loop.kinds]
+    reads = [{relation.op for relation in relations if isinstance(relation, Made)} for relations in loop.relations]
     crossing = {
-        (j, kind.op)
-        for j, kinds in enumerate(loop.kinds)
-        for kind in kinds
-        if isinstance(kind, Made) and kind.before > 0
+        (j, relation.op)
+        for j, relations in enumerate(loop.relations)
+        for relation in relations
+        if isinstance(relation, Made) and relation.before > 0
     }
     return {made for reader, made in crossing if reader in above(reads, made)}
 
@@ -63,8 +63,8 @@ def reaching(loop: UnrolledLoop, roots: set[int]) -> set[int]:
     grew = bool(found)
     while grew:
         before = len(found)
-        for j, kinds in enumerate(loop.kinds):
-            if any(isinstance(kind, Made) and kind.op in found for kind in kinds):
+        for j, relations in enumerate(loop.relations):
+            if any(isinstance(relation, Made) and relation.op in found for relation in relations):
                 found.add(j)
         grew = len(found) > before
     return found

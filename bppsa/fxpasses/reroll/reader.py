@@ -14,7 +14,7 @@ from bppsa.fxpasses.reroll.body import Body, OperandSource
 from bppsa.fxpasses.reroll.levels import Level
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
-from bppsa.fxpasses.reroll.repetition.relate import Kind, Made, Outside, Plain, VaryingNumber
+from bppsa.fxpasses.reroll.repetition.relate import Made, Outside, Plain, Relation, VaryingNumber
 from bppsa.fxpasses.reroll.step import LoopStep
 from bppsa.fxpasses.reroll.views.columns import OpWriter, column, numbers, with_rows
 
@@ -60,26 +60,30 @@ class OperandReader:
         self.same: dict[LoggedValue, int] = {}
 
     def op(self, j: int) -> tuple[int, LoggedOp, tuple[Any, ...]]:
-        op, kinds = self.step.model[j], self.step.loop.kinds[j]
-        if any(isinstance(kind, VaryingNumber) for kind in kinds[OPERANDS:]):
+        op, relations = self.step.model[j], self.step.loop.relations[j]
+        if any(isinstance(relation, VaryingNumber) for relation in relations[OPERANDS:]):
             raise Unsupported(differs(op))
-        return j, op, tuple(self.source(kind, op) for kind in kinds)
+        return j, op, tuple(self.source(relation, op) for relation in relations)
 
-    def source(self, kind: Kind, reader: LoggedOp | None) -> Any:
+    def source(self, relation: Relation, reader: LoggedOp | None) -> Any:
         step = self.step
-        if isinstance(kind, Plain):
-            return kind.value
-        if isinstance(kind, VaryingNumber):
-            return self.number(kind, reader)
-        if isinstance(kind, Outside):
-            return self.unchanging(kind.values[0], reader) if kind.is_same else self.row(kind.values, reader)
-        if step.level[kind.op] is Level.SAME:
-            return self.unchanging(step.value(kind.op, kind.item, 0), reader)
-        if step.is_inside(kind.op):
+        if isinstance(relation, Plain):
+            return relation.value
+        if isinstance(relation, VaryingNumber):
+            return self.number(relation, reader)
+        if isinstance(relation, Outside):
             return (
-                OperandSource("carry", step.carries[kind]) if kind.before else OperandSource("made", kind.op, kind.item)
+                self.unchanging(relation.values[0], reader) if relation.is_same else self.row(relation.values, reader)
             )
-        return self.row(tuple(self.over_steps(kind)), reader)
+        if step.level[relation.op] is Level.SAME:
+            return self.unchanging(step.value(relation.op, relation.item, 0), reader)
+        if step.is_inside(relation.op):
+            return (
+                OperandSource("carry", step.carries[relation])
+                if relation.before
+                else OperandSource("made", relation.op, relation.item)
+            )
+        return self.row(tuple(self.over_steps(relation)), reader)
 
     def over_steps(self, made: Made) -> Iterator[LoggedValue]:
         for k in range(self.step.loop.steps):
@@ -115,15 +119,15 @@ class OperandReader:
             self.given[key] = made
         return OperandSource("given", list(self.given).index(key))
 
-    def number(self, kind: VaryingNumber, reader: LoggedOp | None) -> OperandSource:
+    def number(self, relation: VaryingNumber, reader: LoggedOp | None) -> OperandSource:
         known = self.step.dtype, self.step.dtype.to_complex()
         if reader is None or reader.target not in OF_NUMBERS or reader.outs[0].dtype not in known:
             raise Unsupported(differs(reader))
         dims, rows = len(reader.outs[0].shape), self.step.rows
         sizes = () if rows is None else (rows, *(1,) * (dims - 1))
-        key = "numbers", kind.values, dims
+        key = "numbers", relation.values, dims
         if key not in self.given:
-            shape = (len(kind.values), *sizes)
-            args = [list(kind.values), sizes, self.step.dtype, torch.device("cpu")]
+            shape = (len(relation.values), *sizes)
+            args = [list(relation.values), sizes, self.step.dtype, torch.device("cpu")]
             self.given[key] = self.write.one(numbers, args, shape, self.step.dtype)
         return OperandSource("given", list(self.given).index(key))

@@ -14,17 +14,17 @@ from bppsa.fxpasses.reroll.body import Body
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue, draws
 from bppsa.fxpasses.reroll.reader import body_of
 from bppsa.fxpasses.reroll.repetition.relate import UnrolledLoop
-from bppsa.fxpasses.reroll.step import WHOLE, LoopStep, Way
+from bppsa.fxpasses.reroll.step import WHOLE, LoopStep, StepCut
 from bppsa.fxpasses.reroll.views.columns import OpWriter
 
 aten = torch.ops.aten
-Fused = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
-Fuse = Callable[[Body, int], Fused]  # a step, and how many; raises `Unsupported` where it cannot be one kernel
+ScanFunction = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
+Fuse = Callable[[Body, int], ScanFunction]  # a step, and how many; raises `Unsupported` where it cannot be one kernel
 
-WAYS = (Way(), Way(given=True), Way(given=True, tail=True))
-OF_WHOLE = tuple(replace(way, whole=True) for way in WAYS)  # where the carry waits for whole numbers
-ALONE = tuple(replace(way, alone=True) for way in WAYS)  # where no dimension of the carry is the batch's
-OF_MATRICES = tuple(replace(way, moved=True) for way in WAYS)  # where it waits for values whose rows are elsewhere
+CUTS = (StepCut(), StepCut(given=True), StepCut(given=True, tail=True))
+OF_WHOLE = tuple(replace(cut, whole=True) for cut in CUTS)  # where the carry waits for whole numbers
+ALONE = tuple(replace(cut, alone=True) for cut in CUTS)  # where no dimension of the carry is the batch's
+OF_MATRICES = tuple(replace(cut, moved=True) for cut in CUTS)  # where it waits for values whose rows are elsewhere
 
 
 class Unsurveyed(Unsupported):
@@ -44,13 +44,13 @@ def rewritten(
     those that hold matrices or whole numbers, where there are any.
     """
     reasons: dict[tuple[bool, bool], Unsupported] = {}
-    for way in ways(ops, loop):
+    for cut in cuts(ops, loop):
         try:
-            step = LoopStep(ops, loop, result, way)
+            step = LoopStep(ops, loop, result, cut)
             body, write, given = body_of(step)
             fused = fuse(body, loop.steps)
         except Unsupported as unsupported:
-            reasons.setdefault((way.moved, way.whole), unsupported)
+            reasons.setdefault((cut.moved, cut.whole), unsupported)
             continue
         return finished(step, body, write, given, fused)
     told = reasons[max(reasons)]
@@ -59,9 +59,9 @@ def rewritten(
     raise told
 
 
-def ways(ops: Sequence[LoggedOp], loop: UnrolledLoop) -> Iterator[Way]:
+def cuts(ops: Sequence[LoggedOp], loop: UnrolledLoop) -> Iterator[StepCut]:
     values = [value for op in ops[loop.start : loop.stop] for value in op.outs]
-    yield from WAYS
+    yield from CUTS
     if any(value.dtype in WHOLE for value in values):
         yield from OF_WHOLE
     if any(len(value.shape) > 2 for value in values):
@@ -70,7 +70,7 @@ def ways(ops: Sequence[LoggedOp], loop: UnrolledLoop) -> Iterator[Way]:
 
 
 def finished(
-    step: LoopStep, body: Body, write: OpWriter, given: list[LoggedValue], fused: Fused
+    step: LoopStep, body: Body, write: OpWriter, given: list[LoggedValue], fused: ScanFunction
 ) -> tuple[list[LoggedOp], LoggedOp, Assembler]:
     loop, ops = step.loop, step.ops
     around = [*step.ops_before(), *step.ops_behind()]

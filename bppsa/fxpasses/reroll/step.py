@@ -19,7 +19,7 @@ WHOLE = (torch.int64, torch.int32)
 
 
 @dataclass(frozen=True)
-class Way:
+class StepCut:
     """Which ops leave the step besides those that have to. given: all that wait for no carry. tail: all that no carry
     waits for. whole: ops of whole numbers do not have to. moved: nor ops that move the rows, or merge them with
     features, as products with matrices of the batch do. alone: the values of a step have no rows, they are one."""
@@ -34,14 +34,16 @@ class Way:
 class LoopStep:
     """One step of a loop, cut into what is done before the scan, by it, and after it."""
 
-    def __init__(self, ops: Sequence[LoggedOp], loop: UnrolledLoop, result: Sequence[LoggedValue], way: Way) -> None:
-        self.ops, self.loop, self.way = ops, loop, way
+    def __init__(
+        self, ops: Sequence[LoggedOp], loop: UnrolledLoop, result: Sequence[LoggedValue], cut: StepCut
+    ) -> None:
+        self.ops, self.loop, self.cut = ops, loop, cut
         self.model = ops[loop.start : loop.start + loop.period]
         self.level = levels(loop, self.model)
         carried = [made for made in loop.starts if self.level[made.op] is Level.CARRIED]
         rows, self.dtype = self.common(carried)
-        self.rows = None if way.alone else rows
-        self.within = {(k.op, k.item) for kinds in loop.kinds for k in kinds if isinstance(k, Made)}
+        self.rows = None if cut.alone else rows
+        self.within = {(k.op, k.item) for relations in loop.relations for k in relations if isinstance(k, Made)}
         self.tail: set[int] = set()
         self.read = self.read_after(result)  # by what is behind the loop
         self.tail = self.find_tail(carried)
@@ -56,7 +58,7 @@ class LoopStep:
         """The rows of what is carried, and its dtype, or that of its parts where it is complex."""
         values = [self.made(made) for made in carried]
         real = [value for value in values if value.dtype.is_floating_point or value.dtype.is_complex]
-        shaped = [value for value in real if value.shape or self.way.alone]
+        shaped = [value for value in real if value.shape or self.cut.alone]
         if not shaped:
             raise Unsupported(Reason("carries no real or complex numbers, a row of them or one for each of the batch"))
         widest = max(shaped, key=lambda value: len(value.shape) > 1)
@@ -68,11 +70,11 @@ class LoopStep:
     def is_row(self, value: LoggedValue) -> bool:
         rows = self.rows is None or (len(value.shape) > 0 and value.shape[0] == self.rows)
         known = (self.dtype, self.dtype.to_complex(), torch.bool)
-        return rows and (value.dtype in known or (self.way.whole and value.dtype in WHOLE))
+        return rows and (value.dtype in known or (self.cut.whole and value.dtype in WHOLE))
 
     def has_place(self, value: LoggedValue) -> bool:
         """Whether a kernel may hold it, between carries and outputs that are rows."""
-        if self.way.moved and self.rows is not None and value.dtype is self.dtype:
+        if self.cut.moved and self.rows is not None and value.dtype is self.dtype:
             return size(value.shape) % self.rows == 0
         return self.is_row(value)
 
@@ -86,16 +88,19 @@ class LoopStep:
         level = self.level
         odd = [j for j in range(self.loop.period) if not all(map(self.has_place, self.read_of(j)))]
         found = {j for j in odd if level[j] is Level.CARRIED}
-        if self.way.tail:
-            reads = [{kind.op for kind in kinds if isinstance(kind, Made)} for kinds in self.loop.kinds]
+        if self.cut.tail:
+            reads = [
+                {relation.op for relation in relations if isinstance(relation, Made)}
+                for relations in self.loop.relations
+            ]
             waiting = {made.op for made in carried if made.op not in found}
             within = set().union(*(above(reads, op) for op in waiting))
             found |= {j for j in range(self.loop.period) if level[j] is Level.CARRIED and j not in within}
         grew = True
         while grew:
             before = len(found)
-            for j, kinds in enumerate(self.loop.kinds):
-                if any(isinstance(kind, Made) and kind.op in found for kind in kinds):
+            for j, relations in enumerate(self.loop.relations):
+                if any(isinstance(relation, Made) and relation.op in found for relation in relations):
                     found.add(j)
             grew = len(found) > before
         if all(made.op in found for made in carried):
@@ -117,20 +122,33 @@ class LoopStep:
     def find_before(self) -> set[int]:
         """Ops that wait for no carry, and cannot be in a kernel or are read elsewhere."""
         given = {j for j, level in enumerate(self.level) if level is Level.GIVEN}
-        found = {j for j in given if self.way.given or not self.fits(j) or any(key[0] == j for key in self.read)}
-        for kinds in self.loop.kinds:
-            found |= {kind.op for kind in kinds if isinstance(kind, Made) and kind.before and kind.op in given}
+        found = {j for j in given if self.cut.given or not self.fits(j) or any(key[0] == j for key in self.read)}
+        for relations in self.loop.relations:
+            found |= {
+                relation.op
+                for relation in relations
+                if isinstance(relation, Made) and relation.before and relation.op in given
+            }
         for j in reversed(range(self.loop.period)):
             if j in found:
-                found |= {kind.op for kind in self.loop.kinds[j] if isinstance(kind, Made) and kind.op in given}
+                found |= {
+                    relation.op
+                    for relation in self.loop.relations[j]
+                    if isinstance(relation, Made) and relation.op in given
+                }
         return found
 
     def fits(self, j: int) -> bool:
         """Whether an op that waits for no carry may be done in the kernel."""
-        op, kinds = self.model[j], self.loop.kinds[j]
-        if draws(op) or any(isinstance(kind, VaryingNumber) for kind in kinds):
+        op, relations = self.model[j], self.loop.relations[j]
+        if draws(op) or any(isinstance(relation, VaryingNumber) for relation in relations):
             return False
-        read = [value for kind in kinds if isinstance(kind, Outside) and not kind.is_same for value in kind.values[:1]]
+        read = [
+            value
+            for relation in relations
+            if isinstance(relation, Outside) and not relation.is_same
+            for value in relation.values[:1]
+        ]
         return all(map(self.is_row, (*op.outs, *read)))
 
     def find_outputs(self) -> dict[tuple[int, int], int]:
@@ -163,12 +181,12 @@ class LoopStep:
             if j in found or not self.is_inside(j):
                 continue
             found.add(j)
-            for kind in self.loop.kinds[j]:
-                if isinstance(kind, Made):
-                    if kind.before and self.level[kind.op] is Level.CARRIED:
-                        self.carry(kind)
-                    elif not kind.before:
-                        waiting.append(kind.op)
+            for relation in self.loop.relations[j]:
+                if isinstance(relation, Made):
+                    if relation.before and self.level[relation.op] is Level.CARRIED:
+                        self.carry(relation)
+                    elif not relation.before:
+                        waiting.append(relation.op)
         return sorted(found)
 
     def is_inside(self, j: int) -> bool:

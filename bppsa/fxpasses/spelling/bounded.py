@@ -26,7 +26,7 @@ SAME_NUMBERS = {
 }
 CHOICES = {aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar}
 NOTHING: Mapping[fx.Node, tuple[int, int]] = {}
-Places = Iterator[tuple[Any, int, int]]  # an index, and the least and the largest number that it may hold
+BoundedIndices = Iterator[tuple[Any, int, int]]  # an index, and the least and the largest number that it may hold
 
 
 def check_places(node: fx.Node, carries: Collection[fx.Node]) -> None:
@@ -92,25 +92,25 @@ def is_within(number: Any, low: int, high: int, held: Mapping[fx.Node, tuple[int
     return least is not None and largest is not None and low <= least and largest <= high
 
 
-def along_dimension(node: fx.Node) -> Places:
+def along_dimension(node: fx.Node) -> BoundedIndices:
     value, dim, index = node.args[:3]
     yield index, 0, value.meta["val"].shape[dim] - 1
 
 
-def filled(node: fx.Node) -> Places:
+def filled(node: fx.Node) -> BoundedIndices:
     """A negative place counts from the end."""
     for index, low, high in along_dimension(node):
         yield index, low - high - 1, high
 
 
-def indexed(node: fx.Node) -> Places:
+def indexed(node: fx.Node) -> BoundedIndices:
     value, indices = node.args[:2]
     for index, n in zip(indices, value.meta["val"].shape, strict=False):
         if index is not None and is_number(index):
             yield index, -n, n - 1
 
 
-PLACES: dict[Any, Callable[[fx.Node], Places]] = {
+PLACES: dict[Any, Callable[[fx.Node], BoundedIndices]] = {
     ONE_HOT: lambda node: iter([(node.args[0], 0, node.args[1] - 1)]),
     aten.embedding.default: lambda node: iter([(node.args[1], 0, len(node.args[0].meta["val"]) - 1)]),
     **dict.fromkeys((aten.gather.default, aten.index_select.default), along_dimension),

@@ -147,11 +147,11 @@ def lookup(table: Tensor, index: Tensor) -> Tensor:
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     if len(indices) == 1 and indices[0] is not None:
         return lookup(x, from_start(indices[0], x.shape[0]))
-    axis, at = only_axis(x, indices)
+    axis, at = only_axis(indices)
     return columns_at(x, axis, from_start(at, x.shape[axis]))
 
 
-def only_axis(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[int, Tensor]:
+def only_axis(indices: Sequence[Tensor | None]) -> tuple[int, Tensor]:
     """The one dimension that is indexed, and by what."""
     given = [(axis, at) for axis, at in enumerate(indices) if at is not None]
     if len(given) != 1 or given[0][0] == 0:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.recording.capture import Recorder
+from bppsa.fxpasses.recording.recorder import Recorder
 from bppsa.fxpasses.spelling import matrices
 from bppsa.fxpasses.spelling.bounded import check_places
 from bppsa.fxpasses.spelling.expansions import EXPANSIONS

@@ -42,13 +42,13 @@ def pad(beside: Callable[[int, int], int]) -> Callable[..., Tensor]:
             n = x.shape[axis]
             columns = [at if 0 <= at < n else beside(at, n) for at in range(-before, n + behind)]
             few(len(columns) - n)
-            x = torch.cat([x.narrow(axis, first, count) for first, count in stretches(columns)], axis)
+            x = torch.cat([x.narrow(axis, first, count) for first, count in consecutive(columns)], axis)
         return x
 
     return padded
 
 
-def stretches(columns: Sequence[int]) -> Iterator[tuple[int, int]]:
+def consecutive(columns: Sequence[int]) -> Iterator[tuple[int, int]]:
     """First and length of each run of columns that follow one another."""
     first = 0
     for i in range(1, len(columns) + 1):

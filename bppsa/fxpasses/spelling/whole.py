@@ -155,9 +155,9 @@ def joined(node: fx.Node, parts: list[MagnitudeBound], *dim: Any) -> MagnitudeBo
 
 QUOTIENTS = {aten.floor_divide.default, aten.floor_divide.Scalar}
 DIVIDES = {*QUOTIENTS, aten.remainder.Tensor, aten.remainder.Scalar, aten.fmod.Tensor, aten.fmod.Scalar}
-Rule = Callable[..., MagnitudeBound]
-FIRST: Rule = lambda node, size, *rest: size  # noqa: E731
-SIZES: dict[Any, Rule] = {
+BoundRule = Callable[..., MagnitudeBound]
+FIRST: BoundRule = lambda node, size, *rest: size  # noqa: E731
+SIZES: dict[Any, BoundRule] = {
     **dict.fromkeys((aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar, aten.rsub.Scalar), summed),
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), multiplied),
     **dict.fromkeys((aten.maximum.default, aten.minimum.default, aten.clamp.default), larger),

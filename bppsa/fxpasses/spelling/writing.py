@@ -71,7 +71,7 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
     masks = [(d, at.bool()) for d, at in enumerate(indices) if at is not None and at.dtype in MASKS]
     if masks and sum(at is not None for at in indices) == 1:
         return put_where(x, *masks[0], values, write)
-    axis, at = only_axis(x, indices)
+    axis, at = only_axis(indices)
     if at.dim() != 1:
         raise Unsupported(Reason(f"writes at an index of {list(at.shape)}", mend="use torch.scatter"))
     few(len(at))

@@ -20,7 +20,7 @@ from bppsa.plan.strategy import Division
 from bppsa.runtime.chain.operator_scan import cotangents
 from bppsa.runtime.chain.stages import StageJacobian
 from bppsa.runtime.recurrent.scan.extent import Given
-from bppsa.sparsity.links import Masks
+from bppsa.sparsity.links import NodeMasks
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class ChainProgram:
         results: Sequence[fx.Node],
         needs: Sequence[bool],
         divisions: Mapping[fx.Node, Division],
-        masks: Masks,
+        masks: NodeMasks,
     ) -> None:
         self.chain, self.results, self.needs = chain, tuple(results), tuple(needs)
         self.divisions, self.masks = divisions, masks
@@ -137,8 +137,8 @@ class ChainBackward:
         return elements[-1].mv(entering[-1]) if self.is_needed(segment[0].start) else None
 
     def by_products(self, division: Division, stages: Sequence[ChainStage], g: Tensor) -> list[Tensor] | None:
-        """By a scan that multiplies J^Ts; None where a product left the range of its type, which back-propagation may
-        stay within: it only ever forms the product with one vector."""
+        """The cotangents by a scan that multiplies J^Ts; None where a product left the range of its type, which
+        back-propagation may stay within: it only ever forms the product with one vector."""
         real = real_of(g.dtype, g.device.type)
 
         def value(node: fx.Node) -> Tensor:
@@ -157,7 +157,7 @@ class ChainBackward:
         return start.op != "placeholder" or program.needs[program.inputs.index(start)]
 
     def through(self, ends: Sequence[Tensor], grads: Given, start: fx.Node | None) -> Tensor | None:
-        """By autograd: adds to the gradients of `wanted`, and returns that of the cut `start`."""
+        """Runs back by autograd: adds to the gradients of `wanted`, and returns that of the cut `start`."""
         pairs = [(end, g) for end, g in zip(ends, grads, strict=True) if g is not None and end.requires_grad]
         asked = [i for i, tensor in enumerate(self.wanted) if tensor.requires_grad]
         at = [] if start is None or not self.start[start].requires_grad else [self.start[start]]
@@ -181,7 +181,7 @@ class ChainBackward:
 
 
 def real_of(dtype: torch.dtype, device: str) -> torch.dtype:
-    """Of what products of J^Ts are formed in: a CPU has float64 at little more cost."""
+    """The dtype in which products of J^Ts are formed: a CPU has float64 at little more cost."""
     return torch.float64 if device == "cpu" else dtype
 
 

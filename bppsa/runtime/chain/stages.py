@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from bppsa.common.chain import ChainStage
 from bppsa.sparsity.algebra import add, compose
-from bppsa.sparsity.links import Factors, Masks, links_of
+from bppsa.sparsity.links import Factors, NodeMasks, links_of
 from bppsa.sparsity.operators.transposed import TransposedJacobian
 
 
@@ -31,7 +31,7 @@ class StageJacobian:
     """J^T of a stage from the values of its nodes: one walk from its end to its start, over cotangents or operators
     (BPPSA equation 3). Series compose, branches add. masks: of the weights that were pruned."""
 
-    def __init__(self, stage: ChainStage, value: Callable[[fx.Node], Any], masks: Masks | None = None) -> None:
+    def __init__(self, stage: ChainStage, value: Callable[[fx.Node], Any], masks: NodeMasks | None = None) -> None:
         self.stage, self.value, self.masks = stage, value, masks or {}
 
     @functools.cached_property

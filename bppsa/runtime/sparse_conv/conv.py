@@ -16,7 +16,7 @@ from bppsa.codegen.sparse_conv.window import Window
 from bppsa.plan.sparse import gives_kept_alone
 from bppsa.runtime.sparse_conv.entries import Entries, Rows
 from bppsa.runtime.sparse_conv.pooling import MaxPool
-from bppsa.runtime.sparse_conv.programs.image import Image, Shape, empty
+from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
 from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
 
@@ -45,8 +45,8 @@ class Conv(RegionStep):
     def pool_by(self, pool: MaxPool) -> None:
         self.pool, self.window = pool, replace(self.window, pool=pool.window.kernel[0])
 
-    def shape(self, *inputs: Shape) -> Shape:
-        whole = Shape(inputs[0].samples, self.channels, *self.window.out)
+    def shape(self, *inputs: ImageShape) -> ImageShape:
+        whole = ImageShape(inputs[0].samples, self.channels, *self.window.out)
         return self.pool.shape(whole) if self.pool else whole
 
     def depends(self) -> Entries:

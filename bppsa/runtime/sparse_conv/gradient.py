@@ -43,7 +43,7 @@ class GradientStorage:
         self.now = now
 
     def dense(self) -> Tensor:
-        """From now on."""
+        """Has the gradient as an ordinary tensor from now on."""
         with _one_at_a_time, torch.inference_mode(False):  # what outlives an inference block is no inference tensor
             if isinstance(self.now, KeptValues):
                 self.now = self.now.dense()

@@ -23,7 +23,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class KeptValues:
-    """Of `size`, on the CPU. values: [E], at `places` [E], int32, no two alike, of the flat tensor."""
+    """Values of a tensor of `size`, on the CPU. values: [E], at `places` [E], int32, no two alike, of the flat
+    tensor."""
 
     values: Tensor
     places: Tensor

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from bppsa.codegen.sparse_conv import native
 from bppsa.errors import Reason, Unsupported
-from bppsa.runtime.sparse_conv.programs.image import Image, Shape, empty
+from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
 from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
 
 
 class Moments(NamedTuple):
-    """Of each channel, float64 [C]; of_batch: of this batch, else the running ones."""
+    """Mean and variance of each channel, float64 [C]; of_batch: of this batch, else the running ones."""
 
     mean: Place
     rstd: Place
@@ -33,7 +33,7 @@ class BatchNorm(RegionStep):
         self.of_batch, self.follow, self.relu = of_batch, follow, relu
         self._numbers: tuple[tuple[float, ...], Tensor] | None = None
 
-    def shape(self, *inputs: Shape) -> Shape:
+    def shape(self, *inputs: ImageShape) -> ImageShape:
         s = inputs[0]
         if self.of_batch and s.samples * s.pixels == 1:
             raise Unsupported(Reason("a batch norm in training needs more than one value a channel"))

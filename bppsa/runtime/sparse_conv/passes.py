@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.runtime.sparse_conv.programs.image import Image, Shape, join, pack, unpack
+from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, join, pack, unpack
 from bppsa.runtime.sparse_conv.programs.program import Place, RegionProgram, Writer
 from bppsa.runtime.sparse_conv.programs.step import Keep, SavedImages, Wanted
 from bppsa.runtime.sparse_conv.region import Node, Region
@@ -83,7 +83,7 @@ def write_forward(
     given, placed = [to.tensor() for _ in sizes], places(to, params)
     extras = [[to.tensor() for _ in range(count)] for count in brought]
     values = {
-        v: uses.add(pack(to, place, Shape(*size), repeat=True, kept=v in kept), region.readers[v])
+        v: uses.add(pack(to, place, ImageShape(*size), repeat=True, kept=v in kept), region.readers[v])
         for v, place, size in zip(region.inputs, given, sizes, strict=True)
     }
     own: list[Any] = []
@@ -110,7 +110,7 @@ def write_backward(
     writer = _Cotangents(region, forward, to)
     for v, place, size in zip(region.outputs, places(to, given), forward.outputs, strict=True):
         if place is not None:
-            writer.begin(v, place, Shape(*size))
+            writer.begin(v, place, ImageShape(*size))
     params = places(to, forward.params)
     needed, param_needs = region.needed(needs), needs[len(region.inputs) :]
     gradients: list[Gradient] = []
@@ -140,7 +140,7 @@ def write_backward(
 
 @dataclass
 class _Cotangents:
-    """Of each value, those that its readers have found so far."""
+    """The cotangents of each value that its readers have found so far."""
 
     region: Region
     forward: RegionForward
@@ -150,7 +150,7 @@ class _Cotangents:
     def __post_init__(self) -> None:
         self.uses = Uses(self.to)
 
-    def begin(self, value: int, place: Place, shape: Shape) -> None:
+    def begin(self, value: int, place: Place, shape: ImageShape) -> None:
         self.found[value] = [self.uses.add(pack(self.to, place, shape, repeat=False))]
 
     def joined(self, value: int) -> Image:
@@ -176,7 +176,8 @@ class _Cotangents:
         needed: set[int],
         compact: bool,
     ) -> None:
-        """From the cotangent of a node's output to those of its inputs. asked: where its parameters' gradients go."""
+        """Goes from the cotangent of a node's output to those of its inputs. asked: where its parameters' gradients
+        go."""
         region, values = self.region, self.forward.values
         x = node.inputs[0]
         rectified = x in region.rectified and x not in region.masked_late
@@ -190,7 +191,7 @@ class _Cotangents:
 
 
 def places(to: Writer, tensors: Sequence[object]) -> list[Place | None]:
-    """Of those that there are."""
+    """The places of those tensors that there are."""
     return [to.tensor() if there is not None and there is not False else None for there in tensors]
 
 
@@ -198,5 +199,5 @@ def chosen(params: Sequence[Place | None], node: Node) -> list[Place | None]:
     return [None if i is None else params[i] for i in node.params]
 
 
-def size_of(shape: Shape, dims: int) -> torch.Size:
+def size_of(shape: ImageShape, dims: int) -> torch.Size:
     return torch.Size((shape.samples, shape.channels, shape.height, shape.width)[:dims])

@@ -8,13 +8,14 @@ from itertools import compress
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from bppsa.codegen.language.ir import Access, Expr, Kernel, Op, const, load
 from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, kernel
 from bppsa.common.chain import Role
-from bppsa.runtime.sparse_conv.programs.image import Image, Shape, empty, pack
+from bppsa.common.graph import ancestors
+from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty, pack
 from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
 
@@ -38,16 +39,12 @@ class Pointwise(RegionStep):
         back = (self.function.backward(lanes),) if self.function.reached else ()
         return self.function.forward(lanes), *back, *((zeros(dtype),) if self.flat else ())
 
-    def shape(self, *inputs: Shape) -> Shape:
+    def shape(self, *inputs: ImageShape) -> ImageShape:
         return inputs[0]
 
     def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
-        read, waiting = set[fx.Node](), list(compress(self.function.transposed.streams, inputs))
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node not in read:
-                read.add(node)
-                waiting += node.all_input_nodes
+        cotangents = compress(self.function.transposed.streams, inputs)
+        read = ancestors(node for node in cotangents if node is not None)
         roles = [self.origin(node.meta["role"]) for node in read if node.op == "placeholder"]
         return [Role("stream", i) in roles for i in range(len(inputs))], ()
 
@@ -100,7 +97,7 @@ class Dropout(RegionStep):
     def kernels(self, dtype: torch.dtype) -> tuple[Kernel]:
         return (product(dtype),)
 
-    def shape(self, *inputs: Shape) -> Shape:
+    def shape(self, *inputs: ImageShape) -> ImageShape:
         return inputs[0]
 
     def brings(self, dtype: torch.dtype, extras: Sequence[Any]) -> Sequence[Tensor]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from bppsa.codegen.sparse_conv import native
-from bppsa.codegen.sparse_conv.window import Pair, Window
-from bppsa.runtime.sparse_conv.programs.image import Image, Shape, empty
+from bppsa.codegen.sparse_conv.window import IntPair, Window
+from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
 from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
 
@@ -28,8 +28,8 @@ class MaxPool(RegionStep):
         w = self.window
         return w == Window(w.size, (2, 2), (2, 2)) and w.size[0] % 2 == w.size[1] % 2 == 0
 
-    def shape(self, *inputs: Shape) -> Shape:
-        return Shape(inputs[0].samples, inputs[0].channels, *self.window.out)
+    def shape(self, *inputs: ImageShape) -> ImageShape:
+        return ImageShape(inputs[0].samples, inputs[0].channels, *self.window.out)
 
     def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
         return (inputs[0],), ()
@@ -51,7 +51,7 @@ class MaxPool(RegionStep):
 
     def spread(self, to: Writer, g: Image, places: Place, mask: Place | None = None) -> Image:
         """The input's cotangent. mask: the output, where the input was rectified."""
-        to_x = empty(to, Shape(g.shape.samples, g.shape.channels, *self.window.size))
+        to_x = empty(to, ImageShape(g.shape.samples, g.shape.channels, *self.window.size))
         kernel = native.images(to.dtype).max_pool_backward
         to.call(kernel, g.data, to_x.data, places, mask, self._numbers, g.planes, to_x.threads)
         return to_x
@@ -61,7 +61,7 @@ class MaxPool(RegionStep):
 class Means:
     """Output i of an axis is `shares[i]` times the sum over places `bounds[i]` of the input."""
 
-    bounds: tuple[Pair, ...]
+    bounds: tuple[IntPair, ...]
     shares: tuple[float, ...]
 
 
@@ -77,15 +77,15 @@ def average(size: int, kernel: int, stride: int, padding: int, count_padding: bo
 
 
 class MeanPool(RegionStep):
-    def __init__(self, size: Pair, down: Means, across: Means) -> None:
+    def __init__(self, size: IntPair, down: Means, across: Means) -> None:
         self.out = len(down.bounds), len(across.bounds)
         self._bounds = torch.tensor([*down.bounds, *across.bounds])
         self._shares = torch.tensor([*down.shares, *across.shares], dtype=torch.float64)
         self._sizes = torch.tensor([*size, *self.out])
         self.size, self.means = size, (down, across)
 
-    def shape(self, *inputs: Shape) -> Shape:
-        return Shape(inputs[0].samples, inputs[0].channels, *self.out)
+    def shape(self, *inputs: ImageShape) -> ImageShape:
+        return ImageShape(inputs[0].samples, inputs[0].channels, *self.out)
 
     def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
         return (inputs[0],), ()
@@ -101,7 +101,7 @@ class MeanPool(RegionStep):
     def backward(
         self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
     ) -> tuple[Image]:
-        to_x = empty(to, Shape(g.shape.samples, g.shape.channels, *self.size))
+        to_x = empty(to, ImageShape(g.shape.samples, g.shape.channels, *self.size))
         self._write(to, g, to_x, transposed=True)
         return (to_x,)
 

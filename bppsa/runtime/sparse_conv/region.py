@@ -40,7 +40,7 @@ class Region:
     saves: dict[tuple[bool, ...], list[bool]] = field(default_factory=dict)  # what `saved` has found
 
     def depends(self) -> list[Any]:
-        """Of each step, what else than shapes its calls depend on at present."""
+        """What else than shapes the calls of each step depend on at present."""
         return [node.step.depends() for node in self.nodes]
 
     @cached_property
@@ -70,7 +70,7 @@ class Region:
         return frozenset(found)
 
     def saved(self, needs: tuple[bool, ...]) -> list[bool]:
-        """Of inputs and parameters, those that nobody may change until the backward has run. needs: as of `needed`"""
+        """Which of the inputs and parameters nobody may change until the backward has run. needs: as of `needed`"""
         found = self.saves.get(needs)
         if found is None:
             found = self.saves[needs] = self._read_by_backward(needs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bppsa.codegen.sparse_conv.native import images
-from bppsa.runtime.sparse_conv.programs.image import Image, Shape, empty
+from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
 from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
 
@@ -16,7 +16,7 @@ class ImageSum(RegionStep):
     def __init__(self, relu: bool) -> None:
         self.relu = relu
 
-    def shape(self, *inputs: Shape) -> Shape:
+    def shape(self, *inputs: ImageShape) -> ImageShape:
         return inputs[0]
 
     def forward(
@@ -39,12 +39,12 @@ class Flatten(RegionStep):
 
     masks = renames = True
 
-    def shape(self, *inputs: Shape) -> Shape:
+    def shape(self, *inputs: ImageShape) -> ImageShape:
         return inputs[0].flat()
 
     def forward(
         self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
-    ) -> tuple[Image, Shape]:
+    ) -> tuple[Image, ImageShape]:
         (x,) = inputs
         return x.reshaped(x.shape.flat()), x.shape
 

@@ -36,8 +36,8 @@ from bppsa.runtime.transport.connections import connect
 from bppsa.runtime.transport.differences import differences
 from bppsa.runtime.transport.failures import Failures, confidant
 from bppsa.runtime.transport.headers import HeaderReader, HeaderWriter
-from bppsa.runtime.transport.layout import Packed, pack, unpack
-from bppsa.runtime.transport.table import Key, Table
+from bppsa.runtime.transport.layout import PackedMessage, pack, unpack
+from bppsa.runtime.transport.table import MessageKey, Table
 from bppsa.runtime.transport.watch import Frame, Watch
 from bppsa.schedule.programs.messages import Message
 
@@ -75,7 +75,7 @@ class GroupTransport:
         self._changed = threading.Condition()  # holds for all below
         self._table = Table()
         self._shares = 0  # in this step
-        self._shared: dict[Key, dict[int, Any]] = {}  # by step and number of the share, by rank
+        self._shared: dict[MessageKey, dict[int, Any]] = {}  # by step and number of the share, by rank
         self._signatures: dict[int, dict[int, Mapping[str, str]]] = {}  # by step, by rank
         self._failures = Failures(self._changed, self.rank, self.size)
         self._carrier = Carrier(group, self._wire)
@@ -202,7 +202,7 @@ class GroupTransport:
         summary = "".join(traceback.format_exception_only(error)).strip()
         self._give_up(f"worker {self.rank} hears no messages any more: {summary}")
 
-    def _on_want(self, peer: _Peer, key: Key, body: bytes | bytearray) -> None:
+    def _on_want(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
         for number in array("I", body):
             wanted = (key[0], number)
             with self._changed:
@@ -210,7 +210,7 @@ class GroupTransport:
             if packed is not None:
                 self._transmit(peer, wanted, packed)
 
-    def _on_data(self, peer: _Peer, key: Key, body: bytes | bytearray) -> None:
+    def _on_data(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
         packed, tag = peer.reader.read(body)
         ended = partial(self._arrived, key, packed)
         if packed.large:
@@ -218,12 +218,12 @@ class GroupTransport:
         else:
             ended()
 
-    def _on_sign(self, peer: _Peer, key: Key, body: bytes | bytearray) -> None:
+    def _on_sign(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
         signature = pickle.loads(body)
         with self._changed:
             self._signed(key[0], peer.rank, signature)
 
-    def _on_share(self, peer: _Peer, key: Key, body: bytes | bytearray) -> None:
+    def _on_share(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
         value = pickle.loads(body)
         with self._changed:
             self._shared.setdefault(key, {})[peer.rank] = value
@@ -231,15 +231,15 @@ class GroupTransport:
                 self._failures.finished(peer.rank, key[0])
             self._changed.notify_all()
 
-    def _on_job(self, peer: _Peer, key: Key, body: bytes | bytearray) -> None:
+    def _on_job(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
         with self._changed:
             self._failures.doing(peer.rank, body.decode())
 
-    def _on_fail(self, peer: _Peer, key: Key, body: bytes | bytearray) -> None:
+    def _on_fail(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
         with self._changed:
             self._failures.failed(key[0], body.decode())
 
-    def _on_gone(self, peer: _Peer, key: Key, body: bytes | bytearray) -> None:
+    def _on_gone(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
         with self._changed:
             self._failures.gone(key[1], body.decode())
 
@@ -259,14 +259,14 @@ class GroupTransport:
         with self._changed:
             self._wait(lambda: {peer for peer, directions in unmet.items() if directions})
 
-    def _transmit(self, peer: _Peer, key: Key, packed: Packed) -> None:
+    def _transmit(self, peer: _Peer, key: MessageKey, packed: PackedMessage) -> None:
         with peer.lock:
             letter, tag = peer.writer.write(packed)
             self._watch.tell(peer.rank, Frame(_DATA, *key, letter, packed.small))
             if packed.large:
                 self._carrier.send(peer.rank, packed.large, tag, partial(self._lost_group, peer.rank))
 
-    def _arrived(self, key: Key, packed: Packed) -> None:
+    def _arrived(self, key: MessageKey, packed: PackedMessage) -> None:
         with self._changed:
             if key[0] >= self._step:
                 self._table.arrived[key] = packed
@@ -299,7 +299,7 @@ class GroupTransport:
 
 
 # Not bound to a transport: one that held them would be in a reference cycle, and not closed when it is let go.
-_HANDLERS: dict[int, Callable[[GroupTransport, _Peer, Key, bytes | bytearray], None]] = {
+_HANDLERS: dict[int, Callable[[GroupTransport, _Peer, MessageKey, bytes | bytearray], None]] = {
     _WANT: GroupTransport._on_want,
     _DATA: GroupTransport._on_data,
     _SIGN: GroupTransport._on_sign,

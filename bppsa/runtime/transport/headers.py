@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from bppsa.runtime.transport.carrier import TAGS
-from bppsa.runtime.transport.layout import Layout, Packed, buffers
+from bppsa.runtime.transport.layout import Layout, PackedMessage, buffers
 
 _FORMS = 1024  # that are remembered; with more, as from lengths that are never the same, numbers begin again
 
@@ -27,13 +27,13 @@ _SIZE = struct.Struct("<I")  # bytes of the pickled letter, behind which the sma
 
 
 class HeaderWriter:
-    """Of the letters to one rank, which it reads in the order in which they are written."""
+    """Writes the headers of the letters to one rank, which it reads in the order in which they are written."""
 
     def __init__(self) -> None:
         self.numbers: dict[Layout, int] = {}
         self.tag = 0  # of the next large tensor
 
-    def write(self, packed: Packed) -> tuple[bytes, int]:
+    def write(self, packed: PackedMessage) -> tuple[bytes, int]:
         """The letter, behind which come the small tensors, and the tag of the first large one."""
         number, layout = self.numbers.get(packed.layout), None
         if number is None:
@@ -47,17 +47,17 @@ class HeaderWriter:
 
 
 class HeaderReader:
-    """Of the letters from one rank. wire: the device of the large tensors."""
+    """Reads the headers of the letters from one rank. wire: the device of the large tensors."""
 
     def __init__(self, wire: torch.device) -> None:
         self.layouts: dict[int, Layout] = {}
         self.wire = wire
 
-    def read(self, body: bytes | bytearray) -> tuple[Packed, int]:
+    def read(self, body: bytes | bytearray) -> tuple[PackedMessage, int]:
         """The value with room for the large tensors, and the tag of the first of them."""
         (size,), rest = _SIZE.unpack_from(body), memoryview(body)[_SIZE.size :]
         letter: _Letter = pickle.loads(rest[:size])
         if letter.layout is not None:
             self.layouts[letter.number] = letter.layout
         layout = self.layouts[letter.number]
-        return Packed(layout, (rest[size:],), buffers(layout, self.wire), letter.objects), letter.tag
+        return PackedMessage(layout, (rest[size:],), buffers(layout, self.wire), letter.objects), letter.tag

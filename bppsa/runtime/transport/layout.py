@@ -52,7 +52,7 @@ def _with_containers(containers: Any, leaves: tuple[TensorLayout | None, ...]) -
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedMessage:
     """small: the bytes of the inline tensors, in pieces; large: the others, each one dimension of uint8 on the wire's
     device; objects: the leaves that are no tensors, pickled."""
 
@@ -62,7 +62,7 @@ class Packed:
     objects: bytes
 
 
-def pack(value: Any, wire: torch.device) -> Packed:
+def pack(value: Any, wire: torch.device) -> PackedMessage:
     """Takes a pytree apart. Large tensors that are contiguous and on the wire's device are not copied."""
     leaves, tree = pytree.tree_flatten(value)
     layouts: list[TensorLayout | None] = []
@@ -83,7 +83,7 @@ def pack(value: Any, wire: torch.device) -> Packed:
             large.append(_as_bytes(leaf, wire))
     objects = tuple(leaf for leaf, layout in zip(leaves, layouts, strict=True) if layout is None)
     pickled = pickle.dumps(objects) if objects else b""
-    return Packed(Layout(tree, tuple(layouts)), tuple(small), tuple(large), pickled)
+    return PackedMessage(Layout(tree, tuple(layouts)), tuple(small), tuple(large), pickled)
 
 
 def buffers(layout: Layout, wire: torch.device) -> tuple[Tensor, ...]:
@@ -92,7 +92,7 @@ def buffers(layout: Layout, wire: torch.device) -> tuple[Tensor, ...]:
     return tuple(torch.empty(size, dtype=torch.uint8, device=wire) for size in sizes)
 
 
-def unpack(packed: Packed, device: torch.device, into: Sequence[Tensor] | None = None) -> Any:
+def unpack(packed: PackedMessage, device: torch.device, into: Sequence[Tensor] | None = None) -> Any:
     """The value again. device: of tensors that were not on the CPU; into: tensors that take the values, in order."""
     small = _joined(packed.small)
     objects = iter(pickle.loads(packed.objects) if packed.objects else ())

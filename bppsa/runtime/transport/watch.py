@@ -70,7 +70,7 @@ class Listener(Protocol):
         """The thread ends, as a call of the listener has raised."""
 
 
-class _Line:
+class _WatchedConnection:
     """The connection to one peer: what is still to be written, and what was read of an unfinished frame."""
 
     def __init__(self, peer: int, connection: socket.socket) -> None:
@@ -160,7 +160,7 @@ class Watch:
     """
 
     def __init__(self, connections: dict[int, socket.socket], listener: Listener) -> None:
-        self._lines = {peer: _Line(peer, connection) for peer, connection in connections.items()}
+        self._lines = {peer: _WatchedConnection(peer, connection) for peer, connection in connections.items()}
         self._listener = weakref.ref(listener)
         self._closing = False
         self._selector = selectors.DefaultSelector()
@@ -228,7 +228,7 @@ class Watch:
             while self._woken.recv(4096):
                 pass
 
-    def _hear(self, line: _Line) -> None:
+    def _hear(self, line: _WatchedConnection) -> None:
         is_open = line.read()
         listener = self._listener()
         for frame in line.frames():

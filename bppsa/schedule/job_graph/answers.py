@@ -19,7 +19,7 @@ T = TypeVar("T")
 def answers(
     role: str, function: Callable[[int, int, str], T], jobs: Iterable[Job], takes: str = "(s, b, d)"
 ) -> Iterator[T]:
-    """Of each job. Raises ScheduleError where the function cannot be asked, or fails."""
+    """The function's answer for each job. Raises ScheduleError where the function cannot be asked, or fails."""
     for s, b, d in jobs:
         try:
             answer = function(s, b, d)

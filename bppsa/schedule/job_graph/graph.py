@@ -159,7 +159,7 @@ def ranks(schedule: Schedule, jobs: Grid | Listed) -> list[int]:
 
 
 def durations(jobs: Grid | Listed, owner: list[int], worker: list[int], prices: Prices) -> list[Any]:
-    """Of each job, with the fetch of its weights where that is not hidden."""
+    """How long each job takes, with the fetch of its weights where that is not hidden."""
     price, fetch = prices.job, prices.weights
     duration = list(answers("the cost", lambda s, b, d: price[d](s, b), jobs, takes="(s, b)"))
     for number in no_cost(duration):
@@ -199,7 +199,7 @@ def by_line(line: list[int], rank: list[int], count: int) -> list[list[int]]:
 
 
 def linked(edges: Edges, nodes: int) -> tuple[list[list[int]], list[int]]:
-    """Of each node its successors, and how many predecessors it has."""
+    """The successors of each node, and how many predecessors it has."""
     successors: list[list[int]] = [[] for _ in range(nodes)]
     waiting = [0] * nodes
     for p, q in edges:

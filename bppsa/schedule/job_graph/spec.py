@@ -21,7 +21,7 @@ DIRECTIONS = (F, B)
 SPLIT = (F, B, W)
 
 Job = tuple[int, int, str]  # (s, b, d)
-Place = tuple[int, int]  # (owner of the stage's weights, worker that runs the job)
+JobPlace = tuple[int, int]  # (owner of the stage's weights, worker that runs the job)
 Jobs = Callable[[int, int, str], Iterable[Job] | None]  # None: no jobs
 
 # greedy: a worker that is free starts the ready job with the smallest n. pending: the one that has been ready for
@@ -54,7 +54,7 @@ class Schedule:
         ScheduleError: the policy or the directions are none (a ValueError).
     """
 
-    w: Callable[[int, int, str], Place]
+    w: Callable[[int, int, str], JobPlace]
     n: Callable[[int, int, str], Any] | None = None
     pred: Jobs | None = None
     jobs: Sequence[Job] | None = None

@@ -60,7 +60,7 @@ Items = Callable[[Action], Sequence[Item]]
 
 
 def with_messages(lists: Sequence[Sequence[Action]], reads: Items, writes: Items) -> list[list[JobStep]]:
-    """Of each worker, its jobs with the messages between workers: an item goes once to each worker that reads it, is
+    """The jobs of each worker, with the messages between workers: an item goes once to each worker that reads it, is
     sent by the job that makes it and received by the worker's first job that reads it.
 
     Raises ScheduleError where an item is read that no job makes.

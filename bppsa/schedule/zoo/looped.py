@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule.job_graph.spec import Recipe, Schedule
@@ -57,14 +58,7 @@ def depth_first(G: int = 1, R: int | None = None) -> Recipe:
     """lpp's placement; a worker takes the job that has been ready for longest (U)."""
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
-        h, workers = groups(S, W, G, R)
-        return Schedule(
-            w=lambda s, b, d: (h(s, b), h(s, b)),
-            n=backward_first,
-            policy="pending",
-            W=workers,
-            note=uneven(S, W, G, R, workers),
-        )
+        return replace(lpp(G, R).build(S, B, W), n=backward_first, policy="pending")
 
     return Recipe(call("depth_first", G=G, R=R), build)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule.job_graph.spec import SPLIT, Job, Place, Recipe, Schedule
+from bppsa.schedule.job_graph.spec import SPLIT, Job, JobPlace, Recipe, Schedule
 from bppsa.schedule.zoo.shared import backward_first, call, forward_first, in_flight
 
 
@@ -76,7 +76,7 @@ def v_schedule() -> Recipe:
     def build(S: int, B: int, W: int | None = None) -> Schedule:
         R = (S + 1) // 2
 
-        def w(s: int, b: int, d: str) -> Place:
+        def w(s: int, b: int, d: str) -> JobPlace:
             r = s if s < R else 2 * R - 1 - s
             return r, r
 

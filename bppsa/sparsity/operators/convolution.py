@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Size, Tensor
+from torch import Tensor
 
-from bppsa.sparsity.operators.transposed import TransposedJacobian
+from bppsa.sparsity.operators.transposed import FromTensors
 from bppsa.sparsity.patterns.pattern import Pattern
 from bppsa.sparsity.patterns.templates import fill
 from bppsa.sparsity.patterns.windows import ConvPlan, Windows, conv_plan
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Convolution(TransposedJacobian):
+class Convolution(FromTensors):
     """x [B, Ci, *grid] to out [B, Co, *grid]; both are read for their shapes only.
 
     Args:
@@ -35,14 +35,6 @@ class Convolution(TransposedJacobian):
     groups: int
     mask: Tensor | None = None
     structure: ClassVar[str] = "sparse"
-
-    @property
-    def in_size(self) -> Size:
-        return self.x.shape[1:]
-
-    @property
-    def out_size(self) -> Size:
-        return self.out.shape[1:]
 
     @property
     def held(self) -> int:

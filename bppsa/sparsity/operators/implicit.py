@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Size, Tensor
+from torch import Tensor
 
-from bppsa.sparsity.operators.transposed import TransposedJacobian
+from bppsa.sparsity.operators.transposed import FromTensors
 from bppsa.sparsity.patterns.colour import coloured
 from bppsa.sparsity.patterns.pattern import Pattern
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Implicit(TransposedJacobian):
+class Implicit(FromTensors):
     """J^T known by its product and its pattern, and never formed: slices, reductions, softmax.
 
     Args:
@@ -31,14 +31,6 @@ class Implicit(TransposedJacobian):
     structure: str = "sparse"
     shared: bool = False
     values: Callable[[], Tensor] | None = None
-
-    @property
-    def in_size(self) -> Size:
-        return self.x.shape[1:]
-
-    @property
-    def out_size(self) -> Size:
-        return self.out.shape[1:]
 
     @property
     def pattern(self) -> Pattern:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Size, Tensor
+from torch import Tensor
 
 from bppsa.errors import BudgetError, Reason
-from bppsa.sparsity.operators.transposed import TransposedJacobian
+from bppsa.sparsity.operators.transposed import FromTensors, TransposedJacobian
 from bppsa.sparsity.patterns import reach
 from bppsa.sparsity.patterns.colour import coloured
 from bppsa.sparsity.patterns.pattern import Pattern
@@ -33,14 +33,14 @@ class Link:
             g = factor.mv(g)
         return g
 
-    def rows(self, rows: reach.Rows) -> reach.Rows:
+    def rows(self, rows: reach.ReachingRows) -> reach.ReachingRows:
         for factor in reversed(self.factors):
             rows = rows if factor.structure in ("identity", "diagonal") else reach.product(factor.pattern, rows)
         return rows
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Network(TransposedJacobian):
+class Network(FromTensors):
     """Values are numbered in the order of their computation, and links stand in the order of their targets.
 
     Args:
@@ -60,14 +60,6 @@ class Network(TransposedJacobian):
         n, m = self.shape
         ops = sum(any(factor.structure != "identity" for factor in link.factors) for link in self.links)
         return f"Network {n} x {m} of {ops} ops"
-
-    @property
-    def in_size(self) -> Size:
-        return self.x.shape[1:]
-
-    @property
-    def out_size(self) -> Size:
-        return self.out.shape[1:]
 
     @functools.cached_property
     def held(self) -> int:

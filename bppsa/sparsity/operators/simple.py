@@ -8,26 +8,18 @@ from typing import ClassVar
 import torch
 from torch import Size, Tensor
 
-from bppsa.sparsity.operators.transposed import TransposedJacobian
+from bppsa.sparsity.operators.transposed import FromTensors, TransposedJacobian
 from bppsa.sparsity.patterns.flat import flat
 from bppsa.sparsity.patterns.pattern import Pattern
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Identity(TransposedJacobian):
+class Identity(FromTensors):
     """The op copies or reshapes the elements of a row, x [B, *n] to out [B, *m], N = M."""
 
     x: Tensor
     out: Tensor
     structure: ClassVar[str] = "identity"
-
-    @property
-    def in_size(self) -> Size:
-        return self.x.shape[1:]
-
-    @property
-    def out_size(self) -> Size:
-        return self.out.shape[1:]
 
     @property
     def held(self) -> int:

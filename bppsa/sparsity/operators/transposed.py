@@ -84,3 +84,18 @@ class TransposedJacobian(ABC):
     def to_sparse_csr(self) -> Tensor:
         """As torch's CSR tensor, of the shape of `dense`: every entry of the pattern is stored, also where it is 0."""
         return self.pattern.csr(self.entries())
+
+
+class FromTensors(TransposedJacobian):
+    """One of a dataclass that holds the op's input x [B, *n] and output [B, *m], or stand-ins of their shapes."""
+
+    x: Tensor
+    out: Tensor
+
+    @property
+    def in_size(self) -> Size:
+        return self.x.shape[1:]
+
+    @property
+    def out_size(self) -> Size:
+        return self.out.shape[1:]

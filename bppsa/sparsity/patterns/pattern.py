@@ -30,7 +30,7 @@ class Pattern:
 
     @classmethod
     def from_entries(cls, rows: Tensor, columns: Tensor, shape: tuple[int, int]) -> Pattern:
-        """From the coordinates of the entries, int64 [E] each, in any order."""
+        """The pattern with entries at these coordinates, int64 [E] each, in any order."""
         n, m = shape
         flat = torch.unique(rows * m + columns)  # sorted: row by row, columns ascending
         rows, columns = flat // max(m, 1), flat % max(m, 1)
@@ -39,7 +39,7 @@ class Pattern:
 
     @classmethod
     def from_mask(cls, mask: Tensor) -> Pattern:
-        """From a bool [N, M]."""
+        """The pattern of the True entries of a bool [N, M]."""
         rows, columns = mask.cpu().nonzero(as_tuple=True)
         return cls.from_entries(rows, columns, (mask.shape[0], mask.shape[1]))
 
@@ -105,7 +105,7 @@ class Pattern:
 
     @cached_property
     def digest(self) -> bytes:
-        """Of all that the pattern is: equal patterns have equal digests."""
+        """A digest of all that the pattern is: equal patterns have equal ones."""
         content = hashlib.blake2b(repr(self.shape).encode(), digest_size=16)
         for part in (self.indptr, self.indices):
             content.update(part.contiguous().numpy().data)

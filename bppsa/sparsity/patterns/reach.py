@@ -10,15 +10,15 @@ import torch
 
 from bppsa.sparsity.patterns.pattern import Pattern
 
-Rows = list[int]
+ReachingRows = list[int]
 CHUNK = 1 << 24  # bits that are unpacked at once
 
 
-def identity(m: int) -> Rows:
+def identity(m: int) -> ReachingRows:
     return [1 << column for column in range(m)]
 
 
-def product(pattern: Pattern, rows: Rows) -> Rows:
+def product(pattern: Pattern, rows: ReachingRows) -> ReachingRows:
     """The rows of `pattern` [N, K] times the matrix of which `rows` are the K rows."""
     ends, columns = pattern.indptr.tolist(), pattern.indices.tolist()
     known: dict[frozenset[int] | tuple[int, ...], int] = {}
@@ -35,11 +35,11 @@ def product(pattern: Pattern, rows: Rows) -> Rows:
     return found
 
 
-def union(a: Rows | None, b: Rows) -> Rows:
+def union(a: ReachingRows | None, b: ReachingRows) -> ReachingRows:
     return b if a is None else [x if x is y else x | y for x, y in zip(a, b, strict=True)]
 
 
-def unpack(rows: Rows, m: int) -> Pattern:
+def unpack(rows: ReachingRows, m: int) -> Pattern:
     """The pattern [N, M] of these rows."""
     width = -(-m // 8)
     bits = torch.arange(8)

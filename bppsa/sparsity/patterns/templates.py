@@ -17,7 +17,7 @@ from torch import Tensor
 
 from bppsa.sparsity.patterns.pattern import Pattern
 
-Line = tuple[Pattern, Tensor]  # of one dimension, the tap of each entry beside it
+TemplateLine = tuple[Pattern, Tensor]  # of one dimension, the tap of each entry beside it
 MOST = 64  # runs; where there are more, an index for each value is the shorter way
 
 
@@ -41,7 +41,7 @@ class Template:
     start: int
 
 
-def runs(line: Line) -> list[TapRun]:
+def runs(line: TemplateLine) -> list[TapRun]:
     """The runs of one dimension; places under no tap have no entries."""
     pattern, tap = line
     ends, taps = pattern.indptr.tolist(), tap.tolist()
@@ -59,8 +59,8 @@ def runs(line: Line) -> list[TapRun]:
     return [run for run in (*found, *open_runs.values()) if run.taps]
 
 
-def templates(lines: Sequence[Line], kernel: Sequence[int]) -> tuple[Template, ...]:
-    """Of the whole grid; none where there are too many."""
+def templates(lines: Sequence[TemplateLine], kernel: Sequence[int]) -> tuple[Template, ...]:
+    """The templates of the whole grid; none where there are too many."""
     by_line = [runs(line) for line in lines]
     if math.prod(map(len, by_line)) > MOST:
         return ()

@@ -14,7 +14,7 @@ import torch
 from torch import Size, Tensor
 
 from bppsa.sparsity.patterns.pattern import Pattern
-from bppsa.sparsity.patterns.templates import Line, Template, templates
+from bppsa.sparsity.patterns.templates import Template, TemplateLine, templates
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Windows:
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
 
-    def line(self, d: int, size: int, count: int) -> Line:
+    def line(self, d: int, size: int, count: int) -> TemplateLine:
         """Dimension d, `size` long under `count` windows: the pattern [size, count], and the tap of each entry."""
         taps = torch.arange(self.kernel[d])
         window = torch.arange(count)[:, None].expand(-1, len(taps))
@@ -41,12 +41,12 @@ class Windows:
         indptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(place, minlength=size).cumsum(0)])
         return Pattern(indptr, window[order], (size, count)), tap[order]
 
-    def grid(self, size: Sequence[int], count: Sequence[int]) -> Line:
+    def grid(self, size: Sequence[int], count: Sequence[int]) -> TemplateLine:
         """All dimensions: the pattern [places, windows], and the number of each entry's tap."""
         return crossed([self.line(d, *n) for d, n in enumerate(zip(size, count, strict=True))], self.kernel)
 
 
-def crossed(lines: Sequence[Line], kernel: Sequence[int]) -> Line:
+def crossed(lines: Sequence[TemplateLine], kernel: Sequence[int]) -> TemplateLine:
     """The grid of these lines: its pattern, and the number of each entry's tap in the whole kernel."""
     pattern, taps = lines[0]
     for (line, tap), length in zip(lines[1:], kernel[1:], strict=True):
@@ -62,7 +62,7 @@ def together(a: Pattern, left: Tensor, b: Pattern, right: Tensor) -> tuple[Patte
     return pattern, total
 
 
-def transposed(pattern: Pattern, numbers: Tensor) -> Line:
+def transposed(pattern: Pattern, numbers: Tensor) -> TemplateLine:
     """The transpose, its entries' numbers brought along."""
     order = torch.argsort(pattern.indices, stable=True)
     indptr = torch.bincount(pattern.indices, minlength=pattern.shape[1]).cumsum(0)

@@ -14,7 +14,7 @@ from bppsa.sparsity.rules.registry import rule
 
 
 def product(*factors: Tensor) -> Tensor:
-    """Of matrices [B, n, m], as sums of products, for which there is a kernel."""
+    """The product of matrices [B, n, m], as sums of products, for which there is a kernel."""
     first, *others = factors
     for other in others:
         first = (first.unsqueeze(3) * other.unsqueeze(1)).sum(2)
@@ -78,7 +78,7 @@ def cholesky(a: Tensor, eye: Tensor, below: Tensor, *, out: Tensor) -> tuple[Imp
 
 @rule(ops.GRAM_INVERSE)
 def gram_inverse(a: Tensor, eye: Tensor, *, out: Tensor) -> tuple[Implicit, None]:
-    """Of (a a^T)^-1, a lower triangular; the gradient is that of all entries of a, as PyTorch's is."""
+    """J^T of (a a^T)^-1, a lower triangular; the gradient is that of all entries of a, as PyTorch's is."""
     return full(a, out, lambda g: -product(out, g + turned(g), out, a)), None
 
 

@@ -66,7 +66,7 @@ def of_parameters(hat: Tensor, w: Tensor | None, b: Tensor | None, shape: Sequen
 
 
 def first_only(operators: Sequence[Any], outputs: int) -> tuple[tuple[Any, ...], ...]:
-    """Of an op whose other outputs are PyTorch's own notes for its backward."""
+    """The operators of an op whose other outputs are PyTorch's own notes for its backward."""
     return (tuple(operators), *(((None,) * len(operators),) * (outputs - 1)))
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import math
-import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -16,17 +15,11 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from bppsa.sparsity.operators.simple import Diagonal, Identity, select
+from bppsa.sparsity.rules.derivatives import DERIVATIVES, SIXTH, Operand, Scalar, choose
 from bppsa.sparsity.rules.registry import rule
 
 aten = torch.ops.aten
 Operators = tuple[Identity | Diagonal | None, ...]
-Number = float | int
-Operand = Tensor | Number
-
-
-def choose(condition: Tensor, yes: Operand, no: Operand, like: Tensor) -> Tensor:
-    """`torch.where` in the dtype of `like`, which two numbers alone would not have."""
-    return torch.where(condition, yes if isinstance(yes, Tensor) else like.new_full((), yes), no)
 
 
 def of_tensors(arguments: tuple[Operand, ...], operators: Operators) -> Operators:
@@ -41,90 +34,6 @@ def like(x: Operand) -> Tensor | None:
 # One argument: derivatives -------------------------------------------------------------------------------------------
 
 
-def silu(x: Tensor, out: Tensor) -> Tensor:
-    s = torch.sigmoid(x)
-    return s * (1 + x * (1 - s))
-
-
-def gelu(x: Tensor, out: Tensor, approximate: str = "none") -> Tensor:
-    if approximate == "none":
-        density = torch.exp(x * x * -0.5) * (1 / math.sqrt(2 * math.pi))
-        return (torch.erf(x * math.sqrt(0.5)) + 1) * 0.5 + x * density
-    scale, cubic = math.sqrt(2 / math.pi), 0.044715
-    t = torch.tanh((x + x * x * x * cubic) * scale)
-    return (t + 1) * 0.5 + x * (1 - t * t) * (x * x * (3 * cubic) + 1) * (0.5 * scale)
-
-
-def in_single(number: float) -> float:
-    """PyTorch's backward holds some constants in single precision, whatever the tensors' dtype is."""
-    (rounded,) = struct.unpack("f", struct.pack("f", number))
-    return float(rounded)
-
-
-SIXTH = in_single(1 / 6)
-
-
-def elu(x: Tensor, out: Tensor, alpha: Number = 1, scale: Number = 1, input_scale: Number = 1) -> Tensor:
-    return choose(x <= 0, torch.exp(x * input_scale) * (alpha * scale * input_scale), scale, x)
-
-
-def softplus(x: Tensor, out: Tensor, beta: Number = 1, threshold: Number = 20) -> Tensor:
-    return choose(x * beta > threshold, 1.0, torch.sigmoid(x * beta), x)
-
-
-def mish(x: Tensor, out: Tensor) -> Tensor:
-    t = torch.tanh(torch.nn.functional.softplus(x, threshold=math.inf))
-    return t + x * torch.sigmoid(x) * (1 - t * t)
-
-
-def erf(x: Tensor, out: Tensor) -> Tensor:
-    return torch.exp(-(x * x)) * (2 / math.sqrt(math.pi))
-
-
-def beside_zero(x: Tensor, derivative: Tensor) -> Tensor:
-    """Of Bessel functions of order one: 1/2 at zero, as PyTorch has it."""
-    return torch.where(torch.abs(x) > torch.finfo(x.dtype).eps, derivative, 0.5)
-
-
-def logit(x: Tensor, out: Tensor, eps: float | None = None) -> Tensor:
-    """Outside NaN, or 0 where the value is bounded."""
-    low, high, outside = (0.0, 1.0, math.nan) if eps is None else (eps, 1 - eps, 0.0)
-    within = torch.logical_not(torch.logical_or(x < low, x > high))
-    return choose(within, torch.reciprocal(torch.abs(x) * (1 - x)), outside, x)  # of -0.0 too it is inf
-
-
-DERIVATIVES: dict[Any, Callable[..., Operand]] = {
-    aten.neg.default: lambda x, out: -1.0,
-    aten.abs.default: lambda x, out: torch.sign(x),
-    aten.exp.default: lambda x, out: out,
-    aten.expm1.default: lambda x, out: out + 1,
-    aten.log.default: lambda x, out: torch.reciprocal(x),
-    aten.log1p.default: lambda x, out: torch.reciprocal(x + 1),
-    aten.sqrt.default: lambda x, out: 0.5 / out,
-    aten.rsqrt.default: lambda x, out: out * out * out * -0.5,
-    aten.reciprocal.default: lambda x, out: -(out * out),
-    aten.sin.default: lambda x, out: torch.cos(x),
-    aten.cos.default: lambda x, out: -torch.sin(x),
-    aten.tanh.default: lambda x, out: 1 - out * out,
-    aten.sigmoid.default: lambda x, out: out * (1 - out),
-    aten.silu.default: silu,
-    aten.gelu.default: gelu,
-    aten.elu.default: elu,
-    aten.softplus.default: softplus,
-    aten.mish.default: mish,
-    aten.logit.default: logit,
-    aten.special_entr.default: lambda x, out: -(torch.log(x) + 1),
-    aten.celu.default: lambda x, out, alpha=1.0: elu(x, out, alpha, 1, 1 / in_single(alpha)),
-    aten.erf.default: erf,
-    aten.special_i1.default: lambda x, out: beside_zero(x, torch.i0(x) - out / x),
-    aten.special_i1e.default: lambda x, out: beside_zero(
-        x, torch.special.i0e(x) - out * (torch.sign(x) + torch.reciprocal(x))
-    ),
-    aten.atanh.default: lambda x, out: torch.reciprocal(1 - x * x),
-    aten.leaky_relu.default: lambda x, out, slope=0.01: choose(x > 0, 1.0, slope, x),
-}
-
-
 def from_derivative(derivative: Callable[..., Operand]) -> Callable[..., Operators]:
     def unary(x: Tensor, *args: Any, out: Tensor, **kwargs: Any) -> Operators:
         return (Diagonal(derivative(x, out, *args, **kwargs), like=x),)
@@ -137,7 +46,7 @@ for _target, _derivative in DERIVATIVES.items():
 
 
 @rule(aten.pow.Tensor_Scalar)
-def power(x: Tensor, exponent: Number, *, out: Tensor) -> Operators:
+def power(x: Tensor, exponent: Scalar, *, out: Tensor) -> Operators:
     if exponent == 0:
         return (None,)
     return (Diagonal(x * 2 if exponent == 2 else torch.pow(x, exponent - 1) * exponent, like=x),)
@@ -157,33 +66,33 @@ def relu(x: Tensor, *, out: Tensor) -> Operators:
 
 
 @rule(aten.hardtanh.default)
-def hardtanh(x: Tensor, low: Number = -1, high: Number = 1, *, out: Tensor) -> Operators:
+def hardtanh(x: Tensor, low: Scalar = -1, high: Scalar = 1, *, out: Tensor) -> Operators:
     return (select(torch.logical_and(x > low, x < high), x),)
 
 
 @rule(aten.clamp.default)
-def clamp(x: Tensor, min: Number | None = None, max: Number | None = None, *, out: Tensor) -> Operators:
+def clamp(x: Tensor, min: Scalar | None = None, max: Scalar | None = None, *, out: Tensor) -> Operators:
     bounds = ([] if min is None else [x >= min]) + ([] if max is None else [x <= max])
     return (select(functools.reduce(torch.logical_and, bounds), x),)
 
 
 @rule(aten.clamp_min.default)
-def clamp_min(x: Tensor, min: Number, *, out: Tensor) -> Operators:
+def clamp_min(x: Tensor, min: Scalar, *, out: Tensor) -> Operators:
     return clamp(x, min, out=out)
 
 
 @rule(aten.clamp_max.default)
-def clamp_max(x: Tensor, max: Number, *, out: Tensor) -> Operators:
+def clamp_max(x: Tensor, max: Scalar, *, out: Tensor) -> Operators:
     return clamp(x, None, max, out=out)
 
 
 @rule(aten.threshold.default)
-def threshold(x: Tensor, threshold: Number, value: Number, *, out: Tensor) -> Operators:
+def threshold(x: Tensor, threshold: Scalar, value: Scalar, *, out: Tensor) -> Operators:
     return (select(torch.logical_not(x <= threshold), x),)
 
 
 @rule(aten.hardshrink.default, aten.softshrink.default)
-def shrink(x: Tensor, bound: Number = 0.5, *, out: Tensor) -> Operators:
+def shrink(x: Tensor, bound: Scalar = 0.5, *, out: Tensor) -> Operators:
     return (select(torch.logical_not(torch.logical_and(x >= -bound, x <= bound)), x),)
 
 
@@ -198,7 +107,7 @@ def hardswish(x: Tensor, *, out: Tensor) -> Operators:
 
 
 @rule(aten.masked_fill.Scalar)
-def masked_fill(x: Tensor, mask: Tensor, value: Number, *, out: Tensor) -> Operators:
+def masked_fill(x: Tensor, mask: Tensor, value: Scalar, *, out: Tensor) -> Operators:
     return select(torch.logical_not(mask), x), None
 
 
@@ -210,24 +119,24 @@ def where(condition: Tensor, x: Tensor, y: Tensor, *, out: Tensor) -> Operators:
 # Two and more arguments ----------------------------------------------------------------------------------------------
 
 
-def scaling(factor: Number, x: Operand, out: Tensor) -> Identity | Diagonal | None:
+def scaling(factor: Scalar, x: Operand, out: Tensor) -> Identity | Diagonal | None:
     if not isinstance(x, Tensor):
         return None
     return Identity(x, out) if factor == 1 else Diagonal(factor, like=x)
 
 
 @rule(aten.add.Tensor, aten.add.Scalar)
-def add(a: Operand, b: Operand, alpha: Number = 1, *, out: Tensor) -> Operators:
+def add(a: Operand, b: Operand, alpha: Scalar = 1, *, out: Tensor) -> Operators:
     return of_tensors((a, b), (scaling(1, a, out), scaling(alpha, b, out)))
 
 
 @rule(aten.sub.Tensor, aten.sub.Scalar)
-def sub(a: Operand, b: Operand, alpha: Number = 1, *, out: Tensor) -> Operators:
+def sub(a: Operand, b: Operand, alpha: Scalar = 1, *, out: Tensor) -> Operators:
     return of_tensors((a, b), (scaling(1, a, out), scaling(-alpha, b, out)))
 
 
 @rule(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(a: Operand, b: Operand, alpha: Number = 1, *, out: Tensor) -> Operators:
+def rsub(a: Operand, b: Operand, alpha: Scalar = 1, *, out: Tensor) -> Operators:
     return of_tensors((a, b), (scaling(-alpha, a, out), scaling(1, b, out)))
 
 
@@ -245,7 +154,7 @@ def div(a: Operand, b: Operand, *, out: Tensor) -> Operators:
 
 
 @rule(aten.addcmul.default)
-def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: Number = 1, out: Tensor) -> Operators:
+def addcmul(x: Tensor, a: Tensor, b: Tensor, *, value: Scalar = 1, out: Tensor) -> Operators:
     return Identity(x, out), Diagonal(b if value == 1 else b * value), Diagonal(a if value == 1 else a * value)
 
 

@@ -16,10 +16,10 @@ from bppsa.sparsity.rules.conv import each
 from bppsa.sparsity.rules.registry import rule
 
 aten = ops.aten
-Grid = Callable[[], Pattern]  # of one channel
+MakePattern = Callable[[], Pattern]  # of one channel
 
 
-def selected(x: Tensor, out: tuple[Tensor, Tensor], grid: Grid) -> tuple[tuple[Implicit], tuple[None]]:
+def selected(x: Tensor, out: tuple[Tensor, Tensor], grid: MakePattern) -> tuple[tuple[Implicit], tuple[None]]:
     """x [B, C, *grid]; out: the maxima and their places in the grid, [B, C, *windows] both."""
     y, place = out
     planes, places = x.shape[1], x.shape[2:].numel()

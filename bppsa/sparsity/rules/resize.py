@@ -22,7 +22,7 @@ def only(d: int, values: Sequence[Any], other: Any) -> list[Any]:
 
 
 def average(op: Any, backward: Any) -> Callable[..., tuple[Implicit]]:
-    """Of avg_pool2d and avg_pool3d."""
+    """The rule of avg_pool2d and avg_pool3d."""
 
     def avg_pool(
         x: Tensor,
@@ -51,7 +51,7 @@ def average(op: Any, backward: Any) -> Callable[..., tuple[Implicit]]:
 
 
 def adaptive(op: Any, backward: Any) -> Callable[..., tuple[Implicit]]:
-    """Of _adaptive_avg_pool2d and _adaptive_avg_pool3d."""
+    """The rule of _adaptive_avg_pool2d and _adaptive_avg_pool3d."""
 
     def adaptive_avg_pool(x: Tensor, size: Sequence[int], *, out: Tensor) -> tuple[Implicit]:
         def along(d: int, one: Tensor) -> Tensor:
@@ -63,7 +63,7 @@ def adaptive(op: Any, backward: Any) -> Callable[..., tuple[Implicit]]:
 
 
 def interpolation(op: Any, backward: Any) -> Callable[..., tuple[Implicit]]:
-    """Of upsample_*d: options are `align_corners`, where the mode has it, and the scales of the dimensions."""
+    """The rule of upsample_*d: options are `align_corners`, where the mode has it, and the scales of the dimensions."""
 
     def upsample(x: Tensor, size: Sequence[int], *options: Any, out: Tensor, **named: Any) -> tuple[Implicit]:
         scales = len(size)

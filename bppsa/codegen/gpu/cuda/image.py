@@ -16,7 +16,7 @@ ENTRY, EXIT, OWN, OWN_BEFORE = "entry", "exit", "own", "own before"
 AFTER_A_STEP = {ENTRY: EXIT, EXIT: ENTRY, OWN: OWN_BEFORE, OWN_BEFORE: OWN}
 CARRIED = (Kind.STATE, Kind.RUNNING)
 
-Slot = tuple[str, str]  # of which row, and as it is when
+ImageSlot = tuple[str, str]  # of which row, and as it is when
 Range = tuple[int, int]
 
 
@@ -24,14 +24,14 @@ Range = tuple[int, int]
 class Waiting:
     """What was written to and read from the image since all threads last met."""
 
-    written: dict[Slot, set[Range]] = field(default_factory=dict)
-    read: set[Slot] = field(default_factory=set)
+    written: dict[ImageSlot, set[Range]] = field(default_factory=dict)
+    read: set[ImageSlot] = field(default_factory=set)
 
-    def before_reading(self, slot: Slot) -> bool:
+    def before_reading(self, slot: ImageSlot) -> bool:
         """Whether all have to meet first."""
         return slot in self.written
 
-    def before_writing(self, slot: Slot, low: int, high: int) -> bool:
+    def before_writing(self, slot: ImageSlot, low: int, high: int) -> bool:
         return slot in self.read or any(a < high and low < z for a, z in self.written.get(slot, ()))
 
     def met(self) -> None:
@@ -55,7 +55,7 @@ class ImageLayout:
     offsets: dict[str, int]
     size: int
 
-    def at(self, slot: Slot, column: int) -> str:
+    def at(self, slot: ImageSlot, column: int) -> str:
         """The address, as C++; `odd` is the parity of the step."""
         name, when = slot
         half = "(1 - odd)" if when is EXIT else "odd"

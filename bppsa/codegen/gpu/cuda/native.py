@@ -17,7 +17,7 @@ from bppsa.codegen.language.ir import Kernel, Kind
 from bppsa.errors import BuildError
 
 TYPES = {"int": ctypes.c_int, "long long": ctypes.c_longlong}
-Sums = list[tuple[Tensor, Tensor]]  # a COLUMN_SUM, and a part of it from each row
+PartialRows = list[tuple[Tensor, Tensor]]  # a COLUMN_SUM, and a part of it from each row
 
 
 def cuda_kernel(kernel: Kernel, real: str) -> CudaKernel | TritonKernel:
@@ -90,11 +90,11 @@ def check(result: tuple[Any, ...]) -> Any:
 
 def arguments_of(
     kernel: Kernel, tensors: Sequence[Tensor], steps: int, rows: int, active: Tensor | None, reverse: bool
-) -> tuple[list[int], Sums, Tensor | None]:
+) -> tuple[list[int], PartialRows, Tensor | None]:
     """What the printed function takes, in order; column sums, which are to be added up afterwards; and the lengths of
     rows, to be kept until the kernel has run. active: int64 [T], never rising."""
     given: list[int] = []
-    sums: Sums = []
+    sums: PartialRows = []
     for b, tensor in zip(kernel.arguments, tensors, strict=True):
         if b.kind is Kind.COLUMN_SUM:
             sums.append((tensor, tensor.new_zeros(rows, b.width)))

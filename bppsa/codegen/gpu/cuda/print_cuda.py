@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 
+from bppsa.codegen.gpu.cuda.held import Fetch, Held
 from bppsa.codegen.gpu.cuda.image import ENTRY, EXIT, Waiting
 from bppsa.codegen.gpu.cuda.lanes import Lanes, lanes_of
-from bppsa.codegen.gpu.cuda.step import Fetch, Held, ThreadPrinter
+from bppsa.codegen.gpu.cuda.step import ThreadPrinter
 from bppsa.codegen.gpu.cuda.text import row_at
 from bppsa.codegen.language.ir import Buffer, Kernel, Kind
 from bppsa.errors import Reason, Unsupported
@@ -197,7 +198,7 @@ class RowPrinter:
                 yield "}"
 
     def widths(self) -> set[int]:
-        """Of all groups of columns that threads own."""
+        """The widths of all groups of columns that threads own."""
         rows = [b.width for b in self.kernel.buffers if b.name in self.step.imaged]
         parts = [h.width for held in self.carried.values() for h in held]
         asked = [f.width for f in self.step.fetches] + [g.width for g in self.kernel.groups]

@@ -6,10 +6,11 @@ threads read goes through the image in shared memory (`image`), and what no step
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from bppsa.codegen.gpu.cuda import image
-from bppsa.codegen.gpu.cuda.image import CARRIED, Slot, Waiting
+from bppsa.codegen.gpu.cuda.held import Fetch, Held, PieceNames, latest, overlap, stored_columns
+from bppsa.codegen.gpu.cuda.image import CARRIED, ImageSlot, Waiting
 from bppsa.codegen.gpu.cuda.lanes import HeldWeight, Lanes, weight_of
 from bppsa.codegen.gpu.cuda.text import ACROSS, CUDA, literal, row_at
 from bppsa.codegen.language.ir import (
@@ -25,27 +26,6 @@ from bppsa.codegen.language.ir import (
     Store,
 )
 from bppsa.errors import Reason, Unsupported
-
-Names = tuple[str, ...]  # of a value: a variable for each piece of a thread's columns; one where all threads have it
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """What every step reads of memory and none has written: `width` columns, or one that all threads read."""
-
-    buffer: Buffer
-    after: bool
-    column: int
-    width: int
-
-
-@dataclass(frozen=True)
-class Held:
-    """Columns of a row that threads hold in variables, as the group that stored them owns them."""
-
-    column: int
-    width: int
-    names: Names
 
 
 class ThreadPrinter:
@@ -73,7 +53,7 @@ class ThreadPrinter:
         self.fetches: dict[Fetch, int] = {}
         self.vectors: dict[tuple[str, int, int], str] = {}
         self.weights: dict[HeldWeight, str] = {}
-        self.sums: dict[tuple[str, int, int], Names] = {}
+        self.sums: dict[tuple[str, int, int], PieceNames] = {}
         self.is_met = False
         self.count = 0
         for group in kernel.groups:
@@ -95,7 +75,7 @@ class ThreadPrinter:
         buffer = self.buffers[access.buffer]
         return access.buffer, stores if buffer.kind is Kind.RUNNING else access.after
 
-    def slot(self, side: tuple[str, bool]) -> Slot:
+    def slot(self, side: tuple[str, bool]) -> ImageSlot:
         buffer = self.buffers[side[0]]
         return buffer.name, image.when(buffer, leaves=self.leaves(buffer, side[1]))
 
@@ -106,12 +86,12 @@ class ThreadPrinter:
         self.waiting.met()
         self.is_met = True
 
-    def read(self, slot: Slot) -> None:
+    def read(self, slot: ImageSlot) -> None:
         if self.waiting.before_reading(slot):
             self.meet()
         self.waiting.read.add(slot)
 
-    def write(self, slot: Slot, low: int, high: int) -> None:
+    def write(self, slot: ImageSlot, low: int, high: int) -> None:
         if self.waiting.before_writing(slot, low, high):
             self.meet()
         self.waiting.written.setdefault(slot, set()).add((low, high))
@@ -125,7 +105,7 @@ class ThreadPrinter:
     # ---- a group
 
     def group(self, group: Group) -> None:
-        values: dict[Expr, Names] = {}
+        values: dict[Expr, PieceNames] = {}
         for node in group.nodes():
             if isinstance(node.payload, Access):
                 values[node] = self.load(node.payload, group.width)
@@ -142,12 +122,12 @@ class ThreadPrinter:
             else:
                 self.commit(store.target, names, 1 if store.reduce in FOLDS else group.width)
 
-    def evaluate(self, text: str, args: list[Names]) -> Names:
+    def evaluate(self, text: str, args: list[PieceNames]) -> PieceNames:
         pieces = max(map(len, args))
         return tuple(self.new(text.format(*(a[min(i, len(a) - 1)] for a in args))) for i in range(pieces))
 
-    def load(self, access: Access, width: int) -> Names:
-        """Of columns that no group stored: from memory. Of columns that one stored alike: from its variables."""
+    def load(self, access: Access, width: int) -> PieceNames:
+        """Reads columns that no group stored from memory, and columns that one stored alike from its variables."""
         buffer = self.buffers[access.buffer]
         width = 1 if access.broadcast else width
         if buffer.kind is Kind.VECTOR:
@@ -173,7 +153,7 @@ class ThreadPrinter:
             raise Unsupported(Reason("columns of memory and of the step together", f"load of {buffer.name}"))
         return bool(asked & found)
 
-    def load_shared(self, side: tuple[str, bool], column: int, width: int) -> Names:
+    def load_shared(self, side: tuple[str, bool], column: int, width: int) -> PieceNames:
         if not self.want(self.buffers[side[0]]):
             return ("real(0)",) * self.lanes.pieces(width)
         slot = self.slot(side)
@@ -194,15 +174,15 @@ class ThreadPrinter:
         full = [] if self.lanes.is_full(width, piece) else [f"unit + {piece * self.lanes.units} < {width}"]
         return " && ".join(one + full)
 
-    def fetch(self, fetch: Fetch) -> Names:
+    def fetch(self, fetch: Fetch) -> PieceNames:
         first = self.fetches.setdefault(fetch, sum(self.lanes.pieces(f.width) for f in self.fetches))
         return tuple(f"now[{first + i}]" for i in self.pieces(fetch.width))
 
-    def vector(self, name: str, column: int, width: int) -> Names:
+    def vector(self, name: str, column: int, width: int) -> PieceNames:
         known = self.vectors.setdefault((name, column, width), f"vector{len(self.vectors)}")
         return tuple(f"{known}_{i}" for i in self.pieces(width))
 
-    def dot(self, dot: Dot, width: int) -> Names:
+    def dot(self, dot: Dot, width: int) -> PieceNames:
         """The source is read from the image; what comes from memory is put there first."""
         weight = weight_of(self.kernel, dot, width)
         held = self.weights.setdefault(weight, f"weight{len(self.weights)}")
@@ -229,7 +209,7 @@ class ThreadPrinter:
             found.append(self.new(f"sum_across<1, PARTS>({text})"))
         return tuple(found)
 
-    def put(self, slot: Slot, column: int, names: Names, width: int) -> None:
+    def put(self, slot: ImageSlot, column: int, names: PieceNames, width: int) -> None:
         self.write(slot, column, column + width)
         at = self.layout.at(slot, column)
         for i, name in enumerate(names):
@@ -241,7 +221,7 @@ class ThreadPrinter:
 
     # ---- stores
 
-    def fold(self, store: Store, names: Names, width: int) -> Names:
+    def fold(self, store: Store, names: PieceNames, width: int) -> PieceNames:
         """A fold over columns ends in all threads."""
         if store.reduce not in FOLDS:
             return names
@@ -271,7 +251,7 @@ class ThreadPrinter:
             text = both.format(text, f"load_shared(image, {at} + {warp})")
         return self.new(text)
 
-    def add_up(self, target: Access, names: Names, width: int) -> None:
+    def add_up(self, target: Access, names: PieceNames, width: int) -> None:
         known = self.sums.get((target.buffer, target.column, width))
         if known is None:
             known = tuple(f"sum{len(self.sums)}_{i}" for i in self.pieces(width))
@@ -279,7 +259,7 @@ class ThreadPrinter:
         for i, total in enumerate(known):
             self.lines.append(f"{total} += {names[min(i, len(names) - 1)]};")
 
-    def commit(self, target: Access, names: Names, width: int) -> None:
+    def commit(self, target: Access, names: PieceNames, width: int) -> None:
         buffer, side = self.buffers[target.buffer], self.side(target, stores=True)
         names = tuple(names[min(i, len(names) - 1)] for i in self.pieces(width))
         if buffer.name in self.imaged:
@@ -301,21 +281,3 @@ class ThreadPrinter:
             for side, held in self.rows.items()
             if self.buffers[side[0]].kind in CARRIED and self.leaves(self.buffers[side[0]], side[1])
         }
-
-
-def stored_columns(kernel: Kernel) -> dict[str, set[tuple[int, int]]]:
-    found: dict[str, set[tuple[int, int]]] = {}
-    for group in kernel.groups:
-        for store in group.stores:
-            width = 1 if store.reduce in FOLDS else group.width
-            found.setdefault(store.target.buffer, set()).add((store.target.column, store.target.column + width))
-    return found
-
-
-def overlap(held: Held, column: int, width: int) -> bool:
-    return held.column < column + width and column < held.column + held.width
-
-
-def latest(held: list[Held]) -> list[Held]:
-    """Without what was stored over, as a whole or in part."""
-    return [h for i, h in enumerate(held) if not any(overlap(h, o.column, o.width) for o in held[i + 1 :])]

@@ -17,7 +17,7 @@ Moves = tuple[tuple[int, int], ...]  # (size, stride) of each axis along which a
 
 
 def tile_size(size: int) -> int:
-    """Of a tile along an axis: Triton's shapes are powers of two."""
+    """The size of a tile along an axis: Triton's shapes are powers of two."""
     return 1 << (size - 1).bit_length()
 
 

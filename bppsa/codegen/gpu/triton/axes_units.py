@@ -101,7 +101,7 @@ class UnitSearch:
         return writer, reader
 
     def accesses(self, group: Group) -> Iterator[tuple[Access, Strides, bool]]:
-        """Of buffers that the kernel writes."""
+        """The group's loads and stores of buffers that the kernel writes."""
         for node in group.nodes():
             if isinstance(node.payload, Access) and node.payload.buffer in self.owned:
                 yield node.payload, moving(node.payload, group), False

@@ -37,7 +37,7 @@ def sweep({parameters}, lengths, steps, rows, columns, chunk, direction, reverse
 
 
 @dataclass(frozen=True)
-class Printed:  # shares its name: a kernel as text, what the printer of any language returns
+class PrintedTriton:  # shares its name: a kernel as text, what the printer of any language returns
     """source: a Python module with the function `sweep`. warps: for how many it is meant; block: a program's rows.
     scratch: elements of memory that each program is given after all buffers. units: programs for each block."""
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from bppsa.codegen.gpu.triton.columns import ROWS, Block, Columns, Piece, Tile, blocks, padded
-from bppsa.codegen.gpu.triton.frame import BYTES, HEAD, STRIDES, TYPES, Printed
+from bppsa.codegen.gpu.triton.frame import BYTES, HEAD, STRIDES, TYPES, PrintedTriton
 from bppsa.codegen.gpu.triton.print_load import Loads, span
 from bppsa.codegen.gpu.triton.print_tile import StepPrinter
 from bppsa.codegen.gpu.triton.sweep_axes import has_axes, printed_axes
@@ -89,7 +89,7 @@ class Carried:
 
 
 @functools.lru_cache(maxsize=256)
-def printed(kernel: Kernel, real: str, columns: int = 1) -> Printed:
+def printed(kernel: Kernel, real: str, columns: int = 1) -> PrintedTriton:
     """`real` is "float" or "double". columns: RUNNING rows a sample."""
     if has_axes(kernel):
         return printed_axes(kernel, real)
@@ -99,7 +99,7 @@ def printed(kernel: Kernel, real: str, columns: int = 1) -> Printed:
     warps = max(1, warps_of(kernel) // 2) if halved else warps_of(kernel)
     hold = loads.held * BYTES[real] <= HELD_BYTES
     early = loads.columns_fetched * block.samples * BYTES[real] <= EARLY_BYTES * warps * THREADS_A_WARP
-    return Printed(_SweepPrinter(kernel, block, hold=hold, early=early).text(real), warps, block)
+    return PrintedTriton(_SweepPrinter(kernel, block, hold=hold, early=early).text(real), warps, block)
 
 
 def holds_weights(kernel: Kernel, real: str) -> bool:
@@ -131,7 +131,7 @@ def block_of(kernel: Kernel, columns: int) -> Block:
 
 
 def warps_of(kernel: Kernel) -> int:
-    """Of a program; its widest tile says how many it keeps busy."""
+    """The number of a program's warps: its widest tile says how many it keeps busy."""
     return max(1, widest(kernel) // COLUMNS_A_WARP)
 
 

@@ -14,7 +14,7 @@ from math import prod
 from bppsa.codegen.gpu.triton.axes_tiles import AxesTile, ColumnSet, GroupAxes, tile_size
 from bppsa.codegen.gpu.triton.axes_units import units_of
 from bppsa.codegen.gpu.triton.columns import Block
-from bppsa.codegen.gpu.triton.frame import HEAD, STRIDES, TYPES, Printed
+from bppsa.codegen.gpu.triton.frame import HEAD, STRIDES, TYPES, PrintedTriton
 from bppsa.codegen.gpu.triton.print_axes import AxesStepPrinter, Residence, mask
 from bppsa.codegen.language.ir import Kernel, Kind
 
@@ -47,17 +47,17 @@ def has_axes(kernel: Kernel) -> bool:
 
 
 def numbers(kernel: Kernel) -> int:
-    """Of the widest value that a program holds, with padding."""
+    """How many numbers the widest value has that a program holds, with padding."""
     units = units_of(kernel)
     groups = zip(kernel.groups, units.cuts, strict=True)
     return max((prod(GroupAxes(group, cut, units.count).padded) for group, cut in groups), default=1)
 
 
-def printed_axes(kernel: Kernel, real: str) -> Printed:
+def printed_axes(kernel: Kernel, real: str) -> PrintedTriton:
     """`real` is "float" or "double"."""
     sweep = _AxesSweepPrinter(kernel)
     warps = min(MOST_WARPS, max(1, numbers(kernel) // (32 * ELEMENTS_A_THREAD)))
-    return Printed(sweep.text(real), warps, Block(1, False), sweep.size, sweep.units.count)
+    return PrintedTriton(sweep.text(real), warps, Block(1, False), sweep.size, sweep.units.count)
 
 
 class _AxesSweepPrinter:
@@ -199,7 +199,7 @@ def placed(kernel: Kernel, residence: Residence) -> tuple[dict[str, int], int]:
 
 
 def strides_of(columns: ColumnSet, sizes: tuple[int, ...]) -> list[int]:
-    """Of each of a tile's axes, which the columns' moves hold merged."""
+    """The stride of each of a tile's axes, which the columns' moves hold merged."""
     found: list[int] = []
     left = [list(move) for move in columns.moves]
     for size in reversed(sizes):

@@ -19,7 +19,7 @@ Tiles = tuple[tuple[int, int], ...]  # (first column, columns)
 
 @functools.lru_cache(maxsize=256)
 def tiles(kernel: Kernel) -> tuple[Tiles, ...]:
-    """Of each group."""
+    """The tiles of each group."""
     cuts = [[0, group.width] for group in kernel.groups]
     touched = [list(columns(group)) for group in kernel.groups]
     grown = True

@@ -21,7 +21,8 @@ from bppsa.frontend.planning.forward import open_forward, solver_of, told
 from bppsa.frontend.planning.predict import choose_scan
 from bppsa.frontend.planning.sweeps import with_structure
 from bppsa.fxpasses.cell.survey import told as all_told
-from bppsa.fxpasses.recording.capture import Recorder, Recording, record
+from bppsa.fxpasses.recording.capture import Recording, record
+from bppsa.fxpasses.recording.recorder import Recorder
 from bppsa.fxpasses.reroll.body import Body
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import LoggedOp

@@ -17,7 +17,7 @@ from torch import fx
 from bppsa.common.recent import RecentMap
 from bppsa.frontend.cell.fused_cell import CellPlan
 from bppsa.frontend.loops.scans.fuse import Fused, fuse
-from bppsa.fxpasses.environment.walk import exact
+from bppsa.fxpasses.environment.key import exact
 from bppsa.fxpasses.reroll.body import Body, OperandSource
 from bppsa.fxpasses.reroll.lengths import StepNumbers, goes_with
 from bppsa.fxpasses.reroll.log.ops import LoggedValue, is_number

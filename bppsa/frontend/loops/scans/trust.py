@@ -23,7 +23,7 @@ from bppsa.fxpasses.reroll.log.replay import MOVES, Replay, unmoved
 from bppsa.fxpasses.reroll.program import LoopProgram, program_of
 from bppsa.fxpasses.theirs import is_ours, theirs
 
-Move = Callable[[Tensor, torch.Generator], Tensor]
+MoveTensor = Callable[[Tensor, torch.Generator], Tensor]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def check_in_double(witness: Witness, differs: OtherNumbers) -> None:
 
 
 def check_moved(
-    witness: Witness, moves: Sequence[Move] = MOVES, tolerance: Mapping[torch.dtype, float] = TOLERANCE
+    witness: Witness, moves: Sequence[MoveTensor] = MOVES, tolerance: Mapping[torch.dtype, float] = TOLERANCE
 ) -> None:
     """Raises `Unsupported` where the program and the log, on other numbers than the call's, do not give the same."""
     state = torch.get_rng_state()
@@ -114,7 +114,7 @@ def check_moved(
     check_numbers(expected, ours, list(given.values()), tolerance)
 
 
-def others(witness: Witness, moves: Sequence[Move]) -> tuple[dict[LoggedValue, Tensor], list[Tensor]]:
+def others(witness: Witness, moves: Sequence[MoveTensor]) -> tuple[dict[LoggedValue, Tensor], list[Tensor]]:
     """Other numbers for what is given, and what the log makes of them.
 
     Raises `Unsupported` where it cannot be run again.

@@ -103,7 +103,7 @@ def gradients_by_pytorch(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) ->
 
 
 def gradients(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:
-    """Of all outputs together, weighted by numbers that are the same in both runs."""
+    """The gradients of all outputs together, weighted by numbers that are the same in both runs."""
     wanted = [output for output in outputs if output.requires_grad]
     if not wanted or not leaves:
         return [None] * len(leaves)

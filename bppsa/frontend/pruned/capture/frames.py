@@ -41,7 +41,7 @@ OPTIONS = {
     "automatic_dynamic_remote_pgo": False,
 }
 
-Captured = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
+CapturedCall = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 _numbers = itertools.count()
 
 
@@ -58,13 +58,13 @@ def is_available() -> bool:
     return tuple(map(int, numbers)) >= OLDEST
 
 
-def captured() -> Captured:
+def captured() -> CapturedCall:
     """The forward of one module. Its first call captures it, which takes seconds if it is the first in the process.
 
     Raises NotCaptured where it cannot be captured.
     """
     code = entry.__code__.replace(co_name=f"{entry.__name__}_{next(_numbers)}")  # by its name Dynamo keeps sizes seen
-    compiled: Captured = dynamo()(types.FunctionType(code, globals()))
+    compiled: CapturedCall = dynamo()(types.FunctionType(code, globals()))
     weakref.finalize(compiled, forget, code).atexit = False
     return compiled
 

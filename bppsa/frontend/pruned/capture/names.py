@@ -23,7 +23,7 @@ from torch import nn
 from bppsa.fxpasses.environment.libraries import is_library
 from bppsa.fxpasses.environment.trail import content
 
-Table = dict[str, Any] | MappingProxyType[str, Any]
+NameTable = dict[str, Any] | MappingProxyType[str, Any]
 OF_PYTORCH = ("forward", "__call__", "_call_impl", "_conv_forward")  # methods that somebody may put another for
 OWNERS = sys.stdlib_module_names | {"torch", "numpy", "bppsa"}  # whose other names stay
 _code = attrgetter("__code__")
@@ -35,14 +35,14 @@ class Names:
     def __init__(self, root: nn.Module) -> None:
         modules = list(root.modules())
         self._known: set[type | FunctionType | partial[Any]] = set()
-        self._tables: list[Table] = list(map(vars, modules))
+        self._tables: list[NameTable] = list(map(vars, modules))
         self._names = list(map(list, self._tables))
         self._classes: list[MappingProxyType[str, Any]] = []
         self._methods: list[str] = []
         self._found: list[Any] = []
         self._functions: list[FunctionType] = []
         self._codes: list[CodeType] = []
-        self._spaces: list[Table] = []
+        self._spaces: list[NameTable] = []
         self._absent: list[str] = []
         self.watch(map(type, modules))
 
@@ -61,7 +61,7 @@ class Names:
                 self._watch_table(vars(one))
                 work.extend(self._watch_function(one) if isinstance(one, FunctionType) else followed(one.func))
 
-    def _watch_table(self, table: Table) -> None:
+    def _watch_table(self, table: NameTable) -> None:
         self._tables.append(table)
         self._names.append(list(table))
 

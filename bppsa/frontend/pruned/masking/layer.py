@@ -70,7 +70,7 @@ def has_other_hooks(module: nn.Module) -> bool:
 
 
 def ask_for_products(root: nn.Module) -> None:
-    """Of all layers that are pruned so; the products that they hold are let go."""
+    """Asks all layers that are pruned so for products; those that they hold are let go."""
     for module in root.modules():
         held = [name for name in NAMES if f"{name}_mask" in module._buffers and name in module.__dict__]
         if held:

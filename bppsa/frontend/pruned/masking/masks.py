@@ -14,7 +14,7 @@ from bppsa.errors import ArgumentError, InputError, InputValueError, Reason, Uns
 from bppsa.frontend.pruned.masking.masked import mask_given
 from bppsa.frontend.rewritten import kind_of
 
-Layer = nn.Conv2d | nn.Linear
+PrunableLayer = nn.Conv2d | nn.Linear
 LAYERS = (nn.Conv2d, nn.Linear)
 
 
@@ -51,7 +51,7 @@ def given_masks(model: nn.Module, masks: Mapping[str, Tensor] | None, sparse: st
     return found
 
 
-def has_own_weight(layer: Layer) -> bool:
+def has_own_weight(layer: PrunableLayer) -> bool:
     return isinstance(layer._parameters.get("weight"), nn.Parameter)
 
 
@@ -60,11 +60,11 @@ def is_pruning(hook: object) -> bool:
     return isinstance(hook, prune.BasePruningMethod) and hook._tensor_name in ("weight", "bias")
 
 
-def is_masked(layer: Layer) -> bool:
+def is_masked(layer: PrunableLayer) -> bool:
     return "weight_mask" in layer._buffers or mask_given(layer) is not None or may_be_masked_by_parametrization(layer)
 
 
-def may_be_masked_by_parametrization(layer: Layer) -> bool:
+def may_be_masked_by_parametrization(layer: PrunableLayer) -> bool:
     """One of the parametrizations of its weight holds a buffer of zeros and ones, of the shape of what they are made
     of, which may be more than one tensor."""
     if not parametrize.is_parametrized(layer, "weight"):

@@ -18,7 +18,7 @@ from bppsa.frontend.pruned.regions.nodes import path_of, run_node, symbols_of
 from bppsa.runtime.sparse_conv.conv import Conv
 from bppsa.runtime.sparse_conv.norm import BatchNorm
 from bppsa.runtime.sparse_conv.pooling import MaxPool
-from bppsa.runtime.sparse_conv.programs.image import Shape
+from bppsa.runtime.sparse_conv.programs.image import ImageShape
 from bppsa.runtime.sparse_conv.programs.step import RegionStep
 from bppsa.runtime.sparse_conv.region import Node, Region
 from bppsa.runtime.sparse_conv.sums import Flatten, ImageSum
@@ -29,7 +29,7 @@ class RegionValue:
     """A tensor [B, C] or [B, C, H, W] (`dims`) of the region, known by its number."""
 
     number: int
-    shape: Shape
+    shape: ImageShape
     dims: int
 
 
@@ -104,7 +104,7 @@ class Draft:
             raise Unsupported(Reason(what))
         return found
 
-    def new(self, shape: Shape, dims: int) -> RegionValue:
+    def new(self, shape: ImageShape, dims: int) -> RegionValue:
         self.values.append(RegionValue(len(self.values), shape, dims))
         return self.values[-1]
 
@@ -114,7 +114,7 @@ class Draft:
             raise Unsupported(Reason(f"{tensor.dtype} comes into a region of {self.dtype}"))
         self.check_reads(tensor)
         self.dtype = tensor.dtype
-        value = self.new(Shape(*tensor.shape), tensor.dim())
+        value = self.new(ImageShape(*tensor.shape), tensor.dim())
         self.inputs[value.number] = node
         return value
 
@@ -202,7 +202,7 @@ class Draft:
         return sum(map(reads_numbers, self.readers())) == 1 and x.number not in self.shared
 
     def readers(self) -> list[fx.Node]:
-        """Of the present node's first argument."""
+        """The readers of the present node's first argument."""
         source = self.node.args[0] if self.node and self.node.args else None
         return list(source.users) if isinstance(source, fx.Node) else []
 

@@ -18,7 +18,7 @@ from bppsa.codegen.sparse_conv.native import prepare
 from bppsa.decisions import Decision, warn_without_kernels
 from bppsa.errors import BuildError, Unsupported
 from bppsa.frontend.pruned.regions.draft import EntriesByLayer
-from bppsa.frontend.pruned.regions.grow import Environment, GraphSegment, fits, grow, run_region
+from bppsa.frontend.pruned.regions.grow import GraphSegment, KnownValues, fits, grow, run_region
 from bppsa.frontend.pruned.regions.modes import check_modes, leave_modes
 from bppsa.frontend.pruned.regions.nodes import leads_out, run_node, symbols_of
 from bppsa.frontend.pruned.regions.products import take_products_in
@@ -57,7 +57,7 @@ class GraphPlan:
             self.told[path] = [within(path, decision) for part in self.parts for decision in part.decisions]
         return self.told[path]
 
-    def masks(self, known: Environment) -> list[Tensor]:
+    def masks(self, known: KnownValues) -> list[Tensor]:
         return [known[mask] for part in self.parts for layer in part.segment.layers for mask in layer.masks]
 
 
@@ -77,7 +77,7 @@ _thread = _ThreadRun()
 
 
 def take_last_run() -> GraphRun | None:
-    """Of this thread's last call of a graph, if there was one since this was asked."""
+    """The run of this thread's last call of a graph, if there was one since this was asked."""
     ran, _thread.ran = _thread.ran, None
     return ran
 
@@ -102,7 +102,7 @@ class DynamoGraph:
 
     @untraced
     def __call__(self, *given: Any) -> Any:
-        known: Environment = dict(zip(self.names, given, strict=True))
+        known: KnownValues = dict(zip(self.names, given, strict=True))
         known.update(self.constants)
         key = self.key(given)
         plan, grad = self.plans.get(key), torch.is_grad_enabled()
@@ -142,7 +142,7 @@ class DynamoGraph:
             self.varying, self.plans = [i for i in self.varying if i not in many], {}
         return bool(many)
 
-    def discover(self, known: Environment, before: Sequence[PlannedSegment] = ()) -> GraphPlan:
+    def discover(self, known: KnownValues, before: Sequence[PlannedSegment] = ()) -> GraphPlan:
         """The plan, made while it runs: what comes out of one part says what the next is given. before: parts that have
         run."""
         parts = list(before)
@@ -171,7 +171,7 @@ class DynamoGraph:
         whole = GraphSegment(len(self.names), len(self.nodes) - 1)
         return GraphPlan([PlannedSegment(whole, [], [Decision("", "pruned", "pytorch", why)])])
 
-    def run(self, plan: GraphPlan, known: Environment) -> GraphPlan:
+    def run(self, plan: GraphPlan, known: KnownValues) -> GraphPlan:
         """The plan that this call has followed: another where masks keep so many more or fewer that it may gain."""
         untouched = True
         for i, part in enumerate(plan.parts):
@@ -185,7 +185,7 @@ class DynamoGraph:
                 untouched = False
         return plan
 
-    def run_nodes(self, segment: GraphSegment, known: Environment) -> None:
+    def run_nodes(self, segment: GraphSegment, known: KnownValues) -> None:
         own = slice(segment.start, segment.stop)
         for node, done in zip(self.nodes[own], self.unread[own], strict=True):
             if node.op != "get_attr":
@@ -193,7 +193,7 @@ class DynamoGraph:
             forget(done, known)
 
 
-def masks_fit(segment: GraphSegment, known: Environment) -> bool:
+def masks_fit(segment: GraphSegment, known: KnownValues) -> bool:
     """Whether they keep about as many weights as when the plan was made; the entries follow those of this call."""
     try:
         for layer in segment.layers:
@@ -243,7 +243,7 @@ def all_symbols(nodes: Iterable[fx.Node]) -> frozenset[Any]:
     return frozenset().union(*map(symbols_of, nodes))
 
 
-def forget(unread: list[fx.Node], known: Environment) -> None:
+def forget(unread: list[fx.Node], known: KnownValues) -> None:
     for node in unread:
         known.pop(node, None)
 

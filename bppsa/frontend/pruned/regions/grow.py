@@ -16,7 +16,7 @@ from bppsa.runtime.sparse_conv.apply import run
 from bppsa.runtime.sparse_conv.region import Region
 
 AUTOCAST = Reason("autocast, in whose precision pruned layers have no kernels")
-Environment = dict[fx.Node, Any]
+KnownValues = dict[fx.Node, Any]
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class GraphSegment:
 def grow(
     graph: list[fx.Node],
     start: int,
-    known: Environment,
+    known: KnownValues,
     entries: EntriesByLayer,
     brought: frozenset[Any] = frozenset(),
 ) -> GraphSegment:
@@ -119,7 +119,7 @@ def format_of(node: fx.Node) -> torch.memory_format:
     return torch.channels_last if type(step) is int and step == 1 else torch.contiguous_format
 
 
-def fits(segment: GraphSegment, known: Environment) -> bool:
+def fits(segment: GraphSegment, known: KnownValues) -> bool:
     """Whether its inputs are what the region was made for: those that PyTorch has computed may be anything, but for
     those that run ahead of it, as these follow from what the graph is given."""
     computed = [(x, shape) for x, shape in zip(segment.inputs, segment.shapes, strict=True) if x not in segment.ahead]
@@ -127,7 +127,7 @@ def fits(segment: GraphSegment, known: Environment) -> bool:
     return all(is_image(x) and x.shape == shape and x.dtype is segment.dtype for x, shape in given)
 
 
-def run_region(segment: GraphSegment, known: Environment) -> None:
+def run_region(segment: GraphSegment, known: KnownValues) -> None:
     assert segment.region is not None
     for node in segment.ahead:
         known[node] = run_node(node, known)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import fx
 from torch.fx.node import map_arg
 
-from bppsa.codegen.sparse_conv.window import Pair, Window
+from bppsa.codegen.sparse_conv.window import IntPair, Window
 from bppsa.errors import Reason, Unsupported
 from bppsa.frontend.pruned.regions.draft import Draft, RegionValue
 from bppsa.frontend.pruned.regions.nodes import argument
@@ -26,7 +26,7 @@ def refuse(condition: bool, what: str, mend: str = "") -> None:
         raise Unsupported(Reason(what, mend=mend))
 
 
-def pair(value: int | Sequence[int]) -> Pair:
+def pair(value: int | Sequence[int]) -> IntPair:
     if isinstance(value, int):
         return value, value
     refuse(len(value) not in (1, 2), f"a size of {len(value)} dimensions")
@@ -56,7 +56,7 @@ def conv(draft: Draft, node: fx.Node) -> RegionValue:
     return draft.layer("conv2d", window, groups, value, (weight, masks, bias))
 
 
-def padding_of(padding: Any, dilation: Pair, kernel: Sequence[int]) -> Pair:
+def padding_of(padding: Any, dilation: IntPair, kernel: Sequence[int]) -> IntPair:
     if not isinstance(padding, str):
         return pair(padding)
     if padding == "valid":

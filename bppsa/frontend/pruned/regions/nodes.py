@@ -63,7 +63,7 @@ def run_node(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
 
 
 def path_of(node: fx.Node) -> str:
-    """Of the module that the node is of, from the captured one on."""
+    """The path of the module that the node is of, from the captured one on."""
     stack = node.meta.get("nn_module_stack") or {}
     source = next(reversed(stack.values()))[0] if stack else ""  # such as L['module'].blocks._modules['0']
     return re.sub(r"_modules\['([^']+)'\]", r"\1", source.removeprefix("L['module']")).strip(".")

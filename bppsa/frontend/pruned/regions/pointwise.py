@@ -15,8 +15,9 @@ from bppsa.common.chain import Recurrence, Role, Stream
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.pruned.regions.draft import Draft, RegionValue
 from bppsa.fxpasses.network.jacobian import differentiable, transpose
-from bppsa.fxpasses.recording.capture import Recorder, record
+from bppsa.fxpasses.recording.capture import record
 from bppsa.fxpasses.recording.decompose import DECOMPOSE
+from bppsa.fxpasses.recording.recorder import Recorder
 from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.runtime.sparse_conv.pointwise import Pointwise
 

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from bppsa.common.graph import ancestors
 from bppsa.frontend.pruned.regions.modes import LEAVE, SETTERS
 from bppsa.frontend.pruned.regions.nodes import argument, is_leaf, is_parameter, writes
 
@@ -155,11 +156,4 @@ def is_changed(graph: fx.Graph, layer: fx.Node, weight: Any, leaves: Sequence[fx
 
 def parts_of(weight: Any, leaves: Sequence[fx.Node]) -> set[fx.Node]:
     """The nodes that compute the weight from its leaves."""
-    found: set[fx.Node] = set()
-    waiting = [weight]
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, fx.Node) and node not in leaves and not is_leaf(node):
-            found.add(node)
-            waiting += node.all_input_nodes
-    return found
+    return ancestors([weight], lambda node: isinstance(node, fx.Node) and node not in leaves and not is_leaf(node))

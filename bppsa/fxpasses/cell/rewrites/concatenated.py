@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
+
+from bppsa.common.graph import call
 
 aten = torch.ops.aten
 
@@ -37,9 +37,3 @@ def joins_columns(node: fx.Node) -> bool:
         return False
     values = [piece.meta["val"] for piece in node.args[0]]
     return all(value.dtype == node.meta["val"].dtype and value.dim() == 2 and value.numel() for value in values)
-
-
-def call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
-    node = graph.call_function(target, args)
-    node.meta["val"] = target(*fx.node.map_arg(args, lambda arg: arg.meta["val"]))
-    return node

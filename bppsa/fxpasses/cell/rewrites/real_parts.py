@@ -15,8 +15,8 @@ from torch import Tensor, fx
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cartesian.functions import FUNCTIONS
-from bppsa.fxpasses.cartesian.numbers import Cartesian, Part
-from bppsa.fxpasses.cartesian.rows import ARITHMETIC, STRUCTURE, Row, of_real
+from bppsa.fxpasses.cartesian.numbers import Cartesian, CartesianPart
+from bppsa.fxpasses.cartesian.rows import ARITHMETIC, STRUCTURE, CartesianRow, of_real
 from bppsa.fxpasses.cell.rewrites.line_up import CARRY, PARAM
 from bppsa.fxpasses.recording.capture import Recording
 from bppsa.fxpasses.spelling.expand import put_before
@@ -96,7 +96,7 @@ class CartesianRewrite:
             for arg in filter(self.is_gone, node.all_input_nodes):
                 node.replace_input_with(arg, self.joined(arg))
 
-    def table(self, node: fx.Node) -> Mapping[Any, Row]:
+    def table(self, node: fx.Node) -> Mapping[Any, CartesianRow]:
         """What of parameters is a function of complex numbers is computed once in any case, and what of x or for the
         outputs is one by a kernel of PyTorch's."""
         return STRUCTURE if self.level[node] == PARAM else FUNCTIONS if node in self.waiting else ARITHMETIC
@@ -107,7 +107,7 @@ class CartesianRewrite:
             raise Unsupported(reason)
         self.refused[node] = reason
 
-    def written(self, node: fx.Node, row: Row) -> Any:
+    def written(self, node: fx.Node, row: CartesianRow) -> Any:
         """What the row makes of the node's arguments."""
         if node.target is aten.view_as_real.default:
             self.select_parts(node)
@@ -214,7 +214,7 @@ def finished(result: Any, like: Tensor) -> Any:
         return whole(result)
     first = whole(next(part for part in result if isinstance(part, Tensor)))
 
-    def made(part: Part) -> Tensor:
+    def made(part: CartesianPart) -> Tensor:
         return whole(part) if isinstance(part, Tensor) else torch.full_like(first, part or 0.0)
 
     return Cartesian(made(result.re), None if result.im is None else made(result.im))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from bppsa.common.graph import ancestors
 from bppsa.errors import Reason
 from bppsa.fxpasses.axes.rows_first import with_rows_first
 from bppsa.fxpasses.cell.rewrites.concatenated import distribute_concat
@@ -65,11 +66,5 @@ def waiting(
 ) -> list[fx.Node]:
     """What depends on the carry and the next carry on it, operands before users."""
     level = levels(graph, carries, xs)
-    found: set[fx.Node] = set()
-    stack = list(nexts)
-    while stack:
-        node = stack.pop()
-        if node not in found and node.op == "call_function" and level[node] == CARRY:
-            found.add(node)
-            stack.extend(node.all_input_nodes)
+    found = ancestors(nexts, lambda node: node.op == "call_function" and level[node] == CARRY)
     return [node for node in graph.nodes if node in found]

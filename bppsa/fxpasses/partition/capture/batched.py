@@ -11,16 +11,16 @@ from typing import Any
 
 import sympy
 
-Shape = tuple[Any, ...]
+SymbolicShape = tuple[Any, ...]
 Symbols = frozenset[sympy.Symbol]
 MOST = 8  # symbols of which all choices are tried
 
 
 def batched(
-    shapes: Sequence[Shape | None],
+    shapes: Sequence[SymbolicShape | None],
     sizes: Sequence[Sequence[int] | None],
     guards: Sequence[sympy.Basic],
-    outputs: Sequence[Shape],
+    outputs: Sequence[SymbolicShape],
 ) -> tuple[bool | None, ...]:
     """Of each leaf. True is certain: the forward takes no other. False is likely: the size is that of other dimensions,
     or an output has it beside its rows. None where symbols do not tell.
@@ -71,7 +71,9 @@ def holds(guard: sympy.Basic, known: dict[sympy.Symbol, int]) -> bool:
     return bool(guard.xreplace({symbol: sympy.Integer(n) for symbol, n in known.items()}))
 
 
-def symbols_of(shapes: Sequence[Shape | None], sizes: Sequence[Sequence[int] | None]) -> dict[sympy.Symbol, int]:
+def symbols_of(
+    shapes: Sequence[SymbolicShape | None], sizes: Sequence[Sequence[int] | None]
+) -> dict[sympy.Symbol, int]:
     pairs = (
         (a, n) for shape, of in zip(shapes, sizes, strict=True) for a, n in zip(shape or (), of or (), strict=True)
     )

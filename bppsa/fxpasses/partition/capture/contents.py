@@ -23,12 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.fxpasses.environment.libraries import is_library
-from bppsa.fxpasses.environment.trail import items
+from bppsa.fxpasses.environment.trail import Read, items
 
 SIMPLE = (int, float, complex, bool, str, bytes, tuple, type(None))
 EQUAL = (int, bool, str, bytes, torch.device, torch.dtype, slice, range)  # the same where they are equal
 ATOMS = (int, float, complex, bool, str, bytes, type(None), torch.device, torch.dtype, torch.Size)  # and lead nowhere
-Read = Callable[[Any], Sequence[Any]]
+
 Lead = Callable[[Any], Iterable[Any]]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from bppsa.decisions import RECORD, Report
+from bppsa.decisions import RECORD, Report, under
 from bppsa.fxpasses.environment.names import global_names, unnamed
 from bppsa.fxpasses.partition.capture.contents import (
     ATOMS,
@@ -23,7 +23,7 @@ from bppsa.fxpasses.partition.capture.contents import (
     reader,
     slots,
 )
-from bppsa.fxpasses.partition.capture.spaces import Contents, Empty, Kept, LookedUpValues, Slots, Space, under
+from bppsa.fxpasses.partition.capture.spaces import Contents, Empty, Kept, LookedUpValues, Slots, Space
 from bppsa.fxpasses.partition.capture.whole import HOOKS, is_whole
 
 NOT_ITS_OWN = ("_parameters", "_buffers", "training", RECORD)  # which stages are given anew in each call, and ours

@@ -22,11 +22,11 @@ from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
 
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments
-from bppsa.fxpasses.partition.capture.batched import Shape, batched
+from bppsa.fxpasses.partition.capture.batched import SymbolicShape, batched
 from bppsa.fxpasses.partition.capture.exported import Exported
 
 LEAST = 2  # what export takes for granted of each symbol: a size of one is another case
-Known = dict[sympy.Symbol, tuple[int, str]]  # of a symbol, the number that it is, and where that was read
+KnownSizes = dict[sympy.Symbol, tuple[int, str]]  # of a symbol, the number that it is, and where that was read
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Sizes:
     """names, shapes: of each leaf of the arguments; None for what is no tensor."""
 
     names: tuple[str, ...]
-    shapes: tuple[Shape | None, ...]
+    shapes: tuple[SymbolicShape | None, ...]
     guards: tuple[Guard, ...]
     ranges: tuple[tuple[sympy.Symbol, int, float], ...]
     places: Mapping[str, str]  # of a size that can only be as it was, the user's line
@@ -54,7 +54,7 @@ class Sizes:
 
     def __call__(self, *arguments: Any) -> None:
         """Raises PartitionError where the graph does not hold for these, with the argument and its dimension."""
-        known: Known = {}
+        known: KnownSizes = {}
         found = []
         for i, leaf in enumerate(tree_leaves(arguments)):
             name, shape = self.names[i], self.shapes[i]
@@ -79,7 +79,7 @@ class Sizes:
             if symbol in known:
                 self.check_range(symbol, *known[symbol], low, high)
 
-    def check_equal(self, i: int, where: str, size: int, expected: Any, known: Known) -> None:
+    def check_equal(self, i: int, where: str, size: int, expected: Any, known: KnownSizes) -> None:
         if isinstance(expected, int):
             if size != expected:
                 at = f"{self.places[where]}: " if self.places.get(where) else ""
@@ -110,7 +110,7 @@ class Sizes:
                 f"decides by sizes is decided once; call it with such sizes, or give other example_inputs"
             )
 
-    def decided(self, guard: Guard, known: Known) -> str:
+    def decided(self, guard: Guard, known: KnownSizes) -> str:
         text, symbols = str(guard.holds), sorted(guard.holds.free_symbols, key=str)
         for symbol in symbols:
             text = re.sub(rf"\b{symbol}\b", known[symbol][1], text)
@@ -137,7 +137,7 @@ class Sizes:
         return found
 
 
-def value_of(expression: sympy.Basic, known: Known) -> Any:
+def value_of(expression: sympy.Basic, known: KnownSizes) -> Any:
     return expression.xreplace({symbol: sympy.Integer(size) for symbol, (size, _) in known.items()})
 
 
@@ -148,7 +148,7 @@ def sizes_of(found: Exported, arguments: Arguments) -> Sizes:
     environment = environment_of([node.meta["val"] for node in given])
     fixed, rest = fixed_by(environment, found.places), enumerate(node.meta["val"] for node in given)
     names: list[str] = []
-    shapes: list[Shape | None] = []
+    shapes: list[SymbolicShape | None] = []
     layers: list[str] = []
     places = {}
     for name, example in zip(arguments.names, arguments.examples, strict=True):

@@ -7,8 +7,9 @@ from itertools import repeat
 from operator import is_
 from typing import Any, Protocol
 
-from bppsa.fxpasses.environment.trail import MISSING
-from bppsa.fxpasses.partition.capture.contents import Read, alike
+from bppsa.decisions import under
+from bppsa.fxpasses.environment.trail import MISSING, Read
+from bppsa.fxpasses.partition.capture.contents import alike
 
 
 class Kept(Protocol):
@@ -99,7 +100,3 @@ class LookedUpValues:
         if alike(now, self.then):
             return ""
         return next(w for w, a, b in zip(self.what, now, self.then, strict=True) if not alike([a], [b]))
-
-
-def under(what: str, name: str) -> str:
-    return f"{what}.{name}" if what else name

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from bppsa.decisions import RECORD, Report
+from bppsa.decisions import RECORD, Report, under
 from bppsa.fxpasses.environment.trail import content, items
 from bppsa.fxpasses.network.models import TABLES, state_of
 from bppsa.fxpasses.partition.call.places import innermost, is_users, place_at
@@ -106,7 +106,7 @@ def of_model(model: nn.Module) -> list[Watched]:
             found += names_in(path, container)
             for key, value in container.items():
                 if key not in (*TABLES, RECORD):
-                    found += held(f"{path}.{key}" if path else key, value, met)
+                    found += held(under(path, key), value, met)
     for cls in dict.fromkeys(base for module in model.modules() for base in type(module).__mro__):
         found += held(cls.__name__, cls, met) if is_space(cls) else ()
     return found
@@ -119,7 +119,7 @@ def names_in(path: str, names: dict[str, Any]) -> Iterator[Watched]:
         return [name for name, value in names.items() if name != RECORD and not isinstance(value, Report)]
 
     for name in theirs():
-        yield Watched(f"{path}.{name}" if path else name, partial(lambda name: [names.get(name)], name))
+        yield Watched(under(path, name), partial(lambda name: [names.get(name)], name))
     yield Watched(f"which attributes {path or 'the model'} has", theirs)
 
 

@@ -27,13 +27,13 @@ from bppsa.fxpasses.partition.call.kept import kept
 from bppsa.fxpasses.partition.check.verify import in_a_row, is_on_meta, magnitude, same, tried
 from bppsa.fxpasses.theirs import theirs
 
-Known = Sequence[bool | None]
-Reading = tuple[bool, ...]  # of each leaf of the arguments, whether it has rows
+KnownRows = Sequence[bool | None]
+RowsReading = tuple[bool, ...]  # of each leaf of the arguments, whether it has rows
 Tensors = Sequence[Tensor]
 MOST = 64  # readings that are tried: all, of six arguments
 
 
-def by_rows(model: nn.Module, stages: Stages, arguments: Arguments, known: Known | None = None) -> Reading:
+def by_rows(model: nn.Module, stages: Stages, arguments: Arguments, known: KnownRows | None = None) -> RowsReading:
     """Of each leaf of the arguments. known: what symbols of sizes say, of which True alone is certain.
 
     Raises PartitionError, with the argument's name, where it cannot be told.
@@ -80,7 +80,7 @@ def untold(arguments: Arguments, i: int, why: str) -> str:
     )
 
 
-def readings(likely: Reading, open_ones: Sequence[int]) -> list[Reading]:
+def readings(likely: RowsReading, open_ones: Sequence[int]) -> list[RowsReading]:
     """All that may have rows has them, or none of these, or some."""
     counts = dict.fromkeys((0, len(open_ones), *range(1, len(open_ones))))
     wholes = (some for count in counts for some in combinations(open_ones, count))
@@ -113,10 +113,10 @@ class PartRuns:
     rows: int
     chosen: Sequence[Sequence[int]]
 
-    def told(self, example: Sequence[Any], likely: Reading, open_ones: Sequence[int]) -> list[Reading]:
+    def told(self, example: Sequence[Any], likely: RowsReading, open_ones: Sequence[int]) -> list[RowsReading]:
         """The readings that the example leaves, and other numbers after it: one if it can be told."""
         left = readings(likely, open_ones)
-        seen: list[dict[Reading, Verdict]] = []
+        seen: list[dict[RowsReading, Verdict]] = []
         varied: set[int] = set()
         for n, leaves in enumerate(numbers(example, likely, open_ones)):
             ends = self.ends(leaves)
@@ -132,7 +132,9 @@ class PartRuns:
         alike = all(equal(found[one].made, found[reading].made) for found in seen for reading in left)
         return [one] if alike and others <= varied else left
 
-    def agreeing(self, leaves: Sequence[Any], ends: Sequence[Any], left: Sequence[Reading]) -> dict[Reading, Verdict]:
+    def agreeing(
+        self, leaves: Sequence[Any], ends: Sequence[Any], left: Sequence[RowsReading]
+    ) -> dict[RowsReading, Verdict]:
         found = {reading: verdict for reading in left if (verdict := self.verdict(leaves, ends, reading))}
         fit = {reading: verdict for reading, verdict in found.items() if verdict.fits}
         fit = fit or {reading: found[reading] for reading in found if self.weighs(leaves, reading)}
@@ -141,7 +143,7 @@ class PartRuns:
         most = max(verdict.by_rows for verdict in fit.values())
         return {reading: verdict for reading, verdict in fit.items() if verdict.by_rows == most}
 
-    def verdict(self, leaves: Sequence[Any], ends: Sequence[Any], reading: Reading) -> Verdict | None:
+    def verdict(self, leaves: Sequence[Any], ends: Sequence[Any], reading: RowsReading) -> Verdict | None:
         made = []
         for chosen in self.chosen:
             found = self.ends(part_of(leaves, reading, chosen))
@@ -169,7 +171,7 @@ class PartRuns:
         total = sum(pieces) * (self.rows / sum(counts))
         return same(mean, whole) or same(total, whole) or all(same(x, whole) for x in pieces)
 
-    def weighs(self, leaves: Sequence[Any], reading: Reading) -> bool:
+    def weighs(self, leaves: Sequence[Any], reading: RowsReading) -> bool:
         """Whether the batch's loss is the parts', each by some weight, and its gradients are theirs by the same: parts
         of targets that do not count have other weights than by rows."""
         whole = self.graded(leaves)
@@ -207,7 +209,7 @@ class PartRuns:
             return tree_leaves(in_a_row(self.stages, tree_unflatten(copies(leaves), self.spec)))
 
 
-def part_of(leaves: Sequence[Any], reading: Reading, chosen: Sequence[int]) -> list[Any]:
+def part_of(leaves: Sequence[Any], reading: RowsReading, chosen: Sequence[int]) -> list[Any]:
     return [leaf[list(chosen)] if cut else leaf for leaf, cut in zip(leaves, reading, strict=True)]
 
 
@@ -246,7 +248,7 @@ def near(a: Any, b: Any) -> bool:
     return bool(torch.isclose(a, b, rtol=0, atol=rounding, equal_nan=True).all())
 
 
-def numbers(example: Sequence[Any], likely: Reading, open_ones: Sequence[int]) -> Iterator[list[Any]]:
+def numbers(example: Sequence[Any], likely: RowsReading, open_ones: Sequence[int]) -> Iterator[list[Any]]:
     """The example, and others of its kind: in an example, rows may be alike."""
     yield list(example)
     random = torch.Generator().manual_seed(0)

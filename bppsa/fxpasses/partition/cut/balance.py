@@ -93,15 +93,15 @@ def bytes_of(times: Sequence[Floats], over: Floats, limit: float) -> list[Floats
 
 
 def least_between(values: Floats, starts: npt.NDArray[np.int64]) -> Floats:
-    """The least of values[starts[j] : j + 1] for each j, from the least of all stretches of 1, 2, 4, ... values."""
+    """The least of values[starts[j] : j + 1] for each j, from the least of all windows of 1, 2, 4, ... values."""
     stops = np.arange(1, len(starts) + 1)
-    level = np.frexp(stops - starts)[1] - 1  # of the longest stretch that fits twice
+    level = np.frexp(stops - starts)[1] - 1  # of the longest window that fits twice
     found = np.empty(len(starts))
-    stretch = values
+    window = values
     for power in range(int(level.max()) + 1):
         here = level == power
-        found[here] = np.minimum(stretch[starts[here]], stretch[stops[here] - 2**power])
-        stretch = np.minimum(stretch[: -(2**power)], stretch[2**power :])
+        found[here] = np.minimum(window[starts[here]], window[stops[here] - 2**power])
+        window = np.minimum(window[: -(2**power)], window[2**power :])
     return found
 
 

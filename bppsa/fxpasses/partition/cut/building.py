@@ -10,7 +10,7 @@ from typing import Any
 from torch import fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from bppsa.common.stages import INPUT, WHOLE, Stage, Stages, Value
+from bppsa.common.stages import INPUT, WHOLE, Stage, Stages, StageValue
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.capture.sizes import Sizes
@@ -49,7 +49,9 @@ def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[
         for node in part.received:
             readers[node].append(s)
     numbers = {node: i for i, node in enumerate(readers)}
-    values = tuple(Value(node.name, made.get(node, INPUT), tuple(s), facts(node).bytes) for node, s in readers.items())
+    values = tuple(
+        StageValue(node.name, made.get(node, INPUT), tuple(s), facts(node).bytes) for node, s in readers.items()
+    )
     first = first_names(model)
     stages = []
     for s, part in enumerate(placed):

@@ -20,7 +20,7 @@ from bppsa.fxpasses.partition.call.arguments import leaf_of
 from bppsa.fxpasses.partition.capture.sizes import Sizes
 from bppsa.fxpasses.partition.ops.effects import facts
 
-Block = tuple[fx.Node, ...]
+NodeBlock = tuple[fx.Node, ...]
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Order:
     stage does again where it can, rather than be sent the result; some are in no block, because they need nothing but
     arguments and attributes."""
 
-    blocks: tuple[Block, ...]
+    blocks: tuple[NodeBlock, ...]
     light: frozenset[fx.Node]
 
     def crossing(self) -> list[int]:
@@ -136,7 +136,7 @@ def with_followers(heavy: list[fx.Node], calls: list[fx.Node]) -> list[list[fx.N
     return groups
 
 
-def merged(groups: list[list[fx.Node]], lasting: set[StorageWeakRef]) -> list[Block]:
+def merged(groups: list[list[fx.Node]], lasting: set[StorageWeakRef]) -> list[NodeBlock]:
     """Groups between the first that holds a storage and the last that writes to it, or reads it where it lasts, are one
     block."""
     first: dict[StorageWeakRef, int] = {}

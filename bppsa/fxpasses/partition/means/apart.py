@@ -143,12 +143,6 @@ def parameters(node: fx.Node) -> set[str]:
     return {given.name for given in schema.arguments} if schema is not None else set()
 
 
-def declared_kind(declared: Any) -> str:
-    """As the schema says, whether it may be left out or not."""
-    within = declared.getElementType() if declared.kind() == "OptionalType" else declared
-    return str(within.kind())
-
-
 def takes_size(node: fx.Node, rows: Set[Any]) -> bool:
     """Whether how many rows there are is an operand, as in x + len(x)."""
     schema: Any = getattr(node.target, "_schema", None)

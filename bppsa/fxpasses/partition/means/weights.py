@@ -9,13 +9,14 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import ancestors
 from bppsa.common.stages import LossMeans
 from bppsa.fxpasses.partition.call.arguments import leaf_of
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph, Output
 from bppsa.fxpasses.partition.cut.modules import stage_module
 from bppsa.fxpasses.partition.means.classes import Classes, of_classes
-from bppsa.fxpasses.partition.means.kinds import ROWS, ClassCount, Part, Quantity, SelectedCount, Unshared
 from bppsa.fxpasses.partition.means.reading import LossReading
+from bppsa.fxpasses.partition.means.sharding import ROWS, ClassCount, Inseparable, Partial, Quantity, SelectedCount
 
 
 def means_of(
@@ -43,11 +44,15 @@ def means_of(
     reading = LossReading(rows, model.get_submodule, lambda path: path not in parameters)
     give(reading, graph, arguments, by_rows, made)
     for node in graph.graph.nodes:
-        if node.op not in ("output", "placeholder") and node not in reading.kinds and node.target is not graph.sizes:
+        if (
+            node.op not in ("output", "placeholder")
+            and node not in reading.shardings
+            and node.target is not graph.sizes
+        ):
             reading.read(node)
-    found = reading.kinds[end]
-    if not isinstance(found, Part):
-        node = found.node if isinstance(found, Unshared) else end
+    found = reading.shardings[end]
+    if not isinstance(found, Partial):
+        node = found.node if isinstance(found, Inseparable) else end
         return LossMeans(place=node.meta.get("place", ""))
     return LossMeans(*quantities(model, graph, reading, found))
 
@@ -68,9 +73,9 @@ def give(
 
 
 def quantities(
-    model: nn.Module, graph: CapturedGraph, reading: LossReading, found: Part
+    model: nn.Module, graph: CapturedGraph, reading: LossReading, found: Partial
 ) -> tuple[Callable[..., Sequence[Tensor]], tuple[bool, ...], tuple[tuple[tuple[int, int], ...], ...]]:
-    """A function of the model's arguments that gives them, whether each adds up, and the ways in which they count."""
+    """A function of the model's arguments that gives them, whether each adds up, and the weights of a loss."""
     place = {node: i for i, node in enumerate(graph.graph.nodes)}
 
     def first(quantity: Quantity) -> tuple[list[int], str, int]:
@@ -78,18 +83,18 @@ def quantities(
         ignored = quantity.ignored if isinstance(quantity, ClassCount) else 0
         return [place[node] for node in nodes_of(quantity)], type(quantity).__name__, ignored
 
-    order = sorted({q for way in found.ways for q, _ in way if q != ROWS}, key=first)
+    order = sorted({q for weight in found.weights for q, _ in weight if q != ROWS}, key=first)
     number: Mapping[Quantity, int] = {ROWS: -1} | {q: i for i, q in enumerate(order)}
-    ways = tuple(sorted(tuple(sorted((number[q], power) for q, power in way)) for way in found.ways))
+    weights = tuple(sorted(tuple(sorted((number[q], power) for q, power in weight)) for weight in found.weights))
     sums = tuple(map(reading.adds_up, order))
-    return counting(model, graph, order), sums, ways
+    return counting(model, graph, order), sums, weights
 
 
 def counting(model: nn.Module, graph: CapturedGraph, order: Sequence[Quantity]) -> nn.Module:
     """A graph of what the quantities are computed by."""
     new = fx.Graph()
     copies: dict[fx.Node, fx.Node] = {}
-    needed = ancestors([node for quantity in order for node in nodes_of(quantity)])
+    needed = ancestors(node for quantity in order for node in nodes_of(quantity))
     for node in graph.graph.nodes:
         if node.op == "placeholder":
             copies[node] = new.placeholder(node.name)  # what it stands for may be no name: "others[0]"
@@ -118,13 +123,3 @@ def call_for(quantity: Quantity, copies: Mapping[fx.Node, fx.Node]) -> tuple[Cal
         return torch.sum, (copies[quantity.mask],)
     assert isinstance(quantity, fx.Node)
     return torch.detach, (copies[quantity],)
-
-
-def ancestors(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    found, stack = set[fx.Node](), list(nodes)
-    while stack:
-        node = stack.pop()
-        if node not in found:
-            found.add(node)
-            stack += node.all_input_nodes
-    return found

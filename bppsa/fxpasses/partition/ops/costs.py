@@ -6,13 +6,15 @@ On an accelerator both rates are larger, in about the same ratio or a larger one
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
+from bppsa.common.graph import tensors_in
 
 aten = torch.ops.aten
 PER_BYTE = 6.0
@@ -45,21 +47,17 @@ def flops_of(op: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:
     """Of matrix products and the like, and one for each element written."""
     formula = FORMULAS.get(op._overloadpacket)
     flops = float(formula(*args, **kwargs, out_val=out)) if formula is not None else 0.0
-    return flops if op.is_view else flops + sum(tensor.numel() for tensor in tensors_of(out))
+    return flops if op.is_view else flops + sum(tensor.numel() for tensor in tensors_in(out))
 
 
 def cost_of(op: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:
     if op.is_view:
         return 0.0
     packet = op._overloadpacket
-    written = sum(map(size, tensors_of(out)))
-    operands = {id(tensor): size(tensor) for tensor in tensors_of((args, kwargs))}
+    written = sum(map(size, tensors_in(out)))
+    operands = {id(tensor): size(tensor) for tensor in tensors_in((args, kwargs))}
     read = sum(min(each, written) if packet in GATHERS else each for each in operands.values())
     return flops_of(op, args, kwargs, out) + PER_BYTE * SWEEPS.get(packet, 1.0) * (read + written)
-
-
-def tensors_of(value: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
 def size(tensor: Tensor) -> int:

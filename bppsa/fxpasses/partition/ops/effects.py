@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import tensors_in
 from bppsa.common.stages import draws, is_product
 from bppsa.fxpasses.lines import line_now
 from bppsa.fxpasses.partition.ops.costs import cost_of, flops_of
@@ -90,7 +90,7 @@ def written(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     for position, argument in enumerate(func._schema.arguments):
         if argument.is_write or (norm and argument.name in NORM_STATISTICS):
             given = args[position] if position < len(args) else kwargs.get(argument.name)
-            yield from (leaf for leaf in tree_leaves(given) if isinstance(leaf, Tensor))
+            yield from tensors_in(given)
 
 
 def storage(tensor: Tensor) -> StorageWeakRef:
@@ -99,7 +99,7 @@ def storage(tensor: Tensor) -> StorageWeakRef:
 
 def facts_of(value: Any, watch: EffectWatch, before: Set[StorageWeakRef], state: frozenset[StorageWeakRef]) -> Facts:
     """before: the storages that earlier nodes hold. state: those of what the module that is called has."""
-    tensors = [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    tensors = tensors_in(value)
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     holds = frozenset(storage(tensor) for tensor in tensors if tensor.layout is torch.strided)
     sites = {written: site for written, site in watch.written.items() if written in before or written in state}

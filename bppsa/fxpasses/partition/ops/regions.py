@@ -25,11 +25,6 @@ class NodeModes:
         return None if self.gradients and not changed else NodeModes(self.gradients, changed)
 
 
-def region_now(devices: Iterable[str]) -> NodeModes:
-    casts = ((device, torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in devices)
-    return NodeModes(torch.is_grad_enabled(), tuple(casts))
-
-
 def enter(gradients: bool, *autocast: Autocast) -> ExitStack:
     stack = ExitStack()
     if not gradients:

@@ -12,7 +12,7 @@ from torch import Tensor
 from bppsa.errors import Reason
 from bppsa.fxpasses.recording.decompose import is_seeded
 
-Spec = tuple  # how leaves were nested: None for a leaf, a tuple for a list of them
+Nesting = tuple  # how leaves were nested: None for a leaf, a tuple for a list of them
 
 
 class Like(NamedTuple):
@@ -54,7 +54,7 @@ class LoggedOp:
         self,
         target: Callable[..., Any],
         leaves: Sequence[Any],
-        spec: Spec,
+        spec: Nesting,
         grad: bool = True,
         lines: Sequence[tuple[Any, int]] = (),
     ) -> None:
@@ -97,7 +97,7 @@ class Log:
     rest: list[Any] = field(default_factory=list)  # the targets of ops since the refusal
 
 
-def flatten(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Spec]:
+def flatten(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Nesting]:
     leaves: list[Any] = []
 
     def walk(value: Any) -> Any:
@@ -110,7 +110,7 @@ def flatten(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Spe
     return leaves, (positional, tuple([(name, walk(value)) for name, value in kwargs.items()]))
 
 
-def unflatten(leaves: Sequence[Any], spec: Spec) -> tuple[list[Any], dict[str, Any]]:
+def unflatten(leaves: Sequence[Any], spec: Nesting) -> tuple[list[Any], dict[str, Any]]:
     each = iter(leaves)
 
     def build(part: Any) -> Any:

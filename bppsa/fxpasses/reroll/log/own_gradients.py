@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.environment import trail
+from bppsa.fxpasses.environment.key import SIMPLE
 from bppsa.fxpasses.environment.names import codes, global_names
-from bppsa.fxpasses.environment.walk import SIMPLE
 from bppsa.fxpasses.lines import OURS
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue
 from bppsa.fxpasses.reroll.log.unseen import BUILTINS, CONTAINERS

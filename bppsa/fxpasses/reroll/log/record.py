@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.recording.aliases import RETURN_NEW, Geometry, marked_geometry
-from bppsa.fxpasses.recording.capture import CHECK, has_option, reads_values
+from bppsa.fxpasses.recording.aliases import Geometry, marked_geometry
 from bppsa.fxpasses.recording.decompose import is_seeded
-from bppsa.fxpasses.recording.functional import functional
+from bppsa.fxpasses.recording.recorder import CHECK, has_option, reads_values
+from bppsa.fxpasses.reroll.log.in_place import ChangesInPlace, tensors_of
 from bppsa.fxpasses.reroll.log.lines import goes_over, innermost, place, users_lines
 from bppsa.fxpasses.reroll.log.memory import TensorMemory
 from bppsa.fxpasses.reroll.log.number_inputs import NumberInputs, OpCall
@@ -27,8 +27,8 @@ from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.fxpasses.reroll.log.ops import CallInput, Like, Log, LoggedOp, LoggedValue, flatten
 from bppsa.fxpasses.reroll.log.own_gradients import OwnGradients, applying
 from bppsa.fxpasses.reroll.log.spelled import spelled
+from bppsa.fxpasses.reroll.log.targets import OVERWRITES, POSTPONED, SIZED, VIEWS_IN_PLACE, sized
 from bppsa.fxpasses.theirs import theirs
-from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten
 FEW = 64  # elements of a literal
@@ -36,35 +36,6 @@ STEPS_READ = Reason(
     "the number of steps is read from a tensor", mend="write n = int(lens.max()) on a line before the loop"
 )
 MOST_OPS = 200_000
-# Whose result depends on the sizes of what they are given alone, as ops of these sizes: no carry begins there.
-SIZED: dict[Any, Any] = {
-    aten.empty_like.default: aten.empty.memory_format,
-    aten.zeros_like.default: aten.zeros.default,
-    aten.ones_like.default: aten.ones.default,
-    aten.full_like.default: aten.full.default,
-    aten.rand_like.default: aten.rand.default,
-    aten.randn_like.default: aten.randn.default,
-    aten.new_zeros.default: aten.zeros.default,
-    aten.new_ones.default: aten.ones.default,
-    aten.new_empty.default: aten.empty.memory_format,
-    aten.new_full.default: aten.full.default,
-}
-POSTPONED = {aten.select.int, aten.slice.Tensor, aten.view.default, aten.t.default, aten.transpose.int}
-VIEWS_IN_PLACE = {
-    aten.transpose_.default: aten.transpose.int,
-    aten.t_.default: aten.t.default,
-    aten.squeeze_.dim: aten.squeeze.dim,
-    aten.unsqueeze_.default: aten.unsqueeze.default,
-}
-FILLS_PLACE = {aten.zero_.default: 0, aten.fill_.Scalar: None}
-OVERWRITES = {aten.copy_.default, *FILLS_PLACE}
-# What is written in place, and what returns the same from the same random numbers.
-DRAWS = {
-    aten.bernoulli_.float: aten.bernoulli.p,
-    aten.uniform_.default: aten.uniform.default,
-    aten.normal_.default: aten.normal_functional.default,
-    aten.exponential_.default: aten.exponential.default,
-}
 
 
 class Logger(TorchDispatchMode):
@@ -80,6 +51,7 @@ class Logger(TorchDispatchMode):
         self.outermost = sys._getframe(1).f_code
         self.gradients = torch.is_grad_enabled()
         self.own = OwnGradients(self)
+        self.changes = ChangesInPlace(self)
         self.numbers = NumberInputs(arithmetic, self.append) if arithmetic is not None else None
         self.turned: Geometry | None = None  # how the tensor was seen that is about to become a view of itself
         with self.refusing():
@@ -153,7 +125,7 @@ class Logger(TorchDispatchMode):
         if func in VIEWS_IN_PLACE:
             return self.turn
         if func._schema.is_mutable:
-            return self.write
+            return self.changes.write
         return self.wait if self.may_wait(func, args) else self.note
 
     def check(self, func: Any, args: Sequence[Any]) -> None:
@@ -279,62 +251,6 @@ class Logger(TorchDispatchMode):
         self.log.ops.append(op)
         return op.outs[0]
 
-    def write(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Any) -> None:
-        changed, name = args[0] if args else None, str(func)
-        unusual = not func._opname.endswith("_") or torch.Tag.inplace_view in func.tags
-        if unusual or not isinstance(changed, Tensor) or kwargs.get("generator") is not None:
-            raise Unsupported(Reason("changes a tensor in place", op=name, mend=RETURN_NEW))
-        place = marked_geometry(changed)
-        shared = [t for t in tensors_of(args[1:], kwargs) if t.untyped_storage()._cdata == place[0]]
-        if any(marked_geometry(tensor) != place for tensor in shared) and func is not aten.copy_.default:
-            self.check_disjoint(changed, shared, name)
-        value = self.made(func, changed, leaves, spec)
-        if changed.requires_grad and not torch.is_grad_enabled():
-            value = self.unseen(leaves[0], value)
-        self.memory.write(changed, value, name)
-
-    def unseen(self, old: LoggedValue, new: LoggedValue) -> LoggedValue:
-        """The new numbers with the gradient of the old: autograd has not seen that they were changed."""
-        slope = self.emit(aten.ones_like.default, [old], (((None,), ()), old))
-        return self.emit(ATTACHED, [new, old, slope], (((None, None, None), ()), old))
-
-    def check_disjoint(self, changed: Tensor, others: Sequence[Tensor], name: str) -> None:
-        """That what is read was not changed meanwhile: pieces of one split are apart."""
-        here = self.memory.places[marked_geometry(changed)]
-        for other in others:
-            there = self.memory.places[marked_geometry(other)]
-            apart = here.parent is there.parent and here.group == there.group and here is not there
-            if not apart and here is not there:
-                raise Unsupported(Reason("reads what it changes in place through another view", name, RETURN_NEW))
-
-    def made(self, func: Any, changed: Tensor, leaves: list[Any], spec: Any) -> LoggedValue:
-        """The value that `changed` has after `func`."""
-        if func is aten.copy_.default:
-            return self.copied(leaves[1], changed)
-        if func in FILLS_PLACE:
-            number = FILLS_PLACE[func] if len(leaves) < 2 else leaves[1]
-            target, leaves, spec = sized(aten.full_like.default, [leaves[0], number], changed)
-            return self.append(target, leaves, spec, [changed]).outs[0]
-        if func is aten.bernoulli_.float and len(leaves) == 1:
-            leaves, spec = [*leaves, 0.5], ((None, None), ())
-        target = DRAWS.get(func) or functional(func)
-        if target is None:
-            raise Unsupported(Reason("changes a tensor in place", op=str(func), mend=RETURN_NEW))
-        return self.append(target, leaves, spec, [changed]).outs[0]
-
-    def copied(self, source: LoggedValue, changed: Tensor) -> LoggedValue:
-        if source.dtype != changed.dtype:
-            spec: Any = (None,), (("dtype", None),)
-            source = self.append(
-                aten._to_copy.default, [source, changed.dtype], spec, [Like(source.shape, changed.dtype)]
-            ).outs[0]
-        if source.shape != changed.shape:
-            spec = (None, (None,) * changed.dim()), ()
-            source = self.append(aten.expand.default, [source, *changed.shape], spec, [changed]).outs[0]
-        if torch.is_grad_enabled():
-            return source
-        return self.append(aten.detach.default, [source], ((None,), ()), [changed]).outs[0]
-
 
 class Refusing(suppress):
     """What the log cannot hold is noted, not raised: the call is the user's."""
@@ -347,19 +263,3 @@ class Refusing(suppress):
         if isinstance(error, Unsupported):
             self.logger.refuse(error.reason)
         return super().__exit__(kind, error, trace)
-
-
-def sized(func: Any, leaves: list[Any], out: Tensor) -> tuple[Any, list[Any], Any]:
-    """The op of sizes in the place of one of `SIZED`, whose leaves begin with a tensor; of new_full come its sizes, and
-    then, as in full_like, the number that it fills with."""
-    target, sizes = SIZED[func], list(out.shape)
-    fill = []
-    if target is aten.full.default:
-        at = 1 + (len(sizes) if func is aten.new_full.default else 0)
-        fill = leaves[at : at + 1]
-    spec = ((None,) * len(sizes), *(None for _ in fill)), (("dtype", None), ("device", None))
-    return target, [*sizes, *fill, out.dtype, out.device], spec
-
-
-def tensors_of(args: Any, kwargs: Any) -> list[Tensor]:
-    return [leaf for leaf in flatten(args, kwargs)[0] if isinstance(leaf, Tensor)]

@@ -1,4 +1,4 @@
-"""Where a log repeats itself: ops are coloured by what they are, and the longest stretch of one period is found."""
+"""Where a log repeats itself: ops are coloured by what they are, and the longest run of one period is found."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def longest(colours: Sequence[int], least: int = LEAST_STEPS) -> PeriodicRun | N
     c = np.asarray(colours)
     best: PeriodicRun | None = None
     for period in candidates(c, least):
-        start, stop = stretch(c[period:] == c[:-period], period)
+        start, stop = longest_equal(c[period:] == c[:-period], period)
         if stop - start < least * period:
             continue
         if best is None or stop - start > best.stop - best.start + period:
@@ -77,7 +77,7 @@ def distances(c: np.ndarray, least: int) -> list[int]:
     return [int(p) for p in (*by_ops, *by_count) if p * least <= len(c)]
 
 
-def stretch(equal: np.ndarray, period: int) -> tuple[int, int]:
+def longest_equal(equal: np.ndarray, period: int) -> tuple[int, int]:
     """The ops covered by the longest run of True."""
     edges = np.flatnonzero(np.diff(np.concatenate(([0], equal.view(np.int8), [0]))))
     starts, stops = edges[::2], edges[1::2]

@@ -47,18 +47,18 @@ class Plain:
     value: Any
 
 
-Kind = Made | Outside | VaryingNumber | Plain
+Relation = Made | Outside | VaryingNumber | Plain
 
 
 @dataclass
 class UnrolledLoop:
-    """ops[start : start + period * steps]. kinds: by op of a step and by leaf of that. starts: what a value that was
-    made some steps ago is in the first step."""
+    """ops[start : start + period * steps]. relations: by op of a step and by leaf of that. starts: what a value that
+    was made some steps ago is in the first step."""
 
     start: int
     period: int
     steps: int
-    kinds: list[list[Kind]]
+    relations: list[list[Relation]]
     starts: dict[Made, LoggedValue] = field(default_factory=dict)
 
     @property
@@ -82,7 +82,7 @@ def relate(ops: Sequence[LoggedOp], run: PeriodicRun) -> UnrolledLoop:
     loop = UnrolledLoop(start + first * run.period, run.period, last - first, [])
     tags = tags_of(ops, loop.start, loop.period, loop.steps)
     for rows in tags:
-        loop.kinds.append([kind_of(row, loop) for row in rows])
+        loop.relations.append([relation_of(row, loop) for row in rows])
     if not loop.starts:
         raise Unsupported(NOTHING_CARRIED)
     return loop
@@ -163,7 +163,7 @@ def may_begin(one: Tag, other: Tag) -> bool:
     return is_like(one, other) if isinstance(other, (Made, LoggedValue)) else True
 
 
-def kind_of(row: list[Tag], loop: UnrolledLoop) -> Kind:
+def relation_of(row: list[Tag], loop: UnrolledLoop) -> Relation:
     last = row[-1]
     if isinstance(last, LoggedValue):
         return Outside(tuple(row))

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue
-from bppsa.fxpasses.reroll.repetition.relate import Kind, Made, Outside, Plain, UnrolledLoop, VaryingNumber
+from bppsa.fxpasses.reroll.repetition.relate import Made, Outside, Plain, Relation, UnrolledLoop, VaryingNumber
 
 
 def is_whole(loop: UnrolledLoop, ops: Sequence[LoggedOp]) -> bool:
     """Whether the loop, unrolled, is what the log says, to each operand and number."""
     model = ops[loop.start : loop.start + loop.period]
     return all(
-        is_alike(ops[loop.start + k * loop.period + j], op, [leaf(kind, loop, k, ops) for kind in loop.kinds[j]])
+        is_alike(
+            ops[loop.start + k * loop.period + j], op, [leaf(relation, loop, k, ops) for relation in loop.relations[j]]
+        )
         for k in range(loop.steps)
         for j, op in enumerate(model)
     )
@@ -32,15 +34,15 @@ def is_same(one: Any, other: Any) -> bool:
     return type(one) is type(other) and bool(one == other or (one != one and other != other))
 
 
-def leaf(kind: Kind, loop: UnrolledLoop, step: int, ops: Sequence[LoggedOp]) -> Any:
-    if isinstance(kind, Plain):
-        return kind.value
-    if isinstance(kind, (VaryingNumber, Outside)):
-        return kind.values[step]
-    return made(kind, loop, step, ops)
+def leaf(relation: Relation, loop: UnrolledLoop, step: int, ops: Sequence[LoggedOp]) -> Any:
+    if isinstance(relation, Plain):
+        return relation.value
+    if isinstance(relation, (VaryingNumber, Outside)):
+        return relation.values[step]
+    return made(relation, loop, step, ops)
 
 
-def made(kind: Made, loop: UnrolledLoop, step: int, ops: Sequence[LoggedOp]) -> LoggedValue:
-    if step < kind.before:
-        return loop.starts[Made(kind.op, kind.item, kind.before - step)]
-    return ops[loop.start + (step - kind.before) * loop.period + kind.op].outs[kind.item]
+def made(relation: Made, loop: UnrolledLoop, step: int, ops: Sequence[LoggedOp]) -> LoggedValue:
+    if step < relation.before:
+        return loop.starts[Made(relation.op, relation.item, relation.before - step)]
+    return ops[loop.start + (step - relation.before) * loop.period + relation.op].outs[relation.item]

@@ -14,8 +14,8 @@ REALS_PER_THREAD = 16 << 10  # fewer are not worth waking another thread for
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Of a batch of images; a batch of vectors has images of one pixel."""
+class ImageShape:
+    """The shape of a batch of images; a batch of vectors has images of one pixel."""
 
     samples: int
     channels: int
@@ -26,8 +26,8 @@ class Shape:
     def pixels(self) -> int:
         return self.height * self.width
 
-    def flat(self) -> Shape:
-        return Shape(self.samples, self.channels * self.pixels)
+    def flat(self) -> ImageShape:
+        return ImageShape(self.samples, self.channels * self.pixels)
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Image:
     """data: where in a program [blocks, channels, height, width, L] will be."""
 
     data: Place
-    shape: Shape
+    shape: ImageShape
     dtype: torch.dtype
 
     @property
@@ -69,19 +69,19 @@ class Image:
         """For a pass over all of it."""
         return threads_sharing(self.count, REALS_PER_THREAD)
 
-    def reshaped(self, shape: Shape) -> Image:
+    def reshaped(self, shape: ImageShape) -> Image:
         """The same numbers: flattening channels and pixels moves nothing."""
         return replace(self, shape=shape)
 
 
-def empty(to: Writer, shape: Shape, *, kept: bool = False) -> Image:
+def empty(to: Writer, shape: ImageShape, *, kept: bool = False) -> Image:
     blocks = -(-shape.samples // to.lanes)
     count = blocks * to.lanes * shape.channels * shape.pixels
     return Image(to.take(count, kept=kept), shape, to.dtype)
 
 
-def pack(to: Writer, tensor: Place, shape: Shape, *, repeat: bool, kept: bool = False) -> Image:
-    """Of a tensor of the shape. repeat: lanes without a sample get the last one, else zeros."""
+def pack(to: Writer, tensor: Place, shape: ImageShape, *, repeat: bool, kept: bool = False) -> Image:
+    """The image of a tensor of the shape. repeat: lanes without a sample get the last one, else zeros."""
     image, s = empty(to, shape, kept=kept), shape
     to.call(images(to.dtype).pack, tensor, image.data, s.samples, s.channels, s.pixels, repeat, image.threads)
     return image

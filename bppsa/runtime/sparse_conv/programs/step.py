@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bppsa.runtime.sparse_conv.programs.image import Image, Shape
+from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape
 from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 
 
@@ -54,8 +54,8 @@ class RegionStep(ABC):
     renames = False  # its output is its input
 
     @abstractmethod
-    def shape(self, *inputs: Shape) -> Shape:
-        """Of the output."""
+    def shape(self, *inputs: ImageShape) -> ImageShape:
+        """The shape of the output."""
 
     def depends(self) -> Any:
         """What else than shapes its calls depend on: where that has become another, they are written anew."""
@@ -76,7 +76,7 @@ class RegionStep(ABC):
         return ()
 
     def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
-        """Of its inputs and parameters, those in which nobody may change anything until the backward has run: what
+        """Those of its inputs and parameters in which nobody may change anything until the backward has run: what
         PyTorch's reads. inputs, params: whether a gradient goes to each."""
         return (False,) * len(inputs), (False,) * len(params)
 

@@ -1,0 +1,31 @@
+"""Walks over graphs of torch.fx, nodes that know their value, and the tensors in a nest of containers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+
+def ancestors(roots: Iterable[fx.Node], within: Callable[[fx.Node], bool] = lambda node: True) -> set[fx.Node]:
+    """`roots` and all that they are computed from, down to the nodes that are not `within`."""
+    found, waiting = set[fx.Node](), list(roots)
+    while waiting:
+        node = waiting.pop()
+        if node not in found and within(node):
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
+def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A new node, run on the values in `meta["val"]` of those that it reads."""
+    node = graph.call_function(target, args, kwargs)
+    node.meta["val"] = target(*fx.node.map_arg(args, lambda arg: arg.meta["val"]), **kwargs)
+    return node
+
+
+def tensors_in(tree: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -1,0 +1,63 @@
+"""Which op is written down for one that a call has done: of sizes, of new values, of numbers in the place of others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+
+
+# Whose result depends on the sizes of what they are given alone, as ops of these sizes: no carry begins there.
+SIZED: dict[Any, Any] = {
+    aten.empty_like.default: aten.empty.memory_format,
+    aten.zeros_like.default: aten.zeros.default,
+    aten.ones_like.default: aten.ones.default,
+    aten.full_like.default: aten.full.default,
+    aten.rand_like.default: aten.rand.default,
+    aten.randn_like.default: aten.randn.default,
+    aten.new_zeros.default: aten.zeros.default,
+    aten.new_ones.default: aten.ones.default,
+    aten.new_empty.default: aten.empty.memory_format,
+    aten.new_full.default: aten.full.default,
+}
+
+
+POSTPONED = {aten.select.int, aten.slice.Tensor, aten.view.default, aten.t.default, aten.transpose.int}
+
+
+VIEWS_IN_PLACE = {
+    aten.transpose_.default: aten.transpose.int,
+    aten.t_.default: aten.t.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}
+
+
+FILLS_PLACE = {aten.zero_.default: 0, aten.fill_.Scalar: None}
+
+
+OVERWRITES = {aten.copy_.default, *FILLS_PLACE}
+
+
+# What is written in place, and what returns the same from the same random numbers.
+DRAWS = {
+    aten.bernoulli_.float: aten.bernoulli.p,
+    aten.uniform_.default: aten.uniform.default,
+    aten.normal_.default: aten.normal_functional.default,
+    aten.exponential_.default: aten.exponential.default,
+}
+
+
+def sized(func: Any, leaves: list[Any], out: Tensor) -> tuple[Any, list[Any], Any]:
+    """The op of sizes in the place of one of `SIZED`, whose leaves begin with a tensor; of new_full come its sizes, and
+    then, as in full_like, the number that it fills with."""
+    target, sizes = SIZED[func], list(out.shape)
+    fill = []
+    if target is aten.full.default:
+        at = 1 + (len(sizes) if func is aten.new_full.default else 0)
+        fill = leaves[at : at + 1]
+    spec = ((None,) * len(sizes), *(None for _ in fill)), (("dtype", None), ("device", None))
+    return target, [*sizes, *fill, out.dtype, out.device], spec
