@@ -20,7 +20,7 @@ from bppsa.codegen.cpu import ahead
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 PACKAGES = {COMPILER: "g++-aarch64-linux-gnu", EMULATOR: "qemu-user"}
 SYSROOT = "/usr/aarch64-linux-gnu"  # where Debian has the libraries of programs for ARM
-LEVEL, ABI = "armv8-a", "linux-aarch64-glibc"
+LEVEL = "armv8-a"
 PLACE = Path(__file__).parents[2] / "build" / "aarch64"  # of what was built
 HARNESS = Path(__file__).with_name("harness.cpp")
 NUMBER, ADDRESS, ROOM_OF_LAST = range(3)  # as harness.cpp has them
@@ -82,7 +82,7 @@ class Job:
     def run(self) -> None:
         """Results are in the tensors then. Raises `CalledProcessError`."""
         PLACE.mkdir(parents=True, exist_ok=True)
-        library = ahead.build_into(PLACE, self.source, isa.named(LEVEL), ABI, [COMPILER])
+        library = ahead.build_into(PLACE, self.source, isa.named(LEVEL), [COMPILER])
         head = [
             len(self.memory),
             len(self.addresses),

@@ -20,6 +20,7 @@ from bppsa.errors import BuildError, MachineError
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '#include <omp.h>\nextern "C" int value() { return omp_in_parallel() + 41; }\n'
+OTHER = SOURCE.replace("41", "42")
 
 
 @pytest.mark.parametrize(
@@ -56,11 +57,13 @@ def test_what_this_machine_lacks_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An index of one kernel, and no compiler."""
+    """The library of an index of two kernels, and no compiler."""
     level = isa.chosen().shipped
     if shutil.which("c++") is None or not level:
         pytest.skip("needs a C++ compiler, and a machine of a known level")
-    place = ahead.build_into(tmp_path, SOURCE, isa.named(level), shipped.abi())
+    place = tmp_path / shipped.place(level, shipped.abi())
+    objects = [ahead.compile_into(place.with_suffix(""), text, isa.named(level)) for text in (SOURCE, OTHER)]
+    ahead.join(objects, place)
     monkeypatch.setattr(shipped, "INDEX", tmp_path)
     monkeypatch.setattr(build, "_slots", {})
     monkeypatch.setenv("CXX", "")
@@ -70,7 +73,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_shipped_kernel_needs_no_compiler(index: Path) -> None:
     assert build.available() is None
-    assert build.library(SOURCE).value() == 41
+    assert [build.library(text).value() for text in (SOURCE, OTHER)] == [41, 42]
     with pytest.raises(BuildError, match=r"no kernel of this text was shipped, and no C\+\+ compiler .* install g\+\+"):
         build.library(SOURCE + "\n")
 
@@ -85,20 +88,18 @@ def test_other_instructions_have_other_kernels(index: Path, monkeypatch: pytest.
 def test_a_shipped_kernel_that_does_not_load(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line tells of all of them, and a compiler that is there builds them."""
     index.write_bytes(b"\x7fELF truncated")
-    other = SOURCE + "// another\n"
-    shutil.copy(index, index.parents[2] / shipped.place(other, isa.chosen().shipped, shipped.abi()))
     warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
-            with pytest.raises(BuildError, match=r"the shipped kernel does not load, and no C\+\+ compiler"):
+            with pytest.raises(BuildError, match=r"the shipped kernels do not load, and no C\+\+ compiler"):
                 build.library(SOURCE)
         monkeypatch.undo()
-        monkeypatch.setattr(shipped, "INDEX", index.parents[2])
+        monkeypatch.setattr(shipped, "INDEX", index.parents[1])
         monkeypatch.setattr(build, "_slots", {})
-        assert [build.library(text).value() for text in (SOURCE, other)] == [41, 41]
+        assert [build.library(text).value() for text in (SOURCE, OTHER)] == [41, 42]
     (warning,) = caught
-    assert re.search("does not load: .*; install bppsa again", str(warning.message))
+    assert re.search("do not load: .*; install bppsa again", str(warning.message))
 
 
 def test_one_openmp_runtime(index: Path) -> None:

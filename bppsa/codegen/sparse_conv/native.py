@@ -44,10 +44,12 @@ class EntryPoints:
 
 @functools.lru_cache(maxsize=4096)
 def entry(library: ctypes.CDLL, name: str) -> Entry:
-    count = INT64.in_dll(library, f"bppsa_{name}_count").value
-    address = ctypes.cast(getattr(library, f"bppsa_{name}"), POINTER).value
-    assert address is not None
-    return Entry(address, count)
+    address, count = _address(library, f"bppsa_{name}"), _address(library, f"bppsa_{name}_count")
+    return Entry(address, INT64.from_address(count).value)
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    return ctypes.cast(library[name], POINTER).value or 0
 
 
 @functools.cache

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from bppsa.runtime.transport.watch import Buffer
+from bppsa.runtime.transport.watch import Bytes
 
 # Up to these sizes the latency of the process group, and of the threads that wait for it, is more than copying costs.
 INLINE = 1 << 20  # bytes: tensors up to this size travel with the description
@@ -57,7 +57,7 @@ class PackedMessage:
     device; objects: the leaves that are no tensors, pickled."""
 
     layout: Layout
-    small: tuple[Buffer, ...]
+    small: tuple[Bytes, ...]
     large: tuple[Tensor, ...]
     objects: bytes
 
@@ -66,7 +66,7 @@ def pack(value: Any, wire: torch.device) -> PackedMessage:
     """Takes a pytree apart. Large tensors that are contiguous and on the wire's device are not copied."""
     leaves, tree = pytree.tree_flatten(value)
     layouts: list[TensorLayout | None] = []
-    small: list[Buffer] = []
+    small: list[Bytes] = []
     large: list[Tensor] = []
     room = ALL_INLINE
     for leaf in leaves:
@@ -114,7 +114,7 @@ def unpack(packed: PackedMessage, device: torch.device, into: Sequence[Tensor] |
     return pytree.tree_unflatten(leaves, packed.layout.tree)
 
 
-def _joined(pieces: Sequence[Buffer]) -> Tensor:
+def _joined(pieces: Sequence[Bytes]) -> Tensor:
     """uint8"""
     own = len(pieces) == 1 and not memoryview(pieces[0]).readonly
     whole = pieces[0] if own else bytearray().join(pieces)

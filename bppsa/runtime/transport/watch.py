@@ -27,7 +27,7 @@ _AT_ONCE = 64  # buffers
 _GOODBYE = 3.0  # seconds that peers have at most to read the last of it
 
 
-Buffer = bytes | bytearray | memoryview
+Bytes = bytes | bytearray | memoryview
 
 
 class Frame(NamedTuple):
@@ -38,7 +38,7 @@ class Frame(NamedTuple):
     step: int
     number: int
     body: bytes | bytearray = b""
-    tail: tuple[Buffer, ...] = ()
+    tail: tuple[Bytes, ...] = ()
 
     def buffers(self) -> list[memoryview]:
         """As it goes over the wire."""
