@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import bppsa
 from tests.loops.beside import Pair
 from tests.loops.cells import Cell, H, N, x
 
@@ -101,3 +102,48 @@ def test_a_prediction_counts_what_runs_beside_the_scan() -> None:
     scan = float(decision.numbers["PyTorch's"]) / float(decision.numbers["predicted ms"])
     assert decision.times_as_fast is not None
     assert 1 < decision.times_as_fast < scan
+
+
+class Projected(Cell):
+    """Parts of one projection are read by a loop that Python runs around, and its outputs are slices."""
+
+    def __init__(self, width: int = H) -> None:
+        super().__init__(width)
+        self.project, self.calls = nn.Linear(N, 3 * H), 0
+
+    def forward(self, x: Tensor) -> Any:
+        self.calls += 1
+        q, k, v = self.project(x).chunk(3, -1)
+        state, out = x.new_zeros(len(x), H, H), []
+        for t in range(x.shape[1]):
+            state = 0.9 * state + k[:, t, :, None] * v[:, t, None]
+            out.append((q[:, t, None] @ state)[:, 0])
+        return torch.stack(out, 1), q.sum()
+
+
+def test_parts_of_one_tensor_beside_each_other() -> None:
+    assert Pair(Projected()).strategies(x())[-1] != "pytorch"
+
+
+@bppsa.loop
+def decayed(state: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    out = []
+    for t in range(k.shape[1]):
+        state = 0.9 * state + torch.tanh(k[:, t] * v[:, t])
+        out.append(state)
+    return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("start", [0, 1, H])
+def test_parts_of_one_tensor_that_overlap(start: int) -> None:
+    """Gradients of numbers that two arguments have in common come from both."""
+    torch.manual_seed(0)
+    for _ in range(3):
+        whole = torch.randn(3, 8, 2 * H, dtype=torch.float64, requires_grad=True)
+        found = []
+        for run in (decayed.__wrapped__, decayed):
+            given = whole * 1.0
+            y = run(given.new_zeros(3, H), given[..., :H], given[..., start : start + H])
+            found.append([y, *torch.autograd.grad(y.square().sum(), whole)])
+        for theirs, ours in zip(*found, strict=True):
+            torch.testing.assert_close(theirs, ours)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
@@ -17,6 +19,7 @@ from bppsa.fxpasses.environment.key import SIMPLE, exact
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.walk import Environment
 
+IN_NUMPY = {torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int64, torch.int32, torch.bool}
 DTYPES = {torch.complex64, torch.complex128}
 DTYPES |= {torch.float32, torch.float64, torch.bool, torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8}
 
@@ -55,7 +58,7 @@ def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopCal
     seen: dict[int, int] = {}
     memory = [seen.setdefault(tensor.untyped_storage().data_ptr(), i) for i, tensor in enumerate(tensors)]
     shared = {first for first, tensor in zip(memory, tensors, strict=True) if tensors[first] is not tensor}
-    if any(first in shared and tensor.requires_grad for first, tensor in zip(memory, tensors, strict=True)):
+    if any(overlap([t for of, t in zip(memory, tensors, strict=True) if of == first]) for first in shared):
         what = "arguments that share memory and need gradients: whose gradient is which, no log tells"
         return Reason(what, mend="give a copy of one, by .clone()")
     if not environment.memory.isdisjoint(seen):
@@ -85,6 +88,17 @@ def odd(leaves: Sequence[Any]) -> Reason | None:
         elif not isinstance(leaf, SIMPLE):
             return Reason(f"an argument of type {type(leaf).__name__}", mend="give tensors, numbers and containers")
     return None
+
+
+def overlap(tensors: Sequence[Tensor]) -> bool:
+    """Whether numbers of two of them are the same ones in memory, and gradients are wanted of one; parts of one tensor,
+    as `chunk` gives them, may lie side by side."""
+    if not any(tensor.requires_grad for tensor in tensors):
+        return False
+    if any(tensor.dtype not in IN_NUMPY for tensor in tensors):
+        return True
+    arrays = [tensor.detach().numpy() for tensor in tensors]
+    return any(numpy.shares_memory(a, b) for a, b in itertools.combinations(arrays, 2))
 
 
 def attributes(tensor: Tensor) -> list[str]:

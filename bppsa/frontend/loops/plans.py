@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -229,7 +230,7 @@ def planned(
     found += rerolled.found
     if all(one.scan is None for one in found):
         raise Unsupported(found[0].reason if found and found[0].reason else unlike(log.ops))
-    bases = {value for value, tensor in zip(rerolled.result, tensors, strict=True) if not tensor._is_view()}
+    bases = {value for value, alone in zip(rerolled.result, are_alone(tensors, call), strict=True) if alone}
     program = program_of(log, rerolled.ops, rerolled.result, torch.is_grad_enabled(), bases)
     fused = [one for one in found if one.scan is not None]
     scans: list[Any] = [one.scan.target for one in fused if one.scan is not None]
@@ -266,6 +267,14 @@ def planned(
     for scan, decision in zip(scans, decided, strict=True):
         scan.decision = decision
     return replace(plan, scans=tuple(filter(None, decided)), doubted=doubted)
+
+
+def are_alone(tensors: Sequence[Tensor], call: LoopCall) -> Iterator[bool]:
+    """For each tensor that is returned, whether nobody sees it as a view: it is none, or one of memory that no other of
+    the call's tensors has."""
+    held = Counter(t.untyped_storage()._cdata for t in (*tensors, *call.tensors, *call.environment.tensors))
+    for tensor in tensors:
+        yield not tensor._is_view() or held[tensor.untyped_storage()._cdata] == 1
 
 
 def tensor_of(value: LoggedValue, call: LoopCall, numbers: Sequence[float]) -> Tensor:
