@@ -20,7 +20,7 @@ from bppsa.distributed.over_time import losses
 from bppsa.errors import BppsaError, InputError
 from bppsa.fxpasses.over_time import cut, trial, verdict
 from bppsa.fxpasses.partition.capture import copied, lines
-from bppsa.fxpasses.recording import capture
+from bppsa.fxpasses.recording import recorder
 from bppsa.fxpasses.theirs import OURS, is_ours, theirs
 from bppsa.schedule import blelloch, gpipe
 
@@ -89,13 +89,13 @@ def step_over_time(*, traceable: bool = True) -> None:
 
 # what of ours is broken, after how many calls, and what a user does
 BUGS: dict[str, tuple[Any, str, int, Callable[[], None]]] = {
-    "recording a cell": (capture, "reads_values", 0, scan),
-    "recording a model": (capture, "reads_values", 0, jacobian),
-    "recording a pointwise function": (capture, "reads_values", 0, call_pruned),
+    "recording a cell": (recorder, "reads_values", 0, scan),
+    "recording a model": (recorder, "reads_values", 0, jacobian),
+    "recording a pointwise function": (recorder, "reads_values", 0, call_pruned),
     "copying": (copied, "facts_of", 0, cut_into_stages),
     "exporting": (lines, "innermost", 1, cut_into_stages),
     "stages by hand, in training": (sys.modules["bppsa.fxpasses.partition.by_hand"], "run_all", 1, cut_by_hand),
-    "a recurrent model's chunks": (trial, "Reading", 1, step_over_time),
+    "a recurrent model's chunks": (trial, "LayerCall", 1, step_over_time),
     "a recurrent model's rows": (verdict, "halves", 1, step_over_time),
     "a loss's parts": (losses, "is_sum", 0, step_over_time),
     "looking for packed sequences": (cut, "kept", 0, lambda: step_over_time(traceable=False)),

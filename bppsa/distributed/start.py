@@ -15,7 +15,7 @@ from torch import nn
 from bppsa.common.stages import COST, MEASURED, OverTime, Stages
 from bppsa.distributed.compiled import Scheduled, trainer_of
 from bppsa.distributed.over_time.training import TimeTraining
-from bppsa.distributed.script.checkpoints import in_group
+from bppsa.distributed.script.groups import in_group
 from bppsa.distributed.steps.agreement import fingerprint
 from bppsa.distributed.steps.fill import fill
 from bppsa.distributed.steps.local import Local

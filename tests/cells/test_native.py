@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen.cpu.build import available
-from bppsa.frontend.cell import fused_cell, plans
+from bppsa.frontend.cell import fused_cell, plans, scan_call
 from bppsa.frontend.planning import sweeps
 from tests.breadth import chosen
 from tests.cells.support import T, random
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(available() is not None, reason="needs a C++ com
 @pytest.fixture(autouse=True)
 def built(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the folder's interpreted ones."""
-    for module in (fused_cell, plans):
+    for module in (fused_cell, scan_call, plans):
         monkeypatch.setattr(module, "compile_recurrence", sweeps.compile_recurrence)
     monkeypatch.setattr(plans._plans, "known", OrderedDict())
 

@@ -7,13 +7,13 @@ from collections import OrderedDict
 
 import pytest
 
-from bppsa.frontend.cell import fused_cell, plans, scanning
+from bppsa.frontend.cell import fused_cell, plans, scan_call, scanning
 from tests.scan.support import fused, interpreted
 
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fused_cell, plans):
+    for module in (fused_cell, scan_call, plans):
         monkeypatch.setattr(module, "compile_recurrence", interpreted)
     monkeypatch.setattr(scanning, "choose_scan", fused)
     monkeypatch.setattr(plans._plans, "known", OrderedDict())

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 import bppsa
 from bppsa.codegen.cpu.build import available
 from bppsa.frontend.call_log import collecting
-from bppsa.frontend.cell import fused_cell, plans
+from bppsa.frontend.cell import fused_cell, plans, scan_call
 from bppsa.frontend.planning import predict
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.plan.strategy import Strategy
@@ -97,7 +97,7 @@ def test_matrices_equal_a_loop(case: Make, length: int, between: Callable[[int],
 @pytest.mark.parametrize("threads", [1, 2])
 def test_built_kernels_equal_a_loop(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cells that test_native.py builds too."""
-    for module in (fused_cell, plans):
+    for module in (fused_cell, scan_call, plans):
         monkeypatch.setattr(module, "compile_recurrence", compile_recurrence)
     monkeypatch.setattr(plans._plans, "known", OrderedDict())
     monkeypatch.setattr("bppsa.codegen.cpu.native.LEAST_NS", 1)

@@ -19,7 +19,7 @@ from bppsa import strategies
 from bppsa.codegen.gpu import native, native_scan
 from bppsa.codegen.gpu.native import TritonKernel
 from bppsa.decisions import warn_once
-from bppsa.frontend.cell import fused_cell, plans
+from bppsa.frontend.cell import fused_cell, plans, scan_call
 from bppsa.frontend.planning import sweeps
 from bppsa.frontend.planning.predict import choose_scan
 from bppsa.frontend.rnn import recurrent
@@ -48,7 +48,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The kernels that ran."""
     if DEVICE == "cpu":
         on_gpu = functools.partial(sweeps.compile_recurrence.__wrapped__, device="cuda")
-        for module in (recurrent, fused_cell):
+        for module in (recurrent, fused_cell, scan_call):
             monkeypatch.setattr(module, "compile_recurrence", lambda r, dtype, inline, device: on_gpu(r, dtype, False))
         monkeypatch.setattr(plans, "compile_recurrence", lambda r, dtype, inline, *device: on_gpu(r, dtype, False))
         monkeypatch.setattr(plans._plans, "known", OrderedDict())

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.state_dict import (
@@ -25,6 +24,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.optim import Optimizer
 
+from bppsa.distributed.script.groups import in_group
 from bppsa.distributed.script.states import like
 from bppsa.errors import ArgumentError
 
@@ -125,10 +125,6 @@ def tensors(model: nn.Module, optimizer: Optimizer | None) -> dict[str, Any]:
     if optimizer is not None:
         found["optimizer"] = get_optimizer_state_dict(model, optimizer, options=BY_NAME)
     return found
-
-
-def in_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
 
 
 @contextmanager

@@ -41,6 +41,7 @@ GPU_PRINTERS: dict[str, Callable[[Kernel, str], TritonKernel | CudaKernel]] = {
     "triton": TritonKernel,
     "cuda": cuda_kernel,
 }
+UNSCANNED = ("sequential", "pytorch")  # strategies that multiply no J^T
 TRACED_ROWS = 2  # any number but 1, which broadcasts
 
 
@@ -141,6 +142,6 @@ def module_recurrence(mode: str, inputs: int, hidden: int, projection: int, bias
 def with_structure(decision: Decision, recurrence: Recurrence) -> Decision:
     """With what J^T looks like, where a scan runs or somebody asked for an explanation."""
     asked = explaining() and not patterns.is_too_wide(recurrence)
-    if decision.strategy in ("sequential", "pytorch") and not asked:
+    if decision.strategy in UNSCANNED and not asked:
         return decision
     return replace(decision, numbers={**decision.numbers, "J^T": str(structure_of(recurrence))})

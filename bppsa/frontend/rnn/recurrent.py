@@ -16,7 +16,7 @@ from bppsa.errors import BuildError, first_line
 from bppsa.frontend.call_log import explaining, note
 from bppsa.frontend.planning.forward import open_forward, solver_of, told
 from bppsa.frontend.planning.rates import machine_of
-from bppsa.frontend.planning.sweeps import compile_recurrence, with_structure
+from bppsa.frontend.planning.sweeps import UNSCANNED, compile_recurrence, with_structure
 from bppsa.frontend.rnn.by_pytorch import by_pytorch, in_one, layer_by_pytorch
 from bppsa.frontend.rnn.spec import Spec
 from bppsa.frontend.state import show, state_of
@@ -164,7 +164,8 @@ def decide(
         call = PlannedCall(spec.counts(dtype, rows, device), Size(steps, rows), training, machine_of(device), library)
         choice = choose(strategy, call, numbers, ahead=ahead, explained=explained)
     decision = Decision(path, spec.mode.lower(), choice.strategy, choice.reason, choice.numbers, *choice.told)
-    return with_structure(decision, spec.recurrence)
+    # a call that is left alone records no cell: it may be watched
+    return with_structure(decision, spec.recurrence) if explained or choice.strategy not in UNSCANNED else decision
 
 
 def dropout_masks(module: nn.RNNBase, x: Tensor) -> list[Tensor]:
