@@ -25,7 +25,7 @@ from bppsa.frontend.plan_cache import PlanCache, place
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.fxpasses.cell.instead import INSTEAD
 from bppsa.fxpasses.cell.recurrence import split
-from bppsa.fxpasses.cell.rewrites.each_step import TRIED_STEPS
+from bppsa.fxpasses.cell.rewrites.each_step import CANNOT, TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.walk import Environment
@@ -218,12 +218,19 @@ def run_anywhere(graph: fx.Graph) -> fx.GraphModule:
 
 
 def try_out(part: fx.GraphModule) -> None:
-    """Run what is done for all steps at once on zeros of two: a mistake of ours shows here, before a call depends on
-    it."""
+    """Run what is done for all steps at once on numbers of two steps: a mistake of ours shows here, before a call
+    depends on it."""
+    try:
+        run_on(part, 0)
+    except CANNOT:  # a whole number was divided by zero, perhaps
+        run_on(part, 1)
+
+
+def run_on(part: fx.GraphModule, number: int) -> None:
     given = []
     for node in part.graph.find_nodes(op="placeholder"):
         like = node.meta["val"]
         sizes = (TRIED_STEPS * like.shape[0], *like.shape[1:]) if like.dim() else (TRIED_STEPS,)
-        given.append(like.new_zeros(like.shape if node.meta["role"].kind == "param" else sizes))
-    with torch.no_grad(), suppress(LinAlgError, ArithmeticError):  # zeros are singular, and divide nothing
+        given.append(like.new_full(like.shape if node.meta["role"].kind == "param" else sizes, number))
+    with torch.no_grad(), suppress(LinAlgError, ArithmeticError):  # such matrices are singular
         part(*given)
