@@ -106,7 +106,7 @@ class OperandReader:
         dims = len(first.shape)
         wide = len(reader.outs[0].shape) if reader is not None and is_pointwise(reader.target) else dims
         has_rows = rows is None or (wide == dims and dims > 0 and first.shape[0] == rows)
-        is_alike = dims < wide or first.shape[0] == 1  # for all rows
+        is_alike = dims < wide or first.shape[:1] == (1,)  # for all rows
         if not has_rows and not (is_alike and reader is not None and is_pointwise(reader.target)):
             what = f"reads a value {list(first.shape)} without rows, of its own in each step"
             raise Unsupported(Reason(what, path=place(lines)))
