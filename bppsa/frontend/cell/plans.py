@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from bppsa.codegen.lowering.lower import IN_KERNELS
 from bppsa.common.chain import Recurrence
@@ -232,5 +233,9 @@ def run_on(part: fx.GraphModule, number: int) -> None:
         like = node.meta["val"]
         sizes = (TRIED_STEPS * like.shape[0], *like.shape[1:]) if like.dim() else (TRIED_STEPS,)
         given.append(like.new_full(like.shape if node.meta["role"].kind == "param" else sizes, number))
-    with torch.no_grad(), suppress(LinAlgError, ArithmeticError):  # such matrices are singular
+    with (
+        _disable_current_modes(),
+        torch.no_grad(),
+        suppress(LinAlgError, ArithmeticError),
+    ):  # singular
         part(*given)

@@ -16,7 +16,7 @@ from bppsa.common.chain import Role
 from bppsa.fxpasses.cell.rewrites.each_step import beside, beside_all, check_each_step, depends, each_step
 
 aten = torch.ops.aten
-SIZED = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default}
+NAME_SIZES = {aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default}
 
 
 @dataclass
@@ -48,7 +48,7 @@ class CellPart:
     def batch(self, node: fx.Node) -> None:
         """The op for all steps as one batch, whose size no view may name."""
         copy = self.copy(node)
-        if node.target in SIZED:
+        if node.target in NAME_SIZES:
             copy.args = (copy.args[0], [-1, *node.meta["val"].shape[1:]], *copy.args[2:])
 
     def step(self, node: fx.Node, moves: set[fx.Node]) -> None:

@@ -16,7 +16,7 @@ from bppsa.runtime.transport.watch import Bytes
 # Up to these sizes the latency of the process group, and of the threads that wait for it, is more than copying costs.
 INLINE = 1 << 20  # bytes: tensors up to this size travel with the description
 ALL_INLINE = 1 << 21  # bytes: of all such tensors of a message
-COPIED = 1 << 16  # bytes: tensors up to this size, of which a message may have many, are copied when they are packed
+COPIED = 1 << 17  # bytes: tensors up to this size, of which a message may have many, are copied when they are packed
 
 
 @dataclass(frozen=True)
