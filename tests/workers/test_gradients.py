@@ -71,5 +71,6 @@ def test_step_is_the_models(name: str, data: st.DataObject) -> None:
 
         support.close(loss, expected.detach())
         support.close(found, output)
-        support.same(support.gradients(compiled), support.gradients(reference))
-        support.close([x.grad for x in inputs], of_inputs)
+        # in one tree: those of the inputs alone may be nothing but rounding, as behind two norms in a row
+        given, wanted = ({f"input {i}": x for i, x in enumerate(of)} for of in ([x.grad for x in inputs], of_inputs))
+        support.same(support.gradients(compiled) | given, support.gradients(reference) | wanted)
