@@ -57,7 +57,7 @@ ROOMS: dict[str, set[str]] = {
     "fxpasses.cartesian": {"common.chain"},
     "fxpasses.cell": {
         *("common.chain", "sparsity", "fxpasses.axes", "fxpasses.network", "fxpasses.recording", "fxpasses.theirs"),
-        *("fxpasses.cartesian", "fxpasses.spelling"),
+        *("fxpasses.cartesian", "fxpasses.environment", "fxpasses.lines", "fxpasses.spelling"),
     },
     "fxpasses.partition": {*PASSES, "fxpasses.theirs", "fxpasses.lines", "common.stages"},
     "fxpasses.partition.call": {"fxpasses.network", "fxpasses.theirs", "fxpasses.lines", "common.stages"},

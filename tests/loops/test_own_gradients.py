@@ -65,6 +65,15 @@ class Skewed(torch.autograd.Function):
         return g * v * 2, torch.where(u > 0, g * u, torch.zeros_like(g)) + g
 
 
+class Masked(Spike):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (u,) = ctx.saved_tensors
+        g = g.clone()
+        g[u.abs() > 1] = 0
+        return g
+
+
 class Clipped(Spike):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -87,6 +96,14 @@ class Filled(Spike):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
         return g.masked_fill(ctx.saved_tensors[0] > 0, 1.0)
+
+
+class Set(Spike):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        g = g.clone()
+        g[ctx.saved_tensors[0].abs() > 1] = 0.5
+        return g
 
 
 class Noted(Spike):
@@ -181,9 +198,11 @@ class Scaled(torch.autograd.Function):
 USES: dict[str, Any] = {
     "spike": lambda cell, u: Spike.apply(u),
     "boxed": lambda cell, u: Boxed.apply(u * 3, 2.0).mul_(0.5),
+    "masked": lambda cell, u: Masked.apply(u),
     "skewed": lambda cell, u: Skewed.apply(u, torch.tanh(u)),
     "skewed twice": lambda cell, u: Skewed.apply(u, u),
     "spike of a spike": lambda cell, u: Spike.apply(u - Boxed.apply(u, 1.0)),
+    "of one another": lambda cell, u: Boxed.apply(Spike.apply(Skewed.apply(u, u)), 1.5),
     "without gradient": lambda cell, u: Spike.apply(u.detach()) + torch.tanh(u),
 }
 LEFT: dict[str, tuple[Any, str]] = {
@@ -191,6 +210,7 @@ LEFT: dict[str, tuple[Any, str]] = {
     "shifted": (lambda cell, u: Shifted.apply(u), "no product with that of its result"),
     "of a row": (lambda cell, u: OfRow.apply(u), "no product with that of its result"),
     "filled": (lambda cell, u: Filled.apply(u), "no product with that of its result"),
+    "set": (lambda cell, u: Set.apply(u), "no product with that of its result"),
     "writing": (lambda cell, u: Writing.apply(u * 1.0), "changes a tensor in place"),
     "noisy": (lambda cell, u: Noisy.apply(u), "draws random numbers"),
     "noted": (lambda cell, u: Noted.apply(u), "may have effects"),

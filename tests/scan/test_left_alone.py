@@ -22,20 +22,6 @@ from tests.scan.zoo import B, H, I, T, example, gru, h, make, random, vanilla, x
 Cell = Callable[[Any, Any], tuple[Any, Any]]
 
 
-class Spike(torch.autograd.Function):
-    """A step with the gradient of something smooth, as spiking neurons have it."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return (x > 0).to(x.dtype)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return g / (1 + x.abs()) ** 2
-
-
 def hooked(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     h = torch.tanh(h + x)
     if h.requires_grad:
@@ -47,12 +33,6 @@ def inner_gradient(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         (g,) = torch.autograd.grad((h * h * x).sum(), h, create_graph=True)
     return h - 0.1 * g, h
-
-
-def spiking(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    v = 0.9 * h + x
-    z = Spike.apply(v)
-    return v * (1 - z), z
 
 
 def branching(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +59,6 @@ EYE = torch.eye(H, dtype=torch.float64)
 SINGLE = torch.ones(H)
 # what the decision must name, and a cell
 LEFT: list[tuple[str, Cell]] = [
-    ("return (x > 0).to(x.dtype): SpikeBackward: has a gradient of its own", spiking),
     ("register_hook", hooked),
     ("autograd", inner_gradient),
     ("_local_scalar_dense.default: reads the value", branching),
@@ -103,15 +82,6 @@ def test_what_cannot_be_fused_runs_by_the_loop(reason: str, cell: Cell) -> None:
     decision = check(example(cell, h(), x(H)), tolerance=1e-12)
     assert decision.strategy == "pytorch"
     assert reason in decision.reason
-
-
-def test_a_gradient_of_its_own_is_no_obstacle_where_none_is_asked_for() -> None:
-    """And what was recorded then is not used for training afterwards."""
-    carry, xs = h(), x(H)
-    with collecting() as taken, torch.no_grad():
-        bppsa.scan(spiking, carry, xs)
-    assert taken[0].strategy == "sequential"
-    assert check(example(spiking, carry, xs), tolerance=0).strategy == "pytorch"
 
 
 @pytest.mark.parametrize("f", [torch.rand_like, lambda t: torch.rand(H, dtype=t.dtype), functional.dropout])

@@ -25,6 +25,7 @@ from bppsa.frontend.ordinary import mixed, unusual_moment
 from bppsa.frontend.plan_cache import PlanCache, place
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.fxpasses.cell.instead import INSTEAD
+from bppsa.fxpasses.cell.own_gradients import SlopeRecorder
 from bppsa.fxpasses.cell.recurrence import split
 from bppsa.fxpasses.cell.rewrites.each_step import CANNOT, TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
@@ -126,7 +127,8 @@ def make(
         return swapped(next_leaves, second), y_leaves
 
     try:
-        recording = record(flat_cell, ([*carry], [leaf[0] for leaf in xs]), gradients=gradients, instead=INSTEAD)
+        args = [*carry], [leaf[0] for leaf in xs]
+        recording = record(flat_cell, args, gradients=gradients, instead=INSTEAD, recorder=SlopeRecorder())
     except Unsupported as unsupported:
         reason = unsupported.reason
         if reason.mend == DRAW_OUTSIDE:

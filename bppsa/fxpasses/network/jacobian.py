@@ -22,7 +22,7 @@ from bppsa.common.chain import (
     placeholders,
 )
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.recording.capture import nothing_saved
+from bppsa.fxpasses.recording.capture import saving_to
 from bppsa.fxpasses.recording.recorder import Recorder
 from bppsa.sparsity.rules import lookup
 
@@ -35,7 +35,7 @@ def transpose(recurrence: Recurrence) -> Transposed:
     Raises `Unsupported` where an op of the body has no rule.
     """
     walk = JacobianWalk(recurrence)
-    with torch.enable_grad(), nothing_saved(), walk.recorder:
+    with torch.enable_grad(), saving_to(walk.recorder), walk.recorder:
         walk.run()
     return walk.result()
 

@@ -68,11 +68,14 @@ def record(
 
     inputs = tree_map_only(Tensor, stand_in, tuple(args))
     recorder.gradients = gradients or torch.is_grad_enabled()
-    with torch.set_grad_enabled(recorder.gradients), nothing_saved(), NoEscape(recorder.aliases, instead), recorder:
+    refusing = NoEscape(recorder.aliases, instead)
+    with torch.set_grad_enabled(recorder.gradients), saving_to(recorder), refusing, recorder:
         result = theirs(fn, *inputs)
-    for leaf in tree_leaves(result):
+    recorder.end_functions()
+    leaves, captured = tree_leaves(result), [tensor for tensor, _ in recorder.captured]
+    for leaf in leaves:
         recorder.note_gradient(leaf)
-    check_gradients(tree_leaves(result), [tensor for tensor, _ in recorder.captured], lines=recorder.own_gradients)
+    check_gradients(leaves, captured, recorder.attached, recorder.own_gradients)
     result = tree_map_only(Tensor, recorder.node_of, result)
     detach_stand_ins(recorder.graph)
     return Recording(recorder.graph, tuple(nodes), tuple(recorder.captured), result)
@@ -87,14 +90,10 @@ def copied(recording: Recording) -> Recording:
     return Recording(graph, tuple(own[node] for node in recording.arguments), captured, result)
 
 
-def nothing_saved() -> AbstractContextManager[Any]:
-    """No backward will read what autograd saves of stand-ins. Hooks around the call (a checkpoint's, which counts what
-    it sees) are for the tensors of the call."""
-
-    def forget(value: Any) -> Any:
-        return None
-
-    return saved_tensors_hooks(forget, forget)
+def saving_to(recorder: Recorder) -> AbstractContextManager[Any]:
+    """The recorder decides what is kept of what autograd saves. Hooks around the call (a checkpoint's, which counts
+    what it sees) are for the tensors of the call."""
+    return saved_tensors_hooks(recorder.kept, lambda kept: kept)
 
 
 def check_gradients(

@@ -95,6 +95,7 @@ class Recorder(TorchDispatchMode):
         self.captured: list[tuple[Tensor, fx.Node]] = []
         self.line = line_now  # the user's, of the op that is written down
         self.own_gradients: dict[Any, str] = {}  # of functions of the user's, and their lines
+        self.attached = set[Any]()  # those of them whose derivatives are recorded
         self.gradients = True  # whether grad mode is on but for what the function itself turns off
 
     @classmethod
@@ -135,6 +136,13 @@ class Recorder(TorchDispatchMode):
         node = self.node_of(tensor)
         self.note_gradient(tensor)
         return tensor if tensor in self.aliases else node.meta["val"]
+
+    def kept(self, saved: Tensor) -> Tensor | None:
+        """What autograd saves of a stand-in: no backward will read it."""
+        return None
+
+    def end_functions(self) -> None:
+        """Where functions with a gradient of their own may have ended: this recorder sees their forward alone."""
 
     def note_gradient(self, leaf: Any) -> None:
         """Where a function with a gradient of its own has ended, whose result this is."""

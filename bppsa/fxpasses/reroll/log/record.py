@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.cell.own_gradients import applying
 from bppsa.fxpasses.recording.aliases import Geometry, marked_geometry
 from bppsa.fxpasses.recording.decompose import is_seeded
 from bppsa.fxpasses.recording.recorder import CHECK, has_option, reads_values
@@ -25,7 +26,7 @@ from bppsa.fxpasses.reroll.log.memory import TensorMemory
 from bppsa.fxpasses.reroll.log.number_inputs import NumberInputs, OpCall
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.fxpasses.reroll.log.ops import CallInput, Like, Log, LoggedOp, LoggedValue, flatten
-from bppsa.fxpasses.reroll.log.own_gradients import OwnGradients, applying
+from bppsa.fxpasses.reroll.log.own_gradients import OwnGradients
 from bppsa.fxpasses.reroll.log.spelled import spelled
 from bppsa.fxpasses.reroll.log.targets import OVERWRITES, POSTPONED, SIZED, VIEWS_IN_PLACE, sized
 from bppsa.fxpasses.theirs import theirs
@@ -77,15 +78,18 @@ class Logger(TorchDispatchMode):
         sys.setprofile(None)  # who watches the call would watch the log too
         try:
             with self.refusing():
-                self.end_functions(profile)
+                self.end_functions(profile, (args, kwargs))
             return self.passing(func, args, kwargs or {})
         finally:
             sys.setprofile(profile)
 
-    def end_functions(self, profile: Any = None) -> None:
-        """Where gradients are asked for again, or the call is over."""
-        if self.own.made and torch.is_grad_enabled() and self.log.refusal is None and not applying():
-            self.own.attach(profile)
+    def end_functions(self, profile: Any = None, given: Any = ((), {})) -> None:
+        """Where gradients are asked for again, the call is over, or what a function gives goes right into another."""
+        if self.own.made and self.log.refusal is None and not applying():
+            if torch.is_grad_enabled():
+                self.own.end(profile)
+            else:
+                self.own.attach([x for x in tensors_of(*given) if any(x is made for made in self.own.made)], profile)
 
     def passing(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the op gives, written down."""

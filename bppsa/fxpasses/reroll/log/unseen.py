@@ -7,9 +7,7 @@ alone is refused. What code has changed is found by comparing before and after.
 
 from __future__ import annotations
 
-import builtins
 import sys
-from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -21,6 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from bppsa.errors import Reason
+from bppsa.fxpasses.environment.harmless import BUILTINS, CONTAINERS
 from bppsa.fxpasses.environment.libraries import owner, package_of
 from bppsa.fxpasses.partition.call.places import innermost, is_users, place_here
 from bppsa.fxpasses.partition.capture.contents import alike, is_users_name
@@ -61,20 +60,7 @@ LOST: dict[Any, Reason] = {
     ),
     **dict.fromkeys(OF_HISTORY, HISTORY),
 }
-# Built-in functions whose results depend on their arguments, and that change at most a container in them.
-BUILTINS = {
-    getattr(builtins, name)
-    for name in (
-        *("abs", "all", "any", "ascii", "bin", "callable", "chr", "divmod", "format", "getattr", "hasattr", "hash"),
-        *("hex", "isinstance", "issubclass", "iter", "len", "max", "min", "next", "oct", "ord", "pow", "repr", "round"),
-        *("sorted", "sum", "__build_class__", "setattr", "locals"),
-    )
-}
 OF_PYTHON = {"math", "cmath", "_operator", "itertools", "_functools", "_collections", "_abc", "_weakref", "_typing"}
-CONTAINERS = {
-    *(list, dict, tuple, set, frozenset, str, bytes, int, float, complex, slice, range),
-    *(deque, defaultdict, OrderedDict),
-}
 OF_CONTAINERS = ("iterator", "generator", "dict_keys", "dict_items")
 LIBRARIES = {
     *("abc", "collections", "contextlib", "copy", "dataclasses", "enum", "functools", "itertools", "math", "numbers"),

@@ -1,0 +1,178 @@
+"""Gradients that a torch.autograd.Function of the user's gives in the place of those of its ops, as spikes have them.
+
+A recording or a log shows such a function's forward alone, without gradients. Right after it its backward is run, once,
+for a gradient of ones: where all it does with that gradient is to multiply it, entry by entry, the product is the
+derivative, and an op of ours gives it to what the forward has made. Any other backward is refused, and one that may
+have effects is not run.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import _disable_current_modes
+
+from bppsa.common.chain import FILLS
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.environment.harmless import is_harmless, is_plain
+from bppsa.fxpasses.lines import OURS
+from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
+from bppsa.fxpasses.recording.recorder import Recorder
+from bppsa.fxpasses.recording.refused import NoEscape
+from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.sparsity.rules.own_gradient import ATTACHED, has_own_gradient
+
+aten = torch.ops.aten
+_apply: Any = torch.autograd.Function.apply
+APPLY = _apply.__func__.__code__
+HANDED_ON = {*SAME, aten.detach.default}
+
+
+def applying() -> bool:
+    """Whether an op comes from within `Function.apply`, which saves what the backward reads last of all."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(str(OURS)):
+        frame = frame.f_back
+    return frame is not None and frame.f_code is APPLY
+
+
+def check_function(node: Any, result: Tensor) -> None:
+    """Raises Unsupported where the backward of an ended function may not be run for a gradient of ones."""
+    if result._is_view() or len(node._input_metadata) != 1:
+        raise refusal(node, "has a gradient of its own")
+    if not (is_harmless(backward_of(type(node)._forward_cls), set()) and all(map(is_plain, vars(node).values()))):
+        raise refusal(node, "has a gradient of its own that may have effects")
+
+
+def backward_of(function: type[torch.autograd.Function]) -> Any:
+    """What autograd runs: either of the two may be given."""
+    given: Any = function.vjp if function.vjp is not torch.autograd.Function.vjp else function.backward
+    return given
+
+
+def slopes_of(node: Any, ones: Tensor) -> Sequence[Any]:
+    """What the backward gives for a gradient of ones. Raises Unsupported where it raises."""
+    try:
+        slopes = theirs(node.apply, ones)
+    except Unsupported:
+        raise
+    except Exception as error:  # whatever the user's code raises here belongs into his backward
+        if is_ours(error):
+            raise
+        raise refusal(node, f"has a gradient of its own that raises {error!r}") from error
+    return slopes if isinstance(slopes, tuple) else (slopes,)
+
+
+def refusal(node: Any, what: str) -> Unsupported:
+    return Unsupported(Reason(what, op=node.name(), mend=MEND))
+
+
+class SlopeRecorder(Recorder):
+    """Records a function with the derivatives that torch.autograd.Functions within it give, as ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.made: list[Tensor] = []  # without gradients, since an op had some
+        self.read: dict[Any, fx.Node] = {}  # by what is made without them; by where autograd knows it from
+        self.saved: list[Tensor] = []  # by autograd, of the user's functions
+        self.literals: dict[fx.Node, Tensor] = {}  # numbers that Python has made tensors of just now
+        self.running = False  # whether a backward is
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
+        if func is aten.detach.default and any(args[0] is saved for saved in self.saved):
+            return func(*args)  # as autograd takes it out again, with its gradient
+        if torch.is_grad_enabled() and not applying():
+            self.end_functions()  # before what comes next can change what a backward reads
+        if func is aten.lift_fresh.default:
+            self.literals[self.node_of(args[0])] = args[0]
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def kept(self, saved: Tensor) -> Tensor | None:
+        """What a backward will read: an object that nobody else has, at the same place in memory."""
+        if not applying():
+            return None
+        with _disable_current_modes():
+            self.saved.append(saved.detach())
+        return self.saved[-1]
+
+    def held(self, tensor: Tensor) -> Tensor:
+        if self.gradients and not torch.is_grad_enabled() and tensor.requires_grad and not applying():
+            if any(tensor is made for made in self.made):
+                self.attach(tensor)  # what one function gives goes right into another
+            self.read[tensor.grad_fn or tensor, tensor.output_nr] = self.node_of(tensor)
+        return super().held(tensor)
+
+    def define_output(self, node: fx.Node, out: Tensor) -> Tensor:
+        out = super().define_output(node, out)
+        if self.gradients and not torch.is_grad_enabled():
+            if self.running:
+                raise Unsupported(Reason("has a gradient that has none itself", str(node.target), MEND))
+            self.made.append(out)
+        return out
+
+    def end_functions(self) -> None:
+        made, self.made = self.made, []
+        for tensor in made:
+            self.attach(tensor)
+
+    def attach(self, tensor: Tensor) -> None:
+        """Gives a value the derivative of the function that has made it, where one has."""
+        node: Any = tensor.grad_fn
+        if not has_own_gradient(node) or node in self.attached:
+            return
+        self.attached.add(node)
+        value, inputs = self.node_of(tensor), [self.input_of(node, *edge) for edge in node.next_functions]
+        if value in inputs:
+            raise refusal(node, "has a gradient of its own")
+        check_function(node, tensor)
+        before = len(self.graph.nodes)
+        ones, slopes = self.run(node, tensor)
+        ops = [(n.target, n.args, (n,)) for n in list(self.graph.nodes)[before:] if n.target not in FILLS]
+        if any(value in arguments for _, arguments, _ in ops):
+            raise refusal(node, "has a gradient of its own that reads its result")
+        linear, line = multiples(ones, ops, self.is_zero), value.meta.get("line", "")
+        for x, slope in zip(inputs, slopes, strict=False):
+            if x is None or slope is None:
+                continue
+            factor = self.node_of(slope)
+            if factor not in linear or any(kind(s.meta["val"]) != kind(tensor) for s in (x, factor)):
+                raise no_product(node.name())
+            value = self.define(self.graph.call_function(ATTACHED, (value, x, factor)), tensor)
+            value.meta.update(path=self.where(), line=line)
+
+    def input_of(self, node: Any, source: Any, number: int) -> fx.Node | None:
+        """None for what has no gradient."""
+        if source is None:
+            return None
+        known = self.read.get((getattr(source, "variable", source), number))
+        if known is None:
+            raise refusal(node, "has a gradient of its own by what its forward does not read")
+        return known
+
+    def is_zero(self, argument: Any) -> bool:
+        while isinstance(argument, fx.Node) and argument.target in HANDED_ON:
+            argument = argument.args[0]
+        if not isinstance(argument, fx.Node):
+            return bool(argument == 0)
+        if argument in self.literals:
+            return not self.literals[argument].any()
+        return argument.target in FILLS and FILLS[argument.target](argument.args) == 0
+
+    def run(self, node: Any, like: Tensor) -> tuple[fx.Node, Sequence[Any]]:
+        """What stands for ones, and what the backward gives for them."""
+        self.running = True
+        try:
+            with torch.enable_grad(), NoEscape(self.aliases, {}), self:
+                ones = torch.ones_like(like)
+                return self.node_of(ones), slopes_of(node, ones)
+        finally:
+            self.running = False
+
+
+def kind(tensor: Tensor) -> Any:
+    return tensor.shape, tensor.dtype
