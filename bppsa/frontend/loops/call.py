@@ -14,11 +14,12 @@ from torch import nn
 from bppsa.codegen.cpu.progress import looking_at_loop
 from bppsa.decisions import Decision
 from bppsa.errors import Reason, Unsupported
-from bppsa.frontend.call_log import collecting, explaining, note
+from bppsa.frontend.call_log import collecting, explaining, note, unnoted
 from bppsa.frontend.loops.changing import numbers_of, without_numbers
 from bppsa.frontend.loops.collector import collector_paused
 from bppsa.frontend.loops.key import call_of, size_of, unusual
-from bppsa.frontend.loops.plans import FirstCall, LoopPlan, checked, first_call
+from bppsa.frontend.loops.loop_plan import LoopPlan
+from bppsa.frontend.loops.plans import FirstCall, checked, first_call
 from bppsa.frontend.loops.state import NEW_KINDS, LeftCall, LoopState
 from bppsa.frontend.rewritten import kind_of
 from bppsa.frontend.trials import is_tried
@@ -75,10 +76,15 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
         note(*plan.scans)
         return checked(plan, plain, args, kwargs, described, values)
     try:
-        return plan.result(described, values)
+        with unnoted() as within:
+            result = plan.result(described, values)
+        note(*within)
+        return result
     except Unsupported as unsupported:
-        refusal = str(unsupported.reason)
-    note(Decision(state.path, "loop", "pytorch", refusal))
+        left = Decision(state.path, "loop", "pytorch", str(unsupported.reason))
+    if not plan.runs.pay:
+        state.keep(key, LeftCall((left,)), described.environment.opaque)
+    note(left)
     return plain(*args, **kwargs)  # where an error is PyTorch's alone
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bppsa.common.graph import tensors_in
@@ -19,6 +18,7 @@ from bppsa.frontend.call_log import note, unnoted
 from bppsa.frontend.cell.plans import FAULTS
 from bppsa.frontend.loops.changing import settled
 from bppsa.frontend.loops.key import LoopCall, attributes
+from bppsa.frontend.loops.loop_plan import TENSOR, LoopPlan, errors_refused
 from bppsa.frontend.loops.scans.shared import SharedSteps, are_of, shape_of
 from bppsa.frontend.loops.scans.trust import Witness, believe, is_trusted_in_double
 from bppsa.frontend.loops.scans.verify import Differs, OtherNumbers
@@ -35,70 +35,12 @@ from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.fxpasses.reroll.log.ops import LoggedValue, draws
 from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.replay import Replay
+from bppsa.fxpasses.reroll.log.truths import read_truths
 from bppsa.fxpasses.reroll.log.unseen import watched
 from bppsa.fxpasses.reroll.program import LoopProgram, program_of
 from bppsa.fxpasses.reroll.repetition.unlike import unlike
 from bppsa.runtime.recurrent.check import asked
-from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
-
-@dataclass(frozen=True)
-class LoopPlan:
-    """run: the program, of the tensors among the arguments and of those in the environment at `places`, literals and
-    numbers: terms of the arithmetic, and their dtypes.
-    result: what the call returned, numbers in the place of its tensors; others: leaves that are none."""
-
-    run: fx.GraphModule
-    arguments: tuple[int, ...]
-    places: tuple[int, ...]
-    literals: tuple[Tensor, ...]
-    numbers: tuple[tuple[int, torch.dtype], ...]
-    arithmetic: Arithmetic
-    values: tuple[float, ...]  # of followed numbers, in the call that it was made of
-    spec: Any
-    others: tuple[Any, ...]  # by leaf; `TENSOR` where one is
-    left: tuple[Decision, ...]  # of repetitions that are no scans
-    picks: bool  # whether it may refuse the numbers it is given: whole ones too large, matrices that are singular
-    is_shared: bool  # whether its cells are those of other lengths
-    scans: tuple[Decision, ...] = ()
-    doubted: bool = False  # whether its numbers are not PyTorch's in float32, and are in float64
-
-    def tensors(self, call: LoopCall, numbers: Sequence[float]) -> list[Tensor]:
-        given, held = call.tensors, call.environment.tensors
-        tensors = [*(given[i] for i in self.arguments), *(held[i] for i in self.places), *self.literals]
-        if self.numbers:
-            values = self.arithmetic.values(numbers or self.values)
-            tensors += [torch.tensor(values[term], dtype=dtype) for term, dtype in self.numbers]
-        return tensors
-
-    @property
-    def is_for_any_numbers(self) -> bool:
-        """Whether what it is given in the place of followed numbers may be others."""
-        return self.arithmetic.is_all and not self.literals
-
-    def result(self, call: LoopCall, numbers: Sequence[float] = ()) -> Any:
-        """Raises `Unsupported`, and has drawn no random number, where it refuses the numbers it is given."""
-        state = torch.get_rng_state() if self.picks else None
-        try:
-            with errors_refused():
-                made = iter(self.run(*self.tensors(call, numbers)))
-        except Unsupported:
-            if state is not None:
-                torch.set_rng_state(state)
-            raise
-        return pytree.tree_unflatten([next(made) if o is TENSOR else o for o in self.others], self.spec)
-
-
-@contextmanager
-def errors_refused() -> Iterator[None]:
-    """Errors of numbers, as of the root of a negative one or of a singular matrix, are PyTorch's to raise."""
-    try:
-        yield
-    except (LinAlgError, ArithmeticError) as error:
-        raise Unsupported(Reason(first_line(error))) from error
-
-
-TENSOR = object()
 MEND = "report it with what was called; meanwhile compile with loops=False"
 
 
@@ -174,10 +116,12 @@ def checked(
     try:
         with errors_refused():
             given = plan.tensors(call, numbers)
+        if plan.truths:
+            try_out(plan, call, numbers, before)
     except Unsupported:
         return result
     try:
-        believe(plan.run, tensors_in(result), given, before)
+        believe(plan.run, [*tensors_in(result), *all_true(plan.truths)], given, before)
     except Unsupported as unsupported:
         if plan.doubted and isinstance(unsupported, OtherNumbers):
             return result
@@ -185,6 +129,20 @@ def checked(
         if not plan.picks:
             raise
     return result
+
+
+def try_out(plan: LoopPlan, call: LoopCall, numbers: Sequence[float], before: Tensor) -> None:
+    """Raises `Unsupported` where the plan does not take the call. before: the state of the random numbers before it."""
+    after = torch.get_rng_state()
+    torch.set_rng_state(before)
+    try:
+        plan.result(call, numbers)
+    finally:
+        torch.set_rng_state(after)
+
+
+def all_true(count: int) -> list[Tensor]:
+    return [torch.tensor(True) for _ in range(count)]
 
 
 def left(path: str, found: Sequence[Repetition], reason: Reason, around_others: bool = False) -> LeftCall:
@@ -224,6 +182,8 @@ def planned(
     captured = [value.given.captured for value in log.captured if value.given and value.given.captured is not None]
     check_gradients(tensors, [*captured, *call.tensors], logger.own.nodes)
     result = [returned(logger, tensor) for tensor in tensors]  # which may write ops down yet
+    truths = read_truths(log)
+    result, tensors = [*result, *truths], [*tensors, *all_true(len(truths))]
     replay, random = Replay(log), before if any(map(draws, log.ops)) else None
     cells = list(shared.cells.values())
     rerolled = reroll(log, result, shared.fuse, shared.numbers)
@@ -234,7 +194,7 @@ def planned(
     program = program_of(log, rerolled.ops, rerolled.result, torch.is_grad_enabled(), bases)
     fused = [one for one in found if one.scan is not None]
     scans: list[Any] = [one.scan.target for one in fused if one.scan is not None]
-    picks = log.raises or any(scan.plan.refuses for scan in scans)
+    picks = log.raises or bool(truths) or any(scan.plan.refuses for scan in scans)
     plan = LoopPlan(
         run=program.run,
         arguments=program.arguments,
@@ -248,6 +208,7 @@ def planned(
         left=refusals(found, first.path),
         picks=picks,
         is_shared=are_of(scans, cells),
+        truths=len(truths),
     )
     values = arithmetic.values(numbers) if arithmetic.terms else []
     witness = Witness(program, replay, result, {value: tensor_of(value, call, values) for value in replay.given})

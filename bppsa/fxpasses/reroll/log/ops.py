@@ -78,6 +78,14 @@ class LoggedOp:
         return self
 
 
+class ReadTruth(NamedTuple):
+    """A truth value [] that Python has read, what it was, and the lines of who read it."""
+
+    value: LoggedValue
+    holds: bool
+    lines: Sequence[tuple[Any, int]]
+
+
 @dataclass
 class Log:
     """prologue: what is made of captured tensors alone. result: of the call, values in the place of tensors.
@@ -94,6 +102,7 @@ class Log:
     refusal: Reason | None = None
     branches: bool = False
     raises: bool = False  # whether an op raises errors for some matrices
+    truths: list[ReadTruth] = field(default_factory=list)  # by which the steps of a loop may differ
     rest: list[Any] = field(default_factory=list)  # the targets of ops since the refusal
 
 

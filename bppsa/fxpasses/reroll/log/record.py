@@ -25,7 +25,7 @@ from bppsa.fxpasses.reroll.log.lines import goes_over, innermost, place, users_l
 from bppsa.fxpasses.reroll.log.memory import TensorMemory
 from bppsa.fxpasses.reroll.log.number_inputs import NumberInputs, OpCall
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
-from bppsa.fxpasses.reroll.log.ops import CallInput, Like, Log, LoggedOp, LoggedValue, flatten
+from bppsa.fxpasses.reroll.log.ops import CallInput, Like, Log, LoggedOp, LoggedValue, ReadTruth, flatten
 from bppsa.fxpasses.reroll.log.own_gradients import OwnGradients
 from bppsa.fxpasses.reroll.log.spelled import spelled
 from bppsa.fxpasses.reroll.log.targets import OVERWRITES, POSTPONED, SIZED, VIEWS_IN_PLACE, sized
@@ -111,6 +111,9 @@ class Logger(TorchDispatchMode):
         if self.log.refusal is not None or leaves is None:
             self.log.rest.append(func)
             return out
+        if reads_truth(func, args):
+            self.log.truths.append(ReadTruth(leaves[0], out, self.lines))
+            return out
         with self.refusing():
             if self.numbers is not None and self.numbers.arithmetic.handed:
                 func, leaves, spec = self.numbers.read(OpCall(func, leaves, spec), self.number, out)
@@ -135,6 +138,8 @@ class Logger(TorchDispatchMode):
     def check(self, func: Any, args: Sequence[Any]) -> None:
         if reads_values(func, args):
             self.log.branches = any(innermost(code, [line]) for code, line in self.lines)
+            if self.log.branches and reads_truth(func, args) and not goes_over(self.lines):
+                return
             if goes_over(self.lines):
                 raise Unsupported(STEPS_READ)
             raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
@@ -254,6 +259,10 @@ class Logger(TorchDispatchMode):
         op = LoggedOp(target, list(leaves), spec, True, self.lines).gives(like)
         self.log.ops.append(op)
         return op.outs[0]
+
+
+def reads_truth(func: Any, args: Sequence[Any]) -> bool:
+    return func is aten._local_scalar_dense.default and args[0].dtype is torch.bool
 
 
 class Refusing(suppress):

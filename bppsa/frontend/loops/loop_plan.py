@@ -1,0 +1,107 @@
+"""The plan of one kind of call that has loops, and a run of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from bppsa.decisions import Decision
+from bppsa.errors import Reason, Unsupported, first_line
+from bppsa.frontend.loops.key import LoopCall
+from bppsa.fxpasses.reroll.log.numbers import Arithmetic
+from bppsa.sparsity.rules.matrix_ops import LinAlgError
+
+TENSOR = object()
+DECIDES = Reason(
+    "reads truth values, and decides otherwise in this call than when it was looked at", mend="use torch.where"
+)
+TRIES = 3  # runs in vain that a plan is forgiven
+SELDOM = 4  # one in so many may be in vain
+
+
+class Missed(Unsupported):
+    """A call decides otherwise than its plan."""
+
+
+@dataclass
+class Runs:
+    """How often a plan was run, and how often in vain."""
+
+    calls: int = 0
+    missed: int = 0
+
+    @property
+    def pay(self) -> bool:
+        return self.missed < TRIES or self.missed * SELDOM <= self.calls
+
+
+@dataclass(frozen=True)
+class LoopPlan:
+    """run: the program, of the tensors among the arguments and of those in the environment at `places`, literals and
+    numbers: terms of the arithmetic, and their dtypes. others: what else the call returned than tensors, by leaf."""
+
+    run: fx.GraphModule
+    arguments: tuple[int, ...]
+    places: tuple[int, ...]
+    literals: tuple[Tensor, ...]
+    numbers: tuple[tuple[int, torch.dtype], ...]
+    arithmetic: Arithmetic
+    values: tuple[float, ...]  # of followed numbers, in the call that it was made of
+    spec: Any
+    others: tuple[Any, ...]  # by leaf; `TENSOR` where one is
+    left: tuple[Decision, ...]  # of repetitions that are no scans
+    picks: bool  # whether it may refuse the numbers it is given: whole ones too large, matrices that are singular
+    is_shared: bool  # whether its cells are those of other lengths
+    scans: tuple[Decision, ...] = ()
+    doubted: bool = False  # whether its numbers are not PyTorch's in float32, and are in float64
+    truths: int = 0  # so many of its results, the last, are true where steps decide as they did when it was made
+    runs: Runs = field(default_factory=Runs, compare=False)
+
+    def tensors(self, call: LoopCall, numbers: Sequence[float]) -> list[Tensor]:
+        given, held = call.tensors, call.environment.tensors
+        tensors = [*(given[i] for i in self.arguments), *(held[i] for i in self.places), *self.literals]
+        if self.numbers:
+            values = self.arithmetic.values(numbers or self.values)
+            tensors += [torch.tensor(values[term], dtype=dtype) for term, dtype in self.numbers]
+        return tensors
+
+    @property
+    def is_for_any_numbers(self) -> bool:
+        """Whether what it is given in the place of followed numbers may be others."""
+        return self.arithmetic.is_all and not self.literals
+
+    def result(self, call: LoopCall, numbers: Sequence[float] = ()) -> Any:
+        """Raises `Unsupported`, and has drawn no random number, where it refuses the numbers it is given."""
+        state = torch.get_rng_state() if self.picks else None
+        try:
+            with errors_refused():
+                results = self.run(*self.tensors(call, numbers))
+            self.decides_alike(results)
+        except Unsupported:
+            if state is not None:
+                torch.set_rng_state(state)
+            raise
+        made = iter(results)
+        return pytree.tree_unflatten([next(made) if o is TENSOR else o for o in self.others], self.spec)
+
+    def decides_alike(self, results: Sequence[Tensor]) -> None:
+        """Raises `Missed` where Python would have decided otherwise in some step than in the call that was logged."""
+        self.runs.calls += 1
+        if self.truths and not all(map(bool, results[-self.truths :])):
+            self.runs.missed += 1
+            raise Missed(DECIDES)
+
+
+@contextmanager
+def errors_refused() -> Iterator[None]:
+    """Errors of numbers, as of the root of a negative one or of a singular matrix, are PyTorch's to raise."""
+    try:
+        yield
+    except (LinAlgError, ArithmeticError) as error:
+        raise Unsupported(Reason(first_line(error))) from error

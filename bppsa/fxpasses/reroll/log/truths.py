@@ -1,0 +1,60 @@
+"""Truth values that Python reads in a loop, as `assert h.isfinite().all()` and the checks of torch.distributions do.
+
+Where all steps of a call decide alike, others are taken to do the same: what was read becomes one result more of the
+call, which tells afterwards whether they did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.reroll.log.lines import place
+from bppsa.fxpasses.reroll.log.ops import Like, Log, LoggedOp, LoggedValue, Nesting, ReadTruth
+
+aten = torch.ops.aten
+# What these are of tells as much, and may have a row for each of the batch.
+OF_ALL = {aten.all.default, aten._is_all_true.default}
+OF_ANY = {aten.any.default, aten._is_any_true.default}
+READS = Reason("reads the value of a tensor", str(aten._local_scalar_dense.default), "use torch.where")
+OF_ONE = ((None,), ())  # how the arguments of an op of one tensor are nested
+
+
+def read_truths(log: Log) -> list[LoggedValue]:
+    """Values [], one for each line, op and shape, that are true where all that was read is as it was in the log. The
+    ops that make them are put at the log's end. Raises Unsupported where one line has decided in two ways."""
+    groups: dict[tuple[Any, ...], list[ReadTruth]] = {}
+    for read in log.truths:
+        op = read.value.op
+        made = (op.target, *(operand.shape for operand in op.operands)) if op is not None else ()
+        groups.setdefault((read.lines, made), []).append(read)
+    for reads in groups.values():
+        if len({read.holds for read in reads}) > 1:
+            raise Unsupported(Reason(READS.what, READS.op, READS.mend, place(reads[0].lines)))
+    return [as_read(log, reads) for reads in groups.values()]
+
+
+def witness_of(read: ReadTruth) -> LoggedValue:
+    """What tells as much as the truth value, and may have rows."""
+    op = read.value.op
+    if op is not None and op.target in (OF_ALL if read.holds else OF_ANY):
+        return op.leaves[0]
+    return read.value
+
+
+def as_read(log: Log, reads: Sequence[ReadTruth]) -> LoggedValue:
+    witnesses = [witness_of(read) for read in reads]
+    shape = (len(reads), *witnesses[0].shape)
+    stacked = append(log, aten.stack.default, [*witnesses, 0], (((None,) * len(reads), None), ()), shape)
+    if reads[0].holds:
+        return append(log, aten.all.default, [stacked], OF_ONE, ())
+    return append(log, aten.logical_not.default, [append(log, aten.any.default, [stacked], OF_ONE, ())], OF_ONE, ())
+
+
+def append(log: Log, target: Any, leaves: Sequence[Any], spec: Nesting, shape: Sequence[int]) -> LoggedValue:
+    op = LoggedOp(target, list(leaves), spec, True, ()).gives(Like(torch.Size(shape), torch.bool))
+    log.ops.append(op)
+    return op.outs[0]
