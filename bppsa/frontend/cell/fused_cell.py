@@ -14,6 +14,7 @@ from bppsa.codegen.gpu.triton.sweep_axes import MOST_NUMBERS, has_axes, numbers
 from bppsa.common.chain import Recurrence, Role
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.cell.scan_call import ScanCall
+from bppsa.frontend.planning.decided import Runs
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.fxpasses.cell.reach import reach
 from bppsa.fxpasses.environment.walk import Environment
@@ -45,7 +46,9 @@ class CellPlan:
     carry_dtypes: tuple[torch.dtype, ...]
     growth: Growth | None  # of whole numbers
     beside: int = 0  # so many of the captured tensors, the last, are read like x, the same in every step
+    truths: tuple[bool, ...] = ()  # so many of the ys, the last, are truth values that Python took to be these
     memory: NewtonHistory = field(default_factory=NewtonHistory, compare=False)
+    runs: Runs = field(default_factory=Runs, compare=False)
 
     @property
     def refuses(self) -> bool:
@@ -69,7 +72,7 @@ class CellPlan:
         solver: Solver | None = None,
         kept_every: int | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """kept_every: as of `Choice`."""
+        """kept_every: as of `Choice`. Raises `Unsupported` where PyTorch has to run the call."""
         steps, rows, carry = xs[0].shape[0], carry[0].shape[0], as_real(carry)
         if self.beside:
             xs = [*xs, *(tensor.expand(steps, *tensor.shape) for tensor in captured[-self.beside :])]
@@ -100,6 +103,10 @@ class CellPlan:
         ys = [
             y if y.shape[1:] == shape else y.reshape(steps, *shape) for y, shape in zip(ys, self.y_shapes, strict=True)
         ]
+        if self.truths:
+            count = len(ys) - len(self.truths)
+            ys, read = ys[:count], ys[count:]
+            self.runs.count(all(map(is_all, read, self.truths)))
         last = self.as_carried(finals)
         shaped = zip(last, self.carry_shapes, strict=True)
         return [f if f.shape == shape else f.reshape(shape) for f, shape in shaped], apart(ys, [*xs, *captured])
@@ -156,6 +163,10 @@ class CellPlan:
         """As a sweep takes it, without a call where it is so already."""
         tensor = tensor if tensor.dtype is self.dtype else tensor.to(self.dtype)
         return tensor if tensor.dim() == len(shape) and tensor.shape[:-1] == shape[:-1] else tensor.reshape(shape)
+
+
+def is_all(truths: Tensor, value: bool) -> bool:
+    return bool(truths.all()) if value else not truths.any()
 
 
 def outside(part: fx.GraphModule, *tensors: Tensor) -> Any:

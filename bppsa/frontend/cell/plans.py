@@ -23,12 +23,13 @@ from bppsa.frontend.cell.fused_cell import CellPlan
 from bppsa.frontend.cell.second import Second, swapped
 from bppsa.frontend.ordinary import mixed, unusual_moment
 from bppsa.frontend.plan_cache import PlanCache, place
+from bppsa.frontend.planning.decided import DECIDES
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.fxpasses.cell.instead import INSTEAD
-from bppsa.fxpasses.cell.own_gradients import SlopeRecorder
 from bppsa.fxpasses.cell.recurrence import split
 from bppsa.fxpasses.cell.rewrites.each_step import CANNOT, TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
+from bppsa.fxpasses.cell.truths import CellRecorder
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.lines import line_that_raised
@@ -77,7 +78,10 @@ def find(
     if isinstance(plan, Reason):
         return plan
     return (
-        mixed((*carry, *xs, *plan.captured(environment))) or without_kernel(plan, xs[0]) or (plan, environment, reading)
+        mixed((*carry, *xs, *plan.captured(environment)))
+        or without_kernel(plan, xs[0])
+        or (None if plan.runs.pay else DECIDES)
+        or (plan, environment, reading)
     )
 
 
@@ -127,8 +131,8 @@ def make(
         return swapped(next_leaves, second), y_leaves
 
     try:
-        args = [*carry], [leaf[0] for leaf in xs]
-        recording = record(flat_cell, args, gradients=gradients, instead=INSTEAD, recorder=SlopeRecorder())
+        args, recorder = ([*carry], [leaf[0] for leaf in xs]), CellRecorder()
+        recording = record(flat_cell, args, gradients=gradients, instead=INSTEAD, recorder=recorder)
     except Unsupported as unsupported:
         reason = unsupported.reason
         if reason.mend == DRAW_OUTSIDE:
@@ -137,12 +141,14 @@ def make(
     except (InputError, InputValueError, InputIndexError) as error:  # which the loop raises too, if it is the cell's
         cause = error.__cause__ or error
         return Reason(f"it does not run on stand-ins: {first_line(cause)}", path=line_that_raised(cause))
+    recording = replace(recording, result=(recording.result[0], [*recording.result[1], *recorder.truths]))
     try:
-        return plan_or_reasons(recording, len(carry), len(xs), environment.tensors, y_spec)
+        plan = plan_or_reasons(recording, len(carry), len(xs), environment.tensors, y_spec)
     except FAULTS as error:  # the loop gives the numbers, and the fault is told aloud
         what = f"bppsa fails to plan it: {type(error).__name__}: {first_line(error)}"
         warn_once(f"bppsa.scan runs {name_of(cell)} op by op: {what}; please report this")
         return Reason(what, mend="please report this")
+    return plan if isinstance(plan, Reason) else replace(plan, truths=tuple(recorder.truths.values()))
 
 
 def plan_or_reasons(

@@ -14,31 +14,11 @@ from torch.utils import _pytree as pytree
 from bppsa.decisions import Decision
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.loops.key import LoopCall
+from bppsa.frontend.planning.decided import Runs
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
 TENSOR = object()
-DECIDES = Reason(
-    "reads truth values, and decides otherwise in this call than when it was looked at", mend="use torch.where"
-)
-TRIES = 3  # runs in vain that a plan is forgiven
-SELDOM = 4  # one in so many may be in vain
-
-
-class Missed(Unsupported):
-    """A call decides otherwise than its plan."""
-
-
-@dataclass
-class Runs:
-    """How often a plan was run, and how often in vain."""
-
-    calls: int = 0
-    missed: int = 0
-
-    @property
-    def pay(self) -> bool:
-        return self.missed < TRIES or self.missed * SELDOM <= self.calls
 
 
 @dataclass(frozen=True)
@@ -77,25 +57,19 @@ class LoopPlan:
         return self.arithmetic.is_all and not self.literals
 
     def result(self, call: LoopCall, numbers: Sequence[float] = ()) -> Any:
-        """Raises `Unsupported`, and has drawn no random number, where it refuses the numbers it is given."""
+        """Raises `Unsupported`, and has drawn no random number, where it refuses the numbers it is given; `Missed`
+        where Python would have decided otherwise in some step than in the call that was logged."""
         state = torch.get_rng_state() if self.picks else None
         try:
             with errors_refused():
                 results = self.run(*self.tensors(call, numbers))
-            self.decides_alike(results)
+            self.runs.count(not self.truths or all(map(bool, results[-self.truths :])))
         except Unsupported:
             if state is not None:
                 torch.set_rng_state(state)
             raise
         made = iter(results)
         return pytree.tree_unflatten([next(made) if o is TENSOR else o for o in self.others], self.spec)
-
-    def decides_alike(self, results: Sequence[Tensor]) -> None:
-        """Raises `Missed` where Python would have decided otherwise in some step than in the call that was logged."""
-        self.runs.calls += 1
-        if self.truths and not all(map(bool, results[-self.truths :])):
-            self.runs.missed += 1
-            raise Missed(DECIDES)
 
 
 @contextmanager

@@ -12,13 +12,11 @@ from typing import Any
 import torch
 
 from bppsa.errors import Reason, Unsupported
+from bppsa.fxpasses.cell.truths import OF_ALL, OF_ANY
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import Like, Log, LoggedOp, LoggedValue, Nesting, ReadTruth
 
 aten = torch.ops.aten
-# What these are of tells as much, and may have a row for each of the batch.
-OF_ALL = {aten.all.default, aten._is_all_true.default}
-OF_ANY = {aten.any.default, aten._is_any_true.default}
 READS = Reason("reads the value of a tensor", str(aten._local_scalar_dense.default), "use torch.where")
 OF_ONE = ((None,), ())  # how the arguments of an op of one tensor are nested
 
