@@ -39,6 +39,21 @@ def test_what_was_chosen_is_looked_up(cell: Cell) -> None:
     fuses(cell, (h(), NONE), x(), W, V, TABLE, *EMBEDDING.parameters())
 
 
+MEMORY = random(B, 5, H)
+
+
+def by_pointer(h: Tensor, x: Tensor) -> Any:
+    """An element of each row, read and written by numbers of the carry; from the end too."""
+    rows = torch.arange(len(h))
+    h = torch.tanh(x @ V + h @ W + MEMORY[rows, h[:, :5].argmax(1)])
+    h = written(h, (rows, h.argmin(1)), 0.25)
+    return written(h, (rows, h.argmin(1) - H), x[:, 0]), h[torch.arange(0, B), h.argmax(1) - H]
+
+
+def test_an_element_of_each_row_is_read_and_written() -> None:
+    fuses(by_pointer, h(), x(), W, V, MEMORY)
+
+
 def test_a_table_with_infinities_is_not_multiplied() -> None:
     allowed = torch.where(torch.eye(H, dtype=torch.bool), 0.0, -torch.inf).double()
 

@@ -322,3 +322,18 @@ class Halts(Cell):
             h = torch.where(done[:, None], h * 0.5, h)
             out.append(h)
         return torch.stack(out, 1), count, done
+
+
+@row("an element of each row, read and written by numbers of the state")
+class Pointers(Cell):
+    def forward(self, x: Tensor) -> Any:
+        h, out, rows = self.start(x), [], torch.arange(x.shape[0])
+        memory = self.head(torch.tanh(self.cell(x[:, 0], h)))[:, :, None] * x.transpose(1, 2).sum(1)[:, None, :H]
+        for t in range(x.shape[1]):
+            read = memory[rows, h[:, :2].argmax(1)].mean(1, keepdim=True)
+            h = self.cell(x[:, t] + read, h)
+            marked = h.clone()
+            marked[torch.arange(len(h)), h.argmin(1)] = 0.25
+            h = marked
+            out.append(h[rows, h.argmax(1) - H])
+        return torch.stack(out, 1), h

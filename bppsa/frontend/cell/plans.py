@@ -25,11 +25,11 @@ from bppsa.frontend.ordinary import mixed, unusual_moment
 from bppsa.frontend.plan_cache import PlanCache, place
 from bppsa.frontend.planning.decided import DECIDES
 from bppsa.frontend.planning.sweeps import compile_recurrence
+from bppsa.fxpasses.cell.cell_recorder import CellRecorder
 from bppsa.fxpasses.cell.instead import INSTEAD
 from bppsa.fxpasses.cell.recurrence import split
 from bppsa.fxpasses.cell.rewrites.each_step import CANNOT, TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
-from bppsa.fxpasses.cell.truths import CellRecorder
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.lines import line_that_raised

@@ -19,6 +19,7 @@ from bppsa.fxpasses.lines import line_now
 from bppsa.fxpasses.recording.aliases import PARTS, RETURN_NEW, STALE, Aliases, Stale, geometry
 from bppsa.fxpasses.recording.decompose import DECOMPOSE, OF_REALS, is_seeded
 from bppsa.fxpasses.recording.functional import functional
+from bppsa.fxpasses.recording.row_elements import HANDED_ON, SPELLED, may_be_of_rows, numbers_rows
 from bppsa.fxpasses.recording.stand_ins import tried
 from bppsa.fxpasses.theirs import theirs
 from bppsa.sparsity.rules.own_gradient import ATTACHED, has_own_gradient
@@ -161,6 +162,9 @@ class Recorder(TorchDispatchMode):
             return self.change_in_place(func, args, kwargs)
         if func in LAZY:
             return self.resolved(func, *args)
+        if func in SPELLED and may_be_of_rows(*args[:2]) and self.numbers_rows(args[1][0], len(args[0])):
+            with self:
+                return SPELLED[func](args[0], *args[1][1:], *args[2:])
         if func in self.decompose and not (func in OF_REALS and is_complex(args)):
             with self:
                 return theirs(self.decompose[func], *args, **kwargs)
@@ -170,6 +174,12 @@ class Recorder(TorchDispatchMode):
             if parts is not NotImplemented:
                 return parts
         return self.write_down(func, args, kwargs)
+
+    def numbers_rows(self, tensor: Tensor, rows: int) -> bool:
+        node = self.node_of(tensor)
+        while node.target in HANDED_ON:
+            node = node.args[0]
+        return numbers_rows(node.target, node.args, rows)
 
     def resolved(self, func: Any, tensor: Tensor) -> Tensor:
         """In the place of a view whose numbers are to be conjugated or negated when they are read."""

@@ -12,6 +12,7 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, marked_geometry
 from bppsa.fxpasses.recording.functional import functional
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedValue, flatten
+from bppsa.fxpasses.reroll.log.row_elements import without_rows
 from bppsa.fxpasses.reroll.log.targets import DRAWS, FILLS_PLACE, sized
 from bppsa.sparsity.rules.own_gradient import ATTACHED
 
@@ -68,7 +69,7 @@ class ChangesInPlace:
         target = DRAWS.get(func) or functional(func)
         if target is None:
             raise Unsupported(Reason("changes a tensor in place", op=str(func), mend=RETURN_NEW))
-        return self.logger.append(target, leaves, spec, [changed]).outs[0]
+        return self.logger.append(*without_rows(target, leaves, spec), [changed]).outs[0]
 
     def copied(self, source: LoggedValue, changed: Tensor) -> LoggedValue:
         if source.dtype != changed.dtype:

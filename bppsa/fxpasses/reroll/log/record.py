@@ -27,6 +27,7 @@ from bppsa.fxpasses.reroll.log.number_inputs import NumberInputs, OpCall
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.fxpasses.reroll.log.ops import CallInput, Like, Log, LoggedOp, LoggedValue, ReadTruth, flatten
 from bppsa.fxpasses.reroll.log.own_gradients import OwnGradients
+from bppsa.fxpasses.reroll.log.row_elements import without_rows
 from bppsa.fxpasses.reroll.log.spelled import spelled
 from bppsa.fxpasses.reroll.log.targets import OVERWRITES, POSTPONED, SIZED, VIEWS_IN_PLACE, sized
 from bppsa.fxpasses.theirs import theirs
@@ -184,6 +185,7 @@ class Logger(TorchDispatchMode):
         outs, single = ([out], True) if isinstance(out, Tensor) else (out, False)
         if not isinstance(outs, (list, tuple)) or not all(isinstance(each, Tensor) for each in outs):
             raise Unsupported(Reason("gives no tensors", op=str(func)))
+        func, leaves, spec = without_rows(func, leaves, spec)
         if func in SIZED and out.is_contiguous():  # others keep the order of what they are like
             func, leaves, spec = sized(func, leaves, out)
         op = self.constant(func, leaves, spec, outs, single) or self.append(func, leaves, spec, outs, single)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.cell.truths import OF_ALL, OF_ANY
+from bppsa.fxpasses.cell.cell_recorder import OF_ALL, OF_ANY
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import Like, Log, LoggedOp, LoggedValue, Nesting, ReadTruth
 

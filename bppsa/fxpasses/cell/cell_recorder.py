@@ -1,6 +1,7 @@
-"""Truth values that Python reads in a cell, as `assert h.isfinite().all()` and the checks of torch.distributions do.
+"""The recorder of a cell, which takes truth values that Python reads, as `assert h.isfinite().all()` does.
 
-A recording has no values: `all` is taken to be true, and `any` to be false. Whether they are is told after each run.
+A recording has no values: `all` is taken to be true, and `any` to be false, as the checks of torch.distributions have
+them too. Whether they are is told after each run.
 """
 
 from __future__ import annotations
