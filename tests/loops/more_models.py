@@ -337,3 +337,24 @@ class Pointers(Cell):
             h = marked
             out.append(h[rows, h.argmax(1) - H])
         return torch.stack(out, 1), h
+
+
+@row("a window of a buffer of states")
+class Windows(Cell):
+    def forward(self, x: Tensor) -> Any:
+        lags = 3
+        states = x.new_zeros(x.shape[0], x.shape[1] + lags, H)
+        states[:, 0] = 0.1
+        for t in range(lags, x.shape[1] + lags):
+            window = states[:, t - lags : t].clone()
+            states[:, t] = self.cell(x[:, t - lags], window.mean(1)) - window[:, 0] / 9
+        return self.head(states[:, lags:]), states
+
+
+@row("a window of a buffer with time in front, returned without its start")
+class FirstSteps(Cell):
+    def forward(self, x: Tensor) -> Any:
+        states = x.new_zeros(x.shape[1] + 2, x.shape[0], H)
+        for t in range(x.shape[1]):
+            states[t + 2] = self.cell(x[:, t], states[t : t + 2].sum(0))
+        return states[2:].transpose(0, 1) * 1.0

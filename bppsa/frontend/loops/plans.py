@@ -248,7 +248,7 @@ def tensor_of(value: LoggedValue, call: LoopCall, numbers: Sequence[float]) -> T
 
 
 def returned(logger: Logger, tensor: Tensor) -> LoggedValue:
-    value = logger.memory.find(tensor)
+    value = logger.memory.find(tensor, returned=True)
     if value is None:
         raise Unsupported(Reason("returns a tensor that none of its ops has made"))
     if value.op is not None and attributes(tensor):

@@ -19,6 +19,7 @@ from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
 
 aten = torch.ops.aten
 LIVES_ON = "changes a tensor in place that it was given or holds, as a batch norm in training does its buffers"
+WINDOW = 32  # steps of a slice that may be read in each step
 Emit = Callable[[Any, Sequence[Any], Any], LoggedValue]  # target, arguments, the shape and dtype of what it gives
 
 
@@ -77,11 +78,12 @@ class TensorMemory:
         self.places: dict[Geometry, MemoryPlace] = {}
         self.alive: list[Tensor] = []  # a geometry is an address: it must not be given away again
 
-    def find(self, tensor: Tensor) -> LoggedValue | None:
+    def find(self, tensor: Tensor, returned: bool = False) -> LoggedValue | None:
+        """returned: whether its strides count, which are those of a view."""
         place = self.places.get(marked_geometry(tensor))
         if place is None:
             return None
-        value = self.read(place)
+        value = self.read(place, windows=not returned)
         if tensor.requires_grad or not place.divided:
             return value
         if place.detached is None:
@@ -126,6 +128,7 @@ class TensorMemory:
         place = self.places.get(marked_geometry(tensor))
         if place is None or place.given:
             raise Unsupported(Reason(LIVES_ON, op=op, mend="do it outside of the loop"))
+        self.settle(place)
         place.spoil()
         place.value, place.stale = value, False
         while place.parent is not None:
@@ -140,17 +143,44 @@ class TensorMemory:
             parent.written[held] = None
             place = parent
 
-    def read(self, place: MemoryPlace) -> LoggedValue:
+    def settle(self, place: MemoryPlace) -> None:
+        """Joins what was written before into what holds it, where the place is not apart from that."""
+        while place.parent is not None:
+            if any(child is not place and child.group != place.group for child in place.parent.written):
+                self.read(place.parent)
+            place = place.parent
+
+    def read(self, place: MemoryPlace, windows: bool = True) -> LoggedValue:
         if place.stale:
             assert place.parent is not None
-            source = self.read(place.parent)
-            place.value = self.viewed(place, source)
+            window = self.window(place, place.parent) if windows else None
+            place.value = window if window is not None else self.viewed(place, self.read(place.parent))
             place.stale = False
         if place.written:
             written = list(place.written)
             place.written.clear()
             place.value = self.joined(place, written)
         return place.value
+
+    def window(self, place: MemoryPlace, whole: MemoryPlace) -> LoggedValue | None:
+        """What a slice shows of steps that are written one by one, as `out[:, t - 3 : t]` does: a stack of them, which
+        is the same in each step. None where it is another view, or its steps are too many."""
+        extent = extent_of(place, whole)
+        written = {child.index: child for child in whole.written}
+        if extent is None or whole.stale or not written or any(index is None for index in written):
+            return None
+        dim, first, last = extent
+        if last - first > WINDOW or any(index[0] != dim for index in written if index is not None):
+            return None
+        items = [self.step_of(whole, written.get((dim, at)), dim, at) for at in range(first, last)]
+        return self.emit(aten.stack.default, [*items, dim], (stack_spec(len(items)), place.like))
+
+    def step_of(self, whole: MemoryPlace, written: MemoryPlace | None, dim: int, at: int) -> LoggedValue:
+        """What stands at one step; where nothing was written since, it is that of the value before."""
+        if written is not None:
+            return self.read(written)
+        shape = torch.Size([*whole.like.shape[:dim], *whole.like.shape[dim + 1 :]])
+        return self.emit(aten.select.int, [whole.value, dim, at], (((None,) * 3, ()), Like(shape, whole.like.dtype)))
 
     def viewed(self, place: MemoryPlace, source: LoggedValue) -> LoggedValue:
         view = place.view
@@ -163,15 +193,22 @@ class TensorMemory:
         at = [child.index for child in written]
         dims = {index[0] for index in at if index is not None}
         if None not in at and len(dims) == 1:
-            dim = dims.pop()
             by_index = {index[1]: child for index, child in zip(at, written, strict=True) if index is not None}
-            if len(by_index) == place.like.shape[dim]:
-                items = [self.read(by_index[i]) for i in range(len(by_index))]
-                return self.emit(aten.stack.default, [*items, dim], (stack_spec(len(items)), place.like))
+            if len(by_index) == max(by_index) + 1 - min(by_index):
+                return self.run_of(place, dims.pop(), by_index)
         value = place.value
         for child in written:
             value = self.scattered(value, self.read(child), child, place)
         return value
+
+    def run_of(self, place: MemoryPlace, dim: int, steps: Mapping[int, MemoryPlace]) -> LoggedValue:
+        """The value where steps that follow one another were written, by their index."""
+        first, last = min(steps), max(steps) + 1
+        shape = torch.Size([*place.like.shape[:dim], last - first, *place.like.shape[dim + 1 :]])
+        items = [self.read(steps[i]) for i in range(first, last)]
+        like = place.like if shape == place.like.shape else Like(shape, place.like.dtype)
+        made = self.emit(aten.stack.default, [*items, dim], (stack_spec(len(items)), like))
+        return made if like is place.like else put_between(self.emit, place.value, made, dim, first, last, place.like)
 
     def scattered(self, value: LoggedValue, piece: LoggedValue, child: MemoryPlace, place: MemoryPlace) -> LoggedValue:
         """`value` with `piece` where `child` is a view of it."""
@@ -185,6 +222,17 @@ class TensorMemory:
         if scatter is None:
             raise Unsupported(Reason("changes a view in place, and reads the whole", str(view.target), RETURN_NEW))
         return scatter(self.emit, value, piece, view, child.item, place.like)
+
+
+def extent_of(place: MemoryPlace, whole: MemoryPlace) -> tuple[int, int, int] | None:
+    """Dim, first and last step, where it is a slice without gaps."""
+    if place.view is None or place.view.target is not aten.slice.Tensor:
+        return None
+    given = [*place.view.leaves[1:]]
+    dim, start, end, step = given + [0, None, None, 1][len(given) :]
+    dim %= len(whole.like.shape)
+    first, last, _ = slice(start, end).indices(whole.like.shape[dim])
+    return (dim, first, last) if step == 1 and first < last else None
 
 
 def stack_spec(count: int) -> Any:
