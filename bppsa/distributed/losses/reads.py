@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from bppsa.distributed.batch.whole import named_leaves
 from bppsa.errors import ArgumentError
+from bppsa.fxpasses.partition.call.arguments import named_leaves
 
 NameOf = Callable[[Tensor], str]
 LEAF = "torch::autograd::AccumulateGrad"
@@ -35,7 +35,7 @@ def check_wants(loss_fn: Any, target: Any) -> None:
         for name, parameter in loss_fn.named_parameters():
             if parameter.requires_grad:
                 raise refusal(f"the Parameter {name} of loss_fn ({type(loss_fn).__name__})")
-    for name, leaf in named_leaves(target):
+    for name, leaf in named_leaves("target", target):
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             raise refusal(name)
 

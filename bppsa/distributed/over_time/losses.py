@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa.common.stages import Axes, OverTime
-from bppsa.distributed.batch.whole import MEND, LeafShape, check_is_no_array, named_leaves, shapes_of
+from bppsa.distributed.batch.whole import MEND, check_is_no_array
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.distributed.losses.reads import NameOf, unnamed
 from bppsa.distributed.losses.shares import UNREAD, LossFunction, LossWeight, Share, is_sum, is_torchs
 from bppsa.distributed.over_time.parts import Parts, lengths
 from bppsa.errors import ArgumentError, InputError, ScheduleError, first_line
+from bppsa.fxpasses.partition.call.arguments import LeafShape, named_leaves, shapes_of
 from bppsa.fxpasses.theirs import is_ours, theirs
 
 WHAT_LOSSES_RAISE = (ArgumentError, RuntimeError, ValueError, TypeError, LookupError)  # of other sizes
@@ -122,7 +123,7 @@ def resized(shape: tuple[int, ...], axes: Axes, sizes: Axes) -> tuple[int, ...]:
 
 def check_rows_of(target: Any, axes: Sequence[Axes], rows: int) -> None:
     """Raises InputError where a tensor of the target has no axis of rows, and would be repeated."""
-    for (name, leaf), of in zip(named_leaves(target), axes, strict=True):
+    for (name, leaf), of in zip(named_leaves("target", target), axes, strict=True):
         check_is_no_array(name, leaf)
         if isinstance(leaf, Tensor) and leaf.dim() and of.rows is None:
             raise InputError(
@@ -178,7 +179,9 @@ class Short:
         except WHAT_LOSSES_RAISE as error:
             if is_ours(error):
                 raise
-            given = ", ".join(f"{name} {list(x.shape)}" for name, x in named_leaves(target) if isinstance(x, Tensor))
+            given = ", ".join(
+                f"{name} {list(x.shape)}" for name, x in named_leaves("target", target) if isinstance(x, Tensor)
+            )
             raise InputError(
                 f"{given or 'the target'} and a batch of {sum(parts.steps)} steps and {sum(parts.rows)} rows: for a "
                 f"few of its steps and rows loss_fn raises {first_line(error)!r}; give a target that goes with the "

@@ -14,10 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bppsa.common.graph import tensors_in
-from bppsa.distributed.planned.attention import FLOPS, FusedAttention
+from bppsa.distributed.planned.attention import FusedAttention
 from bppsa.errors import PartitionError, first_line
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
-from bppsa.fxpasses.partition.ops.costs import size
+from bppsa.fxpasses.partition.ops.costs import product_flops, size
 from bppsa.fxpasses.theirs import is_ours, theirs
 
 Amount = tuple[float, float]  # flops of matrix products, and bytes read and written
@@ -82,9 +82,7 @@ class OpLog(TorchDispatchMode):
         if func.is_view:
             return out
         read, made = tensors_in((args, kwargs)), tensors_in(out)
-        formula = FLOPS.get(func._overloadpacket)
-        flops = float(formula(*args, **kwargs, out_val=out)) if formula is not None else 0.0
-        amount = flops, float(sum(map(size, read)) + sum(map(size, made)))
+        amount = product_flops(func, args, kwargs, out), float(sum(map(size, read)) + sum(map(size, made)))
         reads, writes = frozenset(map(self.number, read)), frozenset(map(self.number, made))
         if not self.going_back:
             self.forward.append(OpTrace(amount, torch.autograd._get_sequence_nr() - 1, reads, writes))  # type: ignore[attr-defined]

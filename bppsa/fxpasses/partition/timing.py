@@ -18,9 +18,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from bppsa.common.stages import Seconds, Stages
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments
-from bppsa.fxpasses.partition.call.kept import kept
+from bppsa.fxpasses.partition.call.kept import is_on_meta, kept
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
-from bppsa.fxpasses.partition.check.verify import is_on_meta
 from bppsa.fxpasses.partition.cut.balance import balanced
 from bppsa.fxpasses.partition.cut.building import build
 from bppsa.fxpasses.partition.cut.order import Order

@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -40,11 +41,7 @@ class Order:
             last = max((place.get(user, len(self.blocks) - 1) for user in node.users), default=made)
             change[made] += facts(node).bytes
             change[last] -= facts(node).bytes
-        total, found = 0, []
-        for difference in change[: len(self.blocks) - 1]:
-            total += difference
-            found.append(total)
-        return found
+        return list(accumulate(change[: len(self.blocks) - 1]))
 
 
 def ordered(graph: fx.Graph) -> Order:
