@@ -27,7 +27,7 @@ _one_at_a_time = threading.Lock()  # two threads' memories would not see each ot
 
 
 def _forget_lock() -> None:
-    """In a forked child, where the thread that held it does not exist."""
+    """Makes a new lock in a forked child, where the thread that held it does not exist."""
     global _one_at_a_time
     _one_at_a_time = threading.Lock()
 
@@ -85,7 +85,7 @@ class KeptGradient(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """With a version counter of its own."""
+        """The same gradient with a version counter of its own."""
         return KeptGradient(self.shape, self.dtype, self._numbers, self.stride())
 
     @data.setter
@@ -152,7 +152,7 @@ def on_dense(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def check_form(gradient: KeptGradient, before: Tensor, op: Any) -> None:
-    """Where `op` has changed it the numbers are put back as they lay in memory `before`."""
+    """Raises InputError where `op` has changed the form; the numbers are put back as they lay in memory `before`."""
     now, shape = gradient.to_dense(), gradient.shape
     if now.shape != shape or now.stride() != gradient.stride():
         became = list(now.shape)
