@@ -41,7 +41,7 @@ def check_wants(loss_fn: Any, target: Any) -> None:
 
 
 def edges(output: Any) -> list[Any]:
-    """Where the graph of a loss ends: at what made the output, and at output itself."""
+    """The ends of a loss's graph: what made the output, and the output itself."""
     tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
     return [x for x in tensors if x.grad_fn is None] + [x.grad_fn for x in tensors if x.grad_fn is not None]
 

@@ -74,7 +74,7 @@ class Traces:
         self.failed: list[Any] = []  # signatures of what could not be traced
 
     def of(self, target: Any, arguments: Sequence[Any]) -> TracedLoss:
-        """For a batch's target and the model's arguments."""
+        """The graph for a batch's target and the model's arguments."""
         if self.stages.few is None:
             return TracedLoss()
         rows, leaves = rows_in(arguments), tree_leaves(list(arguments))

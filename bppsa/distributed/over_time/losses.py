@@ -80,7 +80,7 @@ class TimeLoss:
         return float(parts.rows[b] * parts.steps[k] if self.of_all_steps else parts.rows[b])
 
     def readings(self) -> list[TimeLoss]:
-        """As what the loss is tried, a sum only where nothing says what a part of a mean counts."""
+        """What the loss is tried as: a sum only where nothing says what a part of a mean counts."""
         ways = [self.sums] if self.sums or self.loss_weight is not None else [False, True]
         return [one for sums in ways for of in (self, self.of_last_step) for one in (replace(of, sums=sums),)]
 
@@ -88,7 +88,7 @@ class TimeLoss:
 def time_loss(
     model: OverTime, loss_fn: LossFunction | None, loss_weight: LossWeight | None, target: Any, parts: Parts
 ) -> TimeLoss:
-    """For targets like this one, of a batch with these parts.
+    """How the loss is cut for targets like this one, of a batch with these parts.
 
     Raises ArgumentError where there is no loss, ScheduleError where that of the whole output is not that of its chunks.
     """
@@ -200,8 +200,8 @@ class Short:
         return tree_unflatten([self.shortened(leaf, of) for leaf, of in zip(leaves, axes, strict=True)], spec)
 
     def shortened(self, leaf: Any, axes: Axes) -> Any:
-        """Of whole numbers all kinds, sorted by steps, or rows where it has no steps: what is counted otherwise than
-        others, such as `ignore_index`, is then in one part."""
+        """A short leaf; one of whole numbers has all kinds of them, sorted by steps, or rows where it has no steps:
+        what is counted otherwise than others, such as `ignore_index`, is then in one part."""
         short = leaf
         for axis, size in ((axes.time, sum(self.parts.steps)), (axes.rows, sum(self.parts.rows))):
             if axis is not None:  # a batch may be smaller than the example

@@ -90,7 +90,7 @@ def drawn(graph: fx.GraphModule) -> nn.Module:
 
 
 def random_like(leaf: Any) -> Any:
-    """Of the same kind; whole numbers among those that were given, which may be indices."""
+    """A random value of the same kind; whole numbers among those that were given, which may be indices."""
     if not isinstance(leaf, Tensor) or leaf.numel() == 0:
         return leaf
     if leaf.is_floating_point():

@@ -39,7 +39,7 @@ class MeasuredCut(NamedTuple):
 
 
 def alone(own: list[Seconds]) -> Sequence[list[Seconds]]:
-    """Of one worker, or of several in one process."""
+    """What one worker has measured, or several in one process have."""
     return [own]
 
 

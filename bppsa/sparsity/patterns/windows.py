@@ -80,7 +80,7 @@ class ConvPlan:
     templates: tuple[Template, ...] = ()
 
     def masked(self, mask: Tensor) -> ConvPlan:
-        """Without the entries that read a pruned weight: mask is bool, True where a weight is kept."""
+        """The plan without the entries that read a pruned weight: mask is bool, True where a weight is kept."""
         kept = mask.cpu().flatten()[self.source]
         return ConvPlan(self.pattern.keep(kept), self.source[kept])
 

@@ -118,7 +118,7 @@ def batch_norm(
     *,
     out: Sequence[Tensor],
 ) -> tuple[tuple[Any, ...], ...]:
-    """With the running statistics: an affine function of each channel, of which they are constants."""
+    """With the running statistics it is an affine function of each channel, of which they are constants."""
     shape = a_channel(x)
     scale = torch.rsqrt(variance + eps)
     hat = (x - mean.reshape(shape)) * scale.reshape(shape)

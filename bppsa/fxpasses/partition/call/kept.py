@@ -88,7 +88,7 @@ def can_change(buffer: torch.Tensor) -> bool:
 
 @contextmanager
 def without_reports(model: nn.Module) -> Iterator[None]:
-    """Without our own hooks, which note what each call of a compiled model does."""
+    """Takes away our own hooks within the block, which note what each call of a compiled model does."""
     registered = (model._forward_pre_hooks, model._forward_hooks)
     before = [hooks.copy() for hooks in registered]
     for hook in (hook for hooks in before for hook in hooks.values()):

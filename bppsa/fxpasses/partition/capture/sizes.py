@@ -200,7 +200,7 @@ def guards_of(environment: Any, places: Mapping[str, str]) -> Iterator[Guard]:
 
 
 def fixed_by(environment: Any, places: Mapping[str, str]) -> dict[str, str]:
-    """Of sizes that can only be as they were, by export's names for them, the user's line."""
+    """The user's line that fixed a size, by export's name for the size."""
     if environment is None:
         return {}
     names = {symbol: name for name, symbol in environment.source_to_var.items()}

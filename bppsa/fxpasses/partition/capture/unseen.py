@@ -55,7 +55,8 @@ FUNCTIONS: dict[Any, str] = {  # by their code, where they are not built in
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """Of a run. result: what the model returned. lengths: the global names of functions that ask for `len`."""
+    """What was seen of a run. result: what the model returned. lengths: the global names of functions that ask for
+    `len`."""
 
     result: Any
     looked_up: LookedUp

@@ -34,7 +34,8 @@ MOST = 64  # readings that are tried: all, of six arguments
 
 
 def by_rows(model: nn.Module, stages: Stages, arguments: Arguments, known: KnownRows | None = None) -> RowsReading:
-    """Of each leaf of the arguments. known: what symbols of sizes say, of which True alone is certain.
+    """Tells of each leaf of the arguments whether it has rows. known: what symbols of sizes say, of which True alone is
+    certain.
 
     Raises PartitionError, with the argument's name, where it cannot be told.
     """
@@ -89,8 +90,8 @@ def parts(rows: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of a reading that no part contradicts. made: what the parts give. by_rows: outputs that are cut with the batch.
-    fits: whether all else makes up the batch's, by the number of rows."""
+    """What is found of a reading that no part contradicts. made: what the parts give. by_rows: outputs that are cut
+    with the batch. fits: whether all else makes up the batch's, by the number of rows."""
 
     made: Sequence[Sequence[Any]]
     by_rows: int

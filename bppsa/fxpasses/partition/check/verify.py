@@ -129,7 +129,7 @@ def of_stages(model: nn.Module, stages: Stages, values: Sequence[Any], way: tupl
 
 
 def of_model(model: nn.Module, arguments: Arguments, values: Sequence[Any]) -> Expected:
-    """In the first of WAYS that it can be differentiated in. Raises what the model raises."""
+    """What the model gives, in the first of WAYS in which it can be differentiated. Raises what the model raises."""
 
     def whole(given: Sequence[Any]) -> Any:
         args, kwargs = arguments.call(given)

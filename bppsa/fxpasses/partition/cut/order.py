@@ -34,7 +34,7 @@ class Order:
     light: frozenset[fx.Node]
 
     def crossing(self) -> list[int]:
-        """Of each boundary between two blocks, the bytes of the values that cross it."""
+        """The bytes of the values that cross each boundary between two blocks."""
         place = {node: i for i, block in enumerate(self.blocks) for node in block}
         change = [0] * (len(self.blocks) + 1)
         for node, made in place.items():

@@ -56,7 +56,7 @@ class LossReading(Quantities):
         return sharding
 
     def changed(self, node: fx.Node, sharding: Sharding, by_data: bool) -> None:
-        """In place, and with it what it is a view of."""
+        """Notes that a node is changed in place, and with it what it is a view of."""
         self.shardings[node] = sharding
         if not by_data:
             self.data.discard(node)
@@ -113,7 +113,7 @@ class LossReading(Quantities):
         return self.linear(node, rows)
 
     def several(self, node: fx.Node, inputs: list[Sharding]) -> Sharding:
-        """Of tensors in a tuple. PyTorch's own modules, such as recurrent ones, treat rows one by one."""
+        """The sharding of tensors in a tuple. PyTorch's own modules, such as recurrent ones, treat rows one by one."""
         if are_replicated(inputs):
             return Replicated()
         mixed = node.op != "call_module" and mixes(node, self.rows, self.places)
@@ -121,7 +121,7 @@ class LossReading(Quantities):
         return Partial.of(True) if apart else Inseparable(node)
 
     def number_sharding(self, node: fx.Node, inputs: list[Sharding]) -> Sharding:
-        """Of one of Python's. A size is what `sharding_of` finds in its symbols."""
+        """The sharding of a number of Python's. A size is what `sharding_of` finds in its symbols."""
         name = name_of(node)
         if name in ITEM:
             return inputs[0]
@@ -130,7 +130,7 @@ class LossReading(Quantities):
     # Rules
 
     def added(self, node: fx.Node, shardings: list[Sharding]) -> Sharding:
-        """Of a sum. What all micro-batches have goes with means alone: their factors add up to one."""
+        """The sharding of a sum. What all micro-batches have goes with means alone: their factors add up to one."""
         mixed = inseparable(shardings)
         if mixed is not None or isinstance(argument(node, "alpha", 1), fx.Node):
             return mixed or Inseparable(node)
@@ -167,7 +167,7 @@ class LossReading(Quantities):
         return Inseparable(node) if count is None else Partial(sharding.over(count, 1), False)
 
     def reduced(self, node: fx.Node, inputs: list[Sharding], reduction: int) -> Sharding:
-        """Of a loss that reduces."""
+        """The sharding of a loss that reduces."""
         if not all(map(is_plain, inputs)):
             return Inseparable(node)
         if reduction == SUM:
@@ -192,7 +192,7 @@ class LossReading(Quantities):
         return Partial.of(False, frozenset({(ClassCount(target, weight, ignored), 1)}))
 
     def module(self, node: fx.Node, rows: bool, inputs: list[Sharding]) -> Sharding:
-        """Of a call of PyTorch's own module, which treats rows one by one where it gives rows."""
+        """The sharding of a call of PyTorch's own module, which treats rows one by one where it gives rows."""
         module: Any = self.modules(str(node.target))
         mixed = inseparable(inputs)
         if mixed is not None:
@@ -239,7 +239,7 @@ class LossReading(Quantities):
         return Partial.of(True) if isinstance(a, Replicated) else a
 
     def scaled(self, node: fx.Node, sharding: Sharding, factor: Any, divides: bool) -> Sharding:
-        """Of a value multiplied with a number, or divided by it."""
+        """The sharding of a value multiplied with a number, or divided by it."""
         quantity = self.quantity(factor)
         if isinstance(sharding, Inseparable):
             return sharding
