@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import differentiable_in
 from bppsa.errors import ArgumentError
 from bppsa.fxpasses.partition.call.arguments import named_leaves
 
@@ -42,7 +42,7 @@ def check_wants(loss_fn: Any, target: Any) -> None:
 
 def edges(output: Any) -> list[Any]:
     """The ends of a loss's graph: what made the output, and the output itself."""
-    tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
+    tensors = differentiable_in(output)
     return [x for x in tensors if x.grad_fn is None] + [x.grad_fn for x in tensors if x.grad_fn is not None]
 
 

@@ -13,7 +13,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bppsa.common.graph import tensors_in
+from bppsa.common.graph import differentiable_in, tensors_in
 from bppsa.distributed.planned.attention import FusedAttention
 from bppsa.errors import PartitionError, first_line
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
@@ -147,7 +147,7 @@ def traced(
             f"{type(model).__name__} does not run on the meta device, where tensors have shapes and no values: "
             f"{first_line(error)}; let its tensors be Parameters or buffers, and its branches not look at values"
         ) from error
-    outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.requires_grad]
+    outputs = differentiable_in(result)
     wanted = [x for x in weights.values() if x.requires_grad]
     if not outputs or not wanted:
         raise PartitionError(

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from bppsa.common.graph import differentiable_in
 from bppsa.common.stages import Stages
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments
@@ -67,10 +68,10 @@ def differentiated(
     )
     with torch.enable_grad():
         result = call(given)
-    sources = (*model.parameters(), *tree_leaves(given)) if of_parameters else ()
-    wanted = [x for x in sources if isinstance(x, Tensor) and x.requires_grad]
+    sources = (*model.parameters(), given) if of_parameters else ()
+    wanted = differentiable_in(sources)
     random = torch.Generator().manual_seed(0)
-    ends = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.requires_grad]
+    ends = differentiable_in(result)
     drawn = [torch.randn(x.shape, generator=random, dtype=torch.float64).to(x) for x in ends]
     none = not (ends and wanted)
     grads = () if none else theirs(torch.autograd.grad, ends, wanted, drawn, allow_unused=True)
