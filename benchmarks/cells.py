@@ -13,7 +13,6 @@ Results are kept in benchmarks/results/, a file for each machine. Nothing else s
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -21,24 +20,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import blocks
 import bppsa
-import machine
 import marked
 import states
 import store
 from blocks import Shown
 from bppsa.runtime.recurrent.reference import loop
+from command import Command, run
 from comparison import Options, Row, compare
-from parts import Part, measure_part, names_of, show
+from parts import Part, names_of
 from problems import training_step
 from tables import number, quartiles, times
 
-HERE = Path(__file__).parent
 PART = "literature"
 QUICK = {"T": 3, "B": 2, "I": 4, "H": 4, "heads": 2, "D": 2}
 
@@ -98,50 +95,17 @@ def parts_of(only: list[str]) -> dict[str, Part]:
 
 
 def main() -> None:
-    arguments = parse()
-    console = Console()
-    hardware = machine.hardware()
-    file = machine.file_name(hardware)
-    kept = arguments.results and arguments.results / file
-    results: store.Results = store.load(kept) if kept else {}
-    results["machine"] = hardware
-    if arguments.show:
-        for part in arguments.part:
-            for run in results.get(part, ()):
-                show(part, run["rows"], console)
-    else:
-        if (load := machine.load()) > 0.5:
-            console.print(f"[yellow]The load average is {load:.1f}: what else is running will make the ratios scatter.")
-        torch.set_num_threads(arguments.threads)
-        options = Options(arguments.threads, arguments.repeats, arguments.quick)
-        for part in arguments.part:
-            results[part] = measure_part(part, parts_of(arguments.only)[part], options, console)
-            if kept:
-                store.save(kept, results)
-    if kept:
-        console.print(f"results are in {kept}")
-    if arguments.page and PART in results:
-        write(arguments.page, results, file)
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = blocks.names()
-    parser.add_argument("--only", choices=names, action="append", metavar="NAME", help="may be given several times")
-    parser.add_argument("--part", type=names_of(parts_of([])), help=f"of {', '.join(parts_of([]))} (default: all)")
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--repeats", type=int, help="interleaved samples of each side (default: 9, with --quick 2)")
-    parser.add_argument("--quick", action="store_true", help="sizes of nothing, not kept unless --results is given")
-    parser.add_argument("--show", action="store_true", help="measure nothing, print what is kept")
-    parser.add_argument("--results", type=Path, help="folder (default: benchmarks/results)")
-    parser.add_argument("--page", type=Path, nargs="?", const=blocks.PAGE, help="write the table there")
-    arguments = parser.parse_args()
-    partial = arguments.quick or arguments.only
-    arguments.part = arguments.part or ([PART] if arguments.only or arguments.page else list(parts_of([])))
-    arguments.only = arguments.only or names
-    arguments.repeats = arguments.repeats or (2 if arguments.quick else 9)
-    arguments.results = arguments.results or (None if partial else HERE / "results")
-    return arguments
+    command = Command(__doc__, (9, 2), min(2, os.cpu_count() or 1), ("quick", "only")).shows()
+    command.add_argument("--only", choices=names, action="append", metavar="NAME", help="may be given several times")
+    command.add_argument("--part", type=names_of(parts_of([])), help=f"of {', '.join(parts_of([]))} (default: all)")
+    command.add_argument("--page", type=Path, nargs="?", const=blocks.PAGE, help="write the table there")
+    arguments = command.given()
+    wanted = arguments.part or ([PART] if arguments.only or arguments.page else list(parts_of([])))
+    parts = parts_of(arguments.only or names)
+    kept = run(arguments, {part: parts[part] for part in wanted})
+    if arguments.page and PART in kept.results:
+        write(arguments.page, kept.results, kept.file)
 
 
 if __name__ == "__main__":

@@ -10,25 +10,22 @@ Results are kept in benchmarks/results/, a file for each machine, as part "choic
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 from collections.abc import Iterator
-from pathlib import Path
 
 import torch
 from rich.console import Console
 
 import bppsa
 import machine
-import store
 from bppsa.plan.strategy import NAMES
+from command import Command, Kept
 from comparison import Row
 from problems import KINDS, Problem, Shape, inference
 from tables import number, terminal
 from timing import interleave, milliseconds, significant
 
-HERE = Path(__file__).parent
 WIDTH = 165
 PYTORCH = "pytorch"
 SCANS = ("chunked", "blelloch", "hybrid")
@@ -95,12 +92,12 @@ def show(rows: list[Row], console: Console) -> None:
 
 
 def main() -> None:
-    arguments = parse()
-    console = Console()
-    hardware = machine.hardware()
-    kept = arguments.results and arguments.results / machine.file_name(hardware)
-    results = (store.load(kept) if kept else {}) | {"machine": hardware}
-    before: list[Row] = results["choice"][0]["rows"] if "choice" in results else []
+    command = Command("Is auto's choice the best one?", (5, 5), 2).shows()
+    command.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS), help="with commas")
+    command.add_argument("--full", action="store_true", help="a larger grid, some ten minutes")
+    arguments = command.given()
+    console, kept = Console(), Kept.of(arguments.results)
+    before: list[Row] = kept.results["choice"][0]["rows"] if "choice" in kept.results else []
     if arguments.show:
         show(before, console)
         return
@@ -112,24 +109,9 @@ def main() -> None:
     for shape, training in shapes(arguments.kinds, grid):
         row = measure(shape, training, arguments.repeats)
         rows += [row] if row else []
-    if kept:
-        store.save(kept, results | {"choice": [{"on": on, "rows": rows}]})
-        console.print(f"results are in {kept}")
+    kept.put("choice", [{"on": on, "rows": rows}])
+    kept.tell(console)
     show(rows, console)
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Is auto's choice the best one?")
-    parser.add_argument("--kinds", type=lambda text: text.split(","), default=list(KINDS), help="with commas")
-    parser.add_argument("--full", action="store_true", help="a larger grid, some ten minutes")
-    parser.add_argument("--quick", action="store_true", help="sizes of nothing; keeps nothing without --results")
-    parser.add_argument("--show", action="store_true", help="measure nothing, print what is kept")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=5, help="interleaved samples of each way")
-    parser.add_argument("--results", type=Path, help="folder (default: benchmarks/results)")
-    arguments = parser.parse_args()
-    arguments.results = arguments.results or (None if arguments.quick else HERE / "results")
-    return arguments
 
 
 if __name__ == "__main__":

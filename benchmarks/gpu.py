@@ -10,14 +10,12 @@ A way that raises, or that is left to PyTorch, is a row that says so; the others
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -30,12 +28,12 @@ import store
 from bppsa import cells
 from bppsa.errors import BppsaError
 from bppsa.frontend.planning.sweeps import GPU_PRINTER
+from command import Command
 from comparison import Row
 from problems import KINDS, Problem, Shape
 from tables import terminal
 from timing import interleave, ratio, significant
 
-HERE = Path(__file__).parent
 WIDTH = 200  # of the table
 PEER, SCAN = "cuDNN", "MinGRU"
 STRATEGIES = ("sequential", "chunked")  # each with the forward that auto takes beside it
@@ -164,7 +162,10 @@ def said(failure: Exception) -> str:
 
 
 def main() -> None:
-    arguments = parse()
+    command = Command("bppsa beside cuDNN on a CUDA device.", (15, 3))
+    command.add_argument("--minutes", type=float, default=5, help="no case begins after these")
+    command.add_argument("--check", action="store_true", help="measure nothing: is there a device?")
+    arguments = command.given()
     device.require()
     if arguments.check:
         return
@@ -189,19 +190,6 @@ def main() -> None:
     Console(width=max(WIDTH, console.width)).print(terminal("gpu", rows))
     if kept:
         console.print(f"results are in {kept}")
-
-
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="bppsa beside cuDNN on a CUDA device.")
-    parser.add_argument("--repeats", type=int, help="interleaved samples at most (default: 15, with --quick 3)")
-    parser.add_argument("--minutes", type=float, default=5, help="no case begins after these")
-    parser.add_argument("--quick", action="store_true", help="sizes of nothing; keeps nothing without --results")
-    parser.add_argument("--check", action="store_true", help="measure nothing: is there a device?")
-    parser.add_argument("--results", type=Path, help="folder (default: benchmarks/results)")
-    arguments = parser.parse_args()
-    arguments.repeats = arguments.repeats or (3 if arguments.quick else 15)
-    arguments.results = arguments.results or (None if arguments.quick else HERE / "results")
-    return arguments
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ file for each machine. Nothing else should run meanwhile.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -22,18 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import bppsa
 import loop_models as models
-import machine
 import marked
 import store
 from clients import CLIENTS, Client
+from command import Command, run
 from comparison import Options, Row, compare
-from parts import Part, measure_part, show
+from parts import Part
 from tables import number, quartiles, times
 from timing import Step
 
@@ -134,44 +132,20 @@ def markdown(results: store.Results, file: str) -> Iterator[str]:
     yield marked.footer(what, results, run["on"], file, "python benchmarks/loops.py --page")
 
 
-def main() -> None:
-    arguments = parse()
-    console = Console()
-    hardware = machine.hardware()
-    file = machine.file_name(hardware)
-    kept = None if arguments.quick or arguments.only or arguments.clients else HERE / "results" / file
-    results: store.Results = store.load(HERE / "results" / file)
-    results["machine"] = hardware
-    if arguments.show:
-        for run in results.get(PART, ()):
-            show(PART, run["rows"], console)
-    else:
-        torch.set_num_threads(arguments.threads)
-        options = Options(arguments.threads, arguments.repeats, arguments.quick)
-        cases = [case for case in chosen(arguments.clients) if arguments.only in (None, case.name)]
-        results[PART] = measure_part(PART, Part(lambda _: cases, measured), options, console)
-        if kept:
-            store.save(kept, results)
-    if arguments.page and kept and PART in results:
-        marked.write(PAGE, PART, markdown(results, file))
-
-
 def chosen(clients: bool) -> tuple[Case, ...]:
     return of_clients() if clients else CASES
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="few steps and repetitions")
-    parser.add_argument("--only", metavar="NAME", help="cases of this name alone")
-    parser.add_argument("--clients", action="store_true", help="layers of packages, where they are installed")
-    parser.add_argument("--show", action="store_true", help="measure nothing, print what is kept")
-    parser.add_argument("--page", action="store_true", help="write the table of docs/guides/loops.md")
-    parser.add_argument("--threads", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--repeats", type=int, help="interleaved samples of each side (default: 9, with --quick 2)")
-    arguments = parser.parse_args()
-    arguments.repeats = arguments.repeats or (2 if arguments.quick else 9)
-    return arguments
+def main() -> None:
+    command = Command(__doc__, (9, 2), min(2, os.cpu_count() or 1), ("quick", "only", "clients")).shows()
+    command.add_argument("--only", metavar="NAME", help="cases of this name alone")
+    command.add_argument("--clients", action="store_true", help="layers of packages, where they are installed")
+    command.add_argument("--page", action="store_true", help="write the table of docs/guides/loops.md")
+    arguments = command.given()
+    cases = [case for case in chosen(arguments.clients) if arguments.only in (None, case.name)]
+    kept = run(arguments, {PART: Part(lambda _: cases, measured)})
+    if arguments.page and kept.path and PART in kept.results:
+        marked.write(PAGE, PART, markdown(kept.results, kept.file))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,6 @@ import argparse
 import importlib.util
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,12 +23,11 @@ from rich.table import Table
 
 import bppsa
 import machine
-import store
+from command import Command, Kept
 from networks import globally, in_sparseprop, prepared, uniform
 from pruned_steps import NETWORKS, OPTIMIZERS, STEPS, training_step
 from timing import interleave, milliseconds, ratio
 
-HERE = Path(__file__).parent
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 SCHEMES = {"uniform": uniform, "global": globally}
 
@@ -139,37 +137,26 @@ def networks(text: str) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="bppsa beside masked PyTorch on pruned networks.")
-    parser.add_argument(
+    command = Command("bppsa beside masked PyTorch on pruned networks.", (9, 2), 2)
+    command.add_argument(
         "--only", type=networks, default=list(NETWORKS), help=f"networks, with commas: {', '.join(NETWORKS)}"
     )
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="narrow networks; keeps nothing unless --results is given")
-    parser.add_argument("--results", type=Path, help="folder (default: benchmarks/results)")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
+    arguments = command.given()
+    torch.set_num_threads(arguments.threads)
     machine.require_onednn()
-    cases = [case for case in CASES if case.network in options.only]
+    cases = [case for case in CASES if case.network in arguments.only]
     rows = []
     for case in cases:
         torch.manual_seed(0)
-        rows.append(measure(case, 2 if options.quick else options.repeats, 8 if options.quick else None))
+        rows.append(measure(case, arguments.repeats, 8 if arguments.quick else None))
     console = Console(width=150)
     console.print(table(rows))
     if not importlib.util.find_spec("sparseprop"):
         console.print("sparseprop is not installed (pip install --no-build-isolation sparseprop)")
-    folder = options.results or (None if options.quick else HERE / "results")
-    if folder is not None:
-        hardware = machine.hardware()
-        path = folder / machine.file_name(hardware)
-        results = store.load(path)
-        results["machine"] = hardware
-        measured = {case.network for case in cases}
-        kept = [run for run in results.get("pruned", []) if not measured & {row["network"] for row in run["rows"]}]
-        on = {**machine.software(), "threads": options.threads, "repeats": options.repeats}
-        results["pruned"] = [*kept, {"on": on, "rows": rows}]
-        store.save(path, results)
+    kept, measured = Kept.of(arguments.results), {case.network for case in cases}
+    before = [run for run in kept.results.get("pruned", []) if not measured & {row["network"] for row in run["rows"]}]
+    on = {**machine.software(), "threads": arguments.threads, "repeats": arguments.repeats}
+    kept.put("pruned", [*before, {"on": on, "rows": rows}])
 
 
 if __name__ == "__main__":

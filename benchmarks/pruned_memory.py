@@ -23,10 +23,10 @@ from rich.table import Table
 
 import bppsa
 import machine
-import store
 from child import CLEAR, STATUS, kilobytes
+from command import RESULTS, Kept
 from networks import prepared, uniform
-from pruned import FORMATS, HERE
+from pruned import FORMATS
 from pruned_steps import NETWORKS, STEPS
 from timing import significant
 
@@ -113,14 +113,9 @@ def main() -> None:
         raise SystemExit("only Linux tells how much memory a process had at most")
     rows = [measure(case, options.quick, options.threads) for case in ([QUICK] if options.quick else CASES)]
     Console(width=150).print(table(rows))
-    folder = options.results or (None if options.quick else HERE / "results")
-    if folder is not None:
-        hardware = machine.hardware()
-        path = folder / machine.file_name(hardware)
-        results = store.load(path) | {"machine": hardware}
-        on = {**machine.software(), "threads": options.threads}
-        results["pruned_memory"] = [{"on": on, "rows": rows}]
-        store.save(path, results)
+    folder = options.results or (None if options.quick else RESULTS)
+    on = {**machine.software(), "threads": options.threads}
+    Kept.of(folder).put("pruned_memory", [{"on": on, "rows": rows}])
 
 
 if __name__ == "__main__":

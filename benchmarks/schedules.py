@@ -11,7 +11,6 @@ Results are kept in benchmarks/results/, a file for each machine.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -23,15 +22,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from rich.console import Console
-
-import machine
 import schedules_threads
 import schedules_waves
-import store
+from command import Command, run
 from comparison import Options, Row
-from parts import Part, measure_part, names_of, show
+from parts import Part, names_of
 from schedules_cases import CASES, LARGE, RANKS, SMALL, TINY, Case, Size
 
 HERE = Path(__file__).parent
@@ -118,31 +113,11 @@ def merged(before: list[dict[str, Any]], new: list[dict[str, Any]]) -> list[dict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=names_of(PARTS), default=list(PARTS), help=f"parts: {', '.join(PARTS)}")
-    parser.add_argument("--schedules", type=lambda text: text.split(","), help="rows of these only, with commas")
-    parser.add_argument("--threads", type=int, default=2, help="of PyTorch in one process (default: 2)")
-    parser.add_argument("--repeats", type=int, help="interleaved samples of each side (default: 7, with --quick 2)")
-    parser.add_argument("--quick", action="store_true", help="keeps nothing unless --results is given")
-    parser.add_argument("--show", action="store_true", help="measure nothing, print what is kept")
-    parser.add_argument("--results", type=Path, help="folder (default: benchmarks/results)")
-    arguments = parser.parse_args()
-    folder = arguments.results or (None if arguments.quick else HERE / "results")
-    console, hardware = Console(), machine.hardware()
-    kept = folder and folder / machine.file_name(hardware)
-    results: store.Results = store.load(kept) if kept else {}
-    results["machine"] = hardware
-    torch.set_num_threads(arguments.threads)
-    options = Options(arguments.threads, arguments.repeats or (2 if arguments.quick else 7), arguments.quick)
-    for name in arguments.only:
-        if arguments.show:
-            for run in results.get(name, ()):
-                show(name, run["rows"], console)
-            continue
-        measured = measure_part(name, chosen(PARTS[name], arguments.schedules), options, console)
-        results[name] = merged(results.get(name, []), measured)
-        if kept:
-            store.save(kept, results)
+    command = Command(__doc__, (7, 2), 2).shows()
+    command.add_argument("--only", type=names_of(PARTS), default=list(PARTS), help=f"parts: {', '.join(PARTS)}")
+    command.add_argument("--schedules", type=lambda text: text.split(","), help="rows of these only, with commas")
+    arguments = command.given()
+    run(arguments, {part: chosen(PARTS[part], arguments.schedules) for part in arguments.only}, merged)
 
 
 if __name__ == "__main__":

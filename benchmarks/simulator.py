@@ -8,7 +8,6 @@ Every case runs in processes of its own, which load no torch. Results are kept i
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -20,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import machine
-import store
+from command import Command, Kept
 from timing import significant
 
 HERE = Path(__file__).parent
@@ -60,20 +59,13 @@ def show(rows: list[dict[str, Any]], console: Console) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The simulator of schedules, up to a million jobs.")
-    parser.add_argument("--repeats", type=int, default=3, help="processes of each case")
-    parser.add_argument("--quick", action="store_true", help="sizes of nothing; keeps nothing without --results")
-    parser.add_argument("--results", type=Path, help="folder (default: benchmarks/results)")
-    arguments = parser.parse_args()
-    folder = arguments.results or (None if arguments.quick else HERE / "results")
+    arguments = Command("The simulator of schedules, up to a million jobs.", (3, 3)).given()
     console, on = Console(), {**machine.software(), "repeats": arguments.repeats}
     rows = [measure(case, arguments.repeats) for case in (QUICK if arguments.quick else CASES)]
     show(rows, console)
-    if folder:
-        hardware = machine.hardware()
-        kept = folder / machine.file_name(hardware)
-        store.save(kept, {**store.load(kept), "machine": hardware, "simulator": [{"on": on, "rows": rows}]})
-        console.print(f"results are in {kept}")
+    kept = Kept.of(arguments.results)
+    kept.put("simulator", [{"on": on, "rows": rows}])
+    kept.tell(console)
 
 
 if __name__ == "__main__":

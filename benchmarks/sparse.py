@@ -10,19 +10,13 @@ Results are kept in benchmarks/results/, a file for each machine. Needs scipy, w
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
-import torch
-from rich.console import Console
-
-import machine
 import sparse_chain
 import sparse_jacobians
 import sparse_products
-import store
-from comparison import Options
-from parts import Part, measure_part, names_of, show
+from command import Command, run
+from parts import Part, names_of
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -38,29 +32,10 @@ PARTS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", type=names_of(PARTS), default=list(PARTS), help=f"parts: {', '.join(PARTS)}")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, help="interleaved samples of each side (default: 7, with --quick 3)")
-    parser.add_argument("--quick", action="store_true", help="keeps nothing unless --results is given")
-    parser.add_argument("--show", action="store_true", help="measure nothing, print what is kept")
-    parser.add_argument("--results", type=Path, help="folder (default: benchmarks/results)")
-    arguments = parser.parse_args()
-    folder = arguments.results or (None if arguments.quick else RESULTS)
-    console, hardware = Console(), machine.hardware()
-    kept = folder and folder / machine.file_name(hardware)
-    results: store.Results = store.load(kept) if kept else {}
-    results["machine"] = hardware
-    torch.set_num_threads(arguments.threads)
-    options = Options(arguments.threads, arguments.repeats or (3 if arguments.quick else 7), arguments.quick)
-    for name in arguments.only:
-        if arguments.show:
-            for measured in results.get(name, ()):
-                show(name, measured["rows"], console)
-            continue
-        results[name] = measure_part(name, PARTS[name], options, console)
-        if kept:
-            store.save(kept, results)
+    command = Command(__doc__, (7, 3), 1).shows()
+    command.add_argument("--only", type=names_of(PARTS), default=list(PARTS), help=f"parts: {', '.join(PARTS)}")
+    arguments = command.given()
+    run(arguments, {part: PARTS[part] for part in arguments.only})
 
 
 if __name__ == "__main__":

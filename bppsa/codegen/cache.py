@@ -82,7 +82,8 @@ def _scratch() -> Iterator[Path]:
 
 
 def _directory() -> Path | None:
-    """Where files are kept, made if missing; None, and one warning, where it cannot be used or must not be trusted."""
+    """The directory in which files are kept, made if missing; None, and one warning, where it cannot be used or must
+    not be trusted."""
     path = place()
     objection = _prepare(path)
     if objection:

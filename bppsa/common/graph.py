@@ -29,3 +29,8 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
 
 def tensors_in(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def differentiable_in(tree: Any) -> list[Tensor]:
+    """The tensors that require a gradient."""
+    return [x for x in tensors_in(tree) if x.requires_grad]

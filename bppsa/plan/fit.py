@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from bppsa.plan.cost import Machine, Phase, Rates
 
 Term = tuple[str, str]  # of a machine's rates: the name of a phase, and of one of its Rates
-PARTS = ("launch", "step", "flops", "bytes")
 TRUST = 0.02  # in the known machine, beside a measured call's 1
 FAR = 0.15  # relative error at which a call counts half: another process may have been in its way
 ROUNDS, SWEEPS = 8, 60  # of weighing calls anew, and over all terms in each

@@ -7,12 +7,13 @@ way to get bytes that are still in use. Not for outputs of a model: such a stora
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict, deque
 
 import numpy
 import torch
+
+from bppsa.common.recent import renewed_in_children
 
 SMALLEST = 64 << 10  # bytes; below, the allocator is as fast and reuses its pages itself
 LARGEST_IDLE = 256 << 20  # bytes that may wait for the next step
@@ -42,7 +43,8 @@ class Pool:
         self.idle = 0  # bytes on the shelves
         self._shelves: OrderedDict[int, list[numpy.ndarray]] = OrderedDict()  # by size, least recently used size first
         self._returned: deque[numpy.ndarray] = deque()
-        self._lock = threading.Lock()
+        self.renew_lock()
+        renewed_in_children(self)
 
     def take(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """[numel], contents undefined, on a CPU, 64-byte aligned."""
@@ -57,8 +59,7 @@ class Pool:
         loan.pool, loan.block = self, block
         return torch.frombuffer(loan, dtype=dtype, count=numel)
 
-    def reset_lock(self) -> None:
-        """In a forked child, where the thread that held the lock does not exist."""
+    def renew_lock(self) -> None:
         self._lock = threading.Lock()
 
     def _pop(self, size: int) -> numpy.ndarray | None:
@@ -111,5 +112,3 @@ def size_class(nbytes: int) -> int:
 
 _pool = Pool()
 take = _pool.take
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.reset_lock)

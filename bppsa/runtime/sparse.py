@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias, TypeVar
 
@@ -26,8 +25,6 @@ T = TypeVar("T")
 
 # Products are large, and faulting in fresh pages takes as long as computing them: what a step let go serves the next.
 _pool = Pool(largest_idle=2 << 30)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.reset_lock)
 
 
 class Kernels:

@@ -89,7 +89,7 @@ def compare(
 
 
 def as_recipe(schedule: Schedule | Recipe | Build) -> Recipe:
-    """With a name: a function's own, or "Schedule" for one that is bound."""
+    """A recipe with a name: a function's own, or "Schedule" for one that is bound."""
     if isinstance(schedule, Recipe):
         return schedule
     if isinstance(schedule, Schedule):

@@ -164,7 +164,7 @@ class Timeline:
 
     @cached_property
     def _changes(self) -> dict[str, list[Any]]:
-        """By how much a worker holds more at each event in the life of a forward job's activations."""
+        """How much more a worker holds at each event in the life of a forward job's activations."""
         size, kept = self.activation_size, self.kept_size
         sizes = [size(s, b) if d == F else 0 for s, b, d in self.jobs]
         held = sizes if kept is None else [kept(s, b) if d == F else 0 for s, b, d in self.jobs]
@@ -172,7 +172,7 @@ class Timeline:
 
     @cached_property
     def _ends_activations_of(self) -> list[Any]:
-        """For each job the forward job whose activations nobody needs after it, or None."""
+        """The forward job whose activations nobody needs after each job, or None."""
         jobs = self.jobs
         if isinstance(jobs, Grid):
             size, last = jobs.S * jobs.B, W if W in jobs.directions else B

@@ -50,5 +50,5 @@ JOBS = Units()
 
 
 def shown(value: Any) -> str:
-    """In four digits where it is a float, exactly otherwise."""
+    """The value in four digits where it is a float, exactly otherwise."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -18,7 +18,7 @@ from bppsa.sparsity import pairs
 from bppsa.sparsity.operators.simple import Dense, Diagonal, Identity
 from bppsa.sparsity.operators.sparse import Sparse
 from bppsa.sparsity.operators.transposed import TransposedJacobian
-from bppsa.sparsity.patterns.flat import flat
+from bppsa.sparsity.patterns.flat import as_held, flat
 
 PairOperation = Callable[[Any, Any], TransposedJacobian]
 
@@ -83,8 +83,7 @@ def diagonal_product(a: Diagonal, b: Diagonal) -> Diagonal:
 
 def beside(d: Tensor, dim: int) -> Tensor:
     """d [B, *n] to [B, N] with a new `dim`, to meet the rows or columns of matrices; [1, *n] meets a shared one."""
-    rows = flat(d)
-    return (rows[0] if len(rows) == 1 else rows).unsqueeze(dim)
+    return as_held(flat(d)).unsqueeze(dim)
 
 
 def scaled(d: Diagonal, w: Tensor, dim: int) -> Tensor:
@@ -119,8 +118,7 @@ def diagonal_sum(a: Identity | Diagonal, b: Identity | Diagonal) -> TransposedJa
 
 def diagonal_plus_dense(a: Identity | Diagonal, b: Dense) -> TransposedJacobian:
     """Onto the diagonal of a copy: never through an N x N matrix of zeros."""
-    values = as_diagonal(a).values()
-    diagonal = b.w.diagonal(0, -2, -1) + (values[0] if len(values) == 1 else values)
+    diagonal = b.w.diagonal(0, -2, -1) + as_held(as_diagonal(a).values())
     w = b.w.to(diagonal.dtype).expand(*diagonal.shape[:-1], -1, -1)
     return Dense(torch.diagonal_scatter(w, diagonal, 0, -2, -1), (b.in_size, b.out_size))
 
@@ -143,8 +141,8 @@ PRODUCT: dict[tuple[type, type], PairOperation] = {
     (Diagonal, Dense): scale_rows,
     (Dense, Diagonal): scale_columns,
     (Dense, Dense): dense_product,
-    (Identity, Sparse): pairs.renamed_in,
-    (Sparse, Identity): pairs.renamed_out,
+    (Identity, Sparse): lambda a, b: replace(b, sizes=(a.in_size, b.out_size)),
+    (Sparse, Identity): lambda a, b: replace(a, sizes=(a.in_size, b.out_size)),
     (Diagonal, Sparse): pairs.scale_rows,
     (Sparse, Diagonal): pairs.scale_columns,
     (Sparse, Sparse): pairs.product,

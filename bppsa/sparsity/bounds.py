@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,16 +23,7 @@ def most_entries(operator: TransposedJacobian) -> int:
     return operator.nnz if n + m <= LARGEST and operator.structure == "sparse" else n * m
 
 
-def of_convolution(op: Convolution) -> int:
-    """The entries of each dimension's windows multiply, and so do channels (BPPSA Table 1, exact)."""
-    grid, windows = (op.out_size, op.in_size) if op.transposed else (op.in_size, op.out_size)
-    lines = [op.windows.line(d, *sizes)[0].nnz for d, sizes in enumerate(zip(grid[1:], windows[1:], strict=True))]
-    return op.in_size[0] * op.out_size[0] // op.groups * math.prod(lines)
-
-
 COUNTS: dict[type, Callable[[Any], int]] = {
     **dict.fromkeys((Identity, Diagonal), lambda op: op.shape[0]),
-    Dense: lambda op: math.prod(op.shape),
-    **dict.fromkeys((Sparse, Repeated), lambda op: op.nnz),
-    Convolution: lambda op: of_convolution(op) if op.mask is None else op.nnz,
+    **dict.fromkeys((Dense, Sparse, Repeated, Convolution), lambda op: op.nnz),
 }

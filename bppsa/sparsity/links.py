@@ -22,8 +22,8 @@ Factors = tuple[fx.Node, tuple[TransposedJacobian, ...]]
 
 
 def links_of(node: fx.Node, wanted: Container[fx.Node], value: ValueOf, masks: NodeMasks) -> list[Factors]:
-    """For each tensor argument in `wanted` the factors of J^T by it, from the argument to the node; an argument that
-    comes twice has two. value: of a node, or its stand-in; masks: of the nodes that are pruned weights.
+    """Gives for each tensor argument in `wanted` the factors of J^T by it, from the argument to the node; an argument
+    that comes twice has two. value: of a node, or its stand-in; masks: of the nodes that are pruned weights.
 
     Raises `Unsupported` where the op has no rule.
     """
@@ -59,6 +59,6 @@ def expansion(x: Tensor, shape: torch.Size | None) -> tuple[TransposedJacobian, 
 
 
 def outputs_of(source: fx.Node, value: ValueOf) -> tuple[Tensor, ...]:
-    """Of an op with several, each of which the recorder takes out by a node of its own."""
+    """The outputs of an op that has several, each of which the recorder takes out by a node of its own."""
     items = {user.args[1]: user for user in source.users if user.target is operator.getitem}
     return tuple(value(items[i]) for i in range(len(items)))

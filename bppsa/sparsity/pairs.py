@@ -5,17 +5,15 @@ A diagonal factor scales the values and an identity renames the sizes; only two 
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from bppsa.sparsity.operators.simple import Dense, Diagonal, Identity
+from bppsa.sparsity.operators.simple import Dense, Diagonal
 from bppsa.sparsity.operators.sparse import Sparse
 from bppsa.sparsity.operators.transposed import TransposedJacobian
 from bppsa.sparsity.patterns import union
 from bppsa.sparsity.patterns.engine import engine
-from bppsa.sparsity.patterns.flat import flat
+from bppsa.sparsity.patterns.flat import as_held, flat
 from bppsa.sparsity.plans import product_plan, sum_plan
 
 
@@ -26,14 +24,6 @@ def full(a: TransposedJacobian) -> bool:
 def written_out(a: TransposedJacobian) -> Sparse | Dense:
     """The values of an operator that is known by what it does, such as a convolution."""
     return Dense(a.dense(), (a.in_size, a.out_size)) if full(a) else Sparse.of(a)
-
-
-def renamed_in(a: Identity, b: Sparse) -> Sparse:
-    return replace(b, sizes=(a.in_size, b.out_size))
-
-
-def renamed_out(a: Sparse, b: Identity) -> Sparse:
-    return replace(a, sizes=(a.in_size, b.out_size))
 
 
 def product(a: Sparse, b: Sparse) -> Sparse | Dense:
@@ -77,15 +67,9 @@ def scaled(d: Diagonal, a: Sparse, *, rows: bool) -> Tensor:
     """The values of `a`, times d's and selected by its mask."""
     values = a.entries()
     if isinstance(d.d, Tensor):
-        values = engine().scale(a.pattern, values, shared(d.d), rows=rows)
+        values = engine().scale(a.pattern, values, as_held(flat(d.d)), rows=rows)
     elif d.d != 1:
         values = values * d.d
     if d.mask is None:
         return values
-    return engine().scale(a.pattern, values, shared(d.mask).to(values.dtype), rows=rows, select=True)
-
-
-def shared(d: Tensor) -> Tensor:
-    """d [B, *n] as [B, N], or as [N] where the batch shares it."""
-    rows = flat(d)
-    return rows[0] if len(rows) == 1 else rows
+    return engine().scale(a.pattern, values, as_held(flat(d.mask)).to(values.dtype), rows=rows, select=True)

@@ -13,11 +13,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
 from bppsa.plan.levels import hybrid
-from bppsa.plan.products import ChainCost, ProductStep, Steps, chain_cost, dearest, total
 from figures import drawing
 from figures.figure import FULL, QUICK, SCALED, Figure, Options, Record
 from figures.paper import PRUNED, UP_LEVELS, beside
 from figures.sparse.networks import IMAGE, chain, pruned, vgg11
+from figures.sparse.products import ChainCost, ProductStep, Steps, chain_cost, dearest, total
 
 NARROWER = {QUICK: 16, SCALED: 1, FULL: 1}
 DENSE, SPARSE, SCAN = "back-propagation, dense", "back-propagation, sparse", "scan"

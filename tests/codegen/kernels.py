@@ -5,21 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from bppsa.codegen.language.ir import (
-    Access,
-    Buffer,
-    Dot,
-    Expr,
-    Group,
-    Kernel,
-    Kind,
-    Op,
-    Reduce,
-    Store,
-    const,
-    dot,
-    load,
-)
+from bppsa.codegen.language.expr import Access, Dot, Expr, Op, const, dot, load
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce, Store
 
 ONE = const(1.0)
 

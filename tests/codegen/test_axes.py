@@ -12,7 +12,8 @@ from bppsa.codegen.arrange.hazards import staged
 from bppsa.codegen.cpu import build
 from bppsa.codegen.cpu.native import NativeKernel
 from bppsa.codegen.language import interpret
-from bppsa.codegen.language.ir import Access, Buffer, Expr, Group, Kernel, Kind, Op, Reduce, Store, contiguous, load
+from bppsa.codegen.language.expr import Access, Expr, Op, contiguous, load
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce, Store
 from bppsa.codegen.language.verify import verify
 from tests.codegen.kernels import mul, operands
 from tests.scan.support import close

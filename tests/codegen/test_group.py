@@ -11,7 +11,8 @@ from torch import Tensor
 
 from bppsa.codegen.assembling.columns import ValueNumbering
 from bppsa.codegen.assembling.group import EXPENSIVE, Grouping
-from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, const, dot
+from bppsa.codegen.language.expr import Access, Dot, Expr, Op, const, dot
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce
 from bppsa.codegen.language.verify import verify
 from bppsa.codegen.lowering.lower import Root
 from tests.codegen.kernels import add, at, mul

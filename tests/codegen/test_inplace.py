@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from bppsa.codegen.assembling.inplace import reuse_streams
-from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store, accessed, dot
+from bppsa.codegen.language.expr import Access, Dot, Expr, Op, dot
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce, Store, accessed
 from bppsa.codegen.language.verify import verify
 from tests.codegen.kernels import add, at, mul
 from tests.codegen.programs import build

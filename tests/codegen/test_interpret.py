@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen.language import interpret
-from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store, const, dot
+from bppsa.codegen.language.expr import Access, Dot, Expr, Op, const, dot
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce, Store
 from tests.codegen.kernels import add, at, gated_forward, mul, operands
 
 T, B = 4, 3

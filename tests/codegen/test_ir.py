@@ -12,22 +12,8 @@ import pytest
 
 from bppsa.codegen.cpu import print_point
 from bppsa.codegen.language import interpret
-from bppsa.codegen.language.ir import (
-    STRUCTURAL,
-    Access,
-    Dot,
-    Expr,
-    Group,
-    Kind,
-    Op,
-    Store,
-    accessed,
-    const,
-    dot,
-    load,
-    rewrite,
-    topological,
-)
+from bppsa.codegen.language.expr import STRUCTURAL, Access, Dot, Expr, Op, const, dot, load, rewrite, topological
+from bppsa.codegen.language.ir import Group, Kind, Store, accessed
 from tests.codegen.kernels import add, at, gated_backward, gated_forward, mul, two_stage
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from bppsa.codegen.assembling.assemble import row_of
 from bppsa.codegen.language import interpret
-from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store, const
+from bppsa.codegen.language.expr import Access, Dot, Expr, Op, const
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce, Store
 from bppsa.codegen.lowering.lower import ColumnRun, Lowering, Workspace
 from bppsa.codegen.lowering.row import Row, RowSegment, concatenate, leaf, shift, zip_with
 from bppsa.errors import Unsupported

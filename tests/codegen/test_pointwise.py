@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen.language import interpret
-from bppsa.codegen.language.ir import Access, Buffer, Expr, Group, Kernel, Kind, Store, load, topological
+from bppsa.codegen.language.expr import Access, Expr, load, topological
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Store
 from bppsa.codegen.language.verify import verify
 from bppsa.codegen.lowering.pointwise import POINTWISE
 from bppsa.sparsity.rules.own_gradient import ATTACHED

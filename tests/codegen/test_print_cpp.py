@@ -22,20 +22,8 @@ from bppsa.codegen.arrange.hazards import staged
 from bppsa.codegen.cpu import build, print_cpp
 from bppsa.codegen.cpu.native import NativeKernel
 from bppsa.codegen.language import interpret
-from bppsa.codegen.language.ir import (
-    SPECIAL,
-    STRUCTURAL,
-    Access,
-    Buffer,
-    Expr,
-    Group,
-    Kernel,
-    Kind,
-    Op,
-    Reduce,
-    Store,
-    load,
-)
+from bppsa.codegen.language.expr import SPECIAL, STRUCTURAL, Access, Expr, Op, load
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce, Store
 from tests.codegen.kernels import (
     at,
     gated_backward,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bppsa.codegen.language.ir import Access, Expr, Op, Reduce, const, load
+from bppsa.codegen.language.expr import Access, Expr, Op, const, load
+from bppsa.codegen.language.ir import Reduce
 from bppsa.codegen.lowering.row import RowSegment
 from bppsa.codegen.lowering.row_sum import of_segments, terms
 from tests.codegen.kernels import add, at, mul

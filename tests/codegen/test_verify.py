@@ -6,21 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from bppsa.codegen.language.ir import (
-    Access,
-    Buffer,
-    Dot,
-    Expr,
-    Group,
-    Kernel,
-    Kind,
-    Op,
-    Reduce,
-    Store,
-    const,
-    dot,
-    load,
-)
+from bppsa.codegen.language.expr import Access, Dot, Expr, Op, const, dot, load
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce, Store
 from bppsa.codegen.language.verify import verify
 from tests.codegen.kernels import add, at, gated_backward, gated_forward, normalised, swapped, two_stage
 

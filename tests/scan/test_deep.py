@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bppsa.codegen.language.ir import Access, Expr, Op, load
+from bppsa.codegen.language.expr import Access, Expr, Op, load
 from tests.codegen.programs import build
 from tests.scan.support import check
 from tests.scan.zoo import Example, example, random

@@ -15,7 +15,8 @@ from bppsa.codegen.assembling.program import Program
 from bppsa.codegen.gpu import native
 from bppsa.codegen.gpu.triton import axes_units, print_triton
 from bppsa.codegen.gpu.triton.sweep_axes import has_axes
-from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Group, Kernel, Kind, Reduce, Store, dot, load, rewrite
+from bppsa.codegen.language.expr import Access, Dot, Expr, dot, load, rewrite
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce, Store
 from bppsa.codegen.language.verify import verify
 from bppsa.fxpasses.network import jacobian
 from bppsa.runtime.recurrent.scan.extent import Extent

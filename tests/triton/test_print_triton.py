@@ -14,20 +14,8 @@ from bppsa.codegen.gpu.native import TritonKernel
 from bppsa.codegen.gpu.triton import print_triton
 from bppsa.codegen.gpu.triton.print_tile import TRITON
 from bppsa.codegen.language import interpret
-from bppsa.codegen.language.ir import (
-    SPECIAL,
-    STRUCTURAL,
-    Access,
-    Buffer,
-    Dot,
-    Expr,
-    Group,
-    Kernel,
-    Kind,
-    Op,
-    Store,
-    dot,
-)
+from bppsa.codegen.language.expr import SPECIAL, STRUCTURAL, Access, Dot, Expr, Op, dot
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Store
 from bppsa.codegen.language.traffic import traffic
 from bppsa.runtime.recurrent.scan.extent import Extent
 from bppsa.runtime.recurrent.sweep import Sweep

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen.gpu.native import TritonKernel
-from bppsa.codegen.language.ir import Access, Buffer, Expr, Group, Kernel, Kind, Op, Store
+from bppsa.codegen.language.expr import Access, Expr, Op
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Store
 from tests.codegen.kernels import at
 from tests.triton import needed
 

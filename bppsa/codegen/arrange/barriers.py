@@ -52,7 +52,7 @@ def _uses(kernel: Kernel, group: Group, cut: Cut) -> list[Use]:
 
 
 def _in_next_step(kernel: Kernel, use: Use) -> list[Use]:
-    """As the next step sees the same columns: streams have moved on, a state's `after` has become its `before`."""
+    """The same columns as the next step sees them: streams have moved on, a state's `after` has become its `before`."""
     kind, touch = kernel.buffer(use.touch.buffer).kind, use.touch
     if kind is Kind.STATE:
         return [replace(use, touch=replace(touch, after=not touch.after))] if touch.after == kernel.along else []

@@ -9,21 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from bppsa.codegen.language.ir import (
-    FOLDS,
-    Access,
-    Buffer,
-    Dot,
-    Group,
-    Kernel,
-    Kind,
-    Reduce,
-    Store,
-    Strides,
-    contiguous,
-    load,
-    span,
-)
+from bppsa.codegen.language.expr import Access, Dot, Strides, contiguous, load, span
+from bppsa.codegen.language.ir import FOLDS, Buffer, Group, Kernel, Kind, Reduce, Store
 
 
 @dataclass(frozen=True)

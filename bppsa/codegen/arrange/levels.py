@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bppsa.codegen.language.ir import SPECIAL, Expr, Op
+from bppsa.codegen.language.expr import SPECIAL, Expr, Op
 
 LONG = SPECIAL | {Op.EXP, Op.LOG, Op.TANH, Op.SIGMOID, Op.ERF, Op.SIN, Op.COS, Op.ATAN, Op.FMOD}
 

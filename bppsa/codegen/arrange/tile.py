@@ -29,7 +29,7 @@ class Tiling:
 
 @functools.lru_cache(maxsize=4096)
 def tile(width: int, dots: tuple[int, ...], size: int) -> Tiling:
-    """For a group of `width` columns and `dots[s]` dot products of source s, elements of `size` bytes."""
+    """The tiling of a group of `width` columns and `dots[s]` dot products of source s, elements of `size` bytes."""
     if not dots:
         point = _point(width, size)
         return Tiling(point, (), POINT_VECTORS * point, point)

@@ -9,7 +9,8 @@ from torch import fx
 
 from bppsa.codegen.assembling.group import Grouping
 from bppsa.codegen.assembling.meet import grouped
-from bppsa.codegen.language.ir import Access, Buffer, Kernel, Kind, accessed
+from bppsa.codegen.language.expr import Access
+from bppsa.codegen.language.ir import Buffer, Kernel, Kind, accessed
 from bppsa.codegen.lowering.lower import Lowering, weight_name
 from bppsa.codegen.lowering.roots import Root
 from bppsa.codegen.lowering.row import Row, leaf

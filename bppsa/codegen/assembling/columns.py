@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 
-from bppsa.codegen.language.ir import Access, Dot, Expr, topological
+from bppsa.codegen.language.expr import Access, Dot, Expr, topological
 
 
 @dataclass

@@ -13,24 +13,19 @@ from dataclasses import dataclass, field, replace
 from math import prod
 
 from bppsa.codegen.assembling.columns import ValueNumbering
-from bppsa.codegen.language.ir import (
+from bppsa.codegen.language.expr import (
     EXPENSIVE,
-    FOLDS,
     Access,
-    Buffer,
     Dot,
     Expr,
-    Group,
-    Kind,
-    Reduce,
     Shape,
-    Store,
     contiguous,
     load,
     rewrite,
     span,
     topological,
 )
+from bppsa.codegen.language.ir import FOLDS, Buffer, Group, Kind, Reduce, Store
 from bppsa.codegen.lowering.roots import Root
 
 MOST_REPEATED = 32  # cheap ops that another group does again, where storing their result would cost as much
@@ -146,7 +141,7 @@ class Grouping:
         return node, 1 if self.columns.of(node)[1] is None else extent
 
     def place(self, part: ValueSlice, before: float = math.inf) -> Access | None:
-        """Where the step stores these columns of the value, in a group before that level."""
+        """The place at which the step stores these columns of the value, in a group before that level."""
         node, extent = part
         number, start = self.columns.of(node)
         for known in self.places.get(number, ()):

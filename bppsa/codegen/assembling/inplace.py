@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from bppsa.codegen.language.ir import (
-    Access,
-    Buffer,
-    Dot,
-    Expr,
-    Group,
-    Kernel,
-    Kind,
-    Reduce,
-    Store,
-    accessed,
-    rewrite,
-    span,
-)
+from bppsa.codegen.language.expr import Access, Dot, Expr, rewrite, span
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce, Store
 
 ColumnSlot = tuple[str, int, int]  # buffer, column, width
 
@@ -85,7 +73,7 @@ def alone(slot: ColumnSlot, readers: Mapping[ColumnSlot, set[int]]) -> bool:
 
 
 def places(forward: Kernel, moved: Mapping[int, Access]) -> tuple[dict[int, Access], int]:
-    """For every column at which a saved value begins, where it stands now, the ones left over packed together; and
+    """Where each column at which a saved value begins stands now, the ones left over packed together; and
     how many columns those take."""
     where, at = dict(moved), 0
     for group in forward.groups:
@@ -96,7 +84,7 @@ def places(forward: Kernel, moved: Mapping[int, Access]) -> tuple[dict[int, Acce
     return where, at
 
 
-def renamed(kernel: Kernel, declared: Mapping[str, Buffer], where: Mapping[int, Access]) -> Kernel:
+def renamed(kernel: Kernel, declared: dict[str, Buffer], where: Mapping[int, Access]) -> Kernel:
     def place(access: Access) -> Access:
         if access.buffer != "saved":
             return access
@@ -117,7 +105,5 @@ def renamed(kernel: Kernel, declared: Mapping[str, Buffer], where: Mapping[int, 
         stores = tuple(Store(place(s.target), rewrite(s.value, moved, done), s.reduce) for s in old.stores)
         return replace(old, stores=stores)
 
-    groups = tuple(map(group, kernel.groups))
-    known = {**{b.name: b for b in kernel.buffers}, **declared}
-    used = accessed(groups)
-    return replace(kernel, groups=groups, buffers=tuple(known[name] for name in known if name in used))
+    known = {b.name: b for b in kernel.buffers} | declared
+    return replace(kernel, buffers=tuple(known.values())).with_groups(map(group, kernel.groups))

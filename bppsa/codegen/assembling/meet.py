@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from bppsa.codegen.assembling.group import Grouping
-from bppsa.codegen.language.ir import Group, Shape
+from bppsa.codegen.language.expr import Shape
+from bppsa.codegen.language.ir import Group
 from bppsa.codegen.lowering.axes import refined, subdivided
 from bppsa.codegen.lowering.roots import Root
 from bppsa.codegen.lowering.row import RowSegment
@@ -27,7 +28,7 @@ def grouped(make: Callable[[], Grouping], roots: Sequence[Root]) -> tuple[Group,
 
 
 def alike(roots: Sequence[Root]) -> list[Root]:
-    """With axes as fine as those of any other root of as many columns, where they fit."""
+    """The roots with axes as fine as those of any other root of as many columns, where they fit."""
     shapes: dict[int, Shape] = {}
     for root in roots:
         if root.shape:

@@ -16,20 +16,8 @@ from torch import fx
 from bppsa.codegen.assembling.assemble import assemble, row_of
 from bppsa.codegen.assembling.group import GroupExtent
 from bppsa.codegen.assembling.inplace import reuse_streams
-from bppsa.codegen.language.ir import (
-    Access,
-    Expr,
-    Kernel,
-    Kind,
-    Op,
-    Reduce,
-    accessed,
-    const,
-    load,
-    read_by,
-    rewrite,
-    topological,
-)
+from bppsa.codegen.language.expr import Access, Expr, Op, const, load, rewrite, topological
+from bppsa.codegen.language.ir import Kernel, Kind, Reduce, read_by
 from bppsa.codegen.language.verify import verify
 from bppsa.codegen.lowering.lower import ColumnRun, Lowering, Workspace
 from bppsa.codegen.lowering.roots import Root, root_of
@@ -116,17 +104,17 @@ def without_outputs(kernel: Kernel) -> Kernel:
         scratch = {b.name for b in kernel.buffers if b.kind is Kind.SCRATCH}
         stored = {store.target.buffer for group in groups for store in group.stores}
         unread = (scratch & stored) - read_by(groups)
-    used = accessed(groups)
-    return replace(kernel, groups=groups, buffers=tuple(b for b in kernel.buffers if b.name in used))
+    return kernel.with_groups(groups)
 
 
 def replay(forward: Kernel, backward: Kernel) -> Kernel:
-    """Without the stores of states, and what only they need; with every stream that the backward reads."""
+    """The forward kernel without the stores of states, and what only they need; with every stream that the backward
+    reads."""
     states = {b.name for b in forward.buffers if b.kind is Kind.STATE}
     kept = [(group, tuple(s for s in group.stores if s.target.buffer not in states)) for group in forward.groups]
-    groups = tuple(replace(group, stores=stores) for group, stores in kept if stores)
-    used = accessed(groups) | {b.name for b in backward.buffers if b.kind is Kind.STREAM}
-    return replace(forward, name="replay", groups=groups, buffers=tuple(b for b in forward.buffers if b.name in used))
+    groups = (replace(group, stores=stores) for group, stores in kept if stores)
+    streams = (b.name for b in backward.buffers if b.kind is Kind.STREAM)
+    return replace(forward, name="replay").with_groups(groups, streams)
 
 
 def projections(recurrence: Recurrence) -> dict[str, int]:
@@ -245,7 +233,7 @@ class BackwardLowering:
         return load(self.out_of_scratch(payload)) if in_scratch and isinstance(payload, Access) else None
 
     def out_of_scratch(self, access: Access) -> Access:
-        """Where the backward finds what the forward had in scratch."""
+        """The place at which the backward finds what the forward had in scratch."""
         width = self.forward.lowering.scratch_widths[int(access.buffer.removeprefix("scratch"))]
         there = self.recall(leaf(Access(access.buffer), width).segments[0]).payload
         assert isinstance(there, Access)
@@ -260,7 +248,8 @@ class BackwardLowering:
         self.kept[root.value, root.extent] = root.target
 
     def found(self, node: Expr, extent: GroupExtent) -> Access | None:
-        """Where the backward finds such columns of a forward value: one, of what is the same in all of them."""
+        """The place at which the backward finds such columns of a forward value: one, of what is the same in all of
+        them."""
         known = self.kept.get((node, extent))
         return self.kept.get((node, 1)) if known is None and node.uniform else known
 
@@ -281,7 +270,7 @@ class BackwardLowering:
         return not access.buffer.startswith("scratch") and access.buffer not in private
 
     def left(self, node: fx.Node) -> BufferRows:
-        """Where the left operand's rows of all steps stand once the backward sweep is done."""
+        """The place at which the left operand's rows of all steps stand once the backward sweep is done."""
         row = self.forward.lowering.row(node)
         if row in (rows := [self.forward.lowering.row(n) for n in self.recurrence.next_carries]):
             return BufferRows(f"carry{rows.index(row)}", 0, row.width, after=True)

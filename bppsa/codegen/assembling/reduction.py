@@ -17,7 +17,8 @@ from torch import fx
 from bppsa.codegen.assembling.assemble import assemble, name_of, row_of
 from bppsa.codegen.assembling.inplace import reuse_streams
 from bppsa.codegen.assembling.program import BackwardLowering, ForwardLowering, projections
-from bppsa.codegen.language.ir import Access, Buffer, Expr, Kernel, Kind, Op, Reduce, const, contiguous, load
+from bppsa.codegen.language.expr import Access, Expr, Op, const, contiguous, load
+from bppsa.codegen.language.ir import Buffer, Kernel, Kind, Reduce
 from bppsa.codegen.language.verify import verify
 from bppsa.codegen.lowering.lower import Lowering
 from bppsa.codegen.lowering.roots import Root, root_of
@@ -84,7 +85,7 @@ class ReductionLowering:
             yield root_of(place, replace(segment, expr=Expr(Op.ADD, load(place), shift)))
 
     def column_by_column(self) -> Iterator[Root]:
-        """By the sum of its numbers' sizes: as near to the largest as a rescaling needs."""
+        """Rescales each column by the sum of its numbers' sizes: as near to the largest as a rescaling needs."""
         sizes = []
         for _, _, segment in self.segments():
             sizes.append(Access(self.lowering.new_scratch(1), broadcast=True))
@@ -98,7 +99,7 @@ class ReductionLowering:
         yield Root(total, Expr(Op.ADD, load(total), load(replace(kept, broadcast=False))), 1)
 
     def segments(self) -> Iterator[tuple[Access, Access, RowSegment]]:
-        """Of all cotangents the step leaves: where they go, their places in a row of all carries."""
+        """All cotangents that the step leaves, with where they go and their places in a row of all carries."""
         start = 0
         for i, row in enumerate(self.rows):
             at = 0

@@ -47,7 +47,7 @@ def available_threads() -> int:
 
 
 def threads_sharing(work: float, least: float) -> int:
-    """As many as get at least so much of the work each."""
+    """As many threads as get at least so much of the work each."""
     return max(1, min(available_threads(), int(work / least)))
 
 
@@ -79,7 +79,7 @@ class NativeKernel:
         return max(1, min(most, rows), by_columns)
 
     def threads_by_rows(self, steps: int, rows: int) -> int:
-        """As many as have work enough where each has rows of its own."""
+        """As many threads as have work enough where each has rows of its own."""
         return threads_sharing(steps * rows * self._row_ns, LEAST_NS)
 
     @property

@@ -20,7 +20,8 @@ from bppsa.codegen import isa
 from bppsa.codegen.arrange.barriers import Cut
 from bppsa.codegen.arrange.tile import tile
 from bppsa.codegen.cpu.print_point import CPP, RuntimeNumbers, body
-from bppsa.codegen.language.ir import Access, Expr, Group, Kind, Reduce, Store
+from bppsa.codegen.language.expr import Access, Expr
+from bppsa.codegen.language.ir import Group, Kind, Reduce, Store
 
 START = {Reduce.ROWS: "0", Reduce.MAX: "-__builtin_inf()"}
 JOIN = {Reduce.ROWS: "{} + {}", Reduce.COLUMNS: "{} + {}", Reduce.MAX: "maximum({}, {})"}

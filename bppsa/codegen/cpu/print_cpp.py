@@ -16,7 +16,8 @@ from bppsa.codegen.arrange.tile import Tiling, tile
 from bppsa.codegen.cpu.print_axes import AxesText
 from bppsa.codegen.cpu.print_group import GroupText, by_source
 from bppsa.codegen.cpu.print_point import CPP, RuntimeNumbers, body
-from bppsa.codegen.language.ir import SPECIAL, Kernel, Kind
+from bppsa.codegen.language.expr import SPECIAL
+from bppsa.codegen.language.ir import Kernel, Kind
 
 __all__ = ["CPP", "Printed", "dims", "printed", "skeleton", "source"]
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from bppsa.codegen.arrange.barriers import Cut
 from bppsa.codegen.arrange.tile import Tiling
 from bppsa.codegen.cpu.print_point import Point, RuntimeNumbers, body
-from bppsa.codegen.language.ir import FOLDS, Access, Dot, Group, Kernel, Reduce, Store
+from bppsa.codegen.language.expr import Access, Dot
+from bppsa.codegen.language.ir import FOLDS, Group, Kernel, Reduce, Store
 
 # What a fold starts with, and how vectors of a row become one number, over blocks of columns.
 FIRST = {

@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bppsa.codegen.arrange.levels import levels
-from bppsa.codegen.language.ir import STRUCTURAL, Access, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store
+from bppsa.codegen.language.expr import STRUCTURAL, Access, Dot, Expr, Op
+from bppsa.codegen.language.ir import Group, Kernel, Kind, Reduce, Store
 
 CPP: dict[Op, str] = {
     Op.ADD: "{} + {}",
@@ -65,7 +66,7 @@ class RuntimeNumbers:
     """Hands out the run-time numbers of a kernel, `dims[i]`, and the slots of its row cursor, by order of first use."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kinds = {b.name: b.kind for b in kernel.buffers}
+        self.kinds = kernel.kinds
         self.dims: list[int] = []
         self.slots: dict[tuple[str, bool], int] = {}
 

@@ -89,7 +89,7 @@ class NativeProducts:
 
 
 def of_outer(outer: OuterProduct) -> list[int]:
-    """In the order in which the skeleton reads it, as is what `of_projection` gives."""
+    """The numbers in the order in which the skeleton reads them, as is what `of_projection` gives."""
     runs = [number for run in outer.runs for number in (run.column, run.width)]
     left = [outer.left.data_ptr(), outer.left.stride(0), 1, 0, outer.left.shape[1]]
     right = [outer.right.data_ptr(), outer.right.stride(0), len(outer.runs), *runs]

@@ -86,7 +86,7 @@ def key(source: str) -> str:
 
 
 def name(entry: str, key: str) -> str:
-    """In a library, of an entry point in the text of this key; of `sign` where it is none."""
+    """The name in a library of an entry point in the text of this key; of `sign` where it is none."""
     return f"{entry}_{key}"
 
 

@@ -60,7 +60,7 @@ def corrections(running: Tensor, residual: Tensor) -> Tensor | None:
 
 
 def linearly(running: Tensor, g: Tensor, *, reverse: bool, transposed: bool = False) -> Tensor:
-    """In one launch. reverse: from the first chunk on; transposed: by the transposes of their M."""
+    """Scans in one launch. reverse: from the first chunk on; transposed: by the transposes of their M."""
     chunks, rows, columns, pitch = running.shape
     width = g.shape[1]
     entering = torch.empty(chunks, rows, width, dtype=g.dtype, device=g.device)
@@ -73,7 +73,7 @@ def linearly(running: Tensor, g: Tensor, *, reverse: bool, transposed: bool = Fa
 
 
 def by_levels(plan: ScanPlan, running: Tensor, g: Tensor, *, reverse: bool) -> Tensor:
-    """In one launch a level."""
+    """Scans in one launch a level."""
     from bppsa.codegen.gpu.triton import scan_kernels
 
     chunks, rows, _, pitch = running.shape

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen.gpu.native import launch
-from bppsa.sparsity.patterns.pattern import Pattern
+from bppsa.sparsity.patterns.pattern import Pattern, starts_of
 from bppsa.sparsity.patterns.product import ProductPlan, entries
 
 NUMBERS, WARPS = 128, 4  # results of a program, and threads for one each
@@ -37,8 +37,7 @@ def pairs_of(plan: ProductPlan) -> Pairs:
     known = plan.c.rows * m + plan.c.indices
     place = torch.searchsorted(known, plan.a.rows[left] * m + plan.b.indices[right])
     order = torch.argsort(place, stable=True)
-    offsets = torch.bincount(place, minlength=plan.c.nnz).cumsum(0)
-    offsets = torch.cat([offsets.new_zeros(1), offsets])
+    offsets = starts_of(torch.bincount(place, minlength=plan.c.nnz))
     return Pairs(offsets, left[order].to(torch.int32), right[order].to(torch.int32))
 
 

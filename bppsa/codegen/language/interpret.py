@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bppsa.codegen.language.ir import STRUCTURAL, Access, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Shape, Store
+from bppsa.codegen.language.expr import STRUCTURAL, Access, Dot, Expr, Op, Shape
+from bppsa.codegen.language.ir import Group, Kernel, Kind, Reduce, Store
 
 
 def exponent(x: Tensor) -> Tensor:
@@ -88,7 +89,7 @@ class Interpreter:
     def __init__(self, kernel: Kernel, tensors: Sequence[Tensor], rows: int, reverse: bool, columns: int) -> None:
         self.kernel, self.rows, self.reverse, self.columns = kernel, rows, reverse, columns
         self.storage = {b.name: t for b, t in zip(kernel.arguments, tensors, strict=True)}
-        self.kinds = {b.name: b.kind for b in kernel.buffers}
+        self.kinds = kernel.kinds
         like = tensors[0]
         for b in kernel.buffers:
             if b.kind is Kind.SCRATCH:
@@ -144,7 +145,7 @@ class Interpreter:
         self.view(self.storage[target.buffer], target, width, t, rows).copy_(value)
 
     def commit_to(self, store: Store, value: Tensor, shape: Shape, t: int, rows: int) -> None:
-        """Where elements go to one column they are folded."""
+        """Stores a value of several axes; elements that go to one column are folded."""
         target, at = store.target, places(store.target, shape)
         if store.reduce is Reduce.COLUMNS:
             self.storage[target.buffer].index_add_(0, at, value.sum(0))

@@ -5,7 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import NamedTuple
 
-from bppsa.codegen.language.ir import STRUCTURAL, Access, Kernel, Kind, Reduce
+from bppsa.codegen.language.expr import STRUCTURAL, Access
+from bppsa.codegen.language.ir import Kernel, Kind, Reduce
 
 
 class Traffic(NamedTuple):
@@ -21,7 +22,7 @@ class Traffic(NamedTuple):
 def traffic(kernel: Kernel, real: str) -> Traffic:
     """What one row and step come to: what it loads and stores of memory that holds every step, and what it multiplies,
     adds and evaluates. A value that two groups load counts once: it stays in registers."""
-    kinds = {b.name: b.kind for b in kernel.buffers}
+    kinds = kernel.kinds
     touched: set[tuple[str, bool, int]] = set()
     wide: dict[tuple[str, bool, int], int] = {}  # what moves along several axes, by where it begins: its columns
     flops = folded = 0

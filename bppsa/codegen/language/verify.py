@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from bppsa.codegen.language.ir import (
-    FOLDS,
-    STRUCTURAL,
-    Access,
-    Dot,
-    Group,
-    Kernel,
-    Kind,
-    Reduce,
-    Shape,
-    contiguous,
-    span,
-)
+from bppsa.codegen.language.expr import STRUCTURAL, Access, Dot, Shape, contiguous, span
+from bppsa.codegen.language.ir import FOLDS, Group, Kernel, Kind, Reduce
 
 REDUCED = {Reduce.COLUMNS: Kind.COLUMN_SUM, Reduce.ROWS: Kind.SCRATCH, Reduce.MAX: Kind.SCRATCH}
 WRITABLE = {Kind.STREAM, Kind.STATE, Kind.RUNNING, Kind.SCRATCH}

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
-from bppsa.codegen.language.ir import Access, Expr, Shape, Strides, topological
+from bppsa.codegen.language.expr import Access, Expr, Shape, Strides, topological
 from bppsa.codegen.lowering.row import RowSegment
 
 StridesMove = Callable[
@@ -46,7 +46,7 @@ def moved(expr: Expr, move: StridesMove) -> Expr:
 
 
 def subdivided(one: Shape, other: Shape) -> Shape | None:
-    """As `refinement`, axes of size 1 kept: None where there are any."""
+    """The `refinement` of two shapes; None where one of them has an axis of size 1."""
     return None if 1 in one or 1 in other else refinement(one, other)
 
 
@@ -95,12 +95,12 @@ def divided(fine: Sequence[int], sizes: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def rearranged(segment: RowSegment, shape: Shape, move: StridesMove) -> RowSegment:
-    """With axes of new sizes: element j of `shape` is where `move` takes the loads."""
+    """The segment with axes of new sizes: element j of `shape` is where `move` takes the loads."""
     return coalesced(RowSegment(prod(shape), moved(segment.expr, move), shape))
 
 
 def coalesced(segment: RowSegment) -> RowSegment:
-    """With as few axes as there can be."""
+    """The segment with as few axes as there can be."""
     own = segment.expr.moves
     if not own:
         return RowSegment(segment.width, segment.expr)

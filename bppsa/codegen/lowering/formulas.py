@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from bppsa.codegen.language.ir import Expr, Op, const
+from bppsa.codegen.language.expr import Expr, Op, const
 
 FormulaValue = Any  # Expr | float | int | bool
 
@@ -111,7 +111,7 @@ def power(x: FormulaValue, exponent: FormulaValue) -> Expr:
 
 
 def signed_power(x: FormulaValue, exponent: FormulaValue, size: FormulaValue) -> Expr:
-    """From |x| ** exponent: below 0 only whole exponents have a value, odd ones a negative."""
+    """x ** exponent from |x| ** exponent: below 0 only whole exponents have a value, odd ones a negative."""
     whole = le(1.0, eq(floor(exponent), exponent))
     odd = negate(eq(mul(floor(mul(exponent, 0.5)), 2.0), exponent))
     finite = lt(absolute(x), math.inf)
@@ -162,7 +162,7 @@ def round_half_even(x: FormulaValue) -> Expr:
 
 
 def remainder(a: FormulaValue, b: FormulaValue) -> Expr:
-    """With the sign of b."""
+    """The remainder, with the sign of b."""
     rest = fmod(a, b)
     apart = negate(eq(lt(rest, 0.0), lt(b, 0.0)))
     return where(eq(rest, 0.0), rest, where(apart, add(rest, b), rest))
@@ -269,7 +269,7 @@ def entropy(x: FormulaValue) -> Expr:
 
 
 def with_sign(size: FormulaValue, x: FormulaValue) -> Expr:
-    """Of a zero x the zero itself."""
+    """`size` with the sign of x; the zero itself where x is zero."""
     return where(eq(x, 0.0), x, where(lt(x, 0.0), neg(size), size))
 
 
@@ -277,7 +277,7 @@ def with_sign(size: FormulaValue, x: FormulaValue) -> Expr:
 
 
 def hypot(a: FormulaValue, b: FormulaValue) -> Expr:
-    """By the larger one: squares leave the range before the result does."""
+    """Divides by the larger one first: squares leave the range before the result does."""
     a, b = absolute(a), absolute(b)
     most, least = maximum(a, b), minimum(a, b)
     ratio = div(least, most)
@@ -295,5 +295,5 @@ def copysign(size: FormulaValue, sign: FormulaValue) -> Expr:
 
 
 def either_number(best: Callable[[FormulaValue, FormulaValue], Expr], a: FormulaValue, b: FormulaValue) -> Expr:
-    """Of two numbers the better one; of one number and a NaN the number."""
+    """The better one of two numbers, and the number where the other one is a NaN."""
     return where(eq(a, a), where(eq(b, b), best(a, b), a), b)

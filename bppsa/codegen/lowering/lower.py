@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from bppsa.codegen.language.ir import Access, Buffer, Dot, Expr, Kind, Op, Reduce, const, dot, load
+from bppsa.codegen.language.expr import Access, Dot, Expr, Op, const, dot, load
+from bppsa.codegen.language.ir import Buffer, Kind, Reduce
 from bppsa.codegen.lowering import formulas, lower_axes, row_sum
 from bppsa.codegen.lowering.lower_folds import FOLDS
 from bppsa.codegen.lowering.lower_matrices import MATRIX_OPS, Pivot
@@ -135,7 +136,7 @@ class Lowering:
         return self.one_column(product) if width == 1 else Row((product,))
 
     def materialise(self, node: fx.Node) -> Access:
-        """Where the value stands in memory as one range of columns."""
+        """The place at which the value stands in memory, as one range of columns."""
         row = self.row(node)
         stands = row.in_memory
         if stands is not None:
@@ -148,7 +149,7 @@ class Lowering:
         return self.in_scratch(row)
 
     def in_scratch(self, row: Row) -> Access:
-        """Where the row stands in scratch, as one range of columns."""
+        """The place at which the row stands in scratch, as one range of columns."""
         if row.segments not in self.scratch:
             access = Access(self.new_scratch(row.width))
             self.scratch[row.segments] = access

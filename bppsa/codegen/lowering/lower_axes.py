@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 from torch import fx
 
-from bppsa.codegen.language.ir import EXPENSIVE, Access, Expr, Reduce, Shape, Strides, contiguous, topological
+from bppsa.codegen.language.expr import EXPENSIVE, Access, Expr, Shape, Strides, contiguous, topological
+from bppsa.codegen.language.ir import Reduce
 from bppsa.codegen.lowering.axes import coalesced, divided, is_product, moved, rearranged, refined, refinement
 from bppsa.codegen.lowering.roots import Root
 from bppsa.codegen.lowering.row import Row, RowSegment, leaf, zip_with
@@ -61,7 +62,7 @@ def by_dim(segment: RowSegment, sizes: Shape) -> list[list[int]]:
 
 
 def picked(segment: RowSegment, axes: Sequence[int]) -> RowSegment:
-    """With the axes in this order, and those not named left out at their beginning."""
+    """The segment with its axes in this order, and those not named left out at their beginning."""
     shape = tuple(segment.shape[a] for a in axes)
     return rearranged(segment, shape, lambda strides: (tuple(strides[a] for a in axes), 0))
 
@@ -198,7 +199,7 @@ def broadcast(lowering: Lowering, row: Row, own: Shape, sizes: Shape) -> RowSegm
 
 
 def rearrangement(segment: RowSegment, shape: Shape, move: Callable[[Strides], tuple[Strides, int]]) -> RowSegment:
-    """As `rearranged`, with the axes as they are but for those of size 1."""
+    """Does what `rearranged` does, with the axes as they are but for those of size 1."""
     kept = [a for a, n in enumerate(shape) if n != 1]
     stays = shape == segment.shape and len(kept) == len(shape) and () not in segment.expr.moves
     if shape and stays and move(contiguous(shape)) == (contiguous(shape), 0):

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from bppsa.codegen.language.ir import Expr, Reduce, Shape
+from bppsa.codegen.language.expr import Expr, Shape
+from bppsa.codegen.language.ir import Reduce
 from bppsa.codegen.lowering import formulas
 from bppsa.codegen.lowering.lower_axes import combined, dims, folded, reduced
 from bppsa.codegen.lowering.row import Row

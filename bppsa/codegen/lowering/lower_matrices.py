@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
-from bppsa.codegen.language.ir import Access, Expr, Reduce, Shape, load
+from bppsa.codegen.language.expr import Access, Expr, Shape, load
+from bppsa.codegen.language.ir import Reduce
 from bppsa.codegen.lowering import formulas, lower_axes
 from bppsa.codegen.lowering.roots import Root
 from bppsa.codegen.lowering.row import Row, RowSegment, leaf
@@ -58,7 +59,7 @@ def matrix(lowering: Lowering, node: fx.Node) -> Matrix:
 
 
 def stored(lowering: Lowering, n: int, rows: Mapping[int, Expr]) -> Matrix:
-    """With the given ones of its rows; nobody reads the others."""
+    """A matrix with the given rows stored; nobody reads the others."""
     access = Access(lowering.new_scratch(n * n))
     lowering.roots += [Root(replace(access, column=i * n), row, n) for i, row in rows.items()]
     return Matrix(access, n)
@@ -86,7 +87,7 @@ def inverse(lowering: Lowering, node: fx.Node) -> Row:
 
 
 def least_pivots(lowering: Lowering, a: fx.Node) -> list[Expr]:
-    """For each column: below it a pivot is rounding alone."""
+    """The least pivot of each column: a smaller one is rounding alone."""
     sizes, eps = lower_axes.dims(a), rounding_of(a)
     size = lower_axes.combined(lowering, formulas.absolute, [(lowering.row(a), sizes)], sizes)
     assert size is not None
@@ -188,7 +189,7 @@ def substituted(lowering: Lowering, a: fx.Node, eye: fx.Node) -> Matrix:
 
 
 def gram_inverse(lowering: Lowering, node: fx.Node) -> Row:
-    """Of a a^T: w^T w, w the inverse of a."""
+    """The inverse of a a^T is w^T w, w the inverse of a."""
     inverse = substituted(lowering, *node.args)
 
     def row(i: int) -> Expr:

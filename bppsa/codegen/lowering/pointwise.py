@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from bppsa.codegen.language.ir import Expr
+from bppsa.codegen.language.expr import Expr
 from bppsa.codegen.lowering import formulas as f
 from bppsa.codegen.lowering import special
 from bppsa.sparsity.rules.own_gradient import ATTACHED

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from bppsa.codegen.language.ir import Access, Expr, Reduce, Shape, contiguous
+from bppsa.codegen.language.expr import Access, Expr, Shape, contiguous
+from bppsa.codegen.language.ir import Reduce
 from bppsa.codegen.lowering.row import RowSegment
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from bppsa.codegen.language.ir import Access, Dot, Expr, Op, Shape, rewrite
+from bppsa.codegen.language.expr import Access, Dot, Expr, Op, Shape, rewrite
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,8 @@ class Row:
 
     @property
     def in_memory(self) -> Access | None:
-        """Where it stands in memory as one range of columns; None where it does not, as of one number repeated."""
+        """The place at which it stands in memory as one range of columns; None where it does not, as of one number
+        repeated."""
         if len(self.segments) > 1 or not self.is_plain:
             return None
         access = self.segments[0].expr.payload

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bppsa.codegen.language.ir import Access, Expr, Op, topological
+from bppsa.codegen.language.expr import Access, Expr, Op, topological
 from bppsa.codegen.lowering.row import RowSegment
 
 Terms = dict[Expr | None, Expr]  # by factor, None for 1: what is summed over the columns

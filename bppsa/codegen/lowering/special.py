@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from bppsa.codegen.language.ir import Expr
+from bppsa.codegen.language.expr import Expr
 from bppsa.codegen.lowering import formulas as f
 from bppsa.codegen.lowering.formulas import FormulaValue, add, div, mul, sub
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from bppsa.codegen.language.ir import Access, Buffer, Expr, Group, Kernel, Kind, Store, const, load
+from bppsa.codegen.language.expr import Access, Expr, const, load
+from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Store
 from bppsa.codegen.language.verify import verify
 from bppsa.codegen.lowering.pointwise import POINTWISE
 from bppsa.common.chain import FILLS, Recurrence, Role, Transposed

@@ -7,7 +7,8 @@ import math
 
 from bppsa.codegen.cpu.print_cpp import skeleton
 from bppsa.codegen.cpu.print_point import CPP, body
-from bppsa.codegen.language.ir import SPECIAL, Access, Expr, Kernel
+from bppsa.codegen.language.expr import SPECIAL, Access, Expr
+from bppsa.codegen.language.ir import Kernel
 
 SKELETON = ("vec.h", "intrinsics.h", "math.h", "arena.h", "images/call.h", "images/blocked.h")
 

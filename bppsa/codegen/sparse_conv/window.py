@@ -84,7 +84,7 @@ class ConvSweep:
 
     @cached_property
     def taps(self) -> tuple[Tap, ...]:
-        """In the order in which a row of weights keeps them."""
+        """The taps in the order in which a row of weights keeps them."""
         return tuple(tap for phase in self.phases for tap in phase.taps)
 
     def tiles(self, pixels: int) -> tuple[PixelTile, ...]:
@@ -162,7 +162,8 @@ class Window:
 
     @cached_property
     def backward(self) -> ConvSweep:
-        """From the output's gradient to the input's (BPPSA section 3.3: the transposed Jacobian, never formed)."""
+        """The sweep from the output's gradient to the input's (BPPSA section 3.3: the transposed Jacobian, never
+        formed)."""
         return ConvSweep(
             self.out, self.size, (1, 1), tuple(self._phase((y, x)) for y, x in product(*map(range, self.stride)))
         )

@@ -6,33 +6,23 @@ on it as often as there are micro-batches, where PyTorch refuses the whole batch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from bppsa.common.stages import Axes
 from bppsa.distributed.batch.batches import is_batched
 from bppsa.errors import InputError
+from bppsa.fxpasses.partition.call.arguments import LeafShape, named_leaves
 
-LeafShape = tuple[int, ...] | None  # None: of what is no tensor
 MEND = "bind what holds for all rows to loss_fn with functools.partial"
-
-
-def shapes_of(leaves: Iterable[Any]) -> tuple[LeafShape, ...]:
-    return tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
-
-
-def named_leaves(target: Any) -> list[tuple[str, Any]]:
-    """Its leaves, and how a reader would write them."""
-    return [(f"target{keystr(path)}", leaf) for path, leaf in tree_flatten_with_path(target)[0]]
 
 
 def check_target(target: Any, rows: int) -> None:
     """Raises InputError where a tensor of the target has not the batch's rows in dimension 0."""
-    for name, leaf in named_leaves(target):
+    for name, leaf in named_leaves("target", target):
         check_is_no_array(name, leaf)
         if isinstance(leaf, Tensor) and leaf.dim() and not is_batched(leaf, rows):
             raise InputError(

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
-from bppsa.distributed.batch.whole import named_leaves
+from bppsa.common.graph import differentiable_in
 from bppsa.errors import ArgumentError
+from bppsa.fxpasses.partition.call.arguments import named_leaves
 
 NameOf = Callable[[Tensor], str]
 LEAF = "torch::autograd::AccumulateGrad"
@@ -35,14 +35,14 @@ def check_wants(loss_fn: Any, target: Any) -> None:
         for name, parameter in loss_fn.named_parameters():
             if parameter.requires_grad:
                 raise refusal(f"the Parameter {name} of loss_fn ({type(loss_fn).__name__})")
-    for name, leaf in named_leaves(target):
+    for name, leaf in named_leaves("target", target):
         if isinstance(leaf, Tensor) and leaf.requires_grad:
             raise refusal(name)
 
 
 def edges(output: Any) -> list[Any]:
-    """Where the graph of a loss ends: at what made the output, and at output itself."""
-    tensors = [x for x in tree_leaves(output) if isinstance(x, Tensor) and x.requires_grad]
+    """The ends of a loss's graph: what made the output, and the output itself."""
+    tensors = differentiable_in(output)
     return [x for x in tensors if x.grad_fn is None] + [x.grad_fn for x in tensors if x.grad_fn is not None]
 
 

@@ -74,7 +74,7 @@ class Traces:
         self.failed: list[Any] = []  # signatures of what could not be traced
 
     def of(self, target: Any, arguments: Sequence[Any]) -> TracedLoss:
-        """For a batch's target and the model's arguments."""
+        """The graph for a batch's target and the model's arguments."""
         if self.stages.few is None:
             return TracedLoss()
         rows, leaves = rows_in(arguments), tree_leaves(list(arguments))
@@ -126,7 +126,7 @@ def traced(function: Callable[..., Any], output: Any, target: Any) -> TracedLoss
     try:
         arguments = arguments_of(module, (output, target), {})
         graph = theirs(captured, module, arguments)
-        by_rows = [is_batched(x, FEW) for x in tree_leaves(list(arguments.examples))]
+        by_rows = [is_batched(x, FEW) for x in arguments.leaves]
         means = means_of(module, graph, arguments.examples, by_rows, lambda value: split_loss(value)[0], made=1)
     except (PartitionError, ArgumentError):
         return None

@@ -31,8 +31,8 @@ class Tried(NamedTuple):
 
 
 class LossTrial:
-    """Of one step. Each micro-batch is compared with the one that came before it, so that all are compared with all:
-    those whose rows count alike, as where a batch is sorted by length, differ from others."""
+    """The trial of one step. Each micro-batch is compared with the one that came before it, so that all are compared
+    with all: those whose rows count alike, as where a batch is sorted by length, differ from others."""
 
     def __init__(self, loss_fn: Callable[..., Any], counts: Sequence[float], sizes: Sequence[int], sums: bool) -> None:
         """counts, sizes: of each micro-batch what it is weighted by, and its rows."""

@@ -62,7 +62,7 @@ def weights(
 def factor(
     way: Sequence[tuple[int, int]], quantities: Sequence[Sequence[float]], totals: Sequence[float], b: int
 ) -> float:
-    """Of a batch with nothing to count the first micro-batch is all: PyTorch's mean of nothing.
+    """The weight of micro-batch b. Where a batch has nothing to count the first one is all: PyTorch's mean of nothing.
 
     Raises InputError where the loss is multiplied by a count, which is zero here: what the loss was is lost.
     """

@@ -16,12 +16,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa.common.stages import Axes, OverTime
-from bppsa.distributed.batch.whole import MEND, LeafShape, check_is_no_array, named_leaves, shapes_of
+from bppsa.distributed.batch.whole import MEND, check_is_no_array
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.distributed.losses.reads import NameOf, unnamed
 from bppsa.distributed.losses.shares import UNREAD, LossFunction, LossWeight, Share, is_sum, is_torchs
 from bppsa.distributed.over_time.parts import Parts, lengths
 from bppsa.errors import ArgumentError, InputError, ScheduleError, first_line
+from bppsa.fxpasses.partition.call.arguments import LeafShape, named_leaves, shapes_of
 from bppsa.fxpasses.theirs import is_ours, theirs
 
 WHAT_LOSSES_RAISE = (ArgumentError, RuntimeError, ValueError, TypeError, LookupError)  # of other sizes
@@ -79,7 +80,7 @@ class TimeLoss:
         return float(parts.rows[b] * parts.steps[k] if self.of_all_steps else parts.rows[b])
 
     def readings(self) -> list[TimeLoss]:
-        """As what the loss is tried, a sum only where nothing says what a part of a mean counts."""
+        """What the loss is tried as: a sum only where nothing says what a part of a mean counts."""
         ways = [self.sums] if self.sums or self.loss_weight is not None else [False, True]
         return [one for sums in ways for of in (self, self.of_last_step) for one in (replace(of, sums=sums),)]
 
@@ -87,7 +88,7 @@ class TimeLoss:
 def time_loss(
     model: OverTime, loss_fn: LossFunction | None, loss_weight: LossWeight | None, target: Any, parts: Parts
 ) -> TimeLoss:
-    """For targets like this one, of a batch with these parts.
+    """How the loss is cut for targets like this one, of a batch with these parts.
 
     Raises ArgumentError where there is no loss, ScheduleError where that of the whole output is not that of its chunks.
     """
@@ -122,7 +123,7 @@ def resized(shape: tuple[int, ...], axes: Axes, sizes: Axes) -> tuple[int, ...]:
 
 def check_rows_of(target: Any, axes: Sequence[Axes], rows: int) -> None:
     """Raises InputError where a tensor of the target has no axis of rows, and would be repeated."""
-    for (name, leaf), of in zip(named_leaves(target), axes, strict=True):
+    for (name, leaf), of in zip(named_leaves("target", target), axes, strict=True):
         check_is_no_array(name, leaf)
         if isinstance(leaf, Tensor) and leaf.dim() and of.rows is None:
             raise InputError(
@@ -178,7 +179,9 @@ class Short:
         except WHAT_LOSSES_RAISE as error:
             if is_ours(error):
                 raise
-            given = ", ".join(f"{name} {list(x.shape)}" for name, x in named_leaves(target) if isinstance(x, Tensor))
+            given = ", ".join(
+                f"{name} {list(x.shape)}" for name, x in named_leaves("target", target) if isinstance(x, Tensor)
+            )
             raise InputError(
                 f"{given or 'the target'} and a batch of {sum(parts.steps)} steps and {sum(parts.rows)} rows: for a "
                 f"few of its steps and rows loss_fn raises {first_line(error)!r}; give a target that goes with the "
@@ -197,8 +200,8 @@ class Short:
         return tree_unflatten([self.shortened(leaf, of) for leaf, of in zip(leaves, axes, strict=True)], spec)
 
     def shortened(self, leaf: Any, axes: Axes) -> Any:
-        """Of whole numbers all kinds, sorted by steps, or rows where it has no steps: what is counted otherwise than
-        others, such as `ignore_index`, is then in one part."""
+        """A short leaf; one of whole numbers has all kinds of them, sorted by steps, or rows where it has no steps:
+        what is counted otherwise than others, such as `ignore_index`, is then in one part."""
         short = leaf
         for axis, size in ((axes.time, sum(self.parts.steps)), (axes.rows, sum(self.parts.rows))):
             if axis is not None:  # a batch may be smaller than the example

@@ -36,7 +36,7 @@ class Parts:
         ]
 
     def cut_at_end(self, x: Any, axes: Axes) -> list[Any]:
-        """As `cut`, but what has no axis of time is of the last step: other chunks have None."""
+        """Cuts as `cut` does, but what has no axis of time is of the last step: other chunks have None."""
         found = self.cut(x, axes)
         return found if axes.time is not None else [x if self.is_last(part) else None for part, x in enumerate(found)]
 

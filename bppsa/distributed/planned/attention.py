@@ -8,18 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils.flop_counter import flop_registry
-
-from bppsa.fxpasses.partition.ops.costs import FORMULAS
 
 aten = torch.ops.aten
 RANK = 4  # of what the fused op takes: [B, heads, T, width]
-FLOPS = {
-    **FORMULAS,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
-        aten._scaled_dot_product_flash_attention_backward
-    ],
-}
 
 
 class FusedAttention(TorchFunctionMode):

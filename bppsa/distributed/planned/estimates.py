@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from bppsa.distributed.planned.states import OptimizerState
@@ -149,8 +149,4 @@ def crossings(trace: StepTrace) -> list[int]:
         if last.get(number, begin) > begin and number in trace.bytes:
             change[begin] += trace.bytes[number]
             change[last[number]] -= trace.bytes[number]
-    total, found = 0, []
-    for difference in change[: len(trace.ops) - 1]:
-        total += difference
-        found.append(total)
-    return found
+    return list(accumulate(change[: len(trace.ops) - 1]))

@@ -13,11 +13,11 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bppsa.common.graph import tensors_in
-from bppsa.distributed.planned.attention import FLOPS, FusedAttention
+from bppsa.common.graph import differentiable_in, tensors_in
+from bppsa.distributed.planned.attention import FusedAttention
 from bppsa.errors import PartitionError, first_line
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
-from bppsa.fxpasses.partition.ops.costs import size
+from bppsa.fxpasses.partition.ops.costs import product_flops, size
 from bppsa.fxpasses.theirs import is_ours, theirs
 
 Amount = tuple[float, float]  # flops of matrix products, and bytes read and written
@@ -82,9 +82,7 @@ class OpLog(TorchDispatchMode):
         if func.is_view:
             return out
         read, made = tensors_in((args, kwargs)), tensors_in(out)
-        formula = FLOPS.get(func._overloadpacket)
-        flops = float(formula(*args, **kwargs, out_val=out)) if formula is not None else 0.0
-        amount = flops, float(sum(map(size, read)) + sum(map(size, made)))
+        amount = product_flops(func, args, kwargs, out), float(sum(map(size, read)) + sum(map(size, made)))
         reads, writes = frozenset(map(self.number, read)), frozenset(map(self.number, made))
         if not self.going_back:
             self.forward.append(OpTrace(amount, torch.autograd._get_sequence_nr() - 1, reads, writes))  # type: ignore[attr-defined]
@@ -149,7 +147,7 @@ def traced(
             f"{type(model).__name__} does not run on the meta device, where tensors have shapes and no values: "
             f"{first_line(error)}; let its tensors be Parameters or buffers, and its branches not look at values"
         ) from error
-    outputs = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.requires_grad]
+    outputs = differentiable_in(result)
     wanted = [x for x in weights.values() if x.requires_grad]
     if not outputs or not wanted:
         raise PartitionError(

@@ -17,7 +17,7 @@ from bppsa.fxpasses.environment.key import SIMPLE
 
 
 class GivenNumber(int):
-    """In the place of the container, or tensor, of this number among those that a loop was given."""
+    """Stands for the container, or tensor, of this number among those that a loop was given."""
 
 
 def is_data(value: Any) -> bool:

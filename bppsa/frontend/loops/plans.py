@@ -231,8 +231,8 @@ def planned(
 
 
 def are_alone(tensors: Sequence[Tensor], call: LoopCall) -> Iterator[bool]:
-    """For each tensor that is returned, whether nobody sees it as a view: it is none, or one of memory that no other of
-    the call's tensors has."""
+    """Tells for each tensor that is returned whether nobody sees it as a view: it is none, or one of memory that no
+    other of the call's tensors has."""
     held = Counter(t.untyped_storage()._cdata for t in (*tensors, *call.tensors, *call.environment.tensors))
     for tensor in tensors:
         yield not tensor._is_view() or held[tensor.untyped_storage()._cdata] == 1

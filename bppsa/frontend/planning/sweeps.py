@@ -19,7 +19,8 @@ from bppsa.codegen.cpu.stretches import NativeStretches
 from bppsa.codegen.gpu.cuda.native import CudaKernel, cuda_kernel
 from bppsa.codegen.gpu.native import PRECISION, TritonKernel
 from bppsa.codegen.gpu.native_scan import boundaries, corrections
-from bppsa.codegen.language.ir import SPECIAL, Kernel
+from bppsa.codegen.language.expr import SPECIAL
+from bppsa.codegen.language.ir import Kernel
 from bppsa.codegen.language.stretches import StretchWork
 from bppsa.common.chain import Recurrence, Structure
 from bppsa.decisions import Decision

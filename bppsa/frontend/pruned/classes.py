@@ -92,7 +92,8 @@ def by_parts(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """From now on, unless PyTorch cannot run this call either: Dynamo refuses what the forward will raise."""
+    """Has the parts captured from now on, unless PyTorch cannot run this call either: Dynamo refuses what the forward
+    will raise."""
     path = state_of(module).path
     if has_backward_hooks(module):
         reason = replace(reason, what=f"{HOOKS}: {reason.what}")

@@ -70,7 +70,7 @@ def by_weight(
     outer: tuple[AxisGroup, AxisGroup],
     inner: tuple[AxisGroup, AxisGroup],
 ) -> fx.Node | None:
-    """As one mm, where each row of one operand meets all of the other, which has no rows."""
+    """The contraction as one mm, where each row of one operand meets all of the other, which has no rows."""
     for rows, weight, own, other, (k, depth) in (
         (left, right, outer[0], outer[1], inner),
         (right, left, outer[1], outer[0], inner[::-1]),

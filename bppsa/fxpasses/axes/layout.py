@@ -49,7 +49,7 @@ class AxisLayout:
         return replace(self, axes=divided(self.axes), dims=tuple(map(divided, self.dims)))
 
     def viewed(self, sizes: Sequence[int]) -> AxisLayout | None:
-        """With dimensions of these sizes; None where they would take the rows apart."""
+        """The layout with dimensions of these sizes; None where they would take the rows apart."""
         rest = [axis for group in self.dims for axis in group]
         result, found = self, list[AxisGroup]()
         for size in sizes:

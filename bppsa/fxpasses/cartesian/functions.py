@@ -62,7 +62,7 @@ def power(z: Cartesian, exponent: Any) -> Any:
 
 
 def sqrt(z: Cartesian) -> Cartesian:
-    """With a real part that is not negative. The larger part comes first, so that nothing cancels."""
+    """The root with a real part that is not negative. The larger part comes first, so that nothing cancels."""
     a, b = both(z)
     larger = torch.sqrt((torch.where(a >= 0, a, -a) + torch.hypot(a, b)) / 2)
     sign = torch.copysign(torch.ones_like(b), b)

@@ -127,7 +127,7 @@ def exp(z: Cartesian) -> Cartesian:
 
 
 def polar(length: Tensor, angle: Tensor) -> Cartesian:
-    """With PyTorch's gradient of a length that is not positive: times its sign."""
+    """Spells `polar` with PyTorch's gradient of a length that is not positive: times its sign."""
     length = torch.where(length > 0, length, length.abs() + (2 * length).detach())
     return Cartesian(length * torch.cos(angle), length * torch.sin(angle))
 

@@ -66,7 +66,7 @@ def module(value: nn.Module) -> Sequence[Any]:
 
 
 def read_of(wanted: Set[str]) -> Read:
-    """Of a module: its class, the names of its attributes, and what stands under those that are read."""
+    """What is read of a module: its class, the names of its attributes, and what stands under those that are read."""
 
     def read(value: nn.Module) -> Sequence[Any]:
         state = attributes(value)
@@ -76,7 +76,7 @@ def read_of(wanted: Set[str]) -> Read:
 
 
 def attributes(value: nn.Module) -> dict[str, Any]:
-    """Of a module, without what has no say in its forward, or is made anew for each."""
+    """The attributes of a module, without what has no say in its forward, or is made anew for each."""
     made = [hook._tensor_name for hook in hooks_of(value).values()] if value._forward_pre_hooks else ()
     return {k: v for k, v in value.__dict__.items() if k not in INTERNAL and k not in made and type(v) is not Report}
 
@@ -100,12 +100,12 @@ def content(cell: types.CellType) -> Any:
 
 
 def names(wanted: Sequence[str]) -> Read:
-    """Of a namespace: what stands there under these names."""
+    """What stands under these names in a namespace."""
     return lambda space: list(map(space.get, wanted, repeat(MISSING)))
 
 
 def members(slots: Sequence[str]) -> Read:
-    """Of an object: its class, its attributes and those slots."""
+    """The class of an object, its attributes and those slots."""
 
     def read(value: Any) -> Sequence[Any]:
         attributes = getattr(value, "__dict__", {})

@@ -60,7 +60,7 @@ class Environment:
 
     @functools.cached_property
     def memory(self) -> frozenset[int]:
-        """Where its tensors lie."""
+        """The memory in which its tensors lie."""
         dense = (tensor for tensor in self.tensors if tensor.layout is torch.strided)
         return frozenset(tensor.untyped_storage().data_ptr() for tensor in dense)
 

@@ -18,12 +18,11 @@ from bppsa.errors import InputError, PartitionError, ScheduleError
 from bppsa.fxpasses.over_time.examples import guesses, is_one_step, shortened
 from bppsa.fxpasses.over_time.layers import is_recurrent, layers_of
 from bppsa.fxpasses.over_time.verdict import MEND, FoundAxes, Mixed, packed, tried
-from bppsa.fxpasses.partition.call.arguments import Arguments, flatten
-from bppsa.fxpasses.partition.call.kept import kept
+from bppsa.fxpasses.partition.call.arguments import Arguments, flatten, shapes_of
+from bppsa.fxpasses.partition.call.kept import is_on_meta, kept
 from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.capture.captured import captured
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
-from bppsa.fxpasses.partition.check.verify import is_on_meta
 from bppsa.fxpasses.partition.cut.modules import first_names, names_of, stage_module
 from bppsa.fxpasses.partition.ops.effects import facts
 from bppsa.fxpasses.partition.situations import situation_of
@@ -67,7 +66,7 @@ def over_time(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
             found = cut(root, Arguments(signature, tuple(given), tuple(short)), axes, chunks)
             return replace(
                 found,
-                shapes=tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves),
+                shapes=shapes_of(leaves),
                 situation=situation_of(model, leaves),
                 again=partial(over_time_again, chunks, Arguments(signature, tuple(given), ())),
             )
@@ -116,7 +115,7 @@ def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: i
 
 def graph_of(root: nn.Module, arguments: Arguments) -> CapturedGraph:
     try:
-        return captured(root, arguments if not is_on_meta(root) else on_meta(arguments))
+        return captured(root, on_meta(arguments) if is_on_meta(root) else arguments)
     except PartitionError as error:
         for path in packed_in(root, arguments):
             raise packed(path) from error

@@ -39,7 +39,7 @@ def guesses_by(longest: Tensor, leaves: Sequence[Any], usual: int) -> Iterator[t
 
 
 def places(leaf: Any, steps: int, rows: int | None, usual: int) -> list[Axes]:
-    """Where a leaf may have so many steps and rows: nowhere at last, as a state has no steps."""
+    """The axes on which a leaf may have so many steps and rows: nowhere at last, as a state has no steps."""
     if not isinstance(leaf, Tensor):
         return [Axes()]
     times: list[int | None] = [axis for axis in range(leaf.dim()) if leaf.shape[axis] == steps]

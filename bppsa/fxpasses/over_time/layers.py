@@ -12,7 +12,8 @@ from bppsa.fxpasses.over_time.verdict import MEND
 
 
 def layers_of(graph: fx.GraphModule) -> tuple[Layer, ...]:
-    """In the order in which they run. Raises ScheduleError for a module whose chunks cannot follow each other."""
+    """The layers in the order in which they run. Raises ScheduleError for a module whose chunks cannot follow each
+    other."""
     calls = [(at, node) for at, node in enumerate(graph.graph.nodes) if is_recurrent(graph, node)]
     return tuple(layer for at, node in calls for layer in of_call(graph, at, node))
 

@@ -18,6 +18,7 @@ from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from bppsa.fxpasses.partition.call.certain import Certain
+from bppsa.fxpasses.partition.call.kept import is_on_meta
 from bppsa.fxpasses.theirs import theirs
 
 
@@ -79,7 +80,7 @@ def trial_of(graph: fx.GraphModule, arguments: Sequence[Any]) -> Iterator[Trial]
 
 def drawn(graph: fx.GraphModule) -> nn.Module:
     module = copy.deepcopy(graph).double().eval()
-    if any(parameter.is_meta for parameter in module.parameters()):
+    if is_on_meta(module):
         module = module.to_empty(device="cpu")
         for tensor in (*module.parameters(), *module.buffers()):
             tensor.fill_(1)
@@ -89,7 +90,7 @@ def drawn(graph: fx.GraphModule) -> nn.Module:
 
 
 def random_like(leaf: Any) -> Any:
-    """Of the same kind; whole numbers among those that were given, which may be indices."""
+    """A random value of the same kind; whole numbers among those that were given, which may be indices."""
     if not isinstance(leaf, Tensor) or leaf.numel() == 0:
         return leaf
     if leaf.is_floating_point():

@@ -80,7 +80,8 @@ def over_chunks(trial: Trial, whole: TrialRun, axes: Sequence[Axes]) -> list[int
 
 
 def check_reading(node: fx.Node, *runs: TrialRun) -> None:
-    """Of a recurrent module, in the whole and in its first and second chunk."""
+    """Raises Mixed where a recurrent module does not read its steps. runs: of the whole, its first and its second
+    chunk."""
     (module, input, states), first, second = (run.readings[node] for run in runs)
     time = 1 if module.batch_first and input.dim() == 3 else 0
     if axis_of(input, first.input, second.input) != time:

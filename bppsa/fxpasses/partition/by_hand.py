@@ -15,14 +15,14 @@ from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 from bppsa.common.graph import tensors_in
 from bppsa.common.stages import INPUT, RecomputedPart, Stage, Stages, StageValue, draws
 from bppsa.errors import PartitionError
-from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of, leaf_of
+from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of, leaf_of, shapes_of
 from bppsa.fxpasses.partition.call.kept import kept, unchanging
 from bppsa.fxpasses.partition.call.layers import layer_of
 from bppsa.fxpasses.partition.call.places import place_here
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, meaning
 from bppsa.fxpasses.partition.capture.lines import is_checkpoint, stack
 from bppsa.fxpasses.partition.check.rows import by_rows
-from bppsa.fxpasses.partition.check.verify import called, check_same
+from bppsa.fxpasses.partition.check.verify import alike, called
 from bppsa.fxpasses.partition.cut.modules import ROOT, first_names, names_of, stage_module
 from bppsa.fxpasses.partition.means.outputs import few_by_hand
 from bppsa.fxpasses.partition.ops.changes import changed_by
@@ -105,9 +105,9 @@ def by_hand(
     spec = tree_structure(runs[-1].result)
     assemble = lambda leaves: tree_unflatten(list(leaves), spec)  # noqa: E731
     found = Stages(tuple(stages), tuple(values), len(arguments.names), arguments.bind, assemble)
-    shapes = tuple(tuple(x.shape) if isinstance(x, Tensor) else None for x in tree_leaves(list(arguments.examples)))
-    rows, leaves = by_rows(model, found, arguments), tree_leaves(list(arguments.examples))
-    return replace(found, by_rows=rows, shapes=shapes, few=few_by_hand(tree_leaves(runs[-1].result), leaves, rows))
+    rows, leaves = by_rows(model, found, arguments), arguments.leaves
+    few = few_by_hand(tree_leaves(runs[-1].result), leaves, rows)
+    return replace(found, by_rows=rows, shapes=shapes_of(leaves), few=few)
 
 
 def calling(path: str, arguments: Arguments | None, inputs: int, written: frozenset[int]) -> tuple[fx.Graph, fx.Node]:
@@ -195,7 +195,8 @@ def check_model(model: nn.Module, found: Any, example_inputs: Any, example_kwarg
         return
     with kept(model):
         expected = called(model, arguments_of(model, example_inputs, example_kwargs))
-    check_same(model, found, expected, "the stages, run one after another, do not give what it gives")
+    if not alike(found, expected):
+        raise PartitionError(f"{type(model).__name__}: the stages, run one after another, do not give what it gives")
 
 
 def paths_of(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:

@@ -8,13 +8,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch import nn
 
 from bppsa.common.stages import COST, MEASURED, Stages
 from bppsa.errors import PartitionError, StrategyError
 from bppsa.fxpasses.partition.by_hand import by_hand
-from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of
+from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of, shapes_of
 from bppsa.fxpasses.partition.call.progress import telling
 from bppsa.fxpasses.partition.capture.captured import captured
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
@@ -123,7 +122,7 @@ def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Or
     return replace(
         found,
         by_rows=rows,
-        shapes=tuple(tuple(x.shape) if isinstance(x, Tensor) else None for x in tree_leaves(list(arguments.examples))),
+        shapes=shapes_of(arguments.leaves),
         situation=situation_of(model, arguments.examples),
         again=partial(cut_again, weights, arguments),
         changed=since(model, graph.looked_up),

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from bppsa.common.graph import differentiable_in
 from bppsa.common.stages import Seconds, Stages
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments
-from bppsa.fxpasses.partition.call.kept import kept
+from bppsa.fxpasses.partition.call.kept import is_on_meta, kept
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
-from bppsa.fxpasses.partition.check.verify import is_on_meta
 from bppsa.fxpasses.partition.cut.balance import balanced
 from bppsa.fxpasses.partition.cut.building import build
 from bppsa.fxpasses.partition.cut.order import Order
@@ -40,7 +40,7 @@ class MeasuredCut(NamedTuple):
 
 
 def alone(own: list[Seconds]) -> Sequence[list[Seconds]]:
-    """Of one worker, or of several in one process."""
+    """What one worker has measured, or several in one process have."""
     return [own]
 
 
@@ -96,12 +96,12 @@ def one_run(stages: Stages, examples: Sequence[Any]) -> list[Seconds]:
     tapes: list[tuple[list[Tensor], list[Tensor]]] = []
     for stage in stages.stages:
         given = [tree_map_only(Tensor, as_leaf, values[i]) for i in stage.inputs]
-        leaves = [x for x in tree_leaves(given) if isinstance(x, Tensor) and x.requires_grad]
+        leaves = differentiable_in(given)
         begin = clock(given)
         made = theirs(stage.module, *given)
         forward.append(clock(made) - begin)
         values.update(zip(stage.outputs, made, strict=False))
-        outs = [x for x in tree_leaves(made) if isinstance(x, Tensor) and x.requires_grad]
+        outs = differentiable_in(made)
         weights = [parameter for parameter in stage.module.parameters() if parameter.requires_grad]
         tapes.append((outs, [*leaves, *weights]))
     behind: list[float] = []

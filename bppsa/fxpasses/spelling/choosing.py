@@ -104,7 +104,7 @@ def kth_value(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[
 
 
 def median(x: Tensor, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
-    """Of an even number the smaller one in the middle; a NaN where there is one."""
+    """The median: the smaller one in the middle of an even number, and a NaN where there is one."""
     axis = own_axis(x, dim)
     value, place = kth_value(x, (x.shape[axis] + 1) // 2, dim, keepdim=True)
     if x.dtype.is_floating_point:
@@ -169,7 +169,7 @@ def columns_at(x: Tensor, dim: int, at: Tensor) -> Tensor:
 
 
 def selected(x: Tensor, dim: int, at: Tensor) -> Tensor:
-    """Of a table its rows, which are numbered from the start."""
+    """The rows of a table, which are numbered from the start."""
     return columns_at(x, dim, at) if dim % x.dim() else lookup(x, at)
 
 

@@ -65,7 +65,7 @@ def transposed_convolution(
 
 
 def spread(x: Tensor, axis: int, step: int) -> Tensor:
-    """With step - 1 zeros between its places."""
+    """x with step - 1 zeros between its places."""
     if step == 1:
         return x
     apart = torch.stack([x, *[torch.zeros_like(x)] * (step - 1)], axis + 1).flatten(axis, axis + 1)

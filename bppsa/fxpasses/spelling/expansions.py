@@ -39,7 +39,7 @@ aten = torch.ops.aten
 
 
 def round_to(x: Tensor, *, decimals: int) -> Tensor:
-    """As PyTorch does: by a power of ten that is no fraction."""
+    """Rounds as PyTorch does: by a power of ten that is no fraction."""
     scale = 10.0 ** abs(decimals)
     return torch.round(x * scale) / scale if decimals > 0 else torch.round(x / scale) * scale
 
@@ -49,7 +49,7 @@ def logaddexp2(a: Tensor, b: Tensor) -> Tensor:
 
 
 def angle(x: Tensor) -> Tensor:
-    """Of a real number."""
+    """The angle of a real number."""
     return torch.where(torch.isnan(x), x, torch.where(x < 0, math.pi, torch.zeros_like(x)))
 
 

@@ -17,7 +17,7 @@ MOST_BITS = 16
 
 
 def whole(x: Any) -> bool:
-    """Of a width that the sweep's numbers do not leave, so that nothing begins anew."""
+    """Whether it is of whole numbers, of a width that the sweep's numbers do not leave, so that none begins anew."""
     return isinstance(x, Tensor) and x.dtype in (torch.int32, torch.int64)
 
 

@@ -42,7 +42,7 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def inverse_of(a: Tensor) -> Tensor:
-    """Of one matrix for all rows it is PyTorch's own."""
+    """The inverse; PyTorch's own where one matrix is for all rows."""
     if a.dim() == 2:
         return torch.linalg.inv(a)
     check(a)
@@ -79,7 +79,7 @@ def cholesky(a: Tensor, *, upper: bool = False, check_errors: bool = False) -> t
 
 
 def lower_inverse(a: Tensor, *, upper: bool, unit: bool) -> Tensor:
-    """Of a triangle; unit: of ones along the diagonal, whatever stands there."""
+    """The inverse of a triangle. unit: its diagonal is of ones, whatever stands there."""
     check(a)
     eye = identity(a)
     a = a.mT if upper else a

@@ -27,7 +27,7 @@ def running(combine: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor
 
 
 def running_logsumexp(x: Tensor, dim: int) -> Tensor:
-    """Of one column the gradient is NaN where that is not finite."""
+    """The running logsumexp; the gradient of a single column is NaN where that is not finite."""
     axis = own_axis(x, dim)
     if x.shape[axis] == 1:
         return torch.logsumexp(x, [axis], keepdim=True)
@@ -59,7 +59,7 @@ def running_extremum(sign: float) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 def prod(x: Tensor, dim: int, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    """By halves, so that a zero spoils no gradient of the others."""
+    """The product, by halves, so that a zero spoils no gradient of the others."""
     axis = own_axis(x, dim)
     while x.shape[axis] > 1:
         half = x.shape[axis] // 2

@@ -59,7 +59,7 @@ def largest(x: Tensor, order: float, axes: list[int], keepdim: bool) -> Tensor:
 
 
 def norm_of_any_order(x: Tensor, order: float, axes: list[int], keepdim: bool) -> Tensor:
-    """With the gradient that PyTorch gives at zeros, which is zero: powers below one have none there."""
+    """The norm, with the gradient that PyTorch gives at zeros, which is zero: powers below one have none there."""
     zero = x == 0
     if order == 0:
         return torch.where(zero, 0.0, torch.ones_like(x)).sum(axes, keepdim=keepdim)
@@ -73,7 +73,7 @@ def norm(x: Tensor, order: float | None, dim: Sequence[int], keepdim: bool = Fal
 
 
 def distances(a: Tensor, b: Tensor, order: float, mode: int | None) -> Tensor:
-    """Of each of a's vectors [B, P, M] to each of b's [B, R, M]."""
+    """The distance of each of a's vectors [B, P, M] to each of b's [B, R, M]."""
     return vector_norm(a.unsqueeze(-2) - b.unsqueeze(-3), order, [-1])
 
 
@@ -84,7 +84,7 @@ def nansum(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *
 def batch_norm(
     x: Tensor, w: Tensor | None, b: Tensor | None, mean: Tensor, variance: Tensor, momentum: float, eps: float
 ) -> tuple[Tensor, ...]:
-    """With the running statistics, one of each channel."""
+    """Normalises with the running statistics, one of each channel."""
     out = (x - along(mean, x, 1)) * torch.rsqrt(along(variance, x, 1) + eps)
     out = out if w is None else out * along(w, x, 1)
     return out if b is None else out + along(b, x, 1), x, x

@@ -109,7 +109,7 @@ UNKNOWN = MagnitudeBound(float("inf"), float("inf"))
 
 
 def clamped(node: fx.Node) -> MagnitudeBound:
-    """Of a real number: bounded where it is clamped on both sides."""
+    """The bounds of a real number that is clamped on both sides."""
     if node.target is aten.clamp.default and len(node.args) == 3 and None not in node.args[1:]:
         return MagnitudeBound(0, max(abs(bound) for bound in node.args[1:]))
     return UNKNOWN

@@ -51,7 +51,7 @@ def run(region: Region, tensors: Sequence[Tensor], extras: Sequence[Any] = ()) -
 def run_forward(
     region: Region, tensors: Sequence[Tensor], extras: Sequence[Any], *, save: bool
 ) -> tuple[tuple[Tensor, ...], Tape]:
-    """Without autograd: in a node of its own, or where nobody asks for a gradient."""
+    """Runs the forward without autograd: in a node of its own, or where nobody asks for a gradient."""
     dtype = tensors[0].dtype
     brought: list[Sequence[Tensor]] = [()] * len(region.nodes)
     for i in region.bringing:
@@ -125,7 +125,7 @@ _apply = super(torch.autograd.Function, _ApplyRegion).apply
 
 
 def check_unchanged(others: Sequence[Unsaved | None]) -> None:
-    """As PyTorch does of what it has saved."""
+    """Raises RuntimeError where a tensor has changed, as PyTorch does for what it has saved."""
     if any(other is not None and version_of(other.tensor) != other.version for other in others):
         raise RuntimeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation; a pruned "

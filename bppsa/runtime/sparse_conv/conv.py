@@ -18,7 +18,7 @@ from bppsa.runtime.sparse_conv.entries import Entries, Rows
 from bppsa.runtime.sparse_conv.pooling import MaxPool
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
 from bppsa.runtime.sparse_conv.programs.program import Place, Writer
-from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
+from bppsa.runtime.sparse_conv.programs.step import RegionStep, SavedImages, StepOperands, Wanted
 
 ENTRIES_PER_THREAD = 4_000
 PRODUCTS_PER_THREAD = 400_000  # multiply-adds; fewer are not worth waking another thread for
@@ -59,14 +59,12 @@ class Conv(RegionStep):
         entries, rows = own.entries, own.entries.forward
         return entries.places if gives_kept_alone(rows.count, rows.rows * entries.row_size) else None
 
-    def forward(
-        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
-    ) -> tuple[Image, UsedEntries]:
-        (x,), (weight, bias), entries = inputs, params, self.entries()
-        out, rows = empty(to, self.shape(x.shape), kept=keep.output), entries.forward
+    def forward(self, to: Writer, given: StepOperands) -> tuple[Image, UsedEntries]:
+        (x,), (weight, bias), entries = given.inputs, given.params, self.entries()
+        out, rows = empty(to, self.shape(x.shape), kept=given.keeps_output), entries.forward
         kernels = native.conv(self.window, to.dtype)
-        winners = to.take(out.count, torch.uint8, kept=True) if self.pool and keep.own else None
-        values = UsedEntries(entries, to.take(rows.count, kept=keep.own), winners)
+        winners = to.take(out.count, torch.uint8, kept=True) if self.pool and given.keeps_own else None
+        values = UsedEntries(entries, to.take(rows.count, kept=given.keeps_own), winners)
         walk = entries.places, entries.rank
         to.call(kernels.gather, values.data, *walk, weight, rows.count, threads_for_entries(rows))
         sizes = rows.rows, rows.chunks, x.shape.channels, x.plane, out.plane, x.blocks
@@ -75,13 +73,11 @@ class Conv(RegionStep):
             *(x.data, out.data, winners, rows.at, rows.offsets, values.data, bias),
             *(*sizes, self.relu, self.threads(rows, x)),
         )
-        if not keep.own:
+        if not given.keeps_own:
             to.free(values.data)
         return out, values
 
-    def backward(
-        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
-    ) -> tuple[Image | None]:
+    def backward(self, to: Writer, g: Image, kept: SavedImages, wanted: Wanted) -> tuple[Image | None]:
         (x,), (to_weight, to_bias) = kept.inputs, wanted.params
         assert x is not None
         out = self.to_input(to, g, x, kept.own, wanted.rectified) if wanted.inputs[0] else None

@@ -96,7 +96,7 @@ def split(numbers: numpy.ndarray, by: int) -> tuple[numpy.ndarray, numpy.ndarray
 def rows_of(
     kept: Coordinates, sizes: tuple[int, int, int], sweep: ConvSweep, window: Window, dtype: torch.dtype
 ) -> tuple[Rows, numpy.ndarray]:
-    """And their order: of each entry of the rows, where it is among `kept`. sizes: groups, rows and columns of one."""
+    """The rows, and where each entry of them is among `kept`. sizes: groups, rows and columns of one."""
     groups, rows, columns = sizes
     count, taps = len(kept.places), len(sweep.taps)
     tap_of = numpy.empty(taps, dtype=numpy.int32)

@@ -7,7 +7,6 @@ before any other it becomes an ordinary tensor's numbers, for good.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from bppsa.common.recent import renewed_in_children
 from bppsa.errors import InputError
 from bppsa.runtime.sparse_conv.kept import KEEPING, KeptValues
 from bppsa.runtime.untraced import untraced
@@ -23,31 +23,27 @@ from bppsa.runtime.untraced import untraced
 ALIASES = torch.ops.aten.detach.default, torch.ops.aten.alias.default
 
 
-_one_at_a_time = threading.Lock()  # two threads' memories would not see each other's writes
-
-
-def _forget_lock() -> None:
-    """In a forked child, where the thread that held it does not exist."""
-    global _one_at_a_time
-    _one_at_a_time = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_lock)
-
-
 class GradientStorage:
     """What all tensors share that are one gradient."""
+
+    one_at_a_time = threading.Lock()  # two threads' memories would not see each other's writes
+
+    @classmethod
+    def renew_lock(cls) -> None:
+        cls.one_at_a_time = threading.Lock()
 
     def __init__(self, now: KeptValues | Tensor) -> None:
         self.now = now
 
     def dense(self) -> Tensor:
         """Has the gradient as an ordinary tensor from now on."""
-        with _one_at_a_time, torch.inference_mode(False):  # what outlives an inference block is no inference tensor
+        with self.one_at_a_time, torch.inference_mode(False):  # what outlives an inference block is no inference tensor
             if isinstance(self.now, KeptValues):
                 self.now = self.now.dense()
             return self.now
+
+
+renewed_in_children(GradientStorage)
 
 
 class KeptGradient(Tensor):
@@ -85,7 +81,7 @@ class KeptGradient(Tensor):
 
     @property
     def data(self) -> Tensor:
-        """With a version counter of its own."""
+        """The same gradient with a version counter of its own."""
         return KeptGradient(self.shape, self.dtype, self._numbers, self.stride())
 
     @data.setter
@@ -152,7 +148,7 @@ def on_dense(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
 
 
 def check_form(gradient: KeptGradient, before: Tensor, op: Any) -> None:
-    """Where `op` has changed it the numbers are put back as they lay in memory `before`."""
+    """Raises InputError where `op` has changed the form; the numbers are put back as they lay in memory `before`."""
     now, shape = gradient.to_dense(), gradient.shape
     if now.shape != shape or now.stride() != gradient.stride():
         became = list(now.shape)

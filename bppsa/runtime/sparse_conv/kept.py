@@ -37,7 +37,7 @@ class KeptValues:
         return replace(self, values=values)
 
     def add_to(self, target: Tensor, factor: float) -> Tensor:
-        """In place, to a contiguous tensor of the same size and dtype. Raises `BuildError`."""
+        """Adds them in place to a contiguous tensor of the same size and dtype. Raises `BuildError`."""
         count = self.places.numel()
         threads = threads_sharing(count, ENTRIES_PER_THREAD)
         addresses = (t.data_ptr() for t in (target, self.places, self.values))

@@ -12,7 +12,7 @@ from bppsa.codegen.sparse_conv import native
 from bppsa.errors import Reason, Unsupported
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
 from bppsa.runtime.sparse_conv.programs.program import Place, Writer
-from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
+from bppsa.runtime.sparse_conv.programs.step import RegionStep, SavedImages, StepOperands, Wanted
 
 
 class Moments(NamedTuple):
@@ -61,29 +61,25 @@ class BatchNorm(RegionStep):
             found = self._numbers = numbers, torch.tensor(numbers, dtype=torch.float64)
         return found[1]
 
-    def forward(
-        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
-    ) -> tuple[Image, Moments]:
-        (x,), (numbers, *running) = inputs, brought
+    def forward(self, to: Writer, given: StepOperands) -> tuple[Image, Moments]:
+        (x,), (numbers, *running) = given.inputs, given.brought
         s, of_batch = x.shape, self.of_batch
-        out = empty(to, s, kept=keep.output)
-        mean, rstd = (to.take(s.channels, torch.float64, kept=keep.own) for _ in range(2))
+        out = empty(to, s, kept=given.keeps_output)
+        mean, rstd = (to.take(s.channels, torch.float64, kept=given.keeps_own) for _ in range(2))
         moments = Moments(mean, rstd, of_batch)
         statistics = running or (None, None)
         to.call(
             native.images(to.dtype).norm,
-            *(x.data, out.data, *params, *statistics, numbers, moments.mean, moments.rstd),
+            *(x.data, out.data, *given.params, *statistics, numbers, moments.mean, moments.rstd),
             *(s.channels, x.blocks, s.pixels, x.last, of_batch, self.relu, x.threads),
         )
-        if not keep.own:
+        if not given.keeps_own:
             to.free(moments.mean)
             to.free(moments.rstd)
         return out, moments
 
-    def backward(
-        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
-    ) -> tuple[Image | None]:
-        (x,), (weight, _), moments = kept.inputs, params, kept.own
+    def backward(self, to: Writer, g: Image, kept: SavedImages, wanted: Wanted) -> tuple[Image | None]:
+        (x,), (weight, _), moments = kept.inputs, kept.params, kept.own
         assert x is not None
         s = x.shape
         to_x = empty(to, s) if wanted.inputs[0] else None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, join, pack, unpack
 from bppsa.runtime.sparse_conv.programs.program import Place, RegionProgram, Writer
-from bppsa.runtime.sparse_conv.programs.step import Keep, SavedImages, Wanted
+from bppsa.runtime.sparse_conv.programs.step import SavedImages, StepOperands, Wanted
 from bppsa.runtime.sparse_conv.region import Node, Region
 
 
@@ -88,15 +88,16 @@ def write_forward(
     }
     own: list[Any] = []
     for node, extra in zip(region.nodes, extras, strict=True):
-        images, keep = [values[v] for v in node.inputs], Keep(save, node.output in kept)
-        image, private = node.step.forward(to, images, chosen(placed, node), extra, keep)
+        images = [values[v] for v in node.inputs]
+        operands = StepOperands(images, chosen(placed, node), extra, save, node.output in kept)
+        image, private = node.step.forward(to, operands)
         values[node.output] = uses.add(image, region.readers[node.output])
         own.append(private)
         for v in node.inputs:
             uses.drop(values[v])
     for v in region.outputs:
         unpack(to, values[v], to.tensor())
-    outputs = [size_of(values[v].shape, region.dims[v]) for v in region.outputs]
+    outputs = [values[v].shape.sizes(region.dims[v]) for v in region.outputs]
     shapes = [None if t is None else t.shape for t in params]
     return RegionForward(to.program(), depends, outputs, {v: values[v] for v in kept}, own, shapes)
 
@@ -134,7 +135,7 @@ def write_backward(
         if v in writer.found and v in needed:
             image = writer.joined(v)
             unpack(to, image, to.tensor())
-            gradients.append(Gradient(i, size_of(image.shape, region.dims[v])))
+            gradients.append(Gradient(i, image.shape.sizes(region.dims[v])))
     return RegionBackward(to.program(), gradients)
 
 
@@ -182,8 +183,8 @@ class _Cotangents:
         x = node.inputs[0]
         rectified = x in region.rectified and x not in region.masked_late
         wanted = Wanted(tuple(v in needed for v in node.inputs), tuple(asked), rectified, compact)
-        kept = SavedImages(tuple(map(values.get, node.inputs)), values.get(node.output), own)
-        images = node.step.backward(self.to, cotangent, kept, params, wanted)
+        kept = SavedImages(tuple(map(values.get, node.inputs)), values.get(node.output), own, params)
+        images = node.step.backward(self.to, cotangent, kept, wanted)
         for v, image in zip(node.inputs, images, strict=True):
             if image is not None and v in needed:
                 self.found.setdefault(v, []).append(self.uses.add(image))
@@ -197,7 +198,3 @@ def places(to: Writer, tensors: Sequence[object]) -> list[Place | None]:
 
 def chosen(params: Sequence[Place | None], node: Node) -> list[Place | None]:
     return [None if i is None else params[i] for i in node.params]
-
-
-def size_of(shape: ImageShape, dims: int) -> torch.Size:
-    return torch.Size((shape.samples, shape.channels, shape.height, shape.width)[:dims])

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.codegen.language.ir import Access, Expr, Kernel, Op, const, load
+from bppsa.codegen.language.expr import Access, Expr, Op, const, load
+from bppsa.codegen.language.ir import Kernel
 from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, kernel
 from bppsa.common.chain import Role
 from bppsa.common.graph import ancestors
-from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty, pack
-from bppsa.runtime.sparse_conv.programs.program import Place, Writer
-from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
+from bppsa.runtime.sparse_conv.programs.image import Image, empty, pack
+from bppsa.runtime.sparse_conv.programs.program import Writer
+from bppsa.runtime.sparse_conv.programs.step import RegionStep, SavedImages, StepOperands, Wanted
 
 
 @cache
@@ -39,9 +40,6 @@ class Pointwise(RegionStep):
         back = (self.function.backward(lanes),) if self.function.reached else ()
         return self.function.forward(lanes), *back, *((zeros(dtype),) if self.flat else ())
 
-    def shape(self, *inputs: ImageShape) -> ImageShape:
-        return inputs[0]
-
     def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
         cotangents = compress(self.function.transposed.streams, inputs)
         read = ancestors(node for node in cotangents if node is not None)
@@ -49,23 +47,19 @@ class Pointwise(RegionStep):
         return [Role("stream", i) in roles for i in range(len(inputs))], ()
 
     def origin(self, role: Role) -> Role:
-        """Of a copy of an image the image itself: the body copies what might be changed."""
+        """The role of the image that a copy was made of: the body copies what might be changed."""
         named = {node.name: node for node in self.function.body.body.nodes}
         node = named[str(role.index)] if role.kind == "value" else None
         while node is not None and node.target in SAME:
             node = node.all_input_nodes[0]
         return node.meta["role"] if node is not None and node.op == "placeholder" else role
 
-    def forward(
-        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
-    ) -> tuple[Image, None]:
-        out, (ahead, *_) = empty(to, inputs[0].shape, kept=keep.output), self.kernels(to.dtype)
-        to.call(native.pointwise(ahead, to.dtype), *(x.data for x in inputs), out.data, out.count, out.threads)
+    def forward(self, to: Writer, given: StepOperands) -> tuple[Image, None]:
+        out, (ahead, *_) = empty(to, given.inputs[0].shape, kept=given.keeps_output), self.kernels(to.dtype)
+        to.call(native.pointwise(ahead, to.dtype), *(x.data for x in given.inputs), out.data, out.count, out.threads)
         return out, None
 
-    def backward(
-        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
-    ) -> tuple[Image | None, ...]:
+    def backward(self, to: Writer, g: Image, kept: SavedImages, wanted: Wanted) -> tuple[Image | None, ...]:
         inputs = [x for x in kept.inputs if x is not None]
         found = {i: empty(to, g.shape) for i in self.function.reached}
         if found:
@@ -87,8 +81,8 @@ def product(dtype: torch.dtype) -> Kernel:
 
 
 class Dropout(RegionStep):
-    """In training: the draws are PyTorch's, of single numbers or of whole channels, in PyTorch's order. sizes: of the
-    tensor, [B, C] or [B, C, H, W]."""
+    """Dropout in training: the draws are PyTorch's, of single numbers or of whole channels, in PyTorch's order. sizes:
+    of the tensor, [B, C] or [B, C, H, W]."""
 
     def __init__(self, p: float, channels: bool, sizes: tuple[int, ...]) -> None:
         self.p, self.sizes = p, sizes
@@ -97,26 +91,22 @@ class Dropout(RegionStep):
     def kernels(self, dtype: torch.dtype) -> tuple[Kernel]:
         return (product(dtype),)
 
-    def shape(self, *inputs: ImageShape) -> ImageShape:
-        return inputs[0]
-
     def brings(self, dtype: torch.dtype, extras: Sequence[Any]) -> Sequence[Tensor]:
         noise = torch.empty(self.drawn, dtype=dtype).bernoulli_(1 - self.p).div_(1 - self.p)
         return (noise.expand(self.sizes).contiguous(),)
 
-    def forward(
-        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
-    ) -> tuple[Image, Image]:
-        (x,), (noise,) = inputs, brought
-        out, factors = empty(to, x.shape, kept=keep.output), pack(to, noise, x.shape, repeat=True, kept=keep.own)
+    def forward(self, to: Writer, given: StepOperands) -> tuple[Image, Image]:
+        (x,), (noise,) = given.inputs, given.brought
+        out, factors = (
+            empty(to, x.shape, kept=given.keeps_output),
+            pack(to, noise, x.shape, repeat=True, kept=given.keeps_own),
+        )
         self.multiply(to, x, factors, out)
-        if not keep.own:
+        if not given.keeps_own:
             to.free(factors.data)
         return out, factors
 
-    def backward(
-        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
-    ) -> tuple[Image]:
+    def backward(self, to: Writer, g: Image, kept: SavedImages, wanted: Wanted) -> tuple[Image]:
         to_x = empty(to, g.shape)
         self.multiply(to, g, kept.own, to_x)
         return (to_x,)

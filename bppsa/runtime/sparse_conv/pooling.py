@@ -11,7 +11,7 @@ from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.window import IntPair, Window
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
 from bppsa.runtime.sparse_conv.programs.program import Place, Writer
-from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
+from bppsa.runtime.sparse_conv.programs.step import RegionStep, SavedImages, StepOperands, Wanted
 
 
 class MaxPool(RegionStep):
@@ -34,18 +34,14 @@ class MaxPool(RegionStep):
     def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
         return (inputs[0],), ()
 
-    def forward(
-        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
-    ) -> tuple[Image, Place | None]:
-        (x,) = inputs
-        out = empty(to, self.shape(x.shape), kept=keep.output)
-        places = to.take(out.count, torch.uint8, kept=True) if keep.own else None
+    def forward(self, to: Writer, given: StepOperands) -> tuple[Image, Place | None]:
+        (x,) = given.inputs
+        out = empty(to, self.shape(x.shape), kept=given.keeps_output)
+        places = to.take(out.count, torch.uint8, kept=True) if given.keeps_own else None
         to.call(native.images(to.dtype).max_pool, x.data, out.data, places, self._numbers, x.planes, x.threads)
         return out, places
 
-    def backward(
-        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
-    ) -> tuple[Image]:
+    def backward(self, to: Writer, g: Image, kept: SavedImages, wanted: Wanted) -> tuple[Image]:
         mask = kept.output.data if wanted.rectified and kept.output else None
         return (self.spread(to, g, kept.own, mask),)
 
@@ -90,17 +86,13 @@ class MeanPool(RegionStep):
     def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
         return (inputs[0],), ()
 
-    def forward(
-        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
-    ) -> tuple[Image, None]:
-        (x,) = inputs
-        out = empty(to, self.shape(x.shape), kept=keep.output)
+    def forward(self, to: Writer, given: StepOperands) -> tuple[Image, None]:
+        (x,) = given.inputs
+        out = empty(to, self.shape(x.shape), kept=given.keeps_output)
         self._write(to, x, out, transposed=False)
         return out, None
 
-    def backward(
-        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
-    ) -> tuple[Image]:
+    def backward(self, to: Writer, g: Image, kept: SavedImages, wanted: Wanted) -> tuple[Image]:
         to_x = empty(to, ImageShape(g.shape.samples, g.shape.channels, *self.size))
         self._write(to, g, to_x, transposed=True)
         return (to_x,)

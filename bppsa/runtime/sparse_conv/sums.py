@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from bppsa.codegen.sparse_conv.native import images
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
-from bppsa.runtime.sparse_conv.programs.program import Place, Writer
-from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
+from bppsa.runtime.sparse_conv.programs.program import Writer
+from bppsa.runtime.sparse_conv.programs.step import RegionStep, SavedImages, StepOperands, Wanted
 
 
 class ImageSum(RegionStep):
@@ -16,21 +14,14 @@ class ImageSum(RegionStep):
     def __init__(self, relu: bool) -> None:
         self.relu = relu
 
-    def shape(self, *inputs: ImageShape) -> ImageShape:
-        return inputs[0]
-
-    def forward(
-        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
-    ) -> tuple[Image, None]:
-        a, *more = inputs
-        out = empty(to, a.shape, kept=keep.output)
+    def forward(self, to: Writer, given: StepOperands) -> tuple[Image, None]:
+        a, *more = given.inputs
+        out = empty(to, a.shape, kept=given.keeps_output)
         b = more[0].data if more else None
         to.call(images(to.dtype).add, a.data, b, out.data, a.count, self.relu, a.threads)
         return out, None
 
-    def backward(
-        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
-    ) -> tuple[Image, ...]:
+    def backward(self, to: Writer, g: Image, kept: SavedImages, wanted: Wanted) -> tuple[Image, ...]:
         return (g,) * len(wanted.inputs)
 
 
@@ -42,13 +33,9 @@ class Flatten(RegionStep):
     def shape(self, *inputs: ImageShape) -> ImageShape:
         return inputs[0].flat()
 
-    def forward(
-        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
-    ) -> tuple[Image, ImageShape]:
-        (x,) = inputs
+    def forward(self, to: Writer, given: StepOperands) -> tuple[Image, ImageShape]:
+        (x,) = given.inputs
         return x.reshaped(x.shape.flat()), x.shape
 
-    def backward(
-        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
-    ) -> tuple[Image]:
+    def backward(self, to: Writer, g: Image, kept: SavedImages, wanted: Wanted) -> tuple[Image]:
         return (g.reshaped(kept.own),)

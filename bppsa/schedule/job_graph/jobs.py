@@ -32,9 +32,9 @@ class Grid:
 
     def number(self, job: Job) -> int:
         """Raises KeyError, ValueError or TypeError where there is no such job."""
-        s, b, d = job
-        if not (0 <= s < self.S and 0 <= b < self.B and d in self.first):
+        if job not in self:
             raise KeyError(job)
+        s, b, d = job
         return self.first[d] + index(b * self.S + s)
 
     def __contains__(self, job: Job) -> bool:

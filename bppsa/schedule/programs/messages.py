@@ -25,7 +25,7 @@ class Item(NamedTuple):
 
     @property
     def is_token(self) -> bool:
-        """Without a value: it says that a job has ended."""
+        """Whether it has no value, and says that a job has ended."""
         return self.kind.startswith(TOKEN)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule.job_graph.spec import Recipe, Schedule
+from bppsa.schedule.job_graph.spec import JobPlace, Recipe, Schedule
 from bppsa.schedule.zoo.shared import backward_first, call, forward_first
 
 OWNERS = ("spread", "paper")
@@ -39,12 +39,12 @@ def fslpp(G: int, R: int | None = None, owner: str = "spread") -> Recipe:
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
         h, workers = groups(S, W, G, R)
-        in_group, note = workers // G, uneven(S, W, G, R, workers)
-        if owner == "paper":
-            return Schedule(w=lambda s, b, d: (h(s, s), h(s, b)), n=forward_first, W=workers, note=note)
-        return Schedule(
-            w=lambda s, b, d: (h(s, s // in_group + s % in_group), h(s, b)), n=forward_first, W=workers, note=note
-        )
+        in_group = workers // G
+
+        def w(s: int, b: int, d: str) -> JobPlace:
+            return h(s, s if owner == "paper" else s // in_group + s % in_group), h(s, b)
+
+        return replace(lpp(G, R).build(S, B, W), w=w)
 
     return Recipe(call("fslpp", {} if owner == "spread" else {"owner": owner}, G=G, R=R), build)
 
@@ -56,11 +56,11 @@ def breadth_first(G: int = 1, R: int | None = None) -> Recipe:
 
 def depth_first(G: int = 1, R: int | None = None) -> Recipe:
     """lpp's placement; a worker takes the job that has been ready for longest (U)."""
-
-    def build(S: int, B: int, W: int | None = None) -> Schedule:
-        return replace(lpp(G, R).build(S, B, W), n=backward_first, policy="pending")
-
-    return Recipe(call("depth_first", G=G, R=R), build)
+    build = lpp(G, R).build
+    return Recipe(
+        call("depth_first", G=G, R=R),
+        lambda S, B, W=None: replace(build(S, B, W), n=backward_first, policy="pending"),
+    )
 
 
 def groups(S: int, W: int | None, G: int, R: int | None) -> tuple[Callable[[int, int], int], int]:

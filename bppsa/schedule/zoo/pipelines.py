@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from bppsa.errors import ScheduleError
 from bppsa.schedule.job_graph.spec import SPLIT, Job, JobPlace, Recipe, Schedule
-from bppsa.schedule.zoo.shared import backward_first, call, forward_first, in_flight
+from bppsa.schedule.zoo.shared import backward_first, call, forward_first, in_flight, stage_each
 
 
 def naive() -> Recipe:
     """Model parallelism without a pipeline: one stage a worker, one micro-batch at a time. Makespan B S (f + b)."""
 
-    def build(S: int, B: int, W: int | None = None) -> Schedule:
-        def one_at_a_time(s: int, b: int, d: str) -> Sequence[Job]:
-            return [(0, b - 1, "B")] if (s, d) == (0, "F") and b > 0 else ()
+    def one_at_a_time(s: int, b: int, d: str) -> Sequence[Job]:
+        return [(0, b - 1, "B")] if (s, d) == (0, "F") and b > 0 else ()
 
-        return Schedule(w=lambda s, b, d: (s, s), n=forward_first, pred=one_at_a_time)
-
-    return Recipe("naive", build)
+    return Recipe("naive", lambda S, B, W=None: Schedule(w=stage_each, n=forward_first, pred=one_at_a_time))
 
 
 def gpipe() -> Recipe:
     """Pipeline (U; Huang et al. 2019): one stage a worker, all forwards first."""
-
-    def build(S: int, B: int, W: int | None = None) -> Schedule:
-        return Schedule(w=lambda s, b, d: (s, s), n=forward_first)
-
-    return Recipe("gpipe", build)
+    return Recipe("gpipe", lambda S, B, W=None: Schedule(w=stage_each, n=forward_first))
 
 
 def one_f_one_b() -> Recipe:
@@ -36,7 +30,7 @@ def one_f_one_b() -> Recipe:
     S - s micro-batches in flight."""
 
     def build(S: int, B: int, W: int | None = None) -> Schedule:
-        return Schedule(w=lambda s, b, d: (s, s), n=backward_first, pred=in_flight(lambda s: S - s))
+        return Schedule(w=stage_each, n=backward_first, pred=in_flight(lambda s: S - s))
 
     return Recipe("one_f_one_b", build)
 
@@ -44,11 +38,8 @@ def one_f_one_b() -> Recipe:
 def pipedream() -> Recipe:
     """1F1B without a flush (Narayanan et al. 2019): every backward updates its stage at once, so stage s keeps up to
     S - s versions of its weights. That is not SGD: for the simulator only."""
-
-    def build(S: int, B: int, W: int | None = None) -> Schedule:
-        return Schedule(w=lambda s, b, d: (s, s), n=backward_first, pred=in_flight(lambda s: S - s), flush=False)
-
-    return Recipe("pipedream", build)
+    build = one_f_one_b().build
+    return Recipe("pipedream", lambda S, B, W=None: replace(build(S, B, W), flush=False))
 
 
 def zero_bubble() -> Recipe:
@@ -59,7 +50,7 @@ def zero_bubble() -> Recipe:
         def n(s: int, b: int, d: str) -> Any:
             return {"B": (b, 0), "W": (b + s, 1), "F": (b - (S - s), 2)}[d]
 
-        return Schedule(w=lambda s, b, d: (s, s), n=n, policy="strict", directions=SPLIT)
+        return Schedule(w=stage_each, n=n, policy="strict", directions=SPLIT)
 
     return Recipe("zero_bubble", build)
 

@@ -1,4 +1,4 @@
-"""What several entries of the zoo share: orders n, a limit of micro-batches in flight, names."""
+"""What several entries of the zoo share: a placement w, orders n, a limit of micro-batches in flight, names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from numbers import Integral
 from typing import Any
 
 from bppsa.errors import ScheduleError
-from bppsa.schedule.job_graph.spec import Job
+from bppsa.schedule.job_graph.spec import Job, JobPlace
+
+
+def stage_each(s: int, b: int, d: str) -> JobPlace:
+    """A worker for each stage, which owns it."""
+    return s, s
 
 
 def forward_first(s: int, b: int, d: str) -> Any:

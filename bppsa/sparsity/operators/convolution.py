@@ -51,11 +51,11 @@ class Convolution(FromTensors):
 
     @property
     def nnz(self) -> int:
+        """Where nothing is pruned, entries of each dimension's windows multiply, and so do channels (BPPSA Table 1)."""
         if self.mask is not None:
             return self.pattern.nnz
-        grid, places = (self.in_size, self.out_size) if not self.transposed else (self.out_size, self.in_size)
-        along = zip(range(len(grid) - 1), grid[1:], places[1:], strict=True)
-        lines = (self.windows.line(*one)[0].nnz for one in along)
+        grid, places = (self.out_size, self.in_size) if self.transposed else (self.in_size, self.out_size)
+        lines = (self.windows.line(d, *n)[0].nnz for d, n in enumerate(zip(grid[1:], places[1:], strict=True)))
         return math.prod(lines, start=grid[0] * places[0] // self.groups)
 
     def entries(self) -> Tensor:

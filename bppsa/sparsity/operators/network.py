@@ -56,7 +56,7 @@ class Network(FromTensors):
     structure: ClassVar[str] = "sparse"
 
     def __repr__(self) -> str:
-        """Without the non-zeros: their pattern may be beyond the budget."""
+        """Leaves the non-zeros out: their pattern may be beyond the budget."""
         n, m = self.shape
         ops = sum(any(factor.structure != "identity" for factor in link.factors) for link in self.links)
         return f"Network {n} x {m} of {ops} ops"

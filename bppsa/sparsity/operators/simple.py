@@ -9,7 +9,7 @@ import torch
 from torch import Size, Tensor
 
 from bppsa.sparsity.operators.transposed import FromTensors, TransposedJacobian
-from bppsa.sparsity.patterns.flat import flat
+from bppsa.sparsity.patterns.flat import as_held, flat
 from bppsa.sparsity.patterns.pattern import Pattern
 
 
@@ -80,9 +80,8 @@ class Diagonal(TransposedJacobian):
     def entries(self) -> Tensor:
         if self.mask is not None and not isinstance(self.d, Tensor) and self.d == 1:
             numbers = self.mask.view(torch.uint8).to(self.reference.dtype)  # bool itself is ten times slower
-            return numbers.reshape(-1) if len(numbers) == 1 else flat(numbers)
-        values = self.values()
-        return values[0] if len(values) == 1 else values
+            return as_held(flat(numbers))
+        return as_held(self.values())
 
     def mv(self, g: Tensor) -> Tensor:
         if isinstance(self.d, Tensor) or self.d != 1:

@@ -82,7 +82,8 @@ class TransposedJacobian(ABC):
         return self.pattern.spread(self.entries())
 
     def to_sparse_csr(self) -> Tensor:
-        """As torch's CSR tensor, of the shape of `dense`: every entry of the pattern is stored, also where it is 0."""
+        """Return it as torch's CSR tensor, of the shape of `dense`: every entry of the pattern is stored, also where it
+        is 0."""
         return self.pattern.csr(self.entries())
 
 

@@ -72,5 +72,5 @@ def engine() -> Engine:
 
 
 def install(new: Engine) -> None:
-    """For the whole process."""
+    """Has the whole process use another engine."""
     _installed[:] = [new]

@@ -11,6 +11,11 @@ import torch
 from torch import Tensor
 
 
+def starts_of(counts: Tensor) -> Tensor:
+    """int64 [N + 1]: how many there are before each of N, and at last in all."""
+    return torch.cat([counts.new_zeros(1, dtype=torch.int64), counts.cumsum(0)])
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Pattern:
     """CSR structure of an N x M matrix with E possible entries; the columns of a row ascend (BPPSA section 3.3).
@@ -35,7 +40,7 @@ class Pattern:
         flat = torch.unique(rows * m + columns)  # sorted: row by row, columns ascending
         rows, columns = flat // max(m, 1), flat % max(m, 1)
         counts = torch.bincount(rows, minlength=n)
-        return cls(torch.cat([counts.new_zeros(1), counts.cumsum(0)]), columns, shape)
+        return cls(starts_of(counts), columns, shape)
 
     @classmethod
     def from_mask(cls, mask: Tensor) -> Pattern:
@@ -72,9 +77,8 @@ class Pattern:
         """`count` times `block` along the diagonal."""
         n, m = block.shape
         which = torch.arange(count)[:, None]
-        ends = (which * block.nnz + block.indptr[1:]).flatten()
         columns = (which * m + block.indices).flatten()
-        return cls(torch.cat([ends.new_zeros(1), ends]), columns, (count * n, count * m))
+        return cls(starts_of(block.indptr.diff().repeat(count)), columns, (count * n, count * m))
 
     @classmethod
     def kron(cls, a: Pattern, b: Pattern) -> tuple[Pattern, Tensor]:
@@ -91,8 +95,7 @@ class Pattern:
 
     def keep(self, kept: Tensor) -> Pattern:
         """Only the entries at which `kept`, bool [E], is True."""
-        count = torch.cat([kept.new_zeros(1, dtype=torch.int64), kept.cumsum(0)])
-        return Pattern(count[self.indptr], self.indices[kept], self.shape)
+        return Pattern(starts_of(kept)[self.indptr], self.indices[kept], self.shape)
 
     @property
     def nnz(self) -> int:

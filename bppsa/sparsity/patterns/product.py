@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bppsa.sparsity.patterns.pattern import Pattern
+from bppsa.sparsity.patterns.pattern import Pattern, starts_of
 
 # Bytes of slots, 4 a product, up to which reading them is faster than scattering into a whole row and gathering it.
 MOST_SLOT_BYTES = 64 << 20
@@ -70,8 +70,7 @@ def counts(a: Pattern, b: Pattern) -> Tensor:
     """int64 [N + 1]: the products before those of each row of A B; the last is their number. No symbolic phase."""
     if a.shape[1] != b.shape[0]:
         raise ValueError(f"a pattern of {a.shape} cannot be multiplied by one of {b.shape}")
-    ends = torch.cat([torch.zeros(1, dtype=torch.int64), b.indptr.diff()[a.indices].cumsum(0)])
-    return ends[a.indptr]
+    return starts_of(b.indptr.diff()[a.indices])[a.indptr]
 
 
 def symbolic(a: Pattern, b: Pattern) -> ProductPlan:
@@ -88,7 +87,7 @@ def symbolic(a: Pattern, b: Pattern) -> ProductPlan:
         slots.append((place - begins[a.rows[left] - first]).to(torch.int32))
     empty = torch.zeros(0, dtype=torch.int64)
     filled = torch.bincount(torch.cat([*rows, empty]), minlength=n)
-    c = Pattern(torch.cat([empty.new_zeros(1), filled.cumsum(0)]), torch.cat([*columns, empty]), (n, m))
+    c = Pattern(starts_of(filled), torch.cat([*columns, empty]), (n, m))
     few = 4 * int(starts[-1]) <= MOST_SLOT_BYTES
     return ProductPlan(a, b, c, starts, torch.cat([*slots, empty.to(torch.int32)]) if few else None)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from bppsa.sparsity.patterns.pattern import Pattern
+from bppsa.sparsity.patterns.pattern import Pattern, starts_of
 
 ReachingRows = list[int]
 CHUNK = 1 << 24  # bits that are unpacked at once
@@ -52,5 +52,4 @@ def unpack(rows: ReachingRows, m: int) -> Pattern:
         parts.append(mask.nonzero() + torch.tensor([start, 0]))
     places = torch.cat(parts) if parts else torch.zeros(0, 2, dtype=torch.int64)
     counts = torch.bincount(places[:, 0], minlength=len(rows))
-    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)])
-    return Pattern(indptr, places[:, 1].contiguous(), (len(rows), m))
+    return Pattern(starts_of(counts), places[:, 1].contiguous(), (len(rows), m))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Size, Tensor
 
-from bppsa.sparsity.patterns.pattern import Pattern
+from bppsa.sparsity.patterns.pattern import Pattern, starts_of
 from bppsa.sparsity.patterns.templates import Template, TemplateLine, templates
 
 
@@ -38,8 +38,7 @@ class Windows:
         inside = (place >= 0) & (place < size)
         place, window, tap = place[inside], window[inside], taps.expand(count, -1)[inside]
         order = torch.argsort(place * count + window)
-        indptr = torch.cat([torch.zeros(1, dtype=torch.int64), torch.bincount(place, minlength=size).cumsum(0)])
-        return Pattern(indptr, window[order], (size, count)), tap[order]
+        return Pattern(starts_of(torch.bincount(place, minlength=size)), window[order], (size, count)), tap[order]
 
     def grid(self, size: Sequence[int], count: Sequence[int]) -> TemplateLine:
         """All dimensions: the pattern [places, windows], and the number of each entry's tap."""
@@ -65,8 +64,7 @@ def together(a: Pattern, left: Tensor, b: Pattern, right: Tensor) -> tuple[Patte
 def transposed(pattern: Pattern, numbers: Tensor) -> TemplateLine:
     """The transpose, its entries' numbers brought along."""
     order = torch.argsort(pattern.indices, stable=True)
-    indptr = torch.bincount(pattern.indices, minlength=pattern.shape[1]).cumsum(0)
-    indptr = torch.cat([indptr.new_zeros(1), indptr])
+    indptr = starts_of(torch.bincount(pattern.indices, minlength=pattern.shape[1]))
     return Pattern(indptr, pattern.rows[order], pattern.shape[::-1]), numbers[order]
 
 
@@ -82,7 +80,7 @@ class ConvPlan:
     templates: tuple[Template, ...] = ()
 
     def masked(self, mask: Tensor) -> ConvPlan:
-        """Without the entries that read a pruned weight: mask is bool, True where a weight is kept."""
+        """The plan without the entries that read a pruned weight: mask is bool, True where a weight is kept."""
         kept = mask.cpu().flatten()[self.source]
         return ConvPlan(self.pattern.keep(kept), self.source[kept])
 

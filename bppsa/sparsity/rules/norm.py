@@ -13,6 +13,7 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.sparsity.operators.across import AcrossRows
 from bppsa.sparsity.operators.implicit import Implicit
 from bppsa.sparsity.operators.simple import Diagonal
+from bppsa.sparsity.patterns.flat import as_held
 from bppsa.sparsity.patterns.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
 
@@ -41,7 +42,7 @@ def blocks(x: Tensor, out: Tensor, hat: Tensor, scale: Tensor, w: Tensor | None)
         inner = (eye - 1 / n - hat.unsqueeze(3) * hat.unsqueeze(2) / n) * scale.unsqueeze(3)
         if w is not None:
             inner = inner * w.expand(1, *x.shape[1:]).reshape(1, count, 1, n)
-        return inner.reshape(-1) if len(inner) == 1 else inner.flatten(1)
+        return as_held(inner.flatten(1))
 
     def links() -> Pattern:
         return Pattern.block_diagonal(count, n, n)
@@ -117,7 +118,7 @@ def batch_norm(
     *,
     out: Sequence[Tensor],
 ) -> tuple[tuple[Any, ...], ...]:
-    """With the running statistics: an affine function of each channel, of which they are constants."""
+    """With the running statistics it is an affine function of each channel, of which they are constants."""
     shape = a_channel(x)
     scale = torch.rsqrt(variance + eps)
     hat = (x - mean.reshape(shape)) * scale.reshape(shape)

@@ -10,6 +10,7 @@ from torch import Size, Tensor, ops
 
 from bppsa.sparsity.operators.implicit import Implicit
 from bppsa.sparsity.patterns.engine import engine
+from bppsa.sparsity.patterns.flat import as_held
 from bppsa.sparsity.patterns.pattern import Pattern
 from bppsa.sparsity.patterns.windows import Windows
 from bppsa.sparsity.rules.conv import each
@@ -33,8 +34,7 @@ def selected(x: Tensor, out: tuple[Tensor, Tensor], grid: MakePattern) -> tuple[
         return Pattern.kron(Pattern.identity(planes), grid())[0]
 
     def values() -> Tensor:
-        ones = engine().chosen(grid(), place, y.dtype)
-        return ones[0] if len(ones) == 1 else ones
+        return as_held(engine().chosen(grid(), place, y.dtype))
 
     return (Implicit(x, y, vjp, links, values=values),), (None,)
 

@@ -13,7 +13,7 @@ from torch import Size, Tensor
 from bppsa.errors import Reason, Unsupported
 from bppsa.sparsity.operators.across import AcrossRows
 from bppsa.sparsity.operators.implicit import Implicit
-from bppsa.sparsity.patterns.flat import flat
+from bppsa.sparsity.patterns.flat import as_held, flat
 from bppsa.sparsity.patterns.pattern import Pattern
 from bppsa.sparsity.rules.registry import rule
 from bppsa.sparsity.rules.shape import numbers
@@ -57,8 +57,7 @@ def reduction(
 
     def values() -> Tensor:
         """One entry a row: what each element gets of a cotangent of ones."""
-        derivative = flat(d(x.new_ones(x.shape) if not shared else x.new_ones(1, *x.shape[1:])))
-        return derivative[0] if len(derivative) == 1 else derivative
+        return as_held(flat(d(x.new_ones(1 if shared else len(x), *x.shape[1:]))))
 
     return AcrossRows(vjp) if 0 in dims else Implicit(x, out, vjp, links, shared=shared, values=values)
 
@@ -196,7 +195,7 @@ def normalised(x: Tensor, dim: int, out: Tensor, left: Tensor, right: Tensor | N
         own = eye.view([-1 if d == dim else 1 for d in range(x.dim())] + [x.shape[dim]])
         entries = own - left.unsqueeze(-1)
         entries = entries if right is None else entries * right.movedim(dim, -1).unsqueeze(dim)
-        return entries.reshape(-1) if len(x) == 1 else entries.flatten(1)
+        return as_held(entries.flatten(1))
 
     blocks = "block-diagonal" if dim == x.dim() - 1 else "sparse"
     return Implicit(x, out, vjp, links, "dense" if x.dim() == 2 else blocks, values=values)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bppsa.codegen.language.ir import (
-    FOLDS,
-    Buffer,
-    Kernel,
-)
+from bppsa.codegen.language.ir import FOLDS, Buffer, Kernel
 
 PieceNames = tuple[
     str, ...
@@ -48,5 +44,5 @@ def overlap(held: Held, column: int, width: int) -> bool:
 
 
 def latest(held: list[Held]) -> list[Held]:
-    """Without what was stored over, as a whole or in part."""
+    """What is held, without what was stored over, as a whole or in part."""
     return [h for i, h in enumerate(held) if not any(overlap(h, o.column, o.width) for o in held[i + 1 :])]

@@ -50,7 +50,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """Where rows begin in one of the two halves of the image; `size` numbers each."""
+    """Tells where rows begin in one of the two halves of the image; `size` numbers each."""
 
     offsets: dict[str, int]
     size: int

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from bppsa.codegen.language.ir import SPECIAL, Dot, Kernel
+from bppsa.codegen.language.expr import SPECIAL, Dot
+from bppsa.codegen.language.ir import Kernel
 from bppsa.errors import Reason
 
 WARP = 32

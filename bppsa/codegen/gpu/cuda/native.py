@@ -47,7 +47,7 @@ class CudaKernel:
         reverse: bool = False,
         chunk: int | None = None,
     ) -> None:
-        """As a `TritonKernel` is called."""
+        """Is called as a `TritonKernel` is."""
         if chunk is not None:
             self.in_chunks()(tensors, steps=steps, rows=rows, active=active, reverse=reverse, chunk=chunk)
             return

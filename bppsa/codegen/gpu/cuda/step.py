@@ -13,18 +13,8 @@ from bppsa.codegen.gpu.cuda.held import Fetch, Held, PieceNames, latest, overlap
 from bppsa.codegen.gpu.cuda.image import CARRIED, ImageSlot, Waiting
 from bppsa.codegen.gpu.cuda.lanes import HeldWeight, Lanes, weight_of
 from bppsa.codegen.gpu.cuda.text import ACROSS, CUDA, literal, row_at
-from bppsa.codegen.language.ir import (
-    FOLDS,
-    Access,
-    Buffer,
-    Dot,
-    Expr,
-    Group,
-    Kernel,
-    Kind,
-    Reduce,
-    Store,
-)
+from bppsa.codegen.language.expr import Access, Dot, Expr
+from bppsa.codegen.language.ir import FOLDS, Buffer, Group, Kernel, Kind, Reduce, Store
 from bppsa.errors import Reason, Unsupported
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bppsa.codegen.language.ir import SPECIAL, STRUCTURAL, Buffer, Kind, Op, Reduce
+from bppsa.codegen.language.expr import SPECIAL, STRUCTURAL, Op
+from bppsa.codegen.language.ir import Buffer, Kind, Reduce
 
 CUDA: dict[Op, str] = {
     Op.ADD: "{} + {}",

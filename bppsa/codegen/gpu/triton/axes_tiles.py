@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
 
-from bppsa.codegen.language.ir import FOLDS, Access, Group, Shape, Store, Strides
+from bppsa.codegen.language.expr import Access, Shape, Strides
+from bppsa.codegen.language.ir import FOLDS, Group, Store
 
 Moves = tuple[tuple[int, int], ...]  # (size, stride) of each axis along which an access moves, outermost first
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen.gpu.triton.axes_tiles import moving
-from bppsa.codegen.language.ir import Access, Group, Kernel, Kind, Reduce, Shape, Strides
+from bppsa.codegen.language.expr import Access, Shape, Strides
+from bppsa.codegen.language.ir import Group, Kernel, Kind, Reduce
 
 NEIGHBOURS = 8  # numbers of float32 that memory moves at once
 LEAST = 256  # numbers of a unit's widest value: fewer leave a warp idle
@@ -31,13 +32,13 @@ class ColumnUnits:
 
 
 def units_of(kernel: Kernel) -> ColumnUnits:
-    """As many as can be."""
+    """As many units as there can be."""
     return found(kernel, LEAST)
 
 
 @functools.lru_cache(maxsize=256)
 def found(kernel: Kernel, least: int) -> ColumnUnits:
-    """With at least so many numbers in the widest value of each."""
+    """The units with at least so many numbers in the widest value of each."""
     none = ColumnUnits(1, (None,) * len(kernel.groups))
     if any(group.dots for group in kernel.groups):  # a product reads all columns
         return none

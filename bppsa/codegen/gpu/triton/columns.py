@@ -27,7 +27,7 @@ class Block:
         return 1 if self.shared else self.rows
 
     def programs(self, rows: int, columns: int) -> int:
-        """For a chunk of so many samples, of so many columns each."""
+        """How many programs a chunk of so many samples takes, of so many columns each."""
         return rows * -(-columns // self.rows) if self.shared else -(-rows * columns // self.rows)
 
 

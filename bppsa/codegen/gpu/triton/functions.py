@@ -12,7 +12,7 @@ import triton.language as tl
 
 @triton.jit
 def exponential(x: tl.tensor) -> tl.tensor:
-    """Within a few ulp: the hardware's own exponential loses as many bits as x has before the point."""
+    """e^x within a few ulp: the hardware's own exponential loses as many bits as x has before the point."""
     if x.dtype == tl.float64:
         return tl.exp(x)
     x = tl.where(x < -104.0, -104.0, tl.where(x > 89.0, 89.0, x))  # what exp takes to 0 and to infinity

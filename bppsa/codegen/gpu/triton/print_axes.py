@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 
 from bppsa.codegen.gpu.triton.axes_tiles import AxesTile, ColumnSet, GroupAxes, tile_size
 from bppsa.codegen.gpu.triton.axes_units import ColumnUnits
+from bppsa.codegen.gpu.triton.print_load import mask
 from bppsa.codegen.gpu.triton.print_tile import TRITON
-from bppsa.codegen.language.ir import Access, Dot, Expr, Group, Kernel, Kind, Reduce, Shape, Store, Strides
+from bppsa.codegen.language.expr import Access, Dot, Expr, Shape, Strides
+from bppsa.codegen.language.ir import Group, Kernel, Kind, Reduce, Store
 
 MOST_HELD = 4096  # elements of a parameter's tile that stays in registers for all steps
 MOST_PRODUCT = 4096  # elements of a weight that are multiplied at a time
@@ -50,7 +52,7 @@ class AxesStepPrinter:
 
     def __init__(self, kernel: Kernel, units: ColumnUnits, residence: Residence, scratch: Mapping[str, int]) -> None:
         self.kernel, self.units, self.residence, self.scratch = kernel, units, residence, scratch
-        self.kinds = {b.name: b.kind for b in kernel.buffers}
+        self.kinds = kernel.kinds
         self.head: list[str] = []
         self.lines: list[str] = []
         self.held: dict[ColumnSet, AxesTile] = dict(residence.carried)
@@ -251,9 +253,12 @@ class AxesStepPrinter:
 
 def index(step: AxesStepPrinter, axis: int, rank: int, size: int) -> str:
     """0, 1, ... along an axis of a tile."""
+    return step.once(("index", axis, rank, size), "i", numbered(axis, rank, size))
+
+
+def numbered(axis: int, rank: int, size: int) -> str:
     where = ", ".join(":" if a == axis else "None" for a in range(rank))
-    text = f"tl.arange(0, {size})" + (f"[{where}]" if rank > 1 else "")
-    return step.once(("index", axis, rank, size), "i", text)
+    return f"tl.arange(0, {size})" + (f"[{where}]" if rank > 1 else "")
 
 
 def offsets(step: AxesStepPrinter, axes: GroupAxes, strides: Strides) -> str:
@@ -269,10 +274,6 @@ def inside(step: AxesStepPrinter, axes: GroupAxes, strides: Strides) -> list[str
     sizes = zip(axes.shape, axes.padded, strides, strict=True)
     rank = len(axes.shape)
     return [f"({index(step, a, rank, p)} < {n})" for a, (n, p, stride) in enumerate(sizes) if stride and n != p]
-
-
-def mask(conditions: Sequence[str], other: str = ", other=0.0") -> str:
-    return f", mask={' & '.join(conditions)}{other}" if conditions else ""
 
 
 def masked(step: AxesStepPrinter, axes: GroupAxes, strides: Strides, other: str = ", other=0.0") -> str:

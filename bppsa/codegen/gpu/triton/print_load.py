@@ -27,8 +27,9 @@ def span(columns: str, low: int, high: int, size: int) -> list[str]:
     return [*([f"({columns} >= {low})"] if low > 0 else []), *([f"({columns} < {high})"] if high < size else [])]
 
 
-def masked(conditions: Sequence[str]) -> str:
-    return f", mask={' & '.join(conditions)}, other=0.0" if conditions else ""
+def mask(conditions: Sequence[str], other: str = ", other=0.0") -> str:
+    """What a load, or with other="" a store, is told of its columns."""
+    return f", mask={' & '.join(conditions)}{other}" if conditions else ""
 
 
 class Loads:
@@ -44,7 +45,7 @@ class Loads:
         self._known: dict[object, str] = {}
         self._again: dict[str, str] = {}
         self._indices: set[str] = set()
-        self._kinds = {b.name: b.kind for b in kernel.buffers}
+        self._kinds = kernel.kinds
 
     def columns(self, size: int) -> str:
         """[1, size]: 0, 1, ..."""
@@ -67,7 +68,7 @@ class Loads:
     def vector(self, buffer: str, column: int, width: int) -> TritonVariable:
         size = padded(width)
         c = self.columns(size)
-        text = f"tl.load({buffer}_at + {column} + {c}{masked(span(c, 0, width, size))})"
+        text = f"tl.load({buffer}_at + {column} + {c}{mask(span(c, 0, width, size))})"
         return TritonVariable(self._once((buffer, column, width), "u", text), (1, size))
 
     def _once(self, key: object, prefix: str, text: str) -> str:
@@ -100,10 +101,12 @@ class Loads:
             found.insert(last + 1, f"{name} = {text}")
         return found
 
-    def row(self, buffer: str, after: bool, column: int, width: int, time: str, mask: str) -> str:
+    def row(self, buffer: str, after: bool, column: int, width: int, time: str, condition: str) -> str:
         size = padded(width)
         c = self.columns(size)
-        return f"tl.load({self.place(buffer, after, time)} + {column} + {c}{masked([mask, *span(c, 0, width, size)])})"
+        return (
+            f"tl.load({self.place(buffer, after, time)} + {column} + {c}{mask([condition, *span(c, 0, width, size)])})"
+        )
 
     def place(self, buffer: str, after: bool, time: str) -> str:
         """[samples, 1]: the rows of step `time`. Offsets can pass 2^31."""
@@ -125,7 +128,7 @@ class Loads:
             d, c = self.depths(size), self.columns(out)
             k, n = f"({shift} + {d})", f"({column} + {c})"
             conditions = [*span(d, low, high, size), *span(c, 0, width, out)]
-        text = f"tl.load({buffer}_at + {k} * {buffer}_k + {n} * {buffer}_n{masked(conditions)})"
+        text = f"tl.load({buffer}_at + {k} * {buffer}_k + {n} * {buffer}_n{mask(conditions)})"
         if not self.hold:
             return "", text
         key = (buffer, shift, low, high, size, column, width)

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from bppsa.codegen.gpu.triton.columns import Columns, Piece, Tile, padded
 from bppsa.codegen.gpu.triton.print_load import Loads, TritonVariable, span
 from bppsa.codegen.gpu.triton.tiling import Tiles
-from bppsa.codegen.language.ir import SPECIAL, STRUCTURAL, Access, Dot, Expr, Group, Kernel, Kind, Op, Reduce, Store
+from bppsa.codegen.language.expr import SPECIAL, STRUCTURAL, Access, Dot, Expr, Op
+from bppsa.codegen.language.ir import Group, Kernel, Kind, Reduce, Store
 
 TRITON: dict[Op, str] = {
     Op.ADD: "{} + {}",
@@ -44,10 +45,14 @@ TRITON: dict[Op, str] = {
 }
 assert set(TRITON) == set(Op) - STRUCTURAL - SPECIAL  # with which no cell comes here (`frontend.planning.sweeps`)
 
+# The fold of a tile's columns, of two such, and what stands where a tile has no columns.
+FOLDED = {
+    Reduce.ROWS: ("tl.sum({}, 1, keep_dims=True)", "{} + {}", "0.0"),
+    Reduce.MAX: ("largest({})", "maximum({}, {})", 'float("-inf")'),
+}
 VARIABLE = re.compile(r"\bv\d+\b")
 # Where Triton sees one product feed another, it gives each warp some rows and all columns: good for attention's many
 # rows, but all our warps would compute the same 16. It does not look into branches.
-LEAST = 'float("-inf")'
 ALWAYS = "if rows > 0:"
 
 
@@ -57,7 +62,7 @@ class StepPrinter:
 
     def __init__(self, kernel: Kernel, loads: Loads) -> None:
         self.kernel, self.loads = kernel, loads
-        self.kinds = {b.name: b.kind for b in kernel.buffers}
+        self.kinds = kernel.kinds
         self.rows: dict[tuple[str, bool], Columns] = {}
         self.sums: dict[tuple[str, int, int], str] = {}  # (COLUMN_SUM, column, width) -> its accumulator
         self.lines: list[str] = []
@@ -79,8 +84,8 @@ class StepPrinter:
         values = [self.block(group, start, width) for start, width in spans]  # stores come after all loads
         commit: dict[Reduce, Callable[[Store, Sequence[tuple[int, Tile]]], None]] = {
             Reduce.NONE: self.store,
-            Reduce.ROWS: self.sum_row,
-            Reduce.MAX: self.max_row,
+            Reduce.ROWS: self.fold_row,
+            Reduce.MAX: self.fold_row,
             Reduce.COLUMNS: self.sum_columns,
         }
         for store in group.stores:
@@ -179,14 +184,10 @@ class StepPrinter:
         for start, tile in tiles:
             self.columns(store.target, written=True).write(store.target.column + start, tile)
 
-    def sum_row(self, store: Store, tiles: Sequence[tuple[int, Tile]]) -> None:
-        parts = [f"tl.sum({self.clean(tile, 0, tile.width)}, 1, keep_dims=True)" for _, tile in tiles]
-        total = Tile(self.emit(" + ".join(parts)), 1, max(tile.rows for _, tile in tiles))
-        self.columns(store.target, written=True).write(store.target.column, total)
-
-    def max_row(self, store: Store, tiles: Sequence[tuple[int, Tile]]) -> None:
-        parts = [f"largest({self.clean(tile, 0, tile.width, LEAST)})" for _, tile in tiles]
-        text = functools.reduce("maximum({}, {})".format, parts)
+    def fold_row(self, store: Store, tiles: Sequence[tuple[int, Tile]]) -> None:
+        of_tile, of_two, neutral = FOLDED[store.reduce]
+        parts = [of_tile.format(self.clean(tile, 0, tile.width, neutral)) for _, tile in tiles]
+        text = functools.reduce(of_two.format, parts)
         total = Tile(self.emit(text), 1, max(tile.rows for _, tile in tiles))
         self.columns(store.target, written=True).write(store.target.column, total)
 

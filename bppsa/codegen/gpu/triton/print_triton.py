@@ -18,7 +18,7 @@ from itertools import pairwise
 
 from bppsa.codegen.gpu.triton.columns import ROWS, Block, Columns, Piece, Tile, blocks, padded
 from bppsa.codegen.gpu.triton.frame import BYTES, HEAD, STRIDES, TYPES, PrintedTriton
-from bppsa.codegen.gpu.triton.print_load import Loads, span
+from bppsa.codegen.gpu.triton.print_load import Loads, mask, span
 from bppsa.codegen.gpu.triton.print_tile import StepPrinter
 from bppsa.codegen.gpu.triton.sweep_axes import has_axes, printed_axes
 from bppsa.codegen.gpu.triton.tiling import tiles
@@ -271,7 +271,6 @@ class _SweepPrinter:
         for (name, column, width), total in self.step.sums.items():
             size = padded(width)
             columns = self.loads.columns(size)
-            conditions = span(columns, 0, width, size)
-            mask = f", mask={' & '.join(conditions)}" if conditions else ""
+            within = mask(span(columns, 0, width, size), other="")
             at = f"{name}_at + tl.program_id(0).to(tl.int64) * {self.buffers[name].width} + {column} + {columns}"
-            yield f"tl.store({at}, tl.sum({total}, 0, keep_dims=True){mask})"
+            yield f"tl.store({at}, tl.sum({total}, 0, keep_dims=True){within})"

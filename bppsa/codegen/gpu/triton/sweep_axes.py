@@ -15,7 +15,8 @@ from bppsa.codegen.gpu.triton.axes_tiles import AxesTile, ColumnSet, GroupAxes, 
 from bppsa.codegen.gpu.triton.axes_units import units_of
 from bppsa.codegen.gpu.triton.columns import Block
 from bppsa.codegen.gpu.triton.frame import HEAD, STRIDES, TYPES, PrintedTriton
-from bppsa.codegen.gpu.triton.print_axes import AxesStepPrinter, Residence, mask
+from bppsa.codegen.gpu.triton.print_axes import AxesStepPrinter, Residence, numbered
+from bppsa.codegen.gpu.triton.print_load import mask
 from bppsa.codegen.language.ir import Kernel, Kind
 
 ALIGNED = 32  # elements at which scratch begins
@@ -63,7 +64,7 @@ def printed_axes(kernel: Kernel, real: str) -> PrintedTriton:
 class _AxesSweepPrinter:
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, self.units = kernel, units_of(kernel)
-        self.kinds = {b.name: b.kind for b in kernel.buffers}
+        self.kinds = kernel.kinds
         residence = Residence({}, frozenset())
         while True:
             self.scratch, self.size = placed(kernel, residence)
@@ -96,7 +97,7 @@ class _AxesSweepPrinter:
         return kind is Kind.RUNNING or (kind is Kind.STATE and columns.after != self.kernel.along)
 
     def next_of(self, columns: ColumnSet) -> ColumnSet:
-        """Where the step stores what the next one reads there."""
+        """The place at which the step stores what the next one reads there."""
         return replace(columns, after=not columns.after)
 
     def carry(self) -> list[str]:
@@ -151,8 +152,7 @@ class _AxesSweepPrinter:
         rank, parts, conditions = len(tile.shape), [], []
         stride_of = strides_of(columns, tile.sizes)
         for a, (n, stride) in enumerate(zip(tile.sizes, stride_of, strict=True)):
-            where = ", ".join(":" if b == a else "None" for b in range(rank))
-            i = f"tl.arange(0, {tile.shape[a]})" + (f"[{where}]" if rank > 1 else "")
+            i = numbered(a, rank, tile.shape[a])
             parts.append(f" + {i} * {stride}")
             conditions += [f"({i} < {n})"] if n != tile.shape[a] else []
         return self.step.start(columns, "first") + ("".join(parts) or " + tl.arange(0, 1)"), conditions
@@ -189,7 +189,7 @@ class _AxesSweepPrinter:
 
 
 def placed(kernel: Kernel, residence: Residence) -> tuple[dict[str, int], int]:
-    """Where each SCRATCH buffer begins in a program's memory, and its size."""
+    """The place at which each SCRATCH buffer begins in a program's memory, and its size."""
     at, found = 0, {}
     for b in kernel.buffers:
         if b.kind is Kind.SCRATCH:

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from bppsa.codegen.gpu.triton.columns import LEAST, blocks
-from bppsa.codegen.language.ir import Access, Group, Kernel, Reduce
+from bppsa.codegen.language.expr import Access
+from bppsa.codegen.language.ir import Group, Kernel, Reduce
 
 Tiles = tuple[tuple[int, int], ...]  # (first column, columns)
 

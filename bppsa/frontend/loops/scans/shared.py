@@ -29,8 +29,8 @@ NUMBER = "number"  # in the place of one
 
 @dataclass(eq=False)
 class SharedSteps:
-    """Of one object and one process: a copy begins anew. cells: by what their steps are; programs: by their ops, the
-    numbers and steps of those that are trusted."""
+    """What is shared within one object and one process; a copy begins anew. cells: by what their steps are; programs:
+    by their ops, the numbers and steps of those that are trusted."""
 
     cells: RecentMap[CellPlan] = field(default_factory=lambda: RecentMap(MOST))
     programs: RecentMap[list[ProgramNumbers]] = field(default_factory=lambda: RecentMap(MOST))

@@ -42,7 +42,7 @@ def is_trusted_in_double(
     expected: Sequence[Tensor],
     tensors: Sequence[Tensor],
     random: Tensor | None,
-    known: bool = False,
+    known: bool,
 ) -> bool:
     """Whether it took float64 to trust a program. expected: what the call returned, for the given `tensors`. random:
     the state of the generator before the call, where it draws. known: whether the same was trusted before,

@@ -62,7 +62,7 @@ def steps(tensor: Tensor) -> list[int]:
 
 
 def shared(tensors: Sequence[Tensor]) -> list[int]:
-    """For each tensor the first one that has the same memory: whoever writes to one of them changes the other."""
+    """The first tensor that has the same memory as each: whoever writes to one of them changes the other."""
     known: dict[int, int] = {}
     return [known.setdefault(tensor.untyped_storage()._cdata, at) for at, tensor in enumerate(tensors)]
 

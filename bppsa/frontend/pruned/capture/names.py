@@ -30,7 +30,8 @@ _code = attrgetter("__code__")
 
 
 class Names:
-    """Of `root`, the modules in it and the classes that its graphs depend on, as they were when first looked at."""
+    """Names in `root`, in its modules and in the classes that its graphs depend on, as they were when first looked
+    at."""
 
     def __init__(self, root: nn.Module) -> None:
         modules = list(root.modules())

@@ -138,7 +138,7 @@ def names_of_function(function: Any, *args: Any) -> str | None:
 
 
 def names_of_partial(some_partial: Any, tx: Any, name: str) -> str:
-    """Of one Dynamo knows its function and arguments alone."""
+    """Dynamo knows nothing of a partial but its function and arguments."""
     return f"a question about the attribute {name} of a functools.partial"
 
 

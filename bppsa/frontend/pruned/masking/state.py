@@ -57,7 +57,7 @@ class Capture:
     last: Any = None
 
     def refuse(self, module: nn.Module, reason: Reason) -> None:
-        """In the mode of this call, for longer if it is not the first time."""
+        """Captures nothing in the mode of this call for a while, for longer if it is not the first time."""
         mode = mode_of(module)
         before = self.refused.get(mode)
         wait = SOON if before is None else 2 * before.wait

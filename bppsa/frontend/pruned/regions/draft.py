@@ -220,7 +220,8 @@ class Draft:
         return out
 
     def max_pool(self, x: RegionValue, pool: MaxPool) -> RegionValue:
-        """Within the convolution that made x, if nobody else reads x or asks for its size, else a step of its own."""
+        """Pools within the convolution that made x, if nobody else reads x or asks for its size, else a step of its
+        own."""
         maker, alone = self.maker(x), self.is_own(x) and len(self.readers()) == 1
         if not (alone and pool.quarters and isinstance(maker, Conv) and maker.pool is None):
             return self.add(pool, (x,))
@@ -276,6 +277,6 @@ def holds_for_all_calls(node: fx.Node, brought: frozenset[Any]) -> bool:
 
 
 def reads_numbers(node: fx.Node) -> bool:
-    """And not only the shape."""
+    """Whether a node reads numbers, and not only the shape."""
     asks = (node.op, node.target) == ("call_method", "size") or (node.target is getattr and node.args[1:] == ("shape",))
     return not asks

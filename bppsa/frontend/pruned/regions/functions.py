@@ -6,6 +6,7 @@ What a kernel cannot do raises Unsupported, and the region ends before that node
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ import torch.nn.functional as F
 
 from bppsa.codegen.sparse_conv.window import Window
 from bppsa.frontend.pruned.regions.draft import Draft, RegionValue
-from bppsa.frontend.pruned.regions.layers import image, pair, refuse
+from bppsa.frontend.pruned.regions.layers import image, own, pair, refuse
 from bppsa.frontend.pruned.regions.pointwise import pointwise
 from bppsa.runtime.sparse_conv.pointwise import Dropout
 from bppsa.runtime.sparse_conv.pooling import MaxPool, MeanPool, adaptive, average
@@ -25,8 +26,7 @@ LARGEST_POOL = 255  # places of a window, a byte each
 
 
 def relu(draft: Draft, x: Any, inplace: bool = False) -> RegionValue:
-    refuse(not isinstance(x, RegionValue), "its input is no image")
-    return draft.rectify(x, inplace)
+    return draft.rectify(own(x), inplace)
 
 
 def dropout(draft: Draft, x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
@@ -40,11 +40,10 @@ def dropout2d(draft: Draft, x: Any, p: float = 0.5, training: bool = True, inpla
 
 
 def drop(draft: Draft, x: Any, p: float, inplace: bool, *, channels: bool) -> RegionValue:
-    refuse(not isinstance(x, RegionValue), "its input is no image")
+    x = own(x)
     refuse(not 0 < p < 1, f"dropout with p={p}")
     refuse(inplace and not draft.is_own(x), "a change in place of what others read")
-    s = x.shape
-    return draft.add(Dropout(p, channels, (s.samples, s.channels, s.height, s.width)[: x.dims]), (x,))
+    return draft.add(Dropout(p, channels, x.shape.sizes(x.dims)), (x,))
 
 
 def max_pool(
@@ -59,12 +58,15 @@ def max_pool(
 ) -> RegionValue:
     x = image(x)
     refuse(ceil_mode or return_indices, "ceil_mode or return_indices")
-    kernel = pair(kernel_size)
-    refuse(kernel[0] * kernel[1] > LARGEST_POOL, f"a window of more than {LARGEST_POOL} places")
-    size = x.shape.height, x.shape.width
-    window = Window(size, kernel, pair(stride or kernel_size), pair(padding), pair(dilation))
-    refuse(min(window.out) < 1 or any(2 * p > k for p, k in zip(pair(padding), kernel, strict=True)), "a window beyond")
-    return draft.max_pool(x, MaxPool(window))
+    refuse(math.prod(pair(kernel_size)) > LARGEST_POOL, f"a window of more than {LARGEST_POOL} places")
+    return draft.max_pool(x, MaxPool(pooling(x, kernel_size, stride, padding, dilation)))
+
+
+def pooling(x: RegionValue, kernel: Any, stride: Any, padding: Any, dilation: Any = 1) -> Window:
+    size, sides = (x.shape.height, x.shape.width), (pair(kernel), pair(stride or kernel), pair(padding))
+    window = Window(size, *sides, pair(dilation))
+    refuse(min(window.out) < 1 or any(2 * p > k for k, _, p in zip(*sides, strict=True)), "a window beyond")
+    return window
 
 
 def avg_pool(
@@ -79,11 +81,10 @@ def avg_pool(
 ) -> RegionValue:
     x = image(x)
     refuse(ceil_mode or divisor_override is not None, "ceil_mode or divisor_override")
-    size, sides = (x.shape.height, x.shape.width), (pair(kernel_size), pair(stride or kernel_size), pair(padding))
-    window = Window(size, *sides)
-    refuse(min(window.out) < 1 or any(2 * p > k for p, k in zip(sides[2], sides[0], strict=True)), "a window beyond")
-    down, across = (average(n, k, s, p, count_include_pad) for n, k, s, p in zip(size, *sides, strict=True))
-    return draft.add(MeanPool(size, down, across), (x,))
+    w = pooling(x, kernel_size, stride, padding)
+    sides = zip(w.size, w.kernel, w.stride, w.padding, strict=True)
+    down, across = (average(*side, count_include_pad) for side in sides)
+    return draft.add(MeanPool(w.size, down, across), (x,))
 
 
 def adaptive_avg_pool(draft: Draft, x: Any, output_size: Any) -> RegionValue:
@@ -118,7 +119,7 @@ def flatten(draft: Draft, x: Any, start_dim: int = 0, end_dim: int = -1) -> Regi
 
 
 def view(draft: Draft, x: Any, *sizes: Any) -> RegionValue:
-    refuse(not isinstance(x, RegionValue), "its input is no image")
+    x = own(x)
     sizes = tuple(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else sizes
     flat = x.shape.flat()
     refuse(len(sizes) != 2 or sizes == (-1, -1), "not a view as [B, C * H * W]")
@@ -128,13 +129,12 @@ def view(draft: Draft, x: Any, *sizes: Any) -> RegionValue:
 
 
 def contiguous(draft: Draft, x: Any) -> RegionValue:
-    refuse(not isinstance(x, RegionValue), "its input is no image")
-    return x
+    return own(x)
 
 
 def size(draft: Draft, x: Any, dim: int | None = None) -> Any:
     refuse(not isinstance(x, RegionValue), "the size of what is no image")
-    sizes = torch.Size((x.shape.samples, x.shape.channels, x.shape.height, x.shape.width)[: x.dims])
+    sizes = x.shape.sizes(x.dims)
     return sizes if dim is None else sizes[dim]
 
 

@@ -166,7 +166,7 @@ class DynamoGraph:
 
     @functools.cached_property
     def by_pytorch(self) -> GraphPlan:
-        """For all shapes that are one too many."""
+        """The plan for all shapes that are one too many."""
         why = f"more than {MOST_PLANS} shapes of input"
         whole = GraphSegment(len(self.names), len(self.nodes) - 1)
         return GraphPlan([PlannedSegment(whole, [], [Decision("", "pruned", "pytorch", why)])])
@@ -239,7 +239,8 @@ def numbers(names: Sequence[fx.Node]) -> list[int]:
 
 
 def all_symbols(nodes: Iterable[fx.Node]) -> frozenset[Any]:
-    """Of numbers and sizes. A number that is read from a tensor within the graph has one that no input has."""
+    """The symbols of numbers and sizes. A number that is read from a tensor within the graph has one that no input
+    has."""
     return frozenset().union(*map(symbols_of, nodes))
 
 
@@ -249,7 +250,7 @@ def forget(unread: list[fx.Node], known: KnownValues) -> None:
 
 
 def last_read(graph: list[fx.Node]) -> list[list[fx.Node]]:
-    """For each node those that nobody reads after it: what they gave need not be held on to."""
+    """Gives for each node those that nobody reads after it: what they gave need not be held on to."""
     place, last = {node: i for i, node in enumerate(graph)}, [list[fx.Node]() for _ in graph]
     for node in graph:
         last[max((place[user] for user in node.users), default=place[node])].append(node)

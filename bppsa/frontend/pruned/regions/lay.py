@@ -61,5 +61,5 @@ def with_known_arguments(
 
 
 def is_torchs(fn: Any) -> bool:
-    """And no function or class of the user's, which may do more than it returns."""
+    """Whether it is torch's, and no function or class of the user's, which may do more than it returns."""
     return str(getattr(fn, "__module__", "")).split(".")[0] in ("torch", "_operator")

@@ -33,6 +33,12 @@ def pair(value: int | Sequence[int]) -> IntPair:
     return int(value[0]), int(value[-1])
 
 
+def own(x: Any) -> RegionValue:
+    """A value of the region, of any dimensions."""
+    refuse(not isinstance(x, RegionValue), "its input is no image")
+    return x
+
+
 def image(x: Any) -> RegionValue:
     refuse(not isinstance(x, RegionValue) or x.dims != 4, "its input is no batch of images [B, C, H, W]")
     return x
@@ -79,8 +85,7 @@ def batch_norm(draft: Draft, node: fx.Node) -> RegionValue:
     x, *given = (argument(node, i, *of) for i, of in enumerate(zip(names, defaults, strict=True)))
     mean, variance, weight, bias, training, *numbers = given
     momentum, eps = (draft.found.get(number, number) for number in numbers)  # what follows from sizes has one value
-    value = draft.value_of(x)
-    refuse(not isinstance(value, RegionValue), "its input is no image")
+    value = own(draft.value_of(x))
     tracks = mean is not None
     refuse(tracks != (variance is not None), "one running statistic without the other")
     refuse(not isinstance(training, bool) or not (training or tracks), "neither this batch's statistics nor others")
@@ -95,8 +100,8 @@ def batch_norm(draft: Draft, node: fx.Node) -> RegionValue:
 
 
 def reads_and_follows(mean: fx.Node) -> bool:
-    """Of calls with these statistics some are in evaluation and some in training: PyTorch's backward of the one reads
-    what the other has made of them."""
+    """Whether some calls with these statistics are in evaluation and some in training: PyTorch's backward of the one
+    reads what the other has made of them."""
     return len({argument(user, 5, "training", False) for user in mean.users if user.target is F.batch_norm}) > 1
 
 

@@ -54,7 +54,7 @@ def writes(node: fx.Node) -> bool:
 
 
 def run_node(node: fx.Node, known: dict[fx.Node, Any]) -> Any:
-    """As PyTorch runs it. known: what the nodes that it reads gave."""
+    """Runs a node as PyTorch does. known: what the nodes that it reads gave."""
     args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
     if node.op == "call_method":
         return getattr(args[0], str(node.target))(*args[1:], **kwargs)

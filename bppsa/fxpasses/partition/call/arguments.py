@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_structure
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten_with_path,
+    tree_leaves,
+    tree_map_only,
+    tree_structure,
+)
 
 from bppsa.errors import ArgumentError, PartitionError
+from bppsa.fxpasses.partition.call.kept import is_on_meta
 
 LONGEST_SHOWN = 60  # characters of a value in an error
+LeafShape = tuple[int, ...] | None  # None: of what is no tensor
+
+
+def shapes_of(leaves: Iterable[Any]) -> tuple[LeafShape, ...]:
+    return tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
+
+
+def named_leaves(name: str, value: Any) -> list[tuple[str, Any]]:
+    """The leaves of an argument, and how a reader would write them."""
+    return [(f"{name}{keystr(path)}", leaf) for path, leaf in tree_flatten_with_path(value)[0]]
 
 
 @dataclass(frozen=True)
@@ -23,6 +40,17 @@ class Arguments:
     signature: inspect.Signature
     names: tuple[str, ...]
     examples: tuple[Any, ...]
+
+    @property
+    def leaves(self) -> list[Any]:
+        """Those of the examples."""
+        return tree_leaves(list(self.examples))
+
+    @property
+    def leaf_names(self) -> list[str]:
+        """How a reader would write each leaf."""
+        pairs = zip(self.names, self.examples, strict=True)
+        return [name for argument in pairs for name, _ in named_leaves(*argument)]
 
     def bind(self, *args: Any, **kwargs: Any) -> list[Any]:
         """The arguments of a call, with defaults filled in.
@@ -98,7 +126,7 @@ def arguments_of(model: nn.Module, example: Any, keywords: Mapping[str, Any]) ->
                 f"argument {name} is a {kind}, in which no tensors are found; give a tuple or a dict, or say what is "
                 f"in it by torch.export.register_dataclass({kind})"
             )
-    on_meta = any(parameter.is_meta for parameter in model.parameters())
+    on_meta = is_on_meta(model)
     copies = tree_map_only(Tensor, lambda a: a.detach().to("meta") if on_meta else a.detach().clone(), found)
     return Arguments(signature, tuple(found), tuple(copies.values()))
 
@@ -127,19 +155,14 @@ def flatten(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[s
     return found
 
 
-def is_fixed(leaf: Any) -> bool:
-    """Part of the graph, not an input of it: numbers, flags, None, names and the like."""
-    return not isinstance(leaf, Tensor)
-
-
 def check(name: str, value: Any, example: Any) -> None:
     if tree_structure(value) != tree_structure(example):
         raise PartitionError(
             f"argument {name} has another structure than that of the example: {form(value)}, and not {form(example)}; "
             f"partition the model for such a call"
         )
-    for leaf, expected in zip(tree_flatten(value)[0], tree_flatten(example)[0], strict=True):
-        if is_fixed(expected) or is_fixed(leaf):
+    for leaf, expected in zip(tree_leaves(value), tree_leaves(example), strict=True):
+        if not (isinstance(expected, Tensor) and isinstance(leaf, Tensor)):
             same = leaf is expected or (type(leaf) is type(expected) and leaf == expected)
             if not same:
                 raise PartitionError(

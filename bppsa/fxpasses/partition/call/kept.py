@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -45,7 +45,6 @@ def unchanging(model: nn.Module) -> Iterator[None]:
 
 def keeping(model: nn.Module, found: set[str]) -> Iterator[None]:
     """found: is given an attribute that was changed."""
-    modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers() if can_change(buffer)]
     of_layers = [entry for layer in model.modules() if isinstance(layer, nn.RNNBase) for entry in state_of(layer)]
     whole = {id(container) for _, container, _ in of_layers}
@@ -53,15 +52,13 @@ def keeping(model: nn.Module, found: set[str]) -> Iterator[None]:
     others = random.getstate(), np.random.get_state()
     fastpath = torch.backends.mha.get_fastpath_enabled()  # of transformers: kernels that no training step runs
     try:
-        with torch.random.fork_rng(), without_reports(model):
+        with torch.random.fork_rng(), without_reports(model), modes_kept(model.modules()):
             torch.backends.mha.set_fastpath_enabled(False)
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fastpath)
         random.setstate(others[0])
         np.random.set_state(others[1])
-        for module, training in modes:
-            module.training = training
         found.update(filter(None, [restore(attributes)]))
         restore(of_layers)
         with torch.no_grad():
@@ -70,13 +67,28 @@ def keeping(model: nn.Module, found: set[str]) -> Iterator[None]:
                     buffer.copy_(before)
 
 
+@contextmanager
+def modes_kept(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Modules are in training or in evaluation afterwards as they were before."""
+    modes = [(module, module.training) for module in modules]
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def is_on_meta(model: nn.Module) -> bool:
+    return any(parameter.is_meta for parameter in model.parameters())
+
+
 def can_change(buffer: torch.Tensor) -> bool:
     return not buffer.is_meta and buffer.layout is torch.strided
 
 
 @contextmanager
 def without_reports(model: nn.Module) -> Iterator[None]:
-    """Without our own hooks, which note what each call of a compiled model does."""
+    """Takes away our own hooks within the block, which note what each call of a compiled model does."""
     registered = (model._forward_pre_hooks, model._forward_hooks)
     before = [hooks.copy() for hooks in registered]
     for hook in (hook for hooks in before for hook in hooks.values()):

@@ -16,7 +16,7 @@ Misfit = Callable[[Any, Tensor], str | None]
 
 
 def of_axis(axis: Callable[[Any], int], what: str, attribute: str) -> Misfit:
-    """Of layers that take an input of this size along an axis."""
+    """The check of layers that take an input of this size along an axis."""
 
     def says(layer: Any, x: Tensor) -> str | None:
         at, wanted = axis(layer), getattr(layer, attribute)
@@ -68,7 +68,7 @@ def layer_of(model: nn.Module, error: BaseException) -> str:
 
 
 def misfit(layer: nn.Module, x: Any) -> str | None:
-    """In what the input does not fit; None where that is not known."""
+    """Tells in what the input does not fit; None where that is not known."""
     if not isinstance(x, Tensor):
         return None
     found = next((said for kind, of in MISFITS if isinstance(layer, kind) and (said := of(layer, x))), None)

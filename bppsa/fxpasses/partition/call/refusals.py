@@ -29,12 +29,16 @@ MEANINGS = {
 }
 
 
+def untraced(model: nn.Module, place: str, why: str) -> PartitionError:
+    """What to raise where a model cannot be traced. place: the user's line, "" where it is not known."""
+    return PartitionError(
+        f"{type(model).__name__} cannot be traced{f' at {place}' if place else ''}: {why}; or {BY_HAND}"
+    )
+
+
 def refusal(model: nn.Module, error: BaseException) -> PartitionError:
     """What to raise for an error of a model's forward that came while it was traced."""
-    place = place_of(error)
-    return PartitionError(
-        f"{type(model).__name__} cannot be traced{f' at {place}' if place else ''}: {meaning(error)}; or {BY_HAND}"
-    )
+    return untraced(model, place_of(error), meaning(error))
 
 
 def failure(model: nn.Module, error: BaseException) -> PartitionError:

@@ -22,8 +22,8 @@ def batched(
     guards: Sequence[sympy.Basic],
     outputs: Sequence[SymbolicShape],
 ) -> tuple[bool | None, ...]:
-    """Of each leaf. True is certain: the forward takes no other. False is likely: the size is that of other dimensions,
-    or an output has it beside its rows. None where symbols do not tell.
+    """Tells of each leaf whether it has rows. True is certain: the forward takes no other. False is likely: the size is
+    that of other dimensions, or an output has it beside its rows. None where symbols do not tell.
 
     shapes: in numbers and symbols; sizes: of the example; guards: of what the forward decided; outputs: the shapes of
     what the model returns.

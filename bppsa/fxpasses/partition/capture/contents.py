@@ -111,7 +111,7 @@ def leads(value: Any) -> Iterator[Any]:
 
 
 def attributes(value: Any) -> Sequence[Any]:
-    """Of an object: names and values."""
+    """The names and values that an object has."""
     own = vars(value) if has_names(value) else {}
     return [*items(own), *(getattr(value, name, None) for name in slots(value))]
 

@@ -32,7 +32,7 @@ OUTSIDE = NodeModes(True, ())
 
 
 def note_made(node: fx.Node, value: Any) -> None:
-    """In meta["made"]: of a tensor its dtype and shape, of a number of elements (None, the number), in symbols."""
+    """Writes to meta["made"] what a tensor's dtype and shape are, or (None, the number) for a number; in symbols."""
     only = value[0] if node.op == "call_module" and isinstance(value, (list, tuple)) and len(value) == 1 else value
     if isinstance(only, Tensor):
         node.meta["made"] = only.dtype, tuple(map(expression, only.shape))
@@ -41,7 +41,7 @@ def note_made(node: fx.Node, value: Any) -> None:
 
 
 def copied(model: nn.Module, arguments: Arguments, found: Exported, sizes: Sizes) -> CapturedGraph:
-    """With a first node that checks sizes. Raises PartitionError for what a stage cannot run."""
+    """The graph, with a first node that checks sizes. Raises PartitionError for what a stage cannot run."""
     return Copy(model, arguments, found).whole(sizes)
 
 
@@ -151,7 +151,7 @@ class Copy:
         return self.call(node, self.graph.call_function(node.target, args, kwargs), region)
 
     def getitem(self, node: fx.Node, args: Any, kwargs: Any, region: NodeModes) -> Any:
-        """Also of what several nodes stand for."""
+        """Takes an item, also of what several nodes stand for."""
         source, index = args
         return self.usual(node, args, kwargs, region) if isinstance(source, fx.Node) else source[index]
 

@@ -97,7 +97,7 @@ def exported(model: nn.Module, arguments: Arguments) -> Exported:
 
 
 def run_export(flat: Flat, tensors: tuple[Tensor, ...], is_open: Callable[[int], bool]) -> Exported:
-    """With the sizes left open that may differ in later calls."""
+    """Exports the model with those sizes left open that may differ in later calls."""
     sizes = tuple({i: Dim.AUTO for i, n in enumerate(x.shape) if is_open(n)} or None for x in tensors)
     with quiet(), guards_told() as places, lines_noted(), torch.enable_grad(), kept_whole(flat.model) as calls:
         program = theirs(torch.export.export, flat, tensors, dynamic_shapes={"tensors": sizes}, strict=False)
@@ -157,7 +157,7 @@ LOGS = ("torch.export", "torch._export", "torch.fx", "torch._dynamo", "torch._su
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without what export logs and warns of: PyTorch's graphs, and attributes that it has itself set."""
+    """Silences what export logs and warns of: PyTorch's graphs, and attributes that it has itself set."""
     loggers = [logging.getLogger(name) for name in LOGS]
     before = [logger.level for logger in loggers]
     with warnings.catch_warnings(), redirect_stderr(WithoutGraphs()):

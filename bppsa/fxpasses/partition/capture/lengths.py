@@ -18,7 +18,7 @@ LEN = "len"
 
 
 def length(value: Any) -> Any:
-    """As `len`, for whoever calls it meanwhile."""
+    """Stands for `len` meanwhile."""
     return value.shape[0] if isinstance(value, Tensor) and value.dim() else builtins.len(value)
 
 

@@ -62,7 +62,7 @@ def lines_noted() -> Iterator[None]:
 
 
 def stack() -> Iterator[FrameType]:
-    """From here outwards."""
+    """The frames from here outwards."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame
@@ -78,7 +78,7 @@ _now = threading.local()  # the frames of the calls of checkpoint that the threa
 
 
 def number_of(call: FrameType) -> int:
-    """Of a call of checkpoint. Frames are kept for as long as one can be taken for another."""
+    """The number of a call of checkpoint. Frames are kept for as long as one can be taken for another."""
     met: list[FrameType] = getattr(_now, "checkpoints", [])
     if call not in met:
         met.append(call)

@@ -32,8 +32,8 @@ TABLES = frozenset((*HOOKS, "_backward_hooks", "_backward_pre_hooks", "_modules"
 
 @dataclass(frozen=True)
 class LookedUp:
-    """By the user's code. names: also those of attributes; what stands under others may change. outside: globals and
-    closures, and what gives their values."""
+    """What the user's code looks up. names: also those of attributes; what stands under others may change. outside:
+    globals and closures, and what gives their values."""
 
     names: frozenset[str] = frozenset()
     outside: tuple[tuple[str, Callable[[], Any]], ...] = ()
@@ -117,7 +117,7 @@ class Walk:
             yield Contents(what, value, read)
 
     def spaces(self, value: Any) -> Iterator[tuple[Any, list[str]]]:
-        """Of an object or a Python module: where names stand, and those that are there and looked up."""
+        """The namespaces of an object or a Python module, each with the names that are looked up and stand there."""
         home = type(value).__module__
         if has_names(value) and not home.startswith("bppsa."):
             space = vars(value)

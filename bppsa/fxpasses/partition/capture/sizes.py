@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export.graph_signature import InputKind
-from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves
+from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import PartitionError
-from bppsa.fxpasses.partition.call.arguments import Arguments
+from bppsa.fxpasses.partition.call.arguments import Arguments, shapes_of
 from bppsa.fxpasses.partition.capture.batched import SymbolicShape, batched
 from bppsa.fxpasses.partition.capture.exported import Exported
 
@@ -147,30 +147,27 @@ def sizes_of(found: Exported, arguments: Arguments) -> Sizes:
     given = [n for n in program.graph.find_nodes(op="placeholder") if kinds[n.name] is InputKind.USER_INPUT]
     environment = environment_of([node.meta["val"] for node in given])
     fixed, rest = fixed_by(environment, found.places), enumerate(node.meta["val"] for node in given)
-    names: list[str] = []
+    names = arguments.leaf_names
     shapes: list[SymbolicShape | None] = []
     layers: list[str] = []
     places = {}
-    for name, example in zip(arguments.names, arguments.examples, strict=True):
-        for path, leaf in tree_flatten_with_path(example)[0]:
-            names.append(f"{name}{keystr(path)}")
-            if not isinstance(leaf, Tensor):
-                shapes.append(None)
-                layers.append("")
-                continue
-            number, value = next(rest)
-            layers.append(first_layer(given[number], program.state_dict))
-            shapes.append(tuple(map(expression, value.shape)))
-            for axis in range(leaf.dim()):
-                places[f"{names[-1]}.shape[{axis}]"] = fixed.get(f"L['tensors'][{number}].size()[{axis}]", "")
+    for name, leaf in zip(names, arguments.leaves, strict=True):
+        if not isinstance(leaf, Tensor):
+            shapes.append(None)
+            layers.append("")
+            continue
+        number, value = next(rest)
+        layers.append(first_layer(given[number], program.state_dict))
+        shapes.append(tuple(map(expression, value.shape)))
+        for axis in range(leaf.dim()):
+            places[f"{name}.shape[{axis}]"] = fixed.get(f"L['tensors'][{number}].size()[{axis}]", "")
     symbols = {n for shape in shapes for n in shape or () if isinstance(n, sympy.Symbol)}
     ranges = [(s, int(r.lower), float(r.upper)) for s, r in program.range_constraints.items() if s in symbols]
     guards = tuple(guards_of(environment, found.places))
     (output,) = program.graph.find_nodes(op="output")
     made = [node.meta["val"] for node in output.args[0] if isinstance(node, fx.Node)]
     returned = [tuple(map(expression, x.shape)) for x in made if isinstance(x, Tensor)]
-    sizes = [tuple(x.shape) if isinstance(x, Tensor) else None for x in tree_leaves(list(arguments.examples))]
-    rows = batched(shapes, sizes, [guard.holds for guard in guards], returned)
+    rows = batched(shapes, shapes_of(arguments.leaves), [guard.holds for guard in guards], returned)
     return Sizes(tuple(names), tuple(shapes), guards, tuple(ranges), places, tuple(layers), rows)
 
 
@@ -203,7 +200,7 @@ def guards_of(environment: Any, places: Mapping[str, str]) -> Iterator[Guard]:
 
 
 def fixed_by(environment: Any, places: Mapping[str, str]) -> dict[str, str]:
-    """Of sizes that can only be as they were, by export's names for them, the user's line."""
+    """The user's line that fixed a size, by export's name for the size."""
     if environment is None:
         return {}
     names = {symbol: name for name, symbol in environment.source_to_var.items()}

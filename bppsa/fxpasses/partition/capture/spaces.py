@@ -18,7 +18,7 @@ class Kept(Protocol):
 
 
 class Slots:
-    """Of an object: its slots in the place of a namespace."""
+    """The slots of an object, read as a namespace is."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

@@ -19,7 +19,7 @@ from bppsa.errors import PartitionError
 from bppsa.fxpasses.network.models import restore, state_of
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.call.places import innermost, is_users, place_here
-from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE, failure
+from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, failure, untraced
 from bppsa.fxpasses.partition.capture.contents import alike
 from bppsa.fxpasses.partition.capture.since import LookedUp
 from bppsa.fxpasses.partition.capture.watched import STATE, Functions, Watched, generators, is_near, of_model
@@ -55,7 +55,8 @@ FUNCTIONS: dict[Any, str] = {  # by their code, where they are not built in
 
 @dataclass(frozen=True)
 class WatchedRun:
-    """Of a run. result: what the model returned. lengths: the global names of functions that ask for `len`."""
+    """What was seen of a run. result: what the model returned. lengths: the global names of functions that ask for
+    `len`."""
 
     result: Any
     looked_up: LookedUp
@@ -106,9 +107,7 @@ def is_done_once(run: Callable[[], Any], one: Watched) -> bool:
 
 
 def refused(model: nn.Module, place: str, why: str) -> NoReturn:
-    raise PartitionError(
-        f"{type(model).__name__} cannot be traced{f' at {place}' if place else ''}: {why}; or {BY_HAND}"
-    )
+    raise untraced(model, place, why)
 
 
 class LostCalls(TorchFunctionMode):

@@ -210,7 +210,7 @@ class Functions:
 
 
 def caller_of(frame: FrameType) -> FrameType | None:
-    """Without what torch wraps its functions in, so that Dynamo leaves them alone."""
+    """The caller of a frame, past what torch wraps its functions in, so that Dynamo leaves them alone."""
     caller = frame.f_back
     while caller is not None and caller.f_globals.get("__name__") in WRAPPERS:
         caller = caller.f_back
@@ -223,7 +223,8 @@ def is_near(frame: FrameType) -> bool:
 
 
 def globals_of(frame: FrameType) -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Also those that are not there, and are looked up among the builtins."""
+    """The global names that a frame's code reads, also those that are not there and are looked up among the
+    builtins."""
     for name in sorted({i.argval for i in dis.get_instructions(frame.f_code) if i.opname == "LOAD_GLOBAL"}):
         yield f"the global name {name}", partial(frame.f_globals.get, name)
 
@@ -241,7 +242,7 @@ def listed(value: Callable[[], Any]) -> list[Any]:
 
 
 def line_of_store(code: CodeType, name: str) -> str:
-    """Where a function binds a variable of an outer one."""
+    """The line on which a function binds a variable of an outer one."""
     line = code.co_firstlineno
     for instruction in dis.get_instructions(code):
         line = instruction.starts_line or line

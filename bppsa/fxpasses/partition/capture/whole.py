@@ -68,7 +68,7 @@ class OpaqueCall:
 
 
 class OpaqueCalls:
-    """Of one export. results: of each call, what it returned, with the number of a tensor in the place of each."""
+    """The calls of one export. results: what each call returned, with the number of a tensor in the place of each."""
 
     def __init__(self) -> None:
         self.calls: list[OpaqueCall] = []
@@ -108,7 +108,7 @@ class OpaqueCalls:
 
 @dataclass(frozen=True)
 class TensorNumber:
-    """Of a tensor that a call returned."""
+    """Stands for a tensor that a call returned."""
 
     number: int
 
@@ -233,8 +233,8 @@ def outputs_of(module: nn.Module, input: Any = None, *rest: Any, **kwargs: Any) 
 
 
 def dtypes_of(module: nn.RNNBase, input: Tensor) -> Sequence[torch.dtype] | None:
-    """Of the output and the states: under autocast those that a small layer of the kind gives, or None where that
-    raises, as PyTorch's own does on CPUs that oneDNN has no kernels for."""
+    """The dtypes of the output and the states: under autocast those that a small layer of the kind gives, or None where
+    that raises, as PyTorch's own does on CPUs that oneDNN has no kernels for."""
     if not torch.is_autocast_enabled("cpu"):
         return [input.dtype] * 3
     kind = {"LSTM": nn.LSTM, "GRU": nn.GRU}.get(module.mode, nn.RNN)

@@ -16,15 +16,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import TreeSpec, keystr, tree_flatten, tree_flatten_with_path, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa.common.stages import Stages
 from bppsa.decisions import warn_once
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.call.certain import Certain
-from bppsa.fxpasses.partition.call.kept import kept
-from bppsa.fxpasses.partition.check.verify import in_a_row, is_on_meta, magnitude, same, tried
+from bppsa.fxpasses.partition.call.kept import is_on_meta, kept, modes_kept
+from bppsa.fxpasses.partition.check.verify import in_a_row, magnitude, same, tried
 from bppsa.fxpasses.theirs import theirs
 
 KnownRows = Sequence[bool | None]
@@ -34,7 +34,8 @@ MOST = 64  # readings that are tried: all, of six arguments
 
 
 def by_rows(model: nn.Module, stages: Stages, arguments: Arguments, known: KnownRows | None = None) -> RowsReading:
-    """Of each leaf of the arguments. known: what symbols of sizes say, of which True alone is certain.
+    """Tells of each leaf of the arguments whether it has rows. known: what symbols of sizes say, of which True alone is
+    certain.
 
     Raises PartitionError, with the argument's name, where it cannot be told.
     """
@@ -58,23 +59,17 @@ def by_rows(model: nn.Module, stages: Stages, arguments: Arguments, known: Known
         return left[0]
     i = next(i for i in open_ones if not left or len({reading[i] for reading in left}) > 1)
     why = "parts of the batch fit either way" if left else "cut or not, parts of the batch do not make it up"
-    names = names_of(arguments)
+    names = arguments.leaf_names
     raise PartitionError(
         f"{type(model).__name__}: {untold(arguments, i, why)}; where it has rows, let the forward say so, by assert "
         f"len({names[i]}) == len({names[likely.index(True)]}), or return what has rows, with loss_fn="
     )
 
 
-def names_of(arguments: Arguments) -> list[str]:
-    """Of each leaf, as a reader would write it."""
-    pairs = zip(arguments.names, arguments.examples, strict=True)
-    return [f"{name}{keystr(path)}" for name, example in pairs for path, _ in tree_flatten_with_path(example)[0]]
-
-
 def untold(arguments: Arguments, i: int, why: str) -> str:
-    shape = list(tree_leaves(list(arguments.examples))[i].shape)
+    shape = list(arguments.leaves[i].shape)
     return (
-        f"argument {names_of(arguments)[i]} is a tensor {shape}, as long as the batch, and whether it has the batch's "
+        f"argument {arguments.leaf_names[i]} is a tensor {shape}, as long as the batch, and whether it has the batch's "
         f"rows cannot be told: {why}; where it holds for all rows, give example_inputs with another number of rows "
         f"than it has, such as {shape[0] + 1}"
     )
@@ -95,8 +90,8 @@ def parts(rows: int) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Of a reading that no part contradicts. made: what the parts give. by_rows: outputs that are cut with the batch.
-    fits: whether all else makes up the batch's, by the number of rows."""
+    """What is found of a reading that no part contradicts. made: what the parts give. by_rows: outputs that are cut
+    with the batch. fits: whether all else makes up the batch's, by the number of rows."""
 
     made: Sequence[Sequence[Any]]
     by_rows: int
@@ -276,12 +271,7 @@ def thinned(x: Tensor, random: torch.Generator) -> Tensor:
 @contextmanager
 def evaluating(model: nn.Module, stages: Stages) -> Iterator[None]:
     modules = [module for stage in stages.stages for module in stage.module.modules()]
-    modes = [(module, module.training) for module in modules]
-    try:
-        with kept(model), torch.no_grad():
-            for module in modules:
-                module.training = False
-            yield
-    finally:
-        for module, training in modes:
-            module.training = training
+    with kept(model), torch.no_grad(), modes_kept(modules):
+        for module in modules:
+            module.training = False
+        yield

@@ -5,18 +5,18 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
+from bppsa.common.graph import differentiable_in
 from bppsa.common.stages import Stages
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments
-from bppsa.fxpasses.partition.call.kept import kept
+from bppsa.fxpasses.partition.call.kept import is_on_meta, kept
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.capture.sizes import Sizes
 from bppsa.fxpasses.partition.ops.effects import EffectWatch
@@ -42,13 +42,8 @@ def called(model: nn.Module, arguments: Arguments) -> Any:
         return theirs(model, *args, **kwargs)
 
 
-def check_same(model: nn.Module, found: Any, expected: Any, otherwise: str) -> None:
-    """Raises PartitionError where the two results are not those of the same computation."""
-    if not alike(found, expected):
-        raise PartitionError(f"{type(model).__name__}: {otherwise}")
-
-
 def alike(found: Any, expected: Any) -> bool:
+    """Whether the two results are those of the same computation."""
     (leaves, spec), (others, other_spec) = tree_flatten(found), tree_flatten(expected)
     return spec == other_spec and all(map(same, leaves, others))
 
@@ -73,10 +68,10 @@ def differentiated(
     )
     with torch.enable_grad():
         result = call(given)
-    sources = (*model.parameters(), *tree_leaves(given)) if of_parameters else ()
-    wanted = [x for x in sources if isinstance(x, Tensor) and x.requires_grad]
+    sources = (*model.parameters(), given) if of_parameters else ()
+    wanted = differentiable_in(sources)
     random = torch.Generator().manual_seed(0)
-    ends = [x for x in tree_leaves(result) if isinstance(x, Tensor) and x.requires_grad]
+    ends = differentiable_in(result)
     drawn = [torch.randn(x.shape, generator=random, dtype=torch.float64).to(x) for x in ends]
     none = not (ends and wanted)
     grads = () if none else theirs(torch.autograd.grad, ends, wanted, drawn, allow_unused=True)
@@ -84,9 +79,12 @@ def differentiated(
 
 
 def check_stages(model: nn.Module, stages: Stages, arguments: Arguments) -> None:
-    """Raises PartitionError where the stages do not give what the model gives. On the meta device there is nothing to
-    see."""
-    if not is_on_meta(model) and not gives(model, stages, arguments, arguments.examples):
+    """Raises PartitionError where the stages do not give what the model gives, and what the model raises. On the meta
+    device there is nothing to see."""
+    if is_on_meta(model):
+        return
+    expected = of_model(model, arguments, arguments.examples)
+    if not alike(of_stages(model, stages, arguments.examples, expected.way), expected.made):
         raise PartitionError(f"{type(model).__name__}: {HIDDEN}")
 
 
@@ -119,22 +117,11 @@ def tried(call: Callable[[], R]) -> R | None:
         return None
 
 
-def is_on_meta(model: nn.Module) -> bool:
-    return any(parameter.is_meta for parameter in model.parameters())
-
-
-@dataclass(frozen=True)
-class Expected:
+class Expected(NamedTuple):
     """What the model gives, and of which of WAYS."""
 
     made: Any
     way: tuple[bool, bool]
-
-
-def gives(model: nn.Module, stages: Stages, arguments: Arguments, values: Sequence[Any]) -> bool:
-    """Whether stages give what the model gives for these. Raises what the model raises."""
-    expected = of_model(model, arguments, values)
-    return alike(of_stages(model, stages, values, expected.way), expected.made)
 
 
 def of_stages(model: nn.Module, stages: Stages, values: Sequence[Any], way: tuple[bool, bool]) -> Any:
@@ -143,21 +130,20 @@ def of_stages(model: nn.Module, stages: Stages, values: Sequence[Any], way: tupl
 
 
 def of_model(model: nn.Module, arguments: Arguments, values: Sequence[Any]) -> Expected:
-    """In the first of WAYS that it can be differentiated in. Raises what the model raises."""
+    """What the model gives, in the first of WAYS in which it can be differentiated. Raises what the model raises."""
 
     def whole(given: Sequence[Any]) -> Any:
         args, kwargs = arguments.call(given)
         return theirs(model, *args, **kwargs)
 
-    for way in WAYS[:-1]:
+    for way in WAYS:
         try:
             with kept(model):
                 return Expected(differentiated(model, whole, values, way), way)
         except RuntimeError as error:
-            if is_ours(error):
+            if is_ours(error) or way == WAYS[-1]:
                 raise
-    with kept(model):
-        return Expected(differentiated(model, whole, values, WAYS[-1]), WAYS[-1])
+    raise AssertionError("the last way returns or raises")
 
 
 def same(a: Any, b: Any) -> bool:

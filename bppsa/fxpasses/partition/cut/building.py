@@ -24,7 +24,7 @@ from bppsa.fxpasses.partition.ops.regions import copied_in_regions
 
 @dataclass
 class StagePart:
-    """Of a graph, what one stage runs."""
+    """What one stage runs of a graph."""
 
     nodes: list[fx.Node]
     results: tuple[fx.Node, ...] = ()  # of the last stage: what the model returns
@@ -97,7 +97,7 @@ def changed(part: StagePart, graph: fx.Graph, model: nn.Module) -> tuple[str, ..
 
 
 def sites_of(node: fx.Node) -> dict[StorageWeakRef, Site]:
-    """Where a node writes to what was there before: in the code of a module that it calls, or at its own line."""
+    """Tells where a node writes to what was there before: in the code of a module that it calls, or at its own line."""
     place = node.meta.get("place", "")
     sites = facts(node).sites
     return {written: sites[written].otherwise_at(place) for written in facts(node).writes}

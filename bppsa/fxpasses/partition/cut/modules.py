@@ -52,11 +52,11 @@ def install(module: nn.Module, path: str, found: Any) -> None:
 
 
 def first_names(model: nn.Module) -> dict[int, str]:
-    """By id of each parameter and buffer."""
+    """The first name of each parameter and buffer, by its id."""
     return {id(tensor): name for name, tensor in (*model.named_parameters(), *model.named_buffers())}
 
 
 def names_of(module: nn.Module, first: Mapping[int, str]) -> dict[str, str]:
-    """Of each parameter and buffer of a stage, the model's first name. A constant has none."""
+    """The model's first name of each parameter and buffer of a stage. A constant has none."""
     held = (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
     return {name: first[id(tensor)] for name, tensor in held if id(tensor) in first}

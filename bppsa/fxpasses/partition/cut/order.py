@@ -12,6 +12,7 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from torch import fx
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -33,18 +34,14 @@ class Order:
     light: frozenset[fx.Node]
 
     def crossing(self) -> list[int]:
-        """Of each boundary between two blocks, the bytes of the values that cross it."""
+        """The bytes of the values that cross each boundary between two blocks."""
         place = {node: i for i, block in enumerate(self.blocks) for node in block}
         change = [0] * (len(self.blocks) + 1)
         for node, made in place.items():
             last = max((place.get(user, len(self.blocks) - 1) for user in node.users), default=made)
             change[made] += facts(node).bytes
             change[last] -= facts(node).bytes
-        total, found = 0, []
-        for difference in change[: len(self.blocks) - 1]:
-            total += difference
-            found.append(total)
-        return found
+        return list(accumulate(change[: len(self.blocks) - 1]))
 
 
 def ordered(graph: fx.Graph) -> Order:

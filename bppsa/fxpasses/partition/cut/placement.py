@@ -14,7 +14,7 @@ Placement = Sequence[frozenset[str]]  # of each stage, the model's names of its 
 
 
 def ends_as_before(model: nn.Module, before: Placement, order: Order) -> list[int]:
-    """For each stage, the index of the first block behind it.
+    """The index of the first block behind each stage.
 
     A block that reads weights goes to a stage that has them, all others to where the one before them is. Raises
     PartitionError where the model now uses its weights in another order.

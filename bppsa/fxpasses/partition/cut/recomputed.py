@@ -18,7 +18,7 @@ Marks = Mapping[fx.Node, int]  # nodes that run again together have one number; 
 
 
 class NodeMarks(NamedTuple):
-    """Of the nodes of a stage. asked: within calls of torch.utils.checkpoint. all: wherever it can be."""
+    """Which nodes of a stage run again. asked: within calls of torch.utils.checkpoint. all: wherever it can be."""
 
     asked: Marks
     all: Marks
@@ -45,7 +45,7 @@ def unchanged(nodes: Sequence[fx.Node], wanted: Marks) -> Marks:
 
 
 def touching(nodes: Sequence[fx.Node]) -> list[tuple[set[fx.Node], bool]]:
-    """Of each storage that is changed in place, the nodes that make, read or change it, and whether it was there before
+    """The nodes that make, read or change each storage that is changed in place, and whether it was there before
     them."""
     written: dict[StorageWeakRef, set[fx.Node]] = {storage: set() for node in nodes for storage in facts(node).writes}
     if not written:

@@ -84,7 +84,7 @@ def sized(shape: Sequence[Any], like: Sequence[int], sizes: Mapping[Any, int]) -
 
 
 def resized(x: Tensor, shape: Sequence[int]) -> Tensor:
-    """With its first entries along each axis, again from the start where there are too few."""
+    """The tensor with its first entries along each axis, again from the start where there are too few."""
     for axis, size in enumerate(shape):
         if x.shape[axis] != size:
             x = x.index_select(axis, torch.arange(size, device=x.device) % max(x.shape[axis], 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import fx, nn
@@ -56,7 +56,7 @@ class LossReading(Quantities):
         return sharding
 
     def changed(self, node: fx.Node, sharding: Sharding, by_data: bool) -> None:
-        """In place, and with it what it is a view of."""
+        """Notes that a node is changed in place, and with it what it is a view of."""
         self.shardings[node] = sharding
         if not by_data:
             self.data.discard(node)
@@ -96,13 +96,11 @@ class LossReading(Quantities):
         name = name_of(node)
         if name in ADDING and not rows:
             return self.added(node, [self.sharding_of(arg) for arg in addends(node)])
-        if not rows and takes_size(
-            node, self.rows
-        ):  # the number of rows, of which micro-batches have fewer than the batch
+        if not rows and takes_size(node, self.rows):  # of which micro-batches have fewer than the batch
             return Inseparable(node)
-        if all(isinstance(sharding, Replicated) for sharding in inputs) and not rows:
+        if are_replicated(inputs) and not rows:
             return Replicated()
-        mixed = next((sharding for sharding in inputs if isinstance(sharding, Inseparable)), None)
+        mixed = inseparable(inputs)
         if mixed is not None:
             return mixed
         reduction = argument(node, "reduction", None)
@@ -115,32 +113,28 @@ class LossReading(Quantities):
         return self.linear(node, rows)
 
     def several(self, node: fx.Node, inputs: list[Sharding]) -> Sharding:
-        """Of tensors in a tuple. PyTorch's own modules, such as recurrent ones, treat rows one by one."""
-        if all(isinstance(sharding, Replicated) for sharding in inputs):
+        """The sharding of tensors in a tuple. PyTorch's own modules, such as recurrent ones, treat rows one by one."""
+        if are_replicated(inputs):
             return Replicated()
         mixed = node.op != "call_module" and mixes(node, self.rows, self.places)
         apart = all(map(is_plain, inputs)) and not mixed
         return Partial.of(True) if apart else Inseparable(node)
 
     def number_sharding(self, node: fx.Node, inputs: list[Sharding]) -> Sharding:
-        """Of one of Python's. A size is what `sharding_of` finds in its symbols."""
+        """The sharding of a number of Python's. A size is what `sharding_of` finds in its symbols."""
         name = name_of(node)
         if name in ITEM:
             return inputs[0]
-        return (
-            Replicated()
-            if name in SIZES or all(isinstance(sharding, Replicated) for sharding in inputs)
-            else Inseparable(node)
-        )
+        return Replicated() if name in SIZES or are_replicated(inputs) else Inseparable(node)
 
     # Rules
 
     def added(self, node: fx.Node, shardings: list[Sharding]) -> Sharding:
-        """Of a sum. What all micro-batches have goes with means alone: their factors add up to one."""
-        mixed = next((sharding for sharding in shardings if isinstance(sharding, Inseparable)), None)
+        """The sharding of a sum. What all micro-batches have goes with means alone: their factors add up to one."""
+        mixed = inseparable(shardings)
         if mixed is not None or isinstance(argument(node, "alpha", 1), fx.Node):
             return mixed or Inseparable(node)
-        if all(isinstance(sharding, Replicated) for sharding in shardings):
+        if are_replicated(shardings):
             return Replicated()
         weights: set[Monomial] = set().union(
             *(sharding.weights for sharding in shardings if isinstance(sharding, Partial))
@@ -173,7 +167,7 @@ class LossReading(Quantities):
         return Inseparable(node) if count is None else Partial(sharding.over(count, 1), False)
 
     def reduced(self, node: fx.Node, inputs: list[Sharding], reduction: int) -> Sharding:
-        """Of a loss that reduces."""
+        """The sharding of a loss that reduces."""
         if not all(map(is_plain, inputs)):
             return Inseparable(node)
         if reduction == SUM:
@@ -198,15 +192,15 @@ class LossReading(Quantities):
         return Partial.of(False, frozenset({(ClassCount(target, weight, ignored), 1)}))
 
     def module(self, node: fx.Node, rows: bool, inputs: list[Sharding]) -> Sharding:
-        """Of a call of PyTorch's own module, which treats rows one by one where it gives rows."""
+        """The sharding of a call of PyTorch's own module, which treats rows one by one where it gives rows."""
         module: Any = self.modules(str(node.target))
-        mixed = next((sharding for sharding in inputs if isinstance(sharding, Inseparable)), None)
+        mixed = inseparable(inputs)
         if mixed is not None:
             return mixed
         if rows:
             return Partial.of(True) if all(map(is_plain, inputs)) else Inseparable(node)
         if not isinstance(module, _Loss):
-            return Replicated() if all(isinstance(sharding, Replicated) for sharding in inputs) else Inseparable(node)
+            return Replicated() if are_replicated(inputs) else Inseparable(node)
         if module.reduction == "sum":
             return Partial.of(False)
         if isinstance(module, (nn.CrossEntropyLoss, nn.NLLLoss)):
@@ -227,13 +221,12 @@ class LossReading(Quantities):
                 factor = node.args[1]
             return self.scaled(node, a, factor, divides)
         shardings = (a, b)
-        if any(isinstance(sharding, Inseparable) for sharding in shardings):
-            return next(sharding for sharding in shardings if isinstance(sharding, Inseparable))
-        scalars = [arg for arg, k in zip(node.args[:2], shardings, strict=True) if not getattr(k, "rows", False)]
+        if (mixed := inseparable(shardings)) is not None:
+            return mixed
         scalars = [
             arg
-            for arg in scalars
-            if not isinstance(self.sharding_of(arg), Replicated) or self.quantity(arg) is not None
+            for arg, of in zip(node.args[:2], shardings, strict=True)
+            if (not of.rows if isinstance(of, Partial) else self.quantity(arg) is not None)
         ]
         if scalars:
             other = b if scalars[0] is node.args[0] else a
@@ -246,7 +239,7 @@ class LossReading(Quantities):
         return Partial.of(True) if isinstance(a, Replicated) else a
 
     def scaled(self, node: fx.Node, sharding: Sharding, factor: Any, divides: bool) -> Sharding:
-        """Of a value multiplied with a number, or divided by it."""
+        """The sharding of a value multiplied with a number, or divided by it."""
         quantity = self.quantity(factor)
         if isinstance(sharding, Inseparable):
             return sharding
@@ -265,6 +258,15 @@ class LossReading(Quantities):
                 return self.shardings[arg]
             return Inseparable(arg) if self.quantity(arg) is None else Partial.of(False)  # micro-batches' rows add up
         return Replicated()
+
+
+def inseparable(shardings: Iterable[Sharding]) -> Inseparable | None:
+    """The first of them that no sum over micro-batches gives."""
+    return next((sharding for sharding in shardings if isinstance(sharding, Inseparable)), None)
+
+
+def are_replicated(shardings: Iterable[Sharding]) -> bool:
+    return all(isinstance(sharding, Replicated) for sharding in shardings)
 
 
 def is_plain(sharding: Sharding) -> bool:

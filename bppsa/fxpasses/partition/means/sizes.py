@@ -14,7 +14,7 @@ def name_of(node: fx.Node) -> str:
 
 
 def argument(node: fx.Node, name: str, default: Any) -> Any:
-    """Of a call of an ATen op, by the name in its schema."""
+    """The argument of an ATen op's call that has this name in the schema."""
     schema: Any = getattr(node.target, "_schema", None)
     for i, given in enumerate(schema.arguments if schema is not None else ()):
         if given.name == name:

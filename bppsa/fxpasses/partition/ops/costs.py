@@ -30,6 +30,9 @@ def of_layer(x: Tensor, *rest: Any, out_val: Any, **options: Any) -> float:
 FORMULAS: Mapping[Any, Any] = {
     **flop_registry,
     aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[aten._scaled_dot_product_flash_attention],
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: flop_registry[
+        aten._scaled_dot_product_flash_attention_backward
+    ],
     aten.mkldnn_rnn_layer: of_layer,
     aten._cudnn_rnn: of_layer,
 }
@@ -44,10 +47,15 @@ GATHERS = frozenset((aten.embedding, aten._embedding_bag, aten.index, aten.index
 
 
 def flops_of(op: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:
-    """Of matrix products and the like, and one for each element written."""
-    formula = FORMULAS.get(op._overloadpacket)
-    flops = float(formula(*args, **kwargs, out_val=out)) if formula is not None else 0.0
+    """Those of matrix products and the like, and one for each element written."""
+    flops = product_flops(op, args, kwargs, out)
     return flops if op.is_view else flops + sum(tensor.numel() for tensor in tensors_in(out))
+
+
+def product_flops(op: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:
+    """The flops of matrix products and the like."""
+    formula = FORMULAS.get(op._overloadpacket)
+    return 0.0 if formula is None else float(formula(*args, **kwargs, out_val=out))
 
 
 def cost_of(op: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:

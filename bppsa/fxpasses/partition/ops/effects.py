@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Site:
-    """Of a change in place: the user's line, "" where none did it, and the op."""
+    """Where something is changed in place: the user's line, "" where none did it, and the op."""
 
     place: str
     op: str
@@ -33,7 +33,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Facts:
-    """Of one node, for the example."""
+    """What one node does for the example."""
 
     flops: float = 0.0
     cost: float = 0.0  # in flops

@@ -26,6 +26,10 @@ class ImageShape:
     def pixels(self) -> int:
         return self.height * self.width
 
+    def sizes(self, dims: int) -> torch.Size:
+        """Those of a tensor of 2 or 4 dimensions."""
+        return torch.Size((self.samples, self.channels, self.height, self.width)[:dims])
+
     def flat(self) -> ImageShape:
         return ImageShape(self.samples, self.channels * self.pixels)
 
@@ -66,7 +70,7 @@ class Image:
 
     @property
     def threads(self) -> int:
-        """For a pass over all of it."""
+        """How many threads a pass over all of it takes."""
         return threads_sharing(self.count, REALS_PER_THREAD)
 
     def reshaped(self, shape: ImageShape) -> Image:

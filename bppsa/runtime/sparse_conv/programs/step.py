@@ -19,16 +19,20 @@ from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape
 from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 
 
-class Keep(NamedTuple):
-    """What stays until the backward: what only the step's own needs, and its output."""
+class StepOperands(NamedTuple):
+    """What a forward is given. brought: what its step brings. keeps_own, keeps_output: what stays until the backward:
+    what only the step's own needs, and its output."""
 
-    own: bool
-    output: bool
+    inputs: Sequence[Image]
+    params: Sequence[Place | None]
+    brought: Sequence[Place]
+    keeps_own: bool
+    keeps_output: bool
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Of which inputs and parameters a gradient is asked for: for a parameter where it goes, or None. rectified: the
+    """What gradients are asked for: which inputs', and for a parameter where it goes, or None. rectified: the
     input was, and its mask is to be applied. compact: of the first parameter only the entries at `RegionStep.places`.
     """
 
@@ -40,11 +44,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class SavedImages:
-    """What the forward leaves for the backward, besides parameters. An image that no step asked for is None."""
+    """What the forward leaves for the backward, and the parameters. An image that no step asked for is None."""
 
     inputs: tuple[Image | None, ...]
     output: Image | None
-    own: Any = None
+    own: Any
+    params: Sequence[Place | None]
 
 
 class RegionStep(ABC):
@@ -53,9 +58,9 @@ class RegionStep(ABC):
     reads_output = False
     renames = False  # its output is its input
 
-    @abstractmethod
     def shape(self, *inputs: ImageShape) -> ImageShape:
-        """The shape of the output."""
+        """The shape of the output; by default the first input's."""
+        return inputs[0]
 
     def depends(self) -> Any:
         """What else than shapes its calls depend on: where that has become another, they are written anew."""
@@ -81,13 +86,9 @@ class RegionStep(ABC):
         return (False,) * len(inputs), (False,) * len(params)
 
     @abstractmethod
-    def forward(
-        self, to: Writer, inputs: Sequence[Image], params: Sequence[Place | None], brought: Sequence[Place], keep: Keep
-    ) -> tuple[Image, Any]:
+    def forward(self, to: Writer, given: StepOperands) -> tuple[Image, Any]:
         """The output, and what only this step keeps for its backward."""
 
     @abstractmethod
-    def backward(
-        self, to: Writer, g: Image, kept: SavedImages, params: Sequence[Place | None], wanted: Wanted
-    ) -> tuple[Image | None, ...]:
+    def backward(self, to: Writer, g: Image, kept: SavedImages, wanted: Wanted) -> tuple[Image | None, ...]:
         """The inputs' cotangents. Gradients of parameters go where `wanted` says."""

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bppsa.codegen.gpu.precision import SPLITS, product, rounded
+from tests.triton.precision import SPLITS, product, rounded
 
 STEPS, H = 64, 32
 

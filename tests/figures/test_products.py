@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from torch import Size
 
 from bppsa.plan.levels import ScanPlan, hybrid, linear
-from bppsa.plan.products import ProductStep, chain_cost, total
 from bppsa.sparsity import Pattern
 from bppsa.sparsity.patterns import product
 from bppsa.sparsity.patterns.windows import Windows, conv_plan
+from figures.sparse.products import ProductStep, chain_cost, total
 from tests.sparsity.patterns import random_pattern
 from tests.sparsity.samples import Random
 
