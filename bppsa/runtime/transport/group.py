@@ -79,7 +79,7 @@ class GroupTransport:
         self._signatures: dict[int, dict[int, Mapping[str, str]]] = {}  # by step, by rank
         self._failures = Failures(self._changed, self.rank, self.size)
         self._carrier = Carrier(group, self._wire)
-        self._watch = Watch(connect(group), self)
+        self._watch = Watch(*connect(group), self)
         # Not weakref.finalize, which a process of multiprocessing leaves out at its end: it would end without goodbye.
         self.close: Callable[[], object] = Finalize(self, _close, (self._watch, self._carrier), exitpriority=0)
         self._meet()
@@ -162,7 +162,7 @@ class GroupTransport:
     def doing(self, job: str) -> None:
         """Says which job runs here from now on: the others name it should this process be killed."""
         if self.size > 1:
-            self._watch.tell(confidant(self.rank, self.size), Frame(_JOB, self._step, 0, job.encode()))
+            self._watch.mention(confidant(self.rank, self.size), Frame(_JOB, self._step, 0, job.encode()))
 
     def fail(self, job: str, error: BaseException) -> None:
         """Tells every rank that `job` raised `error` here, unless the step has failed already: all their calls of this
@@ -233,7 +233,7 @@ class GroupTransport:
 
     def _on_job(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
         with self._changed:
-            self._failures.doing(peer.rank, body.decode())
+            self._failures.doing(peer.rank, key[0], body.decode())
 
     def _on_fail(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
         with self._changed:
