@@ -76,7 +76,7 @@ class GroupTransport:
         self._table = Table()
         self._shares = 0  # in this step
         self._shared: dict[MessageKey, dict[int, Any]] = {}  # by step and number of the share, by rank
-        self._signatures: dict[int, dict[int, Mapping[str, str]]] = {}  # by step, by rank
+        self._signatures: dict[int, dict[int, bytes]] = {}  # by step, by rank, pickled
         self._failures = Failures(self._changed, self.rank, self.size)
         self._carrier = Carrier(group, self._wire)
         self._watch = Watch(*connect(group), self)
@@ -98,9 +98,10 @@ class GroupTransport:
 
     def sign(self, signature: Mapping[str, str]) -> None:
         """What has to be equal on all ranks for this step; where it is not, the step fails and says what differs."""
-        self._watch.tell_all(Frame(_SIGN, self._step, 0, pickle.dumps(dict(signature))))
+        pickled = pickle.dumps(dict(signature))
+        self._watch.tell_all(Frame(_SIGN, self._step, 0, pickled))
         with self._changed:
-            self._signed(self._step, self.rank, signature)
+            self._signed(self._step, self.rank, pickled)
             self._failures.check(self._step)
 
     def send(self, message: Message, value: Any) -> None:
@@ -219,9 +220,8 @@ class GroupTransport:
             ended()
 
     def _on_sign(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
-        signature = pickle.loads(body)
         with self._changed:
-            self._signed(key[0], peer.rank, signature)
+            self._signed(key[0], peer.rank, bytes(body))
 
     def _on_share(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
         value = pickle.loads(body)
@@ -272,10 +272,12 @@ class GroupTransport:
                 self._table.arrived[key] = packed
             self._changed.notify_all()
 
-    def _signed(self, step: int, rank: int, signature: Mapping[str, str]) -> None:
+    def _signed(self, step: int, rank: int, pickled: bytes) -> None:
         known = self._signatures.setdefault(step, {})
-        known[rank] = signature
-        differing = differences(known)
+        known[rank] = pickled
+        if len(set(known.values())) == 1:
+            return
+        differing = differences({rank: pickle.loads(signature) for rank, signature in known.items()})
         if differing:
             self._failures.failed(step, f"the ranks run step {step} on different work; {differing}")
 
