@@ -72,15 +72,23 @@ class Traces:
         self.function, self.stages = function, stages
         self.kept: list[TracedLoss] = []
         self.failed: list[Any] = []  # signatures of what could not be traced
+        self.last: tuple[Any, TracedLoss] = None, TracedLoss()  # what was found, and for which tensors
 
     def of(self, target: Any, arguments: Sequence[Any]) -> TracedLoss:
         """The graph for a batch's target and the model's arguments."""
         if self.stages.few is None:
             return TracedLoss()
+        self.kept = [one for one in self.kept if not one.changed()]
+        known, (before, last) = tensor_kinds(target, *arguments), self.last
+        if known is None or known != before or not any(one is last for one in self.kept):
+            self.last = known, self.found(target, arguments)
+        return self.last[1]
+
+    def found(self, target: Any, arguments: Sequence[Any]) -> TracedLoss:
+        assert self.stages.few is not None
         rows, leaves = rows_in(arguments), tree_leaves(list(arguments))
         output = self.stages.assemble([stand_in(x, target) for x in self.stages.few(leaves)])
         short = of_few_rows(target, rows)
-        self.kept = [one for one in self.kept if not one.changed()]
         found = next((one for one in reversed(self.kept) if one.holds(output, short)), None)
         return self.traced(output, short) if found is None else found
 
@@ -99,6 +107,14 @@ class Traces:
 def signature_of(*values: Any) -> Any:
     leaves, spec = tree_flatten(list(values))
     return spec, [(x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in leaves]
+
+
+def tensor_kinds(*values: Any) -> Any:
+    """What a graph is chosen by, where all leaves are tensors; None where others are, which count by their values."""
+    leaves, spec = tree_flatten(values)
+    if not all(isinstance(x, Tensor) for x in leaves):
+        return None
+    return spec, [(x.dtype, x.shape) for x in leaves]
 
 
 def of_few_rows(target: Any, rows: int) -> Any:

@@ -26,6 +26,8 @@ def given_for(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
 
     Raises ArgumentError where no target is left.
     """
+    if has_target and inputs and not (kwargs or isinstance(inputs[0], Mapping)):
+        return StepInputs(tuple(inputs[:-1]), {}, inputs[-1])
     takes = parameters_of(model)
     if len(inputs) == 1 and not kwargs and isinstance(inputs[0], Mapping):
         batch = dict(inputs[0])

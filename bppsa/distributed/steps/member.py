@@ -11,6 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from bppsa.common.graph import modules_in
 from bppsa.common.stages import OverTime, Stage, Stages
 from bppsa.decisions import Decision
 from bppsa.distributed.steps.plans import StepPlan
@@ -27,7 +28,7 @@ from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.over_time.work import TimeChunks
 from bppsa.runtime.worker.pipeline import Pipeline, PipelineCall
 from bppsa.runtime.worker.results import Results
-from bppsa.runtime.worker.shell import Shell, tensors_in
+from bppsa.runtime.worker.shell import Shell, tensors_in, tensors_of_modules
 from bppsa.schedule.programs.messages import Message
 from bppsa.schedule.programs.program import Action
 
@@ -74,7 +75,8 @@ class Member:
 
     def lanes(self, run: WorkerCall) -> list[Lane]:
         """Those that have something to do."""
-        self.follow()
+        modules = modules_in(self.model)
+        self.follow(tensors_of_modules(modules))
         mailbox, found = Mailbox(run.alarm), []
         threads = self.neighbours * sum(map(bool, run.plan.steps[self.worker]))
         for lane, steps in enumerate(run.plan.steps[self.worker]):
@@ -82,7 +84,7 @@ class Member:
             work = work_of(
                 self.stages,
                 run.call,
-                {s: self.shell(lane, s, run.call) for s in used},
+                {s: self.shell(lane, s, run.call, modules) for s in used},
                 run.results,
                 run.sums,
                 run.ended,
@@ -105,19 +107,19 @@ class Member:
             )
         return [lane for lane in found if lane.steps]
 
-    def follow(self) -> None:
-        """Weights that were moved, converted, replaced or frozen since."""
-        own = tensors_in(self.model)
+    def follow(self, own: Mapping[str, Tensor]) -> None:
+        """Weights that were moved, converted, replaced or frozen since. own: those of the model, by their names."""
         check_names(first_names(own), self.names)
         moved = [name for name, tensor in own.items() if not same_memory(tensor, self.lent[name])]
         self.lent.update({name: lent(own[name]) for name in moved})
         for name, tensor in own.items():
-            self.lent[name].requires_grad_(tensor.requires_grad)
+            if self.lent[name].requires_grad != tensor.requires_grad:
+                self.lent[name].requires_grad_(tensor.requires_grad)
         if moved:
             for key in self.shells.keys() - self.fetched.keys():
                 self.shells[key].lend(self.lent)
 
-    def shell(self, lane: int, s: int, call: PipelineCall) -> Shell:
+    def shell(self, lane: int, s: int, call: PipelineCall, modules: Mapping[str, nn.Module]) -> Shell:
         stage = self.stages.stages[s]
         if (lane, s) not in self.shells:
             self.shells[lane, s] = Shell(stage, call.split)
@@ -125,7 +127,7 @@ class Member:
                 self.fetched[lane, s] = Fetched(tensors_of(stage), self.device)
             fetched = self.fetched.get((lane, s))
             self.shells[lane, s].lend(fetched.tensors if fetched else self.lent, fetched is not None)
-        self.shells[lane, s].follow(self.model)
+        self.shells[lane, s].follow(modules)
         return self.shells[lane, s]
 
 
@@ -156,6 +158,8 @@ def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 def check_names(now: Mapping[str, str], then: Mapping[str, str]) -> None:
     """Raises ScheduleError where the model has other Parameters or buffers than when it was cut, or ties others."""
+    if now == then:
+        return
     other = sorted(now.keys() ^ then.keys())
     if other:
         raise ScheduleError(

@@ -49,6 +49,11 @@ class StepPlan:
                 found.setdefault(stage, set()).add(worker)
         return {stage: sorted(workers) for stage, workers in found.items()}
 
+    @cached_property
+    def kinds(self) -> list[str]:
+        """Of its jobs."""
+        return sorted({action.kind for worker in range(len(self.steps)) for action in self.actions(worker)})
+
     def actions(self, worker: int) -> list[Action]:
         return [step.action for lane in self.steps[worker] for step in lane]
 

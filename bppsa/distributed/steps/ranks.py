@@ -111,6 +111,7 @@ class Ranks:
             if lanes:
                 run_all([lane.run for lane in lanes], run.alarm)
             self.transport.doing("the sums of gradients")
+            self.report(plan, exchange, results)
             grads = reducing.gradients()
             everyone = self.reports(plan, exchange, results)
             self.finish()
@@ -162,18 +163,21 @@ class Ranks:
 
     def lend_out(self, exchange: Exchange) -> None:
         """Weights that others will want: sent when they do, as they are now."""
-        own = tensors_in(self.model)
-        for message in exchange.fetches.values():
-            if message.source == self.rank:
-                tensors = tensors_of(self.stages.stages[message.item.number])
-                self.transport.send(message, [sendable(name, own[name], like) for name, like in tensors.items()])
+        lending = [message for message in exchange.fetches.values() if message.source == self.rank]
+        own = tensors_in(self.model) if lending else {}
+        for message in lending:
+            tensors = tensors_of(self.stages.stages[message.item.number])
+            self.transport.send(message, [sendable(name, own[name], like) for name, like in tensors.items()])
 
-    def reports(self, plan: StepPlan, exchange: Exchange, results: Results) -> list[Results]:
-        """What each rank has to tell, by rank."""
+    def report(self, plan: StepPlan, exchange: Exchange, results: Results) -> None:
+        """To all others, which need it when they have their gradients."""
         mine = report(plan.actions(self.rank), results)
         for message in exchange.reports.values():
             if message.source == self.rank:
                 self.transport.send(message, mine)
+
+    def reports(self, plan: StepPlan, exchange: Exchange, results: Results) -> list[Results]:
+        """What each rank has to tell, by rank."""
         found = []
         for rank in range(self.ranks):
             if rank == self.rank:

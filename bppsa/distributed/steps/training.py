@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -123,7 +123,7 @@ class Training:
         self.again: Callable[[Sequence[Any]], Stages] | None = None  # cuts the model as it is now
         self.traces: Traces | None = None
         self.tried = False  # whether the loss has been seen to be the mean that it is taken for
-        self.ran: tuple[StepPlan, Timeline] | None = None
+        self.ran: tuple[StepPlan, Callable[[], Timeline]] | None = None
         self.engine: WorkerEngine
 
     def now(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Training:
@@ -248,7 +248,7 @@ class Training:
                 norm = self.model.get_submodule(path_in_model)
                 if norm.running_mean is not None:  # in a group: owned here
                     norms.apply(norm, mean, variance)
-        self.ran = plan, measured(plan.timeline, found)
+        self.ran = plan, cache(partial(measured, plan.timeline, found.times, found.workers, found.peaks))
         once = {decision.path: decision for decision in found.decisions}  # of several micro-batches the last
         show(self.model, Report(tuple(once.values())))
         return found, state
@@ -257,7 +257,8 @@ class Training:
         """Of the last call, what ran and when, in seconds. Raises ScheduleError before the first."""
         if self.ran is None:
             raise ScheduleError("nothing has run yet; call step()")
-        return self.ran
+        plan, timeline = self.ran
+        return plan, timeline()
 
     def predicted(self) -> Timeline:
         return predicted(*self.last())
@@ -339,13 +340,11 @@ class Training:
         return batch.cotangents([grad for grad, x in totals if isinstance(x, Tensor)])
 
 
-def measured(timeline: Timeline, found: Outcome) -> Timeline:
+def measured(timeline: Timeline, times: Mapping[Any, Any], workers: Mapping[Any, int], peaks: list[int]) -> Timeline:
     """The same jobs where they ran, at the times they took, from the first one's start."""
-    times: Mapping[Any, tuple[float, float]] = found.times
-    workers: Mapping[Any, int] = found.workers
     first = min(start for start, _ in times.values())
     start, end = ([times[job][at] - first for job in timeline.jobs] for at in (0, 1))
     graph = replace(timeline.graph, worker=[workers[job] for job in timeline.jobs])
     told = Timeline(graph, start, end, timeline.activation_size, timeline.weight_size, units=Units("s"))
-    told.__dict__["peak_activations"] = found.peaks  # counted as it ran, which the times alone tell only roughly
+    told.__dict__["peak_activations"] = peaks  # counted as it ran, which the times alone tell only roughly
     return told

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bppsa.common.graph import tensors_in
+from bppsa.common.graph import modules_in, tensors_in
 from bppsa.common.stages import Situation
 from bppsa.fxpasses.partition.capture.whole import is_whole
 
@@ -19,14 +19,21 @@ def situation_of(model: nn.Module, arguments: Sequence[Any]) -> Situation:
     devices = sorted({"cpu", *filter(torch.amp.is_autocast_available, {x.device.type for x in given})})
     return Situation(
         tuple(module.training for module in opened(model)),
-        (*(leaf.dtype for leaf in given), *sorted({p.dtype for p in model.parameters()}, key=str)),
+        (*(leaf.dtype for leaf in given), *sorted(dtypes_of(model), key=str)),
         tuple(torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in devices),
     )
 
 
-def opened(module: nn.Module) -> Iterator[nn.Module]:
+def opened(model: nn.Module) -> Iterator[nn.Module]:
     """Those whose forward is in the graph."""
-    yield module
-    for child in module.children():
-        if not is_whole(child):
-            yield from opened(child)
+    waiting = [model]
+    while waiting:
+        module = waiting.pop()
+        yield module
+        waiting += [child for child in module._modules.values() if child is not None and not is_whole(child)]
+
+
+def dtypes_of(model: nn.Module) -> set[torch.dtype]:
+    """Those of its Parameters."""
+    tables = [module._parameters for module in modules_in(model).values()]
+    return {parameter.dtype for table in tables for parameter in table.values() if parameter is not None}

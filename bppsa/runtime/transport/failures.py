@@ -25,15 +25,14 @@ class Failures:
         self._left: set[int] = set()
         self._closed: set[int] = set()  # connections whose worker said nothing
         self._finished: dict[int, int] = {}  # the last step of each peer
-        self._jobs: dict[int, str] = {}  # of the peers that tell this rank
+        self._jobs: dict[int, tuple[int, str]] = {}  # of the peers that tell this rank, with the step
 
-    def doing(self, peer: int, job: str) -> None:
-        self._jobs[peer] = job
+    def doing(self, peer: int, step: int, job: str) -> None:
+        self._jobs[peer] = step, job
 
     def finished(self, peer: int, step: int) -> None:
         """The peer needs nothing more in this step: it may go, if nobody needs more of it."""
         self._finished[peer] = step
-        self._jobs.pop(peer, None)
 
     def failed(self, step: int, text: str) -> None:
         self._texts.setdefault(step, text)
@@ -53,7 +52,8 @@ class Failures:
         self._changed.notify_all()
         if confidant(peer, self._size) != self._rank:
             return None
-        text = _death(peer, self._jobs.get(peer))
+        step, job = self._jobs.get(peer, (0, ""))
+        text = _death(peer, job if step > self._finished.get(peer, -1) else "")
         self.gone(peer, text)
         return text
 
@@ -83,7 +83,7 @@ class Failures:
         return self._changed.wait_for(lambda: peer in self._absent(), timeout=_HEARSAY)
 
     def _reason(self, peer: int) -> str:
-        return f"worker {peer} has closed its transport" if peer in self._left else _death(peer, None)
+        return f"worker {peer} has closed its transport" if peer in self._left else _death(peer, "")
 
     def _absent(self) -> set[int]:
         return self._closed | self._left | set(self._gone)
@@ -101,5 +101,5 @@ def confidant(rank: int, size: int) -> int:
     return (rank + 1) % size
 
 
-def _death(peer: int, job: str | None) -> str:
+def _death(peer: int, job: str) -> str:
     return f"worker {peer} died{f' in {job}' if job else ''}: its connection is closed"

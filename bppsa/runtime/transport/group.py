@@ -76,10 +76,10 @@ class GroupTransport:
         self._table = Table()
         self._shares = 0  # in this step
         self._shared: dict[MessageKey, dict[int, Any]] = {}  # by step and number of the share, by rank
-        self._signatures: dict[int, dict[int, Mapping[str, str]]] = {}  # by step, by rank
+        self._signatures: dict[int, dict[int, bytes]] = {}  # by step, by rank, pickled
         self._failures = Failures(self._changed, self.rank, self.size)
         self._carrier = Carrier(group, self._wire)
-        self._watch = Watch(connect(group), self)
+        self._watch = Watch(*connect(group), self)
         # Not weakref.finalize, which a process of multiprocessing leaves out at its end: it would end without goodbye.
         self.close: Callable[[], object] = Finalize(self, _close, (self._watch, self._carrier), exitpriority=0)
         self._meet()
@@ -98,9 +98,10 @@ class GroupTransport:
 
     def sign(self, signature: Mapping[str, str]) -> None:
         """What has to be equal on all ranks for this step; where it is not, the step fails and says what differs."""
-        self._watch.tell_all(Frame(_SIGN, self._step, 0, pickle.dumps(dict(signature))))
+        pickled = pickle.dumps(dict(signature))
+        self._watch.tell_all(Frame(_SIGN, self._step, 0, pickled))
         with self._changed:
-            self._signed(self._step, self.rank, signature)
+            self._signed(self._step, self.rank, pickled)
             self._failures.check(self._step)
 
     def send(self, message: Message, value: Any) -> None:
@@ -162,7 +163,7 @@ class GroupTransport:
     def doing(self, job: str) -> None:
         """Says which job runs here from now on: the others name it should this process be killed."""
         if self.size > 1:
-            self._watch.tell(confidant(self.rank, self.size), Frame(_JOB, self._step, 0, job.encode()))
+            self._watch.mention(confidant(self.rank, self.size), Frame(_JOB, self._step, 0, job.encode()))
 
     def fail(self, job: str, error: BaseException) -> None:
         """Tells every rank that `job` raised `error` here, unless the step has failed already: all their calls of this
@@ -219,9 +220,8 @@ class GroupTransport:
             ended()
 
     def _on_sign(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
-        signature = pickle.loads(body)
         with self._changed:
-            self._signed(key[0], peer.rank, signature)
+            self._signed(key[0], peer.rank, bytes(body))
 
     def _on_share(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
         value = pickle.loads(body)
@@ -233,7 +233,7 @@ class GroupTransport:
 
     def _on_job(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
         with self._changed:
-            self._failures.doing(peer.rank, body.decode())
+            self._failures.doing(peer.rank, key[0], body.decode())
 
     def _on_fail(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
         with self._changed:
@@ -272,10 +272,12 @@ class GroupTransport:
                 self._table.arrived[key] = packed
             self._changed.notify_all()
 
-    def _signed(self, step: int, rank: int, signature: Mapping[str, str]) -> None:
+    def _signed(self, step: int, rank: int, pickled: bytes) -> None:
         known = self._signatures.setdefault(step, {})
-        known[rank] = signature
-        differing = differences(known)
+        known[rank] = pickled
+        if len(set(known.values())) == 1:
+            return
+        differing = differences({rank: pickle.loads(signature) for rank, signature in known.items()})
         if differing:
             self._failures.failed(step, f"the ranks run step {step} on different work; {differing}")
 

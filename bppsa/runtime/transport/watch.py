@@ -2,7 +2,8 @@
 
 A killed process closes its connections at once, whoever hosts the store and whatever its threads were doing; so nothing
 has to beat, a job may take minutes, and a process that is only stopped is not taken for dead. The thread sleeps in
-`select` between frames.
+`select` between frames. Words, as of the job that a worker begins, wake it only when there are many, or when the worker
+is gone: to wake a thread costs more than a word does.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _BYE = 0  # kind of the frame that announces a closed connection; other kinds ar
 _CHUNK = 1 << 16  # bytes that are read without knowing of what frame
 _AT_ONCE = 64  # buffers
 _GOODBYE = 3.0  # seconds that peers have at most to read the last of it
+_LAST = 0.5  # seconds in which the last words of a peer come whose connection is closed
 
 
 Bytes = bytes | bytearray | memoryview
@@ -156,11 +158,13 @@ _WATCHES: weakref.WeakSet[Watch] = weakref.WeakSet()
 class Watch:
     """The connections of one rank, and the thread that reads them. `tell` never blocks.
 
-    connections: by peer, non-blocking. The listener is held weakly.
+    lines, words: by peer, non-blocking. The listener is held weakly.
     """
 
-    def __init__(self, connections: dict[int, socket.socket], listener: Listener) -> None:
-        self._lines = {peer: _WatchedConnection(peer, connection) for peer, connection in connections.items()}
+    def __init__(self, lines: dict[int, socket.socket], words: dict[int, socket.socket], listener: Listener) -> None:
+        self._lines = {peer: _WatchedConnection(peer, connection) for peer, connection in lines.items()}
+        self._words = {peer: _WatchedConnection(peer, connection) for peer, connection in words.items()}
+        self._all = [*self._lines.values(), *self._words.values()]
         self._listener = weakref.ref(listener)
         self._closing = False
         self._selector = selectors.DefaultSelector()
@@ -168,14 +172,20 @@ class Watch:
         for end in (self._woken, self._bell):
             end.setblocking(False)
         self._selector.register(self._woken, selectors.EVENT_READ)
-        for line in self._lines.values():
+        for line in self._all:
             self._selector.register(line.connection, selectors.EVENT_READ, line)
         self._thread = threading.Thread(target=self._run, name="bppsa-watch", daemon=True)
         _WATCHES.add(self)
         self._thread.start()
 
     def tell(self, peer: int, frame: Frame) -> None:
-        line = self._lines[peer]
+        self._say(self._lines[peer], frame)
+
+    def mention(self, peer: int, frame: Frame) -> None:
+        """To a neighbour, which hears it at the latest when this rank is gone."""
+        self._say(self._words[peer], frame)
+
+    def _say(self, line: _WatchedConnection, frame: Frame) -> None:
         with line.lock:
             waiting = bool(line.unsent)
             line.unsent.extend(frame.buffers())
@@ -199,7 +209,7 @@ class Watch:
     def forget(self) -> None:
         """In a forked child: closes its copies, or a killed parent would seem to live on."""
         self._closing = True
-        for line in self._lines.values():
+        for line in self._all:
             line.connection.close()
 
     def _ring(self) -> None:
@@ -229,6 +239,13 @@ class Watch:
                 pass
 
     def _hear(self, line: _WatchedConnection) -> None:
+        if line.is_open and not self._heard(line):
+            self._leave(line)
+            if line is self._lines[line.peer]:
+                self._lost(line)
+
+    def _heard(self, line: _WatchedConnection) -> bool:
+        """Hands on what is there. Whether the connection is open."""
         is_open = line.read()
         listener = self._listener()
         for frame in line.frames():
@@ -236,15 +253,27 @@ class Watch:
                 line.left, is_open = True, False
             elif listener is not None:
                 listener.heard(line.peer, frame)
-        if not is_open:
-            self._selector.unregister(line.connection)
-            line.close()
-            if listener is not None:
-                listener.lost(line.peer, line.left)
+        return is_open
+
+    def _lost(self, line: _WatchedConnection) -> None:
+        """Where the peer did not say goodbye, the last that it has mentioned is heard first."""
+        words = self._words.get(line.peer)
+        if words is not None and words.is_open:
+            words.connection.settimeout(_LAST)
+            while not line.left and self._heard(words):
+                pass
+            self._leave(words)
+        listener = self._listener()
+        if listener is not None:
+            listener.lost(line.peer, line.left)
+
+    def _leave(self, line: _WatchedConnection) -> None:
+        self._selector.unregister(line.connection)
+        line.close()
 
     def _write(self) -> None:
         """Writes on, and asks to be woken by the lines that are full."""
-        for line in self._lines.values():
+        for line in self._all:
             with line.lock:
                 full = bool(line.unsent) and line.write()
             if line.is_open:
@@ -263,6 +292,7 @@ class Watch:
                     line.write()
                 while line.connection.recv(_CHUNK):
                     pass
+        for line in self._all:
             line.close()
         self._selector.close()
         self._woken.close()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from bppsa.common.graph import modules_in
 from bppsa.common.stages import Stage
 from bppsa.runtime.worker.draws import Drawing
 from bppsa.runtime.worker.norms import norms_of
@@ -59,20 +60,24 @@ class Shell:
         lent = {name: getattr(module, attribute) for name, module, attribute in self.slots}
         return {name: tensor for name, tensor in lent.items() if tensor.requires_grad}
 
-    def follow(self, model: nn.Module) -> None:
-        """Train or evaluate as the modules of the model do now."""
+    def follow(self, modules: Mapping[str, nn.Module]) -> None:
+        """Train or evaluate as the modules of the model do now, which are given by their paths."""
         for own, path in self.followers:
-            mode = model.get_submodule(path).training
+            mode = modules[path].training
             if own.training != mode:
                 own.training = mode
 
 
 def tensors_in(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, by each of their names."""
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
+    return tensors_of_modules(modules_in(module))
+
+
+def tensors_of_modules(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """modules: by their paths."""
+    places = [(f"{path}." if path else "", module) for path, module in modules.items()]
+    tables = [(path, module._parameters) for path, module in places] + [(path, m._buffers) for path, m in places]
+    return {path + name: x for path, table in tables for name, x in table.items() if x is not None}
 
 
 def hollow(stage: Stage) -> nn.Module:

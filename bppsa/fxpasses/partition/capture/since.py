@@ -84,7 +84,11 @@ class Walk:
         own = TABLES.union(name for name, value in space.items() if is_read(name, value))
         yield Space(path, module, space, own, matters)
         for name in sorted(own):
-            yield from self.within(under(path, name), space.get(name))
+            value = space.get(name)
+            if name in TABLES and not value:
+                self.empty.append((under(path, name), value))
+            else:
+                yield from self.within(under(path, name), value)
         yield from self.of_class(type(module))
 
     def within(self, what: str, value: Any) -> Iterator[Kept]:
