@@ -82,7 +82,7 @@ class TensorMemory:
         if place is None:
             return None
         value = self.read(place)
-        if tensor.requires_grad or not place.divided:
+        if not place.divided or has_gradient(tensor):
             return value
         if place.detached is None:
             raise Unsupported(Reason("reads a detached view of what was changed in place", mend="detach a copy"))
@@ -93,16 +93,25 @@ class TensorMemory:
         place = self.places.get(marked_geometry(tensor))
         return place is not None and not place.given
 
+    def is_detached(self, tensor: Tensor) -> bool:
+        """Whether it has no gradient, in memory that others see with one."""
+        place = self.places.get(marked_geometry(tensor))
+        return place is not None and place.divided and not has_gradient(tensor)
+
     def postpone(self, tensor: Tensor, source: Tensor, view: LoggedOp) -> None:
         """`tensor` is a view of `source`, which is an op once it is read."""
         here = marked_geometry(tensor)
         self.alive.append(tensor)
-        if here not in self.places:
+        known = self.places.get(here)
+        if known is None or known.value is known.detached:  # nobody has seen it with its gradient
             self.places[here] = place = MemoryPlace(LoggedValue(tensor), self.places[marked_geometry(source)], view)
             place.stale = True
+            if known is not None:
+                place.detached, place.divided = known.detached, known.divided
 
     def put(self, tensor: Tensor, value: LoggedValue, source: Geometry | None, detached: bool) -> None:
-        """source: what `tensor` is a view of. detached: whether autograd knows no way from one to the other."""
+        """source: what `tensor` is a view of. detached: whether autograd knows no way from it to what the memory holds,
+        which other views have."""
         here = marked_geometry(tensor)
         self.alive.append(tensor)
         known = self.places.get(here)
@@ -114,10 +123,17 @@ class TensorMemory:
             if known.value is known.detached:  # nobody has seen it with its gradient: the latest stands for both
                 known.value = value
             known.detached = value
-        else:
+        elif known.stale or known.value is known.detached or not self.is_within(source, known):
             known.value, known.stale = value, False
             known.written.clear()
         known.divided = known.divided or known.detached is not None
+
+    def is_within(self, source: Geometry | None, whole: MemoryPlace) -> bool:
+        """Whether it is the whole, or a view of it: what gives the whole again gives nothing new."""
+        place = self.places.get(source) if source is not None else None
+        while place is not None and place is not whole:
+            place = place.parent
+        return place is whole
 
     def write(self, tensor: Tensor, value: LoggedValue, op: str) -> None:
         """`value` is what stands at the place of `tensor` from here on."""
@@ -185,6 +201,26 @@ class TensorMemory:
         if scatter is None:
             raise Unsupported(Reason("changes a view in place, and reads the whole", str(view.target), RETURN_NEW))
         return scatter(self.emit, value, piece, view, child.item, place.like)
+
+
+def has_gradient(tensor: Tensor) -> bool:
+    """Whether autograd knows a way from it to what its memory holds. A view made without gradients says that it
+    requires one where its base does."""
+    return tensor.requires_grad and not is_unseen(tensor)
+
+
+def is_unseen(tensor: Tensor) -> bool:
+    """Whether it is a view, made without gradients, of what has one."""
+    base = tensor._base
+    return base is not None and base.requires_grad and tensor.is_leaf and function_of(tensor) is None
+
+
+def function_of(tensor: Tensor) -> Any:
+    """Its grad_fn; None too of a view made without gradients and changed since, for which PyTorch raises an error."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
 
 
 def stack_spec(count: int) -> Any:

@@ -25,6 +25,7 @@ from bppsa.fxpasses.environment import trail
 from bppsa.fxpasses.environment.key import SIMPLE
 from bppsa.fxpasses.environment.names import codes, global_names
 from bppsa.fxpasses.lines import OURS
+from bppsa.fxpasses.reroll.log.memory import function_of
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue
 from bppsa.fxpasses.reroll.log.unseen import BUILTINS, CONTAINERS
 from bppsa.fxpasses.theirs import is_ours, theirs
@@ -65,14 +66,14 @@ class OwnGradients:
         """An op without gradients. given: tensors, and what stands for them in the log."""
         for tensor, value in given:
             if isinstance(value, LoggedValue) and tensor.requires_grad:
-                self.read[tensor.grad_fn or tensor, tensor.output_nr] = value
+                self.read[function_of(tensor) or tensor, tensor.output_nr] = value
         self.made += [out for out in tree_leaves(outs) if isinstance(out, Tensor)]
 
     def attach(self, profile: Any = None) -> None:
         """Looks whether a function has ended. profile: what watches the user's code."""
         made, self.made = self.made, []
         for tensor in made:
-            node: Any = tensor.grad_fn
+            node = function_of(tensor)
             if isinstance(node, BackwardCFunction) and node not in self.nodes:
                 self.nodes.add(node)
                 self.take(tensor, node, profile)
