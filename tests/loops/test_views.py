@@ -140,3 +140,50 @@ def test_a_view_of_all_that_is_returned_is_another_tensor() -> None:
     for _ in range(2):
         assert fast(x)[1].requires_grad_() is not x
     assert not x.requires_grad
+
+
+def written(step: Callable[[Tensor, Tensor, Tensor], None]) -> Callable[[Views, Tensor, Tensor], Tensor]:
+    def whole(m: Views, x: Tensor, h: Tensor) -> Tensor:
+        y = torch.zeros_like(h)
+        step(y, x, h)
+        return y
+
+    return whole
+
+
+def halves(y: Tensor, x: Tensor, h: Tensor) -> None:
+    y[:, :2] = x[:, :2] + h[:, :2]
+    y[:, 2:] = x[:, 2:] + h[:, 2:]
+
+
+def a_half_by_the_other(y: Tensor, x: Tensor, h: Tensor) -> None:
+    y[:, :2] = x[:, :2] + h[:, :2]
+    y[:, 2:] = y[:, :2] + h[:, 2:]
+
+
+def halves_that_meet(y: Tensor, x: Tensor, h: Tensor) -> None:
+    y[:, :2] = x[:, :2] + h[:, :2]
+    y[:, 1:3] = x[:, 2:] + h[:, 2:]
+
+
+def a_column_of_a_half(y: Tensor, x: Tensor, h: Tensor) -> None:
+    y[:, :2] = x[:, :2] + h[:, :2]
+    y[:, 0] = h[:, 2]
+
+
+def within_a_view(y: Tensor, x: Tensor, h: Tensor) -> None:
+    most = y[:, :3]
+    most[:, 0] = x[:, 0] + h[:, 1]
+    most[:, 1:] = most[:, :1] + x[:, 2:]
+    y[:, 3] = most.sum(1)
+
+
+@pytest.mark.parametrize("step", [halves, a_half_by_the_other, halves_that_meet, a_column_of_a_half, within_a_view])
+def test_what_was_written_to_one_view_stays_when_another_is_written_to(step: Any) -> None:
+    torch.manual_seed(0)
+    model = Views(written(step))
+    fast: Any = bppsa.compile(copy.deepcopy(model), strategy="sequential")
+    with torch.no_grad():
+        for x in (torch.zeros(B, T, H), torch.randn(B, T, H)):
+            torch.testing.assert_close(fast(x), model(x))
+    assert [decision.strategy for decision in bppsa.report(fast).decisions] == ["sequential"]

@@ -53,6 +53,20 @@ class MemoryPlace:
     def below(self) -> Iterator[MemoryPlace]:
         return (child for group in self.children.values() for child in group)
 
+    def lineage(self) -> Iterator[Any]:
+        """It, what it is a view of, and so on, but for the memory's own place."""
+        place = self
+        while place.parent is not None:
+            yield place
+            place = place.parent
+
+    def meeting(self) -> Iterator[MemoryPlace]:
+        """Other views of the same place, which may have bytes of it."""
+        assert self.parent is not None
+        for group, members in self.parent.children.items():
+            if group != self.group or group is None:
+                yield from (member for member in members if member is not self)
+
     @property
     def index(self) -> tuple[int, int] | None:
         """Dim and index, where it is one slice of what it is a view of."""
@@ -142,19 +156,17 @@ class TensorMemory:
         place = self.places.get(marked_geometry(tensor))
         if place is None or place.given:
             raise Unsupported(Reason(LIVES_ON, op=op, mend="do it outside of the loop"))
+        for held in place.lineage():
+            if any(other in held.parent.written for other in held.meeting()):
+                self.read(held.parent)  # with what was written to them, before they are spoiled
         place.spoil()
         place.value, place.stale = value, False
-        while place.parent is not None:
-            held, parent = place, place.parent
-            parent.detached = None
-            for group, members in parent.children.items():
-                if group != held.group or held.group is None:
-                    for member in members:
-                        if member is not held:
-                            member.spoil()
-            parent.written.pop(held, None)
-            parent.written[held] = None
-            place = parent
+        for held in place.lineage():
+            held.parent.detached = None
+            for other in held.meeting():
+                other.spoil()
+            held.parent.written.pop(held, None)
+            held.parent.written[held] = None
 
     def read(self, place: MemoryPlace) -> LoggedValue:
         if place.stale:
