@@ -181,7 +181,7 @@ def planned(
     tensors = tensors_in(leaves)
     captured = [value.given.captured for value in log.captured if value.given and value.given.captured is not None]
     check_gradients(tensors, [*captured, *call.tensors], logger.own.nodes)
-    result = [returned(logger, tensor) for tensor in tensors]  # which may write ops down yet
+    result = [returned(logger, tensor, call) for tensor in tensors]  # which may write ops down yet
     truths = read_truths(log)
     result, tensors = [*result, *truths], [*tensors, *all_true(len(truths))]
     replay, random = Replay(log), before if any(map(draws, log.ops)) else None
@@ -247,10 +247,13 @@ def tensor_of(value: LoggedValue, call: LoopCall, numbers: Sequence[float]) -> T
     return call.tensors[given.argument] if found is None else found
 
 
-def returned(logger: Logger, tensor: Tensor) -> LoggedValue:
+def returned(logger: Logger, tensor: Tensor, call: LoopCall) -> LoggedValue:
     value = logger.memory.find(tensor, returned=True)
     if value is None:
         raise Unsupported(Reason("returns a tensor that none of its ops has made"))
+    if value.given is not None and value.given.number < 0 and tensor_of(value, call, ()) is not tensor:
+        spec = (None, (None,) * tensor.dim()), ()  # a view of all of it
+        return logger.emit(torch.ops.aten.expand.default, [value, *tensor.shape], (spec, value))
     if value.op is not None and attributes(tensor):
         what = f"returns a tensor with attributes of its own ({', '.join(attributes(tensor))})"
         raise Unsupported(Reason(what, mend="return them beside it"))

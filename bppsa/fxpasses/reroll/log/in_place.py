@@ -12,8 +12,7 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, marked_geometry
 from bppsa.fxpasses.recording.functional import functional
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedValue, flatten
-from bppsa.fxpasses.reroll.log.row_elements import without_rows
-from bppsa.fxpasses.reroll.log.targets import DRAWS, FILLS_PLACE, sized
+from bppsa.fxpasses.reroll.log.targets import DRAWS, FILLS_PLACE, sized, without_rows
 from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten
@@ -33,6 +32,8 @@ class ChangesInPlace:
         unusual = not func._opname.endswith("_") or torch.Tag.inplace_view in func.tags
         if unusual or not isinstance(changed, Tensor) or kwargs.get("generator") is not None:
             raise Unsupported(Reason("changes a tensor in place", op=name, mend=RETURN_NEW))
+        if self.logger.memory.is_detached(changed):
+            raise Unsupported(Reason("changes a detached view in place", op=name, mend=RETURN_NEW))
         place = marked_geometry(changed)
         shared = [t for t in tensors_of(args[1:], kwargs) if t.untyped_storage()._cdata == place[0]]
         if any(marked_geometry(tensor) != place for tensor in shared) and func is not aten.copy_.default:

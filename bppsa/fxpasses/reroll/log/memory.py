@@ -7,7 +7,7 @@ holds the place remembers the write, and joins all such writes when it is read: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,11 +16,11 @@ from torch import Tensor
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, Geometry, marked_geometry
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
+from bppsa.fxpasses.reroll.log.put_back import PUT_BACK, Emit, emit_shaped, put_between, stack_spec
 
 aten = torch.ops.aten
 LIVES_ON = "changes a tensor in place that it was given or holds, as a batch norm in training does its buffers"
 WINDOW = 32  # steps of a slice that may be read in each step
-Emit = Callable[[Any, Sequence[Any], Any], LoggedValue]  # target, arguments, the shape and dtype of what it gives
 
 
 class MemoryPlace:
@@ -54,6 +54,20 @@ class MemoryPlace:
     def below(self) -> Iterator[MemoryPlace]:
         return (child for group in self.children.values() for child in group)
 
+    def lineage(self) -> Iterator[Any]:
+        """It, what it is a view of, and so on, but for the memory's own place."""
+        place = self
+        while place.parent is not None:
+            yield place
+            place = place.parent
+
+    def meeting(self) -> Iterator[MemoryPlace]:
+        """Other views of the same place, which may have bytes of it."""
+        assert self.parent is not None
+        for group, members in self.parent.children.items():
+            if group != self.group or group is None:
+                yield from (member for member in members if member is not self)
+
     @property
     def index(self) -> tuple[int, int] | None:
         """Dim and index, where it is one slice of what it is a view of."""
@@ -84,7 +98,7 @@ class TensorMemory:
         if place is None:
             return None
         value = self.read(place, windows=not returned)
-        if tensor.requires_grad or not place.divided:
+        if not place.divided or has_gradient(tensor):
             return value
         if place.detached is None:
             raise Unsupported(Reason("reads a detached view of what was changed in place", mend="detach a copy"))
@@ -95,16 +109,25 @@ class TensorMemory:
         place = self.places.get(marked_geometry(tensor))
         return place is not None and not place.given
 
+    def is_detached(self, tensor: Tensor) -> bool:
+        """Whether it has no gradient, in memory that others see with one."""
+        place = self.places.get(marked_geometry(tensor))
+        return place is not None and place.divided and not has_gradient(tensor)
+
     def postpone(self, tensor: Tensor, source: Tensor, view: LoggedOp) -> None:
         """`tensor` is a view of `source`, which is an op once it is read."""
         here = marked_geometry(tensor)
         self.alive.append(tensor)
-        if here not in self.places:
+        known = self.places.get(here)
+        if known is None or known.value is known.detached:  # nobody has seen it with its gradient
             self.places[here] = place = MemoryPlace(LoggedValue(tensor), self.places[marked_geometry(source)], view)
             place.stale = True
+            if known is not None:
+                place.detached, place.divided = known.detached, known.divided
 
     def put(self, tensor: Tensor, value: LoggedValue, source: Geometry | None, detached: bool) -> None:
-        """source: what `tensor` is a view of. detached: whether autograd knows no way from one to the other."""
+        """source: what `tensor` is a view of. detached: whether autograd knows no way from it to what the memory holds,
+        which other views have."""
         here = marked_geometry(tensor)
         self.alive.append(tensor)
         known = self.places.get(here)
@@ -116,10 +139,17 @@ class TensorMemory:
             if known.value is known.detached:  # nobody has seen it with its gradient: the latest stands for both
                 known.value = value
             known.detached = value
-        else:
+        elif known.stale or known.value is known.detached or not self.is_within(source, known):
             known.value, known.stale = value, False
             known.written.clear()
         known.divided = known.divided or known.detached is not None
+
+    def is_within(self, source: Geometry | None, whole: MemoryPlace) -> bool:
+        """Whether it is the whole, or a view of it: what gives the whole again gives nothing new."""
+        place = self.places.get(source) if source is not None else None
+        while place is not None and place is not whole:
+            place = place.parent
+        return place is whole
 
     def write(self, tensor: Tensor, value: LoggedValue, op: str) -> None:
         """`value` is what stands at the place of `tensor` from here on."""
@@ -128,27 +158,17 @@ class TensorMemory:
         place = self.places.get(marked_geometry(tensor))
         if place is None or place.given:
             raise Unsupported(Reason(LIVES_ON, op=op, mend="do it outside of the loop"))
-        self.settle(place)
+        for held in place.lineage():
+            if any(other in held.parent.written for other in held.meeting()):
+                self.read(held.parent)  # with what was written to them, before they are spoiled
         place.spoil()
         place.value, place.stale = value, False
-        while place.parent is not None:
-            held, parent = place, place.parent
-            parent.detached = None
-            for group, members in parent.children.items():
-                if group != held.group or held.group is None:
-                    for member in members:
-                        if member is not held:
-                            member.spoil()
-            parent.written.pop(held, None)
-            parent.written[held] = None
-            place = parent
-
-    def settle(self, place: MemoryPlace) -> None:
-        """Joins what was written before into what holds it, where the place is not apart from that."""
-        while place.parent is not None:
-            if any(child is not place and child.group != place.group for child in place.parent.written):
-                self.read(place.parent)
-            place = place.parent
+        for held in place.lineage():
+            held.parent.detached = None
+            for other in held.meeting():
+                other.spoil()
+            held.parent.written.pop(held, None)
+            held.parent.written[held] = None
 
     def read(self, place: MemoryPlace, windows: bool = True) -> LoggedValue:
         if place.stale:
@@ -218,7 +238,7 @@ class TensorMemory:
             dim, at = child.index
             wide = emit_shaped(self.emit, aten.unsqueeze.default, [piece, dim], place.like, dim, 1)
             return put_between(self.emit, value, wide, dim, at, at + 1, place.like)
-        scatter = SCATTER.get(view.target)
+        scatter = PUT_BACK.get(view.target)
         if scatter is None:
             raise Unsupported(Reason("changes a view in place, and reads the whole", str(view.target), RETURN_NEW))
         return scatter(self.emit, value, piece, view, child.item, place.like)
@@ -235,65 +255,21 @@ def extent_of(place: MemoryPlace, whole: MemoryPlace) -> tuple[int, int, int] | 
     return (dim, first, last) if step == 1 and first < last else None
 
 
-def stack_spec(count: int) -> Any:
-    return ((None,) * count, None), ()
+def has_gradient(tensor: Tensor) -> bool:
+    """Whether autograd knows a way from it to what its memory holds. A view made without gradients says that it
+    requires one where its base does."""
+    return tensor.requires_grad and not is_unseen(tensor)
 
 
-def emit_shaped(emit: Emit, target: Any, leaves: list[Any], like: LoggedValue, dim: int, many: int) -> LoggedValue:
-    """An op that gives what `like` is, but for `many` along `dim`."""
-    shape = (*like.shape[:dim], many, *like.shape[dim + 1 :])
-    return emit(target, leaves, (((None,) * len(leaves), ()), Like(torch.Size(shape), like.dtype)))
+def is_unseen(tensor: Tensor) -> bool:
+    """Whether it is a view, made without gradients, of what has one."""
+    base = tensor._base
+    return base is not None and base.requires_grad and tensor.is_leaf and function_of(tensor) is None
 
 
-def put_between(
-    emit: Emit, value: LoggedValue, piece: LoggedValue, dim: int, first: int, last: int, like: LoggedValue
-) -> LoggedValue:
-    """`value` with `piece` from `first` to `last` along `dim`: a cat, which can be part of a cell."""
-    parts = [piece]
-    if first > 0:
-        parts.insert(0, emit_shaped(emit, aten.slice.Tensor, [value, dim, 0, first], like, dim, first))
-    end = like.shape[dim]
-    if last < end:
-        parts.append(emit_shaped(emit, aten.slice.Tensor, [value, dim, last, end], like, dim, end - last))
-    return emit(aten.cat.default, [*parts, dim], (stack_spec(len(parts)), like))
-
-
-def slice_scatter(
-    emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
-) -> LoggedValue:
-    given = [*view.leaves[1:]]
-    dim, first, last, step = given + [0, None, None, 1][len(given) :]
-    if step != 1:
-        return emit(aten.slice_scatter.default, [value, piece, *given], (((None,) * (2 + len(given)), ()), like))
-    dim %= len(like.shape)
-    first, last, _ = slice(first, last).indices(like.shape[dim])
-    return put_between(emit, value, piece, dim, first, last, like)
-
-
-def split_scatter(
-    emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
-) -> LoggedValue:
-    size, dim = view.leaves[1], (view.leaves[2] if len(view.leaves) > 2 else 0) % len(like.shape)
-    return put_between(emit, value, piece, dim, item * size, item * size + piece.shape[dim], like)
-
-
-def reshaped(
-    emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
-) -> LoggedValue:
-    return emit(aten.reshape.default, [piece, *like.shape], (((None, (None,) * len(like.shape)), ()), like))
-
-
-def again(
-    emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
-) -> LoggedValue:
-    """A view that undoes itself."""
-    return emit(view.target, [piece, *view.leaves[1:]], (view.spec, like))
-
-
-SCATTER: Mapping[Any, Callable[..., LoggedValue]] = {
-    aten.slice.Tensor: slice_scatter,
-    **dict.fromkeys((aten.split.Tensor, aten.unsafe_split.Tensor), split_scatter),
-    **dict.fromkeys((aten.view.default, aten._unsafe_view.default), reshaped),
-    **dict.fromkeys((aten.unsqueeze.default, aten.squeeze.dim), reshaped),
-    **dict.fromkeys((aten.t.default, aten.transpose.int), again),
-}
+def function_of(tensor: Tensor) -> Any:
+    """Its grad_fn; None too of a view made without gradients and changed since, for which PyTorch raises an error."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None

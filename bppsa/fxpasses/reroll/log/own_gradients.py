@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.own_gradients import check_function, refusal, slopes_of
 from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
+from bppsa.fxpasses.reroll.log.memory import function_of
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, unflatten
 from bppsa.sparsity.rules.own_gradient import ATTACHED
 
@@ -38,7 +39,7 @@ class OwnGradients:
         """An op without gradients. given: tensors, and what stands for them in the log."""
         for tensor, value in given:
             if isinstance(value, LoggedValue) and tensor.requires_grad:
-                self.read[tensor.grad_fn or tensor, tensor.output_nr] = value
+                self.read[function_of(tensor) or tensor, tensor.output_nr] = value
         self.made += [out for out in tree_leaves(outs) if isinstance(out, Tensor)]
 
     def end(self, profile: Any) -> None:
@@ -50,7 +51,7 @@ class OwnGradients:
         """Looks whether a function has ended whose result is among the tensors. profile: what watches the user's
         code."""
         for tensor in tensors:
-            node: Any = tensor.grad_fn
+            node = function_of(tensor)
             if isinstance(node, BackwardCFunction) and node not in self.nodes:
                 self.nodes.add(node)
                 self.take(tensor, node, profile)

@@ -22,14 +22,13 @@ from bppsa.fxpasses.recording.decompose import is_seeded
 from bppsa.fxpasses.recording.recorder import CHECK, has_option, reads_values
 from bppsa.fxpasses.reroll.log.in_place import ChangesInPlace, tensors_of
 from bppsa.fxpasses.reroll.log.lines import goes_over, innermost, place, users_lines
-from bppsa.fxpasses.reroll.log.memory import TensorMemory
+from bppsa.fxpasses.reroll.log.memory import TensorMemory, is_unseen
 from bppsa.fxpasses.reroll.log.number_inputs import NumberInputs, OpCall
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.fxpasses.reroll.log.ops import CallInput, Like, Log, LoggedOp, LoggedValue, ReadTruth, flatten
 from bppsa.fxpasses.reroll.log.own_gradients import OwnGradients
-from bppsa.fxpasses.reroll.log.row_elements import without_rows
 from bppsa.fxpasses.reroll.log.spelled import spelled
-from bppsa.fxpasses.reroll.log.targets import OVERWRITES, POSTPONED, SIZED, VIEWS_IN_PLACE, sized
+from bppsa.fxpasses.reroll.log.targets import OVERWRITES, POSTPONED, SIZED, VIEWS_IN_PLACE, sized, without_rows
 from bppsa.fxpasses.theirs import theirs
 
 aten = torch.ops.aten
@@ -188,15 +187,23 @@ class Logger(TorchDispatchMode):
         func, leaves, spec = without_rows(func, leaves, spec)
         if func in SIZED and out.is_contiguous():  # others keep the order of what they are like
             func, leaves, spec = sized(func, leaves, out)
-        op = self.constant(func, leaves, spec, outs, single) or self.append(func, leaves, spec, outs, single)
         given = {tensor.untyped_storage()._cdata: tensor for tensor in tensors_of(args, kwargs)}
-        detached = func is aten.detach.default or not op.grad
-        for tensor, value in zip(outs, op.outs, strict=True):
-            source = given.get(tensor.untyped_storage()._cdata)
-            if source is None:
-                self.memory.put(tensor, value, None, False)
-            else:
-                self.memory.put(tensor, value, marked_geometry(source), detached and source.requires_grad)
+        views = [self.view_of(given.get(tensor.untyped_storage()._cdata), func) for tensor in outs]
+        if func is aten.detach.default and views == [(marked_geometry(out), False)]:
+            return  # it had no gradient
+        op = self.constant(func, leaves, spec, outs, single) or self.append(func, leaves, spec, outs, single)
+        for tensor, value, (source, detached) in zip(outs, op.outs, views, strict=True):
+            self.memory.put(tensor, value, source, detached)
+
+    def view_of(self, source: Tensor | None, func: Any) -> tuple[Geometry | None, bool]:
+        """What `TensorMemory.put` is told of a view of `source`."""
+        if source is None:
+            return None, False
+        seen = torch.is_grad_enabled()
+        if seen and is_unseen(source):
+            raise Unsupported(Reason("views what was viewed without gradients", op=str(func), mend="detach it"))
+        cut = source.requires_grad and (func is aten.detach.default or not seen)
+        return marked_geometry(source), cut or self.memory.is_detached(source)
 
     def spell(self, apart: Callable[[], Sequence[Tensor]], outs: Sequence[Tensor]) -> None:
         """The ops that an op consists of are written down in its place; what nothing but its backward reads is not."""
@@ -209,7 +216,7 @@ class Logger(TorchDispatchMode):
 
     def may_wait(self, func: Any, args: Sequence[Any]) -> bool:
         """Whether it is a view that is written down when it is read: it may be there to be written to."""
-        if func not in POSTPONED or not self.memory.holds(args[0]):
+        if func not in POSTPONED or not self.memory.holds(args[0]) or self.memory.is_detached(args[0]):
             return False
         return torch.is_grad_enabled() is self.gradients or not args[0].requires_grad
 
