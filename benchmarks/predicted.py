@@ -1,7 +1,7 @@
 """Recurrences on an H200 that is not there: what each kernel launches, moves and computes, and the predicted times.
 
-    python benchmarks/predicted.py           compiles the kernels ahead of time (sm_90), prints, keeps the results
-    python benchmarks/predicted.py --quick   counts and predicts, compiles nothing
+    PYTHONPATH=. python benchmarks/predicted.py           compiles the kernels for sm_90, prints, keeps the results
+    PYTHONPATH=. python benchmarks/predicted.py --quick   counts and predicts, compiles nothing
 
 Every time is a prediction, from the record in bppsa/plan/machines.py: no GPU has run any of this. Those of kernels of
 CUDA C++ are from the model of latencies (tests/cuda/aot.json), beside what cuDNN took on an H200. Results are
@@ -23,7 +23,6 @@ from rich.table import Table
 
 import machine
 import store
-from bppsa.codegen.gpu.aot import boundaries_usage, usage
 from bppsa.codegen.language.traffic import traffic
 from bppsa.frontend.planning.rates import machine_of
 from bppsa.frontend.planning.sweeps import compile_recurrence, reduction_of
@@ -35,6 +34,7 @@ from bppsa.plan.work import ITERATIONS, PYTORCH, Phase, Size
 from comparison import Row
 from problems import KINDS
 from tables import number
+from tests.triton.usage import boundaries_usage, usage
 from timing import significant
 
 FILE = Path(__file__).parent / "results" / "h200-predicted.json"

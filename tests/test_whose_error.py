@@ -176,9 +176,15 @@ def wide_handlers() -> Iterator[tuple[str, int]]:
             caught = (
                 {node.id for node in ast.walk(handler.type) if isinstance(node, ast.Name)} if handler.type else WIDE
             )
-            again = any(isinstance(node, ast.Raise) and node.exc is None for node in ast.walk(handler))
-            if caught & WIDE and not again:
+            if caught & WIDE and not any(asks(node) for node in ast.walk(handler)):
                 yield name, handler.lineno
+
+
+def asks(node: ast.AST) -> bool:
+    """Whether it raises what was caught again, or does so where it is ours."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        return node.func.id == "raise_if_ours"
+    return isinstance(node, ast.Raise) and node.exc is None
 
 
 def test_whoever_catches_much_asks_whose_it_is() -> None:

@@ -14,7 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bppsa.codegen import isa
-from bppsa.codegen.cpu import ahead, shipped
+from bppsa.codegen.cpu import shipped
+from wheels import ahead
 from wheels.kernels import texts
 
 

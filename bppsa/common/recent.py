@@ -28,7 +28,7 @@ class RecentMap(Generic[V]):
         return len(self.known)
 
     def renew_lock(self) -> None:
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # the end of what is forgotten may run code that asks again
 
     def values(self) -> list[V]:
         with self.lock:
@@ -55,6 +55,11 @@ class RecentMap(Generic[V]):
     def drop(self, key: Hashable) -> None:
         with self.lock:
             self.known.pop(key, None)
+
+    def forget(self, is_over: Callable[[V], bool]) -> None:
+        with self.lock:
+            for key in [key for key, value in self.known.items() if is_over(value)]:
+                del self.known[key]
 
     def put(self, key: Hashable, value: V) -> None:
         self.known[key] = value

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from bppsa.common.recent import renewed_in_children
+from bppsa.common.recent import RecentMap, renewed_in_children
 from bppsa.errors import Reason, Unsupported
 
 P = TypeVar("P")
@@ -24,42 +23,29 @@ class PlanCache(Generic[P]):
     """
 
     def __init__(self, most: int) -> None:
-        self.most = most
-        self.known: OrderedDict[Hashable, tuple[P, Sequence[WeakReference]]] = OrderedDict()
+        self.kept: RecentMap[tuple[P, Sequence[WeakReference]]] = RecentMap(most)
         self.renew_lock()
         renewed_in_children(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.most,)
+        return type(self), (self.kept.most,)
 
     def __iter__(self) -> Iterator[P]:
-        return (plan for plan, _ in list(self.known.values()))
+        return (plan for plan, _ in self.kept.values())
 
     def __len__(self) -> int:
-        return len(self.known)
+        return len(self.kept)
 
     def renew_lock(self) -> None:
-        """In a forked child, where the thread that held it does not exist."""
-        self.lock = threading.RLock()  # of `known`
         self.making = threading.RLock()  # plans take long, and a call that finds its own does not wait for another's
 
     def get(self, key: Hashable) -> P | None:
-        with self.lock:
-            found = self.known.get(key)
-            if found is None or not all_there(found[1]):
-                return None
-            self.known.move_to_end(key)
-            return found[0]
+        found = self.kept.get(key)
+        return found[0] if found is not None and all_there(found[1]) else None
 
     def keep(self, key: Hashable, plan: P, named: Sequence[WeakReference]) -> None:
-        with self.lock:
-            for other, (_, theirs) in list(self.known.items()):
-                if not all_there(theirs):
-                    del self.known[other]
-            self.known[key] = plan, named
-            self.known.move_to_end(key)
-            while len(self.known) > self.most:
-                self.known.popitem(last=False)
+        self.kept.forget(lambda kept: not all_there(kept[1]))
+        self.kept.keep(key, (plan, named))
 
     def find(
         self,

@@ -39,3 +39,9 @@ def is_ours(error: BaseException) -> bool:
     if not known or known[-1] is theirs.__code__:
         return False
     return known[-1].co_filename.startswith(OURS) and not known[-1].co_filename.startswith(CELLS)
+
+
+def raise_if_ours(error: BaseException) -> None:
+    """Raise an error again that is ours. One that is not is the answer of what was tried, for the caller to read."""
+    if is_ours(error):
+        raise error

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen import isa
-from bppsa.codegen.cpu import ahead
+from wheels import ahead
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 PACKAGES = {COMPILER: "g++-aarch64-linux-gnu", EMULATOR: "qemu-user"}

@@ -25,7 +25,7 @@ def built(kernels: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the folder's interpreted ones."""
     for module in (fused_cell, scan_call, plans):
         monkeypatch.setattr(module, "compile_recurrence", sweeps.compile_recurrence)
-    monkeypatch.setattr(plans._plans, "known", OrderedDict())
+    monkeypatch.setattr(plans._plans.kept, "known", OrderedDict())
 
 
 def points(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:

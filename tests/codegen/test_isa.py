@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from bppsa.codegen import isa
-from bppsa.codegen.cpu import ahead, build, shipped
+from bppsa.codegen.cpu import build, shipped
 from bppsa.decisions import warn_once
 from bppsa.errors import BuildError, MachineError
+from wheels import ahead
 
 ROOT = Path(__file__).parents[2]
 SOURCE = '#include <omp.h>\nextern "C" int value() { return omp_in_parallel() + 41; }\n'

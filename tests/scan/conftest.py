@@ -16,4 +16,4 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (fused_cell, scan_call, plans):
         monkeypatch.setattr(module, "compile_recurrence", interpreted)
     monkeypatch.setattr(scanning, "choose_scan", fused)
-    monkeypatch.setattr(plans._plans, "known", OrderedDict())
+    monkeypatch.setattr(plans._plans.kept, "known", OrderedDict())

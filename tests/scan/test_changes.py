@@ -178,7 +178,7 @@ def test_a_lambda_made_anew_needs_no_new_recording() -> None:
 
 
 def test_memory_of_recordings_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plans._plans, "most", 3)
+    monkeypatch.setattr(plans._plans.kept, "most", 3)
     for factor in range(6):
         check(example(functools.partial(lambda f, h, x: twice(f * h + x), float(factor)), h(), x(H)))
     assert len(plans._plans) == 3

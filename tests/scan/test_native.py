@@ -29,7 +29,7 @@ ROOT = Path(__file__).parent.parent.parent
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of the folder's interpreted ones."""
-    monkeypatch.setattr(plans._plans, "known", OrderedDict())
+    monkeypatch.setattr(plans._plans.kept, "known", OrderedDict())
 
 
 @pytest.mark.parametrize("case", NATIVE)
@@ -118,7 +118,7 @@ print(len([w for w in caught if "bppsa" in str(w.message)]), caught[0].message)
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_scans() -> None:
-    with plans._plans.lock:  # as if another thread were inside when we fork
+    with plans._plans.kept.lock:  # as if another thread were inside when we fork
         child = os.fork()
         if not child:
             signal.alarm(30)

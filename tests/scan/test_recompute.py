@@ -99,7 +99,7 @@ def test_built_kernels_equal_a_loop(threads: int, monkeypatch: pytest.MonkeyPatc
     """Cells that test_native.py builds too."""
     for module in (fused_cell, scan_call, plans):
         monkeypatch.setattr(module, "compile_recurrence", compile_recurrence)
-    monkeypatch.setattr(plans._plans, "known", OrderedDict())
+    monkeypatch.setattr(plans._plans.kept, "known", OrderedDict())
     monkeypatch.setattr("bppsa.codegen.cpu.native.LEAST_NS", 1)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
-from bppsa.codegen.gpu.aot import Usage, boundaries_usage, level_usage, sums_usage, usage
 from bppsa.codegen.gpu.native_scan import WIDEST_LEVEL
 from bppsa.codegen.language.ir import Kernel
 from bppsa.codegen.language.traffic import traffic
 from tests.codegen.programs import kernels
 from tests.scan.support import reduction_of
 from tests.triton.models import MODELS, WITH_HEADS, built
+from tests.triton.usage import Usage, boundaries_usage, level_usage, sums_usage, usage
 
 WIDTHS = (20, 32, 64)
 CAPABILITIES = (80, 90, 100)

@@ -51,7 +51,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         for module in (recurrent, fused_cell, scan_call):
             monkeypatch.setattr(module, "compile_recurrence", lambda r, dtype, inline, device: on_gpu(r, dtype, False))
         monkeypatch.setattr(plans, "compile_recurrence", lambda r, dtype, inline, *device: on_gpu(r, dtype, False))
-        monkeypatch.setattr(plans._plans, "known", OrderedDict())
+        monkeypatch.setattr(plans._plans.kept, "known", OrderedDict())
         recurrent.sweeps_of.cache_clear()
         recurrent.known_stack.cache_clear()
     ran: list[str] = []

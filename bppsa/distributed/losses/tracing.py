@@ -18,7 +18,7 @@ from bppsa.fxpasses.partition.call.arguments import arguments_of
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.capture.since import since
 from bppsa.fxpasses.partition.means.outputs import FEW, resized
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
 MOST = 8  # graphs that are kept, and times that a loss is traced in vain
 
@@ -147,8 +147,7 @@ def traced(function: Callable[..., Any], output: Any, target: Any) -> TracedLoss
     except (PartitionError, ArgumentError):
         return None
     except WHAT_FORWARDS_RAISE as error:  # an output of this example may not go with this target
-        if is_ours(error):
-            raise
+        raise_if_ours(error)
         return None
     if means is None or any(
         yes and shape is not None and isinstance(shape[0], int)  # Python took the number of rows as it was

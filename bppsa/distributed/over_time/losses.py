@@ -23,7 +23,7 @@ from bppsa.distributed.losses.shares import UNREAD, LossFunction, LossWeight, Sh
 from bppsa.distributed.over_time.parts import Parts, lengths
 from bppsa.errors import ArgumentError, InputError, ScheduleError, first_line
 from bppsa.fxpasses.partition.call.arguments import LeafShape, named_leaves, shapes_of
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
 WHAT_LOSSES_RAISE = (ArgumentError, RuntimeError, ValueError, TypeError, LookupError)  # of other sizes
 
@@ -177,8 +177,7 @@ class Short:
             loss, metrics = split_loss(theirs(loss_fn, output, short))
             found = float(loss)
         except WHAT_LOSSES_RAISE as error:
-            if is_ours(error):
-                raise
+            raise_if_ours(error)
             given = ", ".join(
                 f"{name} {list(x.shape)}" for name, x in named_leaves("target", target) if isinstance(x, Tensor)
             )
@@ -219,8 +218,7 @@ class Short:
             share = loss.share(target, self.parts)
             total = sum(float(share(output, part)[0]) for part, output in enumerate(self.outputs))
         except WHAT_LOSSES_RAISE as error:
-            if is_ours(error):
-                raise
+            raise_if_ours(error)
             return False
         return abs(total - whole) <= self.tolerance * max(1.0, abs(whole))
 

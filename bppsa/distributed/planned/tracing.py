@@ -18,7 +18,7 @@ from bppsa.distributed.planned.attention import FusedAttention
 from bppsa.errors import PartitionError, first_line
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.ops.costs import product_flops, size
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
 Amount = tuple[float, float]  # flops of matrix products, and bytes read and written
 
@@ -141,8 +141,7 @@ def traced(
         ):
             result = theirs(torch.func.functional_call, model, {**weights, **buffers}, tuple(args), kwargs)
     except WHAT_FORWARDS_RAISE as error:
-        if is_ours(error):
-            raise
+        raise_if_ours(error)
         raise PartitionError(
             f"{type(model).__name__} does not run on the meta device, where tensors have shapes and no values: "
             f"{first_line(error)}; let its tensors be Parameters or buffers, and its branches not look at values"

@@ -25,7 +25,7 @@ from bppsa.frontend.loops.scans.shared import SharedSteps
 from bppsa.frontend.loops.state import LoopState
 from bppsa.fxpasses.lines import place_of_trace
 from bppsa.fxpasses.reroll.repetition.period import LEAST_STEPS
-from bppsa.fxpasses.theirs import is_ours
+from bppsa.fxpasses.theirs import raise_if_ours
 from bppsa.plan.forward import forward_of
 from bppsa.plan.strategy import strategy_of
 
@@ -83,8 +83,7 @@ def has_scan(graph: fx.GraphModule) -> bool:
         try:
             _, plan = first_call(FirstCall(nothing_else, graph.forward, args, {}, described, "", SharedSteps()))
         except RuntimeError as error:  # as a matrix that has no inverse is
-            if is_ours(error):
-                raise
+            raise_if_ours(error)
             return False
     return isinstance(plan, LoopPlan)
 

@@ -26,7 +26,7 @@ from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.cut.modules import first_names, names_of, stage_module
 from bppsa.fxpasses.partition.ops.effects import facts
 from bppsa.fxpasses.partition.situations import situation_of
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
 CUTS = "blelloch(K) cuts calls of nn.RNN, nn.GRU and nn.LSTM, in a forward that torch.export can see"
 
@@ -135,8 +135,7 @@ def packed_in(root: nn.Module, arguments: Arguments) -> list[str]:
         with kept(root), torch.no_grad():
             theirs(root, *args, **kwargs)
     except WHAT_FORWARDS_RAISE as error:
-        if is_ours(error):
-            raise
+        raise_if_ours(error)
         return []
     finally:
         for hook in hooks:

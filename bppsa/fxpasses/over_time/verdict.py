@@ -16,7 +16,7 @@ from bppsa.errors import ScheduleError, first_line
 from bppsa.fxpasses.over_time.parts import NoAxis, alike, axis_of, halves
 from bppsa.fxpasses.over_time.trial import Trial, TrialRun, trial_of
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
-from bppsa.fxpasses.theirs import is_ours
+from bppsa.fxpasses.theirs import raise_if_ours
 
 MEND = "cut the model into stages instead, as schedule=gpipe() does"
 
@@ -65,8 +65,7 @@ def over_chunks(trial: Trial, whole: TrialRun, axes: Sequence[Axes]) -> list[int
         first = trial.run(early)
         second = trial.run(late, before=first)
     except WHAT_FORWARDS_RAISE as error:
-        if is_ours(error):
-            raise
+        raise_if_ours(error)
         raise Mixed(f"the time axis cannot be cut: chunks of it raise {first_line(error)!r}; {MEND}") from error
     runs = (whole, first, second)
     for node in whole.readings:
@@ -98,8 +97,7 @@ def over_rows(trial: Trial, whole: TrialRun, axes: Sequence[Axes]) -> list[int |
     try:
         runs = (whole, *map(trial.run, halves(trial.given, [of.rows for of in axes])))
     except WHAT_FORWARDS_RAISE as error:
-        if is_ours(error):
-            raise
+        raise_if_ours(error)
         return None
     found = [axis_of(*values) for values in zip(*(tree_leaves(run.returned) for run in runs), strict=True)]
     return None if any(isinstance(axis, NoAxis) for axis in found) else known(found)

@@ -27,7 +27,7 @@ from bppsa.fxpasses.partition.cut.modules import ROOT, first_names, names_of, st
 from bppsa.fxpasses.partition.means.outputs import few_by_hand
 from bppsa.fxpasses.partition.ops.changes import changed_by
 from bppsa.fxpasses.partition.ops.effects import NORMS, EffectWatch, Site, storage, written
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import is_ours, raise_if_ours, theirs
 
 
 @dataclass(frozen=True)
@@ -184,8 +184,7 @@ def run_training(model: nn.Module, modules: Sequence[nn.Module], arguments: Argu
         try:
             return run_all(modules, arguments)
         except WHAT_FORWARDS_RAISE as error:  # batch norm, over an example of one row
-            if is_ours(error):
-                raise
+            raise_if_ours(error)
             return None
 
 

@@ -27,7 +27,7 @@ from bppsa.fxpasses.reroll.body import Body
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import LoggedOp
 from bppsa.fxpasses.reroll.rewrite import Unsurveyed
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import raise_if_ours, theirs
 from bppsa.plan.forward import AUTO as OPEN
 from bppsa.plan.forward import Forward
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
@@ -112,8 +112,7 @@ def recorded(body: Body, alone: bool, args: tuple[Any, ...]) -> Recording:
         reason = unsupported.reason
         raise Unsupported(replace(reason, path=reason.path or recorder.line())) from unsupported
     except RuntimeError as error:
-        if is_ours(error):
-            raise
+        raise_if_ours(error)
         what = f"does not run with its rows in front: {first_line(error)}"
         raise Unsupported(Reason(what, path=recorder.line())) from error
 
@@ -125,8 +124,7 @@ def of_one_row(step: Callable[..., Any], carry: list[Tensor], given: list[Tensor
         with without_warnings_of_fallbacks():
             return theirs(torch.vmap(step, in_dims=(0, 0, None)), carry, given, same)
     except RuntimeError as error:
-        if is_ours(error):
-            raise
+        raise_if_ours(error)
         raise Unsupported(Reason(f"its values have no rows, and torch.vmap gives none: {first_line(error)}")) from error
 
 

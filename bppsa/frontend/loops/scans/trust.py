@@ -21,7 +21,7 @@ from bppsa.fxpasses.reroll.log.doubled import Doubler, in_double
 from bppsa.fxpasses.reroll.log.ops import LoggedValue
 from bppsa.fxpasses.reroll.log.replay import MOVES, Replay, unmoved
 from bppsa.fxpasses.reroll.program import LoopProgram, program_of
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
 MoveTensor = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -127,8 +127,7 @@ def others(witness: Witness, moves: Sequence[MoveTensor]) -> tuple[dict[LoggedVa
         try:
             made = witness.replay.run(given)
         except RuntimeError as error:  # as a probability above one is
-            if is_ours(error):
-                raise
+            raise_if_ours(error)
             failed = error
             continue
         expected = [made[value] for value in witness.result]
@@ -162,7 +161,6 @@ def ran(program: fx.GraphModule, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     try:
         results: Sequence[Tensor] = theirs(program, *tensors)
     except RuntimeError as error:
-        if is_ours(error):
-            raise
+        raise_if_ours(error)
         raise Unsupported(Reason(f"its ops do not run as a graph: {first_line(error)}")) from error
     return results

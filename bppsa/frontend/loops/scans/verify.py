@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported, first_line
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
 # By dtype, of the largest entry of what is compared: rounding over some thousand steps stays below, errors do not.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.complex128: 1e-9, torch.complex64: 1e-4}
@@ -97,8 +97,7 @@ def gradients_by_pytorch(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) ->
     try:
         return gradients(outputs, leaves)
     except RuntimeError as error:
-        if is_ours(error):
-            raise
+        raise_if_ours(error)
         raise Unsupported(Reason(f"PyTorch cannot differentiate it: {first_line(error)}")) from error
 
 

@@ -27,7 +27,7 @@ from torch import nn
 from bppsa.errors import Reason, Unsupported
 from bppsa.frontend.pruned.capture.names import OWNERS
 from bppsa.fxpasses.lines import NOT_THE_USERS
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
 HANDLE_THEIR_OWN = (*NOT_THE_USERS, inspect.__file__)
 MOST_NODES = 2_000  # of a graph: Dynamo takes some 2 ms for each
@@ -41,8 +41,7 @@ def part(module: str, name: str) -> Any:
     try:
         return theirs(attrgetter(name), theirs(import_module, module))
     except (ImportError, AttributeError) as error:
-        if is_ours(error):
-            raise
+        raise_if_ours(error)
         raise Unsupported(Reason(f"torch {torch.__version__} has no {module}.{name}, which capture needs")) from error
 
 

@@ -18,7 +18,7 @@ from bppsa.fxpasses.network.jacobian import differentiable, transpose
 from bppsa.fxpasses.recording.capture import record
 from bppsa.fxpasses.recording.decompose import DECOMPOSE
 from bppsa.fxpasses.recording.recorder import Recorder
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import raise_if_ours, theirs
 from bppsa.runtime.sparse_conv.pointwise import Pointwise
 
 aten = torch.ops.aten
@@ -76,8 +76,7 @@ def flat(name: str, call: Callable[..., Any], function: Elementwise, dtype: torc
         try:
             found = theirs(torch.autograd.grad, result, images, torch.ones_like(result), allow_unused=True)
         except RuntimeError as error:  # it says so in the backward, as does the user's
-            if is_ours(error):
-                raise
+            raise_if_ours(error)
             raise Unsupported(Reason(f"no kernel for {name}: {first_line(error)}")) from error
     return [i for i, g in enumerate(found) if g is not None and i not in function.reached]
 
@@ -92,8 +91,7 @@ def recorded(
     except Unsupported as error:
         raise Unsupported(Reason(f"no kernel for {name}: {error.reason}")) from error
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        if is_ours(error):
-            raise
+        raise_if_ours(error)
         raise Unsupported(Reason(f"no kernel for {name}: {first_line(error)}")) from error
     result, own = recording.result
     changed = [node.args[:1] != (argument,) for node, argument in zip(own, recording.arguments, strict=True)]

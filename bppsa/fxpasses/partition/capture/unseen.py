@@ -24,7 +24,7 @@ from bppsa.fxpasses.partition.capture.contents import alike
 from bppsa.fxpasses.partition.capture.since import LookedUp
 from bppsa.fxpasses.partition.capture.watched import STATE, Functions, Watched, generators, is_near, of_model
 from bppsa.fxpasses.partition.ops.effects import EffectWatch
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
 GRADIENTS = "Python asks whether a gradient flows to a tensor, which differs from call to call; decide by self.training"
 HOOKED = "a hook is registered on an activation, and stages run without it; put what it does into the loss"
@@ -84,8 +84,7 @@ def look(model: nn.Module, arguments: Arguments) -> WatchedRun:
     except PartitionError:
         raise
     except WHAT_FORWARDS_RAISE as error:
-        if is_ours(error):
-            raise
+        raise_if_ours(error)
         raise failure(model, error) from error
     for name, place in functions.rebound.items():
         refuse(place, f"the forward binds {name}, a variable of the function around it, anew, {STATE}")

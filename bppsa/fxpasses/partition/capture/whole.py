@@ -26,7 +26,7 @@ from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.places import place_here
 from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE, meaning
 from bppsa.fxpasses.partition.capture.lines import noted
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import is_ours, raise_if_ours, theirs
 
 OPENED = (nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)  # they hold layers
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
@@ -244,6 +244,5 @@ def dtypes_of(module: nn.RNNBase, input: Tensor) -> Sequence[torch.dtype] | None
         try:
             return [leaf.dtype for leaf in tree_leaves(theirs(small, torch.zeros(2, 2, 2, dtype=input.dtype)))]
         except RuntimeError as error:
-            if is_ours(error):
-                raise
+            raise_if_ours(error)
             return None

@@ -20,7 +20,7 @@ from bppsa.fxpasses.partition.call.kept import is_on_meta, kept
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.capture.sizes import Sizes
 from bppsa.fxpasses.partition.ops.effects import EffectWatch
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import is_ours, raise_if_ours, theirs
 
 R = TypeVar("R")
 HIDDEN = (
@@ -112,8 +112,7 @@ def tried(call: Callable[[], R]) -> R | None:
         with redirect_stderr(io.StringIO()):
             return call()
     except WHAT_FORWARDS_RAISE as error:
-        if is_ours(error):
-            raise
+        raise_if_ours(error)
         return None
 
 
