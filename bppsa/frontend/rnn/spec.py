@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import torch
 from torch import nn
@@ -10,6 +11,7 @@ from torch import nn
 from bppsa.common.chain import Recurrence
 from bppsa.frontend.planning.predict import counts_of
 from bppsa.frontend.planning.sweeps import module_recurrence, structure_of
+from bppsa.frontend.rnn.shapes import Shapes, shapes
 from bppsa.plan.choose import multiply_inline
 from bppsa.plan.work import Counts
 
@@ -29,7 +31,12 @@ class Spec:
     @staticmethod
     def of(module: nn.RNNBase) -> Spec:
         sizes = (module.input_size, module.hidden_size, module.proj_size, module.num_layers)
-        return Spec(module.mode, *sizes, module.bias, module.bidirectional)
+        return known_spec(module.mode, *sizes, module.bias, module.bidirectional)
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        sizes = self.mode, self.inputs, self.hidden, self.layers, self.bias, self.bidirectional, self.projection
+        return shapes(*sizes)
 
     @property
     def recurrence(self) -> Recurrence:
@@ -76,6 +83,11 @@ class Spec:
         return 2 if self.mode == "LSTM" else 1
 
     @property
+    def zeros(self) -> tuple[None, ...]:
+        """In the place of states that are not given."""
+        return (None,) * self.states
+
+    @property
     def widths(self) -> tuple[int, ...]:
         """Of the states."""
         return (self.out, self.hidden)[: self.states]
@@ -98,3 +110,6 @@ class Spec:
     @property
     def out(self) -> int:
         return self.projection or self.hidden
+
+
+known_spec = lru_cache(maxsize=1024)(Spec)  # one for all modules that are alike

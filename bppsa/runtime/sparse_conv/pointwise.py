@@ -15,8 +15,8 @@ from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, kernel
 from bppsa.common.chain import Role
 from bppsa.common.graph import ancestors
+from bppsa.runtime.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty, pack
-from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
 
 

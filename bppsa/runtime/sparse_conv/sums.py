@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bppsa.codegen.sparse_conv.native import images
+from bppsa.runtime.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
-from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.step import Keep, RegionStep, SavedImages, Wanted
 
 
