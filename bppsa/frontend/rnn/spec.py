@@ -14,6 +14,7 @@ from bppsa.frontend.planning.sweeps import module_recurrence, structure_of
 from bppsa.frontend.rnn.shapes import Shapes, shapes
 from bppsa.plan.choose import multiply_inline
 from bppsa.plan.work import Counts
+from bppsa.runtime.recurrent.programs.stack import LONGEST, WIDEST
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,20 @@ class Spec:
         how = real, multiply_inline(rows, device), device, self.peer(dtype, device)
         found = []
         for recurrence, hidden in zip(self.recurrences, self.hidden_recurrences, strict=True):
-            counts = counts_of(recurrence, *how)
+            counts = replace(counts_of(recurrence, *how), together=self.together(device))
             if hidden is not None and device == "cuda":
                 counts = replace(counts, hidden=counts_of(hidden, *how, structure_of(hidden)))
             found += [counts] * self.directions
         return found
+
+    def together(self, device: str) -> int:
+        """Points up to which a call is a program, as far as sizes tell."""
+        return LONGEST // (self.out * self.directions) if device == "cpu" and self.widest <= WIDEST else 0
+
+    @property
+    def widest(self) -> int:
+        """Of all sizes of weights."""
+        return max(map(max, self.shapes.weights))
 
     @property
     def fits_in_one(self) -> bool:

@@ -1,4 +1,4 @@
-// Entry points of a recurrence's program (images/table.h): rows are copied and added, kernels swept, products computed.
+// Entry points of a recurrence's program (images/table.h): rows are copied, added and scaled, kernels swept, products computed.
 namespace {
 
 // Rows of `width` reals; without a source they become zeros.
@@ -16,6 +16,10 @@ void add(const real* from, real* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] += from[i];
 }
 
+void scale(const real* from, const real* by, real* to, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) to[i] = from[i] * by[i];
+}
+
 using Sweep = void (*)(void* const*, const int64_t*, const int64_t*, const int64_t*, int64_t, int64_t, int64_t,
                        const int64_t*, int, int, int, void*);
 
@@ -23,6 +27,7 @@ using Sweep = void (*)(void* const*, const int64_t*, const int64_t*, const int64
 
 ENTRY(copy, copy)
 ENTRY(add, add)
+ENTRY(scale, scale)
 
 // A kernel's `bppsa_sweep`, both strides of its arguments, its dims, steps, rows, reverse, threads, split, workspace,
 // and its arguments.

@@ -31,7 +31,7 @@ MOST_PROGRAMS = 64
 def may_be_programs(stack: Stack, weights: Sequence[Shape]) -> bool:
     """weights: the shapes of all."""
     extent, strange = stack.extent, (stack.solver, stack.library, stack.extent.lengths)
-    if stack.masked or extent.device != CPU or any(s is not None for s in strange):
+    if extent.device != CPU or any(s is not None for s in strange):
         return False
     short = math.prod(stack.shapes()[0][0]) <= LONGEST and max(map(max, weights)) <= WIDEST
     return short and divide(stack.strategy, extent.steps).count == 1 and all(fits(s) for s, *_ in stack.sweeps)

@@ -27,13 +27,13 @@ class StackCalls:
     """given: which of the stack's tensors there are. weights: the shapes of all."""
 
     def __init__(self, stack: Stack, given: Sequence[bool], weights: Sequence[Shape]) -> None:
-        self.stack, self.extent = stack, stack.extent
+        self.stack, self.extent, self.weights = stack, stack.extent, weights
         dtype = stack.sweeps[0][0].dtype
         self.to = Writer(dtype, calls.runner(dtype))
         first = 1 + stack.states
         places = [self.to.tensor() if there else None for there in given]
-        params = [Param(place, shape) for place, shape in zip(places[first:], weights, strict=True) if place]
-        self.tensors = Unpacked(stack, [*places[:first], *params])
+        params = [Param(place, shape) for place, shape in zip(places[first:], weights, strict=False) if place]
+        self.tensors = Unpacked(stack, [*places[:first], *params, *places[first + len(weights) :]])
         self.count = self.extent.steps * self.extent.rows
 
     def forward(self, *, save: bool) -> StackForward:
@@ -53,7 +53,10 @@ class StackCalls:
                 outputs.append(passes[-1].outputs[0])
                 for final, place, width in zip(finals, passes[-1].finals, widths, strict=True):
                     sweep.start(place, past(to, final, at * self.extent.rows * width), width)
-            x = self.joined(layer, outputs, y if layer == layers - 1 else None, kept=save)
+            is_masked = layer < len(self.tensors.masks)
+            x = self.joined(layer, outputs, y if layer == layers - 1 else None, kept=save and not is_masked)
+            if is_masked:
+                x = self.masked(layer, x, kept=save)
         return StackForward(to.program(), passes, inputs)
 
     def backward(self, forward: StackForward, cotangents: Sequence[bool], needs: Sequence[bool]) -> CallProgram:
@@ -63,9 +66,7 @@ class StackCalls:
         g_y, *g_finals = [to.tensor() if there else None for there in cotangents]
         places = [to.tensor() if need else None for need in needs]
         g_x, g_initial, first = places[0], places[1 : 1 + stack.states], 1 + stack.states
-        room = [
-            p and Param(p, param.shape) for p, param in zip(places[first:], self.tensors.tensors[first:], strict=True)
-        ]
+        room = [place and Param(place, shape) for place, shape in zip(places[first:], self.weights, strict=False)]
         wanted, done = Unpacked(stack, [*places[:first], *room]), set[Place]()
         for layer in reversed(range(len(stack.sweeps))):
             below = self.to.take(self.count * self.depth(layer)) if layer else g_x
@@ -79,6 +80,8 @@ class StackCalls:
                 g_out = None if g_y is None else self.share(g_y, direction, recurrence.outputs[0])
                 swept = sweep.backward(forward.passes[at].buffers, [g_out], g_carries)
                 AfterCalls(sweep, swept, done).write([below], wanted.weights(layer, direction))
+            if below is not None and layer and self.tensors.masks:
+                self.masked(layer - 1, self.rows(below, self.depth(layer)), below)
             g_y = below
         assert done.issuperset(place for place in (g_x, *places[first:]) if place is not None), "no part of a gradient"
         return to.program()
@@ -108,6 +111,13 @@ class StackCalls:
     def sweep(self, layer: int, direction: int, x: Strided) -> SweepCalls:
         weights = self.tensors.weights(layer, direction)
         return SweepCalls(self.to, self.stack.sweeps[layer][direction], self.stack.run(direction), [x], weights)
+
+    def masked(self, layer: int, rows: Strided, to: Place | None = None, *, kept: bool = False) -> Strided:
+        """Contiguous rows times the layer's mask."""
+        count = self.count * rows.second
+        place = to or self.to.take(count, kept=kept)
+        self.to.call(calls.entry_points(self.to.dtype).scale, rows.place, self.tensors.masks[layer], place, count)
+        return self.rows(place, rows.second)
 
     def joined(self, layer: int, outputs: Sequence[Strided], y: Place | None, *, kept: bool) -> Strided:
         """The outputs of all directions side by side, in y where that is given: what the next layer reads."""
