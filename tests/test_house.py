@@ -88,11 +88,12 @@ ROOMS: dict[str, set[str]] = {
     "codegen.gpu.cuda": LOWER | {"codegen.cache", "codegen.language", "codegen.gpu.native"},
     "codegen.sparse_conv": LOWER | {"codegen.cpu", "codegen.isa", "codegen.language", "codegen.lowering"},
     "runtime": LOWER | {"codegen"},
+    "runtime.programs": LOWER | {"codegen", "runtime.pool"},
     "runtime.recurrent": LOWER
-    | {"codegen", "runtime.cotangents", "runtime.pool", "runtime.sparse", "runtime.untraced"},
+    | {"codegen", "runtime.cotangents", "runtime.pool", "runtime.programs", "runtime.sparse", "runtime.untraced"},
     "runtime.chain": LOWER | {"codegen", "runtime.cotangents", "runtime.recurrent"},
     "runtime.sparse_conv": LOWER
-    | {"codegen", "runtime.cotangents", "runtime.pool", "runtime.sparse", "runtime.untraced"},
+    | {"codegen", "runtime.cotangents", "runtime.pool", "runtime.programs", "runtime.sparse", "runtime.untraced"},
     "runtime.transport": {"schedule"},
     "runtime.worker": {"codegen", "plan", "common.stages", "schedule", "runtime.recurrent", "runtime.transport"},
     "frontend": LOWER | {"runtime.recurrent", "runtime.worker"},
@@ -262,6 +263,10 @@ def test_types_share_no_name_without_a_reason() -> None:
 FEW_CALLS = {
     **dict.fromkeys((f"runtime.sparse_conv.pointwise.{name}" for name in ("product", "zeros")), "an element type each"),
     "runtime.sparse.native_sparse": "an element type each",
+    **dict.fromkeys(
+        (f"codegen.cpu.calls.{name}" for name in ("entry_points", "runner", "products_workspace")),
+        "an element type each",
+    ),
     **dict.fromkeys(
         (f"codegen.sparse_conv.native.{name}" for name in ("images", "runner", "adder")), "an element type each"
     ),

@@ -19,6 +19,7 @@ from bppsa.plan.strategy import AUTO, Strategy
 from bppsa.runtime.recurrent.newton import NewtonHistory
 
 TABLES = ("_parameters", "_buffers", "_modules")
+BY_SIZE = ("decided", "settled")
 
 
 @dataclass(eq=False)
@@ -35,6 +36,7 @@ class ModuleRecord:
     forward: Forward = SEQUENTIAL
     memory: NewtonHistory = field(default_factory=NewtonHistory)  # of Newton's iteration
     decided: dict[Any, Decision] = field(default_factory=dict)  # of calls that PyTorch may run, by their sizes
+    settled: dict[Any, Any] = field(default_factory=dict)  # a `frontend.rnn.recurrent.Settled` each, likewise
     # of a feed-forward chain
     options: ChainOptions | None = None
     # of a pruned network
@@ -48,8 +50,7 @@ class ModuleRecord:
     scheduled: Any = None  # what trains it on several workers
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "decided"}
-        return kept | {"decided": {}}
+        return {each.name: {} if each.name in BY_SIZE else getattr(self, each.name) for each in fields(self)}
 
     def of_clone(self) -> ModuleRecord:
         """For the module's counterpart in a clone of its model, whose calls are its own."""
@@ -57,6 +58,7 @@ class ModuleRecord:
             self,
             memory=NewtonHistory(),
             decided={},
+            settled={},
             pruned=self.pruned and self.pruned.of_clone(),
             loops=self.loops and self.loops.of_clone(),
         )

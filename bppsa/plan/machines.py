@@ -10,9 +10,9 @@ EPYC = Machine(
     source="fitted by benchmarks/fit.py",
     margin=1.02,
     rates={
-        "inference": Rates(126, 0.143, 5.81, 0.117),
-        "forward": Rates(227, 0.316, 5.14, 0.168),
-        "backward": Rates(257, 0.116, 3.32, 0.128),
+        "inference": Rates(42, 0.143, 5.81, 0.117),
+        "forward": Rates(76, 0.316, 5.14, 0.168),
+        "backward": Rates(86, 0.116, 3.32, 0.128),
         "products": Rates(13.5, 0, 7.31, 0.00148),
         "reduce": Rates(614, 0.95, 4.56, 0.135),
         "scan": Rates(318, 340, 66, 13.4),

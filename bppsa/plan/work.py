@@ -54,7 +54,8 @@ class Counts:
     whether it keeps the weights. padding: how many times as wide its tiles are as what is in them.
     again: of a forward that keeps every k-th state, and of the backward that computes the others again, where one sweep
     each way is these. iterations: of Newton's that a forward is taken to need. replay: of what PyTorch's forward has
-    not kept; hidden: of the recurrence of the carries that it does not show.
+    not kept; hidden: of the recurrence of the carries that it does not show. launches: of a sweep and all around it;
+    together: points up to which one sweep each way is a program, and that is one launch.
     """
 
     peer: str
@@ -76,6 +77,8 @@ class Counts:
     iterations: int = ITERATIONS
     replay: Each | None = None
     hidden: Counts | None = None
+    launches: int = 1
+    together: int = 0
 
     def pieces(self, rows: int, chunks: int = 1) -> int:
         return math.ceil(rows / self.tile) * self.warps * chunks
@@ -123,7 +126,8 @@ def backward(strategy: Strategy | str, counts: Counts, size: Size) -> list[Phase
     division = divide(strategy, size.steps)
     chunked = [] if division.count == 1 else to_boundaries(strategy, counts, size)
     each = counts.backward if counts.again is None or division.count > 1 else counts.again[1]
-    sweeps = sweep(each, counts, size, min(division.length, size.steps), division.count)
+    chunks = () if division.count == 1 else (min(division.length, size.steps), division.count)
+    sweeps = sweep(each, counts, size, *chunks)
     return [*chunked, ("backward", sweeps), *products(counts.after, counts, size)]
 
 
@@ -160,7 +164,9 @@ def sweep(each: Each, counts: Counts, size: Size, length: int | None = None, chu
     """Over all steps, or over chunks of `length` steps side by side."""
     steps = size.steps if length is None else length
     moved = each.bytes * size.points + counts.weights
-    return Work(1, steps, each.swept * size.points, moved, counts.pieces(size.rows, chunks))
+    is_program = length is None and size.points <= counts.together
+    launches = 1 if is_program else counts.launches
+    return Work(launches, steps, each.swept * size.points, moved, counts.pieces(size.rows, chunks))
 
 
 def to_boundaries(strategy: Strategy, counts: Counts, size: Size) -> list[Phase]:

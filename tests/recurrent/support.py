@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 import bppsa
 from bppsa.decisions import Decision
+from bppsa.runtime.recurrent.programs.stack import StackPrograms
 from bppsa.runtime.recurrent.sweep import Sweep
 
 T, B, I, H = 6, 3, 5, 11  # noqa: E741
@@ -47,7 +48,16 @@ def sweeps() -> Iterator[list[str]]:
 
         return mock.patch.object(Sweep, name, method)
 
-    with spy("forward"), spy("backward"):
+    def spy_programs(name: str) -> Any:
+        original = getattr(StackPrograms, name)
+
+        def method(self: StackPrograms, *args: Any, **kwargs: Any) -> Any:
+            ran.extend([name] * len(self.stack.sweeps) * self.stack.directions)
+            return original(self, *args, **kwargs)
+
+        return mock.patch.object(StackPrograms, name, method)
+
+    with spy("forward"), spy("backward"), spy_programs("forward"), spy_programs("backward"):
         yield ran
 
 

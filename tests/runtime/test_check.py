@@ -17,6 +17,7 @@ from bppsa.codegen.cpu.build import available
 from bppsa.errors import BppsaError, GradientError
 from bppsa.plan.strategy import Strategy
 from bppsa.runtime.recurrent import check
+from bppsa.runtime.recurrent.programs.stack import StackPrograms
 from bppsa.runtime.recurrent.sweep import Gradients, Sweep
 
 pytestmark = pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")
@@ -49,7 +50,15 @@ def breaking(monkeypatch: pytest.MonkeyPatch, change: Callable[[Gradients], None
         change(found)
         return found
 
+    in_programs = StackPrograms.backward
+
+    def broken_in_programs(self: StackPrograms, *args: Any) -> list[Tensor | None]:
+        found, first = in_programs(self, *args), sum(self.leading)
+        change(Gradients(found[:1], [g for g in found[1:first] if g is not None], found[first:]))
+        return found
+
     monkeypatch.setattr(Sweep, "backward", broken)
+    monkeypatch.setattr(StackPrograms, "backward", broken_in_programs)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

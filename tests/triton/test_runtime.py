@@ -53,7 +53,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(plans, "compile_recurrence", lambda r, dtype, inline, *device: on_gpu(r, dtype, False))
         monkeypatch.setattr(plans._plans.kept, "known", OrderedDict())
         recurrent.sweeps_of.cache_clear()
-        recurrent.known_stack.cache_clear()
+        recurrent.known_call.cache_clear()
     ran: list[str] = []
     call = TritonKernel.__call__
 
@@ -64,7 +64,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(TritonKernel, "__call__", spy)
     yield ran
     recurrent.sweeps_of.cache_clear()
-    recurrent.known_stack.cache_clear()
+    recurrent.known_call.cache_clear()
 
 
 def gradients(model: Any, x: Any, wanted: Any) -> list[torch.Tensor]:

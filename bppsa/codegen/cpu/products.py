@@ -47,12 +47,9 @@ class Projection:
 @functools.cache
 def source(real: str) -> str:
     """`real` is "float" or "double"."""
-    return "\n".join(
-        [
-            f"using real = {real};",
-            *map(skeleton, ("vec.h", "intrinsics.h", "gemm.h", "arena.h", "panels.h", "products.h")),
-        ]
-    )
+    texts = ("vec.h", "intrinsics.h", "gemm.h", "arena.h", "panels.h", "products.h")
+    calls = ("images/call.h", "calls.h", "images/table.h")
+    return "\n".join([f"using real = {real};", *map(skeleton, (*texts, *calls))])
 
 
 class NativeProducts:

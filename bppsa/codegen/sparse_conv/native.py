@@ -1,20 +1,16 @@
-"""The kernels of blocked images as addresses that a table of calls may name, and what runs such a table.
-
-Several Python threads may run tables: a run keeps its state to itself, and ctypes releases the GIL.
-"""
+"""The kernels of blocked images as addresses that a table of calls may name, and what runs such a table."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
-from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from bppsa.codegen.cpu import build
+from bppsa.codegen.cpu import build, entries
+from bppsa.codegen.cpu.entries import Entry, EntryPoints
 from bppsa.codegen.cpu.native import INT, INT64, POINTER, REAL
 from bppsa.codegen.cpu.print_cpp import skeleton
 from bppsa.codegen.language.ir import Kernel
@@ -22,34 +18,6 @@ from bppsa.codegen.sparse_conv import print_conv, print_pointwise
 from bppsa.codegen.sparse_conv.window import Window
 
 LANES = {dtype: print_conv.LANES[real] for dtype, real in REAL.items()}
-
-
-@dataclass(frozen=True)
-class Entry:
-    """An entry point (skeleton/images/call.h): where it is, and how many arguments it takes."""
-
-    address: int
-    count: int
-
-
-@dataclass(frozen=True)
-class EntryPoints:
-    """A library's entry points by name."""
-
-    library: ctypes.CDLL
-
-    def __getattr__(self, name: str) -> Entry:
-        return entry(self.library, name)
-
-
-@functools.lru_cache(maxsize=4096)
-def entry(library: ctypes.CDLL, name: str) -> Entry:
-    address, count = _address(library, f"bppsa_{name}"), _address(library, f"bppsa_{name}_count")
-    return Entry(address, INT64.from_address(count).value)
-
-
-def _address(library: ctypes.CDLL, name: str) -> int:
-    return ctypes.cast(library[name], POINTER).value or 0
 
 
 @functools.cache
@@ -104,10 +72,8 @@ def prepare(windows: Sequence[Window], kernels: Sequence[Kernel], dtype: torch.d
 
 @functools.cache
 def runner(dtype: torch.dtype) -> Any:
-    """`bppsa_run` of skeleton/images/table.h. Raises `BuildError`."""
-    run = build.library(images_source(REAL[dtype])).bppsa_run
-    run.argtypes, run.restype = (POINTER, INT64, POINTER, POINTER), None
-    return run
+    """Raises `BuildError`."""
+    return entries.runner(build.library(images_source(REAL[dtype])))
 
 
 @functools.cache
@@ -116,7 +82,3 @@ def adder(dtype: torch.dtype) -> Any:
     add = build.library(images_source(REAL[dtype])).bppsa_add_at
     add.argtypes, add.restype = (POINTER, POINTER, POINTER, ctypes.c_double, INT64, INT), None
     return add
-
-
-def address(numbers: array[int]) -> int:
-    return numbers.buffer_info()[0]

@@ -29,6 +29,7 @@ from bppsa.runtime.recurrent.recompute import sizes_of
 ProductSizes = Sequence[tuple[int, int]]  # of the weights of some products
 
 SINGLE = 4  # bytes
+ALONE = 3  # launches on a CPU, where a sweep is no part of a program: by torch's calls around it, T = 10, B = 1, H = 20
 # Whatever is predicted of them: nobody has run these kernels on a GPU.
 UNMEASURED = 'kernels of values of several axes were not measured on a GPU; strategy="sequential" runs them'
 
@@ -77,6 +78,7 @@ def counts_of(
         again=again,
         iterations=1 if structure is not None and structure.solves_at_once else ITERATIONS,
         replay=replay if program.replay.groups else None,
+        launches=1 if gpu else ALONE,
     )
 
 

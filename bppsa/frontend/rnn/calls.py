@@ -11,7 +11,8 @@ from torch.nn.utils.rnn import PackedSequence
 
 from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.rnn import autocast
-from bppsa.frontend.rnn.shapes import shapes_of, weights_of
+from bppsa.frontend.rnn.shapes import weights_of
+from bppsa.frontend.rnn.spec import Spec
 
 _DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
 
@@ -79,7 +80,7 @@ def gather(module: nn.RNNBase, input: Any, hx: Any) -> RNNCall | None:
     if laid_out is None or laid_out[0].shape[-1] != module.input_size:
         return None
     x, batch_sizes, form, batch = laid_out
-    shapes, weights = shapes_of(module), weights_of(module)
+    shapes, weights = Spec.of(module).shapes, weights_of(module)
     if not _fit(weights, shapes.weights):
         return None
     states: tuple[Tensor, ...] | None = None
@@ -91,12 +92,12 @@ def gather(module: nn.RNNBase, input: Any, hx: Any) -> RNNCall | None:
         states = tuple(map(form.state_in, given))
 
     call = RNNCall(x, batch_sizes, states, weights, form)
-    if len({x.device, *[tensor.device for tensor in (*weights, *(states or ()))]}) > 1:
+    device, dtype, others = x.device, x.dtype, (*weights, *(states or ()))
+    if any([tensor.device != device for tensor in others]):
         return None
-    if torch.is_autocast_enabled(x.device.type):
+    if torch.is_autocast_enabled(device.type):
         return None if x.is_cuda else _autocast(module, call)
-    dtypes = {x.dtype, *[tensor.dtype for tensor in (*weights, *(states or ()))]}
-    return call if len(dtypes) == 1 and x.dtype in _DTYPES else None
+    return call if dtype in _DTYPES and all([tensor.dtype is dtype for tensor in others]) else None
 
 
 def _lay_out(module: nn.RNNBase, input: Any) -> tuple[Tensor, Tensor | None, Form, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,10 @@ from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.plan.work import Size
 from bppsa.runtime.chain.autograd import random_state, set_random_state
 from bppsa.runtime.recurrent import autograd
+from bppsa.runtime.recurrent.autograd import RecurrenceCall
 from bppsa.runtime.recurrent.library import Library
 from bppsa.runtime.recurrent.newton import Solver
+from bppsa.runtime.recurrent.programs.stack import StackPrograms, may_be_programs
 from bppsa.runtime.recurrent.scan.extent import Extent, Given
 from bppsa.runtime.recurrent.stack import Stack
 from bppsa.runtime.recurrent.sweep import Sweep
@@ -44,29 +46,71 @@ def run(
     """module: a rewritten one; x: [T, B, I], or the data of a packed sequence, [sum of batch_sizes, I]; states: [L * D,
     B, n] each, or None for zeros. Returns y and the final states in the same form; NotImplemented where PyTorch is to
     run the call."""
-    steps, rows = x.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
-    spec, training, device = Spec.of(module), torch.is_grad_enabled(), x.device.type
-    state = state_of(module)
-    asked, memory = state.forward, state.memory
+    spec, state, training = Spec.of(module), state_of(module), torch.is_grad_enabled()
+    asked, memory, drops = state.forward, state.memory, module.training and module.dropout > 0
     ahead = open_forward(asked, memory)
-    how = state.strategy, spec, steps, rows, x.dtype, training, device, ahead, explaining()
+    key = (x.shape[0], x.shape[1], x.dtype, x.device, training, module.training, explaining())
+    usual = batch_sizes is None and not drops
+    settled = state.settled.get(key) if usual else None
+    if settled is not None and settled.spec is spec and settled.ahead is ahead:
+        return by_settled(module, settled, x, states, weights)
+    steps, rows = x.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
+    how = state.strategy, spec, steps, rows, x.dtype, training, x.device.type, ahead, explaining()
     decision = decide(state.path, *how, library=is_cudnns(spec, x))
     if decision.strategy == "pytorch":
         noted(module, decision)
         return NotImplemented
     solver = solver_of(decision.forward, memory)
-    undrawn = random_state([x]) if module.training and module.dropout > 0 else None
+    undrawn = random_state([x]) if drops else None
     try:
         strategy, library = strategy_of(decision.strategy), decision.forward == BY_LIBRARY
-        result = by_sweeps(module, x, batch_sizes, states, weights, strategy, solver, library=library)
+        call, result = by_sweeps(module, x, batch_sizes, states, weights, strategy, solver, library=library)
     except BuildError as error:
         if undrawn is not None:
             set_random_state(undrawn)  # PyTorch draws the masks again
-        warn_without_kernels(error)
-        noted(module, replace(decision, strategy="pytorch", forward="sequential", reason=first_line(error)))
-        return NotImplemented
+        return without_kernels(module, decision, error)
     noted(module, told(decision, memory, solver, rested=ahead is not asked))
+    if usual and solver is None and ahead is asked and x.dtype == dtype_of(x):
+        keep(state.settled, key, Settled(spec, ahead, decision, call))
     return result
+
+
+class Settled(NamedTuple):
+    """All that there is to decide for a call of one size, where nothing changes from one call to the next."""
+
+    spec: Spec
+    ahead: Forward
+    decision: Decision
+    call: RecurrenceCall
+
+
+def by_settled(
+    module: Any, settled: Settled, x: Tensor, states: States | None, weights: Sequence[Tensor]
+) -> tuple[Tensor, States] | Any:
+    """What `run` does once another call of the size has been made."""
+    try:
+        y, *finals = autograd.apply(settled.call, [x, *(states or settled.spec.zeros), *weights])
+    except BuildError as error:
+        return without_kernels(module, settled.decision, error)
+    noted(module, settled.decision)
+    return y, tuple(finals)
+
+
+def without_kernels(module: Any, decision: Decision, error: BuildError) -> Any:
+    warn_without_kernels(error)
+    noted(module, replace(decision, strategy="pytorch", forward="sequential", reason=first_line(error)))
+    return NotImplemented
+
+
+def keep(by_size: dict[Any, Any], key: Any, found: Any) -> None:
+    if len(by_size) >= MOST_SIZES:
+        by_size.clear()
+    by_size[key] = found
+
+
+def dtype_of(x: Tensor) -> torch.dtype:
+    """In which it is computed: half precision is rounded once, at the end."""
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
@@ -86,9 +130,7 @@ def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
     if known is None:
         spec = Spec.of(module)
         known = decide(state.path, AUTO, spec, *key, ahead, library=is_cudnns(spec, input))
-        if len(decided) >= MOST_SIZES:
-            decided.clear()
-        decided[key] = known
+        keep(decided, key, known)
     if known.strategy != "pytorch":
         return False
     noted(module, known)
@@ -117,10 +159,9 @@ def by_sweeps(
     solver: Solver | None,
     *,
     library: bool,
-) -> tuple[Tensor, States]:
+) -> tuple[RecurrenceCall, tuple[Tensor, States]]:
     """What `run` does once it is decided: in a dtype that has kernels, packed sequences padded, and back again."""
-    spec = Spec.of(module)
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32  # half precision is rounded once, at the end
+    spec, dtype = Spec.of(module), dtype_of(x)
     masks = dropout_masks(module, x)
     lengths = None
     if batch_sizes is None:
@@ -130,16 +171,16 @@ def by_sweeps(
         (source, *masks), lengths = pad([x, *masks], batch_sizes)
         extent = Extent(len(batch_sizes), len(lengths), active=batch_sizes, lengths=lengths, device=x.device)
     inline = multiply_inline(extent.rows, extent.device.type)
-    tensors = [x if lengths is None else source, *(states or [None] * spec.states), *weights, *masks]
+    tensors = [x if lengths is None else source, *(states or spec.zeros), *weights, *masks]
     tensors = [t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors]
-    made = known_stack if solver is None and lengths is None else stack
-    call = made(spec, dtype, extent, bool(masks), strategy, solver, inline, module.training, library)
+    how = spec, dtype, extent, bool(masks), strategy, solver, inline, module.training, library
+    call = known_call(*how) if solver is None and lengths is None else stack(*how)
     y, *finals = autograd.apply(call, tensors)
     if lengths is not None:
         y = torch._VF._pack_padded_sequence(y, lengths, False)[0]
     if y.dtype != x.dtype:
         y, finals = y.to(x.dtype), [final.to(x.dtype) for final in finals]
-    return y, tuple(finals)
+    return call, (y, tuple(finals))
 
 
 @lru_cache(maxsize=4096)
@@ -201,7 +242,11 @@ def stack(
     return Stack(sweeps, spec.states, spec.weights, masked, extent, strategy, pytorch, solver, ahead)
 
 
-known_stack = lru_cache(maxsize=1024)(stack)  # of calls that are told by their sizes: without lengths or a solver
+@lru_cache(maxsize=1024)
+def known_call(spec: Spec, *how: Any) -> RecurrenceCall:
+    """Of one that is told by its sizes: without lengths or a solver."""
+    call, weights = stack(spec, *how), spec.shapes.weights
+    return StackPrograms(call, weights) if may_be_programs(call, weights) else call
 
 
 @lru_cache(maxsize=1024)
@@ -221,9 +266,8 @@ def hidden_of(spec: Spec, dtype: torch.dtype, inline: bool, device: str) -> tupl
 
 def sweep_of(module: nn.RNNBase, layer: int, x: Tensor) -> Sweep:
     """Of one layer of a module in one direction. x: [T, B, I]"""
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
     device = x.device.type
-    return sweeps_of(Spec.of(module), dtype, multiply_inline(x.shape[1], device), device)[layer][0]
+    return sweeps_of(Spec.of(module), dtype_of(x), multiply_inline(x.shape[1], device), device)[layer][0]
 
 
 def library_of(spec: Spec, dtype: torch.dtype, extent: Extent, inline: bool) -> Library:

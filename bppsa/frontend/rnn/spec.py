@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 import torch
 from torch import nn
@@ -10,8 +11,10 @@ from torch import nn
 from bppsa.common.chain import Recurrence
 from bppsa.frontend.planning.predict import counts_of
 from bppsa.frontend.planning.sweeps import module_recurrence, structure_of
+from bppsa.frontend.rnn.shapes import Shapes, shapes
 from bppsa.plan.choose import multiply_inline
 from bppsa.plan.work import Counts
+from bppsa.runtime.recurrent.programs.stack import LONGEST, WIDEST
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,12 @@ class Spec:
     @staticmethod
     def of(module: nn.RNNBase) -> Spec:
         sizes = (module.input_size, module.hidden_size, module.proj_size, module.num_layers)
-        return Spec(module.mode, *sizes, module.bias, module.bidirectional)
+        return known_spec(module.mode, *sizes, module.bias, module.bidirectional)
+
+    @cached_property
+    def shapes(self) -> Shapes:
+        sizes = self.mode, self.inputs, self.hidden, self.layers, self.bias, self.bidirectional, self.projection
+        return shapes(*sizes)
 
     @property
     def recurrence(self) -> Recurrence:
@@ -60,11 +68,20 @@ class Spec:
         how = real, multiply_inline(rows, device), device, self.peer(dtype, device)
         found = []
         for recurrence, hidden in zip(self.recurrences, self.hidden_recurrences, strict=True):
-            counts = counts_of(recurrence, *how)
+            counts = replace(counts_of(recurrence, *how), together=self.together(device))
             if hidden is not None and device == "cuda":
                 counts = replace(counts, hidden=counts_of(hidden, *how, structure_of(hidden)))
             found += [counts] * self.directions
         return found
+
+    def together(self, device: str) -> int:
+        """Points up to which a call is a program, as far as sizes tell."""
+        return LONGEST // (self.out * self.directions) if device == "cpu" and self.widest <= WIDEST else 0
+
+    @property
+    def widest(self) -> int:
+        """Of all sizes of weights."""
+        return max(map(max, self.shapes.weights))
 
     @property
     def fits_in_one(self) -> bool:
@@ -74,6 +91,11 @@ class Spec:
     @property
     def states(self) -> int:
         return 2 if self.mode == "LSTM" else 1
+
+    @property
+    def zeros(self) -> tuple[None, ...]:
+        """In the place of states that are not given."""
+        return (None,) * self.states
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -98,3 +120,6 @@ class Spec:
     @property
     def out(self) -> int:
         return self.projection or self.hidden
+
+
+known_spec = lru_cache(maxsize=1024)(Spec)  # one for all modules that are alike

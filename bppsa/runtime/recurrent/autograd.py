@@ -65,8 +65,8 @@ class RecurrenceCall(Protocol):
 
 def apply(call: RecurrenceCall, tensors: Given) -> tuple[Tensor, ...]:
     """The outputs of `call`, with its gradients if autograd wants any."""
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
-        return ApplyRecurrence.apply(call, *tensors)
+    if torch.is_grad_enabled() and any([t is not None and t.requires_grad for t in tensors]):
+        return _apply(call, *tensors)
     return call.forward(tensors, save=False).outputs
 
 
@@ -89,6 +89,10 @@ class ApplyRecurrence(torch.autograd.Function):
         # backward may be called where a loss was computed in half precision
         with torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext():
             return (None, *gradients(ctx, tensors, saved, grads, needs))
+
+
+# `Function.apply` looks at each tensor for what a functorch transform has left; none is under way, and all are plain.
+_apply = super(torch.autograd.Function, ApplyRecurrence).apply
 
 
 def gradients(

@@ -14,10 +14,10 @@ from bppsa.codegen.cpu.native import threads_sharing
 from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.window import Window
 from bppsa.plan.sparse import gives_kept_alone
+from bppsa.runtime.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.entries import Entries, Rows
 from bppsa.runtime.sparse_conv.pooling import MaxPool
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
-from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.step import RegionStep, SavedImages, StepOperands, Wanted
 
 ENTRIES_PER_THREAD = 4_000

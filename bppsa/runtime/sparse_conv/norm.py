@@ -10,8 +10,8 @@ from torch import Tensor
 
 from bppsa.codegen.sparse_conv import native
 from bppsa.errors import Reason, Unsupported
+from bppsa.runtime.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
-from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.step import RegionStep, SavedImages, StepOperands, Wanted
 
 

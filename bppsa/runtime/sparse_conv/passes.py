@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bppsa.codegen.sparse_conv import native
+from bppsa.runtime.programs.program import CallProgram, Place, Writer
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, join, pack, unpack
-from bppsa.runtime.sparse_conv.programs.program import Place, RegionProgram, Writer
 from bppsa.runtime.sparse_conv.programs.step import SavedImages, StepOperands, Wanted
 from bppsa.runtime.sparse_conv.region import Node, Region
 
@@ -25,7 +26,7 @@ class RegionForward:
     outputs, params: sizes of these tensors. backwards: those that have been written for it.
     """
 
-    program: RegionProgram
+    program: CallProgram
     depends: list[Any]
     outputs: list[torch.Size]
     values: dict[int, Image]
@@ -51,7 +52,7 @@ class Gradient:
 class RegionBackward:
     """The program takes the cotangents that there are, parameters, and room for the gradients."""
 
-    program: RegionProgram
+    program: CallProgram
     gradients: list[Gradient]
 
 
@@ -78,7 +79,8 @@ def write_forward(
     """tensors: inputs and parameters. brought: how many tensors each step brings. save: for a backward."""
     inputs, params = tensors[: len(region.inputs)], tensors[len(region.inputs) :]
     sizes = [tuple(t.shape) for t in inputs if t is not None]
-    to = Writer(next(t.dtype for t in inputs if t is not None))
+    dtype = next(t.dtype for t in inputs if t is not None)
+    to = Writer(dtype, native.runner(dtype))
     uses, kept = Uses(to), region.kept if save else frozenset()
     given, placed = [to.tensor() for _ in sizes], places(to, params)
     extras = [[to.tensor() for _ in range(count)] for count in brought]
@@ -107,7 +109,7 @@ def write_backward(
 ) -> RegionBackward:
     """given: which outputs have a cotangent. needs: of each input and parameter, whether its gradient is asked for;
     ends: of each parameter, whether that stays with it, and may hold kept entries alone."""
-    to = Writer(forward.program.dtype)
+    to = Writer(forward.program.dtype, forward.program.run_calls)
     writer = _Cotangents(region, forward, to)
     for v, place, size in zip(region.outputs, places(to, given), forward.outputs, strict=True):
         if place is not None:

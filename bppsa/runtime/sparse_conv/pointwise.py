@@ -16,8 +16,8 @@ from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, kernel
 from bppsa.common.chain import Role
 from bppsa.common.graph import ancestors
+from bppsa.runtime.programs.program import Writer
 from bppsa.runtime.sparse_conv.programs.image import Image, empty, pack
-from bppsa.runtime.sparse_conv.programs.program import Writer
 from bppsa.runtime.sparse_conv.programs.step import RegionStep, SavedImages, StepOperands, Wanted
 
 

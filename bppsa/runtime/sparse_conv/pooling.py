@@ -9,8 +9,8 @@ import torch
 
 from bppsa.codegen.sparse_conv import native
 from bppsa.codegen.sparse_conv.window import IntPair, Window
+from bppsa.runtime.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
-from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.step import RegionStep, SavedImages, StepOperands, Wanted
 
 

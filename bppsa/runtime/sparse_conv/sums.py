@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from bppsa.codegen.sparse_conv.native import images
+from bppsa.runtime.programs.program import Writer
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
-from bppsa.runtime.sparse_conv.programs.program import Writer
 from bppsa.runtime.sparse_conv.programs.step import RegionStep, SavedImages, StepOperands, Wanted
 
 

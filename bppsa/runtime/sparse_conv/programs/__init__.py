@@ -1,1 +1,1 @@
-"""Programs of native calls on blocked images, and where those lie in memory."""
+"""Images in a region's programs, and the steps that write these."""

@@ -8,7 +8,7 @@ import torch
 
 from bppsa.codegen.cpu.native import threads_sharing
 from bppsa.codegen.sparse_conv.native import LANES, images
-from bppsa.runtime.sparse_conv.programs.program import Place, Writer
+from bppsa.runtime.programs.program import Place, Writer
 
 REALS_PER_THREAD = 16 << 10  # fewer are not worth waking another thread for
 
@@ -79,8 +79,9 @@ class Image:
 
 
 def empty(to: Writer, shape: ImageShape, *, kept: bool = False) -> Image:
-    blocks = -(-shape.samples // to.lanes)
-    count = blocks * to.lanes * shape.channels * shape.pixels
+    lanes = LANES[to.dtype]
+    blocks = -(-shape.samples // lanes)
+    count = blocks * lanes * shape.channels * shape.pixels
     return Image(to.take(count, kept=kept), shape, to.dtype)
 
 

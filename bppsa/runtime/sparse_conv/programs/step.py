@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from bppsa.runtime.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape
-from bppsa.runtime.sparse_conv.programs.program import Place, Writer
 
 
 class StepOperands(NamedTuple):

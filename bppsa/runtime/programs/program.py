@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.codegen.sparse_conv import native
-from bppsa.codegen.sparse_conv.native import Entry
+from bppsa.codegen.cpu.entries import Entry, address
 from bppsa.runtime import pool
-from bppsa.runtime.sparse_conv.programs.room import Room
+from bppsa.runtime.programs.room import Room
 
 NUMBERS, TAPE, WORK, TENSORS = range(4)  # memories; tensors are one each, from TENSORS on
 
@@ -32,39 +31,38 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class RegionProgram:
-    """tape, work: bytes that it needs there. held: tensors whose addresses are in it."""
+class CallProgram:
+    """tape, work: bytes that it needs there. held: constants whose addresses are in it."""
 
     calls: array[int]
     arguments: array[int]
-    held: tuple[Tensor, ...]
+    held: tuple[Tensor | array[int], ...]
     tape: int
     work: int
     dtype: torch.dtype
     run_calls: Any
 
     def run(self, tape: Tensor | None, tensors: Sequence[Tensor]) -> None:
-        """tape: uint8, with at least `self.tape` bytes. tensors: contiguous, for the memories from TENSORS on."""
+        """tape: contiguous, with at least `self.tape` bytes. tensors: contiguous, for the memories from TENSORS on."""
         work = pool.take(self.work, torch.uint8)
         tape_at = 0 if tape is None else tape.data_ptr()
         bases = array("q", [0, tape_at, work.data_ptr(), *map(Tensor.data_ptr, tensors)])
-        self.run_calls(*self._tables, native.address(bases))
+        self.run_calls(*self._tables, address(bases))
 
     @cached_property
     def _tables(self) -> tuple[int, int, int]:
-        return native.address(self.calls), len(self.calls) // 3, native.address(self.arguments)
+        return address(self.calls), len(self.calls) // 3, address(self.arguments)
 
 
 class Writer:
-    """dtype: of all images and parameters."""
+    """dtype: of all numbers, unless a call says otherwise. run: the `bppsa_run` of a library."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        self.dtype = dtype
-        self.lanes = native.LANES[dtype]
+    def __init__(self, dtype: torch.dtype, run: Any) -> None:
+        self.dtype, self.run = dtype, run
         self.tape, self.work = Room(), Room()
         self._tensors = 0
         self._calls, self._arguments = array("q"), array("q")
-        self._held: list[Tensor] = []
+        self._held: list[Tensor | array[int]] = []
 
     def tensor(self) -> Place:
         """The next tensor that a run brings."""
@@ -76,26 +74,29 @@ class Writer:
         room = self.tape if kept else self.work
         return Place(TAPE if kept else WORK, room.take(count * (dtype or self.dtype).itemsize))
 
+    def take_bytes(self, count: int) -> Place:
+        return self.take(count, torch.uint8)
+
     def free(self, place: Place) -> None:
         """No later call reads what is there."""
         if place.memory == WORK:
             self.work.free(place.offset)
 
-    def call(self, entry: Entry, *arguments: Place | Tensor | int | None) -> None:
-        """A tensor is a constant of the program; None is a null pointer."""
+    def call(self, entry: Entry, *arguments: Place | Tensor | array[int] | int | None) -> None:
+        """A tensor or an array is a constant of the program; None is a null pointer."""
         assert len(arguments) == entry.count, f"{len(arguments)} arguments of {entry.count}"
         self._calls.extend([entry.address, len(self._arguments) // 2, entry.count])
         for argument in arguments:
             if isinstance(argument, Place):
                 self._arguments.extend([argument.memory, argument.offset])
-            elif isinstance(argument, Tensor):
+            elif isinstance(argument, (Tensor, array)):
                 self._held.append(argument)
-                self._arguments.extend([NUMBERS, argument.data_ptr()])
+                at = argument.data_ptr() if isinstance(argument, Tensor) else address(argument)
+                self._arguments.extend([NUMBERS, at])
             else:
                 self._arguments.extend([NUMBERS, int(argument or 0)])
 
-    def program(self) -> RegionProgram:
-        run = native.runner(self.dtype)
-        return RegionProgram(
-            self._calls, self._arguments, tuple(self._held), self.tape.size, self.work.size, self.dtype, run
+    def program(self) -> CallProgram:
+        return CallProgram(
+            self._calls, self._arguments, tuple(self._held), self.tape.size, self.work.size, self.dtype, self.run
         )

@@ -1,0 +1,1 @@
+"""Programs of native calls, and where what they work on lies in memory."""

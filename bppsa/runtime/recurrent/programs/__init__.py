@@ -1,0 +1,1 @@
+"""Short calls of a recurrence, whose native calls are written once and made together."""
