@@ -7,7 +7,7 @@ holds the place remembers the write, and joins all such writes when it is read: 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,73 +16,11 @@ from torch import Tensor
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, Geometry, marked_geometry
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
+from bppsa.fxpasses.reroll.log.places import MemoryPlace, span_of, whole_of
 
 aten = torch.ops.aten
 LIVES_ON = "changes a tensor in place that it was given or holds, as a batch norm in training does its buffers"
 Emit = Callable[[Any, Sequence[Any], Any], LoggedValue]  # target, arguments, the shape and dtype of what it gives
-
-
-class MemoryPlace:
-    __slots__ = (
-        *("children", "detached", "divided", "given", "group", "item", "like", "parent"),
-        *("stale", "value", "view", "written"),
-    )
-
-    def __init__(
-        self, like: LoggedValue, parent: MemoryPlace | None = None, view: LoggedOp | None = None, item: int = 0
-    ) -> None:
-        self.like, self.parent, self.view, self.item = like, parent, view, item
-        self.value = like
-        self.detached: LoggedValue | None = None  # of the same memory, without its gradient
-        self.divided = False  # whether there has been such a value
-        self.given: bool = parent.given if parent is not None else like.given is not None
-        self.stale = False
-        self.children: dict[Any, list[MemoryPlace]] = {}  # those of one group are disjoint, by what they are views
-        self.group = group_of(view) if view is not None else None
-        self.written: dict[MemoryPlace, None] = {}  # children written to since this value was made, in that order
-        if parent is not None:
-            parent.children.setdefault(self.group, []).append(self)
-
-    def spoil(self) -> None:
-        self.stale, self.detached = True, None
-        self.written.clear()
-        for child in self.below():
-            if not child.stale or child.written:
-                child.spoil()
-
-    def below(self) -> Iterator[MemoryPlace]:
-        return (child for group in self.children.values() for child in group)
-
-    def lineage(self) -> Iterator[Any]:
-        """It, what it is a view of, and so on, but for the memory's own place."""
-        place = self
-        while place.parent is not None:
-            yield place
-            place = place.parent
-
-    def meeting(self) -> Iterator[MemoryPlace]:
-        """Other views of the same place, which may have bytes of it."""
-        assert self.parent is not None
-        for group, members in self.parent.children.items():
-            if group != self.group or group is None:
-                yield from (member for member in members if member is not self)
-
-    @property
-    def index(self) -> tuple[int, int] | None:
-        """Dim and index, where it is one slice of what it is a view of."""
-        if self.view is None or self.view.target not in (aten.select.int, aten.unbind.int):
-            return None
-        assert self.parent is not None
-        dim, *rest = self.view.leaves[1:] or (0,)
-        dim, at = dim % len(self.parent.like.shape), rest[0] if rest else self.item
-        return dim, at % self.parent.like.shape[dim]
-
-
-def group_of(view: LoggedOp) -> Any:
-    """Views with one key are disjoint where they are not one place."""
-    if view.target is aten.select.int:
-        return "select", view.leaves[1]
-    return view if not view.single else object()
 
 
 class TensorMemory:
@@ -196,6 +134,10 @@ class TensorMemory:
             if len(by_index) == place.like.shape[dim]:
                 items = [self.read(by_index[i]) for i in range(len(by_index))]
                 return self.emit(aten.stack.default, [*items, dim], (stack_spec(len(items)), place.like))
+        whole = whole_of(written, place)
+        if whole:
+            items = [self.read(child) for child in whole]
+            return self.emit(aten.cat.default, [*items, whole[0].span[0]], (stack_spec(len(items)), place.like))
         value = place.value
         for child in written:
             value = self.scattered(value, self.read(child), child, place)
@@ -261,13 +203,11 @@ def put_between(
 def slice_scatter(
     emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
 ) -> LoggedValue:
-    given = [*view.leaves[1:]]
-    dim, first, last, step = given + [0, None, None, 1][len(given) :]
-    if step != 1:
-        return emit(aten.slice_scatter.default, [value, piece, *given], (((None,) * (2 + len(given)), ()), like))
-    dim %= len(like.shape)
-    first, last, _ = slice(first, last).indices(like.shape[dim])
-    return put_between(emit, value, piece, dim, first, last, like)
+    span = span_of(view, like.shape)
+    if span is not None:
+        return put_between(emit, value, piece, *span, like)
+    given = view.leaves[1:]
+    return emit(aten.slice_scatter.default, [value, piece, *given], (((None,) * (2 + len(given)), ()), like))
 
 
 def split_scatter(
