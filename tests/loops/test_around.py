@@ -39,6 +39,30 @@ def test_python_around_the_loop_runs(cls: type[Cell]) -> None:
         assert attributes(pair.plain) == attributes(pair.fast)
 
 
+class Centred(Cell):
+    """Keeps a running mean of its states, which is changed before the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(H))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = x.new_zeros(x.shape[0], H), []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h - self.mean)
+            out.append(h)
+        self.mean.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return torch.stack(out, 1)
+
+
+def test_a_running_mean_that_is_changed_before_the_backward() -> None:
+    pair = Pair(Centred())
+    for seed in range(4):
+        decisions = pair.call(x(16), seed=seed)
+    assert "sequential" in {decision.strategy for decision in decisions}, decisions
+    assert torch.allclose(pair.plain.mean, pair.fast.mean)
+
+
 def test_what_changes_between_calls() -> None:
     pair = Pair(around.Counted())
     for seed in range(3):

@@ -187,3 +187,45 @@ def test_what_was_written_to_one_view_stays_when_another_is_written_to(step: Any
         for x in (torch.zeros(B, T, H), torch.randn(B, T, H)):
             torch.testing.assert_close(fast(x), model(x))
     assert [decision.strategy for decision in bppsa.report(fast).decisions] == ["sequential"]
+
+
+class Slices(nn.Module):
+    """What each step gives is one slice of the output, or two."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = torch.zeros_like(x[:, 0]), torch.zeros_like(x)
+        for t in range(x.shape[1]):
+            h = torch.tanh(0.5 * h + x[:, t])
+            if self.parts == 1:
+                out[:, t : t + 1] = h.unsqueeze(1)
+            else:
+                out[:, t, 2:] = 2 * h[:, 2:]
+                out[:, t, :2] = h[:, :2]
+        return out
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_slices_that_are_all_of_the_output(parts: int) -> None:
+    assert strategies(Slices(parts)) == ["sequential"]
+
+
+class Overlapping(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = torch.zeros_like(x[:, 0]), []
+        for t in range(x.shape[1]):
+            h = torch.tanh(0.5 * h + x[:, t])
+            h[:, 1:].addcmul_(h[:, :3].clone(), h[:, :-1].clone())
+            h[:, :2].copy_(2 * h[:, 1:3])
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def test_slices_that_meet() -> None:
+    fast: Any = bppsa.compile(Overlapping(), strategy="sequential")
+    with torch.no_grad():
+        for x in (torch.zeros(B, T, H), torch.randn(B, T, H)):
+            torch.testing.assert_close(fast(x), Overlapping()(x))

@@ -35,10 +35,10 @@ from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.fxpasses.reroll.log.ops import LoggedValue, draws
 from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.replay import Replay
-from bppsa.fxpasses.reroll.log.truths import read_truths
 from bppsa.fxpasses.reroll.log.unseen import watched
 from bppsa.fxpasses.reroll.program import LoopProgram, program_of
 from bppsa.fxpasses.reroll.repetition.unlike import unlike
+from bppsa.fxpasses.reroll.truths import read_truths
 from bppsa.runtime.recurrent.check import asked
 
 MEND = "report it with what was called; meanwhile compile with loops=False"

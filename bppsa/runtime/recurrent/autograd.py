@@ -22,6 +22,8 @@ from bppsa.runtime.cotangents import is_memory
 from bppsa.runtime.recurrent import check
 from bppsa.runtime.recurrent.scan.extent import Given, Shape
 
+FEW = 4096  # numbers of a tensor that are copied in less time than a sweep takes to start
+
 
 @dataclass(frozen=True)
 class Result:
@@ -75,7 +77,7 @@ class ApplyRecurrence(torch.autograd.Function):
     def forward(ctx: Any, call: RecurrenceCall, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         result = call.forward(tensors, save=True)
         ctx.call, ctx.count = call, len(tensors)
-        ctx.save_for_backward(*tensors, *result.saved)
+        ctx.save_for_backward(*kept(tensors, sum(call.leading)), *result.saved)
         ctx.exposed = [(tensor, tensor._version) for tensor in result.exposed]
         ctx.set_materialize_grads(False)
         return result.outputs
@@ -93,6 +95,15 @@ class ApplyRecurrence(torch.autograd.Function):
 
 # `Function.apply` looks at each tensor for what a functorch transform has left; none is under way, and all are plain.
 _apply = super(torch.autograd.Function, ApplyRecurrence).apply
+
+
+def kept(tensors: Given, rows: int) -> list[Tensor | None]:
+    """What is saved of a call's tensors, of which the first `rows` have rows. Of small constants that is a copy: a
+    module may go on to change its buffers, as running means, where no op of PyTorch's has saved them."""
+    return [
+        t.clone() if t is not None and i >= rows and not t.requires_grad and t.numel() <= FEW else t
+        for i, t in enumerate(tensors)
+    ]
 
 
 def gradients(

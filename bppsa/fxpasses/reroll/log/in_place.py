@@ -53,7 +53,7 @@ class ChangesInPlace:
         here = self.logger.memory.places[marked_geometry(changed)]
         for other in others:
             there = self.logger.memory.places[marked_geometry(other)]
-            apart = here.parent is there.parent and here.group == there.group and here is not there
+            apart = here.parent is there.parent is not None and there not in here.meeting()
             if not apart and here is not there:
                 raise Unsupported(Reason("reads what it changes in place through another view", name, RETURN_NEW))
 

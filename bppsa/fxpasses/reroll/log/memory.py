@@ -7,7 +7,7 @@ holds the place remembers the write, and joins all such writes when it is read: 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,74 +16,12 @@ from torch import Tensor
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, Geometry, marked_geometry
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
+from bppsa.fxpasses.reroll.log.places import MemoryPlace, whole_of
 from bppsa.fxpasses.reroll.log.put_back import PUT_BACK, Emit, emit_shaped, put_between, stack_spec
 
 aten = torch.ops.aten
 LIVES_ON = "changes a tensor in place that it was given or holds, as a batch norm in training does its buffers"
 WINDOW = 32  # steps of a slice that may be read in each step
-
-
-class MemoryPlace:
-    __slots__ = (
-        *("children", "detached", "divided", "given", "group", "item", "like", "parent"),
-        *("stale", "value", "view", "written"),
-    )
-
-    def __init__(
-        self, like: LoggedValue, parent: MemoryPlace | None = None, view: LoggedOp | None = None, item: int = 0
-    ) -> None:
-        self.like, self.parent, self.view, self.item = like, parent, view, item
-        self.value = like
-        self.detached: LoggedValue | None = None  # of the same memory, without its gradient
-        self.divided = False  # whether there has been such a value
-        self.given: bool = parent.given if parent is not None else like.given is not None
-        self.stale = False
-        self.children: dict[Any, list[MemoryPlace]] = {}  # those of one group are disjoint, by what they are views
-        self.group = group_of(view) if view is not None else None
-        self.written: dict[MemoryPlace, None] = {}  # children written to since this value was made, in that order
-        if parent is not None:
-            parent.children.setdefault(self.group, []).append(self)
-
-    def spoil(self) -> None:
-        self.stale, self.detached = True, None
-        self.written.clear()
-        for child in self.below():
-            if not child.stale or child.written:
-                child.spoil()
-
-    def below(self) -> Iterator[MemoryPlace]:
-        return (child for group in self.children.values() for child in group)
-
-    def lineage(self) -> Iterator[Any]:
-        """It, what it is a view of, and so on, but for the memory's own place."""
-        place = self
-        while place.parent is not None:
-            yield place
-            place = place.parent
-
-    def meeting(self) -> Iterator[MemoryPlace]:
-        """Other views of the same place, which may have bytes of it."""
-        assert self.parent is not None
-        for group, members in self.parent.children.items():
-            if group != self.group or group is None:
-                yield from (member for member in members if member is not self)
-
-    @property
-    def index(self) -> tuple[int, int] | None:
-        """Dim and index, where it is one slice of what it is a view of."""
-        if self.view is None or self.view.target not in (aten.select.int, aten.unbind.int):
-            return None
-        assert self.parent is not None
-        dim, *rest = self.view.leaves[1:] or (0,)
-        dim, at = dim % len(self.parent.like.shape), rest[0] if rest else self.item
-        return dim, at % self.parent.like.shape[dim]
-
-
-def group_of(view: LoggedOp) -> Any:
-    """Views with one key are disjoint where they are not one place."""
-    if view.target is aten.select.int:
-        return "select", view.leaves[1]
-    return view if not view.single else object()
 
 
 class TensorMemory:
@@ -185,12 +123,11 @@ class TensorMemory:
     def window(self, place: MemoryPlace, whole: MemoryPlace) -> LoggedValue | None:
         """What a slice shows of steps that are written one by one, as `out[:, t - 3 : t]` does: a stack of them, which
         is the same in each step. None where it is another view, or its steps are too many."""
-        extent = extent_of(place, whole)
         written = {child.index: child for child in whole.written}
-        if extent is None or whole.stale or not written or any(index is None for index in written):
+        if place.span is None or whole.stale or not written or any(index is None for index in written):
             return None
-        dim, first, last = extent
-        if last - first > WINDOW or any(index[0] != dim for index in written if index is not None):
+        dim, first, last = place.span
+        if not 0 < last - first <= WINDOW or any(index[0] != dim for index in written if index is not None):
             return None
         items = [self.step_of(whole, written.get((dim, at)), dim, at) for at in range(first, last)]
         return self.emit(aten.stack.default, [*items, dim], (stack_spec(len(items)), place.like))
@@ -216,6 +153,10 @@ class TensorMemory:
             by_index = {index[1]: child for index, child in zip(at, written, strict=True) if index is not None}
             if len(by_index) == max(by_index) + 1 - min(by_index):
                 return self.run_of(place, dims.pop(), by_index)
+        whole = whole_of(written, place)
+        if whole:
+            items = [self.read(child) for child in whole]
+            return self.emit(aten.cat.default, [*items, whole[0].span[0]], (stack_spec(len(items)), place.like))
         value = place.value
         for child in written:
             value = self.scattered(value, self.read(child), child, place)
@@ -242,17 +183,6 @@ class TensorMemory:
         if scatter is None:
             raise Unsupported(Reason("changes a view in place, and reads the whole", str(view.target), RETURN_NEW))
         return scatter(self.emit, value, piece, view, child.item, place.like)
-
-
-def extent_of(place: MemoryPlace, whole: MemoryPlace) -> tuple[int, int, int] | None:
-    """Dim, first and last step, where it is a slice without gaps."""
-    if place.view is None or place.view.target is not aten.slice.Tensor:
-        return None
-    given = [*place.view.leaves[1:]]
-    dim, start, end, step = given + [0, None, None, 1][len(given) :]
-    dim %= len(whole.like.shape)
-    first, last, _ = slice(start, end).indices(whole.like.shape[dim])
-    return (dim, first, last) if step == 1 and first < last else None
 
 
 def has_gradient(tensor: Tensor) -> bool:

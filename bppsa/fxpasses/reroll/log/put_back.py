@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
+from bppsa.fxpasses.reroll.log.places import span_of
 
 aten = torch.ops.aten
 Emit = Callable[[Any, Sequence[Any], Any], LoggedValue]  # target, arguments, the shape and dtype of what it gives
@@ -39,13 +40,11 @@ def put_between(
 def slice_scatter(
     emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
 ) -> LoggedValue:
-    given = [*view.leaves[1:]]
-    dim, first, last, step = given + [0, None, None, 1][len(given) :]
-    if step != 1:
-        return emit(aten.slice_scatter.default, [value, piece, *given], (((None,) * (2 + len(given)), ()), like))
-    dim %= len(like.shape)
-    first, last, _ = slice(first, last).indices(like.shape[dim])
-    return put_between(emit, value, piece, dim, first, last, like)
+    span = span_of(view, like.shape)
+    if span is not None:
+        return put_between(emit, value, piece, *span, like)
+    given = view.leaves[1:]
+    return emit(aten.slice_scatter.default, [value, piece, *given], (((None,) * (2 + len(given)), ()), like))
 
 
 def split_scatter(
