@@ -1,7 +1,7 @@
 """Messages between the ranks of a process group.
 
 Large tensors go over the group, by a `Carrier`. Letters announce them over the connections of a `Watch`, and hold small
-values themselves:
+values themselves, and between ranks of one machine the large ones too:
 
     receiver                              sender
     expect:  WANT step, numbers  ->
@@ -38,7 +38,7 @@ from bppsa.runtime.transport.failures import Failures, confidant
 from bppsa.runtime.transport.headers import HeaderReader, HeaderWriter
 from bppsa.runtime.transport.layout import PackedMessage, pack, unpack
 from bppsa.runtime.transport.table import MessageKey, Table
-from bppsa.runtime.transport.watch import Frame, Watch
+from bppsa.runtime.transport.watch import Bytes, Frame, Watch
 from bppsa.schedule.programs.messages import Message
 
 _WANT, _DATA, _SIGN, _SHARE, _JOB, _FAIL, _GONE = range(1, 8)
@@ -46,9 +46,11 @@ _DONE = "done"
 
 
 class _Peer:
-    """Another rank. The lock keeps letters to it, and what they announce, in one order."""
+    """Another rank. The lock keeps letters to it, and what they announce, in one order. near: whether large tensors go
+    with letters too, as the connection is within a machine."""
 
-    def __init__(self, rank: int, wire: torch.device) -> None:
+    def __init__(self, rank: int, wire: torch.device, near: bool) -> None:
+        self.near = near and wire.type == "cpu"
         self.rank, self.writer, self.reader = rank, HeaderWriter(), HeaderReader(wire)
         self.lock = threading.Lock()
 
@@ -70,7 +72,8 @@ class GroupTransport:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.device = torch.device(device)
         self._wire = self.device if dist.get_backend(group) == "nccl" else torch.device("cpu")
-        self._peers = {rank: _Peer(rank, self._wire) for rank in range(self.size) if rank != self.rank}
+        connections = connect(group)
+        self._peers = {rank: _Peer(rank, self._wire, connections.near(rank)) for rank in connections.lines}
         self._step = 0
         self._changed = threading.Condition()  # holds for all below
         self._table = Table()
@@ -79,7 +82,7 @@ class GroupTransport:
         self._signatures: dict[int, dict[int, bytes]] = {}  # by step, by rank, pickled
         self._failures = Failures(self._changed, self.rank, self.size)
         self._carrier = Carrier(group, self._wire)
-        self._watch = Watch(*connect(group), self)
+        self._watch = Watch(connections.lines, connections.words, self)
         # Not weakref.finalize, which a process of multiprocessing leaves out at its end: it would end without goodbye.
         self.close: Callable[[], object] = Finalize(self, _close, (self._watch, self._carrier), exitpriority=0)
         self._meet()
@@ -203,7 +206,7 @@ class GroupTransport:
         summary = "".join(traceback.format_exception_only(error)).strip()
         self._give_up(f"worker {self.rank} hears no messages any more: {summary}")
 
-    def _on_want(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_want(self, peer: _Peer, key: MessageKey, body: Bytes) -> None:
         for number in array("I", body):
             wanted = (key[0], number)
             with self._changed:
@@ -211,19 +214,19 @@ class GroupTransport:
             if packed is not None:
                 self._transmit(peer, wanted, packed)
 
-    def _on_data(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_data(self, peer: _Peer, key: MessageKey, body: Bytes) -> None:
         packed, tag = peer.reader.read(body)
         ended = partial(self._arrived, key, packed)
-        if packed.large:
+        if tag is not None and packed.large:
             self._carrier.receive(peer.rank, packed.large, tag, ended, partial(self._lost_group, peer.rank))
         else:
             ended()
 
-    def _on_sign(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_sign(self, peer: _Peer, key: MessageKey, body: Bytes) -> None:
         with self._changed:
             self._signed(key[0], peer.rank, bytes(body))
 
-    def _on_share(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_share(self, peer: _Peer, key: MessageKey, body: Bytes) -> None:
         value = pickle.loads(body)
         with self._changed:
             self._shared.setdefault(key, {})[peer.rank] = value
@@ -231,17 +234,17 @@ class GroupTransport:
                 self._failures.finished(peer.rank, key[0])
             self._changed.notify_all()
 
-    def _on_job(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_job(self, peer: _Peer, key: MessageKey, body: Bytes) -> None:
         with self._changed:
-            self._failures.doing(peer.rank, key[0], body.decode())
+            self._failures.doing(peer.rank, key[0], bytes(body).decode())
 
-    def _on_fail(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_fail(self, peer: _Peer, key: MessageKey, body: Bytes) -> None:
         with self._changed:
-            self._failures.failed(key[0], body.decode())
+            self._failures.failed(key[0], bytes(body).decode())
 
-    def _on_gone(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_gone(self, peer: _Peer, key: MessageKey, body: Bytes) -> None:
         with self._changed:
-            self._failures.gone(key[1], body.decode())
+            self._failures.gone(key[1], bytes(body).decode())
 
     # Common to all threads.
 
@@ -261,9 +264,9 @@ class GroupTransport:
 
     def _transmit(self, peer: _Peer, key: MessageKey, packed: PackedMessage) -> None:
         with peer.lock:
-            letter, tag = peer.writer.write(packed)
-            self._watch.tell(peer.rank, Frame(_DATA, *key, letter, packed.small))
-            if packed.large:
+            letter, tag = peer.writer.write(packed, whole=peer.near and packed.fits)
+            self._watch.tell(peer.rank, Frame(_DATA, *key, letter, packed.pieces if tag is None else packed.small))
+            if tag is not None and packed.large:
                 self._carrier.send(peer.rank, packed.large, tag, partial(self._lost_group, peer.rank))
 
     def _arrived(self, key: MessageKey, packed: PackedMessage) -> None:
@@ -301,7 +304,7 @@ class GroupTransport:
 
 
 # Not bound to a transport: one that held them would be in a reference cycle, and not closed when it is let go.
-_HANDLERS: dict[int, Callable[[GroupTransport, _Peer, MessageKey, bytes | bytearray], None]] = {
+_HANDLERS: dict[int, Callable[[GroupTransport, _Peer, MessageKey, Bytes], None]] = {
     _WANT: GroupTransport._on_want,
     _DATA: GroupTransport._on_data,
     _SIGN: GroupTransport._on_sign,
