@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -68,6 +69,16 @@ class HeaderReader:
         layout, rest = self.layouts[letter.number], whole[padded(_SIZE.size + size) :]
         large = buffers(layout, self.wire) if letter.tag is not None else tuple(_behind(layout, rest))
         return PackedMessage(layout, (rest,), large, letter.objects), letter.tag
+
+
+class Peer:
+    """Another rank. The lock keeps letters to it, and what they announce, in one order. near: whether large tensors go
+    with letters too, as the connection is within a machine."""
+
+    def __init__(self, rank: int, wire: torch.device, near: bool) -> None:
+        self.rank, self.writer, self.reader = rank, HeaderWriter(), HeaderReader(wire)
+        self.near = near and wire.type == "cpu"
+        self.lock = threading.Lock()
 
 
 def _behind(layout: Layout, memory: memoryview) -> Iterator[Tensor]:
