@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -208,22 +209,22 @@ def detached(tensor: Tensor) -> Tensor:
 
 
 def report(actions: Sequence[Action], results: Results) -> dict[str, Any]:
-    times = torch.tensor([results.times[action] for action in actions], dtype=torch.float64).reshape(-1, 2)
     return {
-        "times": times,
-        "peak": torch.tensor(results.peak),
+        "times": array("d", [time for action in actions for time in results.times[action]]),
+        "peak": results.peak,
         "losses": results.losses,
         "metrics": results.metrics,
         "outputs": results.outputs,
         "arguments": results.arguments,
-        "seen": results.seen,
+        "seen": {job: moments for job, moments in results.seen.items() if moments},
     }
 
 
 def reported(actions: Sequence[Action], told: Mapping[str, Any]) -> Results:
     results = Results()
-    results.times = {action: (start, end) for action, (start, end) in zip(actions, told["times"].tolist(), strict=True)}
-    results.peak = int(told["peak"])
+    starts, ends = told["times"][::2], told["times"][1::2]
+    results.times = dict(zip(actions, zip(starts, ends, strict=True), strict=True))
+    results.peak = told["peak"]
     results.losses, results.metrics, results.outputs = told["losses"], told["metrics"], told["outputs"]
     results.arguments, results.seen = told["arguments"], told["seen"]
     return results

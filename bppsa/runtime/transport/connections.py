@@ -34,6 +34,10 @@ class Connections(NamedTuple):
     lines: dict[int, socket.socket]
     words: dict[int, socket.socket]
 
+    def near(self, rank: int) -> bool:
+        """Whether the line to it is within the machine."""
+        return _is_named(self.lines[rank])
+
 
 def connect(group: dist.ProcessGroup) -> Connections:
     """Every rank calls it.
@@ -95,7 +99,7 @@ def _ways(place: tuple[list[str], int], here: bool) -> list[_Address]:
 
 def _set(connection: socket.socket) -> None:
     connection.setblocking(False)
-    if connection.family == getattr(socket, "AF_UNIX", None):
+    if _is_named(connection):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM)
         return
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -103,6 +107,10 @@ def _set(connection: socket.socket) -> None:
         level = socket.SOL_SOCKET if name.startswith("SO_") else socket.IPPROTO_TCP
         if hasattr(socket, name):
             connection.setsockopt(level, getattr(socket, name), value)
+
+
+def _is_named(connection: socket.socket) -> bool:
+    return connection.family == getattr(socket, "AF_UNIX", None)
 
 
 def _accept(server: socket.socket, token: bytes, peers: Set[int], connections: dict[int, socket.socket]) -> None:

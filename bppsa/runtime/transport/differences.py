@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
 
 _SHOWN = 5
 _LONGEST = 300  # characters of a value
+
+
+class Signatures:
+    """What ranks say of steps, pickled."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, dict[int, bytes]] = {}  # by step, by rank
+
+    def begin(self, step: int) -> None:
+        """Forgets earlier steps."""
+        self.known = {number: known for number, known in self.known.items() if number >= step}
+
+    def add(self, step: int, rank: int, signature: bytes) -> str:
+        """In what it differs from the others', "" where it does not."""
+        known = self.known.setdefault(step, {})
+        known[rank] = signature
+        if len(set(known.values())) == 1:
+            return ""
+        return differences({rank: pickle.loads(each) for rank, each in known.items()})
 
 
 def differences(tables: Mapping[int, Mapping[str, object]]) -> str:

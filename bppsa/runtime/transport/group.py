@@ -1,7 +1,7 @@
 """Messages between the ranks of a process group.
 
 Large tensors go over the group, by a `Carrier`. Letters announce them over the connections of a `Watch`, and hold small
-values themselves:
+values themselves, and between ranks of one machine the large ones too:
 
     receiver                              sender
     expect:  WANT step, numbers  ->
@@ -9,9 +9,9 @@ values themselves:
     carrier: irecv               <-       carrier: isend
     receive: waits for the carrier
 
-A tensor is sent when it is wanted and announced when it is sent. So the group never has a send or a receive without a
-partner, except where a process died; nothing of a failed step is left over for a later one, and a receiver holds no
-more than it expects.
+A large tensor is sent when it is wanted and announced when it is sent. So the group never has a send or a receive
+without a partner, except where a process died; nothing of a failed step is left over for a later one, and a receiver
+holds no more than it expects.
 """
 
 from __future__ import annotations
@@ -33,24 +33,16 @@ from torch import Tensor
 from bppsa.errors import ScheduleError, WorkerError
 from bppsa.runtime.transport.carrier import Carrier
 from bppsa.runtime.transport.connections import connect
-from bppsa.runtime.transport.differences import differences
+from bppsa.runtime.transport.differences import Signatures, differences
 from bppsa.runtime.transport.failures import Failures, confidant
-from bppsa.runtime.transport.headers import HeaderReader, HeaderWriter
+from bppsa.runtime.transport.headers import Peer
 from bppsa.runtime.transport.layout import PackedMessage, pack, unpack
 from bppsa.runtime.transport.table import MessageKey, Table
-from bppsa.runtime.transport.watch import Frame, Watch
+from bppsa.runtime.transport.watch import Bytes, Frame, Watch
 from bppsa.schedule.programs.messages import Message
 
 _WANT, _DATA, _SIGN, _SHARE, _JOB, _FAIL, _GONE = range(1, 8)
 _DONE = "done"
-
-
-class _Peer:
-    """Another rank. The lock keeps letters to it, and what they announce, in one order."""
-
-    def __init__(self, rank: int, wire: torch.device) -> None:
-        self.rank, self.writer, self.reader = rank, HeaderWriter(), HeaderReader(wire)
-        self.lock = threading.Lock()
 
 
 class GroupTransport:
@@ -70,16 +62,17 @@ class GroupTransport:
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
         self.device = torch.device(device)
         self._wire = self.device if dist.get_backend(group) == "nccl" else torch.device("cpu")
-        self._peers = {rank: _Peer(rank, self._wire) for rank in range(self.size) if rank != self.rank}
+        connections = connect(group)
+        self._peers = {rank: Peer(rank, self._wire, connections.near(rank)) for rank in connections.lines}
         self._step = 0
         self._changed = threading.Condition()  # holds for all below
         self._table = Table()
         self._shares = 0  # in this step
         self._shared: dict[MessageKey, dict[int, Any]] = {}  # by step and number of the share, by rank
-        self._signatures: dict[int, dict[int, bytes]] = {}  # by step, by rank, pickled
+        self._signatures = Signatures()
         self._failures = Failures(self._changed, self.rank, self.size)
         self._carrier = Carrier(group, self._wire)
-        self._watch = Watch(*connect(group), self)
+        self._watch = Watch(connections.lines, connections.words, self)
         # Not weakref.finalize, which a process of multiprocessing leaves out at its end: it would end without goodbye.
         self.close: Callable[[], object] = Finalize(self, _close, (self._watch, self._carrier), exitpriority=0)
         self._meet()
@@ -92,7 +85,7 @@ class GroupTransport:
             self._step, self._shares = step, 0
             self._table.begin(step)
             self._shared = {key: values for key, values in self._shared.items() if key[0] >= step}
-            self._signatures = {number: known for number, known in self._signatures.items() if number >= step}
+            self._signatures.begin(step)
             self._failures.forget(step)
             self._failures.check(step)
 
@@ -138,6 +131,8 @@ class GroupTransport:
     def finish(self) -> None:
         """Waits until every rank has come here, and so has received what was sent to it."""
         self.share(_DONE)
+        with self._changed:
+            self._failures.check(self._step)  # as signatures tell, which have come before
         if self._table.outbox:
             numbers = sorted(number for _, number in self._table.outbox)
             raise WorkerError(f"worker {self.rank}: nobody received the messages {numbers} of step {self._step}")
@@ -203,7 +198,7 @@ class GroupTransport:
         summary = "".join(traceback.format_exception_only(error)).strip()
         self._give_up(f"worker {self.rank} hears no messages any more: {summary}")
 
-    def _on_want(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_want(self, peer: Peer, key: MessageKey, body: Bytes) -> None:
         for number in array("I", body):
             wanted = (key[0], number)
             with self._changed:
@@ -211,19 +206,19 @@ class GroupTransport:
             if packed is not None:
                 self._transmit(peer, wanted, packed)
 
-    def _on_data(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_data(self, peer: Peer, key: MessageKey, body: Bytes) -> None:
         packed, tag = peer.reader.read(body)
         ended = partial(self._arrived, key, packed)
-        if packed.large:
+        if tag is not None and packed.large:
             self._carrier.receive(peer.rank, packed.large, tag, ended, partial(self._lost_group, peer.rank))
         else:
             ended()
 
-    def _on_sign(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_sign(self, peer: Peer, key: MessageKey, body: Bytes) -> None:
         with self._changed:
             self._signed(key[0], peer.rank, bytes(body))
 
-    def _on_share(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_share(self, peer: Peer, key: MessageKey, body: Bytes) -> None:
         value = pickle.loads(body)
         with self._changed:
             self._shared.setdefault(key, {})[peer.rank] = value
@@ -231,17 +226,17 @@ class GroupTransport:
                 self._failures.finished(peer.rank, key[0])
             self._changed.notify_all()
 
-    def _on_job(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_job(self, peer: Peer, key: MessageKey, body: Bytes) -> None:
         with self._changed:
-            self._failures.doing(peer.rank, key[0], body.decode())
+            self._failures.doing(peer.rank, key[0], bytes(body).decode())
 
-    def _on_fail(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_fail(self, peer: Peer, key: MessageKey, body: Bytes) -> None:
         with self._changed:
-            self._failures.failed(key[0], body.decode())
+            self._failures.failed(key[0], bytes(body).decode())
 
-    def _on_gone(self, peer: _Peer, key: MessageKey, body: bytes | bytearray) -> None:
+    def _on_gone(self, peer: Peer, key: MessageKey, body: Bytes) -> None:
         with self._changed:
-            self._failures.gone(key[1], body.decode())
+            self._failures.gone(key[1], bytes(body).decode())
 
     # Common to all threads.
 
@@ -259,11 +254,11 @@ class GroupTransport:
         with self._changed:
             self._wait(lambda: {peer for peer, directions in unmet.items() if directions})
 
-    def _transmit(self, peer: _Peer, key: MessageKey, packed: PackedMessage) -> None:
+    def _transmit(self, peer: Peer, key: MessageKey, packed: PackedMessage) -> None:
         with peer.lock:
-            letter, tag = peer.writer.write(packed)
-            self._watch.tell(peer.rank, Frame(_DATA, *key, letter, packed.small))
-            if packed.large:
+            letter, tag = peer.writer.write(packed, whole=peer.near and packed.fits)
+            self._watch.tell(peer.rank, Frame(_DATA, *key, letter, packed.pieces if tag is None else packed.small))
+            if tag is not None and packed.large:
                 self._carrier.send(peer.rank, packed.large, tag, partial(self._lost_group, peer.rank))
 
     def _arrived(self, key: MessageKey, packed: PackedMessage) -> None:
@@ -272,13 +267,8 @@ class GroupTransport:
                 self._table.arrived[key] = packed
             self._changed.notify_all()
 
-    def _signed(self, step: int, rank: int, pickled: bytes) -> None:
-        known = self._signatures.setdefault(step, {})
-        known[rank] = pickled
-        if len(set(known.values())) == 1:
-            return
-        differing = differences({rank: pickle.loads(signature) for rank, signature in known.items()})
-        if differing:
+    def _signed(self, step: int, rank: int, signature: bytes) -> None:
+        if differing := self._signatures.add(step, rank, signature):
             self._failures.failed(step, f"the ranks run step {step} on different work; {differing}")
 
     def _lost_group(self, peer: int, error: RuntimeError) -> None:
@@ -301,7 +291,7 @@ class GroupTransport:
 
 
 # Not bound to a transport: one that held them would be in a reference cycle, and not closed when it is let go.
-_HANDLERS: dict[int, Callable[[GroupTransport, _Peer, MessageKey, bytes | bytearray], None]] = {
+_HANDLERS: dict[int, Callable[[GroupTransport, Peer, MessageKey, Bytes], None]] = {
     _WANT: GroupTransport._on_want,
     _DATA: GroupTransport._on_data,
     _SIGN: GroupTransport._on_sign,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from bppsa.runtime.transport.watch import Bytes
 INLINE = 1 << 20  # bytes: tensors up to this size travel with the description
 ALL_INLINE = 1 << 21  # bytes: of all such tensors of a message
 COPIED = 1 << 17  # bytes: tensors up to this size, of which a message may have many, are copied when they are packed
+LONGEST = 1 << 30  # bytes of the tensors of a letter
+ALIGNED = 64  # bytes: where tensors begin in a letter, as in memory of PyTorch's own
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,24 @@ def _with_containers(containers: Any, leaves: tuple[TensorLayout | None, ...]) -
 
 @dataclass(frozen=True)
 class PackedMessage:
-    """small: the bytes of the inline tensors, in pieces; large: the others, each one dimension of uint8 on the wire's
-    device; objects: the leaves that are no tensors, pickled."""
+    """small: the bytes of the inline tensors, in pieces, each tensor's filled up; large: the others, each one dimension
+    of uint8 on the wire's device; objects: the leaves that are no tensors, pickled."""
 
     layout: Layout
     small: tuple[Bytes, ...]
     large: tuple[Tensor, ...]
     objects: bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether all of it can go in one letter."""
+        return sum(len(piece) for piece in (*self.small, *self.large)) < LONGEST
+
+    @property
+    def pieces(self) -> tuple[Bytes, ...]:
+        """Of all tensors, as they follow each other in a letter."""
+        large = [piece for tensor in self.large for piece in filled_up(tensor.numpy().data)]
+        return (*self.small, *large)
 
 
 def pack(value: Any, wire: torch.device) -> PackedMessage:
@@ -78,7 +91,7 @@ def pack(value: Any, wire: torch.device) -> PackedMessage:
         if inline:
             room -= leaf.nbytes
             numbers = _as_bytes(leaf, torch.device("cpu")).numpy()
-            small.append(numbers.tobytes() if leaf.nbytes <= COPIED else numbers.data)
+            small += filled_up(numbers.tobytes() if leaf.nbytes <= COPIED else numbers.data)
         else:
             large.append(_as_bytes(leaf, wire))
     objects = tuple(leaf for leaf, layout in zip(leaves, layouts, strict=True) if layout is None)
@@ -94,7 +107,7 @@ def buffers(layout: Layout, wire: torch.device) -> tuple[Tensor, ...]:
 
 def unpack(packed: PackedMessage, device: torch.device, into: Sequence[Tensor] | None = None) -> Any:
     """The value again. device: of tensors that were not on the CPU; into: tensors that take the values, in order."""
-    small = _joined(packed.small)
+    small = memoryview(_joined(packed.small))
     objects = iter(pickle.loads(packed.objects) if packed.objects else ())
     large, targets = iter(packed.large), iter(into or ())
     start, leaves = 0, []
@@ -103,8 +116,8 @@ def unpack(packed: PackedMessage, device: torch.device, into: Sequence[Tensor] |
             leaves.append(next(objects))
             continue
         if layout.inline:
-            flat = small[start : start + layout.bytes].clone()
-            start += layout.bytes
+            flat = within(small, start, layout.bytes)
+            start += padded(layout.bytes)
         else:
             flat = next(large)
         tensor = flat.view(layout.dtype).view(layout.shape)
@@ -114,11 +127,29 @@ def unpack(packed: PackedMessage, device: torch.device, into: Sequence[Tensor] |
     return pytree.tree_unflatten(leaves, packed.layout.tree)
 
 
-def _joined(pieces: Sequence[Bytes]) -> Tensor:
-    """uint8"""
+def padded(size: int) -> int:
+    return size + -size % ALIGNED
+
+
+def filled_up(piece: Bytes) -> Iterator[Bytes]:
+    """The piece, and what is missing before the next one begins."""
+    yield piece
+    if len(piece) % ALIGNED:
+        yield bytes(-len(piece) % ALIGNED)
+
+
+def within(memory: memoryview, start: int, size: int) -> Tensor:
+    """uint8: these bytes as a tensor, of the same memory where PyTorch could have given it."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    found = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=start)
+    return found.clone() if found.data_ptr() % ALIGNED else found
+
+
+def _joined(pieces: Sequence[Bytes]) -> Bytes:
+    """Writable."""
     own = len(pieces) == 1 and not memoryview(pieces[0]).readonly
-    whole = pieces[0] if own else bytearray().join(pieces)
-    return torch.frombuffer(whole, dtype=torch.uint8) if len(whole) else torch.empty(0, dtype=torch.uint8)
+    return pieces[0] if own else bytearray().join(pieces)
 
 
 def _is_plain(leaf: Any) -> bool:

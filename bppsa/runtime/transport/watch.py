@@ -21,9 +21,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, Protocol
 
+import torch
+
 _HEAD = struct.Struct("<BIII")  # kind, step, number, bytes of the body
 _BYE = 0  # kind of the frame that announces a closed connection; other kinds are the listener's
-_CHUNK = 1 << 16  # bytes that are read without knowing of what frame
+_CHUNK = 1 << 12  # bytes that are read without knowing of what frame
+_PLAIN = 1 << 15  # bytes up to which Python's own memory, that it fills with zeros, is as good
 _AT_ONCE = 64  # buffers
 _GOODBYE = 3.0  # seconds that peers have at most to read the last of it
 _LAST = 0.5  # seconds in which the last words of a peer come whose connection is closed
@@ -39,14 +42,14 @@ class Frame(NamedTuple):
     kind: int  # 1 to 255
     step: int
     number: int
-    body: bytes | bytearray = b""
+    body: Bytes = b""
     tail: tuple[Bytes, ...] = ()
 
     def buffers(self) -> list[memoryview]:
         """As it goes over the wire."""
         size = len(self.body) + sum(len(buffer) for buffer in self.tail)
         head = _HEAD.pack(self.kind, self.step, self.number, size)
-        return [memoryview(head + self.body), *(memoryview(buffer) for buffer in self.tail)]
+        return [memoryview(head + bytes(self.body)), *(memoryview(buffer) for buffer in self.tail)]
 
 
 @dataclass
@@ -56,7 +59,7 @@ class _Unfinished:
     kind: int
     step: int
     number: int
-    body: bytearray
+    body: bytearray | memoryview
     filled: int
 
 
@@ -136,7 +139,7 @@ class _WatchedConnection:
             kind, step, number, size = _HEAD.unpack_from(self.unread, at)
             at += _HEAD.size
             there = min(size, len(self.unread) - at)
-            body = bytearray(size)
+            body = _room(size)
             body[:there] = self.unread[at : at + there]
             at += there
             self.unfinished = _Unfinished(kind, step, number, body, there)
@@ -150,6 +153,10 @@ class _WatchedConnection:
             return []
         self.unfinished = None
         return [Frame(whole.kind, whole.step, whole.number, whole.body)]
+
+
+def _room(size: int) -> bytearray | memoryview:
+    return bytearray(size) if size <= _PLAIN else torch.empty(size, dtype=torch.uint8).numpy().data
 
 
 _WATCHES: weakref.WeakSet[Watch] = weakref.WeakSet()
