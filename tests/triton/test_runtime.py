@@ -52,6 +52,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             monkeypatch.setattr(module, "compile_recurrence", lambda r, dtype, inline, device: on_gpu(r, dtype, False))
         monkeypatch.setattr(plans, "compile_recurrence", lambda r, dtype, inline, *device: on_gpu(r, dtype, False))
         monkeypatch.setattr(plans._plans.kept, "known", OrderedDict())
+        monkeypatch.setattr(recurrent, "may_be_programs", lambda *call: False)  # which a CPU's kernels are called by
         recurrent.sweeps_of.cache_clear()
         recurrent.known_call.cache_clear()
     ran: list[str] = []
