@@ -47,14 +47,14 @@ def eager(module: Recurrent, own: Forwarding, input: Any, hx: Any) -> Any:
         return unusual(module, own, input, hx)
     if reason := unusual_moment():
         leave(module, str(reason))
-        return own(input, hx)
+        return theirs(own, input, hx)
     call = calls.gather(module, input, hx)
     if call is None:
         leave(module, "its tensors are not all plain, dense, on one CPU or GPU and of one dtype that has kernels")
         return unusual(module, own, input, hx)
     run = recurrent.run if call.dtypes is None else torch.autocast("cpu", enabled=False)(recurrent.run)
     result = run(module, call.x, call.batch_sizes, call.states, call.weights)
-    return own(input, hx) if result is NotImplemented else call.deliver(*result)
+    return theirs(own, input, hx) if result is NotImplemented else call.deliver(*result)
 
 
 def leave(module: Recurrent, reason: str) -> None:

@@ -18,6 +18,7 @@ from bppsa.fxpasses.recording.aliases import RETURN_NEW, Geometry, marked_geomet
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
 from bppsa.fxpasses.reroll.log.places import MemoryPlace, whole_of
 from bppsa.fxpasses.reroll.log.put_back import PUT_BACK, Emit, emit_shaped, put_between, stack_spec
+from bppsa.fxpasses.theirs import raise_if_ours
 
 aten = torch.ops.aten
 LIVES_ON = "changes a tensor in place that it was given or holds, as a batch norm in training does its buffers"
@@ -201,5 +202,6 @@ def function_of(tensor: Tensor) -> Any:
     """Its grad_fn; None too of a view made without gradients and changed since, for which PyTorch raises an error."""
     try:
         return tensor.grad_fn
-    except RuntimeError:
+    except RuntimeError as error:
+        raise_if_ours(error)
         return None
