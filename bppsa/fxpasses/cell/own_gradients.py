@@ -9,7 +9,8 @@ have effects is not run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -62,7 +63,7 @@ def slopes_of(node: Any, ones: Tensor) -> list[Any]:
         slopes = theirs(node.apply, ones)
     except Unsupported:
         raise
-    except Exception as error:  # whatever the user's code raises here belongs into his backward
+    except Exception as error:  # whatever the user's code raises here is of their backward
         if is_ours(error):
             raise
         raise refusal(node, f"has a gradient of its own that raises {error!r}") from error
@@ -74,6 +75,22 @@ def edges_of(node: Any) -> list[tuple[Any, int]]:
     """From where the arguments of a function come that have a gradient. A backward gives something for each argument,
     autograd has no edge for one that is no tensor."""
     return [edge for edge in node.next_functions if edge[0] is not None]
+
+
+@contextmanager
+def without_draws(node: Any) -> Iterator[None]:
+    """Leaves random numbers as they are, for a backward that is run within. Raises Unsupported where it draws some, or
+    sets a seed."""
+    with _disable_current_modes():
+        before = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        with _disable_current_modes():
+            drawn = not torch.equal(before, torch.get_rng_state())
+            torch.set_rng_state(before)
+    if drawn:
+        raise refusal(node, "has a gradient of its own that draws random numbers")
 
 
 def refusal(node: Any, what: str) -> Unsupported:
@@ -172,7 +189,7 @@ class SlopeRecorder(Recorder):
         """What stands for ones, and what the backward gives for them."""
         self.running = True
         try:
-            with torch.enable_grad(), NoEscape(self.aliases, {}), self:
+            with without_draws(node), torch.enable_grad(), NoEscape(self.aliases, {}), self:
                 ones = torch.ones_like(like)
                 return self.node_of(ones), slopes_of(node, ones)
         finally:

@@ -12,7 +12,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.cell.own_gradients import check_function, edges_of, refusal, slopes_of
+from bppsa.fxpasses.cell.own_gradients import check_function, edges_of, refusal, slopes_of, without_draws
 from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
 from bppsa.fxpasses.reroll.log.memory import function_of
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, unflatten
@@ -95,19 +95,17 @@ class OwnGradients:
 
     def run(self, node: Any, like: Tensor, profile: Any) -> tuple[LoggedValue, list[Any]]:
         """What the backward gives for ones, and these."""
-        before, self.inside = torch.get_rng_state(), set()
+        self.inside = set()
         try:
-            with torch.enable_grad(), self.logger:
+            with without_draws(node), torch.enable_grad(), self.logger:
                 ones = torch.ones_like(like)
                 sys.setprofile(profile)
-                slopes = slopes_of(node, ones)
+                try:
+                    slopes = slopes_of(node, ones)
+                finally:
+                    sys.setprofile(None)
         finally:
-            sys.setprofile(None)
             self.inside = None
-            drawn = not torch.equal(before, torch.get_rng_state())
-            torch.set_rng_state(before)
-        if drawn:
-            raise refusal(node, "has a gradient of its own that draws random numbers")
         known = self.logger.memory.find(ones)
         assert known is not None
         return known, slopes
