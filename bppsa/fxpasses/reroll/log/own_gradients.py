@@ -12,7 +12,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.cell.own_gradients import check_function, edges_of, refusal, slopes_of, without_draws
+from bppsa.fxpasses.cell.own_gradients import check_function, edges_of, kind, refusal, slopes_of, without_draws
 from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
 from bppsa.fxpasses.reroll.log.memory import function_of
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, unflatten
@@ -74,11 +74,7 @@ class OwnGradients:
             if slope is None:
                 continue
             factor = self.logger.value_of(slope, ATTACHED, None)
-            if (
-                factor is None
-                or factor not in linear
-                or any(s.shape != tensor.shape or s.dtype != tensor.dtype for s in (x, factor))
-            ):
+            if factor is None or factor not in linear or any(kind(s) != kind(tensor) for s in (x, factor)):
                 raise no_product(node.name())
             op = LoggedOp(ATTACHED, [value, x, factor], ((None,) * 3, ()), True).gives(tensor)
             log.ops.append(op)
