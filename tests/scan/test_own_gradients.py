@@ -112,3 +112,28 @@ def test_what_a_backward_reads_is_as_it_was_when_the_forward_ran() -> None:
     (got, gradients), (expected, wanted) = (results(bppsa.scan, example(cell, carry, xs)) for cell in (changed, apart))
     same(got, expected, 1e-12)
     same(gradients, wanted, 1e-12)
+
+
+class Short(Spike):
+    """Gives one gradient for two arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, by: float) -> Tensor:
+        return u * by
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g
+
+
+class Number(Spike):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return 3.0
+
+
+@pytest.mark.parametrize("use", [lambda cell, u: Short.apply(u, 0.5), lambda cell, u: Number.apply(u)])
+def test_an_error_of_a_backward_is_raised_where_pytorch_raises_it(use: Any) -> None:
+    loss = bppsa.scan(Neurons(use), h(), x(H))[0].sum()
+    with pytest.raises(RuntimeError, match=r"incorrect number of gradients|expected Variable or None"):
+        loss.backward()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from types import FrameType
+from types import FrameType, NoneType
 from typing import Any
 
 import torch
@@ -68,6 +68,8 @@ def slopes_of(node: Any, ones: Tensor) -> list[Any]:
             raise
         raise refusal(node, f"has a gradient of its own that raises {error!r}") from error
     given = slopes if isinstance(slopes, tuple) else (slopes,)
+    if len(given) < len(node.needs_input_grad) or not all(isinstance(s, (Tensor, NoneType)) for s in given):
+        raise refusal(node, "has a gradient of its own that is no tensor for each argument")  # an error
     return [slope for slope, needed in zip(given, node.needs_input_grad, strict=False) if needed]
 
 
