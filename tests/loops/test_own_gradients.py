@@ -65,6 +65,20 @@ class Skewed(torch.autograd.Function):
         return g * v * 2, torch.where(u > 0, g * u, torch.zeros_like(g)) + g
 
 
+class Weighted(Skewed):
+    """What is no tensor stands before a tensor and behind it, and one of the tensors has no gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: float, u: Tensor, name: str, by: Tensor, v: Tensor) -> Tensor:
+        ctx.weight, ctx.by = weight, by
+        return Skewed.forward(ctx, u, v)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        u, v = ctx.saved_tensors
+        return None, g * v * ctx.weight, None, None, g * u * ctx.by
+
+
 class Masked(Spike):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -104,6 +118,16 @@ class Set(Spike):
         g = g.clone()
         g[ctx.saved_tensors[0].abs() > 1] = 0.5
         return g
+
+
+class Moved(Spike):
+    """Each entry of the gradient goes to another one."""
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        moved = torch.zeros_like(g)
+        moved[:, torch.arange(g.shape[1]).flip(0)] = g
+        return moved
 
 
 class Noted(Spike):
@@ -201,6 +225,7 @@ USES: dict[str, Any] = {
     "masked": lambda cell, u: Masked.apply(u),
     "skewed": lambda cell, u: Skewed.apply(u, torch.tanh(u)),
     "skewed twice": lambda cell, u: Skewed.apply(u, u),
+    "weighted": lambda cell, u: Weighted.apply(0.3, u, "u", u.detach(), torch.tanh(u)),
     "spike of a spike": lambda cell, u: Spike.apply(u - Boxed.apply(u, 1.0)),
     "of one another": lambda cell, u: Boxed.apply(Spike.apply(Skewed.apply(u, u)), 1.5),
     "without gradient": lambda cell, u: Spike.apply(u.detach()) + torch.tanh(u),
@@ -210,6 +235,7 @@ LEFT: dict[str, tuple[Any, str]] = {
     "shifted": (lambda cell, u: Shifted.apply(u), "no product with that of its result"),
     "of a row": (lambda cell, u: OfRow.apply(u), "no product with that of its result"),
     "filled": (lambda cell, u: Filled.apply(u), "no product with that of its result"),
+    "moved": (lambda cell, u: Moved.apply(u), "no product with that of its result"),
     "set": (lambda cell, u: Set.apply(u), "no product with that of its result"),
     "writing": (lambda cell, u: Writing.apply(u * 1.0), "changes a tensor in place"),
     "noisy": (lambda cell, u: Noisy.apply(u), "draws random numbers"),

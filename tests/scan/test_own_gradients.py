@@ -11,7 +11,7 @@ from torch import Tensor
 import bppsa
 from bppsa.frontend.call_log import collecting
 from bppsa.runtime.recurrent.reference import loop
-from tests.loops.test_own_gradients import LEFT, USES, Boxed, Spike, calls
+from tests.loops.test_own_gradients import LEFT, USES, Boxed, Seeding, Spike, calls
 from tests.scan.support import check, leaves, results, same
 from tests.scan.zoo import H, T, example, h, x
 
@@ -48,6 +48,15 @@ def test_any_other_gradient_is_pytorchs(use: str) -> None:
     assert decision.strategy == "pytorch"
     assert "gradient" in decision.reason or "in place" in decision.reason
     assert len(calls) in (0, 2 * T)  # of both scans: no backward has run but PyTorch's
+
+
+def test_a_seed_that_a_backward_sets_is_set_in_backwards_alone() -> None:
+    carry, xs = h(), x(H)
+    before = torch.get_rng_state()
+    with collecting() as taken:
+        bppsa.scan(Neurons(lambda cell, u: Seeding.apply(u)), carry, xs)
+    assert torch.equal(before, torch.get_rng_state())
+    assert "draws random numbers" in taken[0].reason
 
 
 def test_a_gradient_of_its_own_is_recorded_where_one_is_asked_for() -> None:
@@ -103,3 +112,28 @@ def test_what_a_backward_reads_is_as_it_was_when_the_forward_ran() -> None:
     (got, gradients), (expected, wanted) = (results(bppsa.scan, example(cell, carry, xs)) for cell in (changed, apart))
     same(got, expected, 1e-12)
     same(gradients, wanted, 1e-12)
+
+
+class Short(Spike):
+    """Gives one gradient for two arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor, by: float) -> Tensor:
+        return u * by
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return g
+
+
+class Number(Spike):
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        return 3.0
+
+
+@pytest.mark.parametrize("use", [lambda cell, u: Short.apply(u, 0.5), lambda cell, u: Number.apply(u)])
+def test_an_error_of_a_backward_is_raised_where_pytorch_raises_it(use: Any) -> None:
+    loss = bppsa.scan(Neurons(use), h(), x(H))[0].sum()
+    with pytest.raises(RuntimeError, match=r"incorrect number of gradients|expected Variable or None"):
+        loss.backward()

@@ -9,8 +9,9 @@ have effects is not run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from types import FrameType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType, NoneType
 from typing import Any
 
 import torch
@@ -55,17 +56,43 @@ def backward_of(function: type[torch.autograd.Function]) -> Any:
     return given
 
 
-def slopes_of(node: Any, ones: Tensor) -> Sequence[Any]:
-    """What the backward gives for a gradient of ones. Raises Unsupported where it raises."""
+def slopes_of(node: Any, ones: Tensor) -> list[Any]:
+    """What the backward gives for a gradient of ones, one for each of `edges_of(node)`. Raises Unsupported where it
+    raises."""
     try:
         slopes = theirs(node.apply, ones)
     except Unsupported:
         raise
-    except Exception as error:  # whatever the user's code raises here belongs into his backward
+    except Exception as error:  # whatever the user's code raises here is of their backward
         if is_ours(error):
             raise
         raise refusal(node, f"has a gradient of its own that raises {error!r}") from error
-    return slopes if isinstance(slopes, tuple) else (slopes,)
+    given = slopes if isinstance(slopes, tuple) else (slopes,)
+    if len(given) < len(node.needs_input_grad) or not all(isinstance(s, (Tensor, NoneType)) for s in given):
+        raise refusal(node, "has a gradient of its own that is no tensor for each argument")  # an error
+    return [slope for slope, needed in zip(given, node.needs_input_grad, strict=False) if needed]
+
+
+def edges_of(node: Any) -> list[tuple[Any, int]]:
+    """From where the arguments of a function come that have a gradient. A backward gives something for each argument,
+    autograd has no edge for one that is no tensor."""
+    return [edge for edge in node.next_functions if edge[0] is not None]
+
+
+@contextmanager
+def without_draws(node: Any) -> Iterator[None]:
+    """Leaves random numbers as they are, for a backward that is run within. Raises Unsupported where it draws some, or
+    sets a seed."""
+    with _disable_current_modes():
+        before = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        with _disable_current_modes():
+            drawn = not torch.equal(before, torch.get_rng_state())
+            torch.set_rng_state(before)
+    if drawn:
+        raise refusal(node, "has a gradient of its own that draws random numbers")
 
 
 def refusal(node: Any, what: str) -> Unsupported:
@@ -126,7 +153,7 @@ class SlopeRecorder(Recorder):
         if not has_own_gradient(node) or node in self.attached:
             return
         self.attached.add(node)
-        value, inputs = self.node_of(tensor), [self.input_of(node, *edge) for edge in node.next_functions]
+        value, inputs = self.node_of(tensor), [self.input_of(node, *edge) for edge in edges_of(node)]
         if value in inputs:
             raise refusal(node, "has a gradient of its own")
         check_function(node, tensor)
@@ -137,7 +164,7 @@ class SlopeRecorder(Recorder):
             raise refusal(node, "has a gradient of its own that reads its result")
         linear, line = multiples(ones, ops, self.is_zero), value.meta.get("line", "")
         for x, slope in zip(inputs, slopes, strict=False):
-            if x is None or slope is None:
+            if slope is None:
                 continue
             factor = self.node_of(slope)
             if factor not in linear or any(kind(s.meta["val"]) != kind(tensor) for s in (x, factor)):
@@ -145,10 +172,7 @@ class SlopeRecorder(Recorder):
             value = self.define(self.graph.call_function(ATTACHED, (value, x, factor)), tensor)
             value.meta.update(path=self.where(), line=line)
 
-    def input_of(self, node: Any, source: Any, number: int) -> fx.Node | None:
-        """None for what has no gradient."""
-        if source is None:
-            return None
+    def input_of(self, node: Any, source: Any, number: int) -> fx.Node:
         known = self.read.get((getattr(source, "variable", source), number))
         if known is None:
             raise refusal(node, "has a gradient of its own by what its forward does not read")
@@ -163,16 +187,16 @@ class SlopeRecorder(Recorder):
             return not self.literals[argument].any()
         return argument.target in FILLS and FILLS[argument.target](argument.args) == 0
 
-    def run(self, node: Any, like: Tensor) -> tuple[fx.Node, Sequence[Any]]:
+    def run(self, node: Any, like: Tensor) -> tuple[fx.Node, list[Any]]:
         """What stands for ones, and what the backward gives for them."""
         self.running = True
         try:
-            with torch.enable_grad(), NoEscape(self.aliases, {}), self:
+            with without_draws(node), torch.enable_grad(), NoEscape(self.aliases, {}), self:
                 ones = torch.ones_like(like)
                 return self.node_of(ones), slopes_of(node, ones)
         finally:
             self.running = False
 
 
-def kind(tensor: Tensor) -> Any:
+def kind(tensor: Any) -> Any:
     return tensor.shape, tensor.dtype

@@ -1,4 +1,4 @@
-"""Whether a user's function may be run where he does not: it handles numbers and tensors, and changes nothing."""
+"""Whether a function of the user may be run one time more: it handles numbers and tensors, and changes nothing."""
 
 from __future__ import annotations
 

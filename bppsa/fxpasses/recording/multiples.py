@@ -17,10 +17,8 @@ SAME = {aten.clone.default, aten.alias.default, aten.neg.default}
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 SUMS = {aten.add.Tensor, aten.sub.Tensor}
 QUOTIENTS = {aten.div.Tensor, aten.div.Scalar}
-CHOICES: dict[Any, tuple[int, int]] = {  # which two operands it chooses from
-    **dict.fromkeys((aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.self), (1, 2)),
-    **dict.fromkeys((aten.masked_fill.Scalar, aten.index_put.default), (0, 2)),
-}
+CHOICES = {aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.self}  # of the second operand or the third
+SETS = {aten.masked_fill.Scalar, aten.index_put.default}  # entries of the first operand to those of the third
 Test = Callable[[Any], bool]  # of an argument of an op
 
 
@@ -55,8 +53,9 @@ def is_multiple(target: Any, arguments: Sequence[Any], among: Test, is_zero: Tes
     if target in SUMS:
         return len(by) == 2
     if target in CHOICES:
-        chosen = [arguments[i] for i in CHOICES[target]]
-        return any(map(among, chosen)) and all(among(one) or is_zero(one) for one in chosen)
+        return not among(arguments[0]) and all(among(one) or is_zero(one) for one in arguments[1:3])
+    if target in SETS:
+        return among(arguments[0]) and is_zero(arguments[2])
     return False
 
 

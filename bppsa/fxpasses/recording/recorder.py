@@ -162,7 +162,7 @@ class Recorder(TorchDispatchMode):
             return self.change_in_place(func, args, kwargs)
         if func in LAZY:
             return self.resolved(func, *args)
-        if func in SPELLED and may_be_of_rows(*args[:2]) and self.numbers_rows(args[1][0], len(args[0])):
+        if func in SPELLED and self.is_of_rows(*args[:2]):
             with self:
                 return SPELLED[func](args[0], *args[1][1:], *args[2:])
         if func in self.decompose and not (func in OF_REALS and is_complex(args)):
@@ -175,11 +175,14 @@ class Recorder(TorchDispatchMode):
                 return parts
         return self.write_down(func, args, kwargs)
 
-    def numbers_rows(self, tensor: Tensor, rows: int) -> bool:
-        node = self.node_of(tensor)
+    def is_of_rows(self, x: Tensor, indices: Sequence[Any]) -> bool:
+        """Whether x is indexed by the numbers of its rows, and by one list more."""
+        if not may_be_of_rows(x, indices):
+            return False
+        node = self.node_of(indices[0])
         while node.target in HANDED_ON:
             node = node.args[0]
-        return numbers_rows(node.target, node.args, rows)
+        return numbers_rows(node.target, node.args, len(x))
 
     def resolved(self, func: Any, tensor: Tensor) -> Tensor:
         """In the place of a view whose numbers are to be conjugated or negated when they are read."""

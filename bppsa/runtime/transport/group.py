@@ -35,10 +35,11 @@ from bppsa.runtime.transport.carrier import Carrier
 from bppsa.runtime.transport.connections import connect
 from bppsa.runtime.transport.differences import Signatures, differences
 from bppsa.runtime.transport.failures import Failures, confidant
+from bppsa.runtime.transport.frames import Bytes, Frame
 from bppsa.runtime.transport.headers import Peer
 from bppsa.runtime.transport.layout import PackedMessage, pack, unpack
 from bppsa.runtime.transport.table import MessageKey, Table
-from bppsa.runtime.transport.watch import Bytes, Frame, Watch
+from bppsa.runtime.transport.watch import Watch
 from bppsa.schedule.programs.messages import Message
 
 _WANT, _DATA, _SIGN, _SHARE, _JOB, _FAIL, _GONE = range(1, 8)

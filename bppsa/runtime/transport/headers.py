@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from bppsa.runtime.transport.carrier import TAGS
+from bppsa.runtime.transport.frames import Bytes
 from bppsa.runtime.transport.layout import Layout, PackedMessage, buffers, filled_up, padded, within
-from bppsa.runtime.transport.watch import Bytes
 
 _FORMS = 1024  # that are remembered; with more, as from lengths that are never the same, numbers begin again
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from bppsa.runtime.transport.watch import Bytes
+from bppsa.runtime.transport.frames import Bytes
 
 # Up to these sizes the latency of the process group, and of the threads that wait for it, is more than copying costs.
 INLINE = 1 << 20  # bytes: tensors up to this size travel with the description

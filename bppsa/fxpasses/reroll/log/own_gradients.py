@@ -12,7 +12,7 @@ from torch.autograd.function import BackwardCFunction
 from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.cell.own_gradients import check_function, refusal, slopes_of
+from bppsa.fxpasses.cell.own_gradients import check_function, edges_of, kind, refusal, slopes_of, without_draws
 from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
 from bppsa.fxpasses.reroll.log.memory import function_of
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, unflatten
@@ -58,7 +58,7 @@ class OwnGradients:
 
     def take(self, tensor: Tensor, node: Any, profile: Any) -> None:
         log, value = self.logger.log, self.logger.memory.find(tensor)
-        inputs = [self.input_of(*edge) for edge in node.next_functions]
+        inputs = [self.input_of(*edge) for edge in edges_of(node)]
         check_function(node, tensor)
         if value is None or value in inputs:
             raise refusal(node, "has a gradient of its own")
@@ -71,14 +71,10 @@ class OwnGradients:
             raise refusal(node, "has a gradient that has none itself")
         linear = multiples(ones, [(op.target, unflatten(op.leaves, op.spec)[0], op.outs) for op in made], is_zero)
         for x, slope in zip(inputs, slopes, strict=False):
-            if x is None or slope is None:
+            if slope is None:
                 continue
             factor = self.logger.value_of(slope, ATTACHED, None)
-            if (
-                factor is None
-                or factor not in linear
-                or any(s.shape != tensor.shape or s.dtype != tensor.dtype for s in (x, factor))
-            ):
+            if factor is None or factor not in linear or any(kind(s) != kind(tensor) for s in (x, factor)):
                 raise no_product(node.name())
             op = LoggedOp(ATTACHED, [value, x, factor], ((None,) * 3, ()), True).gives(tensor)
             log.ops.append(op)
@@ -87,30 +83,25 @@ class OwnGradients:
             op.lines = lines  # of the function's last op: what comes next is another one after the last step
         self.logger.memory.write(tensor, value, node.name())
 
-    def input_of(self, node: Any, number: int) -> LoggedValue | None:
-        """None for what has no gradient."""
-        if node is None:
-            return None
+    def input_of(self, node: Any, number: int) -> LoggedValue:
         known = self.read.get((getattr(node, "variable", node), number))
         if known is None:
             raise refusal(node, "has a gradient of its own by what its forward does not read")
         return known
 
-    def run(self, node: Any, like: Tensor, profile: Any) -> tuple[LoggedValue, Sequence[Any]]:
+    def run(self, node: Any, like: Tensor, profile: Any) -> tuple[LoggedValue, list[Any]]:
         """What the backward gives for ones, and these."""
-        before, self.inside = torch.get_rng_state(), set()
+        self.inside = set()
         try:
-            with torch.enable_grad(), self.logger:
+            with without_draws(node), torch.enable_grad(), self.logger:
                 ones = torch.ones_like(like)
                 sys.setprofile(profile)
-                slopes = slopes_of(node, ones)
+                try:
+                    slopes = slopes_of(node, ones)
+                finally:
+                    sys.setprofile(None)
         finally:
-            sys.setprofile(None)
             self.inside = None
-            drawn = not torch.equal(before, torch.get_rng_state())
-            torch.set_rng_state(before)
-        if drawn:
-            raise refusal(node, "has a gradient of its own that draws random numbers")
         known = self.logger.memory.find(ones)
         assert known is not None
         return known, slopes

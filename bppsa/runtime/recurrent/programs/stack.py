@@ -96,7 +96,7 @@ def there(tensors: Given) -> tuple[bool, ...]:
 
 
 def contiguous(tensors: Given) -> list[Tensor]:
-    """Those that there are."""
+    """The tensors that there are, each in one piece of memory."""
     return [t if t.is_contiguous() else t.contiguous() for t in tensors if t is not None]
 
 
