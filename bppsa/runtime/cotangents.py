@@ -15,5 +15,6 @@ def is_memory(cotangent: Tensor | None) -> bool:
     makes of it."""
     if cotangent is None:
         return True
-    is_marked = cotangent.is_neg() or cotangent.is_conj()  # its numbers are others than those in memory
+    # its numbers are others than those in memory, or it has none there
+    is_marked = cotangent.is_neg() or cotangent.is_conj() or cotangent._is_zerotensor()
     return torch._C._has_storage(cotangent) and not is_marked and not _keys(cotangent).has(_SUBCLASS)

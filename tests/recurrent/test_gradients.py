@@ -179,6 +179,16 @@ def test_saved_tensors_hooks(kind: str, flags: dict[str, Any]) -> None:
     same(got, results(model, [x], wanted))
 
 
+@pytest.mark.parametrize("steps", [T, 2000], ids=["a program", "sweeps"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_saved_tensors_that_come_back_as_views(kind: str, steps: int) -> None:
+    model, x = KINDS[kind](I, 48).double(), random(steps, B, I)
+    wanted = [x, *model.parameters()]
+    with saved_tensors_hooks(lambda t: torch.stack([t, -t], -1), lambda pair: pair[..., 0]):
+        got = results(compiled(model), [x], wanted)
+    same(got, results(model, [x], wanted))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(kind: str, reentrant: bool) -> None:
@@ -269,3 +279,11 @@ def test_a_gradient_that_is_only_marked_as_negative() -> None:
     assert marked.is_neg()
     found, expected = (torch.autograd.grad(m(x)[0], x, marked)[0] for m in (compiled(model), model))
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_gradient_of_zeros_without_memory(kind: str) -> None:
+    model, x = KINDS[kind](I, H).double(), random(T, B, I)
+    y = compiled(model)(x)[0]
+    zeros = torch._efficientzerotensor(y.shape, dtype=y.dtype)
+    assert not torch.autograd.grad(y, x, zeros)[0].any()

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence
 
+from bppsa.errors import InputError
 from tests.recurrent.support import KINDS, B, H, I, T, compiled, leaves, random, same, states, sweeps, weighted
 
 FLAGS: list[dict[str, Any]] = [{}, {"num_layers": 2}, {"num_layers": 2, "bidirectional": True, "dropout": 0.5}]
@@ -141,4 +142,22 @@ def test_optimizer_step_with_a_graph_kept(kind: str) -> None:
     loss.backward(retain_graph=True)
     optimizer.step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("steps", [T, 2000], ids=["a program", "sweeps"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("change", ["dtype", "shape"])
+def test_data_of_another_form(kind: str, change: str, steps: int) -> None:
+    """Replaced between forward and backward, as `module.float()` does: an error, no reading of what is not there."""
+    model, x = KINDS[kind](I, 48).double(), random(steps, B, I)
+    ours = compiled(model)
+    with sweeps() as ran:
+        loss = weighted(leaves(ours(x)))
+    assert ran
+    if change == "dtype":
+        ours.float()
+    else:
+        ours.weight_ih_l0.data = ours.weight_ih_l0.data[:1].clone()
+    with pytest.raises(InputError, match=r"that the backward reads became one of .*: its \.data was replaced"):
         loss.backward()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor, distributed, multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
+from bppsa.codegen.cpu.native import NativeKernel
+from bppsa.frontend.rnn.recurrent import sweep_of
 from tests.recurrent.support import KINDS, compiled, leaves, random, results, same, weighted
 
 I, H, T, B = 5, 11, 40, 16  # noqa: E741  large enough for more than one thread
@@ -59,6 +62,18 @@ def test_first_calls_of_a_model_in_two_threads() -> None:
             found = [*threads.map(work, range(4))]
         for y in found:
             same([y], [model(x)[0]])
+
+
+def test_a_program_of_kernels_that_two_threads_have_built() -> None:
+    """The sweep keeps the last ones built; numbers of those that a program calls stay with the program."""
+    model, x = nn.GRU(I, 13), random(6, 2, I, dtype=torch.float32)
+    ours = compiled(model)
+    leaves(ours(x))[0].sum().backward()
+    runners = sweep_of(ours, 0, x).runners
+    numbers = [weakref.ref(runner.entry[1]) for runner in cast(dict[str, NativeKernel], runners).values()]
+    assert numbers
+    runners.clear()
+    assert all(array() is not None for array in numbers)
 
 
 def test_two_backward_passes_through_one_graph_in_two_threads() -> None:

@@ -83,9 +83,9 @@ class NativeKernel:
         return threads_sharing(steps * rows * self._row_ns, LEAST_NS)
 
     @property
-    def entry(self) -> tuple[int, int]:
-        """Addresses: of the function that the skeleton's `bppsa_sweep` is, and of the numbers it is given."""
-        return ctypes.cast(self._sweep, ctypes.c_void_p).value or 0, self._dims_at
+    def entry(self) -> tuple[int, array[int]]:
+        """The address of the function that the skeleton's `bppsa_sweep` is, and the numbers it is given."""
+        return ctypes.cast(self._sweep, ctypes.c_void_p).value or 0, self._dims
 
     def splits_columns(self, rows: int, threads: int) -> bool:
         """Whether threads share the columns and meet in every step: each with so few rows would wait for weights."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen.cpu import build
+from bppsa.codegen.cpu.entries import address
 from bppsa.codegen.cpu.native import INT, POINTER, NativeKernel
 from bppsa.codegen.cpu.print_cpp import BYTES, skeleton
 from bppsa.codegen.language.ir import Kind
@@ -104,4 +105,5 @@ class CallWords:
             reach.append(HELD if held else REACH.get(buffer.kind, WHOLE))
         tables = [self.words(table) for table in (at, first, second, reach)]
         workspace = self.take(runner.workspace_bytes(self.block, 1))
-        return [*runner.entry, len(at), *tables, workspace]
+        function, dims = runner.entry
+        return [function, address(dims), len(at), *tables, workspace]

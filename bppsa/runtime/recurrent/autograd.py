@@ -16,11 +16,13 @@ import torch
 from torch import Tensor
 
 from bppsa.decisions import warn_without_kernels
-from bppsa.errors import BuildError
+from bppsa.errors import BuildError, InputError
 from bppsa.plan.strategy import Strategy
 from bppsa.runtime.cotangents import is_memory
 from bppsa.runtime.recurrent import check
 from bppsa.runtime.recurrent.scan.extent import Given, Shape
+
+TensorForm = tuple[Shape, torch.dtype, torch.device]
 
 FEW = 4096  # numbers of a tensor that are copied in less time than a sweep takes to start
 
@@ -77,7 +79,9 @@ class ApplyRecurrence(torch.autograd.Function):
     def forward(ctx: Any, call: RecurrenceCall, *tensors: Tensor | None) -> tuple[Tensor, ...]:
         result = call.forward(tensors, save=True)
         ctx.call, ctx.count = call, len(tensors)
-        ctx.save_for_backward(*kept(tensors, sum(call.leading)), *result.saved)
+        saved = (*kept(tensors, sum(call.leading)), *result.saved)
+        ctx.save_for_backward(*saved)
+        ctx.forms = forms(saved)
         ctx.exposed = [(tensor, tensor._version) for tensor in result.exposed]
         ctx.set_materialize_grads(False)
         return result.outputs
@@ -85,7 +89,10 @@ class ApplyRecurrence(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        tensors, saved = saved[: ctx.count], saved[ctx.count :]
+        if (now := forms(saved)) != ctx.forms:
+            raise replaced(ctx.forms, now)
+        # a hook of saved tensors may have given back a view
+        tensors, saved = saved[: ctx.count], [t.contiguous() for t in saved[ctx.count :]]
         needs = ctx.needs_input_grad[1:]
         device = next(t.device.type for t in tensors if t is not None)
         # backward may be called where a loss was computed in half precision
@@ -104,6 +111,21 @@ def kept(tensors: Given, rows: int) -> list[Tensor | None]:
         t.clone() if t is not None and i >= rows and not t.requires_grad and t.numel() <= FEW else t
         for i, t in enumerate(tensors)
     ]
+
+
+def forms(tensors: Given) -> list[TensorForm | None]:
+    return [None if t is None else (t.shape, t.dtype, t.device) for t in tensors]
+
+
+def replaced(saved: Sequence[TensorForm | None], now: Sequence[TensorForm | None]) -> InputError:
+    """Kernels would read another tensor's memory as if it were the one that was saved."""
+    (shape, *kind), (new_shape, *new_kind) = next((a, b) for a, b in zip(saved, now, strict=True) if a and b and a != b)
+    was, became = [" ".join([str(list(s)), *map(str, k)]) for s, k in ((shape, kind), (new_shape, new_kind))]
+    return InputError(
+        f"between a recurrence's forward and its backward a tensor of {was} that the backward reads became one of "
+        f"{became}: its .data was replaced, as module.double() does, or a hook of saved tensors gave back another one; "
+        "run the backward first, or the forward again"
+    )
 
 
 def gradients(
