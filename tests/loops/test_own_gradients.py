@@ -130,6 +130,24 @@ class Moved(Spike):
         return moved
 
 
+class OfItsClass(Spike):
+    sharpness = 2.0
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (u,) = ctx.saved_tensors
+        return g / (OfItsClass.sharpness * u.abs() + 1.0) ** 2
+
+
+class NotedByItsClass(Spike):
+    calls = calls
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        NotedByItsClass.calls.append("backward")
+        return g
+
+
 class Noted(Spike):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
@@ -222,6 +240,7 @@ class Scaled(torch.autograd.Function):
 USES: dict[str, Any] = {
     "spike": lambda cell, u: Spike.apply(u),
     "boxed": lambda cell, u: Boxed.apply(u * 3, 2.0).mul_(0.5),
+    "of its class": lambda cell, u: OfItsClass.apply(u),
     "masked": lambda cell, u: Masked.apply(u),
     "skewed": lambda cell, u: Skewed.apply(u, torch.tanh(u)),
     "skewed twice": lambda cell, u: Skewed.apply(u, u),
@@ -239,6 +258,7 @@ LEFT: dict[str, tuple[Any, str]] = {
     "set": (lambda cell, u: Set.apply(u), "no product with that of its result"),
     "writing": (lambda cell, u: Writing.apply(u * 1.0), "changes a tensor in place"),
     "noisy": (lambda cell, u: Noisy.apply(u), "draws random numbers"),
+    "noted by its class": (lambda cell, u: NotedByItsClass.apply(u), "may have effects"),
     "noted": (lambda cell, u: Noted.apply(u), "may have effects"),
     "once": (lambda cell, u: Once.apply(u), "has a gradient of its own"),
     "failing": (lambda cell, u: Failing.apply(u), "raises ZeroDivisionError"),

@@ -5,14 +5,16 @@ from __future__ import annotations
 import builtins
 import dis
 from collections import OrderedDict, defaultdict, deque
+from collections.abc import Set
 from types import FunctionType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from bppsa.fxpasses.environment import trail
 from bppsa.fxpasses.environment.key import SIMPLE
-from bppsa.fxpasses.environment.names import codes, global_names
+from bppsa.fxpasses.environment.names import codes, global_names, names_of_objects
 
 # Built-in functions whose results depend on their arguments, and that change at most a container in them.
 BUILTINS = {
@@ -44,7 +46,17 @@ def is_harmless(function: Any, known: set[Any]) -> bool:
     names = {**vars(builtins), **function.__globals__}
     cells = [held for held in map(trail.content, function.__closure__ or ()) if held is not trail.MISSING]
     read = [*cells, *(names[name] for name in global_names(function.__code__) if name in names)]
-    return all(is_plain(value) or is_function(value) or is_harmless(value, known) for value in read)
+    named = set(names_of_objects(function.__code__))
+    return all(is_plain(x) or is_function(x) or is_harmless(x, known) or holds_numbers(x, named) for x in read)
+
+
+def holds_numbers(value: Any, names: Set[str]) -> bool:
+    """Whether it is a torch.autograd.Function, as a backward may name its own for a number of it, and all that it has
+    by these names are numbers and tensors."""
+    if not (isinstance(value, type) and issubclass(value, torch.autograd.Function)):
+        return False
+    users = [vars(base) for base in value.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
+    return all(is_plain(space[name]) for space in users for name in names & space.keys())
 
 
 def is_plain(value: Any) -> bool:
