@@ -358,3 +358,14 @@ class FirstSteps(Cell):
         for t in range(x.shape[1]):
             states[t + 2] = self.cell(x[:, t], states[t : t + 2].sum(0))
         return states[2:].transpose(0, 1) * 1.0
+
+
+@row("a series that grows by what a window of it tells")
+class Grows(Cell):
+    def forward(self, x: Tensor) -> Any:
+        series, lags = x[:, :2, 0], 2
+        for t in range(x.shape[1] - lags):
+            window = torch.cat([series[:, -lags:], x[:, t, :1]], 1)
+            new = self.head(self.cell(window, self.start(x)))[:, :1] + 0.5 * series[:, -1:] - 0.1 * series[:, t, None]
+            series = torch.cat([series, new], dim=-1)
+        return series, series[:, lags:].sum(1)
