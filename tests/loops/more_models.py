@@ -369,3 +369,18 @@ class Grows(Cell):
             new = self.head(self.cell(window, self.start(x)))[:, :1] + 0.5 * series[:, -1:] - 0.1 * series[:, t, None]
             series = torch.cat([series, new], dim=-1)
         return series, series[:, lags:].sum(1)
+
+
+@row("additive attention, and its output's best as the next input")
+class Decodes(Cell):
+    def forward(self, x: Tensor) -> Any:
+        memory, table, out = self.head.weight[:, :N] + x[:, :2, None].sum(-2, keepdim=True), x[0, :2], []
+        h, best = self.start(x), torch.zeros(len(x), dtype=torch.long)
+        for _ in range(x.shape[1]):
+            h = self.cell(table[best], h)
+            scores = torch.tanh(h[:, :N].unsqueeze(1) + memory.flatten(1, 2)).sum(-1)
+            context = torch.bmm(torch.softmax(scores, -1).unsqueeze(1), memory.flatten(1, 2)).squeeze(1)
+            y = self.head(h) + context[:, :2]
+            best = y.argmax(-1)
+            out.append(y)
+        return torch.stack(out, 1)

@@ -25,6 +25,7 @@ CUTS = (StepCut(), StepCut(given=True), StepCut(given=True, tail=True))
 OF_WHOLE = tuple(replace(cut, whole=True) for cut in CUTS)  # where the carry waits for whole numbers
 ALONE = tuple(replace(cut, alone=True) for cut in CUTS)  # where no dimension of the carry is the batch's
 OF_MATRICES = tuple(replace(cut, moved=True) for cut in CUTS)  # where it waits for values whose rows are elsewhere
+OF_BOTH = tuple(replace(cut, moved=True) for cut in OF_WHOLE)
 
 
 class Unsurveyed(Unsupported):
@@ -62,10 +63,13 @@ def rewritten(
 def cuts(ops: Sequence[LoggedOp], loop: UnrolledLoop) -> Iterator[StepCut]:
     values = [value for op in ops[loop.start : loop.stop] for value in op.outs]
     yield from CUTS
-    if any(value.dtype in WHOLE for value in values):
+    whole, matrices = any(value.dtype in WHOLE for value in values), any(len(value.shape) > 2 for value in values)
+    if whole:
         yield from OF_WHOLE
-    if any(len(value.shape) > 2 for value in values):
+    if matrices:
         yield from OF_MATRICES
+    if whole and matrices:
+        yield from OF_BOTH
     yield from ALONE
 
 
