@@ -171,7 +171,7 @@ class Item(Steps):
 @row("bool()", "value")
 class Bool(Steps):
     def beside(self, h: Tensor) -> Tensor:
-        return h * 0.5 if (h > 0).any() else h
+        return h * 0.5 if (h * 1e4).long().sum() % 2 == 0 else h  # which steps decide in both ways
 
 
 @row(".tolist()", "values")

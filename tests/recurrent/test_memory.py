@@ -21,7 +21,7 @@ from tests.recurrent.support import KINDS, compiled, leaves, random, weighted
 
 pytestmark = pytest.mark.slow
 
-I, H, T, B = 5, 11, 300, 16  # noqa: E741  large enough for the pool
+I, H, T, B = 5, 11, 900, 16  # noqa: E741  large enough for the pool, and no program of one call
 ROOT = Path(__file__).parents[2]
 
 

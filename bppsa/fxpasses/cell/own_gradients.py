@@ -9,8 +9,9 @@ have effects is not run.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import FrameType, NoneType
 from typing import Any
 
@@ -99,6 +100,15 @@ def refusal(node: Any, what: str) -> Unsupported:
     return Unsupported(Reason(what, op=node.name(), mend=MEND))
 
 
+def kept(for_backwards: list[Tensor], saved: Tensor) -> Tensor | None:
+    """What a backward will read: an object that nobody else has, at the same place in memory."""
+    if not applying():
+        return None
+    with _disable_current_modes():
+        for_backwards.append(saved.detach())
+    return for_backwards[-1]
+
+
 class SlopeRecorder(Recorder):
     """Records a function with the derivatives that torch.autograd.Functions within it give, as ops."""
 
@@ -119,13 +129,9 @@ class SlopeRecorder(Recorder):
             self.literals[self.node_of(args[0])] = args[0]
         return super().__torch_dispatch__(func, types, args, kwargs)
 
-    def kept(self, saved: Tensor) -> Tensor | None:
-        """What a backward will read: an object that nobody else has, at the same place in memory."""
-        if not applying():
-            return None
-        with _disable_current_modes():
-            self.saved.append(saved.detach())
-        return self.saved[-1]
+    @property
+    def keeping(self) -> Callable[[Tensor], Tensor | None]:
+        return partial(kept, self.saved)
 
     def held(self, tensor: Tensor) -> Tensor:
         if self.gradients and not torch.is_grad_enabled() and tensor.requires_grad and not applying():

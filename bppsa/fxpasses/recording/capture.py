@@ -93,7 +93,7 @@ def copied(recording: Recording) -> Recording:
 def saving_to(recorder: Recorder) -> AbstractContextManager[Any]:
     """The recorder decides what is kept of what autograd saves. Hooks around the call (a checkpoint's, which counts
     what it sees) are for the tensors of the call."""
-    return saved_tensors_hooks(recorder.kept, lambda kept: kept)
+    return saved_tensors_hooks(recorder.keeping, lambda kept: kept)
 
 
 def check_gradients(

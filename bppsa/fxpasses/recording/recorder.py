@@ -45,6 +45,10 @@ def zeros_like(tensor: Tensor) -> Tensor:
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
+def nothing_of(saved: Tensor) -> None:
+    return None
+
+
 def with_tensors(value: Any, replace: Callable[[Tensor], Any]) -> Any:
     """An op's arguments with something in the place of every tensor: torch's own map of trees takes as long as all else
     that is done for an op."""
@@ -138,9 +142,11 @@ class Recorder(TorchDispatchMode):
         self.note_gradient(tensor)
         return tensor if tensor in self.aliases else node.meta["val"]
 
-    def kept(self, saved: Tensor) -> Tensor | None:
-        """What autograd saves of a stand-in: no backward will read it."""
-        return None
+    @property
+    def keeping(self) -> Callable[[Tensor], Tensor | None]:
+        """What is kept of what autograd saves of a stand-in: nothing, as no backward will read it. Whoever does that
+        may not know the recorder, which would be alive as long as what it has recorded."""
+        return nothing_of
 
     def end_functions(self) -> None:
         """Where functions with a gradient of their own may have ended: this recorder sees their forward alone."""
