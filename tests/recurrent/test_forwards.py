@@ -111,10 +111,10 @@ def exploding() -> nn.RNN:
 
 
 def test_a_fallback_is_counted_and_told() -> None:
-    model, x = exploding(), random(600, B, I, dtype=torch.float32)
+    model, x = exploding(), random(2000, B, I, dtype=torch.float32)  # too long for a program
     fast = bppsa.compile(model, forward=strategies.newton(4))
     expected = bppsa.compile(model, strategy="sequential")(x)[0]
-    torch.testing.assert_close(fast(x)[0].nan_to_num(), expected.nan_to_num(), rtol=1e-3, atol=0.0)
+    assert torch.equal(fast(x)[0].nan_to_num(), expected.nan_to_num())
     assert decision(fast).numbers["fallbacks"] == 1
     assert "1 of 1 passes ran step by step" in decision(fast).reason
 

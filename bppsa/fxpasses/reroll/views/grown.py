@@ -42,6 +42,8 @@ def pieces_of(op: LoggedOp) -> list[ShownPiece]:
     dim, first, last = span
     end, found = whole.shape[dim], list[ShownPiece]()
     for walked, item in enumerate(from_last(whole, dim, op)):
+        if item.dtype != whole.dtype or len(item.shape) != len(whole.shape):  # which a cat converts, or leaves out
+            return []
         begin = end - item.shape[dim]
         if begin < last:
             found.append((item, max(first - begin, 0), min(last, end) - begin))
