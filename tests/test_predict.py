@@ -240,3 +240,16 @@ def test_what_was_measured_is_kept_and_decides(monkeypatch: pytest.MonkeyPatch) 
     )
     assert before.predicted != after.predicted
     assert after.machine == str(measured)
+
+
+def test_a_module_that_was_called_follows_what_is_measured_later() -> None:
+    model, x = bppsa.compile(nn.GRU(8, 8)), torch.randn(40, 2, 8)
+    told = []
+    for margin in (None, 1e6):  # with which PyTorch is as good as always faster
+        if margin is not None:
+            rates.keep(replace(rates.machine_of("cpu"), margin=margin))
+            decide.cache_clear()
+        for _ in range(2):
+            model(x)
+            told.append(bppsa.report(model).decisions[-1].strategy)
+    assert told == ["sequential", "sequential", "pytorch", "pytorch"]

@@ -35,7 +35,7 @@ class ModuleRecord:
     strategy: Strategy = AUTO
     forward: Forward = SEQUENTIAL
     memory: NewtonHistory = field(default_factory=NewtonHistory)  # of Newton's iteration
-    decided: dict[Any, Decision] = field(default_factory=dict)  # of calls that PyTorch may run, by their sizes
+    decided: dict[Any, Any] = field(default_factory=dict)  # Machine and Decision of what may be PyTorch's, by size
     settled: dict[Any, Any] = field(default_factory=dict)  # a `frontend.rnn.recurrent.Settled` each, likewise
     # of a feed-forward chain
     options: ChainOptions | None = None

@@ -21,6 +21,7 @@ from bppsa.frontend.rnn.by_pytorch import by_pytorch, in_one, layer_by_pytorch
 from bppsa.frontend.rnn.spec import Spec
 from bppsa.frontend.state import show, state_of
 from bppsa.plan.choose import Numbers, PlannedCall, choose, is_too_short, multiply_inline, too_short
+from bppsa.plan.cost import Machine
 from bppsa.plan.forward import LIBRARY, SEQUENTIAL, Forward
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.plan.work import Size
@@ -48,11 +49,11 @@ def run(
     run the call."""
     spec, state, training = Spec.of(module), state_of(module), torch.is_grad_enabled()
     asked, memory, drops = state.forward, state.memory, module.training and module.dropout > 0
-    ahead = open_forward(asked, memory)
+    ahead, machine = open_forward(asked, memory), machine_of(x.device.type)
     key = (x.shape[0], x.shape[1], x.dtype, x.device, training, module.training, explaining())
     usual = batch_sizes is None and not drops
     settled = state.settled.get(key) if usual else None
-    if settled is not None and settled.spec is spec and settled.ahead is ahead:
+    if settled is not None and settled.holds(spec, ahead, machine):
         return by_settled(module, settled, x, states, weights)
     steps, rows = x.shape[:2] if batch_sizes is None else (len(batch_sizes), int(batch_sizes[0]))
     how = state.strategy, spec, steps, rows, x.dtype, training, x.device.type, ahead, explaining()
@@ -71,7 +72,7 @@ def run(
         return without_kernels(module, decision, error)
     noted(module, told(decision, memory, solver, rested=ahead is not asked))
     if usual and solver is None and ahead is asked and x.dtype == dtype_of(x):
-        keep(state.settled, key, Settled(spec, ahead, decision, call))
+        keep(state.settled, key, Settled(spec, ahead, machine, decision, call))
     return result
 
 
@@ -80,8 +81,13 @@ class Settled(NamedTuple):
 
     spec: Spec
     ahead: Forward
+    machine: Machine
     decision: Decision
     call: RecurrenceCall
+
+    def holds(self, spec: Spec, ahead: Forward, machine: Machine) -> bool:
+        """machine: that calls are predicted with now; another one where it was measured since."""
+        return self.spec is spec and self.ahead is ahead and self.machine is machine
 
 
 def by_settled(
@@ -125,12 +131,12 @@ def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
     if (steps > FEW and not input.is_cuda) or asked or explaining():
         return False
     rows, device = input.size(int(not module.batch_first)), "cuda" if input.is_cuda else "cpu"
-    key = (steps, rows, input.dtype, torch.is_grad_enabled(), device)
-    known = decided.get(key)
-    if known is None:
+    key, machine = (steps, rows, input.dtype, torch.is_grad_enabled(), device), machine_of(device)
+    predicted, known = decided.get(key, (None, None))
+    if known is None or predicted is not machine:
         spec = Spec.of(module)
         known = decide(state.path, AUTO, spec, *key, ahead, library=is_cudnns(spec, input))
-        keep(decided, key, known)
+        keep(decided, key, (machine, known))
     if known.strategy != "pytorch":
         return False
     noted(module, known)
