@@ -11,6 +11,7 @@ import torch
 from bppsa.codegen.arrange.hazards import staged
 from bppsa.codegen.cpu import build
 from bppsa.codegen.cpu.native import NativeKernel
+from bppsa.codegen.cpu.print_cpp import source
 from bppsa.codegen.language import interpret
 from bppsa.codegen.language.expr import Access, Expr, Op, contiguous, load
 from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Reduce, Store
@@ -54,6 +55,45 @@ def test_folds_mean_what_einsum_does() -> None:
     close(y, torch.einsum("tbhd,tbhdn->tbhn", q, S).flatten(2), 1e-12)
     assert torch.equal(z, S.amax(-1).flatten(2))
     close(total, torch.einsum("tbhd,tbhdn->dn", q, S).flatten(), 1e-12)
+
+
+def vector_matrix(h: int, D: int, N: int) -> Kernel:
+    """S [h, D, N] and q [h, N] -> y [h, D], and its sum over heads and rows. What is folded is the vectors' axis, and
+    each q stays in a register for all of D."""
+    matrix, q = load(Access("S", strides=(D * N, N, 1))), load(Access("q", strides=(N, 0, 1)))
+    stores = (
+        Store(Access("inner", strides=(D, 1, 0)), mul(q, matrix), Reduce.ROWS),
+        Store(Access("total", strides=(0, 1, 0)), mul(q, matrix), Reduce.COLUMNS),
+    )
+    groups = (
+        Group(h * D * N, stores, (h, D, N)),
+        Group(h * D, (Store(Access("y"), load(Access("inner"))),)),
+    )
+    buffers = (
+        Buffer("S", Kind.STREAM, h * D * N),
+        Buffer("q", Kind.STREAM, h * N),
+        Buffer("y", Kind.STREAM, h * D),
+        Buffer("total", Kind.COLUMN_SUM, D),
+        Buffer("inner", Kind.SCRATCH, h * D),
+    )
+    return verify(Kernel("vector_matrix", buffers, groups))
+
+
+@pytest.mark.skipif(build.available() is not None, reason="needs a C++ compiler")
+@pytest.mark.parametrize(
+    ("real", "dtype", "tolerance"), [("float", torch.float32, 1e-5), ("double", torch.float64, 1e-12)]
+)
+def test_sums_along_the_vectors_of_four_rows_at_once(real: str, dtype: torch.dtype, tolerance: float) -> None:
+    for h, D, N in ((2, 9, 69), (1, 4, 16), (3, 3, 5), (2, 8, 33)):
+        T, B = 3, 5
+        kernel = vector_matrix(h, D, N)
+        assert "in_fours(n" in source(kernel, real)
+        tensors = operands(kernel, T, B, dtype)
+        NativeKernel(kernel, real)(tensors, steps=T, rows=B, threads=2)
+        S, q, y, total = tensors
+        S, q = S.unflatten(-1, (h, D, N)), q.unflatten(-1, (h, N))
+        close(y, torch.einsum("tbhn,tbhdn->tbhd", q, S).flatten(2), tolerance)
+        close(total, torch.einsum("tbhn,tbhdn->d", q, S).flatten(), tolerance)
 
 
 def drawn(shape: tuple[int, ...], seed: int) -> Kernel:

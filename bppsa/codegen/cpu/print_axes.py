@@ -9,6 +9,8 @@ Where something is the same all along the axis before the vectors', or is folded
 within panels of a few vectors: what is the same, and what adds up, then stays in registers.
 
     for row: for j0: panels<V, K>(n2, [&](count, mask, start, lanes) {load; for j1: {for u < count: ...}; store})
+
+What is folded along the vectors' axis there is summed for four indices of the axis before at once, by `in_fours`.
 """
 
 from __future__ import annotations
@@ -39,18 +41,23 @@ class AxesText:
 
     def __init__(self, numbers: RuntimeNumbers, index: int, group: Group, size: int, sums: Sequence[str]) -> None:
         self.numbers, self.index, self.group, self.sums = numbers, index, group, sums
+        self.sizes_read: list[str] = []  # run-time numbers, which stores of reals might change as the compiler sees it
         self.cut: Cut = (group.width,)
         self.order = loop_order(group)
         self.lanes = tile(group.shape[self.order[-1]], (), size).point
-        self.sizes = {a: numbers.number(group.shape[a]) for a in self.order}
+        self.sizes = {a: self.number(group.shape[a]) for a in self.order}
         # Lines by depth: 0 stands before the loops, d within the first d of them; in `after`, behind the inner loop.
         self.lines: list[list[str]] = [[] for _ in range(len(self.order) + 1)]
         self.after: list[list[str]] = [[] for _ in range(len(self.order) + 1)]
         self.pointers: dict[Access, str] = {}
+        self.declared: set[str] = set()
         self.depth: dict[Expr, int] = {}
         self.name: dict[Expr, str] = {}
         self.stay = self.staying()
         self.panel = self.vectors()
+        self.fours = self.sums_of_four()
+        self.four: list[str] = []  # of four indices of the axis before the vectors', and behind them
+        self.behind_four: list[str] = []
         self.before: list[str] = []  # of each vector of a panel, before the loop within it and behind that
         self.behind: list[str] = []
         self.kept: list[str] = []  # arrays of a vector for each of a panel
@@ -63,6 +70,12 @@ class AxesText:
     @property
     def innermost(self) -> int:
         return len(self.order)
+
+    def number(self, value: int) -> str:
+        """A run-time number in a variable of the function's own."""
+        name = f"n{len(self.sizes_read)}"
+        self.sizes_read.append(f"const int64_t {name} = {self.numbers.number(value)};")
+        return name
 
     def staying(self) -> set[Expr]:
         """What moves along the vector axis and is the same all along the axis before it."""
@@ -95,6 +108,13 @@ class AxesText:
         ]
         return max([1, *fit]) if count else 0
 
+    def sums_of_four(self) -> bool:
+        """Whether a panel has folds along the vector axis, and all are sums for each index of the axis before."""
+        folds = [store for store in self.group.stores if store.reduce is not Reduce.NONE]
+        folds = [store for store in folds if not self.stride(store.target, self.order[-1])]
+        sums = (store.reduce is not Reduce.MAX and self.stride(store.target, self.order[-2]) for store in folds)
+        return bool(self.panel and folds) and all(sums)
+
     def value(self, node: Expr) -> None:
         name = self.name[node] = f"v{len(self.name)}"
         payload = node.payload
@@ -124,17 +144,21 @@ class AxesText:
     def stride(self, access: Access, axis: int) -> int:
         return access.strides[axis] if access.strides else 0
 
-    def pointer(self, access: Access) -> str:
-        """To the element at the indices of all loops but the innermost."""
+    def pointer(self, access: Access, loops: int) -> str:
+        """To the element at the indices of so many of the outer loops."""
         if access not in self.pointers:
-            name = self.pointers[access] = f"p{len(self.pointers)}"
-            self.lines[0].append(f"real* const {name} = {self.row(access)}{self.numbers.plus(access.column)};")
-            for d, axis in enumerate(self.order[:-1], start=1):
-                if stride := self.stride(access, axis):
-                    at = f"{name} + j{axis} * {self.numbers.number(stride)}"
-                    name = self.pointers[access] = f"{name}_{axis}"
-                    self.lines[d].append(f"real* const {name} = {at};")
-        return self.pointers[access]
+            self.pointers[access] = f"p{len(self.pointers)}"
+            self.lines[0].append(
+                f"real* const {self.pointers[access]} = {self.row(access)}{self.numbers.plus(access.column)};"
+            )
+        name = self.pointers[access]
+        for d, axis in enumerate(self.order[:loops], start=1):
+            if stride := self.stride(access, axis):
+                outer, name = name, f"{name}_{axis}"
+                if name not in self.declared:
+                    self.declared.add(name)
+                    self.lines[d].append(f"real* const {name} = {outer} + j{axis} * {self.number(stride)};")
+        return name
 
     def row(self, access: Access) -> str:
         if self.numbers.kinds[access.buffer] is Kind.COLUMN_SUM:
@@ -143,51 +167,64 @@ class AxesText:
         return f"c.at[{slot}] + row * c.row[{slot}]"
 
     def loaded(self, access: Access) -> str:
-        at, stride = self.pointer(access), self.stride(access, self.order[-1])
+        at, stride = self.pointer(access, self.innermost - 1), self.stride(access, self.order[-1])
         if stride == 0:
             return f"splat<V>(*{at})"
         if stride == 1:
             return f"mask.load({at} + j)"
-        step = self.numbers.number(stride)
+        step = self.number(stride)
         return f"gather<V>({at} + j * {step}, {step}, lanes)"
 
     def stored(self, access: Access, value: str) -> str:
-        at, stride = self.pointer(access), self.stride(access, self.order[-1])
+        at, stride = self.pointer(access, self.innermost - 1), self.stride(access, self.order[-1])
         if stride == 1:
             return f"mask.store({at} + j, {value});"
-        step = self.numbers.number(stride)
+        step = self.number(stride)
         return f"scatter<V>({at} + j * {step}, {step}, lanes, {value});"
 
     def store(self, store: Store, n: int) -> None:
-        target, value, at = store.target, self.name[store.value], self.pointer(store.target)
+        target, value = store.target, self.name[store.value]
         inner = self.lines[self.innermost]
         if store.reduce is Reduce.NONE:
             inner.append(self.stored(target, value))
             return
-        folded = [a for a in self.order if not self.stride(target, a)]
-        join, direct = JOIN[store.reduce], folded == self.order[-1:] and store.reduce in START
+        join, direct = JOIN[store.reduce], self.is_direct(store)
         if store.reduce in START and not direct:
             count = prod(size for a, size in enumerate(self.group.shape) if self.stride(target, a))
-            base = at.split("_")[0]
-            self.lines[0].append(f"std::fill_n({base}, {self.numbers.number(count)}, real({START[store.reduce]}));")
+            base = self.pointer(target, 0)
+            self.lines[0].append(f"std::fill_n({base}, {self.number(count)}, real({START[store.reduce]}));")
         if self.panel and self.adds_up(store):
             self.keep(f"fold{n}")
             self.before.append(f"fold{n}[u] = {self.loaded(target)};")
             inner.append(f"fold{n}[u] = {join.format(f'fold{n}[u]', value)};")
             self.behind.append(self.stored(target, f"fold{n}[u]"))
-            return
-        if self.stride(target, self.order[-1]):
+        elif self.stride(target, self.order[-1]):
             inner.append(self.stored(target, join.format(self.loaded(target), value)))
-            return
-        own = self.innermost - 1
-        least = START.get(store.reduce, "0")
-        self.lines[own].append(f"V fold{n} = splat<V>({least});")
+        else:
+            self.fold(store, n, value)
+
+    def is_direct(self, store: Store) -> bool:
+        """Whether the vector axis alone is folded, so that nothing has to stand there before."""
+        folded = [a for a in self.order if not self.stride(store.target, a)]
+        return folded == self.order[-1:] and store.reduce in START
+
+    def fold(self, store: Store, n: int, value: str) -> None:
+        """Along the vector axis, in a register."""
+        own, join, least = self.innermost - 1, JOIN[store.reduce], START.get(store.reduce, "0")
         kept = f"mask.keep({value})" if least == "0" else f"mask.keep({value}, splat<V>({least}))"
-        inner.append(f"fold{n} = {join.format(f'fold{n}', kept)};")
-        total = ACROSS[store.reduce].format(f"fold{n}")
+        self.lines[own].append(f"V fold{n} = splat<V>({least});")
+        self.lines[self.innermost].append(f"fold{n} = {join.format(f'fold{n}', kept)};")
+        if self.fours:
+            at, stride = self.pointer(store.target, own - 1), self.number(self.stride(store.target, self.order[-2]))
+            adds = "start != 0" if self.is_direct(store) else "true"
+            self.four.append(f"V folds{n}[R];")
+            self.after[own].append(f"folds{n}[r] = fold{n};")
+            self.behind_four.append(f"put_sums({at} + first * {stride}, {stride}, folds{n}, {adds});")
+            return
+        at, total = self.pointer(store.target, own), ACROSS[store.reduce].format(f"fold{n}")
         whole = join.format(f"splat<Vec<1>>(*{at})", f"splat<Vec<1>>({total})")
         first = f"start == 0 ? {total} : ({whole})[0]" if self.panel else total  # of the panels
-        self.after[own].append(f"*{at} = {first if direct else f'({whole})[0]'};")
+        self.after[own].append(f"*{at} = {first if self.is_direct(store) else f'({whole})[0]'};")
 
     def function(self) -> list[str]:
         *outer, _ = self.order
@@ -197,7 +234,7 @@ class AxesText:
             if d:
                 within = self.loop(outer[d - 1], within)
         rows = body("for (int64_t row = share.begin; row < share.end; ++row)", within)
-        head = [f"using V = Vec<{self.lanes}>;", "[[maybe_unused]] const auto& c = thread.cursor;"]
+        head = [f"using V = Vec<{self.lanes}>;", "[[maybe_unused]] const auto& c = thread.cursor;", *self.sizes_read]
         return body(f"NOINLINE void group{self.index}(Thread& thread, const Share& share) const", [*head, *rows])
 
     def loop(self, axis: int, lines: Sequence[str]) -> list[str]:
@@ -215,12 +252,20 @@ class AxesText:
         """The loops over the last two axes."""
         *_, axis, last = self.order
         own = self.innermost - 1
-        inner = self.loop(axis, [*self.lines[own], *each_vector(self.lines[self.innermost]), *self.after[own]])
+        inner = [*self.lines[own], *each_vector(self.lines[self.innermost]), *self.after[own]]
+        inner = self.in_fours(axis, inner) if self.fours else self.loop(axis, inner)
         arguments = "const auto count, const auto mask, const int64_t start, const int64_t lanes"
         head = ["constexpr int U = decltype(count)::value;", "(void)mask, (void)start, (void)lanes;"]
         lines = [*head, *self.kept, *each_vector(self.before), *inner, *each_vector(self.behind)]
         lines = body(f"panels<V, {self.panel}>({self.sizes[last]}, [&]({arguments}) INLINED", lines)
         return [*lines[:-1], "});"]
+
+    def in_fours(self, axis: int, lines: Sequence[str]) -> list[str]:
+        """The loop over the axis before the vectors', four indices at a time."""
+        four = body("for (int r = 0; r < R; ++r)", [f"const int64_t j{axis} = first + r;", *lines])
+        head = ["constexpr int R = decltype(several)::value;", *self.four]
+        call = f"in_fours({self.sizes[axis]}, [&](const auto several, const int64_t first) INLINED"
+        return [*body(call, [*head, *four, *self.behind_four])[:-1], "});"]
 
 
 def each_vector(lines: Sequence[str]) -> list[str]:
