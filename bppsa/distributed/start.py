@@ -99,9 +99,9 @@ def cut(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     settings: Settings,
-    share: Callable[[Any], Sequence[Any]] = lambda own: [own],
+    all_gather: Callable[[Any], Sequence[Any]] = lambda own: [own],
 ) -> Stages:
-    """share: gives what each rank says."""
+    """all_gather: gives what each rank says."""
     from bppsa.fxpasses.over_time import over_time  # torch.export takes a second to import
     from bppsa.fxpasses.partition import partition
 
@@ -120,7 +120,7 @@ def cut(
             example_kwargs=kwargs,
             balance=settings.balance,
             speeds=speeds,
-            **({"share": share} if settings.balance == MEASURED else {}),
+            **({"all_gather": all_gather} if settings.balance == MEASURED else {}),
         )
 
 
@@ -147,7 +147,7 @@ def start_in_group(
     transport = GroupTransport(device=device_for(compiled))
     with transport.telling("compile"):
         settings = seeded(placed(settings, transport.size), transport)
-        stages = cutting(settings, lambda own: [of for _, of in sorted(transport.share(own).items())])
+        stages = cutting(settings, lambda own: [of for _, of in sorted(transport.all_gather(own).items())])
         training = training_of(stages)(compiled, settings, stages)
         timeline = training.plan("step", settings.microbatches).timeline
         check_square(settings, timeline)
@@ -192,7 +192,7 @@ def placed(settings: Settings, ranks: int) -> Settings:
 
 def seeded(settings: Settings, transport: GroupTransport) -> Settings:
     """With rank 0's seed, where none is given."""
-    seeds = transport.share(torch.initial_seed() if settings.seed is None else settings.seed)
+    seeds = transport.all_gather(torch.initial_seed() if settings.seed is None else settings.seed)
     return replace(settings, seed=seeds[0] if settings.seed is None else settings.seed)
 
 

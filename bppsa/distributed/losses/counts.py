@@ -1,71 +1,21 @@
-"""The loss of a micro-batch as its share of the whole batch's."""
+"""What a micro-batch counts in the batch's loss, by loss_weight= or by what is known of PyTorch's own losses."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules import loss as losses_of_torch
-from torch.utils._pytree import tree_leaves
 
-from bppsa.distributed.losses.metrics import split_loss
-from bppsa.distributed.losses.reads import NameOf, check_reads, edges, unnamed
-from bppsa.distributed.losses.trying import LossTrial
-from bppsa.errors import ArgumentError, PartitionError
 from bppsa.fxpasses.partition.capture.whole import HOOKS
 from bppsa.fxpasses.partition.means.classes import of_classes
-from bppsa.fxpasses.partition.means.outputs import own_loss
 from bppsa.fxpasses.theirs import theirs
 
 LossFunction = Callable[..., Any]  # a tensor [], or (loss, metrics)
 LossWeight = Callable[[Any], float]
-
-
-UNREAD = object()  # in the place of a target: the loss does not read this micro-batch's output
-
-
-@dataclass(frozen=True)
-class Share:
-    """The loss of a micro-batch, weighted so that their sum is the batch's: a mean over rows by rows / B, by
-    loss_weight's share where that is given, a sum as it is."""
-
-    loss_fn: LossFunction | None  # None: the model returns its loss
-    targets: Sequence[Any]
-    weights: Sequence[float]
-    trial: LossTrial | None = None  # whether the loss is the mean that it is taken for
-    sizes: Callable[..., None] | None = None  # the check of what a traced loss takes for granted
-    names: NameOf = unnamed  # of Parameters
-
-    def __call__(self, output: Any, batch: int) -> tuple[Tensor, Any]:
-        """The loss [], and what loss_fn gives beside it."""
-        target = self.targets[batch]
-        if not self.weights[batch]:  # a mean over nothing is no number, and it counts for nothing
-            nothing = next(x for x in tree_leaves(output) if isinstance(x, Tensor)).new_zeros(())
-            if self.loss_fn is None or target is UNREAD:
-                return nothing, None
-            with torch.no_grad():
-                return nothing, split_loss(theirs(self.loss_fn, output, target))[1]
-        if self.sizes is not None:
-            check_sizes(self.sizes, output, target)
-        if self.loss_fn is None:
-            loss, metrics = own_loss(output), None
-        else:
-            ends = edges(output)
-            loss, metrics = split_loss(theirs(self.loss_fn, output, target))
-        if not (isinstance(loss, Tensor) and loss.dim() == 0):
-            got = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
-            whose = "the model returns" if self.loss_fn is None else "loss_fn gives"
-            raise ArgumentError(f"{whose} {got}, and a step needs a loss, a tensor []; give loss_fn=, with a reduction")
-        if self.loss_fn is not None:
-            check_reads(loss, ends, self.names)
-        if self.trial is not None:
-            self.trial(batch, loss, output, target)
-        return loss * self.weights[batch], metrics
 
 
 def counts(loss_fn: LossFunction | None, loss_weight: LossWeight | None, target: Any, rows: int) -> float:
@@ -114,14 +64,3 @@ def is_sum(loss_fn: LossFunction | None) -> bool:
 def says_sum(loss_fn: LossFunction | None) -> bool:
     """By an attribute or a keyword, which of a loss that is not PyTorch's own is tried."""
     return bool(option(loss_fn, "reduction", "mean") == "sum")
-
-
-def check_sizes(sizes: Callable[..., None], output: Any, target: Any) -> None:
-    """Raises ArgumentError where the loss decides by sizes, and decided otherwise when it was traced."""
-    try:
-        sizes(output, target)
-    except PartitionError as error:
-        raise ArgumentError(
-            f"what loss_fn counts is read from a run of it with other sizes: {error}; or give loss_weight=, what a "
-            f"micro-batch counts"
-        ) from error

@@ -22,11 +22,11 @@ def weights(
     batch: Batch,
     given: Mapping[int, Sequence[Any]],
     whole: Sequence[Any],
-    share: Callable[..., Any],
+    all_gather: Callable[..., Any],
     mend: str,
 ) -> list[float]:
     """The weight of each micro-batch. given: by those that are here, the arguments of the loss's graph; whole: the
-    batch's. share: gives what all ranks know of their micro-batches. mend: of a loss that is no mean.
+    batch's. all_gather: gives what all ranks know of their micro-batches. mend: of a loss that is no mean.
 
     Raises ScheduleError where the loss is no sum or mean over rows, InputError where its terms count otherwise.
     """
@@ -37,7 +37,7 @@ def weights(
             f"{means.place or 'the loss'}: from here on the loss is neither a mean nor a sum over rows, so the "
             f"micro-batches' losses do not make up the batch's; take microbatches=1, or {mend}"
         )
-    counted = share({b: counts(means, of) for b, of in given.items()})
+    counted = all_gather({b: counts(means, of) for b, of in given.items()})
     quantities = [[counted[b][i] for b in range(len(batch.sizes))] for i in range(len(means.sums))]
     totals = [sum(of) for of in quantities]
     if not all(means.sums):

@@ -1,4 +1,4 @@
-"""The loss of a chunk of time as its share of the whole batch's.
+"""The losses of chunks of time, weighted so that their sum is the whole batch's.
 
 It is read in one of two ways. Of all steps: a mean over rows and steps, or a sum; what of the target has steps is cut
 as the output is. Of the last step: of the last chunk's output and the whole target, and nothing of others. Before
@@ -17,9 +17,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa.common.stages import Axes, OverTime
 from bppsa.distributed.batch.whole import MEND, check_is_no_array
+from bppsa.distributed.losses.counts import LossFunction, LossWeight, is_sum, is_torchs
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.distributed.losses.reads import NameOf, unnamed
-from bppsa.distributed.losses.shares import UNREAD, LossFunction, LossWeight, Share, is_sum, is_torchs
+from bppsa.distributed.losses.weighted import UNREAD, WeightedLoss
 from bppsa.distributed.over_time.parts import Parts, lengths
 from bppsa.errors import ArgumentError, InputError, ScheduleError, first_line
 from bppsa.fxpasses.partition.call.arguments import LeafShape, named_leaves, shapes_of
@@ -53,8 +54,8 @@ class TimeLoss:
     def of_last_step(self) -> TimeLoss:
         return replace(self, axes=tuple(Axes(None, of.rows) for of in self.axes), of_all_steps=False)
 
-    def share(self, target: Any, parts: Parts, names: NameOf = unnamed) -> Share:
-        """The loss of each part as its share of the whole."""
+    def weighted(self, target: Any, parts: Parts, names: NameOf = unnamed) -> WeightedLoss:
+        """The losses of all parts."""
         leaves, spec = tree_flatten(target)
         columns = [parts.cut(leaf, of) for leaf, of in zip(leaves, self.axes, strict=True)]
         targets = [tree_unflatten([column[part] for column in columns], spec) for part in range(len(parts))]
@@ -62,7 +63,7 @@ class TimeLoss:
         total = 1.0 if self.sums else sum(counted)
         weights = [count / total if total else count for count in counted]
         read = [target if self.reads(part, parts) else UNREAD for part, target in enumerate(targets)]
-        return Share(self.loss_fn, read, weights, names=names)
+        return WeightedLoss(self.loss_fn, read, weights, names=names)
 
     def reads(self, part: int, parts: Parts) -> bool:
         """Whether the loss is of this part's output."""
@@ -215,8 +216,8 @@ class Short:
     def gives(self, loss: TimeLoss, target: Any, whole: float) -> bool:
         """Whether the parts' losses add up to the whole's."""
         try:
-            share = loss.share(target, self.parts)
-            total = sum(float(share(output, part)[0]) for part, output in enumerate(self.outputs))
+            weighted = loss.weighted(target, self.parts)
+            total = sum(float(weighted(output, part)[0]) for part, output in enumerate(self.outputs))
         except WHAT_LOSSES_RAISE as error:
             raise_if_ours(error)
             return False

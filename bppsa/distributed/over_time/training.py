@@ -14,7 +14,7 @@ from bppsa.common.stages import OverTime
 from bppsa.distributed.batch.batches import Batch, by_leaf, comparable
 from bppsa.distributed.batch.whole import check_wholes_over_time
 from bppsa.distributed.losses.reads import check_wants, names_in
-from bppsa.distributed.losses.shares import Share
+from bppsa.distributed.losses.weighted import WeightedLoss
 from bppsa.distributed.over_time.batches import TimeBatch
 from bppsa.distributed.over_time.losses import TimeLoss, time_loss
 from bppsa.distributed.over_time.parts import Parts, lengths, pieces
@@ -37,7 +37,7 @@ class TimeTraining(Training):
 
     def __init__(self, model: nn.Module, settings: Settings, stages: OverTime) -> None:
         super().__init__(model, settings, stages)
-        self.losses: TimeLoss | None = None
+        self.time_loss: TimeLoss | None = None
         self.extremes: set[int] = set()  # of the targets that it was tried with
 
     def items(self, schedule: Schedule) -> tuple[Items, Items]:
@@ -127,17 +127,19 @@ class TimeTraining(Training):
             raise InputError(f"arguments have {' and '.join(map(str, sorted(found)))} {axis}, which have to be as many")
         return found.pop() if found else 1
 
-    def loss(self, batch: Batch, target: Any) -> Share:
+    def loss(self, batch: Batch, target: Any) -> WeightedLoss:
         """How a loss is to be cut is found again where a target has a number beyond those before, which may be one that
         counts otherwise than others, such as `ignore_index`, and where the axes of a target are not where they were."""
         assert isinstance(batch, TimeBatch)
         if self.settings.loss_fn is not None:
             check_wants(self.settings.loss_fn, target)
         extremes = extremes_of(target)
-        if self.losses is None or not extremes <= self.extremes or not self.losses.fits(target, batch.parts):
+        if self.time_loss is None or not extremes <= self.extremes or not self.time_loss.fits(target, batch.parts):
             self.extremes |= extremes
-            self.losses = time_loss(self.stages, self.settings.loss_fn, self.settings.loss_weight, target, batch.parts)
-        return self.losses.share(target, batch.parts, names_in(self.model))
+            self.time_loss = time_loss(
+                self.stages, self.settings.loss_fn, self.settings.loss_weight, target, batch.parts
+            )
+        return self.time_loss.weighted(target, batch.parts, names_in(self.model))
 
     def outputs(self, found: Outcome, batch: Batch) -> Any:
         return batch.outputs(found.outputs)

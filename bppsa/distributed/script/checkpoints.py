@@ -38,7 +38,7 @@ class Sharing(Protocol):
 
     rank: int
 
-    def share(self, value: Any) -> Any:
+    def all_gather(self, value: Any) -> Any:
         """What each rank gives, by rank, once all have."""
 
 
@@ -58,13 +58,13 @@ def save(
         partial.mkdir(parents=True)
         write_rest(rest, partial / REST)
     found = tensors(model, optimizer)
-    ranks.share(None)  # PyTorch's collectives know nothing of a rank that has failed
+    ranks.all_gather(None)  # PyTorch's collectives know nothing of a rank that has failed
     with alone():
         state_dict_saver.save(found, checkpoint_id=partial, no_dist=not in_group())
     if ranks.rank == 0:
         shutil.rmtree(place, ignore_errors=True)
         partial.rename(place)
-    ranks.share(None)
+    ranks.all_gather(None)
     return place
 
 
@@ -111,7 +111,7 @@ def rest_of(place: Path, needed: Iterable[str]) -> dict[str, Any]:
 def load(place: Path, ranks: Sharing, model: nn.Module, optimizer: Optimizer | None) -> None:
     """Every rank calls it."""
     found = tensors(model, optimizer)
-    ranks.share(None)  # PyTorch's collectives know nothing of a rank that has failed
+    ranks.all_gather(None)  # PyTorch's collectives know nothing of a rank that has failed
     with alone():
         state_dict_loader.load(found, checkpoint_id=place, no_dist=not in_group())
     model.load_state_dict(like(model.state_dict(), found["model"]))

@@ -72,7 +72,7 @@ def make_exchange(plan: StepPlan, stages: Stages, owners: Owners) -> Exchange:
                 frees.add(action)
     reductions: list[GradientReduction] = []
     for between, of, sizes in buckets(stages, plan.computing, owners):
-        for names in shares(sizes, len(between.targets)):
+        for names in even_parts(sizes, len(between.targets)):
             reductions.append(reduction(numbers, len(reductions), of, names, between))
     reports = {(i, j): numbers.message("L", 0, i, j) for i in workers for j in workers if i != j}
     return Exchange(fetches, frozenset(frees), tuple(reductions), reports)
@@ -129,8 +129,8 @@ def buckets(stages: Stages, computing: Owners, owners: Owners) -> list[Bucket]:
     return found
 
 
-def shares(sizes: Mapping[str, int], count: int) -> list[tuple[str, ...]]:
-    """The names in as many shares of about the same bytes, or in fewer where there is little to share."""
+def even_parts(sizes: Mapping[str, int], count: int) -> list[tuple[str, ...]]:
+    """The names in as many parts of about the same bytes, or in fewer where there are few bytes."""
     count = max(1, min(count, sum(sizes.values()) // SPLIT))
     found: list[list[str]] = [[] for _ in range(count)]
     held = [0] * count

@@ -63,7 +63,7 @@ class Local:
             self.members[worker] = Member(worker, self.stages, self.model, count)
         return self.members[worker]
 
-    def share(self, value: T) -> Sequence[T]:
+    def all_gather(self, value: T) -> Sequence[T]:
         return [value]
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

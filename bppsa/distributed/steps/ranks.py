@@ -88,7 +88,7 @@ class Ranks:
         exchange = self.exchange(plan)
         self.transport.sign(signature(plan, call, self.ran_nothing))
         if self.ran_nothing:
-            check_replicas(self.share(checksums(tensors_in(self.model))))
+            check_replicas(self.all_gather(checksums(tensors_in(self.model))))
         results = state[0].going_on() if state else Results()
         sums = Sums(batches(plan.steps[self.rank]))
         reducing = Reducing(self.transport, self.rank, exchange.reductions, sums)
@@ -133,8 +133,8 @@ class Ranks:
         else:
             self.transport.fail("a step", failure)
 
-    def share(self, value: T) -> Sequence[T]:
-        told = self.transport.share(value)
+    def all_gather(self, value: T) -> Sequence[T]:
+        told = self.transport.all_gather(value)
         return [told[rank] for rank in range(self.ranks)]
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -96,7 +96,7 @@ class Trainer:
         with training.engine.call() if scaling else nullcontext():  # where a hook raises on one rank, all are told
             accumulate(wanted, [*found.grads.values(), *batch.gradients(found.arguments)])
             if scaling:
-                skip_together(self.model.parameters(), training.engine.share)
+                skip_together(self.model.parameters(), training.engine.all_gather)
         total = (torch.stack([found.losses[b] for b in sorted(found.losses)]).sum() * share).as_subclass(StepLoss)
         total.metrics, total.weights = gathered(found.metrics, batch.sizes), total.new_tensor(loss.weights)
         if not return_outputs:
@@ -135,7 +135,7 @@ class Trainer:
         counted = engine.first_owned(name for name, _ in self.model.named_parameters())
         grads = [p.grad for name, p in self.model.named_parameters() if name in counted and p.grad is not None]
         with engine.call():
-            norms = engine.share(float(get_total_norm(grads, norm_type)))
+            norms = engine.all_gather(float(get_total_norm(grads, norm_type)))
         total = torch.linalg.vector_norm(torch.tensor(norms), norm_type)
         clip_grads_with_norm_(list(self.model.parameters()), max_norm, total)
         return total
@@ -188,7 +188,7 @@ class Trainer:
         loading = {name: one for name, one in others.items() if hasattr(one, "load_state_dict")}
         engine = self._started().engine
         with engine.call():
-            (place, *_) = engine.share(checkpoints.newest(Path(folder)))
+            (place, *_) = engine.all_gather(checkpoints.newest(Path(folder)))
             if place is None:
                 return None
             rest = checkpoints.rest_of(place, loading)

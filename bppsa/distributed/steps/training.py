@@ -14,28 +14,18 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa.common.stages import COST, Situation, Stages
 from bppsa.decisions import Report, warn_once
-from bppsa.distributed.batch.batches import Batch, by_leaf, check_rows, comparable, is_batched, parts, rows_of
-from bppsa.distributed.batch.whole import check_target, check_wholes
-from bppsa.distributed.losses.reads import check_wants, names_in
-from bppsa.distributed.losses.shares import (
-    LossFunction,
-    LossWeight,
-    Share,
-    counts,
-    is_known,
-    is_sum,
-    is_torchs,
-    says_sum,
-)
-from bppsa.distributed.losses.tracing import TracedLoss, Traces
-from bppsa.distributed.losses.trying import ASKED, LossTrial
-from bppsa.distributed.losses.weighing import OF_FUNCTIONS, OWN, weights
+from bppsa.distributed.batch.batches import Batch, by_leaf, check_rows, comparable, parts, rows_of
+from bppsa.distributed.batch.whole import check_wholes
+from bppsa.distributed.losses.counts import LossFunction, LossWeight, is_sum
+from bppsa.distributed.losses.microbatches import MicrobatchLosses
+from bppsa.distributed.losses.reads import names_in
+from bppsa.distributed.losses.weighted import WeightedLoss
 from bppsa.distributed.steps.costs import in_flops, in_seconds, run_again
 from bppsa.distributed.steps.member import Asked, check_names, first_names
 from bppsa.distributed.steps.plans import KINDS, StepPlan, check_changes, make_plan, only, own_batches, predicted
 from bppsa.distributed.steps.recomputed import RecomputeChoice, recomputed
 from bppsa.distributed.steps.speeds import at_speeds
-from bppsa.errors import ArgumentError, InputError, ScheduleError, StrategyError
+from bppsa.errors import InputError, ScheduleError, StrategyError
 from bppsa.frontend.state import show
 from bppsa.fxpasses.partition.situations import situation_of
 from bppsa.plan.forward import SEQUENTIAL
@@ -92,7 +82,7 @@ class WorkerEngine(Protocol):
         self, plan: StepPlan, call: PipelineCall, state: Sequence[Results] = ()
     ) -> tuple[Outcome, Sequence[Results]]: ...
 
-    def share(self, value: T) -> Sequence[T]:
+    def all_gather(self, value: T) -> Sequence[T]:
         """What each rank gives, by rank."""
 
     def gather(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -121,8 +111,7 @@ class Training:
         self.names = first_names(tensors_in(model))
         self.follows = True  # whether what changes on the model is seen where it is cut again
         self.again: Callable[[Sequence[Any]], Stages] | None = None  # cuts the model as it is now
-        self.traces: Traces | None = None
-        self.tried = False  # whether the loss has been seen to be the mean that it is taken for
+        self.losses = MicrobatchLosses(settings.loss_fn, settings.loss_weight, self.stages, names_in(model))
         self.ran: tuple[StepPlan, Callable[[], Timeline]] | None = None
         self.engine: WorkerEngine
 
@@ -218,7 +207,7 @@ class Training:
         own = {b: rows_of(part) for b, part in cut.items()}
         if len(mine) > 1:
             check_wholes(leaves, self.stages.by_rows, self.stages.shapes, rows, list(own.values()))
-        sizes = self.shared(own)
+        sizes = self.gathered(own)
         seeds = [Seed(self.seed, number, b) for b in range(count)]
         tensors = [[x for x in tree_leaves(argument) if isinstance(x, Tensor)] for argument in arguments]
         shapes = [(tuple(x.shape), x.dtype) for of_argument in tensors for x in of_argument]
@@ -233,9 +222,9 @@ class Training:
         )
         return Batch(call, mine, rows, [sizes[b] for b in range(count)], tensors, values=arguments)
 
-    def shared(self, mine: Mapping[int, T]) -> dict[int, T]:
+    def gathered(self, mine: Mapping[int, T]) -> dict[int, T]:
         """By micro-batch, what all ranks know of theirs."""
-        told = self.engine.share(mine) if self.settings.local else [mine]
+        told = self.engine.all_gather(mine) if self.settings.local else [mine]
         return {b: value for of_rank in told for b, value in of_rank.items()}
 
     def run(self, kind: str, call: PipelineCall, state: Sequence[Results] = ()) -> tuple[Outcome, Sequence[Results]]:
@@ -263,65 +252,9 @@ class Training:
     def predicted(self) -> Timeline:
         return predicted(*self.last())
 
-    def loss(self, batch: Batch, target: Any) -> Share:
+    def loss(self, batch: Batch, target: Any) -> WeightedLoss:
         """Of the micro-batches' outputs. Raises InputError where the target has not the batch's rows."""
-        loss_fn, weight, order = self.settings.loss_fn, self.settings.loss_weight, range(len(batch.sizes))
-        if loss_fn is not None:
-            check_wants(loss_fn, target)
-        if len(batch.mine) > 1:
-            check_target(target, batch.rows)
-        batched = [is_batched(leaf, batch.rows) for leaf in tree_leaves(target)]
-        targets = dict(zip(batch.mine, parts(target, batched, len(batch.mine)), strict=True))
-        found = Share(loss_fn, [targets.get(b) for b in order], [1.0] * len(order), names=names_in(self.model))
-        if len(order) == 1 or is_sum(loss_fn):
-            return found
-        traced = self.read(target, batch.values)
-        if traced.means is not None:
-            given = {b: batch.call.arguments[b] if loss_fn is None else (None, targets[b]) for b in batch.mine}
-            whole, mend = (batch.values, OWN) if loss_fn is None else ((None, target), OF_FUNCTIONS)
-            counted = weights(traced.means, batch, given, whole, self.shared, mend)
-            return replace(found, weights=counted, sizes=traced.sizes)
-        count = self.shared({b: counts(loss_fn, weight, targets[b], batch.sizes[b]) for b in batch.mine})
-        by_batch = [count[b] for b in order]
-        trial = self.trial(by_batch, batch.sizes)
-        if trial is not None and trial.sums:
-            return replace(found, trial=trial)
-        total = sum(by_batch)
-        return replace(found, weights=[each / total if total else each for each in by_batch], trial=trial)
-
-    def read(self, target: Any, arguments: Sequence[Any]) -> TracedLoss:
-        """What the micro-batches' losses count by, as the loss's graph tells it; no means: by rows, or as is known."""
-        loss_fn = self.settings.loss_fn
-        if loss_fn is None:
-            return TracedLoss(self.stages.means)
-        if self.settings.loss_weight is not None or is_known(loss_fn):
-            return TracedLoss()
-        self.traces = self.traces or Traces(loss_fn, self.stages)
-        found = self.traces.of(target, arguments)
-        if self.settings.local:  # ranks may have targets of unlike dtypes
-            means = found.means
-            ways = self.engine.share(None if means is None else (means.count is None, means.sums, means.ways))
-            return found if all(way == ways[0] for way in ways) else TracedLoss()
-        return found
-
-    def trial(self, counted: Sequence[float], sizes: Sequence[int]) -> LossTrial | None:
-        """Of a loss that is taken for a mean over rows, or over classes, or for a sum. None where that is known.
-
-        Raises ArgumentError where no worker would have two micro-batches to try it with.
-        """
-        loss_fn = self.settings.loss_fn
-        if loss_fn is None or self.settings.loss_weight is not None or (is_torchs(loss_fn) and self.tried):
-            return None
-        together = self.together(len(sizes))
-        if is_torchs(loss_fn) and not together:  # PyTorch's other means are over rows
-            return None
-        if not together:
-            raise ArgumentError(
-                f"loss_fn cannot be traced, and the micro-batches' losses are on several ranks, so that none can try "
-                f"what it counts; {ASKED}"
-            )
-        self.tried = True
-        return LossTrial(loss_fn, counted, sizes, says_sum(loss_fn))
+        return self.losses.of(batch, target, self.gathered, partial(self.together, len(batch.sizes)))
 
     def together(self, count: int) -> bool:
         """Whether the losses of all micro-batches come about in one process."""

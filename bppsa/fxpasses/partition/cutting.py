@@ -29,7 +29,7 @@ from bppsa.fxpasses.partition.means.sizes import size_of
 from bppsa.fxpasses.partition.means.weights import means_of
 from bppsa.fxpasses.partition.ops.effects import facts
 from bppsa.fxpasses.partition.situations import situation_of
-from bppsa.fxpasses.partition.timing import ShareSeconds, alone, measured_cut
+from bppsa.fxpasses.partition.timing import GatherSeconds, alone, measured_cut
 from bppsa.fxpasses.partition.unfit import check_fit, check_traceable
 
 DEFAULT = 8  # stages
@@ -43,7 +43,7 @@ def partition(
     example_kwargs: Mapping[str, Any] | None = None,
     balance: str = COST,
     speeds: Sequence[float] = (),
-    share: ShareSeconds = alone,
+    all_gather: GatherSeconds = alone,
 ) -> Stages:
     """Cut `model` into stages of about equal cost and return them; they hold the model's own parameters and buffers.
 
@@ -63,7 +63,7 @@ def partition(
         balance: "cost", or "measured": ops are timed on the example, forward and backward, and the largest stage is
             within 1 % of the least possible.
         speeds: of each stage, how fast what runs it is; () where all are alike.
-        share: from what this process measures to what each worker has measured, the same on all.
+        all_gather: from what this process measures to what each worker has measured, the same on all.
 
     Raises:
         PartitionError: torch.export cannot see the model or would lose a part of it, with the line; or the model cannot
@@ -71,7 +71,7 @@ def partition(
         StrategyError: a balance that is not known, not as many speeds as stages, or an option that says nothing about
             what is asked for (a ValueError).
     """
-    check_options(stages, balance, speeds, share)
+    check_options(stages, balance, speeds, all_gather)
     check_fit(model)
     if not isinstance(stages, int):
         return by_hand(model, stages, example_inputs, example_kwargs or {})
@@ -83,7 +83,7 @@ def partition(
         raise too_many(model, order, stages)
     if balance == MEASURED:
         with telling(model, "measuring its ops"):
-            cut = measured_cut(model, graph, order, arguments, stages, speeds, share)
+            cut = measured_cut(model, graph, order, arguments, stages, speeds, all_gather)
         found = made(model, arguments, graph, order, cut.ends)
         timed = (replace(stage, seconds=s) for stage, s in zip(found.stages, cut.seconds, strict=True))
         return replace(found, stages=tuple(timed))
@@ -92,18 +92,18 @@ def partition(
 
 
 def check_options(
-    stages: int | Sequence[nn.Module], balance: str, speeds: Sequence[float], share: ShareSeconds
+    stages: int | Sequence[nn.Module], balance: str, speeds: Sequence[float], all_gather: GatherSeconds
 ) -> None:
     if balance not in (COST, MEASURED):
         raise StrategyError(f"unknown balance={balance!r}; known: {COST}, {MEASURED}")
-    given = {"balance=": balance != COST, "speeds=": len(speeds) > 0, "share=": share is not alone}
+    given = {"balance=": balance != COST, "speeds=": len(speeds) > 0, "all_gather=": all_gather is not alone}
     idle = next((name for name, is_so in given.items() if is_so), None)
     if not isinstance(stages, int):
         if idle:
             raise StrategyError(f"{idle} says nothing where stages are given as modules; leave it out")
         return
-    if balance != MEASURED and share is not alone:
-        raise StrategyError(f"share= says nothing with balance={balance!r}; leave it out")
+    if balance != MEASURED and all_gather is not alone:
+        raise StrategyError(f"all_gather= says nothing with balance={balance!r}; leave it out")
     if len(speeds) and (len(speeds) != stages or not all(0 < speed < math.inf for speed in speeds)):
         raise StrategyError(f"speeds={list(speeds)} are not {stages} numbers above 0; give one for each of the stages")
 

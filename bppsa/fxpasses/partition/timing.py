@@ -26,7 +26,9 @@ from bppsa.fxpasses.partition.cut.building import build
 from bppsa.fxpasses.partition.cut.order import Order
 from bppsa.fxpasses.theirs import theirs
 
-ShareSeconds = Callable[[list[Seconds]], Sequence[list[Seconds]]]  # what this worker measured -> what each has measured
+GatherSeconds = Callable[
+    [list[Seconds]], Sequence[list[Seconds]]
+]  # what this worker measured -> what each has measured
 RUNS = 4  # after one that is not counted; the shortest counts, as all else is somebody else's
 ROUNDS = 3  # of cuts that are measured
 MARGIN = 0.01  # over the least possible slowest stage
@@ -51,7 +53,7 @@ def measured_cut(
     arguments: Arguments,
     stages: int,
     speeds: Sequence[float],
-    share: ShareSeconds,
+    all_gather: GatherSeconds,
 ) -> MeasuredCut:
     """The most even cut that was found. speeds: of each stage; (): alike. Raises PartitionError on the meta device."""
     if is_on_meta(model):
@@ -61,7 +63,7 @@ def measured_cut(
 
     def measured(ends: Sequence[int]) -> list[Seconds]:
         cut = build(model, graph, order, ends, arguments)
-        return together(share(seconds_of(model, cut, arguments.examples)))
+        return together(all_gather(seconds_of(model, cut, arguments.examples)))
 
     costs = [sum(times) for times in measured(range(1, len(order.blocks) + 1))]
     found: list[tuple[float, MeasuredCut]] = []

@@ -26,8 +26,6 @@ from bppsa.fxpasses.recording.stand_ins import detach_stand_ins
 from bppsa.fxpasses.theirs import theirs
 from bppsa.sparsity.rules.own_gradient import has_own_gradient
 
-aten = torch.ops.aten
-
 
 @dataclass(frozen=True)
 class Recording:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported
@@ -17,7 +16,6 @@ from bppsa.fxpasses.reroll.repetition.relate import UnrolledLoop
 from bppsa.fxpasses.reroll.step import WHOLE, LoopStep, StepCut
 from bppsa.fxpasses.reroll.views.columns import OpWriter
 
-aten = torch.ops.aten
 ScanFunction = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], list[Tensor]]
 Fuse = Callable[[Body, int], ScanFunction]  # a step, and how many; raises `Unsupported` where it cannot be one kernel
 

@@ -42,7 +42,7 @@ from bppsa.runtime.transport.table import MessageKey, Table
 from bppsa.runtime.transport.watch import Watch
 from bppsa.schedule.programs.messages import Message
 
-_WANT, _DATA, _SIGN, _SHARE, _JOB, _FAIL, _GONE = range(1, 8)
+_WANT, _DATA, _SIGN, _GATHER, _JOB, _FAIL, _GONE = range(1, 8)
 _DONE = "done"
 
 
@@ -68,8 +68,8 @@ class GroupTransport:
         self._step = 0
         self._changed = threading.Condition()  # holds for all below
         self._table = Table()
-        self._shares = 0  # in this step
-        self._shared: dict[MessageKey, dict[int, Any]] = {}  # by step and number of the share, by rank
+        self._gatherings = 0  # in this step
+        self._gathered: dict[MessageKey, dict[int, Any]] = {}  # by step and number of the gathering, by rank
         self._signatures = Signatures()
         self._failures = Failures(self._changed, self.rank, self.size)
         self._carrier = Carrier(group, self._wire)
@@ -83,9 +83,9 @@ class GroupTransport:
     def begin(self, step: int) -> None:
         """step: from 1, larger than any before."""
         with self._changed:
-            self._step, self._shares = step, 0
+            self._step, self._gatherings = step, 0
             self._table.begin(step)
-            self._shared = {key: values for key, values in self._shared.items() if key[0] >= step}
+            self._gathered = {key: values for key, values in self._gathered.items() if key[0] >= step}
             self._signatures.begin(step)
             self._failures.forget(step)
             self._failures.check(step)
@@ -131,26 +131,26 @@ class GroupTransport:
 
     def finish(self) -> None:
         """Waits until every rank has come here, and so has received what was sent to it."""
-        self.share(_DONE)
+        self.all_gather(_DONE)
         with self._changed:
             self._failures.check(self._step)  # as signatures tell, which have come before
         if self._table.outbox:
             numbers = sorted(number for _, number in self._table.outbox)
             raise WorkerError(f"worker {self.rank}: nobody received the messages {numbers} of step {self._step}")
 
-    def share(self, value: Any) -> dict[int, Any]:
+    def all_gather(self, value: Any) -> dict[int, Any]:
         """The values of all ranks, by rank."""
         with self._changed:
-            key, self._shares = (self._step, self._shares), self._shares + 1
-        self._watch.tell_all(Frame(_SHARE, *key, pickle.dumps(value)))
+            key, self._gatherings = (self._step, self._gatherings), self._gatherings + 1
+        self._watch.tell_all(Frame(_GATHER, *key, pickle.dumps(value)))
         with self._changed:
-            self._wait(lambda: self._peers.keys() - self._shared.get(key, {}).keys())
-            return {**self._shared.pop(key, {}), self.rank: value}
+            self._wait(lambda: self._peers.keys() - self._gathered.get(key, {}).keys())
+            return {**self._gathered.pop(key, {}), self.rank: value}
 
     def agree(self, fingerprint: Mapping[str, object]) -> None:
         """Raises ScheduleError on every rank where the fingerprints differ, with the keys that do."""
-        differing = differences(self.share(dict(fingerprint)))
-        self.share(_DONE)  # or who raises first, and goes, would be missed by those that wait for others
+        differing = differences(self.all_gather(dict(fingerprint)))
+        self.all_gather(_DONE)  # or who raises first, and goes, would be missed by those that wait for others
         if differing:
             raise ScheduleError(f"the ranks were given different work; {differing}")
 
@@ -219,10 +219,10 @@ class GroupTransport:
         with self._changed:
             self._signed(key[0], peer.rank, bytes(body))
 
-    def _on_share(self, peer: Peer, key: MessageKey, body: Bytes) -> None:
+    def _on_gather(self, peer: Peer, key: MessageKey, body: Bytes) -> None:
         value = pickle.loads(body)
         with self._changed:
-            self._shared.setdefault(key, {})[peer.rank] = value
+            self._gathered.setdefault(key, {})[peer.rank] = value
             if value == _DONE:
                 self._failures.finished(peer.rank, key[0])
             self._changed.notify_all()
@@ -296,7 +296,7 @@ _HANDLERS: dict[int, Callable[[GroupTransport, Peer, MessageKey, Bytes], None]] 
     _WANT: GroupTransport._on_want,
     _DATA: GroupTransport._on_data,
     _SIGN: GroupTransport._on_sign,
-    _SHARE: GroupTransport._on_share,
+    _GATHER: GroupTransport._on_gather,
     _JOB: GroupTransport._on_job,
     _FAIL: GroupTransport._on_fail,
     _GONE: GroupTransport._on_gone,

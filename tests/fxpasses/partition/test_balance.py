@@ -99,14 +99,14 @@ def test_measured_times_decide() -> None:
     times = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 3.0, 3.0, 6.0, 6.0, 1.0, 1.0]
     told: list[int] = []
 
-    def share(own: list[Seconds]) -> list[list[Seconds]]:
+    def all_gather(own: list[Seconds]) -> list[list[Seconds]]:
         assert all(min(seconds) > 0 for seconds in own)
         told.append(len(own))
         if len(own) < len(times):
             return [[Seconds(4.0, 8.0)] * len(own)] * 2
         return [[Seconds(0.5 * t, t) for t in times], [Seconds(0.25 * t, 0.25 * t) for t in times]]
 
-    found = partition(net, torch.randn(4, 8), 3, balance="measured", share=share)
+    found = partition(net, torch.randn(4, 8), 3, balance="measured", all_gather=all_gather)
     assert [stage.ops for stage in found.stages] == [7, 2, 3]
     assert [stage.seconds for stage in found.stages] == [(4.0, 8.0)] * 3
     assert told[:2] == [12, 3]

@@ -61,11 +61,11 @@ def test_an_option_says_something_or_is_an_error() -> None:
         partition(model, x, 2, balance="time")
     with pytest.raises(StrategyError, match=r"speeds=\[1, 2\] are not 4 numbers above 0"):
         partition(model, x, 4, speeds=[1, 2])
-    for options in ({"balance": "measured"}, {"speeds": [1] * 4}, {"share": lambda own: [own]}):
+    for options in ({"balance": "measured"}, {"speeds": [1] * 4}, {"all_gather": lambda own: [own]}):
         with pytest.raises(StrategyError, match=f"{next(iter(options))}= says nothing where stages are given"):
             partition(model, x, list(model), **options)  # type: ignore[arg-type]
-    with pytest.raises(StrategyError, match="share= says nothing with balance='cost'"):
-        partition(model, x, 2, share=lambda own: [own])
+    with pytest.raises(StrategyError, match="all_gather= says nothing with balance='cost'"):
+        partition(model, x, 2, all_gather=lambda own: [own])
 
 
 @pytest.mark.parametrize("stages", [0, 9])
