@@ -69,7 +69,7 @@ LEFT: list[tuple[str, Cell]] = [
     ("aten.median.default: is not one of", plain(lambda h, x: h * torch.median(h) + x)),
     ("aten.flip.default: works along the batch", plain(lambda h, x: h.flip(0) + x)),
     ("aten.igamma.default: has no kernel", plain(lambda h, x: torch.igamma(torch.ones_like(h), h * h) + x)),
-    ("torch.float32 in a cell of torch.float64", plain(lambda h, x: h * SINGLE + x)),
+    ("torch.float32 in a cell of torch.float64", plain(lambda h, x: (h.float() * SINGLE).double() + x)),
     ("aten.add.Tensor: adds truth values", plain(lambda h, x: h + x * ((x > 0) + (h > 0)))),
     ("layout torch.sparse_coo", plain(lambda h, x: torch.sparse.mm(EYE.to_sparse(), h.t()).t() + x)),
     ("depends on neither carry nor x", lambda h, x: (EYE[:B] * 2, h + x)),

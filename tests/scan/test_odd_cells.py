@@ -124,3 +124,36 @@ def test_what_stands_in_front_of_the_rows_is_joined_in_a_kernel(name: str) -> No
         return h, h
 
     assert check(example(cell, random(3, H), random(T, 3, I), *p)).strategy == "sequential"
+
+
+OF_OTHER_DTYPES: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
+    "a row": lambda h, x, row, number: torch.tanh(h * row + x),
+    "a number": lambda h, x, row, number: h + number * torch.tanh(h + x),
+    "a number beside x": lambda h, x, row, number: torch.tanh(h + x * number),
+    "a limit": lambda h, x, row, number: torch.where(h > number, h * number, x),
+    "a function of a number": lambda h, x, row, number: h * number.exp() + x,
+}
+
+
+@pytest.mark.parametrize("name", OF_OTHER_DTYPES)
+def test_what_a_cell_closes_over_may_have_another_dtype(name: str) -> None:
+    row, number = torch.randn(H, requires_grad=True), torch.tensor(0.3, requires_grad=True)
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = OF_OTHER_DTYPES[name](h, x, row, number)
+        return h, h * number
+
+    taken = check(example(cell, random(3, H), random(T, 3, H), number), tolerance=1e-6)  # a sum of float32 numbers
+    assert taken.strategy == "sequential"
+
+
+@pytest.mark.parametrize("name", ["a number", "a number beside x", "a limit", "a function of a number"])
+def test_a_number_of_more_bits_says_nothing(name: str) -> None:
+    number = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = OF_OTHER_DTYPES[name](h, x, h, number)
+        return h, h * number
+
+    carry, xs = (value.detach().float().requires_grad_() for value in (random(3, H), random(T, 3, H)))
+    assert check(example(cell, carry, xs, number), tolerance=1e-5).strategy == "sequential"

@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from bppsa.fxpasses.cell.own_gradients import SlopeRecorder
+from bppsa.fxpasses.recording.row_elements import made_by
 
 aten = torch.ops.aten
 # What these are of tells as much as their truth value, and may have a row for each of the batch.
@@ -29,7 +30,7 @@ class CellRecorder(SlopeRecorder):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
         if func is aten._local_scalar_dense.default:
-            node = self.node_of(args[0])
+            node = made_by(self.node_of(args[0]))
             if node.target in OF_ALL | OF_ANY:
                 return self.truths.setdefault(node.args[0], node.target in OF_ALL)
         return super().__torch_dispatch__(func, types, args, kwargs)

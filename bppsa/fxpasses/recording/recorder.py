@@ -19,7 +19,7 @@ from bppsa.fxpasses.lines import line_now
 from bppsa.fxpasses.recording.aliases import PARTS, RETURN_NEW, STALE, Aliases, Stale, geometry
 from bppsa.fxpasses.recording.decompose import DECOMPOSE, OF_REALS, is_seeded
 from bppsa.fxpasses.recording.functional import functional
-from bppsa.fxpasses.recording.row_elements import HANDED_ON, SPELLED, may_be_of_rows, numbers_rows
+from bppsa.fxpasses.recording.row_elements import SPELLED, made_by, may_be_of_rows, numbers_rows
 from bppsa.fxpasses.recording.stand_ins import tried
 from bppsa.fxpasses.theirs import theirs
 from bppsa.sparsity.rules.own_gradient import ATTACHED, has_own_gradient
@@ -185,9 +185,7 @@ class Recorder(TorchDispatchMode):
         """Whether x is indexed by the numbers of its rows, and by one list more."""
         if not may_be_of_rows(x, indices):
             return False
-        node = self.node_of(indices[0])
-        while node.target in HANDED_ON:
-            node = node.args[0]
+        node = made_by(self.node_of(indices[0]))
         return numbers_rows(node.target, node.args, len(x))
 
     def resolved(self, func: Any, tensor: Tensor) -> Tensor:

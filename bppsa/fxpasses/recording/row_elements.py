@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from bppsa.sparsity.rules.matrix_ops import defined
 
@@ -25,6 +25,13 @@ OF_ROWS = {aten.index.Tensor: ELEMENTS, aten.index_put.default: PUT}
 # Of the numbers from 0 on; before them stand arguments that are these.
 NUMBERINGS: dict[Any, tuple[int, ...]] = {aten.arange.default: (), aten.arange.start: (0,)}
 HANDED_ON = {aten.detach.default, aten.alias.default, aten.clone.default, aten._to_copy.default}
+
+
+def made_by(node: fx.Node) -> fx.Node:
+    """The op whose numbers these are."""
+    while node.target in HANDED_ON:
+        node = node.args[0]
+    return node
 
 
 def numbers_rows(target: Any, arguments: Sequence[Any], rows: int) -> bool:

@@ -29,17 +29,18 @@ def levels(graph: fx.Graph, carries: Iterable[fx.Node], xs: Iterable[fx.Node]) -
 
 def line_up(graph: fx.Graph, level: dict[fx.Node, int], x: fx.Node, rows: int) -> None:
     """Where an op that waits for the carry reads something of x or of the parameters that is not yet rows."""
+    numbers = (lambda arg, node: number(arg, node, level),)
     ways: tuple[Callable[[fx.Node, fx.Node], tuple[Any, tuple, dict] | None], ...] = (
         lambda arg, node: own_rows(arg, node, level, x, rows),
-        lambda arg, node: number(arg, node, level),
+        *numbers,
         lambda arg, node: broadcast(arg, node, level, rows),
     )
     for node in list(graph.nodes):
-        if node.op != "call_function" or level[node] < CARRY:
+        if node.op != "call_function" or level[node] == PARAM:
             continue
         if not (is_pointwise(node.target) or node.target is aten.cat.default):
             continue
-        for way in ways:
+        for way in ways if level[node] == CARRY else numbers:  # of x alone it may stand in the loop all the same
             for arg in node.all_input_nodes:
                 found = way(arg, node)
                 if found is not None:
@@ -64,7 +65,7 @@ def inserted(graph: fx.Graph, node: fx.Node, level: dict[fx.Node, int], op: Any,
         new = graph.call_function(op, args, options)
     given, named = fx.node.map_arg((args, options), lambda arg: arg.meta["val"])
     new.meta.update(val=op(*given, **named), path=node.meta.get("path", ""), line=node.meta.get("line", ""))
-    level[new] = X
+    level[new] = level[args[0]] if op is aten._to_copy.default else X
     return new
 
 
@@ -79,9 +80,12 @@ def own_rows(
 
 
 def number(arg: fx.Node, node: fx.Node, level: dict[fx.Node, int]) -> tuple[Any, tuple, dict] | None:
-    """An integer of x that meets real numbers, or a real number of another dtype."""
+    """An integer of x that meets real numbers, or a real number of another dtype, which the cell may close over."""
     value, wanted = arg.meta["val"], common_dtype(node)
-    if level[arg] != X or wanted is None or value.dtype in (wanted, torch.bool):
+    if wanted is None or value.dtype in (wanted, torch.bool):
+        return None
+    of_x = level[arg] == X and level[node] == CARRY
+    if not (of_x or (level[arg] == PARAM and value.is_floating_point())):
         return None
     return aten._to_copy.default, (arg,), {"dtype": wanted}
 
@@ -93,8 +97,9 @@ def common_dtype(node: fx.Node) -> torch.dtype | None:
     values = [arg.meta["val"] for arg in node.all_input_nodes]
     if any(value.is_complex() for value in values):
         return None
-    reals = [value.dtype for value in values if value.is_floating_point()]
-    return functools.reduce(torch.promote_types, reals) if reals else None
+    reals = [value for value in values if value.is_floating_point()]
+    reals = [value for value in reals if value.dim()] or reals  # beside others a number says nothing
+    return functools.reduce(torch.promote_types, (value.dtype for value in reals)) if reals else None
 
 
 def broadcast(arg: fx.Node, node: fx.Node, level: dict[fx.Node, int], rows: int) -> tuple[Any, tuple, dict] | None:
