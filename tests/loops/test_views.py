@@ -213,6 +213,18 @@ def test_slices_that_are_all_of_the_output(parts: int) -> None:
     assert strategies(Slices(parts)) == ["sequential"]
 
 
+def test_an_output_lies_in_memory_as_pytorchs() -> None:
+    model = Slices(1)
+    fast: Any = bppsa.compile(copy.deepcopy(model), strategy="sequential")
+    for steps in (T, T, T + 3):
+        x = torch.randn(steps, B, H, dtype=torch.float64).transpose(0, 1)
+        got, expected = fast(x), model(x)
+        torch.testing.assert_close(got, expected)
+        assert got.stride() == expected.stride() == (H, B * H, 1)
+        got.detach_()  # it is no view, as PyTorch's is none
+    assert [decision.strategy for decision in bppsa.report(fast).decisions] == ["sequential"]
+
+
 class Overlapping(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h, out = torch.zeros_like(x[:, 0]), []

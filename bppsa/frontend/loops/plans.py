@@ -36,7 +36,7 @@ from bppsa.fxpasses.reroll.log.ops import LoggedValue, draws
 from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.replay import Replay
 from bppsa.fxpasses.reroll.log.unseen import watched
-from bppsa.fxpasses.reroll.program import LoopProgram, program_of
+from bppsa.fxpasses.reroll.program import LoopProgram, order_of, program_of
 from bppsa.fxpasses.reroll.repetition.unlike import unlike
 from bppsa.fxpasses.reroll.truths import read_truths
 from bppsa.runtime.recurrent.check import asked
@@ -190,8 +190,9 @@ def planned(
     found += rerolled.found
     if all(one.scan is None for one in found):
         raise Unsupported(found[0].reason if found and found[0].reason else unlike(log.ops))
-    bases = {value for value, alone in zip(rerolled.result, are_alone(tensors, call), strict=True) if alone}
-    program = program_of(log, rerolled.ops, rerolled.result, torch.is_grad_enabled(), bases)
+    alone = zip(rerolled.result, tensors, are_alone(tensors, call), strict=True)
+    orders = {value: order_of(tensor) for value, tensor, is_alone in alone if is_alone}
+    program = program_of(log, rerolled.ops, rerolled.result, torch.is_grad_enabled(), orders)
     fused = [one for one in found if one.scan is not None]
     scans: list[Any] = [one.scan.target for one in fused if one.scan is not None]
     picks = log.raises or bool(truths) or any(scan.plan.refuses for scan in scans)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,10 +43,10 @@ def program_of(
     ops: Sequence[LoggedOp],
     result: Sequence[LoggedValue],
     gradients: bool,
-    bases: Set[LoggedValue] = frozenset(),
+    orders: Mapping[LoggedValue, Sequence[int]] = {},
 ) -> LoopProgram:
-    """gradients: whether grad mode was on around the call; ops that were done without are detached then. bases: what
-    has to be no view of another tensor, as it is none without a scan: a view may not be detached in place."""
+    """gradients: whether grad mode was on around the call; ops that were done without are detached then. orders: of
+    what has to have memory of its own, as it has without a scan, the dimensions in the order of memory."""
     alive = living([*log.prologue, *ops], result)
     read = {*result, *(value for op in alive for value in op.operands)}
     given = [v for group in (log.arguments, log.captured, log.literals, log.numbers) for v in group if v in read]
@@ -60,7 +60,7 @@ def program_of(
             out = node if op.single else graph.call_function(operator.getitem, (node, value.item))
             detached = gradients and not op.grad
             out = graph.call_function(aten.detach.default, (out,)) if detached else out
-            nodes[value] = graph.call_function(base, (out,)) if value in bases else out
+            nodes[value] = graph.call_function(in_order, (out, tuple(orders[value]))) if value in orders else out
     graph.output(tuple(nodes[value] for value in result))
     whole = [value.given for value in given if value.given is not None]
     return LoopProgram(
@@ -73,5 +73,16 @@ def program_of(
     )
 
 
-def base(tensor: Tensor) -> Tensor:
-    return tensor.clone() if tensor._is_view() else tensor
+def order_of(tensor: Tensor) -> list[int]:
+    """Its dimensions in the order of memory, the one of the longest strides first."""
+    return sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))
+
+
+def in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
+    """It or a copy, which is no view: a view may not be detached in place."""
+    if tensor.permute(tuple(order)).is_contiguous():
+        return tensor.clone() if tensor._is_view() else tensor
+    strides, size = [0] * tensor.dim(), 1
+    for d in reversed(order):
+        strides[d], size = size, size * tensor.shape[d]
+    return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)
