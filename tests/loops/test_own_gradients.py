@@ -263,7 +263,7 @@ LEFT: dict[str, tuple[Any, str]] = {
     "once": (lambda cell, u: Once.apply(u), "has a gradient of its own"),
     "failing": (lambda cell, u: Failing.apply(u), "raises ZeroDivisionError"),
     "halved": (lambda cell, u: Halved.apply(torch.tanh(u)), "has a gradient of its own"),
-    "of its result": (lambda cell, u: OfItsResult.apply(u), "has a gradient of its own"),
+    "of its result": (lambda cell, u: OfItsResult.apply(u), "has a gradient of its own that reads its result"),
     "two results": (lambda cell, u: sum(Twice.apply(u)), "has a gradient of its own"),
     "scaled": (lambda cell, u: Scaled.apply(torch.tanh(u), cell.scale), "has a gradient of its own"),
 }

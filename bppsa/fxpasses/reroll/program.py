@@ -75,7 +75,8 @@ def program_of(
 
 def order_of(tensor: Tensor) -> list[int]:
     """Its dimensions in the order of memory, the one of the longest strides first."""
-    return sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d))
+    strides = tensor.stride()
+    return sorted(range(tensor.dim()), key=lambda d: -strides[d])
 
 
 def in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:

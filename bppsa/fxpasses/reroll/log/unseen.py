@@ -45,7 +45,7 @@ OF_HISTORY = {
     *(Tensor._is_view, Tensor.storage_offset),
 }
 OF_GRADIENT = {getattr(Tensor, name).__get__ for name in ("grad", "_version")}
-ASKED = OF_HISTORY | OF_GRADIENT  # also by what watches
+ASKED = {*OF_HISTORY, *OF_GRADIENT, Tensor.untyped_storage}  # also by what watches
 LOST: dict[Any, Reason] = {
     **REFUSED,
     Tensor.detach_: Reason("detaches a tensor in place", mend="use h = h.detach()"),
