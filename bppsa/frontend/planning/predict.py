@@ -31,6 +31,7 @@ ProductSizes = Sequence[tuple[int, int]]  # of the weights of some products
 SINGLE = 4  # bytes
 ALONE = 3  # launches on a CPU, where a sweep is no part of a program: by torch's calls around it, T = 10, B = 1, H = 20
 # Whatever is predicted of them: nobody has run these kernels on a GPU.
+OPS_OF_A_STEP = 8  # about, of the loops that the rates are fitted to
 UNMEASURED = 'kernels of values of several axes were not measured on a GPU; strategy="sequential" runs them'
 
 
@@ -121,10 +122,11 @@ def held(kernel: Kernel) -> Kernel:
 
 
 def ms_of_ops(count: int, training: bool) -> float:
-    """What PyTorch takes, on a CPU, to call so many ops of little work; in training, their backwards too."""
+    """What PyTorch takes, on a CPU, to call so many ops of little work; in training, their backwards too. Of what a
+    step of a loop takes beside its ops' launches, each op is given an even part."""
     rates = machine_of("cpu").rates
-    names = ("forward", "backward") if training else ("inference",)
-    return count * sum(rates[f"{LOOP} {name}"].launch for name in names) / 1e3
+    found = (rates[f"{LOOP} {name}"] for name in (("forward", "backward") if training else ("inference",)))
+    return count * sum(rate.launch + rate.step / OPS_OF_A_STEP for rate in found) / 1e3
 
 
 def tile_padding(recurrence: Recurrence) -> float:
