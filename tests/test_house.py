@@ -38,6 +38,7 @@ ROOMS: dict[str, set[str]] = {
     "common": set(),
     "common.chain": set(),  # what the passes hand to the rooms after them
     "common.stages": {"schedule"},  # the same for a model that is cut for a schedule
+    "common.collector": set(),
     "common.graph": set(),
     "common.recent": set(),
     "cells": set(),  # a file a family
@@ -109,7 +110,7 @@ ROOMS: dict[str, set[str]] = {
     "plan_training": {"api"},
     "api": LOWER | {"cells", "fxpasses", "runtime", "schedule", "common.stages", "frontend", "distributed"},
 }
-FOR_ALL = {"errors", "decisions", "common.graph", "common.recent"}
+FOR_ALL = {"errors", "decisions", "common.collector", "common.graph", "common.recent"}
 
 # What may be imported from outside the standard library.
 LIBRARIES: dict[str, set[str]] = {

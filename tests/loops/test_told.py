@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.codegen.cpu import progress
-from bppsa.frontend.loops.collector import collector_paused
+from bppsa.common.collector import collector_paused
 from tests.loops.beside import Pair
 from tests.loops.cells import Cell, H, N, x
 

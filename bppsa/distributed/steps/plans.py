@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import groupby
 
+from bppsa.common.collector import collector_paused
 from bppsa.errors import ScheduleError
 from bppsa.fxpasses.partition.ops.changes import Change
 from bppsa.schedule.job_graph.graph import numbered
@@ -62,6 +63,7 @@ class StepPlan:
         return sum(len(step.receives) for lanes in self.steps for lane in lanes for step in lane)
 
 
+@collector_paused()
 def make_plan(
     schedule: Schedule,
     S: int,
@@ -83,12 +85,17 @@ def make_plan(
         lambda action: [*reads(action), *waits.get(action, ())],
         lambda action: [*writes(action), *signals.get(action, ())],
     )
-    lanes = tuple(
-        tuple(tuple(step for step in worker if timeline.lane[step.action] == lane) for lane in range(timeline.lanes))
-        for worker in steps
-    )
+    lanes = tuple(tuple(map(tuple, by_lane(worker, timeline))) for worker in steps)
     readers = tuple(Counter(item for step in worker for item in step.reads) for worker in steps)
     return StepPlan(timeline, lanes, readers)
+
+
+def by_lane(steps: Sequence[JobStep], timeline: Timeline) -> list[list[JobStep]]:
+    """A worker's steps, for each of its lanes."""
+    found: list[list[JobStep]] = [[] for _ in range(timeline.lanes)]
+    for step in steps:
+        found[timeline.lane[step.action]].append(step)
+    return found
 
 
 def own_batches(plan: StepPlan, rank: int) -> list[int]:

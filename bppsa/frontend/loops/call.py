@@ -12,11 +12,11 @@ from typing import Any
 from torch import nn
 
 from bppsa.codegen.cpu.progress import looking_at_loop
+from bppsa.common.collector import collector_paused
 from bppsa.decisions import Decision
 from bppsa.errors import Reason, Unsupported
 from bppsa.frontend.call_log import collecting, explaining, note, unnoted
 from bppsa.frontend.loops.changing import numbers_of, without_numbers
-from bppsa.frontend.loops.collector import collector_paused
 from bppsa.frontend.loops.key import call_of, size_of, unusual
 from bppsa.frontend.loops.loop_plan import LoopPlan
 from bppsa.frontend.loops.plans import FirstCall, checked, first_call

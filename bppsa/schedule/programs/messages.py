@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import NamedTuple
 
 from bppsa.errors import ScheduleError
@@ -41,14 +41,13 @@ class Message(NamedTuple):
         return f"{self.item} {self.source}->{self.target}"
 
 
-@dataclass(frozen=True)
-class JobStep:
+class JobStep(NamedTuple):
     """One job of a worker's program, with what comes in before it and goes out after it."""
 
     action: Action
     reads: tuple[Item, ...]
-    writes: tuple[Item, ...]
     receives: tuple[Message, ...]
+    writes: tuple[Item, ...]
     sends: tuple[Message, ...]
 
     def __str__(self) -> str:
@@ -65,38 +64,30 @@ def with_messages(lists: Sequence[Sequence[Action]], reads: Items, writes: Items
 
     Raises ScheduleError where an item is read that no job makes.
     """
-    maker = {item: worker for worker, actions in enumerate(lists) for action in actions for item in writes(action)}
-    messages: dict[Item, list[Message]] = {item: [] for item in maker}
-    received: list[list[tuple[Message, ...]]] = []
+    written = [[tuple(writes(action)) for action in actions] for actions in lists]
+    maker = {item: worker for worker, per_job in enumerate(written) for items in per_job for item in items}
+    sent: dict[Item, list[Message]] = {}
+    numbers = count()
+
+    def received(worker: int, action: Action, items: Sequence[Item], seen: set[Item]) -> Iterator[Message]:
+        for item in items:
+            if item not in maker:
+                raise ScheduleError(f"{action} of worker {worker} reads {item}, which no job makes")
+            if maker[item] != worker and item not in seen:
+                seen.add(item)
+                message = Message(item, maker[item], worker, next(numbers))
+                sent.setdefault(item, []).append(message)
+                yield message
+
+    read: list[list[tuple[tuple[Item, ...], tuple[Message, ...]]]] = []
     for worker, actions in enumerate(lists):
-        seen: set[Item] = set()
-        received.append([])
-        for action in actions:
-            new = []
-            for item in reads(action):
-                if item not in maker:
-                    raise ScheduleError(f"{action} of worker {worker} reads {item}, which no job makes")
-                if maker[item] != worker and item not in seen:
-                    seen.add(item)
-                    new.append(Message(item, maker[item], worker, -1))
-            received[-1].append(tuple(new))
-    numbers: Mapping[Message, int] = {
-        message: number
-        for number, message in enumerate(m for per_worker in received for new in per_worker for m in new)
-    }
-    received = [[tuple(m._replace(number=numbers[m]) for m in new) for new in per_worker] for per_worker in received]
-    for message in (m for per_worker in received for new in per_worker for m in new):
-        messages[message.item].append(message)
+        seen = set[Item]()
+        each = ((action, tuple(reads(action))) for action in actions)
+        read.append([(items, tuple(received(worker, action, items, seen))) for action, items in each])
     return [
         [
-            JobStep(
-                action,
-                tuple(reads(action)),
-                tuple(writes(action)),
-                new,
-                tuple(message for item in writes(action) for message in messages[item]),
-            )
-            for action, new in zip(actions, news, strict=True)
+            JobStep(action, *given, made, tuple(message for item in made for message in sent.get(item, ())))
+            for action, given, made in zip(*of_worker, strict=True)
         ]
-        for actions, news in zip(lists, received, strict=True)
+        for of_worker in zip(lists, read, written, strict=True)
     ]

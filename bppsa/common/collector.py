@@ -1,4 +1,4 @@
-"""A pause of Python's garbage collector, which would go through the ops of a log again and again while these grow."""
+"""A pause of Python's garbage collector, which would go through a log or a plan again and again while it grows."""
 
 from __future__ import annotations
 
