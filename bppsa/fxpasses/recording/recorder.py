@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from bppsa.common.chain import FILLS
 from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.lines import line_now
+from bppsa.fxpasses.lines import instruction, line_now
 from bppsa.fxpasses.recording.aliases import PARTS, RETURN_NEW, STALE, Aliases, Stale, geometry
 from bppsa.fxpasses.recording.decompose import DECOMPOSE, OF_REALS, is_seeded
 from bppsa.fxpasses.recording.functional import functional
@@ -168,6 +168,9 @@ class Recorder(TorchDispatchMode):
             return self.change_in_place(func, args, kwargs)
         if func in LAZY:
             return self.resolved(func, *args)
+        if func is aten.lift_fresh.default and args[0].dim():  # numbers of Python's, which may be written over
+            with self:
+                return args[0].clone()
         if func in SPELLED and self.is_of_rows(*args[:2]):
             with self:
                 return SPELLED[func](args[0], *args[1][1:], *args[2:])
@@ -208,6 +211,8 @@ class Recorder(TorchDispatchMode):
         out = tried(func, stand_ins, options)
         node = self.graph.call_function(func, args, kwargs)
         node.meta["path"], node.meta["line"] = self.where(), self.line()
+        if func in FILLS or not node.all_input_nodes:
+            node.meta["made_by"] = instruction()
         if isinstance(out, Tensor):
             defined = self.define_output(node, out)
             if func in PARTS and defined is out:  # no copy, as under no_grad
@@ -282,7 +287,7 @@ class Recorder(TorchDispatchMode):
         if node.target is aten.detach.default:
             shared, out = out, zeros_like(out)  # a geometry of its own, to tell it from what it was detached from
             source = node.args[0]
-            if source.target in FILLS:  # torch.zeros and its kin end in a detach
+            if source.meta.get("made_by") == instruction():  # torch.zeros and its kin end in a detach
                 self.graph.erase_node(node)
                 node = source
             elif shared is not None:
