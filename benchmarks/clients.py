@@ -23,7 +23,7 @@ def batch_first(rows: int, steps: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Client:
-    """make: of so many rows and so wide. needs: the package that it is of. scans: how many loops it has. method: what
+    """make: of so many rows and so wide. needs: the package that it is of. scans: how many lines of loops it has. method: what
     its users call of it. is_double: whether it can be computed in float64."""
 
     needs: str
@@ -117,7 +117,7 @@ CLIENTS: Mapping[str, Client] = {
         "speechbrain", speech("LiGRU", num_layers=2, bidirectional=True, normalization="layernorm"), scans=2
     ),
     "speechbrain SLiGRU": Client("speechbrain", speech("SLiGRU", nonlinearity="tanh")),
-    "speechbrain QuasiRNN": Client("speechbrain", speech("QuasiRNN", num_layers=2, bidirectional=True), scans=2),
+    "speechbrain QuasiRNN": Client("speechbrain", speech("QuasiRNN", num_layers=2, bidirectional=True)),
     "ncps CfC": Client("ncps", liquid("CfC")),
     "ncps CfC, pure, of the last step": Client(
         "ncps", liquid("CfC", mode="pure", return_sequences=False, batch_first=False), steps_first
