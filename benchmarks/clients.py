@@ -23,8 +23,8 @@ def batch_first(rows: int, steps: int) -> tuple[Any, ...]:
 
 @dataclass(frozen=True)
 class Client:
-    """make: of so many rows and so wide. needs: the package that it is of. scans: how many lines of loops it has. method: what
-    its users call of it. is_double: whether it can be computed in float64."""
+    """make: of so many rows and so wide. needs: the package that it is of. scans: how many lines of loops it has.
+    method: what its users call of it. is_double: whether it can be computed in float64."""
 
     needs: str
     make: Callable[[int, int], nn.Module]
