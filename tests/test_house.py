@@ -89,9 +89,10 @@ ROOMS: dict[str, set[str]] = {
     "codegen.gpu.cuda": LOWER | {"codegen.cache", "codegen.language", "codegen.gpu.native"},
     "codegen.sparse_conv": LOWER | {"codegen.cpu", "codegen.isa", "codegen.language", "codegen.lowering"},
     "runtime": LOWER | {"codegen"},
-    "runtime.programs": LOWER | {"codegen", "runtime.pool"},
+    "runtime.programs": LOWER | {"codegen", "runtime.memory", "runtime.pool"},
     "runtime.recurrent": LOWER
-    | {"codegen", "runtime.cotangents", "runtime.pool", "runtime.programs", "runtime.sparse", "runtime.untraced"},
+    | {"codegen", "runtime.cotangents", "runtime.memory", "runtime.pool", "runtime.programs", "runtime.sparse"}
+    | {"runtime.untraced"},
     "runtime.chain": LOWER | {"codegen", "runtime.cotangents", "runtime.recurrent"},
     "runtime.sparse_conv": LOWER
     | {"codegen", "runtime.cotangents", "runtime.pool", "runtime.programs", "runtime.sparse", "runtime.untraced"},

@@ -161,3 +161,13 @@ def test_data_of_another_form(kind: str, change: str, steps: int) -> None:
         ours.weight_ih_l0.data = ours.weight_ih_l0.data[:1].clone()
     with pytest.raises(InputError, match=r"that the backward reads became one of .*: its \.data was replaced"):
         loss.backward()
+
+
+@pytest.mark.parametrize("steps", [8, 400])
+def test_memory_that_was_freed_is_an_error(steps: int) -> None:
+    """In short calls, which are one native call, and in long ones."""
+    model: Any = compiled(torch.nn.GRU(4, 4))
+    loss = model(torch.randn(steps, 64, 4))[0].sum()
+    model.weight_hh_l0.untyped_storage().resize_(0)
+    with pytest.raises(InputError, match="was freed before"):
+        loss.backward()

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from bppsa.codegen.cpu.entries import Entry, address
 from bppsa.runtime import pool
+from bppsa.runtime.memory import check_memory
 from bppsa.runtime.programs.room import Room
 
 NUMBERS, TAPE, WORK, TENSORS = range(4)  # memories; tensors are one each, from TENSORS on
@@ -46,6 +47,7 @@ class CallProgram:
         """tape: contiguous, with at least `self.tape` bytes. tensors: contiguous, for the memories from TENSORS on."""
         work = pool.take(self.work, torch.uint8)
         tape_at = 0 if tape is None else tape.data_ptr()
+        check_memory(tensors)
         bases = array("q", [0, tape_at, work.data_ptr(), *map(Tensor.data_ptr, tensors)])
         self.run_calls(*self._tables, address(bases))
 

@@ -19,6 +19,7 @@ from bppsa.decisions import warn_without_kernels
 from bppsa.errors import BuildError, InputError
 from bppsa.plan.strategy import Strategy
 from bppsa.runtime.cotangents import is_memory
+from bppsa.runtime.memory import check_memory
 from bppsa.runtime.recurrent import check
 from bppsa.runtime.recurrent.scan.extent import Given, Shape
 
@@ -91,6 +92,7 @@ class ApplyRecurrence(torch.autograd.Function):
         saved = ctx.saved_tensors
         if (now := forms(saved)) != ctx.forms:
             raise replaced(ctx.forms, now)
+        check_memory([tensor for tensor in saved if tensor is not None])
         # a hook of saved tensors may have given back a view
         tensors, saved = saved[: ctx.count], [t.contiguous() for t in saved[ctx.count :]]
         needs = ctx.needs_input_grad[1:]
