@@ -18,6 +18,6 @@ def check_memory(tensors: Sequence[Tensor]) -> None:
     for tensor in tensors:
         if tensor.numel() and not tensor.untyped_storage().nbytes():
             raise InputError(
-                f"the memory of a tensor {list(tensor.shape)} {tensor.dtype} was freed before a recurrence's forward or "
-                f"backward reads it, as untyped_storage().resize_(0) does; give it memory again"
+                f"the memory of a tensor {list(tensor.shape)} {tensor.dtype} was freed before a recurrence's forward "
+                f"or backward reads it, as untyped_storage().resize_(0) does; give it memory again"
             )

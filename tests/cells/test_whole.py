@@ -122,7 +122,7 @@ LEFT: dict[str, tuple[str, Cell, Tensor]] = {
     "squares": ("multiplies whole numbers", lambda s, x: ((torch.tanh(s[0] + x), s[1] * s[1] % 7), s[1]), NONE),
     "bits": ("bitwise_xor", lambda s, x: ((torch.tanh(s[0] + x), s[1] ^ (s[1] // 2)), s[1]), NONE),
     "shifted": ("grow by more", lambda s, x: ((torch.tanh(s[0] + x + s[1]), s[1] << 1), s[1]), NONE),
-    "large": ("whole numbers from", counter, NONE + 2**53),
+    "large": ("whole numbers of up to", counter, NONE + 2**53),
     "rounded": ("without a bound", lambda s, x: ((torch.tanh(s[0] + x), (100 * s[0]).long()), s[1]), 0 * ROW[:, None]),
 }
 

@@ -133,8 +133,9 @@ class CellPlan:
         assert self.growth is not None
         start, most = largest_whole(carry), largest_whole([*given, *params])
         if not self.growth.fits(start, most, steps, self.dtype):
-            limit = f"{self.dtype} is exact to {1 / torch.finfo(self.dtype).eps:.0f}"
-            raise Unsupported(Reason(f"whole numbers from {start} on over {steps} steps", mend=limit))
+            limit = f"{1 / torch.finfo(self.dtype).eps:.0f}, to which {self.dtype} holds them exactly"
+            what = f"whole numbers of up to {start} at the start, which {steps} steps may take beyond {limit}"
+            raise Unsupported(Reason(what, mend="carry them less their start, or real numbers"))
         if any(bool((params[at] == 0).any()) for at in self.growth.divisors):
             raise Unsupported(Reason("divides whole numbers by 0"))
         for at, (low, high) in self.growth.starts:

@@ -42,8 +42,8 @@ from bppsa.sparsity.rules.matrix_ops import LinAlgError
 WHOLE = (torch.bool, torch.int64, torch.int32)  # dtypes whose numbers a sweep holds as reals
 MOST = 256  # plans, of cells
 DRAW_BEFORE = (
-    "draw them for all steps before and give them in xs; or write the loop in Python and bppsa.compile it, which takes "
-    "dropout"
+    "draw them for all steps before and give them in xs (a class is the argmax of logits plus Gumbel noise); or write "
+    "the loop in Python and bppsa.compile it, which takes dropout"
 )
 # What a mistake of ours in a pass would raise, once the cell itself has run.
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)

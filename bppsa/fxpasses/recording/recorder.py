@@ -36,6 +36,7 @@ CHECK = "check_errors"  # the option of ops that raise errors for some matrices
 READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
+CHOOSE = "use torch.where; what is only logged, read after all steps"
 DRAW_OUTSIDE = "draw them outside and pass them in, or call model.eval() if they are a dropout's"
 
 
@@ -159,7 +160,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if reads_values(func, args):
-            raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
+            raise Unsupported(Reason("reads the value of a tensor", str(func), CHOOSE))
         if is_seeded(func) and not self.may_draw:
             raise Unsupported(Reason("draws random numbers", str(func), DRAW_OUTSIDE, self.where()))
         if func is aten._linalg_check_errors.default:

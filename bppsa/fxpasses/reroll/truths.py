@@ -13,11 +13,12 @@ import torch
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.cell_recorder import OF_ALL, OF_ANY
+from bppsa.fxpasses.recording.recorder import CHOOSE
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import Like, Log, LoggedOp, LoggedValue, Nesting, ReadTruth
 
 aten = torch.ops.aten
-READS = Reason("reads the value of a tensor", str(aten._local_scalar_dense.default), "use torch.where")
+READS = Reason("reads the value of a tensor", str(aten._local_scalar_dense.default), CHOOSE)
 OF_ONE = ((None,), ())  # how the arguments of an op of one tensor are nested
 
 

@@ -19,7 +19,7 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.own_gradients import applying
 from bppsa.fxpasses.recording.aliases import Geometry, marked_geometry
 from bppsa.fxpasses.recording.decompose import is_seeded
-from bppsa.fxpasses.recording.recorder import CHECK, has_option, reads_values
+from bppsa.fxpasses.recording.recorder import CHECK, CHOOSE, has_option, reads_values
 from bppsa.fxpasses.reroll.log.in_place import ChangesInPlace, tensors_of
 from bppsa.fxpasses.reroll.log.lines import goes_over, innermost, place, users_lines
 from bppsa.fxpasses.reroll.log.memory import TensorMemory, is_unseen
@@ -142,7 +142,7 @@ class Logger(TorchDispatchMode):
                 return
             if goes_over(self.lines):
                 raise Unsupported(STEPS_READ)
-            raise Unsupported(Reason("reads the value of a tensor", op=str(func), mend="use torch.where"))
+            raise Unsupported(Reason("reads the value of a tensor", str(func), CHOOSE))
         if torch.is_autocast_enabled("cpu"):
             raise Unsupported(Reason("autocast decides dtypes op by op"))
         if len(self.log.ops) > MOST_OPS:
