@@ -149,7 +149,7 @@ class Differs(Cell):
 @pytest.mark.parametrize(
     ("kind", "line", "what"),
     [
-        (Grows, "# grows", "is one of [3, 2, 3] a step later"),
+        (Grows, "# grows", "a tensor of [3, 2, 3] is one of [3, 3, 3] a step later"),
         (Attends, "# to all before", "tensors, and"),
         (Differs, "# weights", "reads another tensor"),
     ],

@@ -123,7 +123,7 @@ def is_in_loop(op: LoggedOp, line: str) -> bool:
 def is_repeated(log: Log) -> bool:
     """Whether the ops that passed repeat themselves often enough to be a loop over time."""
     targets: dict[Any, int] = {}
-    seen = [targets.setdefault(target, len(targets)) for target in (*(op.target for op in log.ops), *log.rest)]
+    seen = [targets.setdefault(target, len(targets)) for target in (op.target for op in (*log.ops, *log.rest))]
     return longest(seen) is not None
 
 
