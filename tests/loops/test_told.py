@@ -190,3 +190,44 @@ def test_the_collector_pauses_for_all_threads() -> None:
         assert not gc.isenabled(), "as its user has it"
     finally:
         gc.enable()
+
+
+class Counts(Cell):
+    """A number that is a tensor counts the steps, beside the states of the rows."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.begin, self.grows = start, nn.Parameter(torch.tensor(0.9))
+
+    def forward(self, x: Tensor) -> Any:
+        h, n, out = self.start(x), torch.tensor(self.begin), []
+        for t in range(x.shape[1]):
+            n = n + 1 if isinstance(self.begin, int) else n * self.grows + x[0, t, 0]
+            h = self.cell(x[:, t], h) * (n > 3) / (n.abs() + 1)
+            out.append(h)
+        return torch.stack(out, 1), n
+
+
+@pytest.mark.parametrize("start", [0, 4.5])
+def test_a_number_that_counts_the_steps_is_given_to_them(start: float) -> None:
+    pair = Pair(Counts(start))
+    for seed in range(3):
+        (decision,) = pair.call(x(20), seed=seed)
+    assert decision.strategy == "sequential"
+    assert (decision.numbers["B"], decision.numbers["H"]) == (x(20).shape[0], H)
+
+
+class CountsStates(Cell):
+    def forward(self, x: Tensor) -> Tensor:
+        h, n = self.start(x), torch.tensor(0)
+        for t in range(x.shape[1]):
+            n = n + (h.sum() > 0)  # counts
+            h = self.cell(x[:, t], h) / (n + 1)
+        return h
+
+
+def test_a_number_that_waits_for_the_states_is_told_with_a_mend() -> None:
+    (decision,) = Pair(CountsStates()).call(x(20))
+    assert decision.strategy == "pytorch"
+    assert "its carry waits for values of other shapes or dtypes" in decision.reason
+    assert "carry a number for each row, as [B] or [B, 1], or count in Python" in decision.reason
