@@ -16,6 +16,7 @@ from torch import Tensor, nn
 import bppsa
 from bppsa.codegen.cpu import progress
 from bppsa.common.collector import collector_paused
+from bppsa.frontend.loops.scans.fuse import Fused
 from tests.loops.beside import Pair
 from tests.loops.cells import Cell, H, N, x
 
@@ -231,3 +232,30 @@ def test_a_number_that_waits_for_the_states_is_told_with_a_mend() -> None:
     assert decision.strategy == "pytorch"
     assert "its carry waits for values of other shapes or dtypes" in decision.reason
     assert "carry a number for each row, as [B] or [B, 1], or count in Python" in decision.reason
+
+
+class Named(Cell):
+    def forward(self, given: dict[str, Tensor]) -> dict[str, Tensor]:
+        h, out = self.start(given["x"]), []
+        for t in range(given["x"].shape[1]):
+            h = self.cell(given["x"][:, t], h)
+            out.append(h)
+        return {"last": h, "all": torch.stack(out, 1)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (lambda output: 1.01 * output, "output['last'] differs from PyTorch's by "),
+        (
+            lambda output: 1.01 * output - 0.01 * output.detach(),
+            "the gradient of given['x'] differs from PyTorch's by ",
+        ),
+    ],
+)
+def test_what_differs_is_named(wrong: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Fused.__call__
+    monkeypatch.setattr(Fused, "__call__", lambda *given: [wrong(output) for output in run(*given)])
+    (decision,) = Pair(Named()).call({"x": x(20)})
+    assert decision.strategy == "pytorch"
+    assert said in decision.reason

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from bppsa.frontend.loops.changing import settled
 from bppsa.frontend.loops.key import LoopCall, attributes
 from bppsa.frontend.loops.left import left, not_repeated
 from bppsa.frontend.loops.loop_plan import TENSOR, LoopPlan, errors_refused
+from bppsa.frontend.loops.names import names_of
 from bppsa.frontend.loops.scans.shared import SharedSteps, are_of, shape_of
 from bppsa.frontend.loops.scans.trust import Witness, believe, is_trusted_in_double
 from bppsa.frontend.loops.scans.verify import Differs, OtherNumbers
@@ -209,10 +211,13 @@ def planned(
         truths=len(truths),
     )
     values = arithmetic.values(numbers) if arithmetic.terms else []
-    witness = Witness(program, replay, result, {value: tensor_of(value, call, values) for value in replay.given})
+    given = {value: tensor_of(value, call, values) for value in replay.given}
+    taken = plan.tensors(call, numbers)
+    named_as = partial(names_of, returns, root=first.root, plain=first.plain, args=first.args, kwargs=first.kwargs)
+    witness = Witness(program, replay, result, given, named_as(list(given.values())))
     shape, within = shape_of(program.run, (plan.arguments, plan.places, plan.numbers, len(plan.literals), spec))
     known = shared.knows(shape, within)
-    doubted = is_trusted_in_double(witness, plan.run, tensors, plan.tensors(call, numbers), random, known)
+    doubted = is_trusted_in_double(witness, plan.run, tensors, taken, named_as(taken), random, known)
     if not doubted:
         shared.trust(shape, within)
     beside = ops_beside(program.run, scans) // len(scans)
