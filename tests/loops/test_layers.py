@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import torch
 from torch import Tensor, nn
 
@@ -40,7 +42,9 @@ def test_layers_that_change_their_buffers() -> None:
     pair = Pair(Layers())
     for seed in range(3):
         decisions = pair.call(x(), seed=seed)
-    assert [(d.strategy, d.path) for d in decisions[:2]] == [("pytorch", "layers.0"), ("pytorch", "layers.1")]
+    line = inspect.getsourcelines(Layer.forward)[1] + 2
+    where = [f"layers.{i}:test_layers.py:{line}" for i in range(2)]
+    assert [(d.strategy, d.path) for d in decisions[:2]] == [("pytorch", at) for at in where]
     assert "batch norm" in decisions[0].reason
     for seed in range(3):
         decisions = pair.call(x(), seed=seed)
@@ -67,7 +71,11 @@ def test_a_loop_around_others_that_are_no_scans_is_told() -> None:
     pair = Pair(model)
     for seed in range(10):
         decisions = pair.call(x(), seed=seed)
-    assert {(d.strategy, d.path) for d in decisions} == {("pytorch", each) for each in ("", "layers.0", "layers.1")}
+    line = inspect.getsourcelines(Prints.forward)[1] + 2
+    at = f"test_layers.py:{line}"
+    assert {(d.strategy, d.path) for d in decisions} == {
+        ("pytorch", f"{each}{at}") for each in ("", "layers.0:", "layers.1:")
+    }
 
 
 def test_what_the_first_call_decides_is_told_once() -> None:

@@ -146,10 +146,21 @@ class Differs(Cell):
         return h
 
 
+class Remembers(Cell):
+    def forward(self, x: Tensor) -> Any:
+        h, memory = self.start(x), x.new_zeros(x.shape[0], x.shape[1], H)
+        for t in range(x.shape[1]):
+            memory = memory.clone()
+            memory[:, t] = h  # written
+            h = self.cell(x[:, t], memory.sum(1))
+        return h
+
+
 @pytest.mark.parametrize(
     ("kind", "line", "what"),
     [
-        (Grows, "# grows", "is one of [3, 2, 3] a step later"),
+        (Remembers, "# written", "a tensor of [3, 1, 4] is one of [3, 2, 4] a step later"),
+        (Grows, "# grows", "a tensor of [3, 2, 3] is one of [3, 3, 3] a step later"),
         (Attends, "# to all before", "tensors, and"),
         (Differs, "# weights", "reads another tensor"),
     ],

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import bppsa
+from tests.loops.beside import Pair
 
 B, T, H = 3, 12, 4
 
@@ -241,3 +242,31 @@ def test_slices_that_meet() -> None:
     with torch.no_grad():
         for x in (torch.zeros(B, T, H), torch.randn(B, T, H)):
             torch.testing.assert_close(fast(x), Overlapping()(x))
+
+
+class MixesNodes(nn.Module):
+    """Each step mixes the middle axis of a state [B, N, C], which puts what it makes in another order in memory."""
+
+    def __init__(self, mix: Callable[[MixesNodes, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.mix, self.nodes, self.channels = mix, nn.Linear(3, 3), nn.Linear(H, H)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        state, out = torch.zeros_like(x[0]), []
+        for x_t in x:
+            state = torch.tanh(self.mix(self, state) + self.channels(state) + x_t)
+            out.append(state.mean(1))
+        return torch.stack(out), state.transpose(1, 2).reshape(len(state), -1), state
+
+
+MIXES: dict[str, Callable[[MixesNodes, Tensor], Tensor]] = {
+    "linear": lambda m, state: m.nodes(state.transpose(1, 2)).transpose(1, 2),
+    "einsum": lambda m, state: torch.einsum("ij,bjc->bic", m.nodes.weight, state),
+}
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_state_that_a_step_puts_in_another_order_in_memory(mix: str) -> None:
+    pair = Pair(MixesNodes(MIXES[mix]))
+    x = torch.randn(T, B, 3, H, dtype=torch.float64, requires_grad=True)
+    assert pair.strategies(x) == ["sequential"]

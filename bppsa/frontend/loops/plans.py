@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,25 +13,27 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bppsa.common.graph import tensors_in
-from bppsa.decisions import Decision, warn_once
+from bppsa.decisions import warn_once
 from bppsa.errors import BuildError, GradientError, Reason, Unsupported, first_line, kind_of
 from bppsa.frontend.call_log import note, unnoted
 from bppsa.frontend.cell.plans import FAULTS
 from bppsa.frontend.loops.changing import settled
 from bppsa.frontend.loops.key import LoopCall, attributes
+from bppsa.frontend.loops.left import left, not_repeated
 from bppsa.frontend.loops.loop_plan import TENSOR, LoopPlan, errors_refused
+from bppsa.frontend.loops.names import names_of
 from bppsa.frontend.loops.scans.shared import SharedSteps, are_of, shape_of
 from bppsa.frontend.loops.scans.trust import Witness, believe, is_trusted_in_double
 from bppsa.frontend.loops.scans.verify import Differs, OtherNumbers
 from bppsa.frontend.loops.state import LeftCall
-from bppsa.frontend.loops.told import by_loop, named, ops_beside, refusals, refused, told_of
+from bppsa.frontend.loops.told import by_loop, named, ops_beside, refusals, told_of
 from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.plan_cache import place
 from bppsa.frontend.trials import trial
 from bppsa.fxpasses.environment.key import SIMPLE
 from bppsa.fxpasses.environment.libraries import owner
 from bppsa.fxpasses.recording.capture import check_gradients
-from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll, short_loop
+from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.fxpasses.reroll.log.ops import LoggedValue, draws
 from bppsa.fxpasses.reroll.log.record import Logger
@@ -38,6 +41,7 @@ from bppsa.fxpasses.reroll.log.replay import Replay
 from bppsa.fxpasses.reroll.log.unseen import watched
 from bppsa.fxpasses.reroll.program import LoopProgram, order_of, program_of
 from bppsa.fxpasses.reroll.repetition.unlike import unlike
+from bppsa.fxpasses.reroll.repetition.written import loop_over_time
 from bppsa.fxpasses.reroll.truths import read_truths
 from bppsa.runtime.recurrent.check import asked
 
@@ -79,25 +83,26 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
     check_unchanged(logger, first)
     if not (logger.log.branches or is_repeated(logger.log)):
         note(*within)
-        short = short_loop(logger.log)
-        return result, LeftCall((refused(short, path),), is_short=True) if short is not None else LeftCall()
+        return result, not_repeated(path, logger.log, tried.has_inner)
     found: list[Repetition] = []
     try:
         plan = planned(logger, first, result, arithmetic, found, before)
     except Unsupported as unsupported:
         raise_if_asked(unsupported)
         note(*within)
-        return result, left(path, found, unsupported.reason, tried.has_inner and logger.log.refusal is not None)
+        return result, left(
+            path, logger.log, found, unsupported.reason, tried.has_inner and logger.log.refusal is not None
+        )
     except BuildError as error:
         note(*within)
-        return result, left(path, found, Reason(first_line(error)))
+        return result, left(path, logger.log, found, Reason(first_line(error)))
     except FAULTS as error:  # the call has its result, and the fault is told aloud
         if asked():
             raise
         what = f"bppsa fails to plan it: {type(error).__name__}: {first_line(error)}"
         warn_once(f"bppsa leaves the loops of {path or 'the model'} to PyTorch: {what}; please report this")
         note(*within)
-        return result, left(path, found, Reason(what, mend="please report this"))
+        return result, left(path, logger.log, found, Reason(what, mend="please report this"))
     return result, plan
 
 
@@ -145,12 +150,6 @@ def all_true(count: int) -> list[Tensor]:
     return [torch.tensor(True) for _ in range(count)]
 
 
-def left(path: str, found: Sequence[Repetition], reason: Reason, around_others: bool = False) -> LeftCall:
-    told = refusals(found, path)
-    place = named(path, found[0]) if found else path
-    return LeftCall(told or (Decision(place, "loop", "pytorch", str(reason)),), around_others)
-
-
 def check_unchanged(logger: Logger, first: FirstCall) -> None:
     call = first.described
     if not call.environment.trail.holds(owner(first.root)):
@@ -189,7 +188,7 @@ def planned(
     rerolled = reroll(log, result, shared.fuse, shared.numbers)
     found += rerolled.found
     if all(one.scan is None for one in found):
-        raise Unsupported(found[0].reason if found and found[0].reason else unlike(log.ops))
+        raise Unsupported(found[0].reason if found and found[0].reason else unlike(loop_over_time(log.ops)))
     alone = zip(rerolled.result, tensors, are_alone(tensors, call), strict=True)
     orders = {value: order_of(tensor) for value, tensor, is_alone in alone if is_alone}
     program = program_of(log, rerolled.ops, rerolled.result, torch.is_grad_enabled(), orders)
@@ -212,10 +211,13 @@ def planned(
         truths=len(truths),
     )
     values = arithmetic.values(numbers) if arithmetic.terms else []
-    witness = Witness(program, replay, result, {value: tensor_of(value, call, values) for value in replay.given})
+    given = {value: tensor_of(value, call, values) for value in replay.given}
+    taken = plan.tensors(call, numbers)
+    named_as = partial(names_of, returns, root=first.root, plain=first.plain, args=first.args, kwargs=first.kwargs)
+    witness = Witness(program, replay, result, given, named_as(list(given.values())))
     shape, within = shape_of(program.run, (plan.arguments, plan.places, plan.numbers, len(plan.literals), spec))
     known = shared.knows(shape, within)
-    doubted = is_trusted_in_double(witness, plan.run, tensors, plan.tensors(call, numbers), random, known)
+    doubted = is_trusted_in_double(witness, plan.run, tensors, taken, named_as(taken), random, known)
     if not doubted:
         shared.trust(shape, within)
     beside = ops_beside(program.run, scans) // len(scans)

@@ -22,7 +22,7 @@ from bppsa.fxpasses.reroll.rewrite import Fuse, rewritten
 from bppsa.fxpasses.reroll.views.grown import of_last_pieces
 from bppsa.fxpasses.reroll.views.joined import joined
 from bppsa.fxpasses.reroll.views.leading import without_leading
-from bppsa.fxpasses.reroll.views.reshapes import without_detours
+from bppsa.fxpasses.reroll.views.reshapes import for_any_order, without_detours
 
 aten = torch.ops.aten
 ITEMS = {aten.select.int, aten.slice.Tensor, aten.unbind.int, aten.split.Tensor}
@@ -55,7 +55,8 @@ class Rerolled:
 def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse, settle: Settle | None = None) -> Rerolled:
     """The log's ops with each loop that can be fused as one scan. settle: may make numbers of a step ones that it is
     given."""
-    left = Rerolled(*without_detours(without_leading(joined(of_last_pieces(log.ops), result)), result))
+    ops = joined(of_last_pieces(for_any_order(log.ops)), result)
+    left = Rerolled(*without_detours(without_leading(ops), result))
     if next_run(left.ops, set()) is None:
         let_items_be_alike(log)
     closed: set[LoggedOp] = set()  # scans, and what was looked at in vain
@@ -122,7 +123,7 @@ def is_in_loop(op: LoggedOp, line: str) -> bool:
 def is_repeated(log: Log) -> bool:
     """Whether the ops that passed repeat themselves often enough to be a loop over time."""
     targets: dict[Any, int] = {}
-    seen = [targets.setdefault(target, len(targets)) for target in (*(op.target for op in log.ops), *log.rest)]
+    seen = [targets.setdefault(target, len(targets)) for target in (op.target for op in (*log.ops, *log.rest))]
     return longest(seen) is not None
 
 

@@ -17,7 +17,11 @@ class Level(IntEnum):
 
 def levels(loop: UnrolledLoop, model: Sequence[LoggedOp]) -> list[Level]:
     """Of each op of a step; `model` are those of one step."""
-    carried = reaching(loop, recurrent(loop))
+    roots = recurrent(loop)
+    carried = reaching(loop, roots)
+    numbers = of_numbers(loop, model, carried)
+    if not roots <= numbers:
+        carried -= numbers
     found: list[Level] = []
     for j, relations in enumerate(loop.relations):
         if j in carried:
@@ -26,6 +30,23 @@ def levels(loop: UnrolledLoop, model: Sequence[LoggedOp]) -> list[Level]:
             found.append(Level.GIVEN)
         else:
             found.append(Level.SAME)
+    return found
+
+
+def of_numbers(loop: UnrolledLoop, model: Sequence[LoggedOp], carried: set[int]) -> set[int]:
+    """Those of the ops that make single numbers, of nothing but such numbers and what waits for no carry: PyTorch
+    computes a counter that is a tensor before the others, which are given what it is in each step."""
+    found = {j for j in carried if not any(value.shape for value in model[j].outs)}
+    shrank = bool(found)
+    while shrank:
+        others = carried - found
+        waiting = {
+            j
+            for j in found
+            if any(isinstance(relation, Made) and relation.op in others for relation in loop.relations[j])
+        }
+        found -= waiting
+        shrank = bool(waiting)
     return found
 
 

@@ -15,6 +15,8 @@ from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, draws
 from bppsa.fxpasses.reroll.repetition.relate import Made, Outside, UnrolledLoop, VaryingNumber
 from bppsa.fxpasses.reroll.views.reshapes import size
 
+OF_NUMBERS = "carry a number for each row, as [B] or [B, 1], or count in Python"
+OF_OTHERS = "keep the batch in front, and one dtype"
 WHOLE = (torch.int64, torch.int32)
 
 
@@ -107,7 +109,8 @@ class LoopStep:
         if all(made.op in found for made in carried):
             what = ", ".join(sorted({f"{list(v.shape)} of {v.dtype}" for j in odd for v in self.model[j].outs}))
             line = place(self.model[odd[0]].lines) if odd else ""
-            raise Unsupported(Reason(f"its carry waits for values of other shapes or dtypes ({what})", path=line))
+            mend = OF_NUMBERS if any(not v.shape for j in odd for v in self.model[j].outs) else OF_OTHERS
+            raise Unsupported(Reason(f"its carry waits for values of other shapes or dtypes ({what})", "", mend, line))
         return found
 
     def read_after(self, result: Sequence[LoggedValue]) -> dict[tuple[int, int], set[int]]:

@@ -15,7 +15,16 @@ from torch import Tensor, fx
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.call_log import unnoted
 from bppsa.frontend.loops.scans.fuse import fuse
-from bppsa.frontend.loops.scans.verify import GROWN, TOLERANCE, Differs, OtherNumbers, check_alike, check_numbers
+from bppsa.frontend.loops.scans.verify import (
+    GROWN,
+    NAMELESS,
+    TOLERANCE,
+    Differs,
+    OtherNumbers,
+    TensorNames,
+    check_alike,
+    check_numbers,
+)
 from bppsa.fxpasses.reroll.find import reroll
 from bppsa.fxpasses.reroll.log.doubled import Doubler, in_double
 from bppsa.fxpasses.reroll.log.ops import LoggedValue
@@ -28,12 +37,14 @@ MoveTensor = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class Witness:
-    """A log and the program that was made of it. result: the values that both give; tensors: what the call gives."""
+    """A log and the program that was made of it. result: the values that both give; tensors: what the call gives.
+    names: of the result, and of these tensors."""
 
     program: LoopProgram
     replay: Replay
     result: Sequence[LoggedValue]
     tensors: Mapping[LoggedValue, Tensor]
+    names: TensorNames
 
 
 def is_trusted_in_double(
@@ -41,12 +52,13 @@ def is_trusted_in_double(
     run: fx.GraphModule,
     expected: Sequence[Tensor],
     tensors: Sequence[Tensor],
+    names: TensorNames,
     random: Tensor | None,
     known: bool,
 ) -> bool:
-    """Whether it took float64 to trust a program. expected: what the call returned, for the given `tensors`. random:
-    the state of the generator before the call, where it draws. known: whether the same was trusted before,
-    on other numbers.
+    """Whether it took float64 to trust a program. expected: what the call returned, for the given `tensors`, which have
+    these names. random: the state of the generator before the call, where it draws. known: whether the same was trusted
+    before, on other numbers.
 
     Raises `Unsupported` where the program is not trusted.
     """
@@ -58,7 +70,7 @@ def is_trusted_in_double(
             check_in_double(witness, differs)
             doubted = True
     try:
-        believe(run, expected, tensors, random)
+        believe(run, expected, tensors, random, names)
     except OtherNumbers as differs:
         check_log(witness, expected, random, differs)
         if not doubted:
@@ -74,7 +86,9 @@ def check_log(witness: Witness, expected: Sequence[Tensor], random: Tensor | Non
     try:
         torch.set_rng_state(after if random is None else random)
         made = witness.replay.run(witness.tensors)
-        check_numbers(expected, [made[value] for value in witness.result], list(witness.tensors.values()))
+        check_numbers(
+            expected, [made[value] for value in witness.result], list(witness.tensors.values()), names=witness.names
+        )
     except OtherNumbers as wrong:
         raise wrong from differs
     finally:
@@ -94,7 +108,7 @@ def check_in_double(witness: Witness, differs: OtherNumbers) -> None:
     tensors = {double.values[value]: in_double(tensor) for value, tensor in witness.tensors.items()}
     try:
         for moves in (MOVES, (unmoved,)):
-            check_moved(Witness(program, replay, result, tensors), moves, GROWN)
+            check_moved(Witness(program, replay, result, tensors, witness.names), moves, GROWN)
     except OtherNumbers as again:
         raise OtherNumbers(replace(again.reason, what=f"{again.reason.what}, in float64 too")) from differs
 
@@ -111,7 +125,7 @@ def check_moved(
             ours = ran(witness.program.run, [given[value] for value in witness.program.given])
     finally:
         torch.set_rng_state(state)
-    check_numbers(expected, ours, list(given.values()), tolerance)
+    check_numbers(expected, ours, list(given.values()), tolerance, witness.names)
 
 
 def others(witness: Witness, moves: Sequence[MoveTensor]) -> tuple[dict[LoggedValue, Tensor], list[Tensor]]:
@@ -140,7 +154,13 @@ def has_nan(tensor: Tensor) -> bool:
     return bool(torch.isnan(tensor).any())
 
 
-def believe(run: fx.GraphModule, expected: Sequence[Tensor], tensors: Sequence[Tensor], random: Tensor | None) -> None:
+def believe(
+    run: fx.GraphModule,
+    expected: Sequence[Tensor],
+    tensors: Sequence[Tensor],
+    random: Tensor | None,
+    names: TensorNames = NAMELESS,
+) -> None:
     """Raises `Unsupported` where the program, run on the same tensors and random numbers, gives something else."""
     after = torch.get_rng_state()
     try:
@@ -153,7 +173,7 @@ def believe(run: fx.GraphModule, expected: Sequence[Tensor], tensors: Sequence[T
     finally:
         if random is not None:
             torch.set_rng_state(after)
-    check_alike(expected, ours, tensors)
+    check_alike(expected, ours, tensors, names)
 
 
 def ran(program: fx.GraphModule, tensors: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -26,13 +27,32 @@ class OtherNumbers(Differs):
     """The same but for its numbers, which rounding may explain."""
 
 
-def check_alike(expected: Sequence[Tensor], ours: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+@dataclass(frozen=True)
+class TensorNames:
+    """What a message calls outputs, and what the two runs are given: parameters, and paths in what is handed over."""
+
+    outputs: Sequence[str] = ()
+    given: Sequence[str] = ()
+
+    def output(self, i: int) -> str:
+        return self.outputs[i] if i < len(self.outputs) else f"output {i}"
+
+    def gradient(self, i: int) -> str:
+        return f"the gradient of {self.given[i] if i < len(self.given) else f'tensor {i}'}"
+
+
+NAMELESS = TensorNames()
+
+
+def check_alike(
+    expected: Sequence[Tensor], ours: Sequence[Tensor], given: Sequence[Tensor], names: TensorNames = NAMELESS
+) -> None:
     """expected: what PyTorch returned; given: what the two runs were given. Raises `Differs` where they differ."""
     if any(steps(their) != steps(our) for their, our in zip(expected, ours, strict=True)):
         raise Differs(Reason("returns tensors that lie in memory in another way than PyTorch's"))
     if shared([*expected, *given]) != shared([*ours, *given]):
         raise Differs(Reason("returns tensors that share memory in another way than PyTorch's"))
-    check_numbers(expected, ours, given)
+    check_numbers(expected, ours, given, names=names)
 
 
 def check_numbers(
@@ -40,20 +60,22 @@ def check_numbers(
     ours: Sequence[Tensor],
     given: Sequence[Tensor],
     tolerance: Mapping[torch.dtype, float] = TOLERANCE,
+    names: TensorNames = NAMELESS,
 ) -> None:
     for i, (their, our) in enumerate(zip(expected, ours, strict=True)):
         described = tuple((t.shape, t.dtype, t.requires_grad) for t in (their, our))
         if described[0] != described[1]:
-            raise Differs(Reason(f"output {i} differs from PyTorch's in its shape, dtype or gradient"))
-        check_close(their, our, f"output {i}", tolerance)
-    leaves = [tensor for tensor in given if tensor.requires_grad]
+            raise Differs(Reason(f"{names.output(i)} differs from PyTorch's in its shape, dtype or gradient"))
+        check_close(their, our, names.output(i), tolerance)
+    at = [i for i, tensor in enumerate(given) if tensor.requires_grad]
+    leaves = [given[i] for i in at]
     pairs = list(zip(gradients_by_pytorch(expected, leaves), gradients(ours, leaves), strict=True))
     largest = max((size(wanted) for wanted, _ in pairs if wanted is not None), default=0.0)
-    for i, (wanted, found) in enumerate(pairs):
+    for i, (wanted, found) in zip(at, pairs, strict=True):
         if (wanted is None) != (found is None):
-            raise Differs(Reason(f"gradient {i} is there in one of the runs alone"))
+            raise Differs(Reason(f"{names.gradient(i)} is there in one of the runs alone"))
         if wanted is not None and found is not None:
-            check_close(wanted, found, f"gradient {i}", tolerance, CANCELLED * largest)
+            check_close(wanted, found, names.gradient(i), tolerance, CANCELLED * largest)
 
 
 def steps(tensor: Tensor) -> list[int]:

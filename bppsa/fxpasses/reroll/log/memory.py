@@ -7,7 +7,7 @@ holds the place remembers the write, and joins all such writes when it is read: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -169,21 +169,33 @@ class TensorMemory:
         shape = torch.Size([*place.like.shape[:dim], last - first, *place.like.shape[dim + 1 :]])
         items = [self.read(steps[i]) for i in range(first, last)]
         like = place.like if shape == place.like.shape else Like(shape, place.like.dtype)
-        made = self.emit(aten.stack.default, [*items, dim], (stack_spec(len(items)), like))
-        return made if like is place.like else put_between(self.emit, place.value, made, dim, first, last, place.like)
+        emit = self.emitting(steps[last - 1])
+        made = emit(aten.stack.default, [*items, dim], (stack_spec(len(items)), like))
+        return made if like is place.like else put_between(emit, place.value, made, dim, first, last, place.like)
+
+    def emitting(self, written: MemoryPlace) -> Emit:
+        """Emits ops that have the line in which the user wrote to a place, and not that of who reads it."""
+
+        def emit(target: Any, leaves: Sequence[Any], described: Any) -> LoggedValue:
+            value = self.emit(target, leaves, described)
+            if value.op is not None and written.view is not None:
+                value.op.lines = written.view.lines
+            return value
+
+        return emit
 
     def scattered(self, value: LoggedValue, piece: LoggedValue, child: MemoryPlace, place: MemoryPlace) -> LoggedValue:
         """`value` with `piece` where `child` is a view of it."""
-        view = child.view
+        view, emit = child.view, self.emitting(child)
         assert view is not None
         if child.index is not None:
             dim, at = child.index
-            wide = emit_shaped(self.emit, aten.unsqueeze.default, [piece, dim], place.like, dim, 1)
-            return put_between(self.emit, value, wide, dim, at, at + 1, place.like)
+            wide = emit_shaped(emit, aten.unsqueeze.default, [piece, dim], place.like, dim, 1)
+            return put_between(emit, value, wide, dim, at, at + 1, place.like)
         scatter = PUT_BACK.get(view.target)
         if scatter is None:
             raise Unsupported(Reason("changes a view in place, and reads the whole", str(view.target), RETURN_NEW))
-        return scatter(self.emit, value, piece, view, child.item, place.like)
+        return scatter(emit, value, piece, view, child.item, place.like)
 
 
 def has_gradient(tensor: Tensor) -> bool:

@@ -103,7 +103,7 @@ class Log:
     branches: bool = False
     raises: bool = False  # whether an op raises errors for some matrices
     truths: list[ReadTruth] = field(default_factory=list)  # by which the steps of a loop may differ
-    rest: list[Any] = field(default_factory=list)  # the targets of ops since the refusal
+    rest: list[LoggedOp] = field(default_factory=list)  # since the refusal, without their operands
 
 
 def flatten(args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[list[Any], Nesting]:

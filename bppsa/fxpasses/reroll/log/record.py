@@ -109,7 +109,7 @@ class Logger(TorchDispatchMode):
         out = theirs(func, *args, **kwargs)
         self.own.note((args, kwargs), out)
         if self.log.refusal is not None or leaves is None:
-            self.log.rest.append(func)
+            self.log.rest.append(LoggedOp(func, (), ((), ()), lines=self.lines))
             return out
         if reads_truth(func, args):
             self.log.truths.append(ReadTruth(leaves[0], out, self.lines))

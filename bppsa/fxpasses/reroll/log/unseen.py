@@ -7,9 +7,11 @@ alone is refused. What code has changed is found by comparing before and after.
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
 from typing import Any
@@ -39,6 +41,10 @@ from bppsa.fxpasses.theirs import theirs
 Refuse = Callable[[Reason, str], None]
 IN_EVERY_CALL = "do it outside of the loop"
 GRADIENT = Reason("asks for or changes a gradient, a tensor's data or its memory", mend=IN_EVERY_CALL)
+UNKNOWN = Reason("calls a function that may have effects, or another result in another call", mend=IN_EVERY_CALL)
+LIBRARY = Reason("calls a library whose effects are not known", mend=IN_EVERY_CALL)
+DRAWN_BEFORE = "draw a tensor of them before the loop, and choose with torch.where"
+RANDOM = Reason("draws Python's random numbers, others in each call", mend=DRAWN_BEFORE)
 HISTORY = Reason("asks where a tensor is from, which no kind of call tells", mend="decide by an argument")
 OF_HISTORY = {
     *(getattr(Tensor, name).__get__ for name in ("grad_fn", "is_leaf", "_base", "output_nr", "retains_grad")),
@@ -126,7 +132,8 @@ class CalledFunctions(Functions):
                 self.arithmetic.looked = is_reader(arg)
             if not is_known(arg):
                 name = getattr(arg, "__qualname__", str(arg))
-                self.told("calls a function that may have effects, or another result in another call", name, frame)
+                of_random = isinstance(getattr(arg, "__self__", None), random.Random)
+                self.told(RANDOM if of_random else UNKNOWN, name, frame)
             return
         if event == "call":
             self.check_numpy(frame)
@@ -148,15 +155,15 @@ class CalledFunctions(Functions):
         name = str(frame.f_globals.get("__name__", ""))
         of_tuple = name.startswith(OF_NAMED_TUPLES)
         if not of_tuple and (name.partition(".")[0] not in LIBRARIES or name.startswith(WITH_EFFECTS)):
-            self.told("calls a library whose effects are not known", f"{name}.{frame.f_code.co_name}", back)
+            self.told(RANDOM if name == "random" else LIBRARY, f"{name}.{frame.f_code.co_name}", back)
 
     def check_numpy(self, frame: FrameType) -> None:
         """numpy's functions are not seen: its random numbers are looked for by name."""
         if draws_with_numpy(frame.f_code, frame.f_globals):
-            self.told("names numpy's random numbers", "", frame)
+            self.told(Reason("names numpy's random numbers", mend=DRAWN_BEFORE), "", frame)
 
-    def told(self, what: str, op: str, frame: FrameType) -> None:
-        self.refuse(Reason(what, op, IN_EVERY_CALL), innermost([(frame, frame.f_lineno)]))
+    def told(self, reason: Reason, op: str, frame: FrameType) -> None:
+        self.refuse(replace(reason, op=op), innermost([(frame, frame.f_lineno)]))
 
 
 def is_known(function: Any) -> bool:

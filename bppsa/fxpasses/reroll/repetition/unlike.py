@@ -1,44 +1,56 @@
-"""Why a loop's steps are no repetition: the first op that is another one than a step before."""
+"""Why a loop's steps are no repetition: how many in a row do the same, and the first op that is another one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from bppsa.errors import Reason
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import LoggedOp
-from bppsa.fxpasses.reroll.repetition.period import colours, longest
+from bppsa.fxpasses.reroll.repetition.period import LEAST_STEPS, colours, longest
+from bppsa.fxpasses.reroll.repetition.written import WrittenLoop
 
 NOT_ALIKE = "its steps are not alike"
+MEND = "do the same ops on the same shapes in each step, and choose with torch.where, by a mask made before the loop"
+FEWEST = 2  # steps that repeat one another
+MOST = 0.75  # of all steps
 
 
-def unlike(ops: Sequence[LoggedOp]) -> Reason:
-    """Of the ops of one call, in which nothing was found that repeats itself."""
-    known: dict[Any, int] = {}
-    run = longest([known.setdefault((op.target, op.lines), len(known)) for op in ops])
-    if run is None:
-        return Reason(NOT_ALIKE, mend="a loop does the same ops in each step")
-    members = ops[run.start : run.stop]
-    found = colours(members)
-    for i in range(run.period, len(members)):
-        if found[i] != found[i - run.period]:
-            return difference(members[i - run.period], members[i])
-    return Reason(NOT_ALIKE)
+def unlike(loop: WrittenLoop | None) -> Reason:
+    """Of a loop in which nothing was found that repeats itself often enough; None where it is not known."""
+    if loop is None:
+        return Reason(NOT_ALIKE, mend=MEND)
+    ops = [op for step in loop.steps for op in step]
+    colour = dict(zip(ops, colours(ops), strict=True))
+    steps = [[colour[op] for op in step] for step in loop.steps]
+    for before, after in zip(loop.steps[1:], loop.steps[2:], strict=False):  # a first one may begin in another way
+        for one, other in zip(before, after, strict=False):
+            if colour[one] != colour[other]:
+                what = f"{NOT_ALIKE}{what_differs(one, other)}{in_a_row(steps)}"
+                return Reason(what, op=str(other.target), mend=MEND, path=place(other.lines))
+    return Reason(f"{NOT_ALIKE}{in_a_row(steps)}", mend=MEND)
 
 
-def difference(before: LoggedOp, after: LoggedOp) -> Reason:
-    return Reason(f"{NOT_ALIKE}: {what_differs(before, after)}", op=str(after.target), path=place(after.lines))
+def in_a_row(steps: Sequence[list[int]]) -> str:
+    """That too few of the steps do the same as those before them: one by one, or a period of them that is most of all.
+    How many is not told, as what a step does before its cut counts for the step before."""
+    known: dict[tuple[int, ...], int] = {}
+    run = longest([known.setdefault(tuple(step), len(known)) for step in steps], FEWEST)
+    if run is None or run.stop - run.start >= LEAST_STEPS * run.period:
+        return ""
+    if run.period > 1 and run.stop - run.start > MOST * len(steps):
+        return f"; {run.period} of them together repeat, but fewer than {LEAST_STEPS} times"
+    return f"; fewer than {LEAST_STEPS} of {len(steps)} in a row are"
 
 
 def what_differs(before: LoggedOp, after: LoggedOp) -> str:
+    if (before.target, before.lines) != (after.target, after.lines):
+        return ": this is done in one, and not in the one before"
     counts = [sum(1 for _ in op.operands) for op in (before, after)]
     if counts[0] != counts[1]:
-        return f"it reads {counts[0]} tensors, and {counts[1]} a step later"
+        return f": it reads {counts[0]} tensors, and {counts[1]} a step later"
     shapes = [[list(value.shape) for value in (*op.operands, *op.outs)] for op in (before, after)]
     changed = next(((one, other) for one, other in zip(*shapes, strict=True) if one != other), None)
-    return (
-        f"a tensor of {changed[0]} is one of {changed[1]} a step later"
-        if changed
-        else "it reads another tensor in each"
-    )
+    if changed:
+        return f": a tensor of {changed[0]} is one of {changed[1]} a step later"
+    return ": it reads another tensor in each"

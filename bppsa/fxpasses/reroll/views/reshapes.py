@@ -22,6 +22,15 @@ IF_OF_ONE = {aten.select.int, aten.unbind.int, aten.cat.default, aten.stack.defa
 IF_IN_ORDER = {aten.transpose.int, aten.permute.default, aten.t.default}
 
 
+def for_any_order(ops: Sequence[LoggedOp]) -> list[LoggedOp]:
+    """The ops, views being reshapes: what a scan is given and what it hands on may lie in memory in another order than
+    in the call that was logged, as a state does that a layer has transposed, and PyTorch then has no view of it."""
+    for op in ops:
+        if op.target is aten.view.default:
+            op.target = aten.reshape.default
+    return list(ops)
+
+
 def without_detours(ops: Sequence[LoggedOp], result: Sequence[LoggedValue]) -> tuple[list[LoggedOp], list[LoggedValue]]:
     """The ops, reshapes of reshapes being one, and those that change nothing none."""
     stands: dict[LoggedValue, LoggedValue] = {}
