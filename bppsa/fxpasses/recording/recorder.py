@@ -16,9 +16,10 @@ from bppsa.common.chain import FILLS
 from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.lines import line_now
-from bppsa.fxpasses.recording.aliases import PARTS, RETURN_NEW, STALE, Aliases, Stale, geometry
+from bppsa.fxpasses.recording.aliases import RETURN_NEW, STALE, Aliases, Stale, geometry
 from bppsa.fxpasses.recording.decompose import DECOMPOSE, OF_REALS, is_seeded
 from bppsa.fxpasses.recording.functional import functional
+from bppsa.fxpasses.recording.parts import PARTS
 from bppsa.fxpasses.recording.row_elements import SPELLED, made_by, may_be_of_rows, numbers_rows
 from bppsa.fxpasses.recording.stand_ins import tried
 from bppsa.fxpasses.theirs import theirs
@@ -128,7 +129,7 @@ class Recorder(TorchDispatchMode):
         """The node that computed `tensor`; a tensor met for the first time is one the function closed over."""
         found = self.aliases.find(tensor)
         if isinstance(found, Stale):
-            raise Unsupported(Reason(STALE, found.by, "return a new tensor, as torch.cat does", self.where()))
+            raise Unsupported(Reason(STALE, found.by, "return a new tensor, as torch.cat does", found.line))
         if found is None:
             found = self.placeholder(zeros_like(tensor))
             self.aliases.close_over(tensor, found)
@@ -209,8 +210,9 @@ class Recorder(TorchDispatchMode):
         node = self.graph.call_function(func, args, kwargs)
         node.meta["path"], node.meta["line"] = self.where(), self.line()
         if isinstance(out, Tensor):
+            is_new = func in PARTS and out not in self.aliases
             defined = self.define_output(node, out)
-            if func in PARTS and defined is out:  # no copy, as under no_grad
+            if is_new and defined is out:  # no copy, as under no_grad
                 self.aliases.put_part(out, PARTS[func](*stand_ins))
             return defined
         if not isinstance(out, (tuple, list)):
@@ -251,7 +253,7 @@ class Recorder(TorchDispatchMode):
             for part in self.aliases.wholes(changed):
                 new = part.replaced(new)
                 wholes.append((part.whole, self.node_of(new)))
-        self.aliases.change(changed, self.node_of(result), name)
+        self.aliases.change(changed, self.node_of(result), name, self.line())
         for whole, node in wholes:
             self.aliases.nodes[geometry(whole)] = node
         changed.copy_(result)  # an index is in bounds on stand-ins too
