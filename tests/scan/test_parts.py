@@ -35,6 +35,19 @@ def through_chains(h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     return (g,)
 
 
+def of_what_is_made_anew(h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    move, scale = torch.eye(WIDTH, dtype=h.dtype), torch.linspace(0, 1, WIDTH, dtype=h.dtype)
+    move[0, 2] = 0.1
+    scale[1:] += 0.5
+    return h @ move * scale + x, torch.zeros(WIDTH, dtype=h.dtype).detach() + h
+
+
+def of_detached_zeros(h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    zeros = torch.zeros(WIDTH, dtype=h.dtype)
+    zeros.detach().add_(1.0)
+    return (h * x + zeros,)
+
+
 def turned_after_a_view(h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     """What the view was a part of looks another way now."""
     g = (x * h).view(-1, 2, 3)[:, :, :2] * 1.0
@@ -44,13 +57,15 @@ def turned_after_a_view(h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     return h * g.sum(2).sum(1, keepdim=True), first.flatten(1) * 1.0
 
 
-@pytest.mark.parametrize("fn", [diagonals, filled_diagonal, through_chains])
+@pytest.mark.parametrize("fn", [diagonals, filled_diagonal, through_chains, of_what_is_made_anew])
 def test_what_a_part_makes_of_the_whole(fn: Any) -> None:
     torch.manual_seed(0)
     assert compare(Example(cell_of(fn), h(), x(WIDTH), [SCALE])).strategy == "sequential"
 
 
-def test_what_was_turned_is_left_to_the_loop() -> None:
+@pytest.mark.parametrize(
+    ("fn", "line"), [(turned_after_a_view, "first.mul_(2)"), (of_detached_zeros, "zeros.detach().add_(1.0)")]
+)
+def test_what_is_left_to_the_loop_names_the_line_that_writes(fn: Any, line: str) -> None:
     torch.manual_seed(0)
-    decision = compare(Example(cell_of(turned_after_a_view), h(), x(WIDTH), []))
-    assert "first.mul_(2)" in decision.reason
+    assert line in compare(Example(cell_of(fn), h(), x(WIDTH), [])).reason

@@ -46,6 +46,18 @@ def zeros_like(tensor: Tensor) -> Tensor:
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
 
 
+def is_made_anew(node: fx.Node) -> bool:
+    """Whether what the node gives is made of sizes and numbers alone, as torch.eye's is: it has no gradient."""
+    return node.op == "call_function" and (not node.all_input_nodes or node.target in FILLS)
+
+
+def seen_apart(tensor: Tensor) -> Tensor:
+    """Another tensor over the same memory. Of one that somebody holds already, torch.zeros and its kin return a detached
+    one instead, which could not be told from what a user detaches."""
+    with _disable_current_modes():
+        return tensor.data
+
+
 def nothing_of(saved: Tensor) -> None:
     return None
 
@@ -121,6 +133,7 @@ class Recorder(TorchDispatchMode):
         return value
 
     def define(self, node: fx.Node, value: Tensor) -> fx.Node:
+        value = seen_apart(value) if is_made_anew(node) else value
         node.meta["val"] = value
         self.aliases.put(value, node)
         return node
@@ -274,7 +287,7 @@ class Recorder(TorchDispatchMode):
     def define_output(self, node: fx.Node, out: Tensor) -> Tensor:
         # In a torch.no_grad() block inside the function. Autograd runs an op with a gradient of its own in one too.
         detached = self.gradients and not torch.is_grad_enabled() and node.target is not ATTACHED
-        if detached and node.target is not aten.detach.default:
+        if detached and not is_made_anew(node) and node.target is not aten.detach.default:
             node.meta["val"], where = out, {key: node.meta[key] for key in ("path", "line") if key in node.meta}
             node = self.graph.call_function(aten.detach.default, (node,))
             node.meta.update(where)
@@ -283,13 +296,6 @@ class Recorder(TorchDispatchMode):
             return out
         if node.target is aten.detach.default:
             shared, out = out, zeros_like(out)  # a geometry of its own, to tell it from what it was detached from
-            source = node.args[0]
-            if source.target in FILLS:  # torch.zeros and its kin end in a detach
-                self.graph.erase_node(node)
-                node = source
-            elif shared is not None:
-                self.aliases.may_share(
-                    "changes in place what shares memory with what was detached from it", shared, out
-                )
+            self.aliases.may_share("changes in place what shares memory with what was detached from it", shared, out)
         self.define(node, out)
         return out
