@@ -52,8 +52,8 @@ def is_made_anew(node: fx.Node) -> bool:
 
 
 def seen_apart(tensor: Tensor) -> Tensor:
-    """Another tensor over the same memory. Of one that somebody holds already, torch.zeros and its kin return a detached
-    one instead, which could not be told from what a user detaches."""
+    """Another tensor over the same memory. Where somebody holds what torch.zeros and its kin have made, they return a
+    detached one instead, which could not be told from what a user detaches."""
     with _disable_current_modes():
         return tensor.data
 
