@@ -15,7 +15,6 @@ import torch
 OURS = Path(__file__).parents[1]
 FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.+)')
 PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"  # which may hold site-packages
-OF_OPS = torch._ops.__file__
 NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, OURS))
 
 
@@ -41,14 +40,6 @@ def line_of(frame: types.FrameType | None) -> str:
 
 def line_now() -> str:
     return line_of(sys._getframe(1))
-
-
-def instruction() -> tuple[int, int]:
-    """Which instruction of Python's is being run, of code that is neither ours nor what only calls ops."""
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith((str(OURS), OF_OPS)):
-        frame = frame.f_back
-    return (id(frame), frame.f_lasti) if frame is not None else (0, 0)
 
 
 def line_that_raised(error: BaseException) -> str:

@@ -34,9 +34,21 @@ def by_table(state: Any, x: Tensor) -> Any:
     return (h, h.max(1)[1]), h
 
 
-@pytest.mark.parametrize("cell", [by_embedding, by_table])
+SCALES, MOVES, GRIDS = random(H), random(H, H, H), random(H, 2, I, 3)
+
+
+def by_mode(state: Any, x: Tensor) -> Any:
+    """Switching dynamics: a number, a matrix and more for each mode."""
+    h, mode = state
+    moved = torch.bmm(MOVES[mode - H], h.unsqueeze(2)).squeeze(2) * SCALES[mode].unsqueeze(1)
+    seen = (GRIDS.index_select(0, mode) * x.view(-1, 1, x.shape[1], 1)).sum((1, 2, 3))
+    h = torch.tanh(x @ V + moved + seen.unsqueeze(1))
+    return (h, h.argmax(1)), h
+
+
+@pytest.mark.parametrize("cell", [by_embedding, by_table, by_mode])
 def test_what_was_chosen_is_looked_up(cell: Cell) -> None:
-    fuses(cell, (h(), NONE), x(), W, V, TABLE, *EMBEDDING.parameters())
+    fuses(cell, (h(), NONE), x(), W, V, TABLE, SCALES, MOVES, GRIDS, *EMBEDDING.parameters())
 
 
 MEMORY = random(B, 5, H)

@@ -224,7 +224,7 @@ REFUSED: list[tuple[str, Callable[[Tensor], Any]]] = [
     ("aten.add_.Tensor: changes an input in place", lambda a: a + BUFFER.add_(1)),
     ("aten.add_.Tensor: changes an input in place", lambda a: a + BUFFER[0].add_(1)),
     ("aten.copy_.default", lambda a: BUFFER[0].copy_(a[0])),
-    ("reads a view of what was changed in place", reads_stale_view),
+    ("is read again through another view", reads_stale_view),
     ("add: writes into out=", lambda a: torch.add(a, a, out=torch.empty_like(a))),
     ("StepBackward: has a gradient of its own", lambda a: Step.apply(a)),
     ("StepBackward", lambda a: {"deep": [torch.tanh(Step.apply(a * VECTOR)) + 1]}),

@@ -175,6 +175,9 @@ Cell = Callable[[Tensor, Tensor], Tensor]
 REFUSED: list[tuple[str, str, Cell]] = [
     ("sum.dim_IntList", "along the batch", lambda h, x: h - h.sum(0)),
     ("sum.dim_IntList", "along the batch", lambda h, x: h - h.sum((0, 1))),
+    ("sum.default", "along the batch", lambda h, x: h - h.sum()),
+    ("max.default", "along the batch", lambda h, x: h - h.max()),
+    ("linalg_vector_norm.default", "along the batch", lambda h, x: h - h.norm()),
     ("slice.Tensor", "along the batch", lambda h, x: h[:1] + x),
     ("select.int", "along the batch", lambda h, x: h[0] + x),
     ("cat.default", "along the batch", lambda h, x: torch.cat([h[:, :1], x[:, :1]]).sum(1, keepdim=True)[:B] + x),

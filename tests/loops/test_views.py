@@ -108,6 +108,18 @@ def test_a_view_of_all_of_it_is_the_same_in_each_step(name: str) -> None:
     assert strategies(Views(WHOLES[name])) == ["sequential"]
 
 
+def jitter(m: Views, x: Tensor, h: Tensor) -> Tensor:
+    outer = h.unsqueeze(2) * x.unsqueeze(1)
+    outer.diagonal(dim1=1, dim2=2).add_(x)
+    outer.diagonal(-1, dim1=1, dim2=2)[:, :2].mul_(h[:, 2:])
+    return outer.sum(1)
+
+
+def test_a_diagonal_that_is_written_to() -> None:
+    torch.manual_seed(0)
+    assert strategies(Views(jitter)) == ["sequential"]
+
+
 def clamped(m: Views, x: Tensor, h: Tensor) -> Tensor:
     y = x + h @ m.weight
     y.detach()[:, :2].clamp_(-0.1, 0.1)

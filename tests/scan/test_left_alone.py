@@ -65,8 +65,12 @@ LEFT: list[tuple[str, Cell]] = [
     ("numpy: hands a tensor's values to Python", by_numpy),
     ("changes what autograd does", by_data),
     ("aten.mm.default: meets [3, 6] and [6, 3] across the batch", plain(lambda h, x: h @ h.t() @ h + x)),
+    (
+        "sum.default: works along the batch dimension; name the dimensions of one row",
+        plain(lambda h, x: h - h.sum() + x),
+    ),
     ("sum.dim_IntList: works along the batch", plain(lambda h, x: h - h.mean(0) + x)),
-    ("aten.median.default: is not one of", plain(lambda h, x: h * torch.median(h) + x)),
+    ("aten.median.default: works along the batch", plain(lambda h, x: h * torch.median(h) + x)),
     ("aten.flip.default: works along the batch", plain(lambda h, x: h.flip(0) + x)),
     ("aten.igamma.default: has no kernel", plain(lambda h, x: torch.igamma(torch.ones_like(h), h * h) + x)),
     ("torch.float32 in a cell of torch.float64", plain(lambda h, x: (h.float() * SINGLE).double() + x)),

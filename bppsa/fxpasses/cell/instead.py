@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from bppsa.fxpasses.cell import modules
 from bppsa.fxpasses.recording.one_hot import one_hot
+from bppsa.fxpasses.recording.pieces import counted
 from bppsa.sparsity.rules.derivatives import in_single
 
 
@@ -61,6 +62,20 @@ def quantile(
     return found if keepdim else found.squeeze(dim)
 
 
+def fill_diagonal(input: Tensor, fill_value: float, wrap: bool = False) -> Any:
+    """PyTorch writes through a view with strides of its own; here a mask is true where all indices are one. wrap: the
+    diagonal of a tall matrix begins anew below a row that it leaves out. NotImplemented of what PyTorch refuses."""
+    is_cube = input.dim() == 2 or (input.dim() > 2 and len(set(input.shape)) == 1)
+    if not is_cube or isinstance(fill_value, Tensor):
+        return NotImplemented
+    row = counted(input, 0)
+    row = row % (input.shape[1] + 1) if wrap and input.dim() == 2 else row
+    hit = row == counted(input, 1)
+    for dim in range(2, input.dim()):
+        hit = torch.logical_and(hit, row == counted(input, dim))
+    return input.copy_(torch.where(hit, fill_value, input))
+
+
 def one_step(cell: Callable[..., Any], states: int) -> Callable[..., Any]:
     """What stands for `torch.lstm` and its kin, called for one step; NotImplemented for all other calls."""
 
@@ -103,5 +118,6 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
     functional.bilinear: bilinear,
     **dict.fromkeys((torch.quantile, Tensor.quantile), quantile),
     functional.one_hot: one_hot,
+    Tensor.fill_diagonal_: fill_diagonal,
     **{getattr(torch, name): one_step(*modules.KINDS[mode][:2]) for name, mode in MODES.items()},
 }

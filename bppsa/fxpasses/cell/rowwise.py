@@ -4,12 +4,13 @@ threads."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from bppsa.common.chain import FILLS, is_pointwise
+from bppsa.common.chain import ALONG_BATCH, FILLS, is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.sparsity.rules.matrix_ops import MATRICES
 
@@ -59,12 +60,14 @@ def check_rowwise(node: fx.Node, rows: int, is_param: Callable[[fx.Node], bool])
         return check_view(node, rows)
     if target in ALONG_DIMS:
         if not all(names_no_batch(node, position) for position in ALONG_DIMS[target]):
-            raise Unsupported(Reason("works along the batch dimension", op=str(target)))
+            raise Unsupported(replace(ALONG_BATCH, op=str(target)))
         return check_joined(node, is_param)
     if target is aten.expand.default and node.args[1][:1] == [-1]:
         return
     if is_pointwise(target):
         return check_broadcast(node, is_param)
+    if node.meta["val"].dim() == 0 and any(arg.meta["val"].dim() for arg in node.all_input_nodes):  # as h.sum() gives
+        raise Unsupported(replace(ALONG_BATCH, op=str(target)))
     raise Unsupported(Reason("is not one of the ops a fused cell may contain", op=str(target)))
 
 

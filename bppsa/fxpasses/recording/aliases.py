@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.recording.pieces import slice_scatter
+from bppsa.fxpasses.recording.parts import Part
 
 RETURN_NEW = "use the form that returns a new one"
-STALE = "no rule for what reads a view of what was changed in place (as of a transposed one)"
+STALE = "changes in place what is read again through another view (as one of other columns)"
 Geometry = tuple
 
 
@@ -40,50 +39,10 @@ def marked_geometry(tensor: Tensor) -> Geometry:
 
 @dataclass(frozen=True)
 class Stale:
-    """Stands where the node was of what has been changed since. by: the op that did it."""
+    """Stands where the node was of what has been changed since. by, line: the op that did it, and the user's line."""
 
     by: str
-
-
-@dataclass(frozen=True)
-class TensorSlice:
-    """Columns `start` to `end` of a tensor along `dim`, every `step`th; where one of them may have lost that
-    dimension."""
-
-    whole: Tensor
-    dim: int
-    start: int
-    end: int
-    selected: bool
-    step: int = 1
-
-    def replaced(self, new: Tensor) -> Tensor:
-        """The whole with other numbers in this part, as new memory."""
-        if self.step > 1:
-            return slice_scatter(self.whole, new, self.dim, self.start, self.end, self.step)
-        size = self.whole.shape[self.dim]
-        middle = new.unsqueeze(self.dim) if self.selected else new
-        around = self.whole.narrow(self.dim, 0, self.start), self.whole.narrow(self.dim, self.end, size - self.end)
-        return torch.cat([piece for piece in (around[0], middle, around[1]) if piece.shape[self.dim]], self.dim)
-
-
-def selected(whole: Tensor, dim: int, index: int) -> TensorSlice:
-    start = index % whole.shape[dim]
-    return TensorSlice(whole, dim % whole.dim(), start, start + 1, True)
-
-
-def sliced(
-    whole: Tensor, dim: int = 0, start: int | None = None, end: int | None = None, step: int = 1
-) -> TensorSlice | None:
-    at = slice(start, end, step).indices(whole.shape[dim])
-    return TensorSlice(whole, dim % whole.dim(), at[0], at[1], False, step) if at[0] < at[1] else None
-
-
-# Views of one whole, whose numbers are known again after a change of the view in place.
-PARTS: dict[Any, Callable[..., TensorSlice | None]] = {
-    torch.ops.aten.select.int: selected,
-    torch.ops.aten.slice.Tensor: sliced,
-}
+    line: str
 
 
 class Aliases:
@@ -94,7 +53,7 @@ class Aliases:
         self.nodes: dict[Geometry, fx.Node | Stale] = {}
         self.closed_over: dict[tuple[Geometry, bool], fx.Node] = {}
         self.alive: list[Tensor] = []  # a geometry is an address: it must not be given away again
-        self.parts: dict[Geometry, TensorSlice] = {}
+        self.parts: dict[Geometry, tuple[Part, Geometry]] = {}  # views, and the geometry of what they are part of
         self.unsure: dict[int, str] = {}  # memory that may be shared with other memory, and why that is not known
 
     def __contains__(self, tensor: Tensor) -> bool:
@@ -104,19 +63,22 @@ class Aliases:
         self.alive.append(tensor)
         self.nodes[geometry(tensor)] = node
 
-    def put_part(self, tensor: Tensor, part: TensorSlice | None) -> None:
-        if part is not None and geometry(tensor) != geometry(part.whole):
-            self.parts[geometry(tensor)] = part
+    def put_part(self, tensor: Tensor, part: Part | None) -> None:
+        """`tensor` is a view at a place that nobody has seen before: what gives a known place again, as the transposed
+        of a transposed one does, is no part of its own part."""
+        if part is not None:
+            self.parts[geometry(tensor)] = part, geometry(part.whole)
 
-    def wholes(self, tensor: Tensor) -> Iterator[TensorSlice]:
+    def wholes(self, tensor: Tensor) -> Iterator[Part]:
         """Of what it is a part, of what that is one, and so on, as far as autograd has them as views too, unlike the
-        results of unsafe_split, and their numbers are known."""
+        results of unsafe_split, as their numbers are known, and as none has been turned in place since."""
         base, place = base_of(tensor), geometry(tensor)
-        while (part := self.parts.get(place)) and base_of(part.whole) is base:
-            if not isinstance(self.find(part.whole), fx.Node):
+        while place in self.parts:
+            part, place = self.parts[place]
+            known = geometry(part.whole) == place and isinstance(self.find(part.whole), fx.Node)
+            if not known or base_of(part.whole) is not base:
                 return
             yield part
-            place = geometry(part.whole)
 
     def close_over(self, tensor: Tensor, node: fx.Node) -> None:
         self.closed_over[geometry(tensor), tensor.requires_grad] = node
@@ -142,15 +104,16 @@ class Aliases:
         if what:
             raise Unsupported(Reason(what, op=op, mend=RETURN_NEW))
 
-    def change(self, changed: Tensor, node: fx.Node, op: str) -> None:
-        """The node is what `changed` stands for from here on. Raises `Unsupported` where an input shares its memory."""
+    def change(self, changed: Tensor, node: fx.Node, op: str, line: str) -> None:
+        """The node is what `changed` stands for from here on. line: the user's, of the change. Raises `Unsupported`
+        where an input shares its memory."""
         meets = met_by(changed)
         captured = [(place, node) for (place, _), node in self.closed_over.items()]
         for place, known in [*self.nodes.items(), *captured]:
             if isinstance(known, fx.Node) and meets(place):
                 if known.op == "placeholder":
                     raise Unsupported(Reason("changes an input in place", op=op, mend=RETURN_NEW))
-                self.nodes[place] = Stale(op)
+                self.nodes[place] = Stale(op, line)
         self.nodes[geometry(changed)] = node
 
 

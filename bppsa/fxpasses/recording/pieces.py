@@ -72,6 +72,23 @@ def slice_scatter(
     return torch.cat([*pieces, *[x.narrow(dim, places[-1] + 1, rest)] * (rest > 0)], dim)
 
 
+def select_scatter(x: Tensor, part: Tensor, dim: int, index: int) -> Tensor:
+    """x with `part` at one place."""
+    at = index % x.shape[dim]
+    return slice_scatter(x, part.unsqueeze(dim), dim, at, at + 1)
+
+
+def diagonal_scatter(x: Tensor, part: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """x with `part` on a diagonal, which lies along the last dimension of `part`."""
+    dim1, dim2 = dim1 % x.dim(), dim2 % x.dim()
+    skipped = max(-offset, 0)
+    by_row = constant_pad(part, [skipped, x.shape[dim1] - skipped - part.shape[-1]])
+    rest = [d for d in range(x.dim()) if d not in (dim1, dim2)]
+    order = [*rest, dim1, dim2]
+    spread = by_row.unsqueeze(-1).permute([order.index(d) for d in range(x.dim())])
+    return torch.where(counted(x, dim2) - counted(x, dim1) == offset, spread, x)
+
+
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, channels: int, size: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -86,10 +103,14 @@ def group_norm(
     return out if bias is None else out + bias.view(own), mean.squeeze(-1), rstd.squeeze(-1)
 
 
-def places(x: Tensor, dim: int) -> Tensor:
+def counted(x: Tensor, dim: int, dtype: torch.dtype = torch.int64) -> Tensor:
     """0, 1, ... n - 1 along the dimension."""
-    dtype = x.dtype if x.dtype.is_floating_point else torch.int64
     return torch.arange(x.shape[dim], dtype=dtype).view([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])
+
+
+def places(x: Tensor, dim: int) -> Tensor:
+    """The same as numbers of x's kind."""
+    return counted(x, dim, x.dtype if x.dtype.is_floating_point else torch.int64)
 
 
 def best_place(x: Tensor, dim: int, sign: float, open_to: Tensor | None = None, last: Tensor | None = None) -> Tensor:
@@ -147,6 +168,8 @@ PIECES: dict[Any, Callable[..., Any]] = {
     aten.roll.default: roll,
     aten.constant_pad_nd.default: constant_pad,
     aten.slice_scatter.default: slice_scatter,
+    aten.select_scatter.default: select_scatter,
+    aten.diagonal_scatter.default: diagonal_scatter,
     aten.native_group_norm.default: group_norm,
     aten.max.dim: extremum(1.0),
     aten.min.dim: extremum(-1.0),

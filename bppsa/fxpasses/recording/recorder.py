@@ -15,10 +15,11 @@ from torch.utils._pytree import tree_leaves
 from bppsa.common.chain import FILLS
 from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.lines import instruction, line_now
-from bppsa.fxpasses.recording.aliases import PARTS, RETURN_NEW, STALE, Aliases, Stale, geometry
+from bppsa.fxpasses.lines import line_now
+from bppsa.fxpasses.recording.aliases import RETURN_NEW, STALE, Aliases, Stale, geometry
 from bppsa.fxpasses.recording.decompose import DECOMPOSE, OF_REALS, is_seeded
 from bppsa.fxpasses.recording.functional import functional
+from bppsa.fxpasses.recording.parts import PARTS
 from bppsa.fxpasses.recording.row_elements import SPELLED, made_by, may_be_of_rows, numbers_rows
 from bppsa.fxpasses.recording.stand_ins import tried
 from bppsa.fxpasses.theirs import theirs
@@ -44,6 +45,18 @@ def zeros_like(tensor: Tensor) -> Tensor:
     """A stand-in, made out of sight of the recorder."""
     with _disable_current_modes():
         return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def is_made_anew(node: fx.Node) -> bool:
+    """Whether what the node gives is made of sizes and numbers alone, as torch.eye's is: it has no gradient."""
+    return node.op == "call_function" and (not node.all_input_nodes or node.target in FILLS)
+
+
+def seen_apart(tensor: Tensor) -> Tensor:
+    """Another tensor over the same memory. Where somebody holds what torch.zeros and its kin have made, they return a
+    detached one instead, which could not be told from what a user detaches."""
+    with _disable_current_modes():
+        return tensor.data
 
 
 def nothing_of(saved: Tensor) -> None:
@@ -121,6 +134,7 @@ class Recorder(TorchDispatchMode):
         return value
 
     def define(self, node: fx.Node, value: Tensor) -> fx.Node:
+        value = seen_apart(value) if is_made_anew(node) else value
         node.meta["val"] = value
         self.aliases.put(value, node)
         return node
@@ -129,7 +143,7 @@ class Recorder(TorchDispatchMode):
         """The node that computed `tensor`; a tensor met for the first time is one the function closed over."""
         found = self.aliases.find(tensor)
         if isinstance(found, Stale):
-            raise Unsupported(Reason(STALE, found.by, "return a new tensor, as torch.cat does", self.where()))
+            raise Unsupported(Reason(STALE, found.by, "return a new tensor, as torch.cat does", found.line))
         if found is None:
             found = self.placeholder(zeros_like(tensor))
             self.aliases.close_over(tensor, found)
@@ -212,11 +226,10 @@ class Recorder(TorchDispatchMode):
         out = tried(func, stand_ins, options)
         node = self.graph.call_function(func, args, kwargs)
         node.meta["path"], node.meta["line"] = self.where(), self.line()
-        if func in FILLS or not node.all_input_nodes:
-            node.meta["made_by"] = instruction()
         if isinstance(out, Tensor):
+            is_new = func in PARTS and out not in self.aliases
             defined = self.define_output(node, out)
-            if func in PARTS and defined is out:  # no copy, as under no_grad
+            if is_new and defined is out:  # no copy, as under no_grad
                 self.aliases.put_part(out, PARTS[func](*stand_ins))
             return defined
         if not isinstance(out, (tuple, list)):
@@ -257,7 +270,7 @@ class Recorder(TorchDispatchMode):
             for part in self.aliases.wholes(changed):
                 new = part.replaced(new)
                 wholes.append((part.whole, self.node_of(new)))
-        self.aliases.change(changed, self.node_of(result), name)
+        self.aliases.change(changed, self.node_of(result), name, self.line())
         for whole, node in wholes:
             self.aliases.nodes[geometry(whole)] = node
         changed.copy_(result)  # an index is in bounds on stand-ins too
@@ -278,7 +291,7 @@ class Recorder(TorchDispatchMode):
     def define_output(self, node: fx.Node, out: Tensor) -> Tensor:
         # In a torch.no_grad() block inside the function. Autograd runs an op with a gradient of its own in one too.
         detached = self.gradients and not torch.is_grad_enabled() and node.target is not ATTACHED
-        if detached and node.target is not aten.detach.default:
+        if detached and not is_made_anew(node) and node.target is not aten.detach.default:
             node.meta["val"], where = out, {key: node.meta[key] for key in ("path", "line") if key in node.meta}
             node = self.graph.call_function(aten.detach.default, (node,))
             node.meta.update(where)
@@ -287,13 +300,6 @@ class Recorder(TorchDispatchMode):
             return out
         if node.target is aten.detach.default:
             shared, out = out, zeros_like(out)  # a geometry of its own, to tell it from what it was detached from
-            source = node.args[0]
-            if source.meta.get("made_by") == instruction():  # torch.zeros and its kin end in a detach
-                self.graph.erase_node(node)
-                node = source
-            elif shared is not None:
-                self.aliases.may_share(
-                    "changes in place what shares memory with what was detached from it", shared, out
-                )
+            self.aliases.may_share("changes in place what shares memory with what was detached from it", shared, out)
         self.define(node, out)
         return out

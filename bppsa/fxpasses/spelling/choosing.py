@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from bppsa.common.chain import ALONG_BATCH
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.pieces import best_place, kept, number, places, taken
 
@@ -22,7 +23,7 @@ MOST_BEST = 16  # each costs a pass over the row: sorting 33 columns is slower t
 def own_axis(x: Tensor, dim: int | None) -> int:
     """The dimension, counted from the front. Raises `Unsupported` where it is the batch's; None is all of them."""
     if x.dim() < 2 or dim is None or dim % x.dim() == 0:
-        raise Unsupported(Reason("works along the batch dimension"))
+        raise Unsupported(ALONG_BATCH)
     return dim % x.dim()
 
 
@@ -137,11 +138,11 @@ def from_start(index: Tensor, length: int) -> Tensor:
 
 
 def lookup(table: Tensor, index: Tensor) -> Tensor:
-    """table [m, n], index [B, ...] -> [B, ..., n]"""
-    if index.dim() < 1 or table.dim() != 2:
+    """table [m, *n], index [B, ...] -> [B, ..., *n]"""
+    if index.dim() < 1 or table.dim() < 1:
         raise Unsupported(Reason(f"looks up {list(index.shape)} in {list(table.shape)}"))
     few(table.shape[0])
-    return chosen(index.unsqueeze(-1), table.unbind(0))
+    return chosen(index.view(*index.shape, *(1,) * (table.dim() - 1)), table.unbind(0))
 
 
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from bppsa.common.chain import ALONG_BATCH
 from bppsa.errors import Reason, Unsupported
 from bppsa.sparsity.rules import matrix_ops as ops
 
@@ -116,7 +117,7 @@ def slogdet(a: Tensor) -> tuple[Tensor, ...]:
 def diagonal(x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Tensor:
     first, second = first % x.dim(), second % x.dim()
     if 0 in (first, second):
-        raise Unsupported(Reason("works along the batch dimension"))
+        raise Unsupported(ALONG_BATCH)
     rest = [d for d in range(x.dim()) if d not in (first, second)]
     x = x.permute([*rest, first, second])
     x = x[..., max(-offset, 0) :, max(offset, 0) :]
@@ -126,7 +127,7 @@ def diagonal(x: Tensor, offset: int = 0, first: int = 0, second: int = 1) -> Ten
 
 def diag_embed(x: Tensor, offset: int = 0, first: int = -2, second: int = -1) -> Tensor:
     if x.dim() < 2:
-        raise Unsupported(Reason("works along the batch dimension"))
+        raise Unsupported(ALONG_BATCH)
     if offset or (first, second) not in ((-2, -1), (x.dim() - 1, x.dim())):
         raise Unsupported(Reason("puts a diagonal elsewhere than in the last two dimensions, or beside their middle"))
     return torch.where(identity(x), x.unsqueeze(-1), 0.0)
@@ -135,7 +136,7 @@ def diag_embed(x: Tensor, offset: int = 0, first: int = -2, second: int = -1) ->
 def triangle(upper: bool) -> Callable[..., Tensor]:
     def part(x: Tensor, diagonal: int = 0) -> Tensor:
         if x.dim() < 3:
-            raise Unsupported(Reason("works along the batch dimension"))
+            raise Unsupported(ALONG_BATCH)
         apart = torch.arange(x.shape[-1]) - torch.arange(x.shape[-2])[:, None]
         return torch.where(apart >= diagonal if upper else apart <= diagonal, x, 0.0)
 

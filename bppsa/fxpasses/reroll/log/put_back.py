@@ -47,6 +47,13 @@ def slice_scatter(
     return emit(aten.slice_scatter.default, [value, piece, *given], (((None,) * (2 + len(given)), ()), like))
 
 
+def diagonal_scatter(
+    emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
+) -> LoggedValue:
+    given = view.leaves[1:]
+    return emit(aten.diagonal_scatter.default, [value, piece, *given], (((None,) * (2 + len(given)), ()), like))
+
+
 def split_scatter(
     emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
 ) -> LoggedValue:
@@ -69,6 +76,7 @@ def again(
 
 PUT_BACK: Mapping[Any, Callable[..., LoggedValue]] = {
     aten.slice.Tensor: slice_scatter,
+    aten.diagonal.default: diagonal_scatter,
     **dict.fromkeys((aten.split.Tensor, aten.unsafe_split.Tensor), split_scatter),
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default), reshaped),
     **dict.fromkeys((aten.unsqueeze.default, aten.squeeze.dim), reshaped),
