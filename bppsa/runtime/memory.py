@@ -8,12 +8,12 @@ from torch import Tensor
 
 from bppsa.errors import InputError
 
-PAGE = 4096  # bytes at the begin of all addresses, which no memory has
+LOW = 1 << 32  # addresses that memory seldom has: where it was freed, the address is what was its offset in there
 
 
 def check_memory(tensors: Sequence[Tensor]) -> None:
     """Raises InputError for a tensor that has elements and no memory, as after `untyped_storage().resize_(0)`."""
-    if min(map(Tensor.data_ptr, tensors), default=PAGE) >= PAGE:
+    if min(map(Tensor.data_ptr, tensors), default=LOW) >= LOW:
         return
     for tensor in tensors:
         if tensor.numel() and not tensor.untyped_storage().nbytes():

@@ -164,10 +164,16 @@ def test_data_of_another_form(kind: str, change: str, steps: int) -> None:
 
 
 @pytest.mark.parametrize("steps", [8, 400])
-def test_memory_that_was_freed_is_an_error(steps: int) -> None:
-    """In short calls, which are one native call, and in long ones."""
-    model: Any = compiled(torch.nn.GRU(4, 4))
-    loss = model(torch.randn(steps, 64, 4))[0].sum()
+@pytest.mark.parametrize("flat", [False, True])
+def test_memory_that_was_freed_is_an_error(steps: int, flat: bool) -> None:
+    """In short calls, which are one native call, and in long ones; also of weights that are views of one memory."""
+    model: Any = compiled(torch.nn.GRU(32, 32))
+    if flat:
+        memory = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+        parts = memory.split([p.numel() for p in model.parameters()])
+        for p, part in zip(model.parameters(), parts, strict=True):
+            p.data = part.view_as(p)
+    loss = model(torch.randn(steps, 8, 32))[0].sum()
     model.weight_hh_l0.untyped_storage().resize_(0)
     with pytest.raises(InputError, match="was freed before"):
         loss.backward()

@@ -135,7 +135,7 @@ class CellPlan:
         if not self.growth.fits(start, most, steps, self.dtype):
             limit = f"{1 / torch.finfo(self.dtype).eps:.0f}, to which {self.dtype} holds them exactly"
             what = f"whole numbers of up to {start} at the start, which {steps} steps may take beyond {limit}"
-            raise Unsupported(Reason(what, mend="carry them less their start, or real numbers"))
+            raise Unsupported(Reason(what, mend="subtract the start before the scan, and add it after"))
         if any(bool((params[at] == 0).any()) for at in self.growth.divisors):
             raise Unsupported(Reason("divides whole numbers by 0"))
         for at, (low, high) in self.growth.starts:

@@ -33,8 +33,9 @@ from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.lines import line_that_raised
-from bppsa.fxpasses.recording.capture import Recording, record, without_unread
+from bppsa.fxpasses.recording.capture import Recording, record
 from bppsa.fxpasses.recording.recorder import DRAW_OUTSIDE
+from bppsa.fxpasses.recording.unread import erase_unread
 from bppsa.fxpasses.spelling.whole import growth_of
 from bppsa.plan.choose import multiply_inline
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
@@ -142,7 +143,7 @@ def make(
         cause = error.__cause__ or error
         return Reason(f"it does not run on stand-ins: {first_line(cause)}", path=line_that_raised(cause))
     recording = replace(recording, result=(recording.result[0], [*recording.result[1], *recorder.truths]))
-    without_unread(recording)
+    erase_unread(recording)
     try:
         plan = plan_or_reasons(recording, len(carry), len(xs), environment.tensors, y_spec)
     except FAULTS as error:  # the loop gives the numbers, and the fault is told aloud

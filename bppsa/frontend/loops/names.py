@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -16,23 +16,23 @@ from bppsa.fxpasses.environment.libraries import owner
 def names_of(
     returns: Any, tensors: Sequence[Tensor], root: Any, plain: Callable[..., Any], args: Any, kwargs: Any
 ) -> TensorNames:
-    """Of what a call returns, and of the tensors: arguments of `plain`, and parameters of the module that it is of."""
+    """Names what a call returns, and the tensors: arguments of `plain`, and parameters of the module that it is of."""
     known: dict[int, str] = {}
     module = owner(root)
     if isinstance(module, nn.Module):
         known |= {id(tensor): name for name, tensor in (*module.named_buffers(), *module.named_parameters())}
-    places = {**dict(zip(parameters(plain), args, strict=False)), **kwargs}
-    for name, value in places.items():
+    for name, value in by_parameter(plain, args, kwargs).items():
         known |= {id(leaf): f"{name}{path}" for path, leaf in paths(value)}
     outputs = [f"output{path}" for path, leaf in paths(returns) if isinstance(leaf, Tensor)]
     return TensorNames(outputs, [known.get(id(x), f"a tensor of {list(x.shape)}") for x in tensors])
 
 
-def parameters(function: Callable[..., Any]) -> list[str]:
+def by_parameter(function: Callable[..., Any], args: Any, kwargs: Any) -> Mapping[str, Any]:
+    """The arguments of a call by the function's own names for them."""
     try:
-        return list(inspect.signature(function).parameters)
+        return inspect.signature(function).bind(*args, **kwargs).arguments
     except (TypeError, ValueError):  # as of what is written in C
-        return []
+        return kwargs
 
 
 def paths(value: Any) -> list[tuple[str, Any]]:

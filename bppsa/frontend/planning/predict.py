@@ -30,8 +30,8 @@ ProductSizes = Sequence[tuple[int, int]]  # of the weights of some products
 
 SINGLE = 4  # bytes
 ALONE = 3  # launches on a CPU, where a sweep is no part of a program: by torch's calls around it, T = 10, B = 1, H = 20
-# Whatever is predicted of them: nobody has run these kernels on a GPU.
 OPS_OF_A_STEP = 8  # about, of the loops that the rates are fitted to
+# Whatever is predicted of them: nobody has run these kernels on a GPU.
 UNMEASURED = 'kernels of values of several axes were not measured on a GPU; strategy="sequential" runs them'
 
 

@@ -26,9 +26,8 @@ from bppsa.fxpasses.partition.cut.building import build
 from bppsa.fxpasses.partition.cut.order import Order
 from bppsa.fxpasses.theirs import theirs
 
-GatherSeconds = Callable[
-    [list[Seconds]], Sequence[list[Seconds]]
-]  # what this worker measured -> what each has measured
+# From what this worker has measured to what each has.
+GatherSeconds = Callable[[list[Seconds]], Sequence[list[Seconds]]]
 RUNS = 4  # after one that is not counted; the shortest counts, as all else is somebody else's
 ROUNDS = 3  # of cuts that are measured
 MARGIN = 0.01  # over the least possible slowest stage

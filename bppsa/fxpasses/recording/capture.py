@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.decompose import DECOMPOSE
-from bppsa.fxpasses.recording.recorder import CHECK, Recorder, zeros_like
+from bppsa.fxpasses.recording.recorder import Recorder, zeros_like
 from bppsa.fxpasses.recording.refused import NoEscape
 from bppsa.fxpasses.recording.stand_ins import detach_stand_ins
 from bppsa.fxpasses.theirs import theirs
@@ -86,14 +86,6 @@ def copied(recording: Recording) -> Recording:
     captured = tuple((tensor, own[node]) for tensor, node in recording.captured)
     result = tree_map_only(fx.Node, own.__getitem__, recording.result)
     return Recording(graph, tuple(own[node] for node in recording.arguments), captured, result)
-
-
-def without_unread(recording: Recording) -> None:
-    """Erases the ops whose results nothing reads, as what only Python has looked at; but for those that may raise."""
-    needed = {node for node in tree_leaves(recording.result) if isinstance(node, fx.Node)}
-    for node in reversed(recording.graph.nodes):
-        if node.op == "call_function" and not node.users and node not in needed and not node.kwargs.get(CHECK):
-            recording.graph.erase_node(node)
 
 
 def saving_to(recorder: Recorder) -> AbstractContextManager[Any]:

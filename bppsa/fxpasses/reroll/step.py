@@ -62,7 +62,7 @@ class LoopStep:
         real = [value for value in values if value.dtype.is_floating_point or value.dtype.is_complex]
         shaped = [value for value in real if value.shape or self.cut.alone]
         if not shaped:
-            what = "single numbers alone, and no row for each of the batch" if real else "whole numbers alone"
+            what = "single numbers, and no row for each of the batch" if real else "whole numbers or truth values alone"
             raise Unsupported(Reason(f"carries {what}: a scan's kernels compute rows of real or complex numbers"))
         widest = max(shaped, key=lambda value: len(value.shape) > 1)
         return (widest.shape[0] if widest.shape else 0), widest.dtype.to_real()

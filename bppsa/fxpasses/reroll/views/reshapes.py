@@ -23,8 +23,9 @@ IF_IN_ORDER = {aten.transpose.int, aten.permute.default, aten.t.default}
 
 
 def for_any_order(ops: Sequence[LoggedOp]) -> list[LoggedOp]:
-    """The ops, views being reshapes: what a scan is given and what it hands on may lie in memory in another order than
-    in the call that was logged, as a state does that a layer has transposed, and PyTorch then has no view of it."""
+    """Makes the log's views reshapes, and returns its ops: what a scan is given and what it hands on may lie in memory
+    in another order than in the call that was logged, as a state does that a layer has transposed, and PyTorch then has
+    no view of it."""
     for op in ops:
         if op.target is aten.view.default:
             op.target = aten.reshape.default
