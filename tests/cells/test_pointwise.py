@@ -16,7 +16,12 @@ W, V, SLOPE = random(H, H), random(H), torch.full((H,), 0.25, dtype=torch.float6
 TARGET = torch.linspace(0.1, 0.9, H, dtype=torch.float64)
 PRELU = nn.PReLU(H).double()
 
+
 # What a researcher may write; the second line of each pair is another spelling of the first.
+def classes(h: Tensor) -> Tensor:
+    return (h[:, 0] > 0).long() + 1
+
+
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "sin": torch.sin,
     "cos": lambda h: h.cos(),
@@ -128,6 +133,16 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "cross entropy of logits": lambda h: functional.binary_cross_entropy_with_logits(
         h, TARGET.expand_as(h), TARGET, reduction="none", pos_weight=2 * TARGET
+    ),
+    "cross entropy of classes": lambda h: h * functional.cross_entropy(h, classes(h), reduction="none").unsqueeze(1),
+    "cross entropy of classes, weighted and smoothed": lambda h: (
+        h
+        * functional.cross_entropy(
+            *(h, classes(h), TARGET), ignore_index=2, label_smoothing=0.1, reduction="none"
+        ).unsqueeze(1)
+    ),
+    "likelihood of classes on a grid": lambda h: (
+        h + functional.nll_loss(h.view(-1, 2, 3), (h[:, :3] > 0).long(), reduction="none").repeat(1, 2)
     ),
     "soft margin": lambda h: functional.soft_margin_loss(h, TARGET.sign().expand_as(h), reduction="none"),
     "glu of halves": lambda h: torch.cat([h, h], 1)[:, :H] * torch.sigmoid(h),

@@ -110,9 +110,14 @@ def indexed(node: fx.Node) -> BoundedIndices:
             yield index, -n, n - 1
 
 
+def classes(node: fx.Node) -> BoundedIndices:
+    yield node.args[1], 0, node.args[0].meta["val"].shape[1] - 1
+
+
 PLACES: dict[Any, Callable[[fx.Node], BoundedIndices]] = {
     ONE_HOT: lambda node: iter([(node.args[0], 0, node.args[1] - 1)]),
     aten.embedding.default: lambda node: iter([(node.args[1], 0, len(node.args[0].meta["val"]) - 1)]),
+    **dict.fromkeys((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), classes),
     **dict.fromkeys((aten.gather.default, aten.index_select.default), along_dimension),
     **dict.fromkeys((aten.scatter.value, aten.scatter.src, aten.scatter_add.default), along_dimension),
     **dict.fromkeys((aten.index_add.default, aten.index_copy.default), along_dimension),

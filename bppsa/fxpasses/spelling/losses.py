@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from bppsa.fxpasses.recording.pieces import taken
+from bppsa.fxpasses.spelling.choosing import within
 from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten
@@ -62,7 +64,21 @@ def cross_entropy_with_logits(
     return value if weight is None else value * weight
 
 
-LOSSES: dict[Any, Callable[..., Tensor]] = {
+def of_class(x: Tensor, target: Tensor, weight: Tensor | None, reduction: int, ignored: int) -> tuple[Tensor, Tensor]:
+    """Minus the element of each class, and what PyTorch divides a mean by. x: [B, classes, ...], target: [B, ...]"""
+    if reduction != NONE or x.dim() != target.dim() + 1:
+        return NotImplemented
+    place = target.unsqueeze(1)
+    value = -taken(x, 1, place)
+    if weight is not None:
+        each_class = weight.detach().view(-1, *(1,) * (x.dim() - 2)).expand(x.shape)
+        value = value * taken(each_class, 1, place)
+    value = within(place, x, 1, value)
+    return torch.where(target == ignored, 0.0, value.squeeze(1)), torch.zeros((), dtype=x.dtype)
+
+
+LOSSES: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys((aten.nll_loss_forward.default, aten.nll_loss2d_forward.default), of_class),
     aten.mse_loss.default: each(squared),
     aten.smooth_l1_loss.default: each(smooth),
     aten.huber_loss.default: each(huber),
