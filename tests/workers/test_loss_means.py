@@ -178,6 +178,8 @@ MIXED: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda z, labels: F.interpolate(z[:, 0].T[None], size=len(z), mode="linear").square().mean(),
     lambda z, _: z.square().mean().clamp(max=len(z)),
     lambda z, _: z.square().mean() + len(z) ** 2,
+    lambda z, labels: (z.sum(0) / (labels.sum(0)[:, None] + 0.5)).mean(),
+    lambda z, labels: (z.sum(0) / labels.count_nonzero(0)[:, None].clamp(min=1)).mean(),
 ]
 
 
