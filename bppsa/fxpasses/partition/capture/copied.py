@@ -36,7 +36,8 @@ OUTSIDE = NodeModes(True, ())
 
 def note_made(node: fx.Node, value: Any) -> None:
     """Writes to meta["made"] what a tensor's dtype and shape are, or (None, the number) for a number; in symbols."""
-    only = value[0] if node.op == "call_module" and isinstance(value, (list, tuple)) and len(value) == 1 else value
+    whole = node.op == "call_module" or isinstance(node.target, Custom)
+    only = value[0] if whole and isinstance(value, (list, tuple)) and len(value) == 1 else value
     if isinstance(only, Tensor):
         node.meta["made"] = only.dtype, tuple(map(expression, only.shape))
     elif isinstance(only, (torch.SymInt, torch.SymFloat)):
