@@ -68,8 +68,8 @@ ROOMS: dict[str, set[str]] = {
         *("fxpasses.theirs", "fxpasses.lines", "fxpasses.partition.call", "fxpasses.partition.ops"),
     },
     "fxpasses.partition.cut": {f"fxpasses.partition.{room}" for room in ("call", "capture", "ops")} | {"common.stages"},
-    "fxpasses.partition.means": {f"fxpasses.partition.{room}" for room in ("call", "capture", "cut", "ops")}
-    | {"common.stages"},
+    "fxpasses.partition.means": {f"fxpasses.partition.{room}" for room in ("call", "capture", "check", "cut", "ops")}
+    | {"fxpasses.theirs", "common.stages"},
     "fxpasses.partition.check": {f"fxpasses.partition.{room}" for room in ("call", "capture", "ops")}
     | {"fxpasses.theirs", "common.stages"},
     "fxpasses.reroll": {

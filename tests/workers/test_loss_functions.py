@@ -119,6 +119,15 @@ class Shifted(nn.CrossEntropyLoss):
         return super().forward(scores[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
+def mapped(scores: Tensor, labels: Tensor) -> Tensor:
+    return torch.vmap(lambda a, b: F.cross_entropy(a, b))(scores, labels).mean()
+
+
+def test_a_loss_that_maps_over_rows_is_tried() -> None:
+    model = Tags()
+    check(scheduled(model, mapped), model, mapped, *words(6, 6, 6, 6))
+
+
 def named(scores: Tensor, labels: Tensor, reduction: str) -> Tensor:
     return F.cross_entropy(scores.transpose(1, 2), labels, reduction=reduction) / len(labels)
 

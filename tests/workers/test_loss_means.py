@@ -178,6 +178,8 @@ MIXED: list[Callable[[Tensor, Tensor], Tensor]] = [
     lambda z, labels: F.interpolate(z[:, 0].T[None], size=len(z), mode="linear").square().mean(),
     lambda z, _: z.square().mean().clamp(max=len(z)),
     lambda z, _: z.square().mean() + len(z) ** 2,
+    lambda z, labels: (z.sum(0) / (labels.sum(0)[:, None] + 0.5)).mean(),
+    lambda z, labels: (z.sum(0) / labels.count_nonzero(0)[:, None].clamp(min=1)).mean(),
 ]
 
 
@@ -264,6 +266,62 @@ def test_a_mean_times_a_count_of_nothing_is_an_error() -> None:
     check(compiled, model, (x, labels), model(x, labels)["loss"], compiled.step(x, labels))
     with pytest.raises(InputError, match="multiplied by a count, which is zero in micro-batch 1"):
         compiled.step(x, LABELS[[0, 1, 2, 3]])
+
+
+class Layer(nn.Module):
+    """A loss of what a layer of PyTorch's gives for the outputs [B, C]."""
+
+    def __init__(self, layer: nn.Module, call: Callable[..., Tensor] = lambda layer, y: layer(y)) -> None:
+        super().__init__()
+        self.layer, self.call = layer.requires_grad_(False), call
+
+    def forward(self, y: Tensor, target: Tensor) -> Tensor:
+        return F.mse_loss(self.call(self.layer, y), target)
+
+
+MIXING: list[tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = [
+    (lambda: nn.Softmax(dim=0), lambda layer, y: layer(y)),
+    (lambda: nn.LogSoftmax(0), lambda layer, y: layer(y)),
+    (nn.Softmax2d, lambda layer, y: layer(y[:, :, None])[..., 0]),
+    (lambda: nn.GRU(4, 4), lambda layer, y: layer(y[:, None])[0][:, 0]),
+    (lambda: nn.MultiheadAttention(4, 2), lambda layer, y: layer(y[:, None], y[:, None], y[:, None])[0][:, 0]),
+    (lambda: nn.TransformerEncoderLayer(4, 2, 8), lambda layer, y: layer(y)),
+    (lambda: nn.BatchNorm1d(4), lambda layer, y: layer(y)),
+    (nn.Identity, lambda layer, y: F.batch_norm(y, None, None, training=True)),
+    (nn.Identity, lambda layer, y: y[torch.arange(len(y) - 1, -1, -1)]),
+    (nn.Identity, lambda layer, y: y.renorm(2, 1, 0.1)),
+    (nn.Identity, lambda layer, y: y * (y > 0).long().unique(return_inverse=True)[1]),
+]
+ALIKE: list[tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = [
+    (lambda: nn.Softmax(dim=1), lambda layer, y: layer(y)),
+    (lambda: nn.Sequential(nn.LayerNorm(4), nn.Linear(4, 4), nn.GELU()), lambda layer, y: layer(y)),
+    (lambda: nn.GRU(4, 4, batch_first=True), lambda layer, y: layer(y[:, None])[0][:, 0]),
+    (lambda: nn.MultiheadAttention(4, 2, batch_first=True), lambda layer, y: layer(*[y[:, None]] * 3)[0][:, 0]),
+    (lambda: nn.BatchNorm1d(4).eval(), lambda layer, y: layer(y)),
+    (lambda: nn.PairwiseDistance(), lambda layer, y: layer(y, y.tanh())[:, None].expand(-1, 4)),
+    (nn.Identity, lambda layer, y: y[torch.arange(len(y))]),
+    (nn.Identity, lambda layer, y: torch.diag_embed(y).sum(-1)),
+]
+
+
+def of_layer(make: Callable[[], nn.Module], call: Callable[..., Tensor]) -> tuple[Any, nn.Module, nn.Module]:
+    model, loss = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4)), Layer(make(), call)
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=3, loss_fn=loss)
+    return compiled, model, loss
+
+
+@pytest.mark.parametrize(("make", "call"), MIXING)
+def test_what_mixes_rows_within_a_loss_is_an_error(make: Any, call: Any) -> None:
+    compiled, *_ = of_layer(make, call)
+    with pytest.raises(ScheduleError, match=r"test_loss_means.py:\d+: .*neither a mean nor a sum over rows"):
+        compiled.step(torch.randn(7, 3), torch.randn(7, 4))
+
+
+@pytest.mark.parametrize(("make", "call"), ALIKE)
+def test_what_treats_rows_alike_within_a_loss_is_taken(make: Any, call: Any) -> None:
+    compiled, model, loss = of_layer(make, call)
+    x, target = torch.randn(7, 3), torch.randn(7, 4)
+    check(compiled, model, (x, target), loss(model(x), target), compiled.step(x, target))
 
 
 WHOLE = [pytest.param(name, "global", marks=pytest.mark.slow) for name in ("fsdp", "one_f_one_b")]

@@ -17,6 +17,7 @@ from bppsa.errors import ArgumentError, PartitionError
 from bppsa.fxpasses.partition.call.arguments import arguments_of
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.capture.since import since
+from bppsa.fxpasses.partition.capture.whole import Custom
 from bppsa.fxpasses.partition.means.outputs import FEW, resized
 from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
@@ -154,4 +155,6 @@ def traced(function: Callable[..., Any], output: Any, target: Any) -> TracedLoss
         for shape, yes in zip(graph.sizes.shapes, by_rows, strict=True)
     ):
         return None
+    if means.count is None and any(isinstance(node.target, Custom) for node in graph.graph.nodes):
+        return None  # what a Function gives is found out by trying
     return TracedLoss(means, likes(target), tree_structure(target), since(module, graph.looked_up), graph.sizes)

@@ -73,10 +73,15 @@ def differentiates(self: Model, x: Tensor) -> Tensor:
     return torch.autograd.grad(x.sum(), x, create_graph=True)[0]
 
 
+def maps(self: Model, x: Tensor) -> Tensor:
+    return torch.vmap(torch.tanh)(x)
+
+
 CASES: tuple[tuple[Forward, str], ...] = (
     (if_positive, r"at .*return x \* 2 if x.sum\(\) > 0 else x: Python needs the value of a tensor .* torch.where"),
     (if_gradient, r"at .*if x.requires_grad else x: Python asks whether a gradient flows .* self.training"),
     (numpy, r"at .*torch.from_numpy.*: an activation is given to code that takes nothing but real tensors"),
+    (maps, r"test_refusals.py:\d+: .*torch.vmap\(.*: torch.vmap, or another transform of torch.func, calls functions"),
     (counts, r"at .*self.calls \+= 1: the forward changes calls, .* keep state in buffers"),
     (remembers, r"at .*self.seen\[\"x\"\] = x: the forward changes seen, .* keep state in buffers"),
     (replaces_a_buffer, r"at .*self.mean = x.mean\(0\): the forward changes mean, .* in buffers, changed in place"),
@@ -92,6 +97,7 @@ def test_the_line_and_the_mend_are_told(forward: Forward, said: str) -> None:
         partition(model, torch.randn(3, 4), 2)
     assert not re.search(r"Traced|proxy|Proxy|\bfx\b", str(error.value))
     assert (model.calls, model.seen) == (0, {})
+    assert torch._C._functorch.peek_interpreter_stack() is None  # as a transform would leave it, taken apart
 
 
 def test_an_argument_changed_in_place() -> None:

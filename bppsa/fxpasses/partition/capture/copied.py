@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves
 
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments, leaf_of
+from bppsa.fxpasses.partition.call.refusals import BY_HAND
 from bppsa.fxpasses.partition.capture.exported import INSIDE, Exported
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph, Output
 from bppsa.fxpasses.partition.capture.lines import checkpoint_of, place_in
@@ -27,17 +28,27 @@ from bppsa.fxpasses.partition.ops.regions import NodeModes, enter
 from bppsa.fxpasses.theirs import theirs
 
 aten, HOPS = torch.ops.aten, torch.ops.higher_order
+# Its functions put a transform on the process's stack and take it off again: if one fails in between, it stays there.
+TRANSFORMS = "torch._functorch.predispatch"
 SIZES = (aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int)
 OUTSIDE = NodeModes(True, ())
 
 
 def note_made(node: fx.Node, value: Any) -> None:
     """Writes to meta["made"] what a tensor's dtype and shape are, or (None, the number) for a number; in symbols."""
-    only = value[0] if node.op == "call_module" and isinstance(value, (list, tuple)) and len(value) == 1 else value
+    whole = node.op == "call_module" or isinstance(node.target, Custom)
+    only = value[0] if whole and isinstance(value, (list, tuple)) and len(value) == 1 else value
     if isinstance(only, Tensor):
         node.meta["made"] = only.dtype, tuple(map(expression, only.shape))
     elif isinstance(only, (torch.SymInt, torch.SymFloat)):
         node.meta["made"] = None, expression(only)
+
+
+def place_from(node: fx.Node) -> str:
+    """The user's line that made a node, or the first one behind it that has a line: no op is the start of a vmap."""
+    while node.op != "root" and not place_in(node):
+        node = node.next
+    return place_in(node)
 
 
 def copied(model: nn.Module, arguments: Arguments, found: Exported, sizes: Sizes) -> CapturedGraph:
@@ -143,6 +154,11 @@ class Copy:
     def usual(self, node: fx.Node, args: Any, kwargs: Any, region: NodeModes) -> fx.Node | None:
         if not node.users and "assert" in str(node.target):
             return None  # of shapes, which are checked with the arguments
+        if getattr(node.target, "__module__", "") == TRANSFORMS:
+            raise PartitionError(
+                f"{place_from(node) or type(self.model).__name__}: torch.vmap, or another transform of torch.func, "
+                f"calls functions of its own, which no stage can hold; compute with whole tensors, or {BY_HAND}"
+            )
         if any(isinstance(arg, fx.GraphModule) for arg in tree_leaves((args, kwargs))):
             raise PartitionError(
                 f"{place_in(node)}: {getattr(node.target, '__name__', node.target)} runs functions of its own, which "

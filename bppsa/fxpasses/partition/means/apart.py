@@ -27,7 +27,10 @@ CUTTING = frozenset(("slice", "narrow", "split", "split_with_sizes", "chunk", "t
 RESHAPING = frozenset(("view", "reshape", "_unsafe_view", "view_as", "_reshape_copy", "view_copy"))
 NUMBERING = frozenset(("arange", "range"))
 UNLIKE = frozenset(
-    ("linspace", "logspace", "eye", "randperm", "as_strided", "take", "put", "masked_scatter", "msort", "flipud")
+    (
+        *("linspace", "logspace", "eye", "randperm", "as_strided", "take", "put", "masked_scatter", "msort", "flipud"),
+        *("renorm", "renorm_", "_unique", "_unique2", "unique_dim", "unique_consecutive", "nonzero", "bincount"),
+    )
 )
 INDEXING = frozenset(("index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"))
 # How many of the last dimensions an op takes together.
@@ -49,17 +52,17 @@ KEEPING = frozenset((*MOVING, "_to_copy", "to", "clone", "contiguous", "expand_a
 PLACES = frozenset((*RESHAPING, *KEEPING, *INDEXING, "slice"))
 
 
-def mixes(node: fx.Node, rows: Set[Any], places: set[fx.Node]) -> bool:
-    """rows: symbols of how many there are.
+def mixes(node: fx.Node, rows: Set[Any], places: set[fx.Node]) -> bool | None:
+    """None where no table knows the op. rows: symbols of how many there are.
 
     places: nodes whose values are rows' own numbers among a micro-batch's, to which this one may be added.
     """
     name = name_of(node)
     if name in NUMBERING:
         places.add(node)
-        return False
+        return argument(node, "start", 0) != 0 or argument(node, "step", 1) != 1
     if not places.isdisjoint(node.all_input_nodes):
-        if name not in PLACES:
+        if name not in PLACES or (name == "slice" and size_of(node) != size_of(node.args[0])):
             return True
         if name not in INDEXING:
             places.add(node)
@@ -78,7 +81,7 @@ def mixes(node: fx.Node, rows: Set[Any], places: set[fx.Node]) -> bool:
     return name not in KEEPING and rule(node, source, at[0])
 
 
-def of_dims(node: fx.Node, source: fx.Node, at: int) -> bool:
+def of_dims(node: fx.Node, source: fx.Node, at: int) -> bool | None:
     """Whether it works along the rows, which are at a dimension of its first tensor."""
     count = len(size_of(source))
     name = name_of(node)
@@ -115,10 +118,15 @@ def of_table(node: fx.Node, source: fx.Node, at: int) -> bool:
     return source is node.args[0]
 
 
-RULES: Mapping[str, Callable[[fx.Node, fx.Node, int], bool]] = {
+def of_statistics(node: fx.Node, source: fx.Node, at: int) -> bool:
+    return at > 0 or bool(argument(node, "training", True))
+
+
+RULES: Mapping[str, Callable[[fx.Node, fx.Node, int], bool | None]] = {
     **dict.fromkeys(CUTTING, of_cut),
     **dict.fromkeys(RESHAPING, of_shape),
     "embedding": of_table,
+    "batch_norm": of_statistics,
 }
 
 

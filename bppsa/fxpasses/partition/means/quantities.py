@@ -68,8 +68,8 @@ class Quantities:
             return self.quantity(arg.args[0])
         if not is_tensor(arg):
             return self.number(size_of(arg))
-        without_rows = not any(map(self.has_rows, size_of(arg)))
-        return arg if arg in self.data and without_rows and not isinstance(self.shardings[arg], Replicated) else None
+        is_one = all(size == 1 for size in size_of(arg))  # and not a number for each column
+        return arg if arg in self.data and is_one and not isinstance(self.shardings[arg], Replicated) else None
 
     def has_rows(self, size: Any) -> bool:
         return bool(getattr(size, "free_symbols", set()) & self.rows)

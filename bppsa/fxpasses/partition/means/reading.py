@@ -8,7 +8,9 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.modules.loss import _Loss
 
-from bppsa.fxpasses.partition.means.apart import OVER, PRODUCT, mixes, takes_size
+from bppsa.fxpasses.partition.capture.whole import Custom
+from bppsa.fxpasses.partition.means.apart import OVER, PRODUCT, mixes, rows_at, takes_size
+from bppsa.fxpasses.partition.means.layers import is_apart
 from bppsa.fxpasses.partition.means.quantities import ITEM, Quantities
 from bppsa.fxpasses.partition.means.sharding import (
     ClassCount,
@@ -26,6 +28,7 @@ from bppsa.fxpasses.partition.means.sizes import (
     size_of,
     symbols,
 )
+from bppsa.fxpasses.partition.means.trials import Trials
 from bppsa.fxpasses.partition.ops.effects import facts
 
 MEAN, SUM = 1, 2  # as ATen numbers reductions
@@ -38,13 +41,12 @@ SIZES = frozenset(("sym_size", "sym_numel", "sym_stride"))
 
 
 class LossReading(Quantities):
-    """rows: symbols of the number of rows. is_fixed: whether an attribute is no Parameter."""
+    """rows: symbols of the number of rows. is_fixed: whether an attribute is no Parameter. norms: whether those of the
+    batch are taken to, as they are in a model."""
 
-    def __init__(
-        self, rows: frozenset[Any], modules: Callable[[str], nn.Module], is_fixed: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, rows: frozenset[Any], is_fixed: Callable[[str], bool], trials: Trials, norms: bool) -> None:
         super().__init__(rows)
-        self.modules, self.is_fixed = modules, is_fixed
+        self.is_fixed, self.trials, self.norms = is_fixed, trials, norms
         self.places: set[fx.Node] = set()  # whose values are numbers of rows among a micro-batch's
 
     def read(self, node: fx.Node) -> Sharding:
@@ -82,6 +84,8 @@ class LossReading(Quantities):
             self.data.add(node)
         if not is_tensor(node):
             return self.number_sharding(node, inputs) if size_of(node) is not None else self.several(node, inputs)
+        if isinstance(node.target, Custom):
+            return self.custom(node, inputs)
         self.note_selected(node)
         shape = size_of(node)
         if sum(map(self.has_rows, shape)) > 1:
@@ -89,7 +93,7 @@ class LossReading(Quantities):
         rows = any(map(self.has_rows, shape))
         if node.op == "call_module":
             return self.module(node, rows, inputs)
-        if rows and mixes(node, self.rows, self.places):
+        if rows and self.mixes(node):
             return Inseparable(node)
         if name_of(node) in PRODUCT:
             return self.product(node, rows)
@@ -113,12 +117,40 @@ class LossReading(Quantities):
         return self.linear(node, rows)
 
     def several(self, node: fx.Node, inputs: list[Sharding]) -> Sharding:
-        """The sharding of tensors in a tuple. PyTorch's own modules, such as recurrent ones, treat rows one by one."""
+        """The sharding of tensors in a tuple."""
+        if isinstance(node.target, Custom):
+            return self.custom(node, inputs)
         if are_replicated(inputs):
             return Replicated()
-        mixed = node.op != "call_module" and mixes(node, self.rows, self.places)
-        apart = all(map(is_plain, inputs)) and not mixed
-        return Partial.of(True) if apart else Inseparable(node)
+        mixed = not self.is_apart(node) if node.op == "call_module" else self.mixes(node)
+        return Partial.of(True) if all(map(is_plain, inputs)) and not mixed else Inseparable(node)
+
+    def custom(self, node: fx.Node, inputs: list[Sharding]) -> Sharding:
+        """The sharding of what an autograd.Function of the user's gives: no graph tells what it does, nor backward."""
+        if not all(map(is_plain, inputs)):
+            return inseparable(inputs) or Inseparable(node)
+        if node in self.data and are_replicated(inputs):
+            return Replicated()
+        if not self.trials.is_apart(node, self.rows):
+            return Inseparable(node)
+        return Replicated() if are_replicated(inputs) else Partial.of(True)
+
+    def mixes(self, node: fx.Node) -> bool:
+        """Whether rows depend on others; ops that no table knows are tried."""
+        if self.norms and name_of(node) == "batch_norm":
+            return False
+        found = mixes(node, self.rows, self.places)
+        return not self.trials.is_apart(node, self.rows) if found is None else found
+
+    def is_apart(self, node: fx.Node) -> bool:
+        """Whether a layer treats rows one by one."""
+        source = next((one for one in node.all_input_nodes if rows_at(one, self.rows)), None)
+        if source is None:
+            return self.trials.is_apart(node, self.rows)
+        at, count = rows_at(source, self.rows), len(size_of(source))
+        layer = self.trials.model.get_submodule(str(node.target))
+        found = is_apart(layer, at[0], count, self.norms)
+        return self.trials.is_apart(node, self.rows) if found is None else found
 
     def number_sharding(self, node: fx.Node, inputs: list[Sharding]) -> Sharding:
         """The sharding of a number of Python's. A size is what `sharding_of` finds in its symbols."""
@@ -192,13 +224,14 @@ class LossReading(Quantities):
         return Partial.of(False, frozenset({(ClassCount(target, weight, ignored), 1)}))
 
     def module(self, node: fx.Node, rows: bool, inputs: list[Sharding]) -> Sharding:
-        """The sharding of a call of PyTorch's own module, which treats rows one by one where it gives rows."""
-        module: Any = self.modules(str(node.target))
+        """The sharding of a call of PyTorch's own module."""
+        module: Any = self.trials.model.get_submodule(str(node.target))
         mixed = inseparable(inputs)
         if mixed is not None:
             return mixed
         if rows:
-            return Partial.of(True) if all(map(is_plain, inputs)) else Inseparable(node)
+            apart = all(map(is_plain, inputs)) and self.is_apart(node)
+            return Partial.of(True) if apart else Inseparable(node)
         if not isinstance(module, _Loss):
             return Replicated() if are_replicated(inputs) else Inseparable(node)
         if module.reduction == "sum":

@@ -17,6 +17,7 @@ from bppsa.fxpasses.partition.cut.modules import stage_module
 from bppsa.fxpasses.partition.means.classes import Classes, of_classes
 from bppsa.fxpasses.partition.means.reading import LossReading
 from bppsa.fxpasses.partition.means.sharding import ROWS, ClassCount, Inseparable, Partial, Quantity, SelectedCount
+from bppsa.fxpasses.partition.means.trials import Trials
 
 
 def means_of(
@@ -41,7 +42,7 @@ def means_of(
     if not rows or not isinstance(graph.examples[leaf.number], Tensor) or graph.examples[leaf.number].dim():
         return None
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    reading = LossReading(rows, model.get_submodule, lambda path: path not in parameters)
+    reading = LossReading(rows, lambda path: path not in parameters, trials_of(model, graph, arguments), made == 0)
     give(reading, graph, arguments, by_rows, made)
     for node in graph.graph.nodes:
         if (
@@ -51,10 +52,18 @@ def means_of(
         ):
             reading.read(node)
     found = reading.shardings[end]
-    if not isinstance(found, Partial):
+    if not isinstance(found, Partial) or found.rows:  # what has rows is no loss: its size is not known
         node = found.node if isinstance(found, Inseparable) else end
         return LossMeans(place=node.meta.get("place", ""))
     return LossMeans(*quantities(model, graph, reading, found))
+
+
+def trials_of(model: nn.Module, graph: CapturedGraph, arguments: Sequence[Any]) -> Trials:
+    leaves = tree_leaves(list(arguments))
+    pairs = ((shape, x.shape) for shape, x in zip(graph.sizes.shapes, leaves, strict=True) if shape is not None)
+    known = {symbol: size for shape, sizes in pairs for symbol, size in zip(shape, sizes, strict=True)}
+    device = next((x.device for x in leaves if isinstance(x, Tensor)), torch.device("cpu"))
+    return Trials(model, graph.constants, known, device)
 
 
 def give(

@@ -47,8 +47,18 @@ ANYWHERE = frozenset(
             "view_as",
             "erf_",
         ),
+        *("masked_select", "rrelu", "rrelu_", "special_expit", "floor_divide"),
         *("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "kl_div", "poisson_nll_loss", "soft_margin_loss"),
         *("binary_cross_entropy", "binary_cross_entropy_with_logits", "margin_ranking_loss", "hinge_embedding_loss"),
+    )
+)
+# They take what is in dimension 0 one by one.
+IN_FRONT = frozenset(
+    (
+        *("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "multi_margin_loss", "multilabel_margin_loss"),
+        *("cosine_embedding_loss", "triplet_margin_loss", "pairwise_distance", "multinomial", "feature_dropout"),
+        *("group_norm", "native_group_norm", "instance_norm", "pixel_shuffle", "pixel_unshuffle", "channel_shuffle"),
+        *("grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "affine_grid_generator", "im2col", "col2im"),
     )
 )
 WINDOW = re.compile(r"(?:pool|upsample|_pad).*?([123])d")  # and over how many of the last dimensions
@@ -56,8 +66,9 @@ CONVOLUTION = re.compile(r"^_?(?:conv\d?d?|convolution|conv_transpose\dd|conv_tb
 PADS = ("pad", "constant_pad_nd")
 
 
-def mixes_unasked(node: fx.Node, source: fx.Node, at: int) -> bool:
-    """Whether it mixes the rows that are at a dimension of its first tensor, where no argument tells a dimension."""
+def mixes_unasked(node: fx.Node, source: fx.Node, at: int) -> bool | None:
+    """Whether it mixes the rows that are at a dimension of its first tensor, where no argument tells a dimension; None
+    for ops that nobody listed."""
     name, count = name_of(node), len(size_of(source))
     if CONVOLUTION.match(name):
         return at > 0 or not is_batch(node, count)
@@ -66,8 +77,9 @@ def mixes_unasked(node: fx.Node, source: fx.Node, at: int) -> bool:
     window = WINDOW.search(name)
     if window:
         return at >= count - int(window[1])
-    alone = name in ANYWHERE or torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return at > 0 and not alone
+    if name in ANYWHERE or torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        return False
+    return at > 0 if name in IN_FRONT else None
 
 
 def is_batch(node: fx.Node, count: int) -> bool:
