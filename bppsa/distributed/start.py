@@ -166,7 +166,7 @@ def start_in_group(
     keep = {name for s, at in owners.items() if transport.rank in at for name in stages.stages[s].names.values()}
     leave_others(compiled, stages, keep)
     fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
-    training.stages = light
+    training.use(light)
     training.engine = Ranks(light, compiled, owners, transport, neighbours(transport.size), settings.asked)
     return training
 

@@ -115,6 +115,10 @@ class Training:
         self.ran: tuple[StepPlan, Callable[[], Timeline]] | None = None
         self.engine: WorkerEngine
 
+    def use(self, stages: Stages) -> None:
+        """From now on these stages run, which are the same but for weights that other workers own."""
+        self.stages = self.losses.stages = stages
+
     def now(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Training:
         """The one for the model's present modes, and for such arguments: made when first called for."""
         if self.again is None:

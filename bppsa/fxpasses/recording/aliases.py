@@ -1,8 +1,8 @@
 """Which tensors of a function that is being recorded share memory, and what each of them stands for.
 
 A tensor is known by its geometry: where its memory is, and how it looks at it. A change in place puts another value at
-one geometry, and at those that it is a part of (`parts`); all others that meet the same bytes become stale, since the graph has
-no node for them.
+one geometry, and at those that it is a part of (`parts`); all others that meet the same bytes become stale, since the
+graph has no node for them.
 """
 
 from __future__ import annotations
