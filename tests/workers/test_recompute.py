@@ -290,7 +290,8 @@ def test_recurrences_run_again_by_the_same_kernels(kind: str) -> None:
     if kind == "loop":
         assert not any(counts)
     else:
-        assert counts[0] and set(counts[1:]) == {2 * counts[0]}
+        assert counts[0]
+        assert set(counts[1:]) == {2 * counts[0]}
     if kind != "gru":  # whose dropout draws by micro-batch
         for _ in range(2):
             nn.MSELoss()(plain(x), x).backward()
