@@ -95,7 +95,7 @@ def caches(attributes: Mapping[str, Any]) -> frozenset[str]:
 
 def state_of(model: nn.Module) -> ContainerCopies:
     """The containers that a forward may write to: attributes of modules, and the lists, dicts and sets among them.
-    What our own modules remember of their calls is not the model's. A cache has no path: nobody is told of its change."""
+    What our own modules remember of their calls is not the model's. A cache has no path: its changes are not told."""
     found: ContainerCopies = []
     for path, module in model.named_modules():
         found.append((path, module.__dict__, dict(module.__dict__)))
