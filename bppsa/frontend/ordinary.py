@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bppsa.errors import Reason
 from bppsa.frontend.trials import is_logging
-from bppsa.runtime.worker.draws import Seeded
+from bppsa.runtime.worker.modes import Harmless
 
 WATCHED = Reason("this call was watched by bppsa itself, to find loops over time; later calls are not")
 WATCHED_BY_OTHERS = Reason("a functorch transform, forward-mode AD, a tracer or a mode is active")
@@ -47,8 +47,8 @@ def is_ordinary_moment() -> bool:
     return (
         torch._C._functorch.peek_interpreter_stack() is None
         and forward_ad._current_level < 0
-        and (torch._C._len_torch_dispatch_stack() == 0 or _only_seeds())
-        and (torch._C._len_torch_function_stack() == 0 or _only_default_devices())
+        and (torch._C._len_torch_dispatch_stack() == 0 or _only_harmless())
+        and (torch._C._len_torch_function_stack() == 0 or _only_harmless_functions())
         and torch._C._get_tracing_state() is None
     )
 
@@ -60,15 +60,18 @@ def unusual_moment() -> Reason | None:
     return WATCHED if is_logging() else WATCHED_BY_OTHERS
 
 
-def _only_seeds() -> bool:
-    """A job's random numbers come from a mode too, which changes nothing else."""
-    return all(type(mode) is Seeded for mode in _get_current_dispatch_mode_stack())
+def _only_harmless() -> bool:
+    """A job draws random numbers, and holds what products give, by modes of our own."""
+    return all(isinstance(mode, Harmless) for mode in _get_current_dispatch_mode_stack())
 
 
-def _only_default_devices() -> bool:
-    """torch.set_default_device("cpu") is a function mode too, and a harmless one."""
-    modes = _get_current_function_mode_stack()
-    return all(type(mode) is DeviceContext and mode.device.type == "cpu" for mode in modes)
+def _only_harmless_functions() -> bool:
+    """torch.set_default_device("cpu") is a function mode too."""
+    return all(isinstance(mode, Harmless) or _is_cpus(mode) for mode in _get_current_function_mode_stack())
+
+
+def _is_cpus(mode: Any) -> bool:
+    return type(mode) is DeviceContext and mode.device.type == "cpu"
 
 
 def is_plain(tensor: Any) -> bool:

@@ -85,6 +85,29 @@ def test_sizes_of_one_and_none(shape: tuple[int, ...], graphs: list[fx.GraphModu
     assert len(recurrences(graphs)) == 1
 
 
+@pytest.mark.parametrize("fallback", ["eager", "inductor"])
+def test_no_step_is_pytorchs_error(fallback: str) -> None:
+    """As the first call, and after calls of other lengths."""
+    model = nn.GRU(I, H).double()
+    fast = compiled(model, fallback, fullgraph=False)
+    for steps in (0, T, T + 1, 0):
+        x = random(steps, B, I)
+        if steps:
+            same(leaves(fast(x)), leaves(model(x)))
+            continue
+        for each in (model, fast):
+            with pytest.raises(RuntimeError, match="Expected sequence length to be larger than 0 in RNN"):
+                each(x)
+
+
+def test_a_gradient_of_a_gradient_is_an_error() -> None:
+    x = random(T, B, I)
+    y, _ = compiled(nn.GRU(I, H).double())(x)
+    (gradient,) = torch.autograd.grad(y.sin().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="recurrence_backward"):
+        gradient.square().sum().backward()
+
+
 class Several(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from bppsa import compile
+from bppsa import compile, scan
 from bppsa.errors import ArgumentError, PartitionError, StrategyError
+from bppsa.runtime.recurrent import autograd
 from bppsa.schedule import blelloch, ddp, gpipe, zero_bubble
 from tests.breadth import alternate
 from tests.workers import on_ranks, support, zoo
@@ -220,6 +222,80 @@ def test_recurrent_layers_and_regions_run_again() -> None:
         results.append([compiled.step(x, x), *support.gradients(compiled).values()])
     assert equal(results[1], results[0])
     assert equal(results[2], results[0])
+
+
+class Recurring(nn.Module):
+    """A recurrence between layers of each row."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        layer = {"gru": partial(nn.GRU, num_layers=2, dropout=0.3), "lstm": nn.LSTM}.get(kind)
+        self.kind, self.before, self.after = kind, nn.Linear(5, 5), nn.Linear(7, 5)
+        self.recurrent: nn.Module = layer(5, 7, batch_first=True) if layer else nn.GRUCell(5, 7)
+
+    def step(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.recurrent(x, h)
+        return h, h
+
+    def over_time(self, x: Tensor) -> Tensor:
+        if isinstance(self.recurrent, nn.RNNBase):
+            return self.recurrent(x)[0]
+        h, xs, states = x.new_zeros(len(x), 7), x.transpose(0, 1), []
+        if self.kind == "scan":
+            return scan(self.step, h, xs)[1].transpose(0, 1)
+        for x_t in xs:
+            h = self.recurrent(x_t, h)
+            states.append(h)
+        return torch.stack(states, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.after(self.over_time(torch.tanh(self.before(x))))
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("kind", ["gru", "lstm", "loop", "scan"])
+def test_recurrences_run_again_by_the_same_kernels(kind: str) -> None:
+    """Recurrent layers and scans in a stage; the steps of a loop in one are PyTorch's. The first step, which makes the
+    plans, is recomputed as well."""
+    torch.manual_seed(0)
+    plain, x = nn.Sequential(*(Recurring(kind) for _ in range(2))), torch.randn(8, 20, 5)
+    results, counts = [], []
+    for how in (None, "full", "selective", *["checkpoint"] * (kind == "lstm")):
+        own, checkpoints = copy.deepcopy(plain), how == "checkpoint"
+        if checkpoints:
+            own = nn.Sequential(*map(Checkpointed, own))
+        compiled: Any = compile(
+            own,
+            schedule=gpipe(),
+            stages=2 if checkpoints else list(own),
+            microbatches=4,
+            loss_fn=nn.MSELoss(),
+            seed=3,
+            recompute=None if checkpoints else how,
+            example_inputs=x,
+        )
+        with patch.object(autograd, "apply", side_effect=autograd.apply) as ran:
+            losses = [compiled.step(x, x) for _ in range(2)]
+        results.append([*losses, *support.gradients(compiled).values()])
+        counts.append(ran.call_count)
+    assert all(equal(result, results[0]) for result in results[1:])
+    if kind == "loop":
+        assert not any(counts)
+    else:
+        assert counts[0]
+        assert set(counts[1:]) == {2 * counts[0]}
+    if kind != "gru":  # whose dropout draws by micro-batch
+        for _ in range(2):
+            nn.MSELoss()(plain(x), x).backward()
+        support.same(dict(zip(support.gradients(plain), results[0][2:], strict=True)), support.gradients(plain))
 
 
 def test_called_as_a_module() -> None:

@@ -76,6 +76,49 @@ def test_layers_run_by_generated_kernels_in_their_stages(dropout: float) -> None
     assert "first (gru" in str(compiled.report)
 
 
+def assigned(layer: nn.GRU) -> None:
+    layer.weight_hh_l0 = nn.Parameter(layer.weight_hh_l0.detach() * 1.5)
+
+
+def loaded(layer: nn.GRU) -> None:
+    layer.load_state_dict({name: weight * 1.5 for name, weight in layer.state_dict().items()}, assign=True)
+
+
+def tied(layer: nn.GRU) -> None:
+    layer.weight_hh_l1, layer.bias_hh_l0 = layer.weight_hh_l0, layer.bias_ih_l0
+
+
+def normed(layer: nn.GRU) -> None:
+    nn.utils.parametrizations.weight_norm(layer, "weight_hh_l0")
+
+
+@pytest.mark.parametrize("change", [assigned, loaded, tied, normed])
+@pytest.mark.parametrize("steps", [2, 20], ids=["by_pytorch", "by_kernels"])
+def test_weights_may_be_others_than_the_layer_was_made_with(change: Any, steps: int) -> None:
+    """A layer notices that in its next call; what it then remembers is no state."""
+    layer = nn.GRU(4, 4, num_layers=2, batch_first=True)
+    change(layer)
+    model, x = nn.Sequential(nn.Linear(4, 4), layer, Taken(), nn.Linear(4, 4)), torch.randn(6, steps, 4)
+    recompute = "full" if change is normed else None
+    compiled: Any = scheduled(model, lpp(G=2), stages=2, loss_fn=nn.MSELoss(), recompute=recompute)
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.5) for each in (model, compiled)]
+    for _ in range(2):
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        expected = nn.MSELoss()(model(x), x)
+        expected.backward()
+        support.close(compiled.step(x, x), expected.detach())
+        support.same(support.gradients(compiled), support.gradients(model))
+
+
+class Taken(nn.Module):
+    """What a recurrent layer returns first."""
+
+    def forward(self, result: tuple[Tensor, Tensor]) -> Tensor:
+        return result[0]
+
+
 class Last(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -37,7 +37,12 @@ CELL = "str cell, bool reverse, str strategy, str forward"
 def module_call(
     x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], masks: Sequence[Tensor], *flags: Any
 ) -> RecurrenceCall:
-    """The call that `bppsa::recurrence` stands for; the module's sizes are read off its weights."""
+    """The call that `bppsa::recurrence` stands for; the module's sizes are read off its weights.
+
+    Raises RuntimeError, PyTorch's own, where there is no step; a number of steps that may change is never none.
+    """
+    if isinstance(x.shape[0], int) and not x.shape[0]:
+        raise RuntimeError("Expected sequence length to be larger than 0 in RNN")
     kind, layers, bidirectional, strategy, forward, _ = flags
     count = len(weights) // (layers * (1 + bidirectional))
     # int: widths are fixed for a graph, also where Dynamo takes every size for a variable (dynamic=True)

@@ -82,23 +82,32 @@ class ModelRecorder(Recorder):
 
 
 TABLES = ("_parameters", "_buffers", "_modules")  # of attributes of a module that it keeps apart
+CACHES = frozenset(
+    ("_flat_weights", "_flat_weight_refs")
+)  # of an nn.RNNBase's weights: its calls bring them up to date
 ContainerCopies = list[tuple[str, Any, Any]]  # where, a container, a copy of it
+
+
+def caches(attributes: Mapping[str, Any]) -> frozenset[str]:
+    """Which attributes of a module only repeat its weights: they may change in a call, and are no state."""
+    return CACHES if "_flat_weights_names" in attributes else frozenset()
 
 
 def state_of(model: nn.Module) -> ContainerCopies:
     """The containers that a forward may write to: attributes of modules, and the lists, dicts and sets among them.
-    What our own modules remember of their calls is not the model's."""
+    What our own modules remember of their calls is not the model's. A cache has no path: its changes are not told."""
     found: ContainerCopies = []
     for path, module in model.named_modules():
         found.append((path, module.__dict__, dict(module.__dict__)))
         for name, value in module.__dict__.items():
             if isinstance(value, (list, dict, set)) and not name.startswith("_bppsa"):
-                found.append((under(path, name), value, value.copy()))
+                where = "" if name in caches(module.__dict__) else under(path, name)
+                found.append((where, value, value.copy()))
     return found
 
 
 def restore(state: ContainerCopies) -> str:
-    """Put back what was changed; which attribute that was, or ""."""
+    """Put back what was changed; which attribute that was, or "" where there is none but caches."""
     changed = ""
     for path, container, before in state:
         if same(container, before):
@@ -110,11 +119,14 @@ def restore(state: ContainerCopies) -> str:
 
 
 def attribute(path: str, container: Any, before: Any) -> str:
-    """The path of the attribute in which a container of state_of differs."""
+    """The path of the attribute in which a container of state_of differs; "" where that is a cache."""
     owner, _, table = path.rpartition(".")
     if table not in TABLES and not (isinstance(container, dict) and "_modules" in container):
         return path
-    key = next((key for key in {**container, **before} if container.get(key) is not before.get(key)), "")
+    keys = [key for key in {**container, **before} if container.get(key) is not before.get(key)]
+    key = next((key for key in keys if key not in caches(container)), "")
+    if keys and not key:
+        return ""
     return ".".join(filter(None, (owner if table in TABLES else path, key)))
 
 

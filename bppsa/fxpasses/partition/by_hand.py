@@ -22,6 +22,7 @@ from bppsa.fxpasses.partition.call.places import place_here
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, meaning
 from bppsa.fxpasses.partition.capture.lines import is_checkpoint, stack
 from bppsa.fxpasses.partition.check.rows import by_rows
+from bppsa.fxpasses.partition.check.sideways import check_sideways
 from bppsa.fxpasses.partition.check.verify import alike, called
 from bppsa.fxpasses.partition.cut.modules import ROOT, first_names, names_of, stage_module
 from bppsa.fxpasses.partition.means.outputs import few_by_hand
@@ -106,6 +107,7 @@ def by_hand(
     assemble = lambda leaves: tree_unflatten(list(leaves), spec)  # noqa: E731
     found = Stages(tuple(stages), tuple(values), len(arguments.names), arguments.bind, assemble)
     rows, leaves = by_rows(model, found, arguments), arguments.leaves
+    check_sideways(model, found, arguments, rows)
     few = few_by_hand(tree_leaves(runs[-1].result), leaves, rows)
     return replace(found, by_rows=rows, shapes=shapes_of(leaves), few=few)
 

@@ -19,6 +19,7 @@ from bppsa.fxpasses.partition.capture.captured import captured
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.capture.since import since
 from bppsa.fxpasses.partition.check.rows import by_rows
+from bppsa.fxpasses.partition.check.sideways import check_sideways
 from bppsa.fxpasses.partition.check.verify import check_stages, never_one
 from bppsa.fxpasses.partition.cut.balance import balanced
 from bppsa.fxpasses.partition.cut.building import build, set_sizes
@@ -114,6 +115,7 @@ def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Or
     with telling(model, "comparing its stages with it"):
         check_stages(model, found, arguments)
         rows = by_rows(model, found, arguments, graph.sizes.of_rows)
+        check_sideways(model, found, arguments, rows)
         sizes = replace(graph.sizes, of_rows=rows)
         set_sizes(found, replace(sizes, never_one=never_one(model, found, arguments, sizes)))
     weights = tuple(frozenset(stage.names.values()) for stage in found.stages)

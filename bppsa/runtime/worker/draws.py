@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa.common.stages import draws
 from bppsa.errors import WorkerError
+from bppsa.runtime.worker.modes import Harmless
 
 aten = torch.ops.aten
 
@@ -71,7 +72,7 @@ def seed_here() -> Seed | None:
     return seed
 
 
-class Seeded(TorchDispatchMode):
+class Seeded(Harmless, TorchDispatchMode):
     """Ops within the block draw from one generator a device."""
 
     def __init__(self, seed: int) -> None:

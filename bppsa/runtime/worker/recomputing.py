@@ -21,10 +21,14 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from bppsa.common.stages import RecomputedPart, is_product
 from bppsa.errors import WorkerError
 from bppsa.runtime.worker.draws import drawing_from, seed_here
-from bppsa.runtime.worker.modes import Modes
+from bppsa.runtime.worker.modes import Harmless, Modes
 from bppsa.runtime.worker.norms import watched
 
 Norms = Sequence[tuple[str, _NormBase]]
+OTHERWISE = (
+    "a part of a stage that is recomputed has computed or saved other tensors than in its forward, so its gradients "
+    "would be wrong; let it compute the same each time, or leave recompute= and torch.utils.checkpoint out"
+)
 
 
 def recompute(module: fx.GraphModule, parts: Sequence[RecomputedPart], norms: Norms, split: bool) -> None:
@@ -86,7 +90,7 @@ class Enough(BaseException):
     """All has been found that the first run had saved. No error: torch.fx reports those where they pass."""
 
 
-class Finding(TorchFunctionMode):
+class Finding(Harmless, TorchFunctionMode):
     """Ends a run with the first op behind the one that saved the last tensor. That one ends first: it may have saved
     what it fills only then, such as the noise of rrelu."""
 
@@ -145,16 +149,15 @@ class SavedRun:
             with suppress(Enough), finding:
                 self.part.run(*self.args)
         if self.saved != [TensorKind(x.shape, x.dtype) for x in finding.found]:
-            raise WorkerError(
-                "a part of a stage that is recomputed has saved other tensors than in its forward, so its gradients "
-                "would be wrong; let it compute the same each time, or leave recompute= and torch.utils.checkpoint out"
-            )
+            raise WorkerError(OTHERWISE)
         self.found = dict(enumerate(finding.found))
 
 
 class HeldProduct(NamedTuple):
-    """What a product gave, and the version that each of its tensors had: it may be changed in place later."""
+    """What a product gave, and the version that each of its tensors had: it may be changed in place later. asked: the
+    op, and the shapes that it was given."""
 
+    asked: tuple[Any, ...]
     result: Any
     versions: list[int]
 
@@ -172,7 +175,7 @@ class HeldProducts:
         return product.versions == versions(there) and self.changed.isdisjoint(map(storage_of, there))
 
 
-class Holding(TorchDispatchMode):
+class Holding(Harmless, TorchDispatchMode):
     """Keeps what products give."""
 
     def __init__(self, held: HeldProducts) -> None:
@@ -183,13 +186,13 @@ class Holding(TorchDispatchMode):
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         if holds(func):
-            self.held.products.append(HeldProduct(tree_map(detached, made), versions(made)))
+            self.held.products.append(HeldProduct(asked(func, args), tree_map(detached, made), versions(made)))
         if func._schema.is_mutable:
             self.held.changed |= {storage_of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
         return made
 
 
-class Replaying(TorchDispatchMode):
+class Replaying(Harmless, TorchDispatchMode):
     """Gives again what products gave, and computes all else."""
 
     def __init__(self, held: HeldProducts) -> None:
@@ -198,7 +201,9 @@ class Replaying(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if holds(func):
-            product = next(self.products)
+            product = next(self.products, None)
+            if product is None or product.asked != asked(func, args):  # another one's result would be a wrong number
+                raise WorkerError(OTHERWISE)
             if self.held.as_it_was(product):
                 return tree_map(detached, product.result)
         return func(*args, **(kwargs or {}))
@@ -207,6 +212,10 @@ class Replaying(TorchDispatchMode):
 def holds(func: Any) -> bool:
     """Not within custom Functions, which run without gradients: kernels may write over what they have made."""
     return is_product(func) and torch.is_grad_enabled()
+
+
+def asked(func: Any, args: Any) -> tuple[Any, ...]:
+    return func, *(x.shape for x in tree_leaves(args) if isinstance(x, Tensor))
 
 
 def detached(x: Any) -> Any:

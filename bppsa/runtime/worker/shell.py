@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -46,7 +47,7 @@ class Shell:
         """Tensors by the model's names: Parameters where it has Parameters, and buffers. fetched: their memory is given
         up after a job."""
         for name, module, attribute in self.slots:
-            setattr(module, attribute, tensors[name])
+            put(module, attribute, tensors[name])
         self.passing = {storage_of(tensor) for tensor in tensors.values()} if fetched else set()
 
     def apart(self, made: Any) -> Any:
@@ -66,6 +67,14 @@ class Shell:
             mode = modules[path].training
             if own.training != mode:
                 own.training = mode
+
+
+def put(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Gives a module a tensor. A recurrent one is told at once, not in its next call: that call would compute its
+    parametrized weights more or less often than the ones after it, of which one may recompute it."""
+    setattr(module, name, tensor)
+    if isinstance(module, nn.RNNBase) and name in module._flat_weights_names:
+        module._flat_weight_refs[module._flat_weights_names.index(name)] = weakref.ref(tensor)
 
 
 def tensors_in(module: nn.Module) -> dict[str, Tensor]:

@@ -320,6 +320,37 @@ def test_what_is_not_read_is_cut() -> None:
     assert cut(lambda self, x, other: self.b(torch.tanh(self.a(x))), (x, other)).by_rows == (True, True)
 
 
+class Stateful(nn.Module):
+    """x: [B, T, N]; state: [2, B, N], or a pair of these."""
+
+    def __init__(self, kind: type[nn.RNNBase], first: bool = False) -> None:
+        super().__init__()
+        self.recurrent, self.b, self.first = kind(N, N, 2, batch_first=True), nn.Linear(N, 4), first
+
+    def forward(self, x: Tensor, state: Any) -> Tensor:
+        if self.first:
+            state = state.movedim(0, 1)
+        return self.b(torch.tanh(self.recurrent(x, state)[0]))
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_rows_that_are_not_an_arguments_first_dimension(pair: bool) -> None:
+    x, h = torch.randn(B, T, N), torch.randn(2, B, N)
+    model = Stateful(nn.LSTM if pair else nn.GRU).double()
+    given = (x, (h, h + 1) if pair else h)
+    name = r"state\[0\]" if pair else "state"
+    told = rf"argument {name} is a tensor \[2, 6, 5\] with the batch's rows in dimension 1.* as \[6, 2, 5\]"
+    with pytest.raises(PartitionError, match=told):
+        bppsa.partition(model, given, 2)
+
+
+def test_a_dimension_as_long_as_the_batch_may_be_none_of_rows() -> None:
+    x, h = torch.randn(B, T, N), torch.randn(2, B, N)
+    assert bppsa.partition(Stateful(nn.GRU, first=True).double(), (x, h.movedim(1, 0)), 2).by_rows == (True, True)
+    scaled = lambda self, x, one: self.b(torch.tanh(self.a(x))) * one.mean(-1)  # noqa: E731
+    assert cut(scaled, (torch.randn(B, N), torch.randn(4, B))).by_rows == (True, False)
+
+
 def test_a_model_without_memory_warns() -> None:
     with torch.device("meta"):
         model = Model(masked)

@@ -22,7 +22,7 @@ from torch import nn
 
 from bppsa.decisions import RECORD, Report, under
 from bppsa.fxpasses.environment.trail import content, items
-from bppsa.fxpasses.network.models import TABLES, state_of
+from bppsa.fxpasses.network.models import TABLES, caches, state_of
 from bppsa.fxpasses.partition.call.places import innermost, is_users, place_at
 from bppsa.fxpasses.partition.capture.contents import (
     ATOMS,
@@ -105,7 +105,7 @@ def of_model(model: nn.Module) -> list[Watched]:
         elif isinstance(container, dict) and "_modules" in container:
             found += names_in(path, container)
             for key, value in container.items():
-                if key not in (*TABLES, RECORD):
+                if key not in (*TABLES, RECORD, *caches(container)):
                     found += held(under(path, key), value, met)
     for cls in dict.fromkeys(base for module in model.modules() for base in type(module).__mro__):
         found += held(cls.__name__, cls, met) if is_space(cls) else ()
@@ -113,10 +113,12 @@ def of_model(model: nn.Module) -> list[Watched]:
 
 
 def names_in(path: str, names: dict[str, Any]) -> Iterator[Watched]:
-    """Attributes of a module, and that there are no others; what it reports of its calls is our own affair."""
+    """Attributes of a module, and that there are no others; what it reports of its calls is our own affair, and what
+    repeats its weights is PyTorch's."""
+    left_out = {RECORD, *caches(names)}
 
     def theirs() -> list[str]:
-        return [name for name, value in names.items() if name != RECORD and not isinstance(value, Report)]
+        return [name for name, value in names.items() if name not in left_out and not isinstance(value, Report)]
 
     for name in theirs():
         yield Watched(under(path, name), partial(lambda name: [names.get(name)], name))
