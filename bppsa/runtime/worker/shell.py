@@ -74,7 +74,8 @@ def put(module: nn.Module, name: str, tensor: Tensor) -> None:
     parametrized weights more or less often than the ones after it, of which one may recompute it."""
     setattr(module, name, tensor)
     if isinstance(module, nn.RNNBase) and name in module._flat_weights_names:
-        module._flat_weight_refs[module._flat_weights_names.index(name)] = weakref.ref(tensor)
+        refs: Any = module._flat_weight_refs
+        refs[module._flat_weights_names.index(name)] = weakref.ref(tensor)
 
 
 def tensors_in(module: nn.Module) -> dict[str, Tensor]:
