@@ -145,7 +145,7 @@ class AxesText:
         return access.strides[axis] if access.strides else 0
 
     def pointer(self, access: Access, loops: int) -> str:
-        """To the element at the indices of so many of the outer loops."""
+        """Names the pointer to the element at the indices of so many of the outer loops."""
         if access not in self.pointers:
             self.pointers[access] = f"p{len(self.pointers)}"
             self.lines[0].append(

@@ -62,5 +62,5 @@ def is_sum(loss_fn: LossFunction | None) -> bool:
 
 
 def says_sum(loss_fn: LossFunction | None) -> bool:
-    """By an attribute or a keyword, which of a loss that is not PyTorch's own is tried."""
+    """Whether an attribute or a keyword says so, which is tried of a loss that is not PyTorch's own."""
     return bool(option(loss_fn, "reduction", "mean") == "sum")

@@ -23,7 +23,7 @@ Gathered = Callable[[Mapping[int, Any]], dict[int, Any]]  # a value of each micr
 
 
 class MicrobatchLosses:
-    """Of the stages of one model, in all its calls."""
+    """Weighs the losses of micro-batches in all calls of one model's stages."""
 
     def __init__(
         self, loss_fn: LossFunction | None, loss_weight: LossWeight | None, stages: Stages, names: NameOf
@@ -78,7 +78,7 @@ class MicrobatchLosses:
         return found if all(way == of_all[0] for way in of_all) else TracedLoss()
 
     def trial(self, counted: Sequence[float], sizes: Sequence[int], together: Callable[[], bool]) -> LossTrial | None:
-        """Of a loss that is taken for a mean over rows, or over classes, or for a sum. None where that is known.
+        """Returns the trial of a loss taken for a mean over rows or classes, or for a sum; None where that is known.
 
         Raises ArgumentError where no worker would have two micro-batches to try it with.
         """

@@ -15,7 +15,8 @@ from bppsa.fxpasses.reroll.repetition.written import WrittenLoop, is_over_time, 
 
 
 def left(path: str, log: Log, found: Sequence[Repetition], reason: Reason, around_others: bool = False) -> LeftCall:
-    """found: what repeats itself in the log. reason: what is told where none of that has one of its own."""
+    """Returns what is kept and told of a call that PyTorch runs. found: what repeats itself in the log. reason: what is
+    told where none of that has one of its own."""
     told = refusals(found, path)
     if found:
         return LeftCall(told or (Decision(named(path, found[0]), "loop", "pytorch", str(reason)),), around_others)
@@ -35,4 +36,5 @@ def not_repeated(path: str, log: Log, around_others: bool) -> LeftCall:
 
 
 def as_written(loop: WrittenLoop, reason: Reason) -> Repetition:
+    """The loop as the report tells it, with as many steps as the user wrote."""
     return Repetition(loop.line, len(loop.steps), max(map(len, loop.steps)), reason=reason)

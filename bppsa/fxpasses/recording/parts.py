@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Part:
-    """replaced: gives the whole with other numbers in this part, as new memory."""
+    """A view as a part of its whole. replaced: gives the whole with other numbers in this part, as new memory."""
 
     whole: Tensor
     replaced: Callable[[Tensor], Tensor]

@@ -34,19 +34,20 @@ def levels(loop: UnrolledLoop, model: Sequence[LoggedOp]) -> list[Level]:
 
 
 def of_numbers(loop: UnrolledLoop, model: Sequence[LoggedOp], carried: set[int]) -> set[int]:
-    """Those of the ops that make single numbers, of nothing but such numbers and what waits for no carry: PyTorch
-    computes a counter that is a tensor before the others, which are given what it is in each step."""
+    """Returns the ops that make single numbers of nothing but such numbers and what waits for no carry: a counter that
+    is a tensor is computed by PyTorch before the others, which are given what it is in each step."""
     found = {j for j in carried if not any(value.shape for value in model[j].outs)}
-    shrank = bool(found)
-    while shrank:
+
+    def waiting() -> set[int]:
         others = carried - found
-        waiting = {
+        return {
             j
             for j in found
             if any(isinstance(relation, Made) and relation.op in others for relation in loop.relations[j])
         }
-        found -= waiting
-        shrank = bool(waiting)
+
+    while for_others := waiting():
+        found -= for_others
     return found
 
 

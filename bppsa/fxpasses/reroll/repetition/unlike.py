@@ -13,11 +13,11 @@ from bppsa.fxpasses.reroll.repetition.written import WrittenLoop
 NOT_ALIKE = "its steps are not alike"
 MEND = "do the same ops on the same shapes in each step, and choose with torch.where, by a mask made before the loop"
 FEWEST = 2  # steps that repeat one another
-MOST = 0.75  # of all steps
+MOST_STEPS = 0.75  # of all
 
 
 def unlike(loop: WrittenLoop | None) -> Reason:
-    """Of a loop in which nothing was found that repeats itself often enough; None where it is not known."""
+    """Returns why a loop is no scan in which nothing repeats itself often enough. loop: None where it is not known."""
     if loop is None:
         return Reason(NOT_ALIKE, mend=MEND)
     ops = [op for step in loop.steps for op in step]
@@ -38,7 +38,7 @@ def in_a_row(steps: Sequence[list[int]]) -> str:
     run = longest([known.setdefault(tuple(step), len(known)) for step in steps], FEWEST)
     if run is None or run.stop - run.start >= LEAST_STEPS * run.period:
         return ""
-    if run.period > 1 and run.stop - run.start > MOST * len(steps):
+    if run.period > 1 and run.stop - run.start > MOST_STEPS * len(steps):
         return f"; {run.period} of them together repeat, but fewer than {LEAST_STEPS} times"
     return f"; fewer than {LEAST_STEPS} of {len(steps)} in a row are"
 
