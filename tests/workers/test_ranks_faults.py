@@ -119,13 +119,13 @@ def late_news(rank: int) -> bool:
     net, (x, target) = faults.model(), faults.batch()
     compiled = compiled_for(net, "1f1b")
     if rank == 3:
-        hear, first = group._HANDLERS[group._SHARE], iter([0.5])
+        hear, first = group._HANDLERS[group._GATHER], iter([0.5])
 
         def hear_late(*news: Any) -> None:
             delay = next(first, 0.0) if news[1].rank == 2 else 0.0
             threading.Timer(delay, hear, news).start() if delay else hear(*news)
 
-        group._HANDLERS[group._SHARE] = hear_late
+        group._HANDLERS[group._GATHER] = hear_late
     Armed.arm("F", 1, faults.explode)
     failing(compiled, x, target)
     Armed.disarm()
