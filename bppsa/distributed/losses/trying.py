@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 from bppsa.distributed.batch.batches import is_batched, joined
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.errors import ArgumentError, InputError
+from bppsa.fxpasses.partition.means.samples import wanting
 from bppsa.fxpasses.theirs import theirs
 
 ASKED = (
@@ -100,12 +101,6 @@ class LossTrial:
 
 def copied(x: Any) -> Any:
     return x.clone() if isinstance(x, Tensor) else x
-
-
-def wanting(x: Any) -> Any:
-    if not isinstance(x, Tensor):
-        return x
-    return x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
 
 
 def made_up(whole: Tensor, parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:

@@ -82,9 +82,8 @@ class ModelRecorder(Recorder):
 
 
 TABLES = ("_parameters", "_buffers", "_modules")  # of attributes of a module that it keeps apart
-CACHES = frozenset(
-    ("_flat_weights", "_flat_weight_refs")
-)  # of an nn.RNNBase's weights: its calls bring them up to date
+# Of an nn.RNNBase's weights: its calls bring them up to date.
+CACHES = frozenset(("_flat_weights", "_flat_weight_refs"))
 ContainerCopies = list[tuple[str, Any, Any]]  # where, a container, a copy of it
 
 

@@ -69,6 +69,7 @@ def wanting(x: Any) -> Any:
 
 
 def add_up(parts: Sequence[Tensor | None], whole: Tensor | None) -> bool:
+    """Whether the gradients of the parts make up that of the whole; None where there is none."""
     given = [x for x in parts if x is not None]
     if whole is None or not given:
         return whole is None and not given
