@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from bppsa.common.leaves import wanting
 from bppsa.distributed.batch.batches import is_batched, joined
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.errors import ArgumentError, InputError
-from bppsa.fxpasses.partition.means.samples import wanting
 from bppsa.fxpasses.theirs import theirs
 
 ASKED = (

@@ -61,13 +61,6 @@ def number(size: Any, numbers: Mapping[Any, int]) -> int:
     return int(size.xreplace(numbers) if hasattr(size, "xreplace") else size)
 
 
-def wanting(x: Any) -> Any:
-    """A tensor that wants a gradient, where it may have one."""
-    if not isinstance(x, Tensor):
-        return x
-    return x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
-
-
 def add_up(parts: Sequence[Tensor | None], whole: Tensor | None) -> bool:
     """Whether the gradients of the parts make up that of the whole; None where there is none."""
     given = [x for x in parts if x is not None]

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, fx, nn
 
 from bppsa.common.graph import tensors_in
+from bppsa.common.leaves import wanting
 from bppsa.fxpasses.partition.call.kept import kept, modes_kept
 from bppsa.fxpasses.partition.check.verify import same, tried
-from bppsa.fxpasses.partition.means.samples import PARTS, ROWS, SAMPLES, Sample, SomeRows, add_up, number, wanting
+from bppsa.fxpasses.partition.means.samples import PARTS, ROWS, SAMPLES, Sample, SomeRows, add_up, number
 from bppsa.fxpasses.partition.means.sizes import dtype, is_tensor, size_of, symbols
 from bppsa.fxpasses.partition.ops.regions import enter
 from bppsa.fxpasses.theirs import theirs
