@@ -111,7 +111,7 @@ ROOMS: dict[str, set[str]] = {
     "plan_training": {"api"},
     "api": LOWER | {"cells", "fxpasses", "runtime", "schedule", "common.stages", "frontend", "distributed"},
 }
-FOR_ALL = {"errors", "decisions", "common.collector", "common.graph", "common.recent"}
+FOR_ALL = {"errors", "decisions", *(f"common.{name}" for name in ("collector", "graph", "leaves", "recent"))}
 
 # What may be imported from outside the standard library.
 LIBRARIES: dict[str, set[str]] = {
