@@ -206,7 +206,7 @@ def least_work(stated: Stated, sizes: Sizes, kept: float) -> tuple[float, float]
     plan = found[0]
     program = compile_recurrence(plan.recurrence, plan.dtype, multiply_inline(sizes.B, "cpu")).program
     counted = [traffic(kernel, "float") for kernel in (program.forward, program.backward)]
-    flops = sum(one.flops + one.folded for one in counted) * sizes.T * sizes.B
+    flops = sum(one.flops + one.folded for one in counted) * sizes.T * sizes.B * plan.recurrence.heads
     outputs = sizes.T * sizes.B * sum(program.recurrence.outputs) * stated.carry.element_size()
     return flops, 3 * sum(t.nbytes for t in stated.inputs) + 2 * outputs + 2e6 * kept
 

@@ -104,6 +104,7 @@ class Recurrence:
     carries: tuple[int, ...]  # widths
     outputs: tuple[int, ...]  # widths
     checks: int = 0  # so many of the outputs, the last, are finite where PyTorch raises no error and gives the same
+    heads: int = 1  # so many rows of the body, carries, streams and outputs are one of the batch, one after the other
 
     @property
     def next_carries(self) -> tuple[fx.Node, ...]:
@@ -112,6 +113,12 @@ class Recurrence:
     @property
     def output_nodes(self) -> tuple[fx.Node, ...]:
         return output_of(self.body)[1]
+
+    @property
+    def output_shapes(self) -> list[tuple[int, ...]]:
+        """Of each output, without the rows of the batch."""
+        shapes = [node.meta["val"].shape for node in self.output_nodes]
+        return [tuple(s[1:]) if self.heads == 1 else (s[1] * self.heads, *s[2:]) for s in shapes]
 
     @property
     def moving(self) -> int:

@@ -13,6 +13,8 @@ from torch._higher_order_ops.scan import scan as torch_scan
 
 import bppsa
 from bppsa.frontend.call_log import collecting
+from bppsa.frontend.dynamo import scan_node
+from bppsa.fxpasses.cell import heads
 from tests.backend.support import B, H, I, T, compiled, nodes, random, results, same
 from tests.breadth import diagonal
 
@@ -160,3 +162,22 @@ def test_a_strategy_of_its_own_breaks_the_graph_and_runs() -> None:
     with collecting() as taken:
         same(results(fast, inputs, [*cell.parameters()]), results(model, inputs, [*cell.parameters()]))
     assert [decision.strategy for decision in taken] == ["blelloch"] * 2
+
+
+def test_heads_are_rows_for_any_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heads, "LARGE", 1)
+    w = random(12, 5)
+
+    def cell(S: Tensor, x: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        k, v = x
+        S = 0.5 * S + k.unsqueeze(-1) * v.unsqueeze(-2)
+        return S, (k.unsqueeze(-1) * S).sum(-2).flatten(1) @ w
+
+    def call(S: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        return bppsa.scan(cell, S * 2, (k, v))
+
+    fast = compiled(call, "eager")
+    for rows in (2, 3, 5):
+        inputs = [random(rows, 3, 4, 4), random(T, rows, 3, 4), random(T, rows, 3, 4)]
+        same(results(fast, inputs, [w]), results(call, inputs, [w]))
+    assert {plan.recurrence.heads for plan in scan_node.SCANS.values()} >= {3}

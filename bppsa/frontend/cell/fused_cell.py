@@ -73,7 +73,7 @@ class CellPlan:
         kept_every: int | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
         """kept_every: as of `Choice`. Raises `Unsupported` where PyTorch has to run the call."""
-        steps, rows, carry = xs[0].shape[0], carry[0].shape[0], as_real(carry)
+        steps, rows, carry = xs[0].shape[0], carry[0].shape[0] * self.recurrence.heads, as_real(carry)
         if self.beside:
             xs = [*xs, *(tensor.expand(steps, *tensor.shape) for tensor in captured[-self.beside :])]
             captured = captured[: -self.beside]
@@ -98,7 +98,7 @@ class CellPlan:
         ys: Sequence[Tensor]
         ys = [o if o.dtype is a.dtype else o.to(a.dtype) for o, a in zip(results[:count], like, strict=True)]
         if self.tail is not None:
-            flat = [y.reshape(steps * rows, *a.shape[1:]) for y, a in zip(ys, like, strict=True)]
+            flat = [y.reshape(-1, *shape) for y, shape in zip(ys, self.recurrence.output_shapes, strict=False)]
             ys = outside(self.tail, *flat, *stacked, *captured)
         ys = [
             y if y.shape[1:] == shape else y.reshape(steps, *shape) for y, shape in zip(ys, self.y_shapes, strict=True)

@@ -110,18 +110,18 @@ class Inline:
         if plan.recurrence.hoisted is not None:
             sources, params = self.inline(plan.recurrence.hoisted, given)
         dtype = plan.dtype
-        carries = [
-            self.reshape(c, self.rows, width) for c, width in zip(self.carry, plan.recurrence.carries, strict=True)
-        ]
-        rows = [self.call(torch.Tensor.to, self.reshape(s, self.steps, self.rows, -1), dtype) for s in sources]
-        op = self.call(torch.ops.bppsa.scan, rows, carries, list(params), key, False, strategy, forward, save)
+        carries = [self.reshape(c, -1, width) for c, width in zip(self.carry, plan.recurrence.carries, strict=True)]
+        rows = self.rows if plan.recurrence.heads == 1 else self.call(operator.mul, self.rows, plan.recurrence.heads)
+        read = [self.call(torch.Tensor.to, self.reshape(s, self.steps, rows, -1), dtype) for s in sources]
+        op = self.call(torch.ops.bppsa.scan, read, carries, list(params), key, False, strategy, forward, save)
         count, many = len(plan.recurrence.outputs), len(self.carry)
         outputs = [self.call(operator.getitem, op, i) for i in range(count)]
         finals = [self.call(operator.getitem, op, count + i) for i in range(many)]
         ys: Sequence[fx.Node] = outputs
         if plan.recurrence.tail is not None:
-            shapes = [node.meta["val"].shape[1:] for node in plan.recurrence.output_nodes]
-            flat = [self.reshape(o, -1, *shape) for o, shape in zip(outputs, shapes, strict=True)]
+            flat = [
+                self.reshape(o, -1, *shape) for o, shape in zip(outputs, plan.recurrence.output_shapes, strict=True)
+            ]
             ys = self.inline(plan.recurrence.tail, [*flat, *given])
         return [
             *(self.reshape(f, self.rows, *shape[1:]) for f, shape in zip(finals, plan.carry_shapes, strict=True)),

@@ -101,6 +101,7 @@ def choose_scan(
         return Choice(PYTORCH, UNMEASURED, {})
     asks = explained or (device == "cuda" and (training or ahead.name != "sequential"))
     structure = structure_of(recurrence) if asks else None
+    rows *= recurrence.heads
     inline = multiply_inline(rows, device)
     sizes = sizes_of(compile_recurrence(recurrence, dtype, inline, device))
     length = steps_between(sizes, steps, rows) if training and device == "cpu" else None
