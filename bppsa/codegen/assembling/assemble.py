@@ -59,7 +59,8 @@ def interface(recurrence: Recurrence) -> list[Buffer]:
     buffers = []
     for i, width in enumerate(recurrence.carries):
         buffers += [Buffer(f"carry{i}", Kind.STATE, width), Buffer(f"g_carry{i}", Kind.RUNNING, width)]
-    buffers += [Buffer(f"stream{k}", Kind.STREAM, s.width) for k, s in enumerate(recurrence.streams)]
+    for k, stream in enumerate(recurrence.streams):
+        buffers += [Buffer(f"{name}{k}", Kind.STREAM, stream.width) for name in ("stream", "g_stream")]
     sources = {s.source: s.depth for s in recurrence.streams if s.weight is not None}
     buffers += [Buffer(f"source{i}", Kind.STREAM, depth) for i, depth in sources.items()]
     for k, width in enumerate(recurrence.outputs):

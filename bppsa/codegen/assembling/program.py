@@ -48,8 +48,8 @@ class OuterSum:
 @dataclass(frozen=True)
 class Program:
     """What `runtime.recurrent.sweep` runs. Buffers are named "carry{i}" (STATE), "stream{k}", "output{k}", "param{j}",
-    "weight{j}[t]", and in the backward also "g_carry{i}" (RUNNING), "g_output{k}", "cotangents", "operands" and
-    "sums"; "saved" is both's."""
+    "weight{j}[t]", and in the backward also "g_carry{i}" (RUNNING), "g_output{k}", "g_stream{k}", "cotangents",
+    "operands" and "sums"; "saved" is both's."""
 
     recurrence: Recurrence
     forward: Kernel
@@ -58,7 +58,8 @@ class Program:
     backward: Kernel
     output_carry: tuple[int | None, ...]  # output k is the state of carry i after the step
     outers: tuple[OuterSum, ...]
-    stream_runs: tuple[tuple[ColumnRun, ...] | None, ...]  # where in "cotangents" those of each stream stand
+    # Where in "cotangents" those of each stream stand that is a product; those of another are "g_stream{k}".
+    stream_runs: tuple[tuple[ColumnRun, ...] | None, ...]
     sum_runs: tuple[tuple[int, tuple[ColumnRun, ...]], ...]  # (parameter, where in "sums")
     apart: tuple[Kernel, Kernel]  # forward and backward, where "saved" shares no columns with a stream
 
@@ -200,12 +201,19 @@ class BackwardLowering:
             for outer in self.transposed.outers
         )
         self.stream_runs = tuple(
-            None if node is None else self.cotangents.runs(row(node), roots) for node in self.transposed.streams
+            None if node is None else self.of_stream(k, row(node)) for k, node in enumerate(self.transposed.streams)
         )
         self.sum_runs = tuple((s.param, self.sums.runs(row(s.right), roots)) for s in self.transposed.sums)
         for i, node in enumerate(self.transposed.carries):
             zero = Row((RowSegment(self.recurrence.carries[i], const(0.0)),))
             roots += stores(f"g_carry{i}", zero if node is None else row(node))
+
+    def of_stream(self, k: int, row: Row) -> tuple[ColumnRun, ...]:
+        """Stores the cotangent of a stream; one that is no product's is a gradient as it is, in memory of its own."""
+        if self.recurrence.streams[k].weight is not None:
+            return self.cotangents.runs(row, self.lowering.roots)
+        self.lowering.roots += stores(f"g_stream{k}", row)
+        return ()
 
     def leaf(self, node: fx.Node) -> Row:
         role = node.meta["role"]

@@ -38,13 +38,10 @@ class After:
 
     def __init__(self, program: Program, multiply: Multiply) -> None:
         self.multiply = multiply
-        self.streams = [
-            (stream, runs)
-            for stream, runs in zip(program.recurrence.streams, program.stream_runs, strict=True)
-            if runs is not None
-        ]
+        pairs = enumerate(zip(program.recurrence.streams, program.stream_runs, strict=True))
+        self.streams = [(k, stream, runs) for k, (stream, runs) in pairs if runs is not None]
         self.products = [Product(outer.weight, outer.left, outer.runs) for outer in program.outers]
-        self.products += [Product(s.weight, s.source, runs) for s, runs in self.streams if s.weight is not None]
+        self.products += [Product(s.weight, s.source, runs) for _, s, runs in self.streams if s.weight is not None]
         self.sums = program.sum_runs
 
     def __call__(
@@ -77,14 +74,14 @@ class After:
     ) -> list[Projection]:
         """What gives the gradients of sources once it is computed; a source that is read as it is needs no product."""
         result = []
-        for stream, runs in self.streams:
+        for k, stream, runs in self.streams:
             source = sources[stream.source]
             if not needed[stream.source] or source is None:
                 continue
-            cotangents = flat(tensors["cotangents"])
             if stream.weight is None:
-                part = torch.cat([cotangents[:, run.column : run.column + run.width] for run in runs], 1)
+                part = flat(tensors[f"g_stream{k}"])
             else:
+                cotangents = flat(tensors["cotangents"])
                 part = cotangents.new_empty(len(cotangents), source.shape[-1])
                 result.append(Projection(part, cotangents, logical(params, stream.weight).t(), runs))
             found.add(stream.source, part)

@@ -28,7 +28,7 @@ class AfterCalls:
                 part = Param(self.part(total.place, total.count), total.shape)
                 outer(self.to, count, left, depth, self.swept["cotangents"], product.runs, part.logical(product.weight))
                 self.join(part.place, total.place, total.count)
-        for stream, runs in after.streams:
+        for _, stream, runs in after.streams:
             target = g_sources[stream.source]
             if target is not None and stream.weight is not None:
                 part_at = self.part(target, count * stream.depth)

@@ -22,7 +22,7 @@ def fits(sweep: Sweep) -> bool:
     """Whether a program has room for the arguments of each call."""
     program, after = sweep.program, sweep.after
     kernels = (program.forward, program.inference, program.backward)
-    projected = [runs for stream, runs in after.streams if stream.weight is not None]
+    projected = [runs for _, stream, runs in after.streams if stream.weight is not None]
     words = longest([product.runs for product in after.products], [*projected, [ColumnRun(0, 0, 1)]])
     return calls.fits(max(len(kernel.arguments) for kernel in kernels), words)
 
