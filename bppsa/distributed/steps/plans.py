@@ -208,17 +208,16 @@ Tokens = Mapping[Action, Sequence[Item]]
 def tokens(timeline: Timeline) -> tuple[Tokens, Tokens]:
     """Of each job, what it waits for and what it signals: the edges of pred that the order of a lane does not keep."""
     waits: dict[Action, list[Item]] = {}
-    signals: dict[Action, list[Item]] = {}
+    signals: dict[Action, list[Item]] = {}  # one of a job, whoever waits for it
     graph, jobs = timeline.graph, timeline.jobs
     data = set(graph.inputs())
     for p, q in graph.edges():
         if (p, q) in data or graph.line[p] == graph.line[q]:
             continue
-        s, b, d = jobs[p]
+        s, b, d = made_by = Action(*jobs[p])
         token = Item(TOKEN + d, s, b)
         waits.setdefault(Action(*jobs[q]), []).append(token)
-        if token not in signals.setdefault(Action(*jobs[p]), []):
-            signals[Action(*jobs[p])].append(token)
+        signals[made_by] = [token]
     return waits, signals
 
 

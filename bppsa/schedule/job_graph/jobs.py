@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
+from itertools import chain, repeat
 from operator import index
 from typing import TypeVar
 
@@ -23,7 +24,8 @@ class Grid:
         return len(self.directions) * self.S * self.B
 
     def __iter__(self) -> Iterator[Job]:
-        return ((s, b, d) for d in self.directions for b in range(self.B) for s in range(self.S))
+        stages = range(self.S)
+        return chain.from_iterable(zip(stages, repeat(b), repeat(d)) for d in self.directions for b in range(self.B))
 
     def __getitem__(self, number: int) -> Job:
         d, rest = divmod(number, self.S * self.B)
@@ -32,9 +34,9 @@ class Grid:
 
     def number(self, job: Job) -> int:
         """Raises KeyError, ValueError or TypeError where there is no such job."""
-        if job not in self:
-            raise KeyError(job)
         s, b, d = job
+        if not (0 <= s < self.S and 0 <= b < self.B):
+            raise KeyError(job)
         return self.first[d] + index(b * self.S + s)
 
     def __contains__(self, job: Job) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -64,30 +64,35 @@ def with_messages(lists: Sequence[Sequence[Action]], reads: Items, writes: Items
 
     Raises ScheduleError where an item is read that no job makes.
     """
-    written = [[tuple(writes(action)) for action in actions] for actions in lists]
+    read, written = ([[tuple(of(action)) for action in actions] for actions in lists] for of in (reads, writes))
     maker = {item: worker for worker, per_job in enumerate(written) for items in per_job for item in items}
-    sent: dict[Item, list[Message]] = {}
-    numbers = count()
-
-    def received(worker: int, action: Action, items: Sequence[Item], seen: set[Item]) -> Iterator[Message]:
-        for item in items:
-            if item not in maker:
-                raise ScheduleError(f"{action} of worker {worker} reads {item}, which no job makes")
-            if maker[item] != worker and item not in seen:
-                seen.add(item)
-                message = Message(item, maker[item], worker, next(numbers))
-                sent.setdefault(item, []).append(message)
-                yield message
-
-    read: list[list[tuple[tuple[Item, ...], tuple[Message, ...]]]] = []
-    for worker, actions in enumerate(lists):
+    check_made(lists, read, maker)
+    numbers, sent = count(), dict[Item, list[Message]]()
+    received: list[list[tuple[Message, ...]]] = []  # of each worker, by each of its jobs
+    for worker, per_job in enumerate(read):
+        received.append([])
         seen = set[Item]()
-        each = ((action, tuple(reads(action))) for action in actions)
-        read.append([(items, tuple(received(worker, action, items, seen))) for action, items in each])
+        for items in per_job:
+            new = dict.fromkeys(item for item in items if maker[item] != worker and item not in seen)
+            seen.update(new)
+            messages = tuple(Message(item, maker[item], worker, next(numbers)) for item in new)
+            received[-1].append(messages)
+            for message in messages:
+                sent.setdefault(message.item, []).append(message)
     return [
         [
-            JobStep(action, *given, made, tuple(message for item in made for message in sent.get(item, ())))
-            for action, given, made in zip(*of_worker, strict=True)
+            JobStep(*job, tuple(message for item in job[-1] for message in sent.get(item, ())))
+            for job in zip(*of_worker, strict=True)
         ]
-        for of_worker in zip(lists, read, written, strict=True)
+        for of_worker in zip(lists, read, received, written, strict=True)
     ]
+
+
+def check_made(
+    lists: Sequence[Sequence[Action]], read: Sequence[Sequence[Sequence[Item]]], maker: Mapping[Item, int]
+) -> None:
+    for worker, (actions, per_job) in enumerate(zip(lists, read, strict=True)):
+        for action, items in zip(actions, per_job, strict=True):
+            for item in items:
+                if item not in maker:
+                    raise ScheduleError(f"{action} of worker {worker} reads {item}, which no job makes")
