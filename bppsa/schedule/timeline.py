@@ -97,8 +97,9 @@ class Timeline:
     def jobs_of(self) -> list[list[Job]]:
         """The jobs of each worker, in the order in which they start."""
         found: list[list[Job]] = [[] for _ in range(self.W)]
+        jobs = list(self.jobs)
         for number in self.order:
-            found[self.graph.worker[number]].append(self.jobs[number])
+            found[self.graph.worker[number]].append(jobs[number])
         return found
 
     @cached_property

@@ -148,12 +148,13 @@ def check_runs(timeline: Timeline) -> None:
             "a schedule without a flush, as pipedream, updates weights within the step: it can only be "
             "simulated; take one_f_one_b, which has its order"
         )
-    worker = timeline.worker
-    for s, b, d in timeline.jobs:
-        if d != F and (s, b, F) in timeline.jobs and worker[s, b, d] != worker[s, b, F]:
+    workers = list(zip(timeline.jobs, timeline.graph.worker, strict=True))
+    forward = {(s, b): worker for (s, b, d), worker in workers if d == F}
+    for (s, b, d), worker in workers:
+        if forward.get((s, b), worker) != worker:
             raise ScheduleError(
-                f"job {(s, b, d)} is on worker {worker[s, b, d]}, and what it needs of its forward is on worker "
-                f"{worker[s, b, F]}; let w give both the same"
+                f"job {(s, b, d)} is on worker {worker}, and what it needs of its forward is on worker "
+                f"{forward[s, b]}; let w give both the same"
             )
 
 
