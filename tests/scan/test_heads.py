@@ -38,7 +38,7 @@ def rows_of(given: Example) -> int:
 
 APART: list[Make] = [
     *(matrices.retnet, matrices.gated_linear_attention, matrices.delta, matrices.gated_delta_by_einsum),
-    *(matrices.rwkv7, matrices.linear_attention, mlstm),
+    *(matrices.rwkv7, matrices.linear_attention, matrices.gated_linear_attention_projected, mlstm),
 ]
 
 
@@ -73,6 +73,17 @@ def test_what_mixes_heads_is_left_as_it_is(mix: Callable[[Tensor, Tensor], Tenso
     def cell(S: Tensor, x: Any) -> tuple[Tensor, Tensor]:
         q, k, v = x
         S = 0.5 * mix(S, q) + k.unsqueeze(-1) * v.unsqueeze(-2)
+        return S, (q.unsqueeze(-1) * S).sum(-2)
+
+    given = example(cell, matrix(SIZES), keys(SIZES))
+    assert rows_of(given) == 1
+    check(given)
+
+
+def test_what_is_as_large_as_a_state_is_not_made_before_the_loop() -> None:
+    def cell(S: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+        q, k, v = x
+        S = 0.5 * S + (k.flip(1).unsqueeze(-1) * v.flip(1).unsqueeze(-2)).flip(1)
         return S, (q.unsqueeze(-1) * S).sum(-2)
 
     given = example(cell, matrix(SIZES), keys(SIZES))

@@ -26,9 +26,9 @@ from bppsa.frontend.plan_cache import PlanCache, place
 from bppsa.frontend.planning.decided import DECIDES
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.fxpasses.cell.cell_recorder import CellRecorder
-from bppsa.fxpasses.cell.heads import with_heads_as_rows
+from bppsa.fxpasses.cell.heads import split_by_heads
 from bppsa.fxpasses.cell.instead import INSTEAD
-from bppsa.fxpasses.cell.recurrence import split
+from bppsa.fxpasses.cell.recurrence import Splitter
 from bppsa.fxpasses.cell.rewrites.each_step import CANNOT, TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment.known import known_environment
@@ -199,7 +199,7 @@ def plan_of(
     dtype = next((value.dtype.to_real() for value in values if value.dtype not in WHOLE), None)
     if dtype is None:
         raise Unsupported(Reason("a carry without real numbers"))
-    recurrence = with_heads_as_rows(split(recording, carries, xs, ys, nexts, IN_KERNELS))
+    recurrence = split_by_heads(Splitter(replace(recording, result=(nexts, ys)), carries, xs, IN_KERNELS))
     check_dtypes(recurrence, dtype)
     rows = recording.arguments[0].meta["val"].shape[0]
     compile_recurrence(recurrence, dtype, multiply_inline(rows, "cpu"))  # raises where it cannot be fused

@@ -11,10 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from bppsa.common.chain import FILLS, Recurrence, Stream, is_pointwise, output_of
 from bppsa.fxpasses.cell.parts import NAME_SIZES
+from bppsa.fxpasses.cell.recurrence import Splitter
+from bppsa.fxpasses.cell.rewrites.line_up import X
 from bppsa.fxpasses.cell.rowwise import ALONG_DIMS, SAME_SHAPE
 
 aten = torch.ops.aten
@@ -25,26 +27,41 @@ class Mixes(Exception):
     """A value that is of more than one head, or of none."""
 
 
-def with_heads_as_rows(recurrence: Recurrence) -> Recurrence:
-    """The recurrence as it is where heads are few, or where one op has to do with several."""
-    heads = heads_of(recurrence)
+def split_by_heads(splitter: Splitter) -> Recurrence:
+    """The recurrence of the cell, with its heads as rows where their states are large and no op has to do with several.
+    Of what x alone says the ops that have are done before the loop, as where it is one product for all heads."""
+    whole = splitter.split()
+    heads = heads_of(whole)
     if heads is None:
-        return recurrence
+        return whole
+    parted = splitter.split(mixing(splitter, heads))
+    if any(stream.width >= max(whole.carries) for stream in parted.streams):  # as an outer product of x alone is
+        return whole
     try:
-        return Apart(recurrence, heads).done()
+        return Apart(parted, heads).done()
     except Mixes:
-        return recurrence
+        return whole
 
 
 def heads_of(recurrence: Recurrence) -> int | None:
-    """The size of the dimension behind the rows, where all carries have it and the largest is a matrix behind it."""
+    """The size of the dimension behind the rows, where all carries have it and a head's state is large."""
     shapes = [node.meta["val"].shape for node in recurrence.body.nodes if is_input(node, "carry")]
     sizes = {shape[1] if len(shape) > 1 else 1 for shape in shapes}
-    weighted = any(stream.weight is not None for stream in recurrence.streams)
-    if len(sizes) != 1 or sizes == {1} or weighted:
+    if len(sizes) != 1 or sizes == {1}:
         return None
     (heads,) = sizes
     return heads if max(recurrence.carries) >= LARGE * heads else None
+
+
+def mixing(splitter: Splitter, heads: int) -> set[fx.Node]:
+    """The values of x alone that a body of one head has no place for."""
+    apart, found = set[fx.Node](), set[fx.Node]()
+    for node in splitter.order:
+        if splitter.level[node] != X or not isinstance(node.meta.get("val"), Tensor):
+            continue
+        alike = node.op == "placeholder" or (found.isdisjoint(node.all_input_nodes) and treats_heads_alike(node, apart))
+        (apart if alike and is_whole(node, heads) else found).add(node)
+    return found
 
 
 class Apart:
@@ -66,76 +83,80 @@ class Apart:
             raise Mixes
         self.graph.output(fx.node.map_arg((nexts, outputs), self.made.__getitem__))
         streams = tuple(Stream(s.source, None, s.width // h, s.depth // h) for s in before.streams)
-        carries, widths = ([n // h for n in sizes] for sizes in (before.carries, before.outputs))
-        return replace(before, body=self.graph, streams=streams, carries=tuple(carries), outputs=tuple(widths), heads=h)
+        carries, widths = (tuple(n // h for n in sizes) for sizes in (before.carries, before.outputs))
+        return replace(before, body=self.graph, streams=streams, carries=carries, outputs=widths, heads=h)
 
     def copy(self, node: fx.Node) -> fx.Node:
-        if node.op == "placeholder":
-            return self.input(node)
-        apart = [arg for arg in node.all_input_nodes if arg in self.apart]
-        if not apart:
-            return self.of_none(node)
-        check = next((check for check, known in CHECKS if known(node.target)), None)
-        if check is None or not check(self, node):
-            raise Mixes
         copy = self.graph.node_copy(node, self.made.__getitem__)
+        if self.is_shared(node):
+            return copy
+        if not (is_whole(node, self.heads) and (node.op == "placeholder" or treats_heads_alike(node, self.apart))):
+            raise Mixes
+        rows, first, *rest = node.meta["val"].shape
+        sizes = [rows * self.heads, first // self.heads, *rest]
         if node.target in NAME_SIZES:
-            copy.args = (copy.args[0], [-1, *self.sizes(node)[1:]], *copy.args[2:])
-        return self.known(node, copy)
-
-    def input(self, node: fx.Node) -> fx.Node:
-        copy = self.graph.node_copy(node)
-        return copy if node.meta["role"].kind == "param" else self.known(node, copy)
-
-    def known(self, node: fx.Node, copy: fx.Node) -> fx.Node:
+            copy.args = (copy.args[0], [-1, *sizes[1:]], *copy.args[2:])
+        copy.meta = {**node.meta, "val": node.meta["val"].new_empty(sizes)}
         self.apart.add(node)
-        copy.meta = {**node.meta, "val": node.meta["val"].new_empty(self.sizes(node))}
         return copy
 
-    def sizes(self, node: fx.Node) -> list[int]:
-        rows, first, *rest = (*node.meta["val"].shape, 1) if node.meta["val"].dim() == 1 else node.meta["val"].shape
-        if first % self.heads:
-            raise Mixes
-        return [rows * self.heads, first // self.heads, *rest]
+    def is_shared(self, node: fx.Node) -> bool:
+        """Whether it is the same for all rows: a number, a parameter, or made of these."""
+        if node.op == "placeholder":
+            return bool(node.meta["role"].kind == "param")
+        counts_rows = node.target in FILLS and node.meta["val"].dim() > 0
+        return not counts_rows and self.apart.isdisjoint(node.all_input_nodes)
 
-    def of_none(self, node: fx.Node) -> fx.Node:
-        """A number, or what is computed of parameters alone."""
-        if node.target in FILLS and node.meta["val"].dim():
-            raise Mixes
-        return self.graph.node_copy(node, self.made.__getitem__)
 
-    def lines_up(self, node: fx.Node) -> bool:
-        """Whether heads meet heads, and all of them the same number of a parameter."""
-        shape = node.meta["val"].shape
-        for arg in node.all_input_nodes:
-            own = arg.meta["val"].shape
-            if arg in self.apart:
-                fits = own[:2] == shape[:2] and len(own) == len(shape)
-            else:
-                fits = len(own) < len(shape) - 1 or own[len(own) - len(shape) + 1] == 1
-            if not fits:
-                return False
-        return True
+def is_whole(node: fx.Node, heads: int) -> bool:
+    """Whether the dimension behind the rows is so many heads, one after the other."""
+    shape = node.meta["val"].shape
+    return len(shape) > 1 and shape[1] % heads == 0
 
-    def goes_along_others(self, node: fx.Node) -> bool:
-        """Whether the dimensions that it names are neither the rows nor that of the heads."""
-        rank = self.first(node).meta["val"].dim() + (node.target is aten.unsqueeze.default)
-        named = [dim for at in ALONG_DIMS[node.target] for dim in listed(node.args[at] if len(node.args) > at else 0)]
-        return bool(named) and all(dim % rank > 1 for dim in named) and self.apart.issuperset(node.all_input_nodes)
 
-    def first(self, node: fx.Node) -> Any:
-        return node.args[0][0] if isinstance(node.args[0], (list, tuple)) else node.args[0]
+def treats_heads_alike(node: fx.Node, apart: set[fx.Node]) -> bool:
+    """Whether each head of the result is computed of the same head of the operands, in one way. apart: those that have
+    heads; others are parameters and numbers."""
+    check = next((check for check, known in CHECKS if known(node.target)), None)
+    return check is not None and check(node, apart)
 
-    def stays_in_order(self, node: fx.Node) -> bool:
-        return [dim % len(node.args[1]) for dim in node.args[1][:2]] == [0, 1]
 
-    def repeats_others(self, node: fx.Node) -> bool:
-        own, shape = node.args[0].meta["val"].shape, node.meta["val"].shape
-        return own[:2] == shape[:2] and len(own) == len(shape)
+def lines_up(node: fx.Node, apart: set[fx.Node]) -> bool:
+    """Of a pointwise op, whether heads meet heads, and all of them the same number of a parameter."""
+    shape = node.meta["val"].shape
+    for arg in node.all_input_nodes:
+        own = arg.meta["val"].shape
+        if arg in apart:
+            fits = own[:2] == shape[:2] and len(own) == len(shape)
+        else:
+            fits = len(own) < len(shape) - 1 or own[len(own) - len(shape) + 1] == 1
+        if not fits:
+            return False
+    return True
 
-    def keeps(self, node: fx.Node) -> bool:
-        """Of a view: the heads' numbers stand one after the other before and behind it."""
-        return True
+
+def goes_along_others(node: fx.Node, apart: set[fx.Node]) -> bool:
+    """Whether the dimensions that it names are neither the rows nor that of the heads."""
+    first: Any = node.args[0]
+    first = first[0] if isinstance(first, (list, tuple)) else first
+    rank = first.meta["val"].dim() + (node.target is aten.unsqueeze.default)
+    named = [dim for at in ALONG_DIMS[node.target] for dim in listed(node.args[at] if len(node.args) > at else 0)]
+    return bool(named) and all(dim % rank > 1 for dim in named) and apart.issuperset(node.all_input_nodes)
+
+
+def stays_in_order(node: fx.Node, apart: set[fx.Node]) -> bool:
+    order: Any = node.args[1]
+    return [dim % len(order) for dim in order[:2]] == [0, 1] and apart.issuperset(node.all_input_nodes)
+
+
+def repeats_others(node: fx.Node, apart: set[fx.Node]) -> bool:
+    own, shape = node.args[0].meta["val"].shape, node.meta["val"].shape
+    return own[:2] == shape[:2] and len(own) == len(shape) and apart.issuperset(node.all_input_nodes)
+
+
+def keeps_numbers(node: fx.Node, apart: set[fx.Node]) -> bool:
+    """Of a view: the heads' numbers stand one after the other before and behind it."""
+    return apart.issuperset(node.all_input_nodes)
 
 
 def listed(dims: Any) -> list[int]:
@@ -147,10 +168,10 @@ def is_input(node: fx.Node, kind: str) -> bool:
 
 
 # What tells of an op whether it treats each head alike, and by itself; asked in order.
-CHECKS: tuple[tuple[Callable[[Apart, fx.Node], bool], Callable[[Any], bool]], ...] = (
-    (Apart.goes_along_others, ALONG_DIMS.__contains__),
-    (Apart.stays_in_order, {aten.permute.default}.__contains__),
-    (Apart.repeats_others, {aten.expand.default}.__contains__),
-    (Apart.keeps, {aten.view.default, aten._unsafe_view.default, *SAME_SHAPE}.__contains__),
-    (Apart.lines_up, is_pointwise),
+CHECKS: tuple[tuple[Callable[[fx.Node, set[fx.Node]], bool], Callable[[Any], bool]], ...] = (
+    (goes_along_others, ALONG_DIMS.__contains__),
+    (stays_in_order, {aten.permute.default}.__contains__),
+    (repeats_others, {aten.expand.default}.__contains__),
+    (keeps_numbers, {aten.view.default, aten._unsafe_view.default, *SAME_SHAPE}.__contains__),
+    (lines_up, is_pointwise),
 )

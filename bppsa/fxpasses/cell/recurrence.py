@@ -12,7 +12,7 @@ memory.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
@@ -65,12 +65,14 @@ class Splitter:
         line_up(recording.graph, self.level, self.xs[0], self.rows)
         self.ys = tuple(at_each_step(recording.graph, y, self.level, self.xs[0]) for y in self.ys)
         self.order = {node: i for i, node in enumerate(recording.graph.nodes)}
+
+    def split(self, before: Set[fx.Node] = frozenset()) -> Recurrence:
+        """before: values of x that are made for all steps at once, whatever they are."""
+        self.before = before
         self.streams: dict[fx.Node, Stream] = {}
         self.sources = number(self.xs)  # row values that cross into the loop: leaves of x, then hoisted ones
         self.constants = number(self.params)  # the same for parameters
         self.body = CellPart()
-
-    def split(self) -> Recurrence:
         ys, nexts = self.ys, self.nexts
         for i, carry in enumerate(self.carries):
             self.body.input(carry, Role("carry", i))
@@ -171,6 +173,8 @@ class Splitter:
         """Pointwise work, sums and views of rows of x; a leaf or a matmul is where a stream begins, and so is what
         becomes [batch, features] again after a detour through other shapes, and what no kernel can do."""
         known = self.in_kernels is None or node.target in self.in_kernels
+        if node in self.before:
+            return False
         if not (node.target in FILLS or node.target in STAYS or (known and is_pointwise(node.target))):
             return False
         of_x = [arg for arg in node.all_input_nodes if self.level[arg] == X]
@@ -192,7 +196,7 @@ class Splitter:
         if not self.has_rows(node):
             shape = list(node.meta["val"].shape)
             raise Unsupported(Reason(f"a value of x of shape {shape} in a cell", mend="keep values [batch, features]"))
-        if node.target is aten.mm.default and self.level[node.args[1]] == PARAM:
+        if node.target is aten.mm.default and self.level[node.args[1]] == PARAM and node not in self.before:
             source, matrix = node.args
             transposed = matrix.target is aten.t.default
             base = matrix.args[0] if transposed else matrix
