@@ -55,13 +55,9 @@ def heads_of(recurrence: Recurrence) -> int | None:
 
 def mixing(splitter: Splitter, heads: int) -> set[fx.Node]:
     """The values of x alone that a body of one head has no place for."""
-    apart, found = set[fx.Node](), set[fx.Node]()
-    for node in splitter.order:
-        if splitter.level[node] != X or not isinstance(node.meta.get("val"), Tensor):
-            continue
-        alike = node.op == "placeholder" or (found.isdisjoint(node.all_input_nodes) and treats_heads_alike(node, apart))
-        (apart if alike and is_whole(node, heads) else found).add(node)
-    return found
+    of_x = [n for n in splitter.order if splitter.level[n] == X and isinstance(n.meta.get("val"), Tensor)]
+    whole = {node for node in of_x if is_whole(node, heads)}  # as they are, or once they are made before
+    return {node for node in of_x if node not in whole or not treats_heads_alike(node, whole)}
 
 
 class Apart:
