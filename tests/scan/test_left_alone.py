@@ -193,7 +193,7 @@ def test_a_fault_of_a_pass_is_told_and_the_loop_runs(monkeypatch: pytest.MonkeyP
     def fails(*args: object) -> None:
         raise KeyError("a mistake")
 
-    monkeypatch.setattr(plans, "split", fails)
+    monkeypatch.setattr(plans, "split_by_heads", fails)
     with pytest.warns(RuntimeWarning, match="fails to plan it: KeyError"):
         decision = check(make(vanilla), tolerance=0)
     assert "please report" in decision.reason
