@@ -214,13 +214,18 @@ class AxesText:
         kept = f"mask.keep({value})" if least == "0" else f"mask.keep({value}, splat<V>({least}))"
         self.lines[own].append(f"V fold{n} = splat<V>({least});")
         self.lines[self.innermost].append(f"fold{n} = {join.format(f'fold{n}', kept)};")
-        if self.fours:
-            at, stride = self.pointer(store.target, own - 1), self.number(self.stride(store.target, self.order[-2]))
-            adds = "start != 0" if self.is_direct(store) else "true"
-            self.four.append(f"V folds{n}[R];")
-            self.after[own].append(f"folds{n}[r] = fold{n};")
-            self.behind_four.append(f"put_sums({at} + first * {stride}, {stride}, folds{n}, {adds});")
-            return
+        (self.put_four if self.fours else self.put_one)(store, n, own)
+
+    def put_four(self, store: Store, n: int, own: int) -> None:
+        """Four folds at a time go to where they belong."""
+        at, stride = self.pointer(store.target, own - 1), self.number(self.stride(store.target, self.order[-2]))
+        adds = "start != 0" if self.is_direct(store) else "true"
+        self.four.append(f"V folds{n}[R];")
+        self.after[own].append(f"folds{n}[r] = fold{n};")
+        self.behind_four.append(f"put_sums({at} + first * {stride}, {stride}, folds{n}, {adds});")
+
+    def put_one(self, store: Store, n: int, own: int) -> None:
+        join = JOIN[store.reduce]
         at, total = self.pointer(store.target, own), ACROSS[store.reduce].format(f"fold{n}")
         whole = join.format(f"splat<Vec<1>>(*{at})", f"splat<Vec<1>>({total})")
         first = f"start == 0 ? {total} : ({whole})[0]" if self.panel else total  # of the panels

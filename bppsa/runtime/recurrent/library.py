@@ -15,8 +15,9 @@ from torch import Tensor
 
 from bppsa.plan.forward import NEWTON
 from bppsa.runtime.recurrent.newton import Solver
+from bppsa.runtime.recurrent.scan.buffers import allocate
 from bppsa.runtime.recurrent.scan.extent import Extent, Given
-from bppsa.runtime.recurrent.sweep import Passed, Sweep, allocate
+from bppsa.runtime.recurrent.sweep import Passed, Sweep
 
 # (x [T, B, n], initial states [D, B, n] each or None, the weights of all directions in turn) -> y, the last states
 Run = Callable[[Tensor, Given, Sequence[Tensor]], Sequence[Tensor]]

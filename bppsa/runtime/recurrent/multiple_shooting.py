@@ -17,10 +17,11 @@ from bppsa.codegen.language.ir import Kernel
 from bppsa.plan.strategy import Division
 from bppsa.runtime.recurrent.backward import Asked, reduce
 from bppsa.runtime.recurrent.reduce import Reduction
+from bppsa.runtime.recurrent.scan.buffers import allocate
 from bppsa.runtime.recurrent.scan.chunks import Chunks
 from bppsa.runtime.recurrent.scan.extent import Extent, Given
 from bppsa.runtime.recurrent.scan.pairs import scaled
-from bppsa.runtime.recurrent.sweep import Needs, Passed, Sweep, allocate
+from bppsa.runtime.recurrent.sweep import Needs, Passed, Sweep
 
 NOTHING = Needs((), ())
 

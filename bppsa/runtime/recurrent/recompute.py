@@ -18,8 +18,9 @@ from bppsa.codegen.language.ir import Kernel
 from bppsa.codegen.language.stretches import Stretches, StretchWork
 from bppsa.plan.recompute import StateSizes
 from bppsa.runtime.recurrent.backward import Asked
+from bppsa.runtime.recurrent.scan.buffers import allocate
 from bppsa.runtime.recurrent.scan.extent import Extent, Given
-from bppsa.runtime.recurrent.sweep import Gradients, Passed, Sweep, Swept, allocate
+from bppsa.runtime.recurrent.sweep import Gradients, Passed, Sweep, Swept
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ tensors.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,13 +14,13 @@ from torch import Tensor
 
 from bppsa.codegen.assembling.program import Program
 from bppsa.codegen.language import stretches
-from bppsa.codegen.language.ir import Buffer, Kernel, Kind
+from bppsa.codegen.language.ir import Kernel
 from bppsa.plan.forward import REPLAYED
-from bppsa.runtime import pool
 from bppsa.runtime.recurrent.after import After, logical
 from bppsa.runtime.recurrent.multiply import Multiply, by_torch
 from bppsa.runtime.recurrent.reduce import Reduction
-from bppsa.runtime.recurrent.scan.extent import CPU, Extent, Given, Shape, flat, rows_contiguous
+from bppsa.runtime.recurrent.scan.buffers import PARAMETERS, allocate
+from bppsa.runtime.recurrent.scan.extent import Extent, Given, Shape, flat, rows_contiguous
 
 Runner = Callable[..., None]  # (tensors, *, steps, rows, active, reverse), as codegen.interpret.run takes them
 
@@ -287,32 +286,6 @@ class Sweep:
                 known = allocate(b, extent, self.dtype) if make is None else make(params, b.name)
             tensors[b.name] = known
         return tensors
-
-
-# A parameter under the name it has as a kernel's argument: "param3" as [n], "weight3" or, transposed, "weight3t" as [K,
-# N].
-PARAMETERS: dict[Kind, Callable[[Sequence[Tensor], str], Tensor]] = {
-    Kind.VECTOR: lambda params, name: params[int(name[5:])].reshape(-1).contiguous(),
-    Kind.WEIGHT: lambda params, name: params[int(name[6:-1])].t() if name[-1] == "t" else params[int(name[6:])],
-}
-
-LEADING: dict[Kind, Callable[[Extent], Shape]] = {
-    Kind.STREAM: lambda extent: (extent.steps, extent.rows),
-    Kind.STATE: lambda extent: (extent.steps + 1, extent.rows),
-    Kind.RUNNING: lambda extent: (extent.rows,),
-    Kind.COLUMN_SUM: lambda extent: (),
-}
-
-
-def allocate(buffer: Buffer, extent: Extent, dtype: torch.dtype) -> Tensor:
-    """Contents undefined, save for packed batches: rows that they never visit read as zeros."""
-    shape = (*LEADING[buffer.kind](extent), buffer.width)
-    if extent.active is not None:
-        return torch.zeros(shape, dtype=dtype, device=extent.device)
-    large = buffer.kind in (Kind.STREAM, Kind.STATE) and extent.device == CPU
-    if large and (count := math.prod(shape)) * dtype.itemsize >= pool.SMALLEST:
-        return pool.take(count, dtype).view(shape)
-    return torch.empty(shape, dtype=dtype, device=extent.device)
 
 
 def contiguous_copy(tensor: Tensor) -> Tensor:
