@@ -351,20 +351,12 @@ def test_on_ranks(names: tuple[str, ...]) -> None:
 
 
 def test_a_checkpoint_by_hand_that_would_draw_again_is_refused() -> None:
-    class Outer(nn.Module):
-        def __init__(self, inner: nn.Module) -> None:
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, x: Tensor) -> Tensor:
-            return checkpoint(self.inner, x, use_reentrant=False)
-
     x, plain = torch.randn(6, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh())
     for inner, what in ((nn.Dropout(0.5), "draws random numbers"), (nn.BatchNorm1d(4), "changes running statistics")):
-        net = nn.Sequential(nn.Linear(4, 4), Outer(inner))
+        net = nn.Sequential(nn.Linear(4, 4), Checkpointed(inner))
         with pytest.raises(PartitionError, match=f"use_reentrant=False.: {what} within torch.utils.checkpoint"):
             compile(net, schedule=gpipe(), stages=list(net), example_inputs=x)
-    net = nn.Sequential(nn.Linear(4, 4), Outer(plain))
+    net = nn.Sequential(nn.Linear(4, 4), Checkpointed(plain))
     compiled: Any = compile(net, schedule=gpipe(), stages=list(net), microbatches=2, loss_fn=nn.MSELoss())
     compiled.step(x, x)
     found = support.gradients(net)
