@@ -52,6 +52,28 @@ def test_unrolled_loop_is_a_scan(name: str) -> None:
     assert "sequential" in decided
 
 
+class Behind(nn.Module):
+    """A loop behind a layer that is an op of ours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.cell = nn.GRU(N, H, batch_first=True), nn.GRUCell(H, H)
+
+    def forward(self, x: Tensor) -> Tensor:
+        read, _ = self.layer(x)
+        h, out = torch.zeros_like(read[:, 0]), []
+        for t in range(x.shape[1]):
+            h = self.cell(read[:, t], h)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def test_a_loop_behind_a_recurrent_layer_is_a_scan() -> None:
+    fast = Fast(Behind())
+    for seed in range(3):
+        assert "sequential" in fast.call(x(), seed=seed)
+
+
 def test_other_sizes_and_modes() -> None:
     fast = Fast(Rnn())
     for rows, steps in ((B, T), (B + 2, T), (B + 4, T), (B, T + 3), (B + 2, T + 3), (B, T)):

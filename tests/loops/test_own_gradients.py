@@ -348,3 +348,36 @@ def test_gradients_of_gradients() -> None:
         found.append(torch.autograd.grad(first.square().sum(), [own, model.cell.weight_hh]))
     for expected, got in zip(*found, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-12)
+
+
+@torch.library.custom_op("bppsa_tests::cubed", mutates_args=())
+def cubed(x: Tensor) -> Tensor:
+    return x**3
+
+
+cubed.register_fake(torch.empty_like)
+cubed.register_autograd(
+    lambda ctx, g: 3 * g * ctx.saved_tensors[0] ** 2,
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
+class Cubing(Cell):
+    """An op with a backward of its own, beside the loop or in it."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = self.start(x), []
+        read = x if self.inside else cubed(x)
+        for t in range(x.shape[1]):
+            h = self.cell(cubed(read[:, t]) if self.inside else read[:, t], h)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_op_has_its_gradient_where_it_is_called_again(inside: bool) -> None:
+    assert Pair(Cubing(inside)).strategies(x()) == ["pytorch" if inside else "sequential"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator
-from types import CodeType, FunctionType, MethodType
+from collections.abc import Iterator, Sequence
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
@@ -13,7 +13,7 @@ from bppsa.codegen.cpu import build
 from bppsa.frontend.loops.classes import Looped, leading, prepare
 from bppsa.frontend.loops.state import LoopState
 from bppsa.frontend.rewritten import kind_of, put_before, take_away
-from bppsa.frontend.state import state_of
+from bppsa.frontend.state import TABLES, state_of
 from bppsa.fxpasses.environment.libraries import is_library
 from bppsa.fxpasses.environment.trail import content
 from bppsa.fxpasses.reroll.log.lines import loops
@@ -40,33 +40,47 @@ def has_loop(module: nn.Module) -> bool:
         return False
     if getattr(kind, "forward", None) is nn.Module.forward:
         return bool(leading(kind))
-    return any(loops(code) or not FOLDS.isdisjoint(code.co_names) for code in reached(module.forward, kind, DEPTH))
+    kinds = [kind, *kinds_of_objects(module)]
+    return any(loops(code) or not FOLDS.isdisjoint(code.co_names) for code in reached(module.forward, kinds, DEPTH))
 
 
-def reached(function: Any, kind: type, depth: int) -> Iterator[CodeType]:
-    """The code of a function of the user's, and of what it finds under the names that it looks up."""
+def kinds_of_objects(module: nn.Module) -> set[type]:
+    """Classes of the user's of which it holds objects."""
+    found = {type(value) for name, value in vars(module).items() if name not in TABLES}
+    return {kind for kind in found if not is_library(kind.__module__.partition(".")[0])}
+
+
+def reached(function: Any, kinds: Sequence[type], depth: int) -> Iterator[CodeType]:
+    """The code of a function of the user's, and of what it finds under the names that it looks up: in its module, in
+    others that it names, or as attributes of the classes, of which the first is its owner's."""
     function = function.__func__ if isinstance(function, MethodType) else function
     if depth == 0 or not isinstance(function, FunctionType):
         return
     for cell in function.__closure__ or ():  # as of a decorator, which calls what it was given
-        yield from reached(content(cell), kind, depth - 1)
+        yield from reached(content(cell), kinds, depth - 1)
     package = (function.__globals__.get("__name__") or "").partition(".")[0]
-    if is_library(package) and package != kind.__module__.partition(".")[0]:
+    if is_library(package) and package != kinds[0].__module__.partition(".")[0]:
         return
     for code in within(function.__code__):
         yield code
-        for found in named(code, function.__globals__, kind):
+        for found in named(code, function.__globals__, kinds):
             if found is not function:
-                yield from reached(found, kind, depth - 1)
+                yield from reached(found, kinds, depth - 1)
 
 
-def named(code: CodeType, names: dict[str, Any], kind: type) -> Iterator[Any]:
-    """Global names that the code looks up, and attributes as they would be of `self`."""
+def named(code: CodeType, names: dict[str, Any], kinds: Sequence[type]) -> Iterator[Any]:
+    """Global names that the code looks up, attributes of modules among them, and others as they would be of `self`."""
+    last: Any = None
     for instruction in dis.get_instructions(code):
+        before, last = last, None
         if instruction.opname == "LOAD_GLOBAL":
-            yield names.get(instruction.argval)
+            last = names.get(instruction.argval)
+            yield last
+        elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD") and isinstance(before, ModuleType):
+            last = vars(before).get(instruction.argval)
+            yield last
         elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            for space in map(vars, kind.__mro__):
+            for space in (vars(base) for kind in kinds for base in kind.__mro__):
                 found = space.get(instruction.argval)
                 yield found.__func__ if isinstance(found, (staticmethod, classmethod)) else found
 

@@ -17,7 +17,7 @@ from bppsa.decisions import Decision
 from bppsa.errors import Reason, Unsupported
 from bppsa.frontend.call_log import collecting, explaining, note, unnoted
 from bppsa.frontend.loops.changing import numbers_of, without_numbers
-from bppsa.frontend.loops.key import call_of, size_of, unusual
+from bppsa.frontend.loops.key import call_of, holds_objects, size_of, unusual
 from bppsa.frontend.loops.loop_plan import LoopPlan
 from bppsa.frontend.loops.plans import FirstCall, checked, first_call
 from bppsa.frontend.loops.state import NEW_KINDS, LeftCall, LoopState
@@ -38,10 +38,11 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
         return by_pytorch(partial(plain, *args, **kwargs), state.last)
     described = unusual() or call_of(root, args, kwargs)
     if isinstance(described, Reason):
-        if state.plans or state.is_part:
-            reason = replace(described, path=place_of(root)) if state.is_part else described
-            note(Decision(state.path, "loop", "pytorch", str(reason)))
-        return plain(*args, **kwargs)
+        reason = replace(described, path=place_of(root)) if state.is_part else described
+        refused = LeftCall((Decision(state.path, "loop", "pytorch", str(reason)),))
+        if holds_objects(args, kwargs):
+            state.tell(refused)  # from the next call on each loop is looked at alone, and reads what it needs of them
+        return by_pytorch(partial(plain, *args, **kwargs), refused)
     plan, key, numbers, changes = state.find(described.key), described.key, None, None
     given = numbers_of(described, args, kwargs, state.is_part) if plan is None else None
     if given is not None:

@@ -90,6 +90,11 @@ def odd(leaves: Sequence[Any]) -> Reason | None:
     return None
 
 
+def holds_objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an argument is, or holds, what is neither a tensor nor a number."""
+    return not all(isinstance(leaf, (Tensor, *SIMPLE)) for leaf in pytree.tree_leaves((args, kwargs)))
+
+
 def overlap(tensors: Sequence[Tensor]) -> bool:
     """Whether numbers of two of them are the same ones in memory, and gradients are wanted of one; parts of one tensor,
     as `chunk` gives them, may lie side by side."""

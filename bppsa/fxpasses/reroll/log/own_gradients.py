@@ -16,7 +16,7 @@ from bppsa.fxpasses.cell.own_gradients import check_function, edges_of, kind, re
 from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
 from bppsa.fxpasses.reroll.log.memory import function_of
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, unflatten
-from bppsa.sparsity.rules.own_gradient import ATTACHED
+from bppsa.sparsity.rules.own_gradient import ATTACHED, has_own_gradient
 
 if TYPE_CHECKING:
     from bppsa.fxpasses.reroll.log.record import Logger
@@ -52,9 +52,20 @@ class OwnGradients:
         code."""
         for tensor in tensors:
             node = function_of(tensor)
-            if isinstance(node, BackwardCFunction) and node not in self.nodes:
-                self.nodes.add(node)
+            if not isinstance(node, BackwardCFunction) or node in self.nodes:
+                continue
+            self.nodes.add(node)
+            if has_own_gradient(node):
                 self.take(tensor, node, profile)
+            else:
+                self.of_op(tensor, node)
+
+    def of_op(self, tensor: Tensor, node: Any) -> None:
+        """A result of an op with a backward of its own, which stands in the log as if it were without gradients."""
+        value = self.logger.memory.find(tensor)
+        if value is None or value.op is None or value.op.target.namespace == "aten":
+            raise refusal(node, "has a gradient of its own")
+        value.op.grad = True
 
     def take(self, tensor: Tensor, node: Any, profile: Any) -> None:
         log, value = self.logger.log, self.logger.memory.find(tensor)

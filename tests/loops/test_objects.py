@@ -1,0 +1,103 @@
+"""Loops in functions that are given modules and objects, and in functions that a forward finds elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import bppsa
+from tests.loops import elsewhere
+from tests.loops.beside import Pair, assert_alike, run
+from tests.loops.cells import Cell, H, N, T, x
+
+
+@dataclass
+class Config:
+    rate: float = 0.5
+
+
+def rollout(policy: nn.Module, x: Tensor, config: Config) -> Tensor:
+    h, out = torch.zeros(len(x), H, dtype=x.dtype), []
+    for t in range(x.shape[1]):
+        h = (1 - config.rate) * h + config.rate * policy(torch.cat([x[:, t], h], 1))
+        out.append(h)
+    return torch.stack(out, 1)
+
+
+def policy(activation: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(N + H, H), activation).double()
+
+
+def test_a_function_is_given_a_module_and_a_config() -> None:
+    fast, config = bppsa.loop(rollout), Config()
+    for own in (policy(nn.Tanh()), policy(nn.Sigmoid())):
+        for rate in (0.5, 0.5, 0.5, 0.25, 0.25):
+            config.rate = rate
+            wanted = [x(), *own.parameters()]
+            found, expected = (
+                [y.detach(), *torch.autograd.grad(y.square().sum(), wanted)]
+                for y in (way(own, wanted[0], config) for way in (fast, rollout))
+            )
+            for ours, theirs in zip(found, expected, strict=True):
+                assert_alike(theirs, ours)
+        assert [d.strategy for d in bppsa.report(fast).decisions] == ["sequential"]
+
+
+class Configured(Cell):
+    def forward(self, x: Tensor, config: Config) -> Tensor:
+        h, out = self.start(x), []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h) * config.rate
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def test_a_model_is_given_a_config() -> None:
+    pair, config = Pair(Configured()), Config()
+    for rate in (0.5, 0.5, 0.5, 0.25, 0.25):
+        config.rate = rate
+        decided = pair.strategies(x(), config)
+    assert decided == ["sequential"]
+
+
+class Simulator:
+    """No module."""
+
+    def roll(self, policy: nn.Module, x: Tensor) -> Tensor:
+        return rollout(policy, x, Config())
+
+
+class Elsewhere(nn.Module):
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.policy, self.simulator = how, policy(nn.Tanh()), Simulator()
+
+    def forward(self, x: Tensor) -> Any:
+        if self.how == "module":
+            return elsewhere.decayed(x)
+        return self.simulator.roll(self.policy, x)
+
+
+@pytest.mark.parametrize("how", ["module", "object"])
+def test_the_loop_is_in_another_module_or_an_object(how: str) -> None:
+    pair = Pair(Elsewhere(how))
+    for _ in range(3):
+        decided = pair.strategies(x())
+    assert decided == ["sequential"]
+
+
+def test_a_mode_is_told_where_no_call_was_without_it() -> None:
+    class Plain(Cell):
+        def forward(self, x: Tensor) -> Tensor:
+            return elsewhere.decayed(x)
+
+    model = bppsa.compile(Plain().float())
+    with torch.autocast("cpu", torch.bfloat16):
+        model(torch.randn(2, T, N))
+    assert "autocast" in str(bppsa.report(model))
+    run(model, (torch.randn(2, T, N),), {}, 0)
+    assert "autocast" not in str(bppsa.report(model))
