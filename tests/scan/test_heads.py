@@ -63,8 +63,6 @@ MIXING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "cumsum": lambda S, q: S.cumsum(1) / S.shape[1],
     "between": lambda S, q: (torch.einsum("bhdn,bgdn->bhg", S, S) @ S.flatten(2)).view(S.shape) * 0.01,
     "transposed": lambda S, q: S.transpose(1, 2).reshape(S.shape),
-    "by number": lambda S, q: S * torch.arange(1.0, 1 + S.shape[1]).double()[:, None, None],
-    "shared by heads": lambda S, q: S * q[:, :1, :, None],
 }
 
 
@@ -76,6 +74,49 @@ def test_what_mixes_heads_is_left_as_it_is(mix: Callable[[Tensor, Tensor], Tenso
         return S, (q.unsqueeze(-1) * S).sum(-2)
 
     given = example(cell, matrix(SIZES), keys(SIZES))
+    assert rows_of(given) == 1
+    check(given)
+
+
+W, U = random(3), random(3, 4)
+BY_HEAD: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "decays": lambda S, q, k, v: torch.sigmoid(W).view(-1, 1, 1) * S + k.unsqueeze(-1) * v.unsqueeze(-2),
+    "decays of columns": lambda S, q, k, v: U.sigmoid()[None, :, :, None] * S + k.unsqueeze(-1) * v.unsqueeze(-2),
+    "flat decays": lambda S, q, k, v: (
+        (S.flatten(1, 2) * U.flatten()[:, None]).view(S.shape) * 0.5 + k.unsqueeze(-1) * v.unsqueeze(-2)
+    ),
+    "by number": lambda S, q, k, v: (
+        S * (torch.arange(1.0, 4.0).double()[:, None, None] / 5) + k.unsqueeze(-1) * v.unsqueeze(-2)
+    ),
+    "shared by heads": lambda S, q, k, v: S * q[:, :1, :, None].sigmoid() + k.unsqueeze(-1) * v.unsqueeze(-2),
+}
+
+
+@pytest.mark.parametrize("step", BY_HEAD.values(), ids=BY_HEAD)
+@pytest.mark.parametrize("rows", [1, 2, 3])
+def test_what_differs_by_head_or_is_all_heads_is_given_to_each(step: Callable[..., Any], rows: int) -> None:
+    def cell(S: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+        q, k, v = x
+        S = step(S, q, k, v)
+        return S, (q.unsqueeze(-1) * S).sum(-2) * W[:, None]
+
+    sizes = Sizes(rows, 3, 4, 5)
+    given = example(cell, matrix(sizes), keys(sizes), W, U)
+    assert rows_of(given) == 3
+    check(given)
+    check(given, reverse=True)
+    check_inference(given)
+
+
+def test_weights_of_each_head_as_large_as_a_state_stay_parameters() -> None:
+    w = random(3, 5, 5)
+
+    def cell(S: Tensor, x: Any) -> tuple[Tensor, Tensor]:
+        q, k, v = x
+        S = torch.tanh(torch.einsum("bhkv,hvw->bhkw", S, w)) + k.unsqueeze(-1) * v.unsqueeze(-2)
+        return S, (q.unsqueeze(-1) * S).sum(-2)
+
+    given = example(cell, matrix(SIZES), keys(SIZES), w)
     assert rows_of(given) == 1
     check(given)
 

@@ -16,7 +16,8 @@ from torch import Tensor, fx
 from bppsa.common.chain import FILLS, Recurrence, Stream, is_pointwise, output_of
 from bppsa.fxpasses.cell.parts import NAME_SIZES
 from bppsa.fxpasses.cell.recurrence import Splitter
-from bppsa.fxpasses.cell.rewrites.line_up import X
+from bppsa.fxpasses.cell.rewrites.each_step import beside
+from bppsa.fxpasses.cell.rewrites.line_up import CARRY, PARAM, X, inserted
 from bppsa.fxpasses.cell.rowwise import ALONG_DIMS, SAME_SHAPE
 
 aten = torch.ops.aten
@@ -34,6 +35,7 @@ def split_by_heads(splitter: Splitter) -> Recurrence:
     heads = heads_of(whole)
     if heads is None:
         return whole
+    give_heads(splitter, heads)
     parted = splitter.split(mixing(splitter, heads))
     if any(stream.width >= max(whole.carries) for stream in parted.streams):  # as an outer product of x alone is
         return whole
@@ -51,6 +53,37 @@ def heads_of(recurrence: Recurrence) -> int | None:
         return None
     (heads,) = sizes
     return heads if max(recurrence.carries) >= LARGE * heads else None
+
+
+def give_heads(splitter: Splitter, heads: int) -> None:
+    """Writes what meets the carry as values of x that have heads: parameters that differ by head, as decays do, the
+    same in every step, and values of x that all heads share. What meets x alone is made before the loop."""
+    for node in tuple(splitter.order):
+        if is_pointwise(node.target) and splitter.level[node] == CARRY and is_whole(node, heads):
+            for arg in node.all_input_nodes:
+                give_heads_to(arg, node, splitter)
+    splitter.number_nodes()
+
+
+def give_heads_to(arg: fx.Node, node: fx.Node, splitter: Splitter) -> None:
+    """Of an operand that is all heads' or has no rows."""
+    own, shape, level = arg.meta["val"].shape, node.meta["val"].shape, splitter.level
+
+    def given(value: fx.Node, op: Any, args: tuple[Any, ...]) -> fx.Node:
+        return inserted(splitter.graph, node, level, op, (value, *args), {})
+
+    if level[arg] == PARAM and arg.target not in FILLS and differs_by_head(own, shape):
+        each = given(arg, beside, (splitter.xs[0],))
+        behind = own[len(own) - len(shape) + 1 :]
+        node.replace_input_with(arg, given(each, aten.expand.default, ([splitter.rows, *behind],)))
+    elif level[arg] == X and len(own) == len(shape) and own[1] == 1:
+        node.replace_input_with(arg, given(arg, aten.expand.default, ([splitter.rows, shape[1], *own[2:]],)))
+
+
+def differs_by_head(own: torch.Size, shape: torch.Size) -> bool:
+    """Whether the dimension behind the rows is one of an operand that has no rows."""
+    behind = len(own) - len(shape) + 1
+    return behind in (0, 1) and own[behind] == shape[1] and own[:behind].numel() == 1
 
 
 def mixing(splitter: Splitter, heads: int) -> set[fx.Node]:

@@ -64,7 +64,11 @@ class Splitter:
         self.level = levels(recording.graph, self.carries, self.xs)
         line_up(recording.graph, self.level, self.xs[0], self.rows)
         self.ys = tuple(at_each_step(recording.graph, y, self.level, self.xs[0]) for y in self.ys)
-        self.order = {node: i for i, node in enumerate(recording.graph.nodes)}
+        self.graph = recording.graph
+        self.number_nodes()
+
+    def number_nodes(self) -> None:
+        self.order = {node: i for i, node in enumerate(self.graph.nodes)}
 
     def split(self, before: Set[fx.Node] = frozenset()) -> Recurrence:
         """before: values of x that are made for all steps at once, whatever they are."""

@@ -117,8 +117,12 @@ def best_place(x: Tensor, dim: int, sign: float, open_to: Tensor | None = None, 
     """The first place of the largest (sign 1) or smallest (-1), the dimension kept; a NaN is both. open_to: which may
     be it. last: which are behind those that equal them."""
     x = x.detach() if sign > 0 else -x.detach()
-    candidates = x if open_to is None else torch.where(open_to, x, -math.inf)
-    hit = torch.logical_or(candidates == candidates.amax([dim], keepdim=True), torch.isnan(candidates))
+    candidates, real = x, x.dtype.is_floating_point
+    if open_to is not None:  # whole numbers have no infinity: the least of them, which is no better than an open one
+        candidates = torch.where(open_to, x, -math.inf if real else x.amin([dim], keepdim=True))
+    hit = candidates == candidates.amax([dim], keepdim=True)
+    if real:
+        hit = torch.logical_or(hit, torch.isnan(candidates))
     if open_to is not None:
         hit = torch.logical_and(hit, open_to)
     at, n = places(x, dim), x.shape[dim]

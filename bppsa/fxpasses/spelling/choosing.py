@@ -75,7 +75,7 @@ def best(x: Tensor, axis: int, count: int, sign: float) -> Iterator[tuple[Tensor
     few(count, MOST_BEST)
     at, open_to = places(x, axis), torch.ones_like(x, dtype=torch.bool)
     order, last = x, None
-    if sign < 0:  # a NaN is larger than any number
+    if sign < 0 and x.dtype.is_floating_point:  # a NaN is larger than any number
         last = torch.isnan(x)
         order = torch.where(last, math.inf, x)
     for _ in range(count):
@@ -85,20 +85,36 @@ def best(x: Tensor, axis: int, count: int, sign: float) -> Iterator[tuple[Tensor
 
 
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
-    axis = own_axis(x, dim)
     if not k:
         raise Unsupported(Reason("makes a value without columns"))
-    values, found = zip(*best(x, axis, k, 1.0 if largest else -1.0), strict=True)
-    return torch.cat(values, axis), number(torch.cat(found, axis), x, axis)
+    refuse_equal_ones(x)
+    return in_order(x, own_axis(x, dim), k, largest)
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    return topk(x, x.shape[own_axis(x, dim)], dim, descending)
+    axis = own_axis(x, dim)
+    if x.dtype is torch.bool:
+        values, found = sort(x.long(), dim, descending)
+        return values.bool(), found
+    return in_order(x, axis, x.shape[axis], descending)
+
+
+def in_order(x: Tensor, axis: int, count: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """The best ones and their places; equal ones in the order in which they stand."""
+    values, found = zip(*best(x, axis, count, 1.0 if largest else -1.0), strict=True)
+    return torch.cat(values, axis), number(torch.cat(found, axis), x, axis)
+
+
+def refuse_equal_ones(x: Tensor) -> None:
+    """Raises `Unsupported` for whole numbers: several are often equal, and only `sort` says which comes first."""
+    if not x.dtype.is_floating_point:
+        raise Unsupported(Reason("chooses among whole numbers that may be equal", mend="use sort"))
 
 
 def kth_value(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     """The k-th smallest, from the side that is nearer."""
     axis = own_axis(x, dim)
+    refuse_equal_ones(x)
     behind = x.shape[axis] - k
     *_, (value, place) = best(x, axis, k, -1.0) if k <= behind else best(x, axis, behind + 1, 1.0)
     return kept(value, axis, keepdim), kept(number(place, x, axis), axis, keepdim)
