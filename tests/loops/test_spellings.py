@@ -56,6 +56,31 @@ def test_views_met_twice_without_gradients() -> None:
         assert pair.strategies(x()) == ["sequential"]
 
 
+class Squeezes(Cell):
+    """Leaves out all dimensions of one item, of a batch of one also the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(H, 1)
+
+    def forward(self, x: Tensor) -> Any:
+        h, out = self.start(x), []
+        for x_t in x.split(1, 1):
+            gate = torch.sigmoid(self.gate(h).squeeze())
+            h = gate.unsqueeze(-1) * self.cell(x_t.squeeze(1), h)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def test_every_dimension_of_one_item_is_left_out() -> None:
+    pair = Pair(Squeezes())
+    for rows in (B, 1, B + 1):
+        inputs = torch.randn(rows, T, N, dtype=torch.float64, requires_grad=True)
+        assert pair.strategies(inputs) == ["sequential"]
+    (decision,) = pair.call(x())
+    assert decision.numbers["B"] == B  # not one row for all of the batch
+
+
 class Losses(Cell):
     """A loss and a penalty are sums that the state does not wait for."""
 

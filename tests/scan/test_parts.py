@@ -57,7 +57,17 @@ def turned_after_a_view(h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
     return h * g.sum(2).sum(1, keepdim=True), first.flatten(1) * 1.0
 
 
-@pytest.mark.parametrize("fn", [diagonals, filled_diagonal, through_chains, of_what_is_made_anew])
+def of_what_is_squeezed(h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+    """Of every dimension of one item."""
+    g, gate = x * h, torch.sigmoid(h.sum(1, keepdim=True).squeeze())
+    g[:, None, :, None].squeeze().mul_(gate.unsqueeze(1))
+    return (g,)
+
+
+WRITTEN = [diagonals, filled_diagonal, through_chains, of_what_is_made_anew, of_what_is_squeezed]
+
+
+@pytest.mark.parametrize("fn", WRITTEN)
 def test_what_a_part_makes_of_the_whole(fn: Any) -> None:
     torch.manual_seed(0)
     assert compare(Example(cell_of(fn), h(), x(WIDTH), [SCALE])).strategy == "sequential"

@@ -166,6 +166,7 @@ def safe_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
 
 
 PIECES: dict[Any, Callable[..., Any]] = {
+    aten.squeeze.default: lambda x: x.squeeze([dim for dim, size in enumerate(x.shape) if size == 1]),
     aten.baddbmm.default: baddbmm,
     aten.mv.default: lambda matrix, vector: torch.mm(matrix, vector.unsqueeze(1)).squeeze(1),
     aten.stack.default: stack,
