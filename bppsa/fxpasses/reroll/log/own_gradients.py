@@ -63,9 +63,10 @@ class OwnGradients:
     def of_op(self, tensor: Tensor, node: Any) -> None:
         """A result of an op with a backward of its own, which stands in the log as if it were without gradients."""
         value = self.logger.memory.find(tensor)
-        if value is None or value.op is None or value.op.target.namespace == "aten":
+        made_by: Any = None if value is None else value.op
+        if made_by is None or made_by.target.namespace == "aten":
             raise refusal(node, "has a gradient of its own")
-        value.op.grad = True
+        made_by.grad = True
 
     def take(self, tensor: Tensor, node: Any, profile: Any) -> None:
         log, value = self.logger.log, self.logger.memory.find(tensor)
