@@ -135,8 +135,9 @@ def compile(
     )
     if not isinstance(model, nn.Module):
         raise StrategyError(
-            f"bppsa.compile takes an nn.Module, not {kind_of(model)}; run a recurrence over a function by "
-            f'bppsa.scan(cell, carry, xs), and compile any other by torch.compile(function, backend="bppsa")'
+            f"bppsa.compile takes an nn.Module, not {kind_of(model)}; a function with a loop over time "
+            f"takes @bppsa.loop, a recurrence over a cell bppsa.scan(cell, carry, xs), and any other "
+            f'torch.compile(function, backend="bppsa")'
         )
     if isinstance(model, Scheduled):
         raise StrategyError("this model has a schedule already; compile the model that it was made from")
@@ -154,7 +155,8 @@ def report(model: nn.Module | Callable[..., Any]) -> Report:
     found = state_of(model).report if isinstance(model, nn.Module) and is_compiled(model) else report_of(model)
     if found is None:
         raise ArgumentError(
-            f"bppsa.report takes a model that bppsa.compile returned, not {kind_of(model)}; of others "
+            f"bppsa.report takes a model that bppsa.compile returned, or a function of @bppsa.loop, not "
+            f"{kind_of(model)}; of others "
             f"bppsa.explain(model, *inputs) tells what a call decides"
         )
     return found

@@ -14,6 +14,7 @@ from bppsa.decisions import Decision
 from bppsa.frontend.planning.predict import ms_of_ops
 from bppsa.fxpasses.reroll.find import Repetition
 
+TOLD = 0.8  # of what a scan gains: below it the ops beside it are told of
 GROWN = "rounding grows over its steps: its numbers are not PyTorch's in float32, and are in float64"
 
 
@@ -37,10 +38,11 @@ def told_of(one: Repetition, decision: Decision, path: str, beside: int, doubted
     """beside: how many ops PyTorch runs beside this scan, such as draws of each step."""
     reasons, gain = [decision.reason], None
     ours, theirs = (decision.numbers.get(name) for name in ("predicted ms", "PyTorch's"))
-    if beside >= int(decision.numbers["T"]) and isinstance(ours, float) and isinstance(theirs, float):
+    if isinstance(ours, float) and isinstance(theirs, float):
         ms = ms_of_ops(beside, torch.is_grad_enabled())
         gain = (theirs + ms) / (ours + ms)
-        reasons.append(f"{gain:.1f} times with the {beside} ops beside it, which PyTorch runs")
+        if gain < TOLD * theirs / ours:
+            reasons.append(f"{gain:.1f} times with the {beside} ops beside it, which PyTorch runs")
     reasons += [GROWN] * doubted
     numbers = {**decision.numbers, "T": one.steps}
     return replace(decision, path=path, reason="; ".join(reasons), numbers=numbers, speedup=gain)
