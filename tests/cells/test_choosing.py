@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -329,3 +330,26 @@ def test_gradients_of_a_nan(op: Any) -> None:
     given = x(H).detach()
     given[3, 0, 1] = torch.nan
     assert check(example(cell, h(), given.requires_grad_())).strategy == "sequential"
+
+
+OF_EQUAL_ONES: dict[str, Callable[[Tensor], Tensor]] = {
+    "topk": lambda v: v.topk(3, 1).values,
+    "places of topk": lambda v: (v + torch.arange(1.0, H + 1)).gather(1, v.topk(2, 1, largest=False).indices),
+    "kthvalue": lambda v: v.kthvalue(2, 1, keepdim=True).values,
+    "median": lambda v: v.median(1, keepdim=True).values,
+}
+
+
+@pytest.mark.parametrize("op", OF_EQUAL_ONES.values(), ids=OF_EQUAL_ONES)
+@pytest.mark.parametrize("step", [1.0, 0.0])
+def test_which_of_equal_ones_is_chosen_is_pytorchs(op: Callable[[Tensor], Tensor], step: float) -> None:
+    """step: between the numbers at the start."""
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        found = op(h)
+        return h * 0.9 + x * found.sum(1, keepdim=True).sigmoid(), found
+
+    start = (torch.arange(H, dtype=torch.float64) * step).expand(B, H).clone().requires_grad_()
+    decision = check(example(cell, start, 0.1 * step * random(T, B, 1)), tolerance=1e-12)
+    assert decision.strategy == ("sequential" if step else "pytorch")
+    assert step or "equal numbers" in decision.reason

@@ -12,6 +12,7 @@ import torch
 from bppsa.codegen.language.expr import Expr
 from bppsa.codegen.lowering import formulas as f
 from bppsa.codegen.lowering import special
+from bppsa.sparsity.rules.checked import CHECKED
 from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten
@@ -161,6 +162,7 @@ POINTWISE: dict[Any, Callable[..., Expr | None]] = {
     aten.isinf.default: lambda x: f.eq(f.absolute(x), math.inf),
     aten.heaviside.default: lambda x, at: f.where(f.eq(x, 0.0), at, f.lt(0.0, x)),
     ATTACHED: lambda value, x, slope: value,
+    CHECKED: lambda x: x,
     aten.logical_xor.default: lambda a, b: f.negate(f.eq(f.negate(a), f.negate(b))),
     aten.bitwise_xor.Tensor: lambda a, b: f.negate(f.eq(a, b)),
 }

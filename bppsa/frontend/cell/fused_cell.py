@@ -26,7 +26,8 @@ from bppsa.runtime.recurrent.scan.extent import Extent
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
 IRREGULAR = Reason(
-    "a matrix that is singular or not positive definite, or nearly so, or numbers that are not finite",
+    "a matrix that is singular or not positive definite, or nearly so, equal numbers that topk, kthvalue or median "
+    "chooses among, or numbers that are not finite",
     mend="PyTorch's own ops decide",
 )
 

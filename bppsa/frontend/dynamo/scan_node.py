@@ -78,7 +78,7 @@ def check_any_rows(plan: CellPlan) -> None:
     """Raise `Unsupported` where the plan holds for one batch size only, or gives what is no real number."""
     recurrence = plan.recurrence
     if recurrence.checks:
-        raise Unsupported(Reason("linear algebra that may raise an error, in a graph"))
+        raise Unsupported(Reason("linear algebra, or a choice that equal numbers leave to PyTorch, in a graph"))
     if plan.growth is not None or any(dtype is not plan.dtype for dtype in plan.carry_dtypes):
         raise Unsupported(Reason("whole numbers or truth values that a step hands on, in a graph"))
     if any(graph is not None and counts_rows(graph) for graph in (recurrence.hoisted, recurrence.tail)):

@@ -7,7 +7,7 @@ What is not chosen is selected away, never multiplied by zero: infinities of oth
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from torch import Tensor
 from bppsa.common.chain import ALONG_BATCH
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.pieces import best_place, kept, number, places, taken
+from bppsa.sparsity.rules.checked import CHECKED
+from bppsa.sparsity.rules.matrix_ops import as_one
 
 MOST_PIECES = 64  # of one row, each with a line of code of its own
 MOST_BEST = 16  # each costs a pass over the row: sorting 33 columns is slower than the loop, and compiles for a minute
@@ -88,7 +90,9 @@ def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = 
     if not k:
         raise Unsupported(Reason("makes a value without columns"))
     refuse_equal_ones(x)
-    return in_order(x, own_axis(x, dim), k, largest)
+    axis = own_axis(x, dim)
+    found = [alone(x, axis, *one) for one in best(x, axis, k, 1.0 if largest else -1.0)]
+    return in_order(x, axis, found)
 
 
 def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
@@ -96,13 +100,20 @@ def sort(x: Tensor, dim: int = -1, descending: bool = False) -> tuple[Tensor, Te
     if x.dtype is torch.bool:
         values, found = sort(x.long(), dim, descending)
         return values.bool(), found
-    return in_order(x, axis, x.shape[axis], descending)
+    return in_order(x, axis, best(x, axis, x.shape[axis], 1.0 if descending else -1.0))
 
 
-def in_order(x: Tensor, axis: int, count: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """The best ones and their places; equal ones in the order in which they stand."""
-    values, found = zip(*best(x, axis, count, 1.0 if largest else -1.0), strict=True)
+def in_order(x: Tensor, axis: int, chosen: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The values and the places of all."""
+    values, found = zip(*chosen, strict=True)
     return torch.cat(values, axis), number(torch.cat(found, axis), x, axis)
+
+
+def alone(x: Tensor, axis: int, value: Tensor, place: Tensor) -> tuple[Tensor, Tensor]:
+    """Looked at, and not finite where others equal it: which of them PyTorch takes is a matter of its algorithm."""
+    once = (x == value).sum(axis, keepdim=True) == 1
+    found = torch.where(once, value, math.nan), torch.where(once, place, math.nan)
+    return as_one(CHECKED, found[0]), as_one(CHECKED, found[1])
 
 
 def refuse_equal_ones(x: Tensor) -> None:
@@ -116,7 +127,8 @@ def kth_value(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[
     axis = own_axis(x, dim)
     refuse_equal_ones(x)
     behind = x.shape[axis] - k
-    *_, (value, place) = best(x, axis, k, -1.0) if k <= behind else best(x, axis, behind + 1, 1.0)
+    *_, found = best(x, axis, k, -1.0) if k <= behind else best(x, axis, behind + 1, 1.0)
+    value, place = alone(x, axis, *found)
     return kept(value, axis, keepdim), kept(number(place, x, axis), axis, keepdim)
 
 
