@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -58,41 +58,47 @@ class JobStep(NamedTuple):
 Items = Callable[[Action], Sequence[Item]]
 
 
+class Sender(NamedTuple):
+    """Who makes an item, and the messages that it is sent by."""
+
+    worker: int
+    messages: list[Message]
+
+
 def with_messages(lists: Sequence[Sequence[Action]], reads: Items, writes: Items) -> list[list[JobStep]]:
     """The jobs of each worker, with the messages between workers: an item goes once to each worker that reads it, is
     sent by the job that makes it and received by the worker's first job that reads it.
 
     Raises ScheduleError where an item is read that no job makes.
     """
-    read, written = ([[tuple(of(action)) for action in actions] for actions in lists] for of in (reads, writes))
-    maker = {item: worker for worker, per_job in enumerate(written) for items in per_job for item in items}
-    check_made(lists, read, maker)
-    numbers, sent = count(), dict[Item, list[Message]]()
-    received: list[list[tuple[Message, ...]]] = []  # of each worker, by each of its jobs
-    for worker, per_job in enumerate(read):
-        received.append([])
-        seen = set[Item]()
-        for items in per_job:
-            new = dict.fromkeys(item for item in items if maker[item] != worker and item not in seen)
-            seen.update(new)
-            messages = tuple(Message(item, maker[item], worker, next(numbers)) for item in new)
-            received[-1].append(messages)
-            for message in messages:
-                sent.setdefault(message.item, []).append(message)
+    written = [[tuple(writes(action)) for action in actions] for actions in lists]
+    senders = {item: Sender(worker, []) for worker, jobs in enumerate(written) for items in jobs for item in items}
+    numbers = count()
+    read = [list(received(worker, actions, reads, senders, numbers)) for worker, actions in enumerate(lists)]
     return [
-        [
-            JobStep(*job, tuple(message for item in job[-1] for message in sent.get(item, ())))
-            for job in zip(*of_worker, strict=True)
-        ]
-        for of_worker in zip(lists, read, received, written, strict=True)
+        [JobStep(action, *given, made, sent(made, senders)) for action, given, made in zip(*of_worker, strict=True)]
+        for of_worker in zip(lists, read, written, strict=True)
     ]
 
 
-def check_made(
-    lists: Sequence[Sequence[Action]], read: Sequence[Sequence[Sequence[Item]]], maker: Mapping[Item, int]
-) -> None:
-    for worker, (actions, per_job) in enumerate(zip(lists, read, strict=True)):
-        for action, items in zip(actions, per_job, strict=True):
-            for item in items:
-                if item not in maker:
-                    raise ScheduleError(f"{action} of worker {worker} reads {item}, which no job makes")
+def received(
+    worker: int, actions: Sequence[Action], reads: Items, senders: Mapping[Item, Sender], numbers: Iterator[int]
+) -> Iterator[tuple[tuple[Item, ...], tuple[Message, ...]]]:
+    """What each job of a worker reads, and the messages that come for it: they are new, and their senders have them
+    too."""
+    seen = set[Item]()
+    for action in actions:
+        items, messages = tuple(reads(action)), list[Message]()
+        for item in items:
+            sender = senders.get(item)
+            if sender is None:
+                raise ScheduleError(f"{action} of worker {worker} reads {item}, which no job makes")
+            if sender.worker != worker and item not in seen:
+                seen.add(item)
+                messages.append(Message(item, sender.worker, worker, next(numbers)))
+                sender.messages.append(messages[-1])
+        yield items, tuple(messages)
+
+
+def sent(items: Sequence[Item], senders: Mapping[Item, Sender]) -> tuple[Message, ...]:
+    return tuple(message for item in items for message in senders[item].messages)
