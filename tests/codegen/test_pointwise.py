@@ -20,6 +20,7 @@ from bppsa.codegen.language.expr import Access, Expr, load, topological
 from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Store
 from bppsa.codegen.language.verify import verify
 from bppsa.codegen.lowering.pointwise import POINTWISE
+from bppsa.sparsity.rules.matrix_ops import CHECKED
 from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten
@@ -112,6 +113,7 @@ SAMPLES = [
     sample(aten.clamp_max.Tensor, REAL, REAL),
     sample(aten.lerp.Scalar, REAL, REAL, 0.3),
     sample(ATTACHED, REAL, REAL, REAL),
+    sample(CHECKED, REAL),
     sample(aten.logical_xor.default, TRUTH, REAL),
     sample(aten.bitwise_xor.Tensor, TRUTH, TRUTH),
     sample(aten.signbit.default, REAL),

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bppsa.sparsity.rules.matrix_ops import CHECKED
 from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten
@@ -119,6 +120,7 @@ ROW_SAMPLES = [
     pointwise("addcmul", three, (ID, DIAG, DIAG)),
     pointwise("addcmul", three, (ID, DIAG, DIAG), value=0.5),
     Sample(ATTACHED, three, (ID, DIAG, None)),
+    Sample(CHECKED, lambda r: (r(B, 5),), (ID,)),
     pointwise("lerp", three, (DIAG, DIAG, DIAG), "Tensor"),
     pointwise("lerp", lambda r: (r(B, 5), r(B, 5), 0.3), (DIAG, DIAG), "Scalar"),
     pointwise("where", lambda r: (r.mask(B, 5), r(B, 5), r(B, 5)), (None, DIAG, DIAG), "self"),

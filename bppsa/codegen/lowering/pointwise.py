@@ -12,7 +12,7 @@ import torch
 from bppsa.codegen.language.expr import Expr
 from bppsa.codegen.lowering import formulas as f
 from bppsa.codegen.lowering import special
-from bppsa.sparsity.rules.checked import CHECKED
+from bppsa.sparsity.rules.matrix_ops import CHECKED
 from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten

@@ -6,7 +6,7 @@ import torch
 from torch import fx
 
 from bppsa.common.graph import call
-from bppsa.sparsity.rules.checked import LOOKED_AT
+from bppsa.sparsity.rules.matrix_ops import LOOKED_AT
 
 aten = torch.ops.aten
 

@@ -15,8 +15,7 @@ from torch import Tensor
 from bppsa.common.chain import ALONG_BATCH
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.pieces import best_place, kept, number, places, taken
-from bppsa.sparsity.rules.checked import CHECKED
-from bppsa.sparsity.rules.matrix_ops import as_one
+from bppsa.sparsity.rules.matrix_ops import CHECKED, as_one
 
 MOST_PIECES = 64  # of one row, each with a line of code of its own
 MOST_BEST = 16  # each costs a pass over the row: sorting 33 columns is slower than the loop, and compiles for a minute

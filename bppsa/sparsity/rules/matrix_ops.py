@@ -16,9 +16,9 @@ LinAlgError: Any = torch.linalg.LinAlgError  # type: ignore[attr-defined]
 LIBRARY = torch.library.Library("bppsa", "FRAGMENT")
 
 
-def defined(name: str, given: str, run: Callable[..., Tensor]) -> Any:
+def defined(name: str, given: str, run: Callable[..., Tensor], tags: tuple[torch.Tag, ...] = ()) -> Any:
     """The op, which autograd sees as the ops that `run` calls."""
-    LIBRARY.define(f"{name}({given}) -> Tensor")
+    LIBRARY.define(f"{name}({given}) -> Tensor", tags=tags)
     LIBRARY.impl(name, run, "CompositeImplicitAutograd")
     return getattr(torch.ops.bppsa, name).default
 
@@ -43,3 +43,7 @@ LOG_DETERMINANT = defined("log_determinant", "Tensor a, Tensor inverse", lambda 
 SIGN = defined("sign_of_determinant", "Tensor a, Tensor inverse", lambda a, inverse: torch.linalg.slogdet(a)[0])
 # A kernel gives NaN for a matrix of which PyTorch raises an error, or might: its numbers cannot be relied on.
 MATRICES = frozenset({INVERSE, CHOLESKY, LOWER_INVERSE, GRAM_INVERSE, DETERMINANT, LOG_DETERMINANT, SIGN})
+# Gives x as it is, where that is finite: NaN is what PyTorch would have to decide. CHECKED is no linear algebra, and is
+# looked at as that is.
+CHECKED = defined("checked", "Tensor x", lambda x: x.clone(), (torch.Tag.pointwise,))
+LOOKED_AT = MATRICES | {CHECKED}

@@ -15,6 +15,7 @@ from bppsa.sparsity.operators.across import AcrossRows
 from bppsa.sparsity.operators.implicit import Implicit
 from bppsa.sparsity.operators.simple import Identity
 from bppsa.sparsity.patterns.pattern import Pattern
+from bppsa.sparsity.rules.matrix_ops import CHECKED
 from bppsa.sparsity.rules.registry import rule
 
 aten = torch.ops.aten
@@ -55,7 +56,7 @@ def scattered(x: Tensor, out: Tensor, vjp: Callable[[Tensor], Tensor]) -> Implic
 @rule(
     *(op.default for op in (aten.view, aten._unsafe_view, aten.reshape, aten.unsqueeze, aten.squeeze)),
     *(op.default for op in (aten.clone, aten.alias, aten._to_copy)),
-    *(aten.squeeze.dim, aten.squeeze.dims),
+    *(aten.squeeze.dim, aten.squeeze.dims, CHECKED),
 )
 def reshape(x: Tensor, *args: object, out: Tensor, **kwargs: object) -> tuple[Moved | None]:
     if not (x.is_floating_point() and out.is_floating_point()):
