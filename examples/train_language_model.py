@@ -257,8 +257,8 @@ def results(plain: Run, fast: Run) -> Table:
     table.add_row("first step, s", f"{plain.seconds[0]:.2f}", f"{fast.seconds[0]:.2f}", "")
     a, b = plain.milliseconds_a_step, fast.milliseconds_a_step
     table.add_row("a step, ms (median)", f"{a:.1f}", f"{b:.1f}", f"[bold]{a / b:.1f}x[/bold]")
-    a, b = sum(plain.seconds), sum(fast.seconds)
-    table.add_row("all steps, s", f"{a:.1f}", f"{b:.1f}", f"{a / b:.1f}x")
+    # without a ratio of their own: pauses of a busy machine are in them
+    table.add_row("all steps, s", f"{sum(plain.seconds):.1f}", f"{sum(fast.seconds):.1f}", "")
     return table
 
 
