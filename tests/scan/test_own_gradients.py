@@ -11,7 +11,7 @@ from torch import Tensor
 import bppsa
 from bppsa.frontend.call_log import collecting
 from bppsa.runtime.recurrent.reference import loop
-from tests.loops.test_own_gradients import LEFT, USES, Boxed, Seeding, Spike, calls
+from tests.loops.test_own_gradients import LEFT, USES, Boxed, Seeding, Spike, calls, cubed
 from tests.scan.support import check, leaves, results, same
 from tests.scan.zoo import H, T, example, h, x
 
@@ -137,3 +137,25 @@ def test_an_error_of_a_backward_is_raised_where_pytorch_raises_it(use: Any) -> N
     loss = bppsa.scan(Neurons(use), h(), x(H))[0].sum()
     with pytest.raises(RuntimeError, match=r"incorrect number of gradients|expected Variable or None"):
         loss.backward()
+
+
+BY_AN_OP: dict[str, Any] = {
+    "x": lambda h, x: torch.tanh(h + cubed(x)),
+    "a product of x": lambda h, x: torch.tanh(h + cubed(x @ WEIGHT)),
+    "a parameter": lambda h, x: torch.tanh(h @ cubed(WEIGHT) + x),
+    "the carry": lambda h, x: torch.tanh(cubed(h) + x),
+}
+
+
+@pytest.mark.parametrize("step", BY_AN_OP.values(), ids=BY_AN_OP)
+def test_an_op_with_a_backward_of_its_own_is_pytorchs(step: Any) -> None:
+    """Its forward runs without gradients, as a Function's does: they would be lost."""
+    decision = check(example(lambda h, x: (step(h, x), h * 2), h(), x(H), WEIGHT), tolerance=1e-12)
+    assert decision.strategy == "pytorch"
+    assert "gradient of its own" in decision.reason
+
+
+def test_a_jacobian_through_an_op_with_a_backward_of_its_own() -> None:
+    given = x(H)[0].detach()
+    found = bppsa.jacobian(cubed, given).to_dense()
+    same([found.reshape(len(given), H, -1).sum(-1)], [3 * given**2])

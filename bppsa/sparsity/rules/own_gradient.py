@@ -33,11 +33,8 @@ class Attach(torch.autograd.Function):
 
 
 def has_own_gradient(node: Any) -> bool:
-    """Whether an autograd node is of a torch.autograd.Function that is neither ours nor an op's: what calls an op again
-    has its gradient."""
-    function = getattr(node, "_forward_cls", None)
-    of_op = function is not None and function.__module__ == "torch._library.autograd"
-    return isinstance(node, BackwardCFunction) and function is not Attach and not of_op
+    """Whether an autograd node is of a torch.autograd.Function that is not ours."""
+    return isinstance(node, BackwardCFunction) and getattr(node, "_forward_cls", None) is not Attach
 
 
 def with_gradient(value: Tensor, x: Tensor, slope: Tensor) -> Tensor:

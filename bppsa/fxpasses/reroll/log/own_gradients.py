@@ -16,7 +16,7 @@ from bppsa.fxpasses.cell.own_gradients import check_function, edges_of, kind, re
 from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
 from bppsa.fxpasses.reroll.log.memory import function_of
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, unflatten
-from bppsa.sparsity.rules.own_gradient import ATTACHED, has_own_gradient
+from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 if TYPE_CHECKING:
     from bppsa.fxpasses.reroll.log.record import Logger
@@ -55,10 +55,10 @@ class OwnGradients:
             if not isinstance(node, BackwardCFunction) or node in self.nodes:
                 continue
             self.nodes.add(node)
-            if has_own_gradient(node):
-                self.take(tensor, node, profile)
-            else:
+            if is_of_op(node):
                 self.of_op(tensor, node)
+            else:
+                self.take(tensor, node, profile)
 
     def of_op(self, tensor: Tensor, node: Any) -> None:
         """A result of an op with a backward of its own, which stands in the log as if it were without gradients."""
@@ -133,6 +133,11 @@ class OwnGradients:
                 for leaves in (args, outs)
             )
             self.inside |= made - given
+
+
+def is_of_op(node: Any) -> bool:
+    """Whether torch.library has made the function: what calls its op again has the gradient."""
+    return bool(node._forward_cls.__module__ == "torch._library.autograd")
 
 
 def is_zero(leaf: Any) -> bool:
