@@ -76,7 +76,7 @@ class NumpyNew(Steps):
         return h * float(np.random.default_rng().normal())
 
 
-@row("the state is kept", "changes h")
+@row("a view of what is returned is kept", "memory")
 class Kept(Steps):
     def __init__(self) -> None:
         super().__init__()

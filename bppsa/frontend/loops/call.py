@@ -23,6 +23,8 @@ from bppsa.frontend.loops.plans import FirstCall, checked, first_call
 from bppsa.frontend.loops.state import NEW_KINDS, LeftCall, LoopState
 from bppsa.frontend.rewritten import kind_of
 from bppsa.frontend.trials import is_tried
+from bppsa.fxpasses.environment.libraries import owner
+from bppsa.fxpasses.environment.state import put
 from bppsa.fxpasses.reroll.log.lines import loops
 from bppsa.runtime.recurrent.check import asked
 from bppsa.runtime.untraced import untraced
@@ -75,10 +77,11 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
     note(*plan.left)
     if asked():
         note(*plan.scans)
-        return checked(plan, plain, args, kwargs, described, values)
+        return checked(plan, root, plain, args, kwargs, described, values)
     try:
         with unnoted() as within:
-            result = plan.result(described, values)
+            result, kept = plan.result(described, values)
+        put(described.environment.trail, owner(root), plan.state, kept)
         note(*within)
         return result
     except Unsupported as unsupported:

@@ -15,6 +15,7 @@ from bppsa.decisions import Decision
 from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.loops.key import LoopCall
 from bppsa.frontend.planning.decided import Runs
+from bppsa.fxpasses.environment.state import StatePlace
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
@@ -38,6 +39,7 @@ class LoopPlan:
     left: tuple[Decision, ...]  # of repetitions that are no scans
     picks: bool  # whether it may refuse the numbers it is given: whole ones too large, matrices that are singular
     is_shared: bool  # whether its cells are those of other lengths
+    state: tuple[StatePlace, ...] = ()  # whose values stand behind what the call returns
     scans: tuple[Decision, ...] = ()
     doubted: bool = False  # whether its numbers are not PyTorch's in float32, and are in float64
     truths: int = 0  # so many of its results, the last, are true where steps decide as they did when it was made
@@ -56,8 +58,10 @@ class LoopPlan:
         """Whether what it is given in the place of followed numbers may be others."""
         return self.arithmetic.is_all and not self.literals
 
-    def result(self, call: LoopCall, numbers: Sequence[float] = ()) -> Any:
-        """Raises `Unsupported`, and has drawn no random number, where it refuses the numbers it is given; `Missed`
+    def result(self, call: LoopCall, numbers: Sequence[float] = ()) -> tuple[Any, Sequence[Any]]:
+        """What the call returns, and the values of its state.
+
+        Raises `Unsupported`, and has drawn no random number, where it refuses the numbers it is given; `Missed`
         where Python would have decided otherwise in some step than in the call that was logged."""
         state = torch.get_rng_state() if self.picks else None
         try:
@@ -69,7 +73,9 @@ class LoopPlan:
                 torch.set_rng_state(state)
             raise
         made = iter(results)
-        return pytree.tree_unflatten([next(made) if o is TENSOR else o for o in self.others], self.spec)
+        both: tuple[Any, Sequence[Any]]
+        both = pytree.tree_unflatten([next(made) if o is TENSOR else o for o in self.others], self.spec)
+        return both
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,6 +32,7 @@ from bppsa.frontend.plan_cache import place
 from bppsa.frontend.trials import trial
 from bppsa.fxpasses.environment.key import SIMPLE
 from bppsa.fxpasses.environment.libraries import owner
+from bppsa.fxpasses.environment.state import StatePlace, changed_state, have_names, now_at, put
 from bppsa.fxpasses.recording.capture import check_gradients
 from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
@@ -72,21 +73,30 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
     args, kwargs = (first.args, first.kwargs) if first.follow is None else first.follow(arithmetic)
     logger = Logger(first.described.tensors, arithmetic)
     before = torch.get_rng_state()
-    with (
-        unnoted() as within,
-        trial() as tried,
-        watched(first.root, logger.refuse, [refer() for refer in first.described.environment.opaque], arithmetic),
-        logger,
-    ):
-        result = first.plain(*args, **kwargs)
-    result = settled(result, arithmetic)
-    check_unchanged(logger, first)
+    state: Mapping[StatePlace, tuple[Any, Any]] = {}
+    trail, holds = first.described.environment.trail, owner(first.root)
+    try:
+        with (
+            unnoted() as within,
+            trial() as tried,
+            watched(first.root, logger.refuse, [refer() for refer in first.described.environment.opaque], arithmetic),
+            logger,
+        ):
+            result = first.plain(*args, **kwargs)
+            state = changed_state(trail, holds)
+            put(trail, holds, state, [then for then, _ in state.values()])
+        result = settled(result, arithmetic)
+        check_unchanged(logger, first)
+    finally:
+        put(trail, holds, state, [now for _, now in state.values()])
+    if have_names([result, *(now for _, now in state.values())]):
+        logger.refuse(Reason("keeps a list or dict that it also returns"))
     if not (logger.log.branches or is_repeated(logger.log)):
         note(*within)
         return result, not_repeated(path, logger.log, tried.has_inner)
     found: list[Repetition] = []
     try:
-        plan = planned(logger, first, result, arithmetic, found, before)
+        plan = planned(logger, first, result, state, arithmetic, found, before)
     except Unsupported as unsupported:
         raise_if_asked(unsupported)
         note(*within)
@@ -113,7 +123,13 @@ def raise_if_asked(unsupported: Unsupported) -> None:
 
 
 def checked(
-    plan: LoopPlan, plain: Callable[..., Any], args: Any, kwargs: Any, call: LoopCall, numbers: Sequence[float] = ()
+    plan: LoopPlan,
+    root: Any,
+    plain: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    call: LoopCall,
+    numbers: Sequence[float] = (),
 ) -> Any:
     """What PyTorch gives, after a run of the plan beside it. Raises GradientError where they differ."""
     before = torch.get_rng_state()
@@ -126,7 +142,8 @@ def checked(
     except Unsupported:
         return result
     try:
-        believe(plan.run, [*tensors_in(result), *all_true(plan.truths)], given, before)
+        state = now_at(call.environment.trail, owner(root), plan.state)
+        believe(plan.run, [*tensors_in((result, state)), *all_true(plan.truths)], given, before)
     except Unsupported as unsupported:
         if plan.doubted and isinstance(unsupported, OtherNumbers):
             return result
@@ -164,10 +181,17 @@ def check_unchanged(logger: Logger, first: FirstCall) -> None:
 
 
 def planned(
-    logger: Logger, first: FirstCall, returns: Any, arithmetic: Arithmetic, found: list[Repetition], before: Tensor
+    logger: Logger,
+    first: FirstCall,
+    result: Any,
+    state: Mapping[StatePlace, tuple[Any, Any]],
+    arithmetic: Arithmetic,
+    found: list[Repetition],
+    before: Tensor,
 ) -> LoopPlan:
     """found: what repeats itself goes there. before: the state of the random numbers before the call."""
     log, call, shared, numbers = logger.log, first.described, first.shared, first.numbers
+    returns = result, [now for _, now in state.values()]
     leaves, spec = pytree.tree_flatten(returns)
     with logger.refusing():
         logger.end_functions()
@@ -180,12 +204,12 @@ def planned(
     tensors = tensors_in(leaves)
     captured = [value.given.captured for value in log.captured if value.given and value.given.captured is not None]
     check_gradients(tensors, [*captured, *call.tensors], logger.own.nodes)
-    result = [returned(logger, tensor, call) for tensor in tensors]  # which may write ops down yet
+    made = [returned(logger, tensor, call) for tensor in tensors]  # which may write ops down yet
     truths = read_truths(log)
-    result, tensors = [*result, *truths], [*tensors, *all_true(len(truths))]
+    made, tensors = [*made, *truths], [*tensors, *all_true(len(truths))]
     replay, random = Replay(log), before if any(map(draws, log.ops)) else None
     cells = list(shared.cells.values())
-    rerolled = reroll(log, result, shared.fuse, shared.numbers)
+    rerolled = reroll(log, made, shared.fuse, shared.numbers)
     found += rerolled.found
     if all(one.scan is None for one in found):
         raise Unsupported(found[0].reason if found and found[0].reason else unlike(loop_over_time(log.ops)))
@@ -209,12 +233,13 @@ def planned(
         picks=picks,
         is_shared=are_of(scans, cells),
         truths=len(truths),
+        state=tuple(state),
     )
     values = arithmetic.values(numbers) if arithmetic.terms else []
     given = {value: tensor_of(value, call, values) for value in replay.given}
     taken = plan.tensors(call, numbers)
-    named_as = partial(names_of, returns, root=first.root, plain=first.plain, args=first.args, kwargs=first.kwargs)
-    witness = Witness(program, replay, result, given, named_as(list(given.values())))
+    named_as = partial(names_of, result, root=first.root, plain=first.plain, args=first.args, kwargs=first.kwargs)
+    witness = Witness(program, replay, made, given, named_as(list(given.values())))
     shape, within = shape_of(program.run, (plan.arguments, plan.places, plan.numbers, len(plan.literals), spec))
     known = shared.knows(shape, within)
     doubted = is_trusted_in_double(witness, plan.run, tensors, taken, named_as(taken), random, known)

@@ -8,6 +8,7 @@ from collections.abc import Hashable
 from typing import Any
 
 from bppsa.fxpasses.environment.libraries import owner
+from bppsa.fxpasses.environment.moved import moved
 from bppsa.fxpasses.environment.walk import Environment, environment_of
 
 _known: dict[Hashable, tuple[weakref.ref[Any], Environment]] = {}
@@ -19,9 +20,10 @@ def known_environment(cell: Any) -> Environment:
     root = owner(cell)
     key = id(root), getattr(cell, "__func__", None)
     found = _known.get(key)
-    if found is not None and found[0]() is root and found[1].trail.holds(root):
-        return found[1]
-    environment = environment_of(cell)
+    known = found[1] if found is not None and found[0]() is root else None
+    if known is not None and known.trail.holds(root):
+        return known
+    environment = (known and moved(known, root)) or environment_of(cell)
     if type(root).__weakrefoffset__:
         _known[key] = weakref.ref(root, functools.partial(forget, _known, key)), environment
         for oldest in list(_known)[:-REMEMBERED]:

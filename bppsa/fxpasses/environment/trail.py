@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import repeat
 from operator import is_
@@ -60,19 +60,18 @@ def items(value: Any) -> Sequence[Any]:
     return [*value, *value.values()]
 
 
-def module(value: nn.Module) -> Sequence[Any]:
-    state = attributes(value)
-    return [type(value), *state, *state.values()]
+@dataclass(frozen=True)
+class OfModule:
+    """Reads the class of a module, the names of its attributes, and what stands under those that are wanted, or all."""
 
+    wanted: Set[str] | None = None
 
-def read_of(wanted: Set[str]) -> Read:
-    """What is read of a module: its class, the names of its attributes, and what stands under those that are read."""
-
-    def read(value: nn.Module) -> Sequence[Any]:
+    def __call__(self, value: nn.Module) -> Sequence[Any]:
         state = attributes(value)
-        return [type(value), *state, *(found for name, found in state.items() if name in wanted)]
+        return [type(value), *state, *map(state.get, self.names(state))]
 
-    return read
+    def names(self, state: Iterable[str]) -> list[str]:
+        return [name for name in state if self.wanted is None or name in self.wanted]
 
 
 def attributes(value: nn.Module) -> dict[str, Any]:
@@ -104,14 +103,15 @@ def names(wanted: Sequence[str]) -> Read:
     return lambda space: list(map(space.get, wanted, repeat(MISSING)))
 
 
-def members(slots: Sequence[str]) -> Read:
-    """The class of an object, its attributes and those slots."""
+@dataclass(frozen=True)
+class OfObject:
+    """Reads the class of an object, these slots and its attributes."""
 
-    def read(value: Any) -> Sequence[Any]:
-        attributes = getattr(value, "__dict__", {})
-        return [type(value), *attributes, *attributes.values(), *(getattr(value, name, None) for name in slots)]
+    slots: tuple[str, ...]
 
-    return read
+    def __call__(self, value: Any) -> Sequence[Any]:
+        held = (getattr(value, name, None) for name in self.slots)
+        return [type(value), *held, *items(getattr(value, "__dict__", {}))]
 
 
 def tensor(value: Tensor) -> tuple[Any, ...]:

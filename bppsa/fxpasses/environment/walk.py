@@ -154,7 +154,7 @@ class Environment:
             self.holders.append(Holder(module, set()))
             self.visit_items({name: value for name, value in state.items() if name in OF_EACH})
         else:
-            self.trail.add(trail.module, module)
+            self.trail.add(trail.OfModule(), module)
             self.visit_items(state)
         self.visit_classes(type(module))
 
@@ -165,7 +165,7 @@ class Environment:
             self.meet(value)
         if type(value).__module__.partition(".")[0] not in ("torch", "bppsa"):
             slots = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
-            self.trail.add(trail.members(slots), value)
+            self.trail.add(trail.OfObject(tuple(slots)), value)
             self.visit_items(getattr(value, "__dict__", {}))
             self.visit_all([getattr(value, name, None) for name in slots])
             self.visit_classes(type(value))
@@ -223,7 +223,7 @@ class Environment:
             machinery = MACHINERY if space in self.called else frozenset()
             self.trail.add(trail.names(tuple(self.attributes | machinery | done)), vars(space))
         for holder in self.holders:
-            self.trail.add(trail.read_of(frozenset(holder.done)), holder.module)
+            self.trail.add(trail.OfModule(frozenset(holder.done)), holder.module)
 
     def visit_found(self) -> bool:
         """Whether there was anything that had not been visited."""
