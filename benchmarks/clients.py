@@ -111,6 +111,54 @@ def episodes(width: int) -> Inputs:
     return inputs
 
 
+class Spiking(nn.Module):
+    """Two layers of neurons of a package in a loop, as its tutorials write it. reset: what puts them at rest; it is
+    given the model."""
+
+    def __init__(self, width: int, neuron: Callable[[], nn.Module], reset: Callable[[nn.Module], Any]) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(FEATURES, width), neuron(), nn.Linear(width, 2), neuron())
+        self.rest = reset
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.rest(self)
+        spikes = []
+        for t in range(x.shape[1]):
+            spikes.append(self.layers(x[:, t]))
+        return torch.stack(spikes, dim=1)
+
+
+def leaky(rows: int, width: int) -> nn.Module:
+    """Of snntorch's neurons."""
+    snn, utils = importlib.import_module("snntorch"), importlib.import_module("snntorch.utils")
+    return Spiking(width, lambda: snn.Leaky(beta=0.9, init_hidden=True), lambda net: utils.reset(net.layers))
+
+
+def integrating(rows: int, width: int) -> nn.Module:
+    """Of spikingjelly's."""
+    package = "spikingjelly.activation_based"
+    neuron, functional = (importlib.import_module(f"{package}.{name}") for name in ("neuron", "functional"))
+    return Spiking(width, neuron.LIFNode, functional.reset_net)
+
+
+class Adaptive(nn.Module):
+    """norse's neurons hand their states on."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        norse = importlib.import_module("norse.torch")
+        self.into, self.neuron = nn.Linear(FEATURES, width), norse.LIFCell()
+        self.out, self.readout = nn.Linear(width, 2), norse.LICell()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state, read, voltages = None, None, []
+        for t in range(x.shape[1]):
+            spikes, state = self.neuron(self.into(x[:, t]), state)
+            voltage, read = self.readout(self.out(spikes), read)
+            voltages.append(voltage)
+        return torch.stack(voltages, dim=1)
+
+
 CLIENTS: Mapping[str, Client] = {
     "speechbrain LiGRU": Client("speechbrain", speech("LiGRU", dropout=0.2)),
     "speechbrain LiGRU, 2 layers, both ways": Client(
@@ -126,5 +174,8 @@ CLIENTS: Mapping[str, Client] = {
     "ncps CfC, of uneven times": Client("ncps", liquid("CfC", mode="no_gate"), with_times(16)),
     "ncps LTC": Client("ncps", liquid("LTC")),
     "ncps LTC, wired": Client("ncps", liquid("LTC", wired=True), with_times(16)),
+    "snntorch Leaky": Client("snntorch", leaky, is_double=False),
+    "spikingjelly LIFNode": Client("spikingjelly", integrating),
+    "norse LIFCell": Client("norse", lambda rows, width: Adaptive(width)),
     "sb3-contrib MlpLstmPolicy": Client("sb3_contrib", policy, episodes(16), 2, "evaluate_actions", is_double=False),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -68,7 +69,8 @@ class Report:
         return tuple(self.taken)
 
     def __str__(self) -> str:
-        lines = [self.note, *map(str, self.decisions)]
+        told = Counter(map(str, self.decisions))
+        lines = [self.note, *(line if times == 1 else f"{line} ({times} times)" for line, times in told.items())]
         return "\n".join(filter(None, lines)) or "nothing to rewrite: the model runs as PyTorch runs it"
 
 

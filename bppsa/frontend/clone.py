@@ -73,7 +73,15 @@ def _module(cloner: _Cloner, module: nn.Module, path: str) -> nn.Module:
     for name in copyreg._slotnames(type(module)):  # type: ignore[attr-defined]
         if hasattr(module, name):
             object.__setattr__(new, name, cloner.copy(getattr(module, name), under(path, name)))
+    _join_instances(module, new)
     return new
+
+
+def _join_instances(module: nn.Module, new: nn.Module) -> None:
+    """A class that keeps its objects in a list or set, to reset all of them, reaches the clone as well."""
+    for kept in (value for base in type(module).__mro__ for value in vars(base).values()):
+        if isinstance(kept, (list, set, weakref.WeakSet)) and any(each is module for each in kept):
+            kept.append(new) if isinstance(kept, list) else kept.add(new)
 
 
 def _mapping(cloner: _Cloner, value: Any, path: str) -> Any:

@@ -31,6 +31,43 @@ class Two(Cell):
         return torch.stack(hs, 1), torch.stack(gs, 1), h, g
 
 
+class Begins(Cell):
+    """The state it begins with requires a gradient that nobody reads, as in norse; returned, somebody may."""
+
+    def __init__(self, returned: bool) -> None:
+        super().__init__()
+        self.returned = returned
+        self.register_buffer("rest", torch.full((H,), 0.1))
+
+    def forward(self, x: Tensor) -> Any:
+        state, out = None, []
+        for t in range(x.shape[1]):
+            if state is None:
+                begun = self.start(x)
+                begun.requires_grad = True
+                state = begun, self.rest.detach().requires_grad_()
+            h = self.cell(x[:, t], state[0] - 0.1 * state[1])
+            state = h, 0.9 * state[1] + 0.1 * h
+            out.append(h)
+        made = torch.stack(out, 1)
+        return (made, begun) if self.returned else made
+
+
+@pytest.mark.parametrize("returned", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_gradient_that_begins_within_the_call(returned: bool, frozen: bool) -> None:
+    model = Begins(returned).requires_grad_(not frozen)
+    pair = Pair(model)
+    for seed in range(4):
+        given = x().detach()
+        pair.call(given, seed=seed)
+        ours, theirs = (pair.fast(given), pair.plain(given))
+        for one, other in zip(ours, theirs, strict=True) if returned else [(ours, theirs)]:
+            assert (one.requires_grad, one.is_leaf) == (other.requires_grad, other.is_leaf)
+    if not frozen:
+        assert [d.strategy for d in pair.decisions()] == ["pytorch" if returned else "sequential"]
+
+
 def twice(loss: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
     firsts = torch.autograd.grad(loss, leaves, create_graph=True, allow_unused=True)
     total = sum(first.square().sum() for first in firsts if first is not None)

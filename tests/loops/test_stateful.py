@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -238,3 +238,60 @@ def test_a_list_that_is_returned_too_is_one_list() -> None:
     model.state = [None]
     for _ in range(6):
         assert model(x()) is model.state
+
+
+class Neuron(nn.Module):
+    """Hands out its potential and keeps it too; the class resets all that it has made."""
+
+    made: ClassVar[list[Neuron]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("potential", torch.zeros(0, dtype=torch.float64), persistent=False)
+        Neuron.made.append(self)
+
+    @classmethod
+    def reset_all(cls) -> None:
+        for each in cls.made:
+            each.potential = torch.zeros_like(each.potential)
+
+    def forward(self, x: Tensor, potential: Any = None) -> tuple[Tensor, Tensor]:
+        if potential is not None:
+            self.potential = potential
+        if self.potential.shape != x.shape:
+            self.potential = torch.zeros_like(x)
+        self.potential = 0.9 * self.potential + torch.tanh(x)
+        return torch.sigmoid(self.potential), self.potential
+
+
+class Net(nn.Module):
+    def __init__(self, hands_on: bool) -> None:
+        super().__init__()
+        self.inner, self.neuron, self.hands_on = nn.Linear(N, H), Neuron(), hands_on
+
+    def forward(self, x: Tensor) -> Any:
+        Neuron.reset_all()
+        state, out = self.neuron.potential if self.hands_on else None, []
+        for t in range(x.shape[1]):
+            fired, new = self.neuron(self.inner(x[:, t]), state)
+            state = new if self.hands_on else None
+            out.append(fired)
+        return torch.stack(out, 1), new
+
+
+@pytest.mark.parametrize("hands_on", [True, False])
+def test_a_class_resets_the_compiled_layers_too(hands_on: bool) -> None:
+    plain, given = Net(hands_on).double(), Net(hands_on).double()
+    given.load_state_dict(plain.state_dict())
+    fast = bppsa.compile(given)
+    assert len({id(neuron) for neuron in Neuron.made}) == len(Neuron.made)
+    for _ in range(6):
+        inputs, grads = x().detach(), []
+        for model in (plain, fast):
+            ours = inputs.clone().requires_grad_()
+            out, last = model(ours)
+            assert last is model.neuron.potential
+            grads.append([out, *torch.autograd.grad((out**2).sum() + last.sum(), [ours, *model.parameters()])])
+        for one, other in zip(*grads, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert "sequential" in [decision.strategy for decision in bppsa.report(fast).decisions]

@@ -61,7 +61,8 @@ def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopCal
     if any(overlap([t for of, t in zip(memory, tensors, strict=True) if of == first]) for first in shared):
         what = "arguments that share memory and need gradients: whose gradient is which, no log tells"
         return Reason(what, mend="give a copy of one, by .clone()")
-    if not environment.memory.isdisjoint(seen):
+    also_read = read_as_well(tensors, environment) if not environment.memory.isdisjoint(seen) else ()
+    if also_read is None:
         return Reason("an argument that shares memory with a tensor that it reads")
     given = tuple(map(described, leaves))
     modes = (
@@ -71,8 +72,20 @@ def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopCal
         torch.get_num_threads(),
     )
     at = tuple(t.storage_offset() if first in shared else None for first, t in zip(memory, tensors, strict=True))
-    key = environment.key, spec, given, tuple(memory), at, modes, torch.are_deterministic_algorithms_enabled()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    key = environment.key, spec, given, tuple(memory), at, also_read, modes, deterministic
     return LoopCall(key, spec, leaves, tensors, environment)
+
+
+def read_as_well(tensors: Sequence[Tensor], environment: Environment) -> tuple[tuple[int, int], ...] | None:
+    """Which arguments are, as objects, tensors of the environment, as the state is that a layer keeps and hands out.
+    None where they share memory in any other way."""
+    held: dict[int, list[int]] = {}
+    for at, tensor in enumerate(environment.tensors):
+        if tensor.layout is torch.strided and tensor.untyped_storage().nbytes():
+            held.setdefault(tensor.untyped_storage().data_ptr(), []).append(at)
+    found = [(i, at) for i, tensor in enumerate(tensors) for at in held.get(tensor.untyped_storage().data_ptr(), ())]
+    return tuple(found) if all(environment.tensors[at] is tensors[i] for i, at in found) else None
 
 
 def odd(leaves: Sequence[Any]) -> Reason | None:

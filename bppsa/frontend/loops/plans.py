@@ -75,11 +75,12 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
     before = torch.get_rng_state()
     state: Mapping[StatePlace, tuple[Any, Any]] = {}
     trail, holds = first.described.environment.trail, owner(first.root)
+    opaque = [refer() for refer in first.described.environment.opaque]
     try:
         with (
             unnoted() as within,
             trial() as tried,
-            watched(first.root, logger.refuse, [refer() for refer in first.described.environment.opaque], arithmetic),
+            watched(first.root, logger.refuse, opaque, arithmetic, logger.begins),
             logger,
         ):
             result = first.plain(*args, **kwargs)
@@ -279,6 +280,8 @@ def returned(logger: Logger, tensor: Tensor, call: LoopCall) -> LoggedValue:
     value = logger.memory.find(tensor, returned=True)
     if value is None:
         raise Unsupported(Reason("returns a tensor that none of its ops has made"))
+    if tensor.untyped_storage()._cdata in logger.begun:
+        raise Unsupported(Reason("returns a tensor that it makes require a gradient", mend="do it outside of the loop"))
     if value.given is not None and value.given.number < 0 and tensor_of(value, call, ()) is not tensor:
         spec = (None, (None,) * tensor.dim()), ()  # a view of all of it
         return logger.emit(torch.ops.aten.expand.default, [value, *tensor.shape], (spec, value))

@@ -29,6 +29,7 @@ CONTAINERS = {
     *(list, dict, tuple, set, frozenset, str, bytes, int, float, complex, slice, range),
     *(deque, defaultdict, OrderedDict),
 }
+ERRORS = [each for each in vars(builtins).values() if isinstance(each, type) and issubclass(each, Exception)]
 STORES = {"STORE_GLOBAL", "STORE_NAME", "STORE_ATTR", "STORE_DEREF", "DELETE_GLOBAL", "DELETE_ATTR", "IMPORT_NAME"}
 
 
@@ -70,6 +71,6 @@ def is_function(value: Any) -> bool:
     """Whether it is a function of Python's own or of torch's, or a module or class of such."""
     if isinstance(value, ModuleType):
         return value.__name__.partition(".")[0] in ("torch", "math")
-    if any(value is known for known in (*BUILTINS, *CONTAINERS)):
+    if any(value is known for known in (*BUILTINS, *CONTAINERS, *ERRORS)):
         return True
     return callable(value) and str(getattr(value, "__module__", "")).partition(".")[0] in ("torch", "math", "_operator")

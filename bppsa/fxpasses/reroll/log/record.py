@@ -44,7 +44,7 @@ class Logger(TorchDispatchMode):
 
     def __init__(self, arguments: Sequence[Tensor], arithmetic: Arithmetic | None = None) -> None:
         super().__init__()
-        self.log = Log()
+        self.log, self.arguments = Log(), arguments
         self.memory = TensorMemory(self.emit)
         self.known: dict[Any, LoggedOp] = {}  # of what is made of captured tensors alone
         self.literals: dict[Any, LoggedValue] = {}
@@ -54,6 +54,7 @@ class Logger(TorchDispatchMode):
         self.own = OwnGradients(self)
         self.changes = ChangesInPlace(self)
         self.numbers = NumberInputs(arithmetic, self.append) if arithmetic is not None else None
+        self.begun: set[int] = set()  # memory of what was made to require a gradient
         self.turned: Geometry | None = None  # how the tensor was seen that is about to become a view of itself
         with self.refusing():
             for i, tensor in enumerate(arguments):
@@ -69,6 +70,15 @@ class Logger(TorchDispatchMode):
     def refuse(self, reason: Reason, line: str = "") -> None:
         if self.log.refusal is None:
             self.log.refusal = Reason(reason.what, reason.op, reason.mend, line or place(self.lines))
+
+    def begins(self, tensor: Tensor, wanted: bool = True) -> bool:
+        """Notes that the call has a gradient end in a tensor of its own, as cells do with the state they begin with.
+        Nobody sees it as long as the tensor stays within the call."""
+        given = any(tensor is argument for argument in self.arguments)  # what is held, its environment tells
+        is_own = wanted and not tensor.requires_grad and not given
+        if is_own:
+            self.begun.add(tensor.untyped_storage()._cdata)
+        return is_own
 
     def refusing(self) -> Refusing:
         return Refusing(self)

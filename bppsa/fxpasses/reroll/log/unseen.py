@@ -39,6 +39,7 @@ from bppsa.fxpasses.reroll.log.numbers import Arithmetic, is_reader, may_read
 from bppsa.fxpasses.theirs import theirs
 
 Refuse = Callable[[Reason, str], None]
+Begins = Callable[..., bool]  # whether a tensor may be made to require a gradient
 IN_EVERY_CALL = "do it outside of the loop"
 GRADIENT = Reason("asks for or changes a gradient, a tensor's data or its memory", mend=IN_EVERY_CALL)
 UNKNOWN = Reason("calls a function that may have effects, or another result in another call", mend=IN_EVERY_CALL)
@@ -52,6 +53,7 @@ OF_HISTORY = {
 }
 OF_GRADIENT = {getattr(Tensor, name).__get__ for name in ("grad", "_version")}
 ASKED = {*OF_HISTORY, *OF_GRADIENT, Tensor.untyped_storage}  # also by what watches
+BEGINS = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
 LOST: dict[Any, Reason] = {
     **REFUSED,
     Tensor.detach_: Reason("detaches a tensor in place", mend="use h = h.detach()"),
@@ -85,13 +87,14 @@ WITH_EFFECTS = (
 class UnseenCalls(TorchFunctionMode):
     """Notes calls that ops do not show, or show without their purpose."""
 
-    def __init__(self, refuse: Refuse, arithmetic: Arithmetic) -> None:
+    def __init__(self, refuse: Refuse, arithmetic: Arithmetic, begins: Begins) -> None:
         super().__init__()
-        self.refuse, self.arithmetic = refuse, arithmetic
+        self.refuse, self.arithmetic, self.begins = refuse, arithmetic, begins
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in LOST and (func not in ASKED or asking() is not None):
+        is_lost = func in LOST and not (func in BEGINS and self.begins(*args, **kwargs))
+        if is_lost and (func not in ASKED or asking() is not None):
             reason = LOST[func]
             self.refuse(Reason(reason.what, getattr(func, "__name__", str(func)), reason.mend), place_here())
         if kwargs.get("generator") is not None:
@@ -196,9 +199,9 @@ def draws_with_numpy(code: CodeType, names: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def watched(root: Any, refuse: Refuse, held: Sequence[Any], arithmetic: Arithmetic) -> Iterator[None]:
+def watched(root: Any, refuse: Refuse, held: Sequence[Any], arithmetic: Arithmetic, begins: Begins) -> Iterator[None]:
     """Refuses what the block does beside ops; the comparison is made when it is over. held: what it can reach, and
-    nothing but its address is known of."""
+    nothing but its address is known of. begins: notes where it has a gradient begin."""
     calls, module = CalledFunctions(package_of(root), refuse, arithmetic), owner(root)
     of_module = of_model(module) if isinstance(module, nn.Module) else []
     state = [(one, one.read()) for one in (*generators(), *generators_in(held), *of_module)]
@@ -206,7 +209,7 @@ def watched(root: Any, refuse: Refuse, held: Sequence[Any], arithmetic: Arithmet
     calls.base = sys._getframe(2)
     sys.setprofile(calls.event)
     try:
-        with UnseenCalls(refuse, arithmetic):
+        with UnseenCalls(refuse, arithmetic, begins):
             yield
     finally:
         if hasattr(before, "enable"):

@@ -8,7 +8,9 @@ import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-Statement = ast.For | ast.While
+from bppsa.fxpasses.reroll.outline.joins import JoinedLoop
+
+Statement = ast.For | ast.While | JoinedLoop
 # What ends or leaves the function, or binds what is not the function's.
 OUTSIDE = (
     *(ast.Return, ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFor, ast.AsyncWith, ast.Global, ast.Nonlocal),
@@ -84,7 +86,7 @@ def attributes_in(statement: Statement) -> set[str]:
 
 def outermost(body: Sequence[ast.stmt]) -> Iterator[Statement]:
     for statement in body:
-        if isinstance(statement, (ast.For, ast.While)):
+        if isinstance(statement, (ast.For, ast.While, JoinedLoop)):
             yield statement
         elif isinstance(statement, ast.If):
             yield from outermost([*statement.body, *statement.orelse])
@@ -94,7 +96,8 @@ def outermost(body: Sequence[ast.stmt]) -> Iterator[Statement]:
 
 def range_of(statement: Statement) -> ast.Call | None:
     """The range that a loop goes over, where that is computed."""
-    node = statement.iter if isinstance(statement, ast.For) else None
+    loop = loop_in(statement)
+    node = loop.iter if isinstance(loop, ast.For) else None
     while isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
         if node.func.id == "range":
             fixed = all(isinstance(each, ast.Constant) for each in node.args)
@@ -119,6 +122,7 @@ def loop_of(
     original: Statement, definition: ast.FunctionDef, code: types.CodeType, counts: bool = True
 ) -> LoopStatement:
     local = {*code.co_varnames, *code.co_cellvars}
+    local |= original.joined if isinstance(original, JoinedLoop) else set()
     steps = range_of(original) if counts and "range" not in {*local, *code.co_freevars} else None
     statement = original if steps is None else counted(original, steps)
     names = names_in(statement) & local
@@ -140,10 +144,16 @@ def loop_of(
 
 def begun_by(statement: Statement) -> set[str]:
     """Variables that it gives a value before it reads them: what they were before is nothing to it."""
-    if not isinstance(statement, ast.For):
-        return set()
-    begun = {name for node in ast.walk(statement.target) for name in bound_by(node)}
-    return begun.difference(*map(names_in, (statement.iter, *statement.orelse)))
+    loop = loop_in(statement)
+    begun = set(statement.lists) if isinstance(statement, JoinedLoop) else set()
+    if isinstance(loop, ast.For):
+        targets = {name for node in ast.walk(loop.target) for name in bound_by(node)}
+        begun |= targets.difference(*map(names_in, (loop.iter, *loop.orelse)))
+    return begun
+
+
+def loop_in(statement: Statement) -> ast.For | ast.While:
+    return statement.loop if isinstance(statement, JoinedLoop) else statement
 
 
 def is_behind(node: ast.AST, statement: Statement) -> bool:

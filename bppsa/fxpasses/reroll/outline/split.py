@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 
+from bppsa.fxpasses.reroll.outline.joins import with_joins
 from bppsa.fxpasses.reroll.outline.loops import LoopStatement, loops_of
 from bppsa.fxpasses.reroll.outline.source import FunctionSource, source_of
 
@@ -97,5 +98,8 @@ def split(function: FunctionType) -> LoopSplit | None:
     """None where it has no loop that may be a function of its own, or its text is not known."""
     source = source_of(function) if function.__code__.co_argcount else None
     counts = "range" not in function.__globals__
-    loops = loops_of(source.definition, function.__code__, counts) if source is not None else []
-    return LoopSplit(source, tuple(loops)) if source is not None and loops else None
+    if source is None:
+        return None
+    source = replace(source, definition=with_joins(source.definition, function.__globals__))
+    loops = loops_of(source.definition, function.__code__, counts)
+    return LoopSplit(source, tuple(loops)) if loops else None
