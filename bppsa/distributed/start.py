@@ -23,7 +23,7 @@ from bppsa.distributed.steps.recut import Twin, recutting
 from bppsa.distributed.steps.speeds import stage_speeds, threads_of_one, workers_of
 from bppsa.distributed.steps.training import Settings, Training
 from bppsa.errors import ScheduleError, StrategyError
-from bppsa.runtime.worker.shell import holder, tensors_in
+from bppsa.runtime.worker.shell import holder, named_tensors
 from bppsa.schedule.job_graph.spec import bound_to
 from bppsa.schedule.timeline import Timeline
 
@@ -128,7 +128,7 @@ def start(compiled: Scheduled, model: nn.Module, settings: Settings, cutting: Ca
     stages = cutting(settings)
     training = training_of(stages)(compiled, settings, stages)
     check_square(settings, training.plan("step", settings.microbatches).timeline)
-    fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
+    fill(compiled, named_tensors(compiled), device_for(compiled), training.seed)
     training.engine = Local(training.stages, compiled, settings.asked)
     training.again = recutting(stages, compiled, lambda: model)
     return training
@@ -165,7 +165,7 @@ def start_in_group(
     training.again, training.follows = recutting(stages, compiled, Twin(model)), False
     keep = {name for s, at in owners.items() if transport.rank in at for name in stages.stages[s].names.values()}
     leave_others(compiled, stages, keep)
-    fill(compiled, tensors_in(compiled), device_for(compiled), training.seed)
+    fill(compiled, named_tensors(compiled), device_for(compiled), training.seed)
     training.use(light)
     training.engine = Ranks(light, compiled, owners, transport, neighbours(transport.size), settings.asked)
     return training
@@ -204,7 +204,7 @@ def neighbours(ranks: int) -> int:
 def leave_others(model: nn.Module, stages: Stages, keep: set[str]) -> None:
     """Takes from the model the Parameters and buffers of stages that other ranks own."""
     elsewhere = {name for stage in stages.stages for name in stage.names.values()} - keep
-    own = tensors_in(model)
+    own = named_tensors(model)
     kept = {id(own[name]) for name in own if name in keep}  # a tied weight has names that no stage knows
     gone = {id(own[name]) for name in own if name in elsewhere} - kept
     for name, tensor in own.items():
@@ -216,7 +216,7 @@ def leave_others(model: nn.Module, stages: Stages, keep: set[str]) -> None:
 
 def device_for(model: nn.Module) -> torch.device:
     """Where a process has its weights: where they are, and for a model on the meta device the rank's own."""
-    devices = {tensor.device for tensor in tensors_in(model).values() if not tensor.is_meta}
+    devices = {tensor.device for tensor in named_tensors(model).values() if not tensor.is_meta}
     if devices:
         return next(iter(devices))
     if in_group() and dist.get_backend() == "nccl":

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from bppsa.decisions import RECORD
+from bppsa.frontend.state import as_given
 
 
 class Rewritten(nn.Module):
@@ -18,6 +19,10 @@ class Rewritten(nn.Module):
 
     _bppsa_before: tuple[type, ...]  # ours, in their order
     _bppsa_origin: type
+
+    def __prepare_scriptable__(self) -> nn.Module:
+        """torch.jit.script compiles the source text of a forward, so it gets the module as it was."""
+        return as_given(self, self._bppsa_origin)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         made: Any = super().__reduce_ex__(protocol)

@@ -7,7 +7,9 @@ import os
 import re
 import sys
 import sysconfig
+import traceback
 import types
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -23,36 +25,31 @@ def is_users(file: str) -> bool:
     return not file.startswith((*NOT_THE_USERS, "<")) and not (file.startswith(PYTHON) and "-packages" not in file)
 
 
+def is_users_frame(frame: types.FrameType) -> bool:
+    return is_users(frame.f_code.co_filename)
+
+
 def shown(file: str, line: int | str, text: str | None) -> str:
     """ "file:line: text", or "file:line" where the text is not known."""
     return f"{file}:{line}: {text}" if text else f"{file}:{line}"
 
 
-def line_of(frame: types.FrameType | None) -> str:
-    """The line of the innermost code of the user's that runs this frame, as a message shows it."""
-    while frame is not None and not is_users(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return ""
-    file, line = frame.f_code.co_filename, frame.f_lineno
+def place_of(error: BaseException) -> str:
+    """The line of the innermost code of the user's that an exception went through; "" where there is none."""
+    return innermost(reversed(list(traceback.walk_tb(error.__traceback__))))
+
+
+def place_here() -> str:
+    """The same for the user's line that led here."""
+    return innermost(traceback.walk_stack(sys._getframe(1)))
+
+
+def innermost(frames: Iterable[tuple[types.FrameType, int]]) -> str:
+    return next((place_at(frame.f_code.co_filename, line) for frame, line in frames if is_users_frame(frame)), "")
+
+
+def place_at(file: str, line: int) -> str:
     return shown(file, line, linecache.getline(file, line).strip())
-
-
-def line_now() -> str:
-    return line_of(sys._getframe(1))
-
-
-def line_that_raised(error: BaseException) -> str:
-    """The line of the innermost code of the user's that an exception went through."""
-    found, trace = None, error.__traceback__
-    while trace is not None:
-        if is_users(trace.tb_frame.f_code.co_filename):
-            found = trace
-        trace = trace.tb_next
-    if found is None:
-        return ""
-    file = found.tb_frame.f_code.co_filename
-    return shown(file, found.tb_lineno, linecache.getline(file, found.tb_lineno).strip())
 
 
 def place_of_trace(text: str) -> tuple[str, str, str] | None:

@@ -34,11 +34,6 @@ class Complexity:
     work: int  # combinations in all
     products: int  # of these, products of two matrices; the others apply a matrix to a vector
 
-    def per_step(self, width: int) -> int:
-        """Multiplications and additions of the dearest combination, where J^T is dense, [width, width], and b is
-        carried along: P of section 3.6."""
-        return 2 * width**2 * ((width + 1) if self.products else 1)
-
     def flops(self, width: int) -> int:
         """The flops of all combinations."""
         return 2 * (self.products * width**2 * (width + 1) + (self.work - self.products) * width**2)

@@ -42,6 +42,26 @@ def test_at_its_edges(name: str) -> None:
     torch.testing.assert_close(*(torch.autograd.grad(y.sum(), start)[0] for y in (found, wanted)), equal_nan=True)
 
 
+BIASED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "addmm": lambda bias, h: torch.addmm(bias, h, EYE, beta=0),
+    "baddbmm": lambda bias, h: torch.baddbmm(bias[:, None], h[:, None], EYE.expand(B, H, H), beta=0)[:, 0],
+    "addr": lambda bias, h: h + torch.addr(bias, h[:, 0], EYE[0], beta=0),
+}
+EYE = torch.eye(H, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_a_bias_that_counts_for_nothing_may_be_nan(name: str) -> None:
+    bias, state, xs = torch.full((B, H), math.nan, dtype=torch.float64), h(), x(H)
+    cell = plain(lambda h, x: torch.tanh(BIASED[name](bias, h) + x))
+    found, _ = bppsa.scan(cell, state, xs, strategy="sequential")
+    wanted = state
+    for each in xs:
+        wanted, _ = cell(wanted, each)
+    assert wanted.isfinite().all()
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+
+
 # x acts by an op whose derivative is zero everywhere.
 FLAT: dict[str, Cell] = {
     "sgn": plain(lambda h, x: torch.tanh(h + torch.sgn(x))),

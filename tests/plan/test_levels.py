@@ -107,5 +107,3 @@ def test_flops_grow_with_the_cube_of_the_width_only_for_products() -> None:
     found = complexity(linear(100))
     assert found.flops(20) == 2 * 99 * 400
     assert complexity(blelloch(100)).flops(20) > 10 * found.flops(20)
-    assert found.per_step(20) == 2 * 400
-    assert complexity(blelloch(100)).per_step(20) == 21 * found.per_step(20), "of a matrix and the vector beside it"

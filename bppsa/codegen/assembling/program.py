@@ -23,7 +23,6 @@ from bppsa.codegen.lowering.lower import ColumnRun, Lowering, Workspace
 from bppsa.codegen.lowering.roots import Root, root_of
 from bppsa.codegen.lowering.row import Row, RowSegment, leaf
 from bppsa.common.chain import Recurrence, Transposed, Weight, placeholders
-from bppsa.errors import Reason, Unsupported
 
 
 @dataclass(frozen=True)
@@ -286,10 +285,7 @@ class BackwardLowering:
         access = recalled.in_memory
         if access is not None and self.outlives(access.buffer):
             return BufferRows(access.buffer, access.column, row.width, access.after)
-        runs = self.operands.runs(recalled, self.lowering.roots)
-        if len(runs) > 1:
-            raise Unsupported(Reason("multiplies an interleaving of other products' operands", op="aten.mm"))
-        return BufferRows("operands", runs[0].column, row.width)
+        return BufferRows("operands", self.operands.side_by_side(recalled, self.lowering.roots), row.width)
 
     def outlives(self, buffer: str) -> bool:
         """Whether the buffer is there after the sweep, and holds what it did before the forward sweep's."""

@@ -71,6 +71,17 @@ class Workspace:
             start += segment.width
         return tuple(runs)
 
+    def side_by_side(self, row: Row, roots: list[Root]) -> int:
+        """The column at which all of `row` stands as one run: where it is already, or stored anew."""
+        columns = [self.placed.get(segment, -1) for segment in row.segments]
+        ends = [column + segment.width for column, segment in zip(columns, row.segments, strict=True)]
+        if -1 not in columns and ends[:-1] == columns[1:]:
+            return columns[0]
+        first = self.width
+        for segment in row.segments:
+            self.append(segment, roots)
+        return first
+
     def buffer(self) -> Buffer:
         return Buffer(self.name, self.kind, self.width)
 
@@ -186,17 +197,6 @@ class Lowering:
             self.roots.append(Root(access, segment.expr, segment.width, reduce))
         return self.folds[key]
 
-    def take_columns(self, node: fx.Node) -> Row:
-        if lower_axes.is_wide(node) or not self.row(node.args[0]).is_plain:
-            return lower_axes.take(self, node)
-        row = self.row(node.args[0])
-        given = list(node.args[2:])
-        begin, stop, stride = slice(*given, *(0, None, 1)[len(given) :]).indices(row.width)
-        if stride != 1:
-            return lower_axes.take(self, node)
-        part = row.columns(begin, stop)
-        return self.one_column(part.segments[0]) if part.width == 1 < row.width else part
-
     def select(self, node: fx.Node) -> Row:
         if lower_axes.is_wide(node.args[0]) or not self.row(node.args[0]).is_plain:
             return lower_axes.select(self, node)
@@ -254,7 +254,7 @@ def weight_name(weight: Weight) -> str:
 STRUCTURE: dict[Any, Callable[[Lowering, fx.Node], Row]] = {
     aten.mm.default: Lowering.matmul,
     aten.cat.default: Lowering.concatenate,
-    aten.slice.Tensor: Lowering.take_columns,
+    aten.slice.Tensor: lower_axes.take,
     aten.select.int: Lowering.select,
     **FOLDS,
     **MATRIX_OPS,

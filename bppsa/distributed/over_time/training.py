@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from bppsa.common.graph import tensors_in
 from bppsa.common.stages import OverTime
 from bppsa.distributed.batch.batches import Batch, by_leaf, comparable
 from bppsa.distributed.batch.whole import check_wholes_over_time
@@ -80,7 +81,7 @@ class TimeTraining(Training):
             check_wholes_over_time(leaves, model.arguments_axes, model.shapes)
         by_row = [pieces(x, of.rows, parts.rows) for x, of in zip(leaves, model.arguments_axes, strict=True)]
         count = len(parts.rows)
-        tensors = [[x for x in tree_leaves(argument) if isinstance(x, Tensor)] for argument in arguments]
+        tensors = list(map(tensors_in, arguments))
         axes = iter([of for x, of in zip(leaves, model.arguments_axes, strict=True) if isinstance(x, Tensor)])
         shapes = [(tuple(x.shape), x.dtype) for of_argument in tensors for x in of_argument]
         call = PipelineCall(

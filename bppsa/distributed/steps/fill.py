@@ -9,7 +9,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor, nn
 
-from bppsa.runtime.worker.shell import holder, tensors_in
+from bppsa.runtime.worker.shell import holder, named_tensors
 
 
 def fill(model: nn.Module, names: Collection[str], device: torch.device, seed: int) -> None:
@@ -21,7 +21,7 @@ def fill(model: nn.Module, names: Collection[str], device: torch.device, seed: i
     """
     filled: dict[int, Tensor] = {}  # by identity, as tied weights are one tensor
     modules: dict[nn.Module, str] = {}
-    for name, tensor in tensors_in(model).items():
+    for name, tensor in named_tensors(model).items():
         if name in names and tensor.is_meta:
             if id(tensor) not in filled:
                 room = torch.empty_like(tensor, device=device)

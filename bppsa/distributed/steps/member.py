@@ -28,7 +28,7 @@ from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.over_time.work import TimeChunks
 from bppsa.runtime.worker.pipeline import Pipeline, PipelineCall
 from bppsa.runtime.worker.results import Results
-from bppsa.runtime.worker.shell import Shell, tensors_in, tensors_of_modules
+from bppsa.runtime.worker.shell import Shell, named_tensors, tensors_of_modules
 from bppsa.schedule.programs.messages import Message
 from bppsa.schedule.programs.program import Action
 
@@ -68,7 +68,7 @@ class Member:
     ) -> None:
         self.worker, self.stages, self.model = worker, stages, model
         self.neighbours, self.foreign, self.device = neighbours, foreign, device
-        own = tensors_in(model)
+        own = named_tensors(model)
         self.names, self.lent = first_names(own), {name: lent(tensor) for name, tensor in own.items()}
         self.shells: dict[tuple[int, int], Shell] = {}  # by lane and stage
         self.fetched: dict[tuple[int, int], Fetched] = {}
@@ -146,7 +146,7 @@ def work_of(
 
 def tensors_of(stage: Stage) -> dict[str, Tensor]:
     """By the model's names, in the order in which a worker sends them to another."""
-    own = tensors_in(stage.module)
+    own = named_tensors(stage.module)
     return {stage.names[name]: tensor for name, tensor in own.items() if name in stage.names}
 
 

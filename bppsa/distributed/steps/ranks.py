@@ -25,7 +25,7 @@ from bppsa.runtime.worker.execute import JobError, run_all
 from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.pipeline import PipelineCall
 from bppsa.runtime.worker.results import Outcome, Results, outcome
-from bppsa.runtime.worker.shell import hollow, tensors_in
+from bppsa.runtime.worker.shell import hollow, named_tensors
 from bppsa.schedule.programs.program import Action
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ class Ranks:
         exchange = self.exchange(plan)
         self.transport.sign(signature(plan, call, self.ran_nothing))
         if self.ran_nothing:
-            check_replicas(self.all_gather(checksums(tensors_in(self.model))))
+            check_replicas(self.all_gather(checksums(named_tensors(self.model))))
         results = state[0].going_on() if state else Results()
         sums = Sums(batches(plan.steps[self.rank]))
         reducing = Reducing(self.transport, self.rank, exchange.reductions, sums)
@@ -165,7 +165,7 @@ class Ranks:
     def lend_out(self, exchange: Exchange) -> None:
         """Weights that others will want: sent when they do, as they are now."""
         lending = [message for message in exchange.fetches.values() if message.source == self.rank]
-        own = tensors_in(self.model) if lending else {}
+        own = named_tensors(self.model) if lending else {}
         for message in lending:
             tensors = tensors_of(self.stages.stages[message.item.number])
             self.transport.send(message, [sendable(name, own[name], like) for name, like in tensors.items()])

@@ -28,7 +28,7 @@ from bppsa.distributed.steps.plans import StepPlan
 from bppsa.distributed.steps.training import Settings, Training
 from bppsa.errors import ScheduleError, WorkerError
 from bppsa.runtime.worker.modes import Modes
-from bppsa.runtime.worker.shell import tensors_in
+from bppsa.runtime.worker.shell import named_tensors
 from bppsa.schedule.timeline import Timeline
 
 
@@ -90,7 +90,7 @@ class Trainer:
             scale = scale_of(scaler, device_of(self.model)) * share
             call = replace(batch.call, loss=loss, outputs=return_outputs, brought=brought, scale=scale)
             found, _ = training.run("step", call)
-        named = tensors_in(self.model)
+        named = named_tensors(self.model)
         wanted = [named[name] for name in found.grads] + batch.wanted
         scaling = scaler is not None and scaler.is_enabled()
         with training.engine.call() if scaling else nullcontext():  # where a hook raises on one rank, all are told

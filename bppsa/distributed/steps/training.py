@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import tensors_in
 from bppsa.common.stages import COST, Situation, Stages
 from bppsa.decisions import Report, warn_once
 from bppsa.distributed.batch.batches import Batch, by_leaf, check_rows, comparable, parts, rows_of
@@ -35,7 +36,7 @@ from bppsa.runtime.worker.draws import Seed
 from bppsa.runtime.worker.modes import Modes
 from bppsa.runtime.worker.pipeline import PipelineCall, reads, writes
 from bppsa.runtime.worker.results import Outcome, Results
-from bppsa.runtime.worker.shell import tensors_in
+from bppsa.runtime.worker.shell import named_tensors
 from bppsa.schedule.job_graph.spec import Build, Recipe, Schedule, bound_to
 from bppsa.schedule.programs.messages import Items
 from bppsa.schedule.simulator import Cost
@@ -108,7 +109,7 @@ class Training:
         self.plans: dict[tuple[str, int], StepPlan] = {}
         self.drawing = Drawn(torch.initial_seed() if settings.seed is None else settings.seed)
         self.others: dict[Situation | None, Training] = {stages.situation: self}  # of the same model
-        self.names = first_names(tensors_in(model))
+        self.names = first_names(named_tensors(model))
         self.follows = True  # whether what changes on the model is seen where it is cut again
         self.again: Callable[[Sequence[Any]], Stages] | None = None  # cuts the model as it is now
         self.losses = MicrobatchLosses(settings.loss_fn, settings.loss_weight, self.stages, names_in(model))
@@ -126,7 +127,7 @@ class Training:
         if changed := self.stages.changed():
             if not self.follows:
                 raise ScheduleError(f"{changed} has changed since the model was cut; compile the model again")
-            check_names(first_names(tensors_in(self.model)), self.names)
+            check_names(first_names(named_tensors(self.model)), self.names)
             warn_once(f"{changed} has changed since the model was cut, so it is cut again, as after each such change")
             self.others.clear()
         values = self.stages.bind(*args, **kwargs)
@@ -213,7 +214,7 @@ class Training:
             check_wholes(leaves, self.stages.by_rows, self.stages.shapes, rows, list(own.values()))
         sizes = self.gathered(own)
         seeds = [Seed(self.seed, number, b) for b in range(count)]
-        tensors = [[x for x in tree_leaves(argument) if isinstance(x, Tensor)] for argument in arguments]
+        tensors = list(map(tensors_in, arguments))
         shapes = [(tuple(x.shape), x.dtype) for of_argument in tensors for x in of_argument]
         signature = repr((modes, list(sizes.values()) if self.settings.local else shapes))
         call = PipelineCall(

@@ -33,7 +33,7 @@ from bppsa.fxpasses.cell.rewrites.each_step import CANNOT, TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.walk import Environment
-from bppsa.fxpasses.lines import line_that_raised
+from bppsa.fxpasses.lines import place_of
 from bppsa.fxpasses.recording.capture import Recording, record
 from bppsa.fxpasses.recording.recorder import DRAW_OUTSIDE
 from bppsa.fxpasses.recording.unread import erase_unread
@@ -139,10 +139,10 @@ def make(
         reason = unsupported.reason
         if reason.mend == DRAW_OUTSIDE:
             reason = replace(reason, mend=DRAW_BEFORE)
-        return reason if reason.path else replace(reason, path=line_that_raised(unsupported))
+        return reason if reason.path else replace(reason, path=place_of(unsupported))
     except (InputError, InputValueError, InputIndexError) as error:  # which the loop raises too, if it is the cell's
         cause = error.__cause__ or error
-        return Reason(f"it does not run on stand-ins: {first_line(cause)}", path=line_that_raised(cause))
+        return Reason(f"it does not run on stand-ins: {first_line(cause)}", path=place_of(cause))
     recording = replace(recording, result=(recording.result[0], [*recording.result[1], *recorder.truths]))
     erase_unread(recording)
     try:

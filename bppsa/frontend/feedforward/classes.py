@@ -12,7 +12,7 @@ from torch.jit import ScriptModule
 from bppsa.decisions import under
 from bppsa.frontend.feedforward import chains
 from bppsa.frontend.rewritten import Rewritten, put_before
-from bppsa.frontend.state import as_given, state_of
+from bppsa.frontend.state import state_of
 from bppsa.plan.chain_options import ChainOptions
 from bppsa.runtime.untraced import untraced
 
@@ -24,10 +24,6 @@ class Chained(Rewritten):
         if torch.compiler.is_compiling():
             return super().forward(*args, **kwargs)
         return eager(self, super().forward, args, kwargs)
-
-    def __prepare_scriptable__(self) -> nn.Module:
-        """torch.jit.script compiles the source text of a forward, so it gets the module as it was."""
-        return as_given(self, self._bppsa_origin)
 
 
 @untraced

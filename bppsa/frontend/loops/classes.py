@@ -17,17 +17,13 @@ from bppsa.frontend.loops.call import call
 from bppsa.frontend.loops.outlined import outline
 from bppsa.frontend.loops.state import LoopState
 from bppsa.frontend.rewritten import Rewritten
-from bppsa.frontend.state import as_given, is_compiled, show, state_of
+from bppsa.frontend.state import is_compiled, show, state_of
 from bppsa.frontend.trials import entered, is_entered, is_tried
 from bppsa.fxpasses.reroll.log.lines import loops
 from bppsa.runtime.untraced import untraced
 
 
 class Looped(Rewritten):
-    def __prepare_scriptable__(self) -> nn.Module:
-        """torch.jit.script compiles the source text of a forward, so it gets the module as it was."""
-        return as_given(self, self._bppsa_origin)
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         plain = super().forward
         if torch.compiler.is_compiling():

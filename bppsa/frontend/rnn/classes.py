@@ -15,7 +15,7 @@ from bppsa.frontend.clone import clone
 from bppsa.frontend.ordinary import unusual_moment
 from bppsa.frontend.rewritten import Rewritten, put_before, with_before
 from bppsa.frontend.rnn import calls, diagnosis, recurrent
-from bppsa.frontend.state import as_given, state_of
+from bppsa.frontend.state import state_of
 from bppsa.fxpasses.theirs import theirs
 from bppsa.plan.forward import SEQUENTIAL, Forward
 from bppsa.plan.strategy import AUTO, Strategy
@@ -31,10 +31,6 @@ class Recurrent(Rewritten, nn.RNNBase):
         if torch.compiler.is_compiling():
             return super().forward(input, hx)
         return eager(self, super().forward, input, hx)
-
-    def __prepare_scriptable__(self) -> nn.Module:
-        """torch.jit.script compiles the source text of a forward, so it gets PyTorch's own module."""
-        return as_given(self, self._bppsa_origin)
 
 
 # Functions rather than methods, whose names a class of the user's may have.

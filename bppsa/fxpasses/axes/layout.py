@@ -58,9 +58,7 @@ class AxisLayout:
                 need = size // prod(a.size for a in group)
                 axis = rest.pop(0)
                 if axis.size > need and axis.size % need == 0 and axis.kind != "rows":
-                    before = next(i for i, a in enumerate(_flat(result.dims)) if a is axis)
-                    result = result.split(axis, (need, axis.size // need))
-                    axis, second = _flat(result.dims)[before : before + 2]
+                    result, (axis, second) = _halves(result, axis, need)
                     rest.insert(0, second)
                 elif need % axis.size:
                     return None

@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 from bppsa.common.graph import tensors_in
 from bppsa.common.stages import INPUT, RecomputedPart, Stage, Stages, StageValue, draws
 from bppsa.errors import PartitionError
+from bppsa.fxpasses.lines import place_here
 from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of, leaf_of, shapes_of
 from bppsa.fxpasses.partition.call.kept import kept, unchanging
 from bppsa.fxpasses.partition.call.layers import layer_of
-from bppsa.fxpasses.partition.call.places import place_here
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, meaning
 from bppsa.fxpasses.partition.capture.lines import is_checkpoint, stack
 from bppsa.fxpasses.partition.check.rows import by_rows

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.recording.pieces import PIECES, safe_softmax
+from bppsa.fxpasses.recording.pieces import PIECES, plus, safe_softmax
 
 aten = torch.ops.aten
 
 
 def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    product = torch.mm(x, weight)
-    scaled = product if alpha == 1 else product * alpha
-    return scaled + (bias if beta == 1 else bias * beta)
+    return plus(bias, torch.mm(x, weight), beta, alpha)
 
 
 def layer_norm(
@@ -107,14 +105,6 @@ def addmv(bias: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, alph
 
 def addr(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     return plus(bias, a.unsqueeze(1) * b, beta, alpha)
-
-
-def plus(bias: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
-    """A bias that counts for nothing may be NaN."""
-    product = product if alpha == 1 else product * alpha
-    if not beta:
-        return product
-    return product + (bias if beta == 1 else bias * beta)
 
 
 def empty_like(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:

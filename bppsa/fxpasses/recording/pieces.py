@@ -12,10 +12,16 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
+def plus(bias: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
+    """A bias that counts for nothing may be NaN."""
+    product = product if alpha == 1 else product * alpha
+    if not beta:
+        return product
+    return product + (bias if beta == 1 else bias * beta)
+
+
 def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    product = torch.bmm(a, b)
-    scaled = product if alpha == 1 else product * alpha
-    return scaled + (bias if beta == 1 else bias * beta)
+    return plus(bias, torch.bmm(a, b), beta, alpha)
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:

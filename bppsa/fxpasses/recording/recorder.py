@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from bppsa.common.chain import FILLS
 from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.lines import line_now
+from bppsa.fxpasses.lines import place_here
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, STALE, Aliases, Stale, geometry
 from bppsa.fxpasses.recording.decompose import DECOMPOSE, OF_REALS, is_seeded
 from bppsa.fxpasses.recording.functional import functional
@@ -112,7 +112,7 @@ class Recorder(TorchDispatchMode):
         self.graph = fx.Graph()
         self.aliases = Aliases()
         self.captured: list[tuple[Tensor, fx.Node]] = []
-        self.line = line_now  # the user's, of the op that is written down
+        self.line = place_here  # the user's, of the op that is written down
         self.own_gradients: dict[Any, str] = {}  # of functions of the user's, and their lines
         self.attached = set[Any]()  # those of them whose derivatives are recorded
         self.gradients = True  # whether grad mode is on but for what the function itself turns off

@@ -22,6 +22,7 @@ Fuse = Callable[[Body, int], ScanFunction]  # a step, and how many; raises `Unsu
 CUTS = (StepCut(), StepCut(given=True), StepCut(given=True, tail=True))
 OF_WHOLE = tuple(replace(cut, whole=True) for cut in CUTS)  # where the carry waits for whole numbers
 ALONE = tuple(replace(cut, alone=True) for cut in CUTS)  # where no dimension of the carry is the batch's
+ALONE_OF_WHOLE = tuple(replace(cut, alone=True) for cut in OF_WHOLE)
 OF_MATRICES = tuple(replace(cut, moved=True) for cut in CUTS)  # where it waits for values whose rows are elsewhere
 OF_BOTH = tuple(replace(cut, moved=True) for cut in OF_WHOLE)
 
@@ -69,6 +70,8 @@ def cuts(ops: Sequence[LoggedOp], loop: UnrolledLoop) -> Iterator[StepCut]:
     if whole and matrices:
         yield from OF_BOTH
     yield from ALONE
+    if whole:
+        yield from ALONE_OF_WHOLE
 
 
 def finished(

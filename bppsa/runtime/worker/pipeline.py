@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from bppsa.common.graph import tensors_in
 from bppsa.common.stages import INPUT, Stages
 from bppsa.runtime.worker.draws import Seed, drawing_from
 from bppsa.runtime.worker.gradients import Grads, Sums
@@ -97,7 +98,7 @@ class Pipeline:
                 for x, own in zip(middles, read, strict=True)
                 if own and wants_gradient(x)
             ]
-            results.kept[s, b] = SavedForward(held, [tensors(value) for value in made], weights, pairs)
+            results.kept[s, b] = SavedForward(held, [tensors_in(value) for value in made], weights, pairs)
         return [] if last else [tree_map(without_graph, value) for value in made]
 
     def finish(self, b: int, made: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -198,10 +199,6 @@ def wants_gradient(x: Any) -> bool:
 def leaf_of(x: Any, gradients: bool) -> Tensor | None:
     """A leaf in the place of a tensor that a gradient flows to."""
     return x.detach().requires_grad_() if gradients and wants_gradient(x) else None
-
-
-def tensors(value: Any) -> list[Tensor]:
-    return [x for x in tree_leaves(value) if isinstance(x, Tensor)]
 
 
 def without_graph(x: Any) -> Any:

@@ -32,7 +32,7 @@ class Shell:
         self.readings = [[stage.names[name] for name in names] for _, names in found]
         if found:
             show(self.module, found)
-        own = tensors_in(self.module)
+        own = named_tensors(self.module)
         self.slots = [(stage.names[name], *holder(self.module, name)) for name in own if name in stage.names]
         if isinstance(self.module, fx.GraphModule):
             draw_by_number(self.module, dict(stage.draws))
@@ -78,7 +78,7 @@ def put(module: nn.Module, name: str, tensor: Tensor) -> None:
         refs[module._flat_weights_names.index(name)] = weakref.ref(tensor)
 
 
-def tensors_in(module: nn.Module) -> dict[str, Tensor]:
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers, by each of their names."""
     return tensors_of_modules(modules_in(module))
 
@@ -92,7 +92,7 @@ def tensors_of_modules(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
 
 def hollow(stage: Stage) -> nn.Module:
     """A copy of its module of which the model's Parameters and buffers take no memory."""
-    own = tensors_in(stage.module)
+    own = named_tensors(stage.module)
     return copy.deepcopy(stage.module, {id(t): on_meta(t) for name, t in own.items() if name in stage.names})
 
 

@@ -65,11 +65,6 @@ class Network(FromTensors):
     def held(self) -> int:
         return max((factor.held for link in self.links for factor in link.factors), default=1)
 
-    @property
-    def work(self) -> int:
-        """Multiplications of one product with a vector."""
-        return sum(factor.nnz for link in self.links for factor in link.factors)
-
     @functools.cached_property
     def pattern(self) -> Pattern:
         """Raises BudgetError where the patterns of the ops take more than the budget."""

@@ -45,11 +45,6 @@ class ProductPlan:
         return int(self.starts[-1])
 
     @property
-    def flops(self) -> int:
-        """Multiplications and additions, for one sample."""
-        return 2 * self.products
-
-    @property
     def density(self) -> float:
         """The part of C that can be non-zero."""
         n, m = self.c.shape
@@ -60,10 +55,6 @@ class ProductPlan:
         """What keeping the plan takes besides A and B."""
         kept = (self.c.indptr, self.c.indices, self.starts, *([] if self.slots is None else [self.slots]))
         return sum(tensor.nbytes for tensor in kept)
-
-    def traffic(self, itemsize: int, samples: int = 1) -> int:
-        """Bytes of values that one call reads and writes at least, with A, B and C of as many samples each."""
-        return samples * itemsize * (self.a.nnz + self.b.nnz + self.c.nnz)
 
 
 def counts(a: Pattern, b: Pattern) -> Tensor:

@@ -10,7 +10,6 @@ there, so that a builtin is taken, or what the class of an object has that is on
 from __future__ import annotations
 
 import dis
-import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -20,12 +19,11 @@ from typing import Any
 
 from torch import nn
 
-from bppsa.fxpasses.environment.libraries import is_library
+from bppsa.fxpasses.environment.libraries import NOT_THE_USERS, is_library
 from bppsa.fxpasses.environment.trail import content
 
 NameTable = dict[str, Any] | MappingProxyType[str, Any]
 OF_PYTORCH = ("forward", "__call__", "_call_impl", "_conv_forward")  # methods that somebody may put another for
-OWNERS = sys.stdlib_module_names | {"torch", "numpy", "bppsa"}  # whose other names stay
 _code = attrgetter("__code__")
 
 
@@ -114,7 +112,7 @@ def is_users(function: FunctionType) -> bool:
 
 def may_change(cls: type) -> bool:
     """A class of the user's, or one that we have made of another."""
-    return "_bppsa_before" in vars(cls) or cls.__module__.partition(".")[0] not in OWNERS
+    return "_bppsa_before" in vars(cls) or cls.__module__.partition(".")[0] not in NOT_THE_USERS
 
 
 def methods(cls: type) -> list[str]:

@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.frontend.pruned.capture.names import OWNERS
+from bppsa.fxpasses.environment.libraries import NOT_THE_USERS as OWNERS
 from bppsa.fxpasses.lines import NOT_THE_USERS
 from bppsa.fxpasses.theirs import raise_if_ours, theirs
 

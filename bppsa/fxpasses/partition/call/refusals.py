@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 
 from bppsa.errors import PartitionError, first_line
+from bppsa.fxpasses.lines import place_of
 from bppsa.fxpasses.partition.call.layers import layer_of
-from bppsa.fxpasses.partition.call.places import place_of
 
 WHAT_FORWARDS_RAISE = (
     *(TypeError, ValueError, AttributeError, RuntimeError),  # and torch.fx's TraceError, a ValueError

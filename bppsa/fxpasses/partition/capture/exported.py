@@ -17,9 +17,9 @@ from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from bppsa.errors import PartitionError
+from bppsa.fxpasses.lines import place_here
 from bppsa.fxpasses.network.models import restore, state_of
 from bppsa.fxpasses.partition.call.arguments import Arguments
-from bppsa.fxpasses.partition.call.places import place_here
 from bppsa.fxpasses.partition.call.refusals import BY_HAND, refusal
 from bppsa.fxpasses.partition.capture.intricate import Intricate, bearable
 from bppsa.fxpasses.partition.capture.lines import lines_noted

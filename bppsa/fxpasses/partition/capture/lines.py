@@ -17,7 +17,7 @@ from torch.fx import traceback
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from bppsa.fxpasses.partition.call.places import innermost
+from bppsa.fxpasses.lines import innermost
 from bppsa.fxpasses.theirs import theirs
 
 PLACE, RECOMPUTED = "bppsa_place", "bppsa_recomputed"

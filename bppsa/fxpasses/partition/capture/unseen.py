@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from bppsa.errors import PartitionError
+from bppsa.fxpasses.lines import innermost, is_users_frame, place_here
 from bppsa.fxpasses.network.models import restore, state_of
 from bppsa.fxpasses.partition.call.arguments import Arguments
-from bppsa.fxpasses.partition.call.places import innermost, is_users, place_here
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, failure, untraced
 from bppsa.fxpasses.partition.capture.contents import alike
 from bppsa.fxpasses.partition.capture.since import LookedUp
@@ -135,7 +135,7 @@ class LostCalls(TorchFunctionMode):
 def asking() -> FrameType | None:
     """Who reads an attribute of a tensor, where that is the user's code."""
     frame = sys._getframe(2)
-    return frame if is_users(frame) else None
+    return frame if is_users_frame(frame) else None
 
 
 def line_of(run: Callable[[], Any], one: Watched) -> tuple[str, bool]:
@@ -146,7 +146,7 @@ def line_of(run: Callable[[], Any], one: Watched) -> tuple[str, bool]:
 
     def trace(frame: FrameType, event: str, arg: Any) -> Any:
         nonlocal last, found
-        if found or not is_users(frame):
+        if found or not is_users_frame(frame):
             return None
         if not alike(one.read(), before):
             found = last

@@ -22,8 +22,8 @@ from torch import nn
 
 from bppsa.decisions import RECORD, Report, under
 from bppsa.fxpasses.environment.trail import content, items
+from bppsa.fxpasses.lines import innermost, is_users_frame, place_at
 from bppsa.fxpasses.network.models import TABLES, caches, state_of
-from bppsa.fxpasses.partition.call.places import innermost, is_users, place_at
 from bppsa.fxpasses.partition.capture.contents import (
     ATOMS,
     GENERATORS,
@@ -182,7 +182,7 @@ class Functions:
 
     def called(self, frame: FrameType) -> None:
         code = frame.f_code
-        if not is_users(frame):
+        if not is_users_frame(frame):
             return
         if code not in self.codes and asks_for_length(code) and not any(frame.f_globals is n for n in self.lengths):
             self.lengths.append(frame.f_globals)
@@ -221,7 +221,7 @@ def caller_of(frame: FrameType) -> FrameType | None:
 
 def is_near(frame: FrameType) -> bool:
     """Whether it runs the user's own code; what libraries remember is taken to be their affair."""
-    return is_users(frame) and is_users_name(str(frame.f_globals.get("__name__", "")))
+    return is_users_frame(frame) and is_users_name(str(frame.f_globals.get("__name__", "")))
 
 
 def globals_of(frame: FrameType) -> Iterator[tuple[str, Callable[[], Any]]]:

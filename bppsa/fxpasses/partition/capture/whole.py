@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from bppsa.errors import PartitionError
-from bppsa.fxpasses.partition.call.places import place_here
+from bppsa.fxpasses.lines import place_here
 from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE, meaning
 from bppsa.fxpasses.partition.capture.lines import noted
 from bppsa.fxpasses.theirs import is_ours, raise_if_ours, theirs

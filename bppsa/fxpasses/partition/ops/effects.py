@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bppsa.common.graph import tensors_in
 from bppsa.common.stages import draws, is_product
-from bppsa.fxpasses.lines import line_now
+from bppsa.fxpasses.lines import place_here
 from bppsa.fxpasses.partition.ops.costs import cost_of, flops_of
 from bppsa.fxpasses.theirs import theirs
 
@@ -61,7 +61,7 @@ class EffectWatch(TorchDispatchMode):
         self.flops = self.cost = self.of_products = 0.0
         self.draws = False
         self.written: dict[StorageWeakRef, Site] = {}
-        self.outside = line_now()  # who has the ops run
+        self.outside = place_here()  # who has the ops run
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -76,7 +76,7 @@ class EffectWatch(TorchDispatchMode):
         return out
 
     def site(self, func: Any) -> Site:
-        place = line_now()
+        place = place_here()
         return Site("" if place == self.outside else place, func._overloadpacket.__name__)
 
 

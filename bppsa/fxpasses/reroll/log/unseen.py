@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from bppsa.errors import Reason
 from bppsa.fxpasses.environment.harmless import BUILTINS, CONTAINERS
 from bppsa.fxpasses.environment.libraries import owner, package_of
-from bppsa.fxpasses.partition.call.places import innermost, is_users, place_here
+from bppsa.fxpasses.lines import innermost, is_users_frame, place_here
 from bppsa.fxpasses.partition.capture.contents import alike, is_users_name
 from bppsa.fxpasses.partition.capture.unseen import asking
 from bppsa.fxpasses.partition.capture.watched import (
@@ -151,7 +151,7 @@ class CalledFunctions(Functions):
             name = str(frame.f_globals.get("__name__", ""))
             own = is_users_name(name) or (self.home != "" and name.partition(".")[0] == self.home)
             generated = code.co_filename == "<string>"  # as a dataclass's methods are
-            found = self.near[code] = own and (generated or is_users(frame))
+            found = self.near[code] = own and (generated or is_users_frame(frame))
         return found
 
     def check_library(self, frame: FrameType, back: FrameType) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from bppsa.runtime.recurrent.scan.extent import Given
+from bppsa.runtime.worker.pipeline import wants_gradient
 
 
 class ChunkWalk(fx.Interpreter):
@@ -30,7 +31,7 @@ class ChunkWalk(fx.Interpreter):
         self.found: dict[int, Tensor] = {}  # what has arrived, by the leaf's id
         self.of_weights: dict[str, Tensor] = {}
         self.arguments = tree_map(
-            lambda x: self.leaf(x.detach()) if needs_gradient(x) and gradients else x, list(arguments)
+            lambda x: self.leaf(x.detach()) if wants_gradient(x) and gradients else x, list(arguments)
         )
         self.args_iter = iter(self.arguments)
 
@@ -87,7 +88,7 @@ class ChunkWalk(fx.Interpreter):
 
     def back(self, tensors: Given, cotangents: Given) -> None:
         """From tensors, through the piece that made them, to the leaves and weights that it read."""
-        ends = [(t, g) for t, g in zip(tensors, cotangents, strict=True) if g is not None and needs_gradient(t)]
+        ends = [(t, g) for t, g in zip(tensors, cotangents, strict=True) if g is not None and wants_gradient(t)]
         if not ends:
             return
         outs, grads = zip(*((t, g.to(t.dtype)) for t, g in ends), strict=True)
@@ -96,10 +97,6 @@ class ChunkWalk(fx.Interpreter):
         found = torch.autograd.grad(outs, wanted, grads, retain_graph=True, allow_unused=True)
         add(self.found, map(id, self.leaves), found[: len(self.leaves)])
         add(self.of_weights, self.weights, found[len(self.leaves) :])
-
-
-def needs_gradient(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.requires_grad
 
 
 def add(totals: dict[Any, Tensor], keys: Iterable[Any], parts: Given) -> None:
