@@ -143,6 +143,7 @@ inline Quad load_quad(Image image, int at);
 inline void store_shared(Image image, int at, real value) { image.store(at, value); }
 inline float power_of_two(float x) { return exp2f(x); }
 inline float reciprocal(float x) { return 1.0f / x; }
+inline real product(real a, real b) { return a * b; }
 template <class To, class From>
 inline To bits(From x) {
     To y;

@@ -22,6 +22,7 @@ from bppsa.codegen import isa
 from bppsa.codegen.arrange.barriers import Cut
 from bppsa.codegen.arrange.tile import tile
 from bppsa.codegen.cpu.print_point import CPP, RuntimeNumbers, body
+from bppsa.codegen.language.exact import addend, operands
 from bppsa.codegen.language.expr import Access, Expr
 from bppsa.codegen.language.ir import Group, Kind, Reduce, Store
 
@@ -126,7 +127,7 @@ class AxesText:
             self.depth[node], text = 0, f"splat<V>({self.numbers.constant(payload)})"
         else:
             self.depth[node] = max(self.depth[a] for a in node.args)
-            text = CPP[node.op].format(*(self.name[a] for a in node.args))
+            text = CPP[node.op].format(*operands(node, self.name, self.numbers.exact))
         if self.panel and node in self.stay:
             self.keep(name)
             self.name[node] = f"{name}[u]"
@@ -184,6 +185,8 @@ class AxesText:
 
     def store(self, store: Store, n: int) -> None:
         target, value = store.target, self.name[store.value]
+        if store.reduce not in (Reduce.NONE, Reduce.MAX):
+            value = addend(store.value, value, self.numbers.exact)
         inner = self.lines[self.innermost]
         if store.reduce is Reduce.NONE:
             inner.append(self.stored(target, value))

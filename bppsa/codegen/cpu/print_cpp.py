@@ -51,8 +51,8 @@ def printed(kernel: Kernel, real: str) -> Printed:
     struct = ["namespace {", *body("struct Kernel", members)[:-1], "};", "}  // namespace"]
     axes = ("axes.h",) * any(group.shape for group in kernel.groups)
     found = {node.op for group in kernel.groups for node in group.nodes()}
-    special = ("special.h",) * bool(found & SPECIAL)
-    parts = map(skeleton, ("vec.h", "intrinsics.h", "math.h", *special, "gemm.h", "arena.h", "sweep.h", *axes))
+    own = (*("special.h",) * bool(found & SPECIAL), *("rounded.h",) * unit.numbers.exact)
+    parts = map(skeleton, ("vec.h", "intrinsics.h", "math.h", *own, "gemm.h", "arena.h", "sweep.h", *axes))
     text = "\n".join([f"using real = {real};", *parts, *struct, skeleton("driver.h")])
     shares = max((g.blocks for g in unit.groups if g.panels), default=1) if splittable(kernel) else 1
     return Printed(text, tuple(unit.numbers.dims), shares)

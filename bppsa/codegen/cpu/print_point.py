@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from bppsa.codegen.arrange.levels import levels
+from bppsa.codegen.language.exact import addend, compares, operands
 from bppsa.codegen.language.expr import STRUCTURAL, Access, Dot, Expr, Op
 from bppsa.codegen.language.ir import Group, Kernel, Kind, Reduce, Store
 
@@ -67,6 +68,7 @@ class RuntimeNumbers:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kinds = kernel.kinds
+        self.exact = compares(kernel.groups)
         self.dims: list[int] = []
         self.slots: dict[tuple[str, bool], int] = {}
 
@@ -159,7 +161,7 @@ class Point:
 
     def compute(self, node: Expr, name: str) -> None:
         own = self.loops[self.level[node]]
-        own.reads.append(f"const V {name} = {CPP[node.op].format(*(self.name[a] for a in node.args))};")
+        own.reads.append(f"const V {name} = {CPP[node.op].format(*operands(node, self.name, self.numbers.exact))};")
         later = [level for level in self.wanted[node] if level != self.level[node]]
         if later:
             self.head.append(f"V kept_{name}[CHUNK];")
@@ -208,7 +210,8 @@ class Point:
         self.tail.append(f"mask.store({name}_at, mask.load({name}_at) + {name});")
 
     def sum_row(self, store: Store, name: str) -> None:
-        self.loops[-1].writes.append(f"fold{self.folds}[i] += mask.keep({self.name[store.value]});")
+        value = addend(store.value, self.name[store.value], self.numbers.exact)
+        self.loops[-1].writes.append(f"fold{self.folds}[i] += mask.keep({value});")
         self.folds += 1
 
     def max_row(self, store: Store, name: str) -> None:

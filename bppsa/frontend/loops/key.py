@@ -17,6 +17,7 @@ from bppsa.errors import Reason
 from bppsa.frontend.ordinary import is_plain, unusual_moment
 from bppsa.fxpasses.environment.key import SIMPLE, exact
 from bppsa.fxpasses.environment.known import known_environment
+from bppsa.fxpasses.environment.trail import own_attributes
 from bppsa.fxpasses.environment.walk import Environment
 
 IN_NUMPY = {torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int64, torch.int32, torch.bool}
@@ -96,8 +97,8 @@ def odd(leaves: Sequence[Any]) -> Reason | None:
                 return Reason(f"{what}, which is not plain or has no kernels", mend="use float32 or float64 on a CPU")
             if leaf._backward_hooks:
                 return Reason("an argument with hooks on its gradient")
-            if attributes(leaf):
-                return Reason(f"a tensor with attributes of its own ({', '.join(attributes(leaf))})")
+            if own_attributes(leaf):
+                return Reason(f"a tensor with attributes of its own ({', '.join(own_attributes(leaf))})")
         elif not isinstance(leaf, SIMPLE):
             return Reason(f"an argument of type {type(leaf).__name__}", mend="give tensors, numbers and containers")
     return None
@@ -117,11 +118,6 @@ def overlap(tensors: Sequence[Tensor]) -> bool:
         return True
     arrays = [tensor.detach().numpy() for tensor in tensors]
     return any(numpy.shares_memory(a, b) for a, b in itertools.combinations(arrays, 2))
-
-
-def attributes(tensor: Tensor) -> list[str]:
-    """Names of a tensor's own attributes, without those that Dynamo leaves on what it has guarded."""
-    return [name for name in vars(tensor) if not name.startswith("_dynamo_")]
 
 
 def described(leaf: Any) -> Hashable:

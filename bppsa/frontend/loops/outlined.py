@@ -181,7 +181,11 @@ def on_copies(
     copies = Copies(originals)
     values = {name: copies.of(value) for name, value in variables.items()}
     follows = any(type(value) is FollowedNumber for value in attributes.values())
-    found = closed(**values, **attributes) if follows else plain(**values, **others)
+    try:
+        found = closed(**values, **attributes) if follows else plain(**values, **others)
+    except BaseException:  # an interrupt too: what the loop has done so far is there for who goes on
+        put_back(originals, copies.contents())
+        raise
     return {name: copies.packed(found[name]) for name in bound if name in found}, copies.contents()
 
 

@@ -18,7 +18,7 @@ from bppsa.errors import BuildError, GradientError, Reason, Unsupported, first_l
 from bppsa.frontend.call_log import note, unnoted
 from bppsa.frontend.cell.plans import FAULTS
 from bppsa.frontend.loops.changing import settled
-from bppsa.frontend.loops.key import LoopCall, attributes
+from bppsa.frontend.loops.key import LoopCall
 from bppsa.frontend.loops.left import left, not_repeated
 from bppsa.frontend.loops.loop_plan import TENSOR, LoopPlan, errors_refused
 from bppsa.frontend.loops.names import names_of
@@ -32,7 +32,8 @@ from bppsa.frontend.plan_cache import place
 from bppsa.frontend.trials import trial
 from bppsa.fxpasses.environment.key import SIMPLE
 from bppsa.fxpasses.environment.libraries import owner
-from bppsa.fxpasses.environment.state import StatePlace, changed_state, have_names, now_at, put
+from bppsa.fxpasses.environment.state import StatePlace, changed_state, have_other_names, now_at, put
+from bppsa.fxpasses.environment.trail import own_attributes
 from bppsa.fxpasses.recording.capture import check_gradients
 from bppsa.fxpasses.reroll.find import Repetition, is_repeated, reroll
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
@@ -90,8 +91,9 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
         check_unchanged(logger, first)
     finally:
         put(trail, holds, state, [now for _, now in state.values()])
-    if have_names([result, *(now for _, now in state.values())]):
-        logger.refuse(Reason("keeps a list or dict that it also returns"))
+    made = [result, *(now for _, now in state.values())]
+    if have_other_names(made, first.described.environment.seen, (first.args, first.kwargs)):
+        logger.refuse(Reason("returns or keeps a list, dict or deque that has another name", mend="give a copy"))
     if not (logger.log.branches or is_repeated(logger.log)):
         note(*within)
         return result, not_repeated(path, logger.log, tried.has_inner)
@@ -177,7 +179,7 @@ def check_unchanged(logger: Logger, first: FirstCall) -> None:
     now, spec = pytree.tree_flatten((first.args, first.kwargs))
     if spec != call.spec or any(one is not other for one, other in zip(now, call.leaves, strict=True)):
         logger.refuse(Reason("changes a container that it was given"))
-    if any(map(attributes, call.tensors)):
+    if any(map(own_attributes, call.tensors)):
         logger.refuse(Reason("gives attributes to a tensor that it was given"))
 
 
@@ -285,8 +287,8 @@ def returned(logger: Logger, tensor: Tensor, call: LoopCall) -> LoggedValue:
     if value.given is not None and value.given.number < 0 and tensor_of(value, call, ()) is not tensor:
         spec = (None, (None,) * tensor.dim()), ()  # a view of all of it
         return logger.emit(torch.ops.aten.expand.default, [value, *tensor.shape], (spec, value))
-    if value.op is not None and attributes(tensor):
-        what = f"returns a tensor with attributes of its own ({', '.join(attributes(tensor))})"
+    if value.op is not None and own_attributes(tensor):
+        what = f"returns a tensor with attributes of its own ({', '.join(own_attributes(tensor))})"
         raise Unsupported(Reason(what, mend="return them beside it"))
     return value
 

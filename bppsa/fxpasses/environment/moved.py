@@ -26,7 +26,10 @@ def moved(environment: Environment, root: Any) -> Environment | None:
     equal = [(read, others.get(id(value), value), seen) for read, value, seen in before.equal]
     read_now = [read(value) for read, value, _ in equal]
     for (read, value, seen), (_, then, _), found in zip(equal, before.equal, read_now, strict=True):
-        same = found == seen if value is then else (read is trail.tensor and kind(found) == kind(seen))
+        if value is then:
+            same = bool(found == seen)
+        else:  # one with attributes of its own may be read for these
+            same = read is trail.tensor and kind(found) == kind(seen) and not (found[-1] or seen[-1])
         if not same:
             return None
     if shared([seen for read, _, seen in equal if read is trail.tensor]) != shared(
@@ -82,9 +85,9 @@ def with_items(value: Any) -> Iterator[Any]:
 
 
 def kind(described: Sequence[Any]) -> tuple[Any, ...]:
-    """All that a key has of a tensor, and that it has no attributes of its own. described: as `trail.tensor` does."""
-    shape, dtype, device, requires_grad, _, names = described
-    return shape, dtype, device, requires_grad, not names
+    """What a key has of a tensor. described: as `trail.tensor` does."""
+    shape, dtype, device, requires_grad, *_ = described
+    return shape, dtype, device, requires_grad
 
 
 def shared(described: Sequence[Sequence[Any]]) -> list[int]:

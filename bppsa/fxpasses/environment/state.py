@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,16 +69,18 @@ def is_state(value: Any) -> bool:
     return all(leaf is None or isinstance(leaf, (Tensor, bool)) for leaf in pytree.tree_leaves(value))
 
 
-def have_names(values: Sequence[Any]) -> bool:
-    """Whether a list or dict is among the values twice: a change of the one is then a change of the other."""
+def have_other_names(values: Sequence[Any], known: Container[int], arguments: Any) -> bool:
+    """Whether a container in the values has another name: a change of the one is then a change of the other. known:
+    addresses of what the call can read; arguments: what it is given."""
     found = [id(each) for value in values for each in changeable(value)]
-    return len(set(found)) < len(found)
+    given = {id(each) for each in changeable(arguments)}
+    return len(set(found)) < len(found) or any(each in known or each in given for each in found)
 
 
 def changeable(value: Any) -> Iterator[Any]:
-    """The lists and dicts in a value."""
-    if isinstance(value, (list, dict)):
+    """The lists, dicts and deques in a value."""
+    if isinstance(value, (list, dict, deque)):
         yield value
-    if isinstance(value, (list, tuple, dict)):
+    if isinstance(value, (list, tuple, dict, deque)):
         for each in value.values() if isinstance(value, dict) else value:
             yield from changeable(each)

@@ -116,4 +116,9 @@ class OfObject:
 
 def tensor(value: Tensor) -> tuple[Any, ...]:
     place = (value.data_ptr(), value.stride()) if value.layout is torch.strided else id(value)
-    return value.shape, value.dtype, value.device, value.requires_grad, place, tuple(vars(value))
+    return value.shape, value.dtype, value.device, value.requires_grad, place, tuple(own_attributes(value))
+
+
+def own_attributes(value: Tensor) -> list[str]:
+    """Names of a tensor's own attributes, without those that Dynamo leaves on what it has guarded."""
+    return [name for name in vars(value) if not name.startswith("_dynamo_")]

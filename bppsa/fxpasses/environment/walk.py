@@ -91,7 +91,7 @@ class Environment:
         self.tensors.append(value)
         shape, dtype, device, requires_grad, place, names = self.trail.add_equal(trail.tensor, value)
         first = self.places.setdefault((place, shape, requires_grad), len(self.places))
-        self.parts.append(("tensor", shape, dtype, device, requires_grad, first))
+        self.parts.append(("tensor", shape, dtype, device, requires_grad, first, bool(names)))
         if names:
             self.spaces.setdefault(value, set())
 

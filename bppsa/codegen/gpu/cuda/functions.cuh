@@ -21,6 +21,9 @@ __device__ __forceinline__ float reciprocal(float x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+// Never made one op with a sum.
+__device__ __forceinline__ float product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double product(double a, double b) { return __dmul_rn(a, b); }
 #endif
 
 // For |x| where the rational and exponential forms would lose digits, and elsewhere, as exp2 and one reciprocal.

@@ -13,7 +13,8 @@ from bppsa.codegen.gpu.cuda.held import Fetch, Held, PieceNames, latest, overlap
 from bppsa.codegen.gpu.cuda.image import CARRIED, ImageSlot, Waiting
 from bppsa.codegen.gpu.cuda.lanes import HeldWeight, Lanes, weight_of
 from bppsa.codegen.gpu.cuda.text import ACROSS, CUDA, literal, row_at
-from bppsa.codegen.language.expr import Access, Dot, Expr
+from bppsa.codegen.language.exact import compares
+from bppsa.codegen.language.expr import Access, Dot, Expr, Op
 from bppsa.codegen.language.ir import FOLDS, Buffer, Group, Kernel, Kind, Reduce, Store
 from bppsa.errors import Reason, Unsupported
 
@@ -38,6 +39,7 @@ class ThreadPrinter:
         self.buffers = {b.name: b for b in kernel.buffers}
         self.rows = {side: list(held) for side, held in entries.items()}
         self.stored = stored_columns(kernel)
+        self.exact = compares(kernel.groups)
         self.lines: list[str] = []
         self.wanted: dict[str, int] = {}
         self.fetches: dict[Fetch, int] = {}
@@ -104,7 +106,8 @@ class ThreadPrinter:
             elif node.payload is not None:
                 values[node] = (literal(node.payload),)
             else:
-                values[node] = self.evaluate(CUDA[node.op], [values[arg] for arg in node.args])
+                text = "product({}, {})" if self.exact and node.op is Op.MUL else CUDA[node.op]
+                values[node] = self.evaluate(text, [values[arg] for arg in node.args])
         folds = [self.fold(store, values[store.value], group.width) for store in group.stores]
         for store, names in zip(group.stores, folds, strict=True):
             if store.reduce is Reduce.COLUMNS:

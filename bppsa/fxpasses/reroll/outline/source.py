@@ -46,11 +46,13 @@ class FunctionSource:
         """Within a function that has the names it closes over, and the class that it is in."""
         code = self.function.__code__
         names = [name for name in (*code.co_freevars, *held) if name != "__class__"]
-        inner: ast.stmt = definition
+        inner: list[ast.stmt] = [definition]
         if self.cls is not None:
-            inner = ast.ClassDef(self.cls, [], [], [inner], [])
+            inner = [ast.ClassDef(self.cls, [], [], inner, [])]
+            if self.cls not in names:  # the class's own name is a global one, as it was
+                inner.insert(0, ast.Global([self.cls]))
         arguments = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
-        tree = ast.Module([ast.FunctionDef("around", arguments, [inner], [])], [])
+        tree = ast.Module([ast.FunctionDef("around", arguments, inner, [])], [])
         for node in ast.walk(tree):
             if "type_params" in node._fields and not hasattr(node, "type_params"):
                 node.type_params = []  # type: ignore[attr-defined]  # of Python 3.12
