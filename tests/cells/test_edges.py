@@ -90,28 +90,3 @@ def test_a_constant_carry_takes_no_gradient() -> None:
 
 def test_a_slice_without_columns() -> None:
     fuses(squashed(lambda h, x: torch.cat([h[:, :0], h], 1) + x), h(), x(H))
-
-
-# Each reads a sum of a product a second time, in another place of a kernel, and compares it with itself.
-COMPARED: dict[str, Callable[[Tensor], Tensor]] = {
-    "largest": lambda a: 0.5 * a + 0.1 * a.amax(1, keepdim=True),
-    "pairs that are equal": lambda a: 0.5 * a + 0.1 * ((a[:, :, None] - a[:, None]).abs() == 0).to(a.dtype).sum(2),
-    "ranks": lambda a: 0.5 * a + 0.01 * (a[:, :, None] > a[:, None]).to(a.dtype).sum(2),
-    "second largest": lambda a: 0.5 * a + 0.1 * torch.topk(a, 2, dim=1).values[:, 1:],
-}
-
-
-@pytest.mark.parametrize("name", COMPARED)
-@pytest.mark.parametrize("width", [5, 16])
-def test_a_value_is_equal_to_itself(name: str, width: int) -> None:
-    torch.manual_seed(0)
-    state, xs = random(4, width).requires_grad_(), x(width)[:, :1].expand(T, 4, width).clone().requires_grad_()
-    cell = plain(lambda h, x: COMPARED[name](0.95 * h + x))
-    found, _ = bppsa.scan(cell, state, xs, strategy="sequential")
-    wanted = state
-    for each in xs:
-        wanted, _ = cell(wanted, each)
-    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
-    grads = [torch.autograd.grad(y.sum(), (state, xs)) for y in (found, wanted)]
-    for ours, theirs in zip(*grads, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)

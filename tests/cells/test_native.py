@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import bppsa
 from bppsa.codegen.cpu.build import available
 from bppsa.frontend.cell import fused_cell, plans, scan_call
 from bppsa.frontend.planning import sweeps
@@ -96,3 +98,30 @@ def test_complex_numbers() -> None:
     given = example(of_complex_numbers, *(random(*shape, 3, 33, dtype=torch.complex64) for shape in ((), (T,))))
     assert check(given, tolerance=1e-4).strategy == "sequential"
     check_inference(given, tolerance=1e-4)
+
+
+# Each reads a sum of a product a second time, in another place of a kernel, and compares it with itself.
+COMPARED: dict[str, Callable[[Tensor], Tensor]] = {
+    "largest": lambda a: 0.5 * a + 0.1 * a.amax(1, keepdim=True),
+    "pairs that are equal": lambda a: 0.5 * a + 0.1 * ((a[:, :, None] - a[:, None]).abs() == 0).to(a.dtype).sum(2),
+    "ranks": lambda a: 0.5 * a + 0.01 * (a[:, :, None] > a[:, None]).to(a.dtype).sum(2),
+    "second largest": lambda a: 0.5 * a + 0.1 * torch.topk(a, 2, dim=1).values[:, 1:],
+}
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_a_value_is_equal_to_itself(name: str) -> None:
+    torch.manual_seed(0)
+    state, xs = (torch.rand(*size, 5, dtype=torch.float64, requires_grad=True) for size in ((4,), (12, 4)))
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, tuple[()]]:
+        return COMPARED[name](0.95 * h + x), ()
+
+    found, _ = bppsa.scan(cell, state, xs, strategy="sequential")
+    wanted = state
+    for each in xs:
+        wanted, _ = cell(wanted, each)
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    grads = [torch.autograd.grad(y.sum(), (state, xs)) for y in (found, wanted)]
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
