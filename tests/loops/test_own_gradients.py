@@ -35,6 +35,22 @@ class Spike(torch.autograd.Function):
         return slope(u) * g.clone() if ctx.needs_input_grad[0] else None
 
 
+class Written(torch.autograd.Function):
+    """As SpyTorch spells a spike: ones are written into zeros, at a mask."""
+
+    @staticmethod
+    def forward(ctx: Any, u: Tensor) -> Tensor:
+        ctx.save_for_backward(u)
+        out = torch.zeros_like(u)
+        out[u > 0] = 1.0
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Any:
+        (u,) = ctx.saved_tensors
+        return g.clone() / (10.0 * torch.abs(u) + 1.0) ** 2
+
+
 class Chosen(Spike):
     """Of one of several shapes, as a library has them; an unknown one is an error."""
 
@@ -253,6 +269,7 @@ class Scaled(torch.autograd.Function):
 
 USES: dict[str, Any] = {
     "spike": lambda cell, u: Spike.apply(u),
+    "written": lambda cell, u: Written.apply(u),
     "chosen": lambda cell, u: Chosen.apply(u),
     "boxed": lambda cell, u: Boxed.apply(u * 3, 2.0).mul_(0.5),
     "of its class": lambda cell, u: OfItsClass.apply(u),

@@ -11,12 +11,11 @@ from torch import Tensor
 import bppsa
 from bppsa.frontend.call_log import collecting
 from bppsa.runtime.recurrent.reference import loop
-from tests.loops.test_own_gradients import LEFT, USES, Boxed, Seeding, Spike, calls, cubed
+from tests.loops.test_own_gradients import LEFT, USES, Seeding, Spike, calls, cubed
 from tests.scan.support import check, leaves, results, same
 from tests.scan.zoo import H, T, example, h, x
 
 WEIGHT = torch.linspace(-1, 1, H * H, dtype=torch.float64).view(H, H).requires_grad_()
-FUSED = {**USES, "boxed": lambda cell, u: Boxed.apply(u * 3, 2.0) * 0.5}
 
 
 class Neurons:
@@ -33,20 +32,20 @@ class Neurons:
         return u - 0.3 * spike, spike
 
 
-@pytest.mark.parametrize("use", FUSED)
+@pytest.mark.parametrize("use", USES)
 def test_a_product_with_the_gradient_is_part_of_the_scan(use: str) -> None:
     torch.manual_seed(0)
-    assert check(example(Neurons(FUSED[use]), h(), x(H)), tolerance=1e-12).strategy == "sequential"
+    assert check(example(Neurons(USES[use]), h(), x(H)), tolerance=1e-12).strategy == "sequential"
 
 
-@pytest.mark.parametrize("use", [*(use for use in LEFT if use != "noisy"), "boxed, changed in place"])
+@pytest.mark.parametrize("use", [use for use in LEFT if use != "noisy"])
 def test_any_other_gradient_is_pytorchs(use: str) -> None:
     torch.manual_seed(0)
     calls.clear()
-    cell = Neurons(LEFT[use][0] if use in LEFT else USES["boxed"])
+    cell = Neurons(LEFT[use][0])
     decision = check(example(cell, h(), x(H)), tolerance=1e-12)
     assert decision.strategy == "pytorch"
-    assert "gradient" in decision.reason or "in place" in decision.reason
+    assert "gradient" in decision.reason
     assert len(calls) in (0, 2 * T)  # of both scans: no backward has run but PyTorch's
 
 
@@ -70,7 +69,7 @@ def test_a_gradient_of_its_own_is_recorded_where_one_is_asked_for() -> None:
 
 def test_a_second_derivative_goes_through_the_slope() -> None:
     """What a backward takes from autograd again is the tensor that it was, with its gradient."""
-    cell, carry, xs = Neurons(FUSED["skewed"]), h(), x(H)
+    cell, carry, xs = Neurons(USES["skewed"]), h(), x(H)
     found = []
     for scan in (bppsa.scan, loop):
         loss = sum((value**2).sum() for value in leaves(scan(cell, carry, xs)))

@@ -12,6 +12,9 @@ from math import prod
 
 from torch import fx
 
+from bppsa.common.chain import ALONG_BATCH
+from bppsa.errors import Unsupported
+
 
 @dataclass(frozen=True, eq=False)
 class Axis:
@@ -75,8 +78,11 @@ def _flat(dims: Sequence[AxisGroup]) -> list[Axis]:
 
 
 def layout_of(node: fx.Node, rows: bool) -> AxisLayout:
-    """The layout of a value with its rows in front, or of a parameter."""
+    """The layout of a value with its rows in front, or of a parameter. Raises `Unsupported` for one number of all
+    rows."""
     shape = node.meta["val"].shape
+    if rows and not shape:
+        raise Unsupported(replace(ALONG_BATCH, op=str(node.target)))
     features = tuple(() if size == 1 else (Axis(size),) for size in (shape[1:] if rows else shape))
     first: AxisGroup = (Axis(shape[0], "rows"),) if rows and shape[0] != 1 else ()
     axes = tuple(axis for group in features for axis in group)

@@ -24,7 +24,7 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.environment.harmless import is_harmless, is_plain
 from bppsa.fxpasses.lines import OURS
 from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
-from bppsa.fxpasses.recording.recorder import Recorder
+from bppsa.fxpasses.recording.recorder import Recorder, is_made_anew
 from bppsa.fxpasses.recording.refused import NoEscape
 from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.sparsity.rules.own_gradient import ATTACHED, has_own_gradient
@@ -145,8 +145,15 @@ class SlopeRecorder(Recorder):
         if self.gradients and not torch.is_grad_enabled():
             if self.running:
                 raise Unsupported(Reason("has a gradient that has none itself", str(node.target), MEND))
-            self.made.append(out)
+            if not is_made_anew(node):  # held by somebody, torch.zeros would return a detached one instead
+                self.made.append(out)
         return out
+
+    def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
+        changed = super().change_in_place(func, args, kwargs)
+        if self.gradients and not torch.is_grad_enabled():
+            self.made.append(changed)
+        return changed
 
     def end_functions(self) -> None:
         made, self.made = self.made, []

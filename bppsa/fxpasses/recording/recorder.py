@@ -52,6 +52,13 @@ def is_made_anew(node: fx.Node) -> bool:
     return node.op == "call_function" and (not node.all_input_nodes or node.target in FILLS)
 
 
+def makes_memory(node: fx.Node) -> bool:
+    """Whether what the node gives shares its memory with nothing that it reads."""
+    schema = getattr(node.target, "_schema", None)
+    unsaid = node.target is aten._unsafe_view.default  # which is a view all the same
+    return schema is not None and not unsaid and all(given.alias_info is None for given in schema.returns)
+
+
 def seen_apart(tensor: Tensor) -> Tensor:
     """Another tensor over the same memory. Where somebody holds what torch.zeros and its kin have made, they return a
     detached one instead, which could not be told from what a user detaches."""
@@ -291,14 +298,16 @@ class Recorder(TorchDispatchMode):
     def define_output(self, node: fx.Node, out: Tensor) -> Tensor:
         # In a torch.no_grad() block inside the function. Autograd runs an op with a gradient of its own in one too.
         detached = self.gradients and not torch.is_grad_enabled() and node.target is not ATTACHED
+        is_own = False  # whether it has its memory alone
         if detached and not is_made_anew(node) and node.target is not aten.detach.default:
+            is_own = makes_memory(node)
             node.meta["val"], where = out, {key: node.meta[key] for key in ("path", "line") if key in node.meta}
             node = self.graph.call_function(aten.detach.default, (node,))
             node.meta.update(where)
         elif isinstance(self.aliases.find(out), fx.Node) and node.target is not aten.detach.default:
             self.graph.erase_node(node)  # a view that changes nothing
             return out
-        if node.target is aten.detach.default:
+        if node.target is aten.detach.default and not is_own:
             shared, out = out, zeros_like(out)  # a geometry of its own, to tell it from what it was detached from
             self.aliases.may_share("changes in place what shares memory with what was detached from it", shared, out)
         self.define(node, out)

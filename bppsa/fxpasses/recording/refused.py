@@ -48,6 +48,6 @@ class NoEscape(TorchFunctionMode):
                 return result
         result = theirs(func, *args, **(kwargs or {}))
         if func in MAY_COPY and isinstance(result, Tensor):
-            given = tensors_in((args, kwargs))
+            given = tensors_in((args, kwargs) if func is torch.einsum else (args[:1], (kwargs or {}).get("input")))
             self.aliases.may_share(f"changes in place what {func.__name__} may have copied, or not", result, *given)
         return result

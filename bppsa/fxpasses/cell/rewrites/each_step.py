@@ -21,6 +21,10 @@ TRIED_STEPS = 2
 CANNOT = (RuntimeError, ValueError, IndexError, TypeError)
 
 
+# What an op is tried on: 0 is a place in any tensor, but nothing to divide by; some take probabilities alone.
+EXAMPLES = ((torch.randn, 0), (torch.randn, 1), (torch.rand, 0))
+
+
 def each_step(op: Any, moving: Sequence[bool], args: Any, kwargs: Any) -> Any:
     """`op(*args, **kwargs)` at every step. moving: for each leaf of args and kwargs, whether it is a tensor of all
     steps, [T, *shape]; the others are the same at all of them. Results are [T, *shape]."""
@@ -59,35 +63,35 @@ def check_each_step(node: fx.Node, moving: Sequence[bool]) -> None:
 
 
 def tried_at_once(node: fx.Node, moving: Sequence[bool]) -> tuple[list[Any], list[Any]]:
-    try:
-        return at_once(node, moving, 0)
-    except CANNOT:
-        pass  # a division by zero, perhaps
-    try:
-        return at_once(node, moving, 1)
-    except CANNOT as error:
-        raise Unsupported(Reason("cannot run for all steps at once", op=str(node.target))) from error
+    raised: Exception | None = None
+    for draw, whole in EXAMPLES:
+        try:
+            return at_once(node, moving, draw, whole)
+        except CANNOT as error:
+            raised = error
+    reason = Reason("cannot run for all steps at once", op=str(node.target), path=node.meta.get("line", ""))
+    raise Unsupported(reason) from raised
 
 
-def at_once(node: fx.Node, moving: Sequence[bool], whole: int) -> tuple[list[Any], list[Any]]:
+def at_once(node: fx.Node, moving: Sequence[bool], draw: Any, whole: int) -> tuple[list[Any], list[Any]]:
     """What the op is given as an example, and what it gives for all steps. whole: the integers among it."""
     leaves, spec = tree_flatten((node.args, node.kwargs))
     generator = torch.Generator().manual_seed(0)
     given = [
-        example(leaf.meta["val"], moves, generator, whole) if isinstance(leaf, fx.Node) else leaf
+        example(leaf.meta["val"], moves, generator, draw, whole) if isinstance(leaf, fx.Node) else leaf
         for leaf, moves in zip(leaves, moving, strict=True)
     ]
     args, kwargs = tree_unflatten(given, spec)
     return given, tree_leaves(theirs(each_step, node.target, moving, args, kwargs))
 
 
-def example(like: Tensor, moves: bool, generator: torch.Generator, whole: int) -> Tensor:
-    """Random numbers; an integer is `whole`: 0 is a place in any tensor."""
+def example(like: Tensor, moves: bool, generator: torch.Generator, draw: Any, whole: int) -> Tensor:
+    """Random numbers; an integer is `whole`."""
     shape = (TRIED_STEPS, *like.shape) if moves else like.shape
     if not (like.is_floating_point() or like.is_complex()):
         return torch.full(shape, whole, dtype=like.dtype)
     wide = torch.complex128 if like.is_complex() else torch.float64
-    return torch.randn(shape, generator=generator, dtype=wide).to(like.dtype)
+    return draw(shape, generator=generator, dtype=wide).to(like.dtype)
 
 
 def alike(a: Tensor, b: Tensor) -> bool:
