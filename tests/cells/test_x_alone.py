@@ -45,6 +45,11 @@ OPS: Table = [
 ]
 
 TAILS: Table = [
+    ("of probabilities", lambda h, x: (torch.tanh(h + x), functional.binary_cross_entropy(h.sigmoid(), x.sigmoid()))),
+    (
+        "of probabilities alone",
+        lambda h, x: (torch.tanh(h + x), functional.binary_cross_entropy(h.sigmoid(), x.sigmoid())),
+    ),
     ("cumsum", lambda h, x: (torch.tanh(h + x), h.cumsum(1))),
     ("sort", lambda h, x: (torch.tanh(h + x), h.sort(1).values)),
     ("several results", lambda h, x: (torch.tanh(h + x), h.max(1))),

@@ -36,8 +36,8 @@ def level_block(width: int) -> tuple[int, int]:
 def boundaries(plan: ScanPlan, running: Tensor, g: Tensor, *, reverse: bool) -> Tensor | None:
     """[C, B, N], chunks in the order of time; None where no kernel holds an M so wide.
 
-    running: [C, B, m + 2, pitch], of `lowering/reduction.py`; a tree's levels write over it. g: [B, N], what enters the
-    chunk that the backward comes to first: the last, or where the recurrence runs in `reverse`, the first.
+    running: [C, B, m + 2, pitch], of `assembling/reduction.py`; a tree's levels write over it. g: [B, N], what enters
+    the chunk that the backward comes to first: the last, or where the recurrence runs in `reverse`, the first.
     """
     width, columns = g.shape[1], running.shape[2]
     if columns == 3 and not plan.down:

@@ -93,6 +93,7 @@ def without_kernel(plan: CellPlan, x: Tensor) -> Reason | None:
 
 def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:
     """Why a call is left to PyTorch whatever the cell."""
+    held = {str(leaf.dtype) for leaf in carry}
     dtypes = {leaf.dtype.to_real() for leaf in carry if leaf.dtype not in WHOLE}
     if reason := unusual_moment():
         return reason
@@ -100,7 +101,8 @@ def unusual(carry: Sequence[Tensor], xs: Sequence[Tensor]) -> Reason | None:
     if device not in ("cpu", "cuda"):
         return Reason(f"a device that has no kernels: {device}", mend="on a CPU or a GPU with CUDA it runs fused")
     if len(dtypes) != 1 or not dtypes <= {torch.float32, torch.float64}:
-        return Reason(f"a carry of {', '.join(sorted(map(str, dtypes)))}", mend="use float32 or float64 throughout")
+        mend = "use one of float32 and float64 throughout" if dtypes else "carry real numbers beside it"
+        return Reason(f"a carry of {', '.join(sorted(held))}", mend=mend)
     if torch.is_autocast_enabled(device):
         return Reason("autocast decides dtypes op by op")
     if any(leaf.dim() == 0 for leaf in carry):

@@ -1,6 +1,6 @@
 """The second phase of a scan in Triton: the cotangent that enters each chunk, from the chunks' reductions.
 
-A chunk is the affine map g -> M g + v. Its reduction (`lowering/reduction.py`) leaves, as rows of a tensor [C, B, m +
+A chunk is the affine map g -> M g + v. Its reduction (`assembling/reduction.py`) leaves, as rows of a tensor [C, B, m +
 2, pitch], the m columns of M, then v, then a row that is NaN wherever anything of g gets through; after N numbers and
 one more, the powers of two of the columns, or where M is diagonal of its numbers.
 """
