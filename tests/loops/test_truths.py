@@ -117,3 +117,23 @@ def test_a_call_that_decides_otherwise_passes_the_check(monkeypatch: pytest.Monk
     pair = Pair(Deciding(limited))
     for seed, value in enumerate([9.0, 9.0, 0.1, 9.0]):
         pair.call(x(LONG), limit(value), seed=seed)
+
+
+class Stabilised(Cell):
+    """As the cell of xLSTM is published: the first step, before which the normaliser is zero, takes another branch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = largest = h = self.start(x)
+        out = []
+        for t in range(x.shape[1]):
+            gate = self.cell(x[:, t], h)
+            new = gate if torch.all(n == 0.0) else torch.max(gate, largest - 0.1)
+            n, h = torch.exp(largest - new) * n + torch.exp(gate - new), torch.tanh(gate) / (1 + n.abs())
+            largest = new
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def test_the_first_step_may_decide_otherwise() -> None:
+    torch.manual_seed(0)
+    assert Pair(Stabilised()).strategies(x(LONG)) == ["sequential"]

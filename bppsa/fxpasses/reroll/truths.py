@@ -7,6 +7,7 @@ call, which tells afterwards whether they did.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -24,16 +25,23 @@ OF_ONE = ((None,), ())  # how the arguments of an op of one tensor are nested
 
 def read_truths(log: Log) -> list[LoggedValue]:
     """Values [], one for each line, op and shape, that are true where all that was read is as it was in the log. The
-    ops that make them are put at the log's end. Raises Unsupported where one line has decided in two ways."""
+    ops that make them are put at the log's end. Raises Unsupported where one line has decided in two ways, and not in
+    the first step or the last alone."""
     groups: dict[tuple[Any, ...], list[ReadTruth]] = {}
     for read in log.truths:
         op = read.value.op
         made = (op.target, *(operand.shape for operand in op.operands)) if op is not None else ()
         groups.setdefault((read.lines, made), []).append(read)
-    for reads in groups.values():
-        if len({read.holds for read in reads}) > 1:
-            raise Unsupported(Reason(READS.what, READS.op, READS.mend, place(reads[0].lines)))
-    return [as_read(log, reads) for reads in groups.values()]
+    return [as_read(log, alike) for reads in groups.values() for alike in decided_alike(reads)]
+
+
+def decided_alike(reads: Sequence[ReadTruth]) -> list[list[ReadTruth]]:
+    """Those that decide as one: all, or all but one at an end, as where a state is all zeros before the first step."""
+    runs = [list(run) for _, run in groupby(reads, lambda read: read.holds)]
+    at_ends = [run for run in (runs[0], runs[-1]) if len(run) == 1]
+    if len(runs) > 1 + min(len(at_ends), len(runs) - 1):
+        raise Unsupported(Reason(READS.what, READS.op, READS.mend, place(reads[0].lines)))
+    return runs
 
 
 def witness_of(read: ReadTruth) -> LoggedValue:
