@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,6 +46,16 @@ class OfRows(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         y, target = ctx.saved_tensors
         return g[:, None] * 2 * (y - target) / y.shape[1], None
+
+
+class Centred(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g - g.mean(0)
 
 
 class Backward(torch.autograd.Function):
@@ -95,6 +106,15 @@ def test_a_mean_or_a_sum_by_a_function_is_one(loss_fn: Callable[..., Tensor]) ->
     loss.backward()
     support.close(compiled.step(x, target), loss.detach())
     support.same(support.gradients(compiled), support.gradients(model))
+
+
+centred = Centred.apply  # looked up before it is traced
+
+
+@pytest.mark.parametrize("function", [centred, partial(centred)])
+def test_a_function_bound_earlier_is_found_out(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(WorkerError, match="the gradient that loss_fn gives its output"):
+        scheduled(perceptron(), lambda y, target: F.mse_loss(function(y), target)).step(*batch())
 
 
 def clipped(g: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -129,13 +130,20 @@ def optional(self: Model, x: Tensor) -> Tensor:
     return Optional.apply(x, None, self.second.weight)
 
 
+rounding, reversing = Rounded.apply, Reversed.apply  # looked up before the model is cut
+
+
+def bound(self: Model, x: Tensor) -> Tensor:
+    return rounding(x, 0.25) + partial(reversing, x)(0.5, True)
+
+
 def without_gradients(self: Model, x: Tensor) -> Tensor:
     with torch.no_grad():
         scale = Reversed.apply(x, 0.5, True)
     return x * scale
 
 
-FUNCTIONS = (reversed_, rounded, split, one_of_several, asking, optional, without_gradients)
+FUNCTIONS = (reversed_, rounded, split, one_of_several, asking, optional, bound, without_gradients)
 SCHEDULES = (zero_bubble(), lpp(G=2), fsdp())
 
 
