@@ -55,14 +55,19 @@ class MicrobatchLosses:
             given = {b: batch.call.arguments[b] if loss_fn is None else (None, targets[b]) for b in batch.mine}
             whole, mend = (batch.values, OWN) if loss_fn is None else ((None, target), OF_FUNCTIONS)
             counted = weights(traced.means, batch, given, whole, gathered, mend)
-            return replace(found, weights=counted, sizes=traced.sizes)
+            return replace(found, weights=counted, sizes=traced.sizes, counted=True)
         count = gathered({b: counts(loss_fn, self.loss_weight, targets[b], batch.sizes[b]) for b in batch.mine})
         by_batch = [count[b] for b in order]
         trial = self.trial(by_batch, batch.sizes, together)
         if trial is not None and trial.sums:
             return replace(found, trial=trial)
         total = sum(by_batch)
-        return replace(found, weights=[each / total if total else each for each in by_batch], trial=trial)
+        return replace(
+            found,
+            weights=[each / total if total else each for each in by_batch],
+            trial=trial,
+            counted=self.loss_weight is None,
+        )
 
     def read(self, target: Any, batch: Batch, gathered: Gathered) -> TracedLoss:
         """What the micro-batches' losses count by, as the loss's graph tells it; no means: by rows, or as is known."""

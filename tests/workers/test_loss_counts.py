@@ -1,0 +1,48 @@
+"""Losses that divide by a count which some micro-batch has none of, or that decide by sizes."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from bppsa import compile
+from bppsa.schedule import gpipe
+from tests.workers.test_loss_means import Tagger, check, of_rows, plain
+
+pytestmark = pytest.mark.usefixtures("in_float64")
+
+
+def over_ones(logits: Tensor, labels: Tensor) -> Tensor:
+    return of_rows(logits, labels.clamp(min=0)).sum() / (labels == 1).sum()
+
+
+def over_some(logits: Tensor, labels: Tensor) -> Tensor:
+    return of_rows(logits, labels.clamp(min=0)).sum() / (labels == 1).sum().clamp(min=1)
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_loss_over_a_count_of_nothing_is_an_error(own: bool) -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    model: nn.Module = Tagger(over_ones) if own else net
+    options: dict[str, Any] = {} if own else {"loss_fn": over_ones}
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=3, **options)
+    x, labels = torch.randn(3, 3, 4), torch.tensor([[0, 1, 2], [0, 0, 0], [1, 1, 0]])
+    with pytest.raises(RuntimeError, match=r"count that is zero in micro-batch 1, which has a loss .*clamp\(min=1\)"):
+        compiled.step(x, labels)
+
+
+def test_a_least_count_mends_it() -> None:
+    model, x, labels = Tagger(over_some), torch.randn(3, 3, 4), torch.tensor([[0, 1, 2], [0, 0, 0], [1, 1, 0]])
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=3)
+    check(compiled, model, (x, labels), model(x, labels)["loss"], compiled.step(x, labels))
+
+
+def test_what_somebody_says_to_count_for_nothing_may_have_a_loss() -> None:
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    says = lambda labels: float((labels == 1).any())  # noqa: E731
+    compiled = compile(net, schedule=gpipe(), stages=2, microbatches=3, loss_fn=plain, loss_weight=says)
+    assert compiled.step(torch.randn(3, 3, 4), torch.tensor([[0, 1, 2], [0, 0, 0], [1, 1, 0]])).isfinite()
