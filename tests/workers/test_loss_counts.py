@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa import compile
+from bppsa.errors import ArgumentError
 from bppsa.schedule import gpipe
 from tests.workers.test_loss_means import Tagger, check, of_rows, plain
 
@@ -46,3 +47,22 @@ def test_what_somebody_says_to_count_for_nothing_may_have_a_loss() -> None:
     says = lambda labels: float((labels == 1).any())  # noqa: E731
     compiled = compile(net, schedule=gpipe(), stages=2, microbatches=3, loss_fn=plain, loss_weight=says)
     assert compiled.step(torch.randn(3, 3, 4), torch.tensor([[0, 1, 2], [0, 0, 0], [1, 1, 0]])).isfinite()
+
+
+def by_length(logits: Tensor, labels: Tensor) -> Tensor:
+    return plain(logits, labels) * (2 if len(logits) >= 6 else 1)
+
+
+@pytest.mark.parametrize("stages", [2, [0, 1, 2]])
+def test_a_loss_that_decides_by_the_rows_of_the_whole_batch_is_an_error(stages: Any) -> None:
+    """Micro-batches have all but one branch, and so has a batch that is small enough."""
+    net = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
+    own = copy.deepcopy(net)
+    cut = stages if isinstance(stages, int) else [own[i] for i in stages]
+    compiled = compile(own, schedule=gpipe(), stages=cut, microbatches=3, loss_fn=by_length)
+    x, labels = torch.randn(9, 3, 4), torch.randint(3, (9, 3))
+    check(compiled, net, (x[:5], labels[:5]), plain(net(x[:5]), labels[:5]), compiled.step(x[:5], labels[:5]))
+    with pytest.raises(
+        ArgumentError, match=r"test_loss_counts\.py:\d+: .*shape\[0\] is 9, and Python decided otherwise"
+    ):
+        compiled.step(x, labels)

@@ -207,7 +207,7 @@ def test_the_loss_of_a_model_on_meta_is_traced() -> None:
     with torch.device("meta"):
         model = Tags()
     stages = bppsa.partition(model, x.to("meta"), stages=2)
-    means = Traces(masked, stages).of(target, [x]).means
+    means = Traces(masked, stages).of(target, [x], len(x)).means
     assert means is not None
     assert means.count is not None
 

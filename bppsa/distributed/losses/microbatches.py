@@ -76,7 +76,7 @@ class MicrobatchLosses:
         if self.loss_weight is not None or is_known(self.loss_fn):
             return TracedLoss()
         self.traces = self.traces or Traces(self.loss_fn, self.stages)
-        found = self.traces.of(target, batch.values)
+        found = self.traces.of(target, batch.values, sum(batch.sizes))
         means = found.means
         ways = None if means is None else (means.count is None, means.sums, means.ways)
         of_all = list(gathered(dict.fromkeys(batch.mine, ways)).values())  # ranks may have targets of unlike dtypes

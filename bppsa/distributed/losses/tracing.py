@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,9 @@ from bppsa.fxpasses.partition.capture.since import since
 from bppsa.fxpasses.partition.capture.whole import Custom
 from bppsa.fxpasses.partition.means.outputs import FEW, resized
 from bppsa.fxpasses.theirs import raise_if_ours, theirs
+
+if TYPE_CHECKING:
+    from bppsa.fxpasses.partition.capture.sizes import Sizes  # which imports sympy
 
 MOST = 8  # graphs that are kept, and times that a loss is traced in vain
 
@@ -37,7 +40,7 @@ class TracedLoss:
     target: tuple[Any, ...] = ()
     structure: TreeSpec | None = None
     changed: Callable[[], str] = lambda: ""
-    sizes: Callable[..., None] | None = None
+    sizes: Sizes | None = None
 
     def holds(self, output: Any, target: Any) -> bool:
         """Whether the graph was made for such an output and such a target."""
@@ -75,23 +78,27 @@ class Traces:
         self.failed: list[Any] = []  # signatures of what could not be traced
         self.last: tuple[Any, TracedLoss] = None, TracedLoss()  # what was found, and for which tensors
 
-    def of(self, target: Any, arguments: Sequence[Any]) -> TracedLoss:
-        """The graph for a batch's target and the model's arguments."""
+    def of(self, target: Any, arguments: Sequence[Any], rows: int) -> TracedLoss:
+        """The graph for a batch's target and the model's arguments. rows: of the whole batch, on all ranks.
+
+        Raises ArgumentError where loss_fn would do something else for so many.
+        """
         if self.stages.few is None:
             return TracedLoss()
         self.kept = [one for one in self.kept if not one.changed()]
-        known, (before, last) = tensor_kinds(target, *arguments), self.last
+        known, (before, last) = tensor_kinds(rows, target, *arguments), self.last
         if known is None or known != before or not any(one is last for one in self.kept):
-            self.last = known, self.found(target, arguments)
+            self.last = known, self.found(target, arguments, rows)
         return self.last[1]
 
-    def found(self, target: Any, arguments: Sequence[Any]) -> TracedLoss:
+    def found(self, target: Any, arguments: Sequence[Any], rows: int) -> TracedLoss:
         assert self.stages.few is not None
-        rows, leaves = rows_in(arguments), tree_leaves(list(arguments))
-        output = self.stages.assemble([stand_in(x, target) for x in self.stages.few(leaves)])
-        short = of_few_rows(target, rows)
+        output = self.stages.assemble([stand_in(x, target) for x in self.stages.few(tree_leaves(list(arguments)))])
+        short = of_few_rows(target, rows_in(arguments))
         found = next((one for one in reversed(self.kept) if one.holds(output, short)), None)
-        return self.traced(output, short) if found is None else found
+        found = self.traced(output, short) if found is None else found
+        check_whole(found, output, short, rows)
+        return found
 
     def traced(self, output: Any, target: Any) -> TracedLoss:
         signature = signature_of(output, target)
@@ -110,12 +117,26 @@ def signature_of(*values: Any) -> Any:
     return spec, [(x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in leaves]
 
 
-def tensor_kinds(*values: Any) -> Any:
+def tensor_kinds(rows: int, *values: Any) -> Any:
     """What a graph is chosen by, where all leaves are tensors; None where others are, which count by their values."""
     leaves, spec = tree_flatten(values)
     if not all(isinstance(x, Tensor) for x in leaves):
         return None
-    return spec, [(x.dtype, x.shape) for x in leaves]
+    return rows, spec, [(x.dtype, x.shape) for x in leaves]
+
+
+def check_whole(found: TracedLoss, output: Any, target: Any, rows: int) -> None:
+    """Raises ArgumentError where the loss decides by the number of rows, and otherwise for the batch's than for a few:
+    micro-batches may be alike to it, and the whole batch not. output, target: of a few rows."""
+    if found.sizes is None or found.means is None or found.means.count is None:
+        return
+    try:
+        found.sizes(*found.sizes.with_rows(rows, output, target))
+    except PartitionError as error:
+        raise ArgumentError(
+            f"loss_fn does something else for the {rows} rows of the whole batch than for a few: {error}; or take "
+            f"microbatches=1"
+        ) from error
 
 
 def of_few_rows(target: Any, rows: int) -> Any:
