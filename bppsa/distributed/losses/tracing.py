@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from bppsa.common.stages import LossMeans, Stages
@@ -24,6 +24,7 @@ from bppsa.fxpasses.theirs import raise_if_ours, theirs
 if TYPE_CHECKING:
     from bppsa.fxpasses.partition.capture.sizes import Sizes  # which imports sympy
 
+PYTORCHS = ("aten", "prims", "higher_order")  # whose ops a table knows, or nobody else writes
 MOST = 8  # graphs that are kept, and times that a loss is traced in vain
 
 
@@ -41,6 +42,7 @@ class TracedLoss:
     structure: TreeSpec | None = None
     changed: Callable[[], str] = lambda: ""
     sizes: Sizes | None = None
+    seen: bool = True  # whether the graph tells what all of its calls do
 
     def holds(self, output: Any, target: Any) -> bool:
         """Whether the graph was made for such an output and such a target."""
@@ -176,6 +178,13 @@ def traced(function: Callable[..., Any], output: Any, target: Any) -> TracedLoss
         for shape, yes in zip(graph.sizes.shapes, by_rows, strict=True)
     ):
         return None
+    seen = not any(map(is_unseen, graph.graph.nodes))
     if means.count is None and any(isinstance(node.target, Custom) for node in graph.graph.nodes):
         return None  # what a Function gives is found out by trying
-    return TracedLoss(means, likes(target), tree_structure(target), since(module, graph.looked_up), graph.sizes)
+    checked = since(module, graph.looked_up)
+    return TracedLoss(means, likes(target), tree_structure(target), checked, graph.sizes, seen)
+
+
+def is_unseen(node: fx.Node) -> bool:
+    """Whether a call is of the user's own op or Function, of which made-up numbers tell what it does, and no table."""
+    return isinstance(node.target, Custom) or getattr(node.target, "namespace", "aten") not in PYTORCHS

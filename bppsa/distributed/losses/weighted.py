@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from bppsa.distributed.losses.counts import LossFunction
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.distributed.losses.reads import NameOf, check_reads, edges, unnamed
-from bppsa.distributed.losses.trying import LossTrial
+from bppsa.distributed.losses.trying import LossTrial, as_given
 from bppsa.errors import ArgumentError, InputError, PartitionError
 from bppsa.fxpasses.partition.means.outputs import own_loss
 from bppsa.fxpasses.theirs import theirs
@@ -43,9 +43,10 @@ class WeightedLoss:
         if self.sizes is not None:
             check_sizes(self.sizes, output, target)
         if self.loss_fn is None:
-            loss, metrics = own_loss(output), None
+            loss, metrics, given = own_loss(output), None, None
         else:
             ends = edges(output)
+            given = None if self.trial is None else as_given(output)
             loss, metrics = split_loss(theirs(self.loss_fn, output, target))
         if not (isinstance(loss, Tensor) and loss.dim() == 0):
             got = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
@@ -54,7 +55,7 @@ class WeightedLoss:
         if self.loss_fn is not None:
             check_reads(loss, ends, self.names)
         if self.trial is not None:
-            self.trial(batch, loss, output, target)
+            self.trial(batch, loss, given, target)
         return loss * self.weights[batch], metrics
 
     def nothing(self, output: Any, target: Any, batch: int) -> tuple[Tensor, Any]:
