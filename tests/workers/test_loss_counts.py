@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from bppsa import compile
-from bppsa.errors import ArgumentError
+from bppsa.errors import ArgumentError, InputError
 from bppsa.schedule import gpipe
 from tests.workers.test_loss_means import Tagger, check, of_rows, plain
 
@@ -65,4 +66,15 @@ def test_a_loss_that_decides_by_the_rows_of_the_whole_batch_is_an_error(stages: 
     with pytest.raises(
         ArgumentError, match=r"test_loss_counts\.py:\d+: .*shape\[0\] is 9, and Python decided otherwise"
     ):
+        compiled.step(x, labels)
+
+
+def test_terms_that_count_a_little_otherwise_are_an_error() -> None:
+    """One label of many is ignored."""
+    net, x = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), torch.randn(300_000, 2)
+    both = lambda z, labels: F.cross_entropy(z, labels) + 100 * z.square().mean()  # noqa: E731
+    compiled = compile(net, schedule=gpipe(), stages=2, microbatches=2, loss_fn=both)
+    labels = torch.zeros(300_000, dtype=torch.long)
+    labels[0] = -100
+    with pytest.raises(InputError, match="terms that count otherwise"):
         compiled.step(x, labels)
