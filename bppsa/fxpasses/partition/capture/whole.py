@@ -9,9 +9,9 @@ graph it stands for the call itself.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -37,16 +37,25 @@ REWRITTEN = "bppsa."  # where classes are from that stand for PyTorch's in a com
 
 @dataclass(frozen=True)
 class Custom:
-    """The call of an autograd.Function, with a name for the code that torch.fx writes."""
+    """The call of an autograd.Function, with a name for the code that torch.fx writes. held: by their places among the
+    leaves of the arguments, those that no code stands for, such as functions; None is given in the place of each."""
 
     function: Any
+    held: tuple[tuple[int, Any], ...] = field(default=(), hash=False)
 
     @property
     def __name__(self) -> str:
         return str(self.function.__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.held:
+            leaves, spec = tree_flatten((args, kwargs))
+            args, kwargs = tree_unflatten(replaced(leaves, dict(self.held)), spec)
         return theirs(self.function.apply, *args, **kwargs)
+
+
+def replaced(leaves: Sequence[Any], others: Mapping[int, Any]) -> list[Any]:
+    return [others.get(i, leaf) for i, leaf in enumerate(leaves)]
 
 
 @dataclass(frozen=True)
