@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -77,9 +77,37 @@ class Scheduled(nn.Module):
         return getattr(trainer, name)
 
 
+class ScheduledContainer(Scheduled):
+    """Of a model that holds modules by place or by name, as nn.Sequential does: Python asks a class for these."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return held_by(self)[key]
+
+    def __len__(self) -> int:
+        return len(held_by(self))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(held_by(self))
+
+    def __contains__(self, value: Any) -> bool:
+        return value in held_by(self)
+
+
+CONTAINS = ("__getitem__", "__len__", "__iter__")
+
+
+def kind_for(model: nn.Module) -> type[Scheduled]:
+    return ScheduledContainer if all(hasattr(type(model), name) for name in CONTAINS) else Scheduled
+
+
 def trainer_of(model: Scheduled) -> Trainer:
     found: Trainer = state_of(model).scheduled
     return found
+
+
+def held_by(model: Scheduled) -> Any:
+    """The model that is cut, as what holds others."""
+    return trainer_of(model).given
 
 
 def owner_of(model: Scheduled, name: str) -> nn.Module | None:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bppsa.common.stages import COST, MEASURED, OverTime, Stages
-from bppsa.distributed.compiled import Scheduled, trainer_of
+from bppsa.distributed.compiled import Scheduled, kind_for, trainer_of
 from bppsa.distributed.over_time.training import TimeTraining
 from bppsa.distributed.script.groups import in_group
 from bppsa.distributed.steps.agreement import fingerprint
@@ -45,7 +45,7 @@ def scheduled(
         starting = start_in_group if in_group() else start
         return starting(compiled, model, settings, cutting)
 
-    compiled = Scheduled(model, settings, begin)
+    compiled = kind_for(model)(model, settings, begin)
     if example is not None or keywords is not None:
         args = example if isinstance(example, tuple) else () if example is None else (example,)
         trainer_of(compiled).begin(*args, **(keywords or {}))

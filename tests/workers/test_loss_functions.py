@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import bppsa
 from bppsa import compile, trainer
@@ -207,7 +208,7 @@ def test_the_loss_of_a_model_on_meta_is_traced() -> None:
     with torch.device("meta"):
         model = Tags()
     stages = bppsa.partition(model, x.to("meta"), stages=2)
-    means = Traces(masked, stages).of(target, [x]).means
+    means = Traces(masked, stages).of(target, [x], len(x)).means
     assert means is not None
     assert means.count is not None
 
@@ -242,6 +243,14 @@ def test_a_parameter_that_the_loss_reads_is_an_error() -> None:
     apart = torch.randn(3, requires_grad=True)
     with pytest.raises(WorkerError, match=r"loss_fn reads the tensor \[3\]"):
         scheduled(model, lambda y, t: F.cross_entropy(y * apart, t)).step(x, target)
+
+
+def test_a_loss_may_be_checkpointed_without_a_backward_inside() -> None:
+    x, target, model = torch.randn(8, 4), torch.randint(3, (8,)), perceptron()
+    made = [partial(checkpoint, F.cross_entropy, use_reentrant=reentrant) for reentrant in (False, True)]
+    check(scheduled(model, made[0]), model, F.cross_entropy, x, target)
+    with pytest.raises(WorkerError, match=r"loss_fn calls torch\.utils\.checkpoint .* give it use_reentrant=False"):
+        scheduled(model, made[1]).step(x, target)
 
 
 def test_a_loss_may_read_what_wants_no_gradient() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -45,6 +46,16 @@ class OfRows(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         y, target = ctx.saved_tensors
         return g[:, None] * 2 * (y - target) / y.shape[1], None
+
+
+class Centred(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g - g.mean(0)
 
 
 class Backward(torch.autograd.Function):
@@ -97,6 +108,15 @@ def test_a_mean_or_a_sum_by_a_function_is_one(loss_fn: Callable[..., Tensor]) ->
     support.same(support.gradients(compiled), support.gradients(model))
 
 
+centred = Centred.apply  # looked up before it is traced
+
+
+@pytest.mark.parametrize("function", [centred, partial(centred)])
+def test_a_function_bound_earlier_is_found_out(function: Callable[[Tensor], Tensor]) -> None:
+    with pytest.raises(WorkerError, match="the gradient that loss_fn gives its output"):
+        scheduled(perceptron(), lambda y, target: F.mse_loss(function(y), target)).step(*batch())
+
+
 def clipped(g: Tensor) -> Tensor:
     return g * (1e-2 / g.norm()).clamp(max=1)
 
@@ -105,6 +125,66 @@ def clipped(g: Tensor) -> Tensor:
 def test_a_gradient_that_mixes_rows_is_an_error(change: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises(WorkerError, match=r"the gradient that loss_fn gives its output, .* give loss_weight="):
         scheduled(perceptron(), changed(change)).step(*batch())
+
+
+class Balanced(torch.autograd.Function):
+    """Counts how many rows are of a row's class, the first two classes aside."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, classes: Tensor) -> Tensor:
+        ctx.save_for_backward(classes)
+        return y.view_as(y)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        (classes,) = ctx.saved_tensors
+        count = torch.bincount(classes, minlength=9).clamp(min=1)
+        count[:2] = 1
+        return g / count[classes][:, None], None
+
+
+def balanced(y: Tensor, classes: Tensor) -> Tensor:
+    return F.cross_entropy(Balanced.apply(y, classes), classes)
+
+
+def of(change: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda y, classes: 100 * F.cross_entropy(Backward.apply(y, change), classes, reduction="sum")
+
+
+REAL = [balanced, of(lambda g: g * 2 if len(g) > 5 else g), of(lambda g: g * (200 / g.norm()).clamp(max=1))]
+
+
+@pytest.mark.parametrize("loss_fn", REAL)
+def test_what_made_up_numbers_do_not_show_real_ones_do(loss_fn: Callable[..., Tensor]) -> None:
+    """Classes beyond the first two, more rows, and gradients whose norm is above a limit for the whole batch alone."""
+    head = nn.Linear(5, 5).requires_grad_(False)
+    model = nn.Sequential(nn.Linear(4, 5), head)
+    x, classes = torch.randn(9, 4), torch.tensor([2, 2, 2, 3, 3, 2, 2, 2, 2])
+    with pytest.raises(WorkerError, match=r"the gradient that loss_fn gives its output, for the 9 rows"):
+        scheduled(model, loss_fn).step(x, classes)
+
+
+class InPlace(torch.autograd.Function):
+    """Makes its gradient in the place of what it is given, as fused losses do."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, target: Tensor) -> Tensor:
+        loss = (y - target).square().mean()
+        y.detach().sub_(target).mul_(2 / y.numel())
+        ctx.save_for_backward(y.detach())
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
+        return g * ctx.saved_tensors[0], None
+
+
+def test_a_function_may_make_its_gradient_in_place() -> None:
+    model, (x, target) = perceptron(), batch()
+    compiled = scheduled(model, InPlace.apply)
+    F.mse_loss(model(x), target).backward()
+    compiled.step(x, target)
+    support.same(support.gradients(compiled), support.gradients(model))
 
 
 class Clipped(torch.autograd.Function):

@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -259,3 +260,18 @@ def test_gradients_of_gradients_are_refused() -> None:
     x = torch.randn(6, 4, requires_grad=True)
     with pytest.raises(WorkerError, match="no gradients of gradients"):
         torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+
+
+@pytest.mark.filterwarnings("ignore:called as a module")
+def test_a_model_that_holds_layers_by_place_does_so_when_it_is_compiled() -> None:
+    layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    compiled = compile(layers, schedule=gpipe(), stages=2, microbatches=2)
+    held: Any = compiled
+    assert [held[0], held[1], held[-1]] == list(held) == list(compiled.children())
+    assert len(held) == 3
+    assert held[1] in held
+    x = torch.randn(4, 3)
+    clone: Any = copy.deepcopy(compiled)
+    support.close(clone[:2](x), layers[:2](x))
+    support.close(compiled(x), layers(x))
+    assert not hasattr(compile(zoo.Drawn(LAYERS), schedule=gpipe(), stages=2, microbatches=2), "__len__")

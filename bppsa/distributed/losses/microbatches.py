@@ -19,6 +19,8 @@ from bppsa.distributed.losses.weighing import OF_FUNCTIONS, OWN, weights
 from bppsa.distributed.losses.weighted import WeightedLoss
 from bppsa.errors import ArgumentError
 
+UNTRACED = "loss_fn cannot be traced"
+UNSEEN = "loss_fn calls an autograd.Function or an op of its own, and no graph shows what that does"
 Gathered = Callable[[Mapping[int, Any]], dict[int, Any]]  # a value of each micro-batch that is here -> of all
 
 
@@ -55,14 +57,16 @@ class MicrobatchLosses:
             given = {b: batch.call.arguments[b] if loss_fn is None else (None, targets[b]) for b in batch.mine}
             whole, mend = (batch.values, OWN) if loss_fn is None else ((None, target), OF_FUNCTIONS)
             counted = weights(traced.means, batch, given, whole, gathered, mend)
-            return replace(found, weights=counted, sizes=traced.sizes)
+            trial = None if traced.seen else self.trial(counted, batch.sizes, together, UNSEEN)
+            return replace(found, weights=counted, sizes=traced.sizes, trial=trial, counted=True)
         count = gathered({b: counts(loss_fn, self.loss_weight, targets[b], batch.sizes[b]) for b in batch.mine})
         by_batch = [count[b] for b in order]
-        trial = self.trial(by_batch, batch.sizes, together)
-        if trial is not None and trial.sums:
-            return replace(found, trial=trial)
         total = sum(by_batch)
-        return replace(found, weights=[each / total if total else each for each in by_batch], trial=trial)
+        shares = [each / total if total else each for each in by_batch]
+        if not self.is_tried():
+            return replace(found, weights=shares, counted=self.loss_weight is None)
+        found = found if says_sum(loss_fn) else replace(found, weights=shares, counted=True)
+        return replace(found, trial=self.trial(found.weights, batch.sizes, together, UNTRACED))
 
     def read(self, target: Any, batch: Batch, gathered: Gathered) -> TracedLoss:
         """What the micro-batches' losses count by, as the loss's graph tells it; no means: by rows, or as is known."""
@@ -71,26 +75,34 @@ class MicrobatchLosses:
         if self.loss_weight is not None or is_known(self.loss_fn):
             return TracedLoss()
         self.traces = self.traces or Traces(self.loss_fn, self.stages)
-        found = self.traces.of(target, batch.values)
+        found = self.traces.of(target, batch.values, sum(batch.sizes))
         means = found.means
         ways = None if means is None else (means.count is None, means.sums, means.ways)
         of_all = list(gathered(dict.fromkeys(batch.mine, ways)).values())  # ranks may have targets of unlike dtypes
         return found if all(way == of_all[0] for way in of_all) else TracedLoss()
 
-    def trial(self, counted: Sequence[float], sizes: Sequence[int], together: Callable[[], bool]) -> LossTrial | None:
-        """Returns the trial of a loss taken for a mean over rows or classes, or for a sum; None where that is known.
+    def is_tried(self) -> bool:
+        """Whether a loss that was not traced is taken for a mean over rows or classes, or for a sum, that nobody knows
+        it to be."""
+        known = self.loss_fn is None or self.loss_weight is not None
+        return not (known or (is_torchs(self.loss_fn) and self.tried))
 
-        Raises ArgumentError where no worker would have two micro-batches to try it with.
+    def trial(
+        self, counted: Sequence[float], sizes: Sequence[int], together: Callable[[], bool], why: str
+    ) -> LossTrial | None:
+        """Returns the trial of what the loss is taken for; None where it cannot be tried, and need not be.
+
+        Raises ArgumentError where no worker would have all micro-batches to try it with.
         """
         loss_fn = self.loss_fn
-        if loss_fn is None or self.loss_weight is not None or (is_torchs(loss_fn) and self.tried):
+        if loss_fn is None:
             return None
         if not together():
             if is_torchs(loss_fn):  # PyTorch's other means are over rows
                 return None
             raise ArgumentError(
-                f"loss_fn cannot be traced, and the micro-batches' losses are on several ranks, so that none can try "
-                f"what it counts; {ASKED}"
+                f"{why}, and the micro-batches' losses are on several ranks, so that none can try what it counts; "
+                f"{ASKED}"
             )
         self.tried = True
         return LossTrial(loss_fn, counted, sizes, says_sum(loss_fn))

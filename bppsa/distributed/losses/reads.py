@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointFunction
 
 from bppsa.common.graph import differentiable_in
 from bppsa.errors import ArgumentError
@@ -47,7 +48,8 @@ def edges(output: Any) -> list[Any]:
 
 
 def check_reads(loss: Tensor, ends: list[Any], names: NameOf) -> None:
-    """Raises ArgumentError where a gradient would flow from the loss to a leaf that is not the output's."""
+    """Raises ArgumentError where a gradient would flow from the loss to a leaf that is not the output's, or through a
+    checkpoint that runs a backward of its own."""
     stops = {id(end) for end in ends}
     seen = set[Any]()
     waiting: list[Any] = [loss.grad_fn]
@@ -56,6 +58,11 @@ def check_reads(loss: Tensor, ends: list[Any], names: NameOf) -> None:
         if node is None or node in seen or id(node) in stops:
             continue
         seen.add(node)
+        if getattr(type(node), "_forward_cls", None) is CheckpointFunction:
+            raise ArgumentError(
+                "loss_fn calls torch.utils.checkpoint with use_reentrant=True, whose backward adds to .grad, and a "
+                "stage asks for gradients that it hands on; give it use_reentrant=False"
+            )
         leaf = node.variable if node.name() == LEAF else None
         if leaf is not None and id(leaf) not in stops:
             raise refusal(of_leaf(leaf, names(leaf)))

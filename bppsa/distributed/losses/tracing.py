@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
 from bppsa.common.stages import LossMeans, Stages
@@ -21,6 +21,10 @@ from bppsa.fxpasses.partition.capture.whole import Custom
 from bppsa.fxpasses.partition.means.outputs import FEW, resized
 from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
+if TYPE_CHECKING:
+    from bppsa.fxpasses.partition.capture.sizes import Sizes  # which imports sympy
+
+PYTORCHS = ("aten", "prims", "higher_order")  # whose ops a table knows, or nobody else writes
 MOST = 8  # graphs that are kept, and times that a loss is traced in vain
 
 
@@ -37,7 +41,8 @@ class TracedLoss:
     target: tuple[Any, ...] = ()
     structure: TreeSpec | None = None
     changed: Callable[[], str] = lambda: ""
-    sizes: Callable[..., None] | None = None
+    sizes: Sizes | None = None
+    seen: bool = True  # whether the graph tells what all of its calls do
 
     def holds(self, output: Any, target: Any) -> bool:
         """Whether the graph was made for such an output and such a target."""
@@ -75,23 +80,27 @@ class Traces:
         self.failed: list[Any] = []  # signatures of what could not be traced
         self.last: tuple[Any, TracedLoss] = None, TracedLoss()  # what was found, and for which tensors
 
-    def of(self, target: Any, arguments: Sequence[Any]) -> TracedLoss:
-        """The graph for a batch's target and the model's arguments."""
+    def of(self, target: Any, arguments: Sequence[Any], rows: int) -> TracedLoss:
+        """The graph for a batch's target and the model's arguments. rows: of the whole batch, on all ranks.
+
+        Raises ArgumentError where loss_fn would do something else for so many.
+        """
         if self.stages.few is None:
             return TracedLoss()
         self.kept = [one for one in self.kept if not one.changed()]
-        known, (before, last) = tensor_kinds(target, *arguments), self.last
+        known, (before, last) = tensor_kinds(rows, target, *arguments), self.last
         if known is None or known != before or not any(one is last for one in self.kept):
-            self.last = known, self.found(target, arguments)
+            self.last = known, self.found(target, arguments, rows)
         return self.last[1]
 
-    def found(self, target: Any, arguments: Sequence[Any]) -> TracedLoss:
+    def found(self, target: Any, arguments: Sequence[Any], rows: int) -> TracedLoss:
         assert self.stages.few is not None
-        rows, leaves = rows_in(arguments), tree_leaves(list(arguments))
-        output = self.stages.assemble([stand_in(x, target) for x in self.stages.few(leaves)])
-        short = of_few_rows(target, rows)
+        output = self.stages.assemble([stand_in(x, target) for x in self.stages.few(tree_leaves(list(arguments)))])
+        short = of_few_rows(target, rows_in(arguments))
         found = next((one for one in reversed(self.kept) if one.holds(output, short)), None)
-        return self.traced(output, short) if found is None else found
+        found = self.traced(output, short) if found is None else found
+        check_whole(found, output, short, rows)
+        return found
 
     def traced(self, output: Any, target: Any) -> TracedLoss:
         signature = signature_of(output, target)
@@ -110,12 +119,26 @@ def signature_of(*values: Any) -> Any:
     return spec, [(x.dtype, x.shape) if isinstance(x, Tensor) else type(x) for x in leaves]
 
 
-def tensor_kinds(*values: Any) -> Any:
+def tensor_kinds(rows: int, *values: Any) -> Any:
     """What a graph is chosen by, where all leaves are tensors; None where others are, which count by their values."""
     leaves, spec = tree_flatten(values)
     if not all(isinstance(x, Tensor) for x in leaves):
         return None
-    return spec, [(x.dtype, x.shape) for x in leaves]
+    return rows, spec, [(x.dtype, x.shape) for x in leaves]
+
+
+def check_whole(found: TracedLoss, output: Any, target: Any, rows: int) -> None:
+    """Raises ArgumentError where the loss decides by the number of rows, and otherwise for the batch's than for a few:
+    micro-batches may be alike to it, and the whole batch not. output, target: of a few rows."""
+    if found.sizes is None or found.means is None or found.means.count is None:
+        return
+    try:
+        found.sizes(*found.sizes.with_rows(rows, output, target))
+    except PartitionError as error:
+        raise ArgumentError(
+            f"loss_fn does something else for the {rows} rows of the whole batch than for a few: {error}; or take "
+            f"microbatches=1"
+        ) from error
 
 
 def of_few_rows(target: Any, rows: int) -> Any:
@@ -155,6 +178,13 @@ def traced(function: Callable[..., Any], output: Any, target: Any) -> TracedLoss
         for shape, yes in zip(graph.sizes.shapes, by_rows, strict=True)
     ):
         return None
+    seen = not any(map(is_unseen, graph.graph.nodes))
     if means.count is None and any(isinstance(node.target, Custom) for node in graph.graph.nodes):
         return None  # what a Function gives is found out by trying
-    return TracedLoss(means, likes(target), tree_structure(target), since(module, graph.looked_up), graph.sizes)
+    checked = since(module, graph.looked_up)
+    return TracedLoss(means, likes(target), tree_structure(target), checked, graph.sizes, seen)
+
+
+def is_unseen(node: fx.Node) -> bool:
+    """Whether a call is of the user's own op or Function, of which made-up numbers tell what it does, and no table."""
+    return isinstance(node.target, Custom) or getattr(node.target, "namespace", "aten") not in PYTORCHS

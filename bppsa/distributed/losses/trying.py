@@ -1,4 +1,4 @@
-"""Tries whether a loss is the mean or sum that it is taken for: that of two micro-batches together is theirs, and so is
+"""Tries whether a loss is the mean or sum that it is taken for: that of all micro-batches together is theirs, and so is
 its gradient."""
 
 from __future__ import annotations
@@ -25,57 +25,56 @@ ASKED = (
 
 
 class Tried(NamedTuple):
-    """A micro-batch whose loss is known."""
+    """A micro-batch whose loss is known. output: as loss_fn was given it."""
 
-    batch: int
     loss: float
     output: Any
     target: Any
 
 
 class LossTrial:
-    """The trial of one step. Each micro-batch is compared with the one that came before it, so that all are compared
-    with all: those whose rows count alike, as where a batch is sorted by length, differ from others."""
+    """The trial of one step, made when the last micro-batch has its loss, of all of them: a loss may do one thing with
+    a few rows and another with many."""
 
-    def __init__(self, loss_fn: Callable[..., Any], counts: Sequence[float], sizes: Sequence[int], sums: bool) -> None:
-        """counts, sizes: of each micro-batch what it is weighted by, and its rows."""
-        self.loss_fn, self.counts, self.sizes, self.sums = loss_fn, counts, sizes, sums
-        self.last: Tried | None = None
+    def __init__(self, loss_fn: Callable[..., Any], weights: Sequence[float], sizes: Sequence[int], sums: bool) -> None:
+        """weights, sizes: of each micro-batch what its loss counts, and its rows. sums: whether it says it is a sum."""
+        self.loss_fn, self.weights, self.sizes, self.sums = loss_fn, weights, sizes, sums
+        self.tried: dict[int, Tried] = {}
         self.lock = threading.Lock()  # micro-batches may be on several threads
 
     @torch.no_grad()
     def __call__(self, batch: int, loss: Tensor, output: Any, target: Any) -> None:
-        """Raises ArgumentError where the loss of two micro-batches is not made up of theirs."""
-        here = Tried(batch, float(loss), output, target)
+        """Raises ArgumentError where the batch's loss is not made up of theirs. Micro-batches that count for nothing do
+        not come here."""
         with self.lock:
-            before, self.last = self.last, here
-        if before is not None:
-            self.compare(before, here, torch.finfo(loss.dtype).eps ** 0.5)
+            self.tried[batch] = Tried(float(loss), output, target)
+            last = len(self.tried) == sum(map(bool, self.weights))
+        if last and len(self.tried) > 1:
+            self.compare(sorted(self.tried), torch.finfo(loss.dtype).eps ** 0.5)
 
-    def compare(self, a: Tried, b: Tried, rounding: float) -> None:
-        sizes, counts = [self.sizes[a.batch], self.sizes[b.batch]], (self.counts[a.batch], self.counts[b.batch])
+    def compare(self, batches: Sequence[int], rounding: float) -> None:
+        pieces, sizes = [self.tried[b] for b in batches], [self.sizes[b] for b in batches]
         try:
-            output = joined([a.output, b.output], sizes, put_together)
-            target = joined([a.target, b.target], sizes, put_together)
+            output = joined([piece.output for piece in pieces], sizes, put_together)
+            target = joined([piece.target for piece in pieces], sizes, put_together)
         except InputError as error:
-            raise ArgumentError(
-                f"loss_fn cannot be traced, and what it counts cannot be tried: {error}; {ASKED}"
-            ) from None
+            raise ArgumentError(f"what loss_fn counts cannot be tried: {error}; {ASKED}") from None
         whole, gradients = self.graded(output, target)
-        shares = (1.0, 1.0) if self.sums else (counts[0] / sum(counts), counts[1] / sum(counts))
-        parts = a.loss * shares[0] + b.loss * shares[1]
+        shares = [self.weights[b] for b in batches]
+        parts = sum(piece.loss * share for piece, share in zip(pieces, shares, strict=True))
         if not math.isfinite(whole):
             return
         if not (math.isfinite(parts) and abs(whole - parts) <= rounding * max(abs(whole), abs(parts))):
             raise ArgumentError(
-                f"loss_fn gives {whole:.6g} for the {sum(sizes)} rows of two micro-batches, and {a.loss:.6g} and "
-                f"{b.loss:.6g} for each: {self.not_made_up()}"
+                f"loss_fn gives {whole:.6g} for the {sum(sizes)} rows of all micro-batches, and "
+                f"{', '.join(f'{piece.loss:.6g}' for piece in pieces)} for each: {self.not_made_up()}"
             )
-        of_parts = [self.graded(one.output, one.target)[1] for one in (a, b)]
+        parted = zip(pieces, shares, strict=True)
+        of_parts = [self.graded(piece.output, piece.target, share)[1] for piece, share in parted]
         for found, *each in zip(gradients, *of_parts, strict=True):
-            if not agree(found, made_up(found, each, shares)):
+            if not agree(found, made_up(found, each)):
                 raise ArgumentError(
-                    f"the gradient that loss_fn gives its output, for the {sum(sizes)} rows of two micro-batches, is "
+                    f"the gradient that loss_fn gives its output, for the {sum(sizes)} rows of all micro-batches, is "
                     f"not that of each: {self.not_made_up()}"
                 )
 
@@ -86,12 +85,13 @@ class LossTrial:
         )
 
     @torch.enable_grad()
-    def graded(self, output: Any, target: Any) -> tuple[float, list[Tensor]]:
-        """The loss, and its gradients with respect to the output's tensors."""
+    def graded(self, output: Any, target: Any, weight: float = 1.0) -> tuple[float, list[Tensor]]:
+        """The loss times the weight, and its gradients with respect to the output's tensors: a backward of the user's
+        may do one thing with small gradients and another with large ones."""
         leaves, spec = tree_flatten(output)
         given = [wanting(x) for x in leaves]
         ends = tree_unflatten(list(map(copied, given)), spec)  # a loss may change in place what it is given
-        loss = split_loss(theirs(self.loss_fn, ends, tree_map(copied, target)))[0]
+        loss = split_loss(theirs(self.loss_fn, ends, tree_map(copied, target)))[0] * weight
         wanted = [x for x in given if isinstance(x, Tensor) and x.requires_grad]
         if not wanted or not loss.requires_grad:
             return loss.item(), [torch.zeros_like(x) for x in wanted]
@@ -99,14 +99,19 @@ class LossTrial:
         return loss.item(), list(theirs(torch.autograd.grad, loss, wanted, **options))
 
 
+def as_given(output: Any) -> Any:
+    """A copy that stays what it is: a loss may change in place what it is given, as one does that makes its gradient of
+    its logits."""
+    return tree_map(lambda x: copied(x.detach()) if isinstance(x, Tensor) else x, output)
+
+
 def copied(x: Any) -> Any:
     return x.clone() if isinstance(x, Tensor) else x
 
 
-def made_up(whole: Tensor, parts: Sequence[Tensor], shares: Sequence[float]) -> Tensor:
-    """The gradient of two micro-batches' losses together: of their rows, or of what both have."""
-    weighted = [x * share for x, share in zip(parts, shares, strict=True)]
-    return sum(weighted[1:], weighted[0]) if whole.shape == parts[0].shape else torch.cat(weighted)
+def made_up(whole: Tensor, parts: Sequence[Tensor]) -> Tensor:
+    """The gradient of the micro-batches' losses together: of their rows, or of what all have."""
+    return sum(parts[1:], parts[0]) if whole.shape == parts[0].shape else torch.cat(list(parts))
 
 
 def agree(a: Tensor, b: Tensor) -> bool:
@@ -118,11 +123,15 @@ def agree(a: Tensor, b: Tensor) -> bool:
 
 
 def put_together(pieces: Sequence[Any], sizes: Sequence[int]) -> Any:
-    """Raises InputError where the leaves are neither rows nor the same for both."""
+    """Raises InputError where the leaves are neither rows nor the same for all."""
     if all(is_batched(x, size) for x, size in zip(pieces, sizes, strict=True)):
         return torch.cat([x.detach() for x in pieces])
-    first, second = pieces
-    tensors = isinstance(first, Tensor) and isinstance(second, Tensor)
-    if first is second or (torch.equal(first, second) if tensors else first == second):
+    first, *others = pieces
+    if all(is_same(first, other) for other in others):
         return first
     raise InputError("the outputs or targets of micro-batches have no rows in dimension 0")
+
+
+def is_same(a: Any, b: Any) -> bool:
+    tensors = isinstance(a, Tensor) and isinstance(b, Tensor)
+    return bool(a is b or (torch.equal(a, b) if tensors else a == b))

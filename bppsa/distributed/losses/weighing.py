@@ -14,7 +14,8 @@ from bppsa.errors import InputError, ScheduleError
 
 OWN = "return outputs and give a loss of each row as loss_fn="
 OF_FUNCTIONS = "where it is a mean all the same give loss_weight=, what a micro-batch counts"
-ROUNDING = 1e-5  # relative: what is counted may be in float32
+ROUNDING = 1e-5  # relative: what is counted may be in float32, and no whole number
+EXACT, WHOLE = 1e-12, 2**24  # relative: of whole numbers up to the largest that float32 has
 
 
 def weights(
@@ -49,14 +50,19 @@ def weights(
         totals = [total if adds else n for total, adds, n in zip(totals, means.sums, counts(means, whole), strict=True)]
     quantities.append([float(size) for size in batch.sizes])  # ROWS is the last: -1
     totals.append(float(sum(batch.sizes)))
+    rounding = EXACT if all(is_exact(x) for of in (totals, *quantities) for x in of) else ROUNDING
     ways = [[factor(way, quantities, totals, b) for b in range(len(batch.sizes))] for way in means.ways]
     for other in ways[1:]:
-        if not all(math.isclose(x, y, rel_tol=ROUNDING, abs_tol=ROUNDING) for x, y in zip(ways[0], other, strict=True)):
+        if not all(math.isclose(x, y, rel_tol=rounding, abs_tol=rounding) for x, y in zip(ways[0], other, strict=True)):
             raise InputError(
                 "the loss has terms that count otherwise in this batch's micro-batches, such as a mean over labels of "
                 "which some are ignored and one over all rows; take microbatches=1, or divide sums yourself"
             )
     return ways[0]
+
+
+def is_exact(count: float) -> bool:
+    return count.is_integer() and abs(count) <= WHOLE
 
 
 def factor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from bppsa.distributed.losses.counts import LossFunction
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.distributed.losses.reads import NameOf, check_reads, edges, unnamed
-from bppsa.distributed.losses.trying import LossTrial
-from bppsa.errors import ArgumentError, PartitionError
+from bppsa.distributed.losses.trying import LossTrial, as_given
+from bppsa.errors import ArgumentError, InputError, PartitionError
 from bppsa.fxpasses.partition.means.outputs import own_loss
 from bppsa.fxpasses.theirs import theirs
 
@@ -32,22 +33,20 @@ class WeightedLoss:
     trial: LossTrial | None = None  # whether the loss is the mean that it is taken for
     sizes: Callable[..., None] | None = None  # the check of what a traced loss takes for granted
     names: NameOf = unnamed  # of Parameters
+    counted: bool = False  # whether the weights are of what the loss divides by, and not what somebody says
 
     def __call__(self, output: Any, batch: int) -> tuple[Tensor, Any]:
         """The loss [], and what loss_fn gives beside it."""
         target = self.targets[batch]
-        if not self.weights[batch]:  # a mean over nothing is no number, and it counts for nothing
-            nothing = next(x for x in tree_leaves(output) if isinstance(x, Tensor)).new_zeros(())
-            if self.loss_fn is None or target is UNREAD:
-                return nothing, None
-            with torch.no_grad():
-                return nothing, split_loss(theirs(self.loss_fn, output, target))[1]
+        if not self.weights[batch]:
+            return self.nothing(output, target, batch)
         if self.sizes is not None:
             check_sizes(self.sizes, output, target)
         if self.loss_fn is None:
-            loss, metrics = own_loss(output), None
+            loss, metrics, given = own_loss(output), None, None
         else:
             ends = edges(output)
+            given = None if self.trial is None else as_given(output)
             loss, metrics = split_loss(theirs(self.loss_fn, output, target))
         if not (isinstance(loss, Tensor) and loss.dim() == 0):
             got = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
@@ -56,8 +55,30 @@ class WeightedLoss:
         if self.loss_fn is not None:
             check_reads(loss, ends, self.names)
         if self.trial is not None:
-            self.trial(batch, loss, output, target)
+            self.trial(batch, loss, given, target)
         return loss * self.weights[batch], metrics
+
+    def nothing(self, output: Any, target: Any, batch: int) -> tuple[Tensor, Any]:
+        """The loss of a micro-batch that counts for nothing, such as a mean over nothing, which is no number."""
+        zero = next(x for x in tree_leaves(output) if isinstance(x, Tensor)).new_zeros(())
+        if target is UNREAD:
+            return zero, None
+        with torch.no_grad():
+            value = output if self.loss_fn is None else theirs(self.loss_fn, output, target)
+        loss, metrics = (own_loss(value), None) if self.loss_fn is None else split_loss(value)
+        if self.counted:
+            check_is_nothing(float(loss.detach()), batch)
+        return zero, metrics
+
+
+def check_is_nothing(loss: float, batch: int) -> None:
+    """Raises InputError where a micro-batch without a count has a loss: zero divided by zero is no number."""
+    if loss and not math.isnan(loss):
+        raise InputError(
+            f"the loss divides by a count that is zero in micro-batch {batch}, which has a loss all the same: divided "
+            f"by nothing it is {loss:g}, and what it is among the others is lost; give the count a least value, as "
+            f".clamp(min=1) does, or take microbatches=1"
+        )
 
 
 def check_sizes(sizes: Callable[..., None], output: Any, target: Any) -> None:

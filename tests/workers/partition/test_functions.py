@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from torch.autograd import Function
 import bppsa
 from bppsa.schedule import Recipe, fsdp, lpp, zero_bubble
 from tests.workers import support
-from tests.workers.partition.support import ROWS, WIDTH, Batch, Model, check, check_or_refused
+from tests.workers.partition.support import ROWS, WIDTH, Batch, Model, check, check_or_refused, refused
 
 # Each has a backward that is not the derivative of its forward: where that is lost, numbers differ.
 
@@ -129,13 +130,20 @@ def optional(self: Model, x: Tensor) -> Tensor:
     return Optional.apply(x, None, self.second.weight)
 
 
+rounding, reversing = Rounded.apply, Reversed.apply  # looked up before the model is cut
+
+
+def bound(self: Model, x: Tensor) -> Tensor:
+    return rounding(x, 0.25) + partial(reversing, x)(0.5, True)
+
+
 def without_gradients(self: Model, x: Tensor) -> Tensor:
     with torch.no_grad():
         scale = Reversed.apply(x, 0.5, True)
     return x * scale
 
 
-FUNCTIONS = (reversed_, rounded, split, one_of_several, asking, optional, without_gradients)
+FUNCTIONS = (reversed_, rounded, split, one_of_several, asking, optional, bound, without_gradients)
 SCHEDULES = (zero_bubble(), lpp(G=2), fsdp())
 
 
@@ -150,6 +158,40 @@ def test_a_function_knows_what_is_frozen(stages: int) -> None:
     model = Model(asking)
     model.second.bias.requires_grad_(False)
     check(model, stages=stages)
+
+
+class Mapped(Function):
+    """Is given functions, and an object."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, forward: Any, backward: Any) -> Tensor:
+        ctx.backward = backward
+        return forward(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.backward(g), None, None
+
+
+def tripled(g: Tensor) -> Tensor:
+    return g * 3
+
+
+def mapped(self: Model, x: Tensor) -> Tensor:
+    factor = 2.0
+    return Mapped.apply(Mapped.apply(x, torch.tanh, tripled), nn.functional.relu, lambda g: g * factor)
+
+
+def of_this_forward(self: Model, x: Tensor) -> Tensor:
+    scale = x.abs().amax()
+    return Mapped.apply(x, torch.tanh, lambda g: g * scale)
+
+
+def test_functions_that_are_arguments_of_a_function() -> None:
+    check(Model(mapped))
+    refused(
+        Model(of_this_forward), r"test_functions\.py:\d+: .*: Mapped\.apply is given <function .*attribute of a module"
+    )
 
 
 class First(nn.Module):

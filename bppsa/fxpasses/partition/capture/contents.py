@@ -151,5 +151,18 @@ def is_librarys(value: Any) -> bool:
     return isinstance(value, (FunctionType, type)) and not is_users_name(str(value.__module__))
 
 
+def is_lasting(value: Any, model: nn.Module) -> bool:
+    """Whether it is there before a forward and after it: an attribute of the model, or a function that holds nothing a
+    forward has made, as a closure may."""
+    if type(value) in ATOMS or isinstance(value, (nn.Module, type, types.BuiltinFunctionType)):
+        return True
+    if isinstance(value, FunctionType):
+        held = [cell.cell_contents for cell in value.__closure__ or ()]
+        return all(one is value or is_lasting(one, model) for one in (*held, *(value.__defaults__ or ())))
+    if isinstance(value, MethodType):
+        return is_lasting(value.__self__, model)
+    return any(value is one for module in model.modules() for one in vars(module).values())
+
+
 def is_users_name(module: str) -> bool:
     return not is_library(module.partition(".")[0])

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from enum import Enum
 from itertools import count
 from typing import Any
 
@@ -12,16 +14,17 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export.graph_signature import InputKind
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._pytree import tree_flatten, tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments, leaf_of
 from bppsa.fxpasses.partition.call.refusals import BY_HAND
+from bppsa.fxpasses.partition.capture.contents import is_lasting
 from bppsa.fxpasses.partition.capture.exported import INSIDE, Exported
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph, Output
 from bppsa.fxpasses.partition.capture.lines import checkpoint_of, place_in
 from bppsa.fxpasses.partition.capture.sizes import Sizes, expression
-from bppsa.fxpasses.partition.capture.whole import Custom, OpaqueCall, TensorNumber
+from bppsa.fxpasses.partition.capture.whole import Custom, OpaqueCall, TensorNumber, replaced
 from bppsa.fxpasses.partition.ops.changes import state_in
 from bppsa.fxpasses.partition.ops.effects import EffectWatch, Facts, facts_of, storage
 from bppsa.fxpasses.partition.ops.regions import NodeModes, enter
@@ -32,6 +35,8 @@ aten, HOPS = torch.ops.aten, torch.ops.higher_order
 TRANSFORMS = "torch._functorch.predispatch"
 SIZES = (aten.sym_size.int, aten.sym_numel.default, aten.sym_stride.int)
 OUTSIDE = NodeModes(True, ())
+# Leaves that the code of torch.fx stands for.
+WRITTEN = (*fx.node.base_types, fx.Node, type(None), torch.Size, slice, range, Enum, type(...))
 
 
 def note_made(node: fx.Node, value: Any) -> None:
@@ -189,7 +194,7 @@ class Copy:
         call: OpaqueCall = self.calls.calls[number]
         given, named = call.arguments(tensors, sizes)
         if isinstance(call.target, Custom):
-            new = self.graph.call_function(call.target, given, named)
+            new = self.graph.call_function(*self.written(call.target, given, named, place_in(node)))
         else:
             new = self.graph.call_module(call.target, given, named)
         self.call(node, new, region)
@@ -200,6 +205,22 @@ class Copy:
         for part, value in zip(parts, node.meta["val"], strict=True):
             note_made(part, value)
         return parts
+
+    def written(self, target: Custom, args: Any, kwargs: Any, place: str) -> tuple[Custom, Any, Any]:
+        """A Function and what it is given, so that torch.fx can write it. Raises PartitionError where an argument is of
+        this forward alone."""
+        leaves, spec = tree_flatten((args, kwargs))
+        held = {i: leaf for i, leaf in enumerate(leaves) if not isinstance(leaf, WRITTEN)}
+        for leaf in held.values():
+            if not is_lasting(leaf, self.model):
+                raise PartitionError(
+                    f"{place}: {target.__name__}.apply is given {leaf!r}, which the forward makes, and stages do not "
+                    f"share; give it tensors and numbers, or what is an attribute of a module"
+                )
+        if not held:
+            return target, args, kwargs
+        args, kwargs = tree_unflatten(replaced(leaves, dict.fromkeys(held)), spec)
+        return replace(target, held=tuple(held.items())), args, kwargs
 
     def assigned(self, node: fx.Node, args: Any, kwargs: Any, region: NodeModes) -> fx.Node:
         """`buffer += 1` sets the attribute to what it is: export copies the buffer to itself."""

@@ -120,10 +120,22 @@ class Sizes:
             f"decides by sizes is decided once; leave it to tensors, or give example_inputs that are alike"
         )
 
+    @property
+    def rows(self) -> frozenset[Any]:
+        """The symbols of the number of rows."""
+        pairs = zip(self.shapes, self.of_rows, strict=True)
+        return frozenset(shape[0] for shape, yes in pairs if shape and yes and isinstance(shape[0], sympy.Symbol))
+
+    def with_rows(self, rows: int, *arguments: Any) -> list[Any]:
+        """The leaves of the arguments, those that are tensors as others on meta, with so many rows."""
+        leaves = list(zip(tree_leaves(arguments), self.shapes, strict=True))
+        known = {s: n for x, shape in leaves for s, n in zip(shape or (), x.shape if shape else (), strict=True)}
+        sizes = {s: (rows if s in self.rows else n, "") for s, n in known.items() if isinstance(s, sympy.Symbol)}
+        return [x if shape is None else torch.empty(sized(shape, x.shape, sizes), device="meta") for x, shape in leaves]
+
     def groups(self) -> list[frozenset[Any]]:
         """The symbols, those of the number of rows together."""
-        pairs = zip(self.shapes, self.of_rows, strict=True)
-        rows = frozenset(shape[0] for shape, yes in pairs if shape and yes and isinstance(shape[0], sympy.Symbol))
+        rows = self.rows
         every = {n for shape in self.shapes for n in shape or () if isinstance(n, sympy.Symbol)}
         return [group for group in (rows, *(frozenset({symbol}) for symbol in every - rows)) if group]
 
@@ -139,6 +151,14 @@ class Sizes:
 
 def value_of(expression: sympy.Basic, known: KnownSizes) -> Any:
     return expression.xreplace({symbol: sympy.Integer(size) for symbol, (size, _) in known.items()})
+
+
+def sized(shape: SymbolicShape, like: Sequence[int], known: KnownSizes) -> list[int]:
+    """The shape in numbers; of one that is none of the known symbols, the number that it was."""
+    pairs = zip(shape, like, strict=True)
+    return [
+        was if isinstance(n, int) or not n.free_symbols <= known.keys() else int(value_of(n, known)) for n, was in pairs
+    ]
 
 
 def sizes_of(found: Exported, arguments: Arguments) -> Sizes:

@@ -9,9 +9,9 @@ graph it stands for the call itself.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,21 +30,32 @@ from bppsa.fxpasses.theirs import is_ours, raise_if_ours, theirs
 
 OPENED = (nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)  # they hold layers
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
+# Whose `apply` that of every Function calls, also one that was looked up before: `function = MyFunction.apply`.
+APPLIED: Any = torch.autograd.function._SingleLevelFunction
 REWRITTEN = "bppsa."  # where classes are from that stand for PyTorch's in a compiled model
 
 
 @dataclass(frozen=True)
 class Custom:
-    """The call of an autograd.Function, with a name for the code that torch.fx writes."""
+    """The call of an autograd.Function, with a name for the code that torch.fx writes. held: by their places among the
+    leaves of the arguments, those that no code stands for, such as functions; None is given in the place of each."""
 
     function: Any
+    held: tuple[tuple[int, Any], ...] = field(default=(), hash=False)
 
     @property
     def __name__(self) -> str:
         return str(self.function.__name__)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.held:
+            leaves, spec = tree_flatten((args, kwargs))
+            args, kwargs = tree_unflatten(replaced(leaves, dict(self.held)), spec)
         return theirs(self.function.apply, *args, **kwargs)
+
+
+def replaced(leaves: Sequence[Any], others: Mapping[int, Any]) -> list[Any]:
+    return [others.get(i, leaf) for i, leaf in enumerate(leaves)]
 
 
 @dataclass(frozen=True)
@@ -136,18 +147,16 @@ def kept_whole(model: nn.Module) -> Iterator[OpaqueCalls]:
     """Within the block, in this thread, such calls are one op each. The model is to be called by no other thread."""
     calls, thread = OpaqueCalls(), threading.get_ident()
     _now.calls = calls
-    apply = torch.autograd.Function.__dict__["apply"]
 
     def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        run = apply.__get__(None, cls)
-        if threading.get_ident() != thread:
+        run: Any = super(APPLIED, cls).apply
+        if threading.get_ident() != thread or not issubclass(cls, torch.autograd.Function):  # one that a vmap makes
             return run(*args, **kwargs)
         if cls is checkpoint.CheckpointFunction:  # function, whether the random state is kept, and its arguments
             return theirs(args[0], *args[2:])
         return calls.record(Custom(cls), run, args, kwargs)
 
     patches = (
-        (torch.autograd.Function, "apply", classmethod(applied)),
         (torch.distributions.Distribution, "_validate_args", False),  # by the values of parameters, as in `if`
         (transformer, "_detect_is_causal_mask", lambda mask, is_causal=None, size=None: bool(is_causal)),
     )
@@ -156,6 +165,8 @@ def kept_whole(model: nn.Module) -> Iterator[OpaqueCalls]:
         for owner, name, value in patches:
             stack.callback(setattr, owner, name, owner.__dict__[name])
             setattr(owner, name, value)
+        stack.callback(delattr, APPLIED, "apply")
+        APPLIED.apply = classmethod(applied)
         for path, module in model.named_modules():
             if path and is_whole(module):
                 stack.enter_context(one_op(module, path, calls))
