@@ -10,7 +10,7 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from bppsa.fxpasses.partition.means.sizes import argument, dtype, is_tensor, name_of, size_of, symbols
+from bppsa.fxpasses.partition.means.sizes import argument, arguments_of, dtype, is_tensor, name_of, size_of, symbols
 from bppsa.fxpasses.partition.means.windows import mixes_unasked
 
 OVER = frozenset(["div", "div_", "true_divide", "divide"])
@@ -147,8 +147,7 @@ def picks_rows(node: fx.Node, rows: Set[Any], places: set[fx.Node]) -> bool:
 
 def parameters(node: fx.Node) -> set[str]:
     """The names of an ATen op's, none of anything else's."""
-    schema: Any = getattr(node.target, "_schema", None)
-    return {given.name for given in schema.arguments} if schema is not None else set()
+    return {given.name for given in arguments_of(node)}
 
 
 def takes_size(node: fx.Node, rows: Set[Any]) -> bool:
