@@ -101,6 +101,7 @@ class LossMeans:
     sums: tuple[bool, ...] = ()  # of each quantity, whether micro-batches' add up to the batch's
     ways: tuple[tuple[tuple[int, int], ...], ...] = ()
     place: str = ""  # where it ceases to be one
+    why: str = ""  # no weights would do, where it is not that
 
 
 @dataclass(frozen=True)

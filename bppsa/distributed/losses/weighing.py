@@ -32,6 +32,8 @@ def weights(
     """
     if len(batch.sizes) == 1:
         return [1.0]
+    if means.why:
+        raise ScheduleError(f"{means.place or 'the loss'}: {means.why}")
     if means.count is None:
         raise ScheduleError(
             f"{means.place or 'the loss'}: from here on the loss is neither a mean nor a sum over rows, so the "

@@ -24,9 +24,11 @@ from bppsa.fxpasses.partition.means.sizes import (
     argument,
     dtype,
     is_tensor,
+    is_torchs,
     name_of,
     size_of,
     symbols,
+    written,
 )
 from bppsa.fxpasses.partition.means.trials import Trials
 from bppsa.fxpasses.partition.ops.effects import facts
@@ -47,14 +49,17 @@ class LossReading(Quantities):
     def __init__(self, rows: frozenset[Any], is_fixed: Callable[[str], bool], trials: Trials, norms: bool) -> None:
         super().__init__(rows)
         self.is_fixed, self.trials, self.norms = is_fixed, trials, norms
+        self.state: dict[fx.Node, fx.Node] = {}  # attributes that are changed in place, and by what
         self.places: set[fx.Node] = set()  # whose values are numbers of rows among a micro-batch's
 
     def read(self, node: fx.Node) -> Sharding:
         """To be called in the graph's order."""
         sharding = self.shardings[node] = self.found(node)
-        name = name_of(node)
-        if name.endswith("_") and isinstance(node.args[0], fx.Node):
-            self.changed(node.args[0], sharding, node in self.data)
+        known = is_torchs(node) and is_tensor(node)  # what it gives is what it changed
+        for source in written(node):
+            self.changed(source, sharding if known else Inseparable(node), node in self.data)
+            if (base := base_of(source)).op == "get_attr":
+                self.state.setdefault(base, node)
         return sharding
 
     def changed(self, node: fx.Node, sharding: Sharding, by_data: bool) -> None:
@@ -305,6 +310,13 @@ def are_replicated(shardings: Iterable[Sharding]) -> bool:
 def is_plain(sharding: Sharding) -> bool:
     """Whether it is the same for all micro-batches, or has a value for each row that depends on no other."""
     return isinstance(sharding, Replicated) or sharding == Partial.of(True)
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """What a view is of, or the node itself."""
+    while facts(node).view and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def addends(node: fx.Node) -> list[Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
+from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.functions import ToFloat
 
 
@@ -28,6 +29,16 @@ def arguments_of(node: fx.Node) -> Sequence[Any]:
     """The arguments in the schema of an op of PyTorch's own, none of anything else."""
     schema: Any = getattr(node.target, "_schema", None)
     return schema.arguments if schema is not None and is_torchs(node) else ()
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """The arguments that an op changes in place, of whichever library it is."""
+    schema: Any = getattr(node.target, "_schema", None)
+    found = []
+    for i, given in enumerate(schema.arguments if schema is not None else ()):
+        if given.alias_info is not None and given.alias_info.is_write:
+            found += tree_leaves(node.args[i] if i < len(node.args) else node.kwargs.get(given.name))
+    return [arg for arg in found if isinstance(arg, fx.Node)]
 
 
 def argument(node: fx.Node, name: str, default: Any) -> Any:

@@ -20,6 +20,9 @@ from bppsa.fxpasses.partition.means.sharding import ROWS, ClassCount, Inseparabl
 from bppsa.fxpasses.partition.means.trials import Trials
 
 
+CHANGES = "loss_fn changes its buffer {} once a micro-batch, and not once a step; change it after `optimizer.step()`"
+
+
 def means_of(
     model: nn.Module,
     graph: CapturedGraph,
@@ -51,6 +54,9 @@ def means_of(
             and node.target is not graph.sizes
         ):
             reading.read(node)
+    if made and reading.state:
+        changed, by = next(iter(reading.state.items()))
+        return LossMeans(place=by.meta.get("place", ""), why=CHANGES.format(changed.target))
     found = reading.shardings[end]
     if not isinstance(found, Partial) or found.rows:  # what has rows is no loss: its size is not known
         node = found.node if isinstance(found, Inseparable) else end
