@@ -55,8 +55,9 @@ def weights(
     for other in ways[1:]:
         if not all(math.isclose(x, y, rel_tol=ROUNDING, abs_tol=ROUNDING) for x, y in zip(ways[0], other, strict=True)):
             raise InputError(
-                "the loss has terms that count otherwise in this batch's micro-batches, such as a mean over labels of "
-                "which some are ignored and one over all rows; take microbatches=1, or divide sums yourself"
+                f"{means.place and f'{means.place}: '}the loss has terms that count otherwise in this batch's "
+                "micro-batches, such as a mean over labels of which some are ignored and one over all rows; take "
+                "microbatches=1, or divide sums yourself"
             )
     return ways[0]
 

@@ -61,7 +61,14 @@ def means_of(
     if not isinstance(found, Partial) or found.rows:  # what has rows is no loss: its size is not known
         node = found.node if isinstance(found, Inseparable) else end
         return LossMeans(place=node.meta.get("place", ""))
-    return LossMeans(*quantities(model, graph, reading, found))
+    return LossMeans(*quantities(model, graph, reading, found), joined_at(reading, end))
+
+
+def joined_at(reading: LossReading, end: fx.Node) -> str:
+    """The line where terms that count in several ways are first put together; "" where none are, or it is not known."""
+    below = ancestors([end])
+    of_terms = ((node, x) for node, x in reading.shardings.items() if isinstance(x, Partial) and len(x.weights) > 1)
+    return next((str(node.meta.get("place", "")) for node, _ in of_terms if node in below), "")
 
 
 def trials_of(model: nn.Module, graph: CapturedGraph, arguments: Sequence[Any]) -> Trials:
