@@ -67,3 +67,78 @@ def classes() -> Tensor:
 def test_an_op_of_a_library_is_not_pytorchs_of_that_name() -> None:
     refused(lambda y, t: torch.ops.bppsa_tests.mean(F.cross_entropy(y, t, reduction="none")), classes())
     refused(lambda y, t: torch.ops.bppsa_tests.shift(F.cross_entropy(y, t, reduction="none"), 2), classes())
+
+
+TABLE = torch.linspace(0.5, 2, 64, dtype=torch.float64)
+
+
+def rowwise(y: Tensor, t: Tensor) -> Tensor:
+    return F.cross_entropy(y, t, reduction="none")
+
+
+def filled(y: Tensor, t: Tensor) -> Tensor:
+    both = y.new_zeros(2 * len(y), 5)
+    both[: len(y)] = y
+    both[len(y) :] = 2 * y
+    return F.cross_entropy(both, t.repeat_interleave(2))
+
+
+UNLIKE: list[Loss] = [
+    filled,
+    lambda y, t: F.cross_entropy(torch.cat([y, y * 2]), t.repeat_interleave(2)),
+    lambda y, t: F.cross_entropy(torch.cat([y, y * 2]), t.repeat_interleave(2), reduction="sum"),
+    lambda y, t: (rowwise(torch.cat([y, y * 2]), t.repeat(2)) * t.repeat_interleave(2)).mean(),
+    lambda y, t: torch.cat([y, y * 2]).view(-1, 2, 5).diff(dim=1).square().mean(),
+    lambda y, t: torch.cat([y, y * 2])[::2].square().mean(),
+    lambda y, t: torch.cat([y, y * 2])[len(y) // 2 : len(y) // 2 + len(y)].square().mean(),
+    lambda y, t: sum(((i + 1) * x.square()).sum() for i, x in enumerate(y.repeat_interleave(2, 0).chunk(2))),
+    lambda y, t: (y.reshape(-1) - t.repeat(y.shape[1])).square().mean(),
+    lambda y, t: (y.T.reshape(-1) - t.repeat_interleave(y.shape[1])).square().mean(),
+    lambda y, t: F.cross_entropy(torch.stack([y, y * 2], 1).flatten(0, 1), t.repeat(2)),
+    lambda y, t: F.cross_entropy(torch.stack([y, y * 2]).flatten(0, 1), t.repeat_interleave(2)),
+    lambda y, t: F.l1_loss(y.flatten(), torch.cat([t.double()] * y.shape[1])),
+    lambda y, t: (y.flatten() * TABLE[:5].repeat_interleave(len(y))).mean(),
+    lambda y, t: (y.T.flatten() * TABLE[:5].repeat(len(y))).mean(),
+    lambda y, t: F.cross_entropy(torch.cat([y, y * 2])[t.repeat_interleave(2) > 1], t.repeat(2)[t.repeat(2) > 1]),
+]
+LIKE: list[Loss] = [
+    lambda y, t: F.cross_entropy(torch.cat([y, y * 2]), t.repeat(2)),
+    lambda y, t: F.cross_entropy(torch.stack([y, y * 2]).flatten(0, 1), torch.cat([t, t])),
+    lambda y, t: F.cross_entropy(torch.stack([y, y * 2], 1).flatten(0, 1), t.repeat_interleave(2)),
+    lambda y, t: torch.cat([y, y * 2]).view(2, -1, 5).diff(dim=0).square().mean(),
+    lambda y, t: y.repeat_interleave(2, 0)[1::2].square().mean() + torch.cat([y, -y])[len(y) :].sigmoid().mean(),
+    lambda y, t: (y.reshape(-1) - t.repeat_interleave(y.shape[1])).square().mean(),
+    lambda y, t: (y.T.reshape(-1) - t.repeat(y.shape[1])).square().mean(),
+    lambda y, t: (y.flatten() * TABLE[:5].repeat(len(y))).mean(),
+    lambda y, t: (y.T.flatten() * TABLE[:5].repeat_interleave(len(y))).mean(),
+    lambda y, t: (y * TABLE[:5].expand(len(y), 5) + torch.zeros(len(y), 5)).square().mean(),
+    lambda y, t: sum(((i + 1) * x.square()).sum() for i, x in enumerate(torch.cat([y, y.tanh()]).chunk(2))),
+    lambda y, t: sum(x.square().mean() for x in torch.cat([y, y.tanh()]).split(len(y))),
+    lambda y, t: F.cross_entropy(torch.cat([y, y * 2])[t.repeat(2) > 1], t.repeat(2)[t.repeat(2) > 1]),
+    lambda y, t: y.T[F.one_hot(t, 5).T > 0].square().mean(),
+]
+
+
+@pytest.mark.parametrize("loss", UNLIKE)
+def test_copies_of_all_rows_are_not_copies_of_each(loss: Loss) -> None:
+    refused(loss, classes())
+
+
+@pytest.mark.parametrize("loss", LIKE)
+def test_copies_of_rows_in_one_order_are_taken(loss: Loss) -> None:
+    taken(loss, classes())
+
+
+CUT: list[Callable[[int], Tensor]] = [
+    lambda rows: TABLE[:rows],
+    lambda rows: TABLE.narrow(0, 0, rows),
+    lambda rows: TABLE[-rows:],
+    lambda rows: torch.eye(12, 5)[:rows].sum(1),
+    lambda rows: TABLE[4 : 4 + rows],
+    lambda rows: TABLE[:12].split(rows)[0],
+]
+
+
+@pytest.mark.parametrize("cut", CUT)
+def test_a_table_that_is_cut_to_the_number_of_rows_is_not_of_the_rows(cut: Callable[[int], Tensor]) -> None:
+    refused(lambda y, t: (rowwise(y, t) * cut(len(y))).mean(), classes())

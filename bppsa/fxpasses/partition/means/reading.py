@@ -11,6 +11,7 @@ from torch.nn.modules.loss import _Loss
 from bppsa.fxpasses.partition.capture.whole import Custom
 from bppsa.fxpasses.partition.means.apart import OVER, PRODUCT, mixes, rows_at, takes_size
 from bppsa.fxpasses.partition.means.layers import is_apart
+from bppsa.fxpasses.partition.means.layouts import Layouts
 from bppsa.fxpasses.partition.means.quantities import ITEM, Quantities
 from bppsa.fxpasses.partition.means.sharding import (
     ClassCount,
@@ -49,6 +50,7 @@ class LossReading(Quantities):
     def __init__(self, rows: frozenset[Any], is_fixed: Callable[[str], bool], trials: Trials, norms: bool) -> None:
         super().__init__(rows)
         self.is_fixed, self.trials, self.norms = is_fixed, trials, norms
+        self.layouts = Layouts(self.rows, trials.known)
         self.state: dict[fx.Node, fx.Node] = {}  # attributes that are changed in place, and by what
         self.places: set[fx.Node] = set()  # whose values are numbers of rows among a micro-batch's
 
@@ -57,6 +59,7 @@ class LossReading(Quantities):
         sharding = self.shardings[node] = self.found(node)
         known = is_torchs(node) and is_tensor(node)  # what it gives is what it changed
         for source in written(node):
+            known = known and self.layouts.change(source, node)
             self.changed(source, sharding if known else Inseparable(node), node in self.data)
             if (base := base_of(source)).op == "get_attr":
                 self.state.setdefault(base, node)
@@ -69,7 +72,7 @@ class LossReading(Quantities):
             self.data.discard(node)
         if facts(node).view and node.all_input_nodes:
             base = node.all_input_nodes[0]
-            both = is_plain(sharding) and is_plain(self.shardings[base])
+            both = is_plain(sharding) and is_plain(self.shardings[base]) and self.layouts.change(base, node)
             self.changed(base, self.shardings[base] if both else Inseparable(node), by_data)
 
     def given(self, node: fx.Node, has_rows: bool, is_data: bool) -> None:
@@ -96,6 +99,8 @@ class LossReading(Quantities):
         if sum(map(self.has_rows, shape)) > 1:
             return Inseparable(node)
         rows = any(map(self.has_rows, shape))
+        if rows and not self.layouts.note(node):
+            return inseparable(inputs) or Inseparable(node)
         if node.op == "call_module":
             return self.module(node, rows, inputs)
         if rows and self.mixes(node):
@@ -127,6 +132,7 @@ class LossReading(Quantities):
             return self.custom(node, inputs)
         if are_replicated(inputs):
             return Replicated()
+        self.layouts.note(node)
         mixed = not self.is_apart(node) if node.op == "call_module" else self.mixes(node)
         return Partial.of(True) if all(map(is_plain, inputs)) and not mixed else Inseparable(node)
 
@@ -136,7 +142,8 @@ class LossReading(Quantities):
             return inseparable(inputs) or Inseparable(node)
         if node in self.data and are_replicated(inputs):
             return Replicated()
-        if not self.trials.is_apart(node, self.rows):
+        has_rows = not is_tensor(node) or any(map(self.has_rows, size_of(node)))
+        if not self.trials.is_apart(node, self.rows) or (has_rows and not self.layouts.note(node)):
             return Inseparable(node)
         return Replicated() if are_replicated(inputs) else Partial.of(True)
 
@@ -205,7 +212,7 @@ class LossReading(Quantities):
 
     def reduced(self, node: fx.Node, inputs: list[Sharding], reduction: int) -> Sharding:
         """The sharding of a loss that reduces."""
-        if not all(map(is_plain, inputs)):
+        if not all(map(is_plain, inputs)) or self.layouts.alike(node.all_input_nodes) is None:
             return Inseparable(node)
         if reduction == SUM:
             return Partial.of(False)
