@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -142,3 +143,76 @@ CUT: list[Callable[[int], Tensor]] = [
 @pytest.mark.parametrize("cut", CUT)
 def test_a_table_that_is_cut_to_the_number_of_rows_is_not_of_the_rows(cut: Callable[[int], Tensor]) -> None:
     refused(lambda y, t: (rowwise(y, t) * cut(len(y))).mean(), classes())
+
+
+def values() -> Tensor:
+    return torch.tensor([0.3, 1.0, 0.2, 0.7, 0.9, 0.1, 0.4], dtype=torch.float64)
+
+
+class Within(nn.Module):
+    """A loss in which a module of PyTorch's is called as a whole."""
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+
+    def forward(self, y: Tensor, target: Tensor) -> Tensor:
+        return 2 * self.loss(y, target)
+
+
+PAIRS: list[Loss] = [
+    nn.MSELoss(reduction="sum"),
+    nn.SmoothL1Loss(),
+    partial(F.l1_loss, reduction="sum"),
+    Within(nn.MSELoss(reduction="sum")),
+    Within(nn.HuberLoss()),
+    lambda y, t: F.mse_loss(y, t, reduction="sum"),
+    lambda y, t: F.poisson_nll_loss(y, t),
+    lambda y, t: F.kl_div(y, t, reduction="sum"),
+    lambda y, t: F.hinge_embedding_loss(y, t.round() * 2 - 1),
+]
+
+
+@pytest.mark.filterwarnings("ignore:Using a target size")
+@pytest.mark.parametrize("loss", PAIRS)
+def test_a_loss_of_all_pairs_of_rows_is_no_mean(loss: Loss) -> None:
+    refused(loss, values(), r"neither a mean nor a sum over rows", columns=1)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda y, t: F.cross_entropy(y.T, torch.tensor([0, 1, 0, 2, 1])),
+        lambda y, t: F.cross_entropy(y[:, 0], y.detach()[:, 1].softmax(0)),
+        lambda y, t: F.cosine_embedding_loss(y[:, 0], y[:, 1], torch.tensor(1.0)),
+    ],
+)
+def test_a_loss_with_rows_for_classes_is_no_mean(loss: Loss) -> None:
+    refused(loss, classes())
+
+
+PAIRED: list[Loss] = [
+    nn.MSELoss(reduction="sum"),
+    nn.KLDivLoss(reduction="batchmean"),
+    Within(nn.KLDivLoss(reduction="batchmean")),
+    Within(nn.SmoothL1Loss()),
+    lambda y, t: F.mse_loss(y, t.mean(1, keepdim=True).expand(-1, 5)),
+    lambda y, t: F.binary_cross_entropy_with_logits(y, t, weight=TABLE[:5], pos_weight=TABLE[:5]),
+    lambda y, t: F.cross_entropy(y, t.softmax(1)),
+    lambda y, t: F.cross_entropy(y.T[None], t.argmax(1)[None]),
+    lambda y, t: F.triplet_margin_loss(y, t, t.flip(1)),
+    lambda y, t: F.cosine_embedding_loss(y, t, t[:, 0].round() * 2 - 1),
+    lambda y, t: F.multi_margin_loss(y, t.argmax(1)),
+    lambda y, t: F.ctc_loss(
+        y[None].expand(6, -1, -1).log_softmax(-1),
+        t.argsort(1)[:, :2].clamp(min=1),
+        t[:, 0].long() + 6,
+        t[:, 0].long() + 2,
+    ),
+]
+
+
+@pytest.mark.filterwarnings("ignore:.*batchmean")
+@pytest.mark.parametrize("loss", PAIRED)
+def test_a_loss_of_each_row_is_taken(loss: Loss) -> None:
+    taken(loss, torch.rand(7, 5))

@@ -135,7 +135,7 @@ def stand_in(x: Any, target: Any) -> Any:
 
 
 def once_a_microbatch(what: str) -> str:
-    """What to say of a loss that changes something of Python's, which is named as the module's in which it is traced."""
+    """What to say of a loss that changes something of Python's, named as of the module in which it is traced."""
     its = "itself" if what == "function" else what.replace("the model", "it")
     return (
         f"loss_fn changes {its} once a micro-batch, and not once a step; change it after `optimizer.step()`, or return "

@@ -46,7 +46,7 @@ class Layouts:
     """Those of the values of a graph.
 
     rows: symbols of how many there are, to which some may be added. sizes: the example's, by their symbols. Two symbols
-    may stand for one size, as for the steps of outputs and of labels, which PyTorch compares by its product with others.
+    may stand for one size, as for the steps of outputs and of labels, where PyTorch compares products of sizes alone.
     """
 
     def __init__(self, rows: Set[Any], sizes: Mapping[Any, int]) -> None:

@@ -9,6 +9,7 @@ from torch import fx, nn
 from torch.nn.modules.loss import _Loss
 
 from bppsa.fxpasses.partition.capture.whole import Custom
+from bppsa.fxpasses.partition.means.aligned import is_aligned
 from bppsa.fxpasses.partition.means.apart import OVER, PRODUCT, mixes, rows_at, takes_size
 from bppsa.fxpasses.partition.means.layers import is_apart
 from bppsa.fxpasses.partition.means.layouts import Layouts
@@ -212,7 +213,7 @@ class LossReading(Quantities):
 
     def reduced(self, node: fx.Node, inputs: list[Sharding], reduction: int) -> Sharding:
         """The sharding of a loss that reduces."""
-        if not all(map(is_plain, inputs)) or self.layouts.alike(node.all_input_nodes) is None:
+        if not all(map(is_plain, inputs)) or not self.pairs_rows(node):
             return Inseparable(node)
         if reduction == SUM:
             return Partial.of(False)
@@ -221,6 +222,10 @@ class LossReading(Quantities):
             weight = argument(node, "weight", None)
             return self.over_classes(node, target, weight, argument(node, "ignore_index", -100))
         return self.over_rows(node)
+
+    def pairs_rows(self, node: fx.Node, module: nn.Module | None = None) -> bool:
+        """Whether a loss that reduces takes each row of what it is given with that same row."""
+        return self.layouts.alike(node.all_input_nodes) is not None and is_aligned(node, self.layouts.axis, module)
 
     def over_rows(self, node: fx.Node) -> Sharding:
         shapes = [size_of(source) for source in node.all_input_nodes if is_tensor(source)]
@@ -246,6 +251,8 @@ class LossReading(Quantities):
             return Partial.of(True) if apart else Inseparable(node)
         if not isinstance(module, _Loss):
             return Replicated() if are_replicated(inputs) else Inseparable(node)
+        if not are_replicated(inputs) and not (all(map(is_plain, inputs)) and self.pairs_rows(node, module)):
+            return Inseparable(node)
         if module.reduction == "sum":
             return Partial.of(False)
         if isinstance(module, (nn.CrossEntropyLoss, nn.NLLLoss)):

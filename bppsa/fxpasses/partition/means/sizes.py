@@ -9,7 +9,6 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.functions import ToFloat
 
-
 OF_TORCH = ("aten", "prims")
 
 
@@ -18,7 +17,7 @@ def name_of(node: fx.Node) -> str:
     packet = getattr(node.target, "overloadpacket", None)
     if packet is None:
         return getattr(node.target, "__name__", "")
-    return packet.__name__ if is_torchs(node) else f"{node.target.namespace}::{packet.__name__}"  # type: ignore[union-attr]
+    return packet.__name__ if is_torchs(node) else f"{node.target.namespace}::{packet.__name__}"
 
 
 def is_torchs(node: fx.Node) -> bool:

@@ -19,7 +19,6 @@ from bppsa.fxpasses.partition.means.reading import LossReading
 from bppsa.fxpasses.partition.means.sharding import ROWS, ClassCount, Inseparable, Partial, Quantity, SelectedCount
 from bppsa.fxpasses.partition.means.trials import Trials
 
-
 CHANGES = "loss_fn changes its buffer {} once a micro-batch, and not once a step; change it after `optimizer.step()`"
 
 
