@@ -10,7 +10,7 @@ from torch import fx, nn
 from bppsa.fxpasses.partition.means.sizes import dtype, is_tensor, name_of, size_of
 
 # The dimension of rows in each input, None in what has none, and the inputs themselves -> whether they fit.
-Rule = Callable[[Sequence[int | None], Sequence[fx.Node]], bool]
+Alignment = Callable[[Sequence[int | None], Sequence[fx.Node]], bool]
 
 
 def elementwise(at: Sequence[int | None], inputs: Sequence[fx.Node]) -> bool:
@@ -37,7 +37,7 @@ def of_alignments(at: Sequence[int | None], inputs: Sequence[fx.Node]) -> bool:
     return len(size_of(inputs[0])) == 3 and at[0] == 1 and set(at[1:]) <= {0, None}
 
 
-RULES: Mapping[Any, Rule] = {
+RULES: Mapping[Any, Alignment] = {
     **dict.fromkeys(("cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d"), of_classes),
     **dict.fromkeys((nn.CrossEntropyLoss, nn.NLLLoss), of_classes),
     **dict.fromkeys(("multi_margin_loss", "multilabel_margin_loss", "cosine_embedding_loss"), in_front),

@@ -19,15 +19,15 @@ from bppsa.fxpasses.partition.means.sizes import argument, is_tensor, name_of, s
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowOrder:
     """Of a dimension of before * rows * after entries: number (i * rows + row) * after + j is of that row."""
 
     before: Any = 1
     after: Any = 1
 
 
-PLAIN = Layout()
-ALIKE = Layout(0, 0)  # all rows have the same, such as of zeros
+PLAIN = RowOrder()
+ALIKE = RowOrder(0, 0)  # all rows have the same, such as of zeros
 SPREADING = frozenset(
     (
         *("zeros", "ones", "full", "empty", "rand", "randn", "randint", "expand", "expand_copy", "broadcast_to"),
@@ -42,7 +42,7 @@ PIECES = ("split", "split_with_sizes", "chunk", "unsafe_split")
 INDEXING = ("index", "masked_select", "_unsafe_index", "index_put", "index_put_")
 
 
-class Layouts:
+class RowOrders:
     """Those of the values of a graph.
 
     rows: symbols of how many there are, to which some may be added. sizes: the example's, by their symbols. Two symbols
@@ -51,16 +51,16 @@ class Layouts:
 
     def __init__(self, rows: Set[Any], sizes: Mapping[Any, int]) -> None:
         self.rows, self.sizes = rows, sizes
-        self.known: dict[fx.Node, Layout] = {}
+        self.known: dict[fx.Node, RowOrder] = {}
 
     def note(self, node: fx.Node) -> bool:
         """To be called in the graph's order for what has rows; False where they are in no layout."""
-        found = RULES.get(name_of(node), Layouts.kept)(self, node)
+        found = RULES.get(name_of(node), RowOrders.kept)(self, node)
         if found is not None:
             self.known[node] = found
         return found is not None
 
-    def of(self, node: Any) -> Layout | None:
+    def of(self, node: Any) -> RowOrder | None:
         """None for what has no rows."""
         if not isinstance(node, fx.Node) or not (self.axis(node) is not None or node in self.known):
             return None
@@ -80,13 +80,13 @@ class Layouts:
     def each(self, node: fx.Node) -> Any:
         return self.times(size_of(node)[self.axis(node)])
 
-    def alike(self, nodes: Iterable[Any]) -> Layout | None:
+    def alike(self, nodes: Iterable[Any]) -> RowOrder | None:
         """The layout that all have; None where they are unlike, or none has rows."""
         found = [layout for node in nodes if (layout := self.of(node)) is not None]
         first = next((layout for layout in found if layout != ALIKE), ALIKE)
         return first if found and all(one in (ALIKE, first) or self.are_one(one, first) for one in found) else None
 
-    def are_one(self, a: Layout, b: Layout) -> bool:
+    def are_one(self, a: RowOrder, b: RowOrder) -> bool:
         """Of dimensions of one size: what is before is one where what is after is."""
         known = a.before == b.before or a.after == b.after
         return known and self.same(a.before, b.before) and self.same(a.after, b.after)
@@ -118,14 +118,14 @@ class Layouts:
 
     # Rules
 
-    def kept(self, node: fx.Node) -> Layout | None:
+    def kept(self, node: fx.Node) -> RowOrder | None:
         """The layout of what puts together row by row what it is given."""
         given = [source for source in node.all_input_nodes if self.of(source) is not None]
         if not given:
             return ALIKE if name_of(node) in SPREADING else None
         return self.fitting(node, self.alike(given))
 
-    def fitting(self, node: fx.Node, layout: Layout | None) -> Layout | None:
+    def fitting(self, node: fx.Node, layout: RowOrder | None) -> RowOrder | None:
         """The layout where the node has as many entries for each row."""
         if layout is None or not layout.after or not is_tensor(node):
             return layout
@@ -133,15 +133,15 @@ class Layouts:
         if self.same(each, layout.before * layout.after):
             return layout
         tried = isinstance(node.target, Custom) or node.op == "call_module"  # with entries of each row side by side
-        return Layout(1, each) if tried and layout == PLAIN else None
+        return RowOrder(1, each) if tried and layout == PLAIN else None
 
-    def made(self, node: fx.Node) -> Layout | None:
+    def made(self, node: fx.Node) -> RowOrder | None:
         return ALIKE
 
-    def numbered(self, node: fx.Node) -> Layout | None:
+    def numbered(self, node: fx.Node) -> RowOrder | None:
         return PLAIN if self.each(node) == 1 else None
 
-    def indexed(self, node: fx.Node) -> Layout | None:
+    def indexed(self, node: fx.Node) -> RowOrder | None:
         """A mask takes rows in their order, if they are in front. after=0: what it takes is of unlike rows."""
         given = [arg for arg in tree_leaves(node.args[:2]) if self.of(arg) is not None]
         size = symbols(size_of(node)[self.axis(node)])
@@ -151,7 +151,7 @@ class Layouts:
         around = {self.outer(arg) for arg in given}
         if self.alike(given) is None or len(around) != 1:
             return None
-        return PLAIN if around == {1} else Layout(around.pop(), 0)
+        return PLAIN if around == {1} else RowOrder(around.pop(), 0)
 
     def outer(self, node: fx.Node) -> Any:
         """How often a dimension in front of the rows, and their layout, repeats them all."""
@@ -159,7 +159,7 @@ class Layouts:
         assert layout is not None
         return sympy.prod(size_of(node)[:axis]) * (1 if layout == ALIKE else layout.before)
 
-    def reshaped(self, node: fx.Node) -> Layout | None:
+    def reshaped(self, node: fx.Node) -> RowOrder | None:
         """Whatever is before all rows, or within each, stays there."""
         source, layout = node.args[0], self.of(node.args[0])
         if not isinstance(source, fx.Node) or layout is None:
@@ -171,10 +171,10 @@ class Layouts:
         within = None if around is None else self.quotient(self.each(node), around)
         if within is None:
             return None
-        found = Layout(around, within)
+        found = RowOrder(around, within)
         return ALIKE if layout == ALIKE and found == PLAIN else found
 
-    def joined(self, node: fx.Node) -> Layout | None:
+    def joined(self, node: fx.Node) -> RowOrder | None:
         """Parts that are put along the rows are copies of them all."""
         parts, axis = node.args[0], self.axis(node)
         if not isinstance(parts, (list, tuple)) or argument(node, "dim", 0) % len(size_of(node)) != axis:
@@ -188,20 +188,20 @@ class Layouts:
         (inner,) = after
         around = self.quotient(self.each(node), inner)
         whole = all(self.quotient(self.each(part), inner) is not None for part in parts)
-        return Layout(around, inner) if around is not None and whole else None
+        return RowOrder(around, inner) if around is not None and whole else None
 
-    def repeated(self, node: fx.Node) -> Layout | None:
+    def repeated(self, node: fx.Node) -> RowOrder | None:
         source, each = node.args[0], self.each(node)
         layout, axis = self.of(source), self.axis(node)
         if layout == ALIKE or each is None or not isinstance(source, fx.Node):
             return layout if each is not None else None
         if layout is not None:
             times = self.quotient(each, layout.before * layout.after)
-            return None if times is None else Layout(layout.before * times, layout.after)
+            return None if times is None else RowOrder(layout.before * times, layout.after)
         size = along(source, axis, len(size_of(node)))  # as often as there are rows
-        return ALIKE if size == 1 else Layout(1, size) if self.same(each, size) else None
+        return ALIKE if size == 1 else RowOrder(1, size) if self.same(each, size) else None
 
-    def interleaved(self, node: fx.Node) -> Layout | None:
+    def interleaved(self, node: fx.Node) -> RowOrder | None:
         source, repeats, dim = node.args[0], argument(node, "repeats", None), argument(node, "dim", None)
         layout, each = self.of(source), self.each(node)
         if not isinstance(source, fx.Node) or each is None or (isinstance(repeats, fx.Node) and is_tensor(repeats)):
@@ -210,14 +210,14 @@ class Layouts:
             return ALIKE if dim is not None or len(size_of(source)) == 1 else None
         if layout is not None and dim is None:  # of all in one row
             around = self.outer(source)
-            return Layout(around, self.quotient(each, around)) if self.quotient(each, around) is not None else None
+            return RowOrder(around, self.quotient(each, around)) if self.quotient(each, around) is not None else None
         if layout is not None:
             times = self.quotient(each, layout.before * layout.after)
-            return None if times is None else Layout(layout.before, layout.after * times)
+            return None if times is None else RowOrder(layout.before, layout.after * times)
         size = sympy.prod(size_of(source)) if dim is None else size_of(source)[dim]
-        return ALIKE if size == 1 else Layout(size, 1) if self.same(each, size) else None
+        return ALIKE if size == 1 else RowOrder(size, 1) if self.same(each, size) else None
 
-    def cut(self, node: fx.Node) -> Layout | None:
+    def cut(self, node: fx.Node) -> RowOrder | None:
         """Of copies of all rows some, or some of what each has; a table that is cut to the rows has none of its own."""
         source = node.args[0]
         layout, axis = self.of(source), self.axis(node)
@@ -231,16 +231,16 @@ class Layouts:
         start = number(argument(node, "start", 0))
         if step != 1:
             within = self.quotient(layout.after, step) if isinstance(step, int) and start in range(step) else None
-            return self.fitting(node, None if within is None else Layout(layout.before, within))
+            return self.fitting(node, None if within is None else RowOrder(layout.before, within))
         return self.some(source, layout, (start, size_of(node)[axis]))
 
-    def some(self, source: fx.Node, layout: Layout, sizes: Sequence[Any]) -> Layout | None:
+    def some(self, source: fx.Node, layout: RowOrder, sizes: Sequence[Any]) -> RowOrder | None:
         """The layout of a piece, the last of the sizes, where all of them take whole copies of the rows."""
         copies = [0 if size == 0 else self.times(size) for size in sizes]
         around = [None if each is None else self.quotient(each, layout.after) for each in copies]
-        return None if None in around else Layout(around[-1], layout.after)
+        return None if None in around else RowOrder(around[-1], layout.after)
 
-    def piece(self, node: fx.Node) -> Layout | None:
+    def piece(self, node: fx.Node) -> RowOrder | None:
         """One of the tensors that an op gives."""
         op = node.args[0]
         if not isinstance(op, fx.Node) or name_of(op) not in PIECES:
@@ -253,21 +253,21 @@ class Layouts:
             return self.fitting(node, layout)
         if name_of(op) == "chunk":
             copies = self.quotient(layout.before, op.args[1])
-            return None if copies is None else Layout(copies, layout.after)
+            return None if copies is None else RowOrder(copies, layout.after)
         sizes = op.args[1] if isinstance(op.args[1], (list, tuple)) else [op.args[1]]
         return self.some(source, layout, [*map(number, sizes), size_of(node)[axis]])
 
 
-RULES: Mapping[str, Callable[[Layouts, fx.Node], Layout | None]] = {
-    **dict.fromkeys(RESHAPING, Layouts.reshaped),
-    **dict.fromkeys(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"), Layouts.made),
-    **dict.fromkeys(("cat", "concat", "concatenate"), Layouts.joined),
-    **dict.fromkeys(("repeat", "tile"), Layouts.repeated),
-    **dict.fromkeys(("slice", "narrow"), Layouts.cut),
-    **dict.fromkeys(INDEXING, Layouts.indexed),
-    **dict.fromkeys(("arange", "range"), Layouts.numbered),
-    "repeat_interleave": Layouts.interleaved,
-    "getitem": Layouts.piece,
+RULES: Mapping[str, Callable[[RowOrders, fx.Node], RowOrder | None]] = {
+    **dict.fromkeys(RESHAPING, RowOrders.reshaped),
+    **dict.fromkeys(("zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full"), RowOrders.made),
+    **dict.fromkeys(("cat", "concat", "concatenate"), RowOrders.joined),
+    **dict.fromkeys(("repeat", "tile"), RowOrders.repeated),
+    **dict.fromkeys(("slice", "narrow"), RowOrders.cut),
+    **dict.fromkeys(INDEXING, RowOrders.indexed),
+    **dict.fromkeys(("arange", "range"), RowOrders.numbered),
+    "repeat_interleave": RowOrders.interleaved,
+    "getitem": RowOrders.piece,
 }
 
 

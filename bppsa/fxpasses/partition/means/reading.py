@@ -12,7 +12,7 @@ from bppsa.fxpasses.partition.capture.whole import Custom
 from bppsa.fxpasses.partition.means.aligned import is_aligned
 from bppsa.fxpasses.partition.means.apart import OVER, PRODUCT, mixes, rows_at, takes_size
 from bppsa.fxpasses.partition.means.layers import is_apart
-from bppsa.fxpasses.partition.means.layouts import Layouts
+from bppsa.fxpasses.partition.means.layouts import RowOrders
 from bppsa.fxpasses.partition.means.quantities import ITEM, Quantities
 from bppsa.fxpasses.partition.means.sharding import (
     ClassCount,
@@ -51,7 +51,7 @@ class LossReading(Quantities):
     def __init__(self, rows: frozenset[Any], is_fixed: Callable[[str], bool], trials: Trials, norms: bool) -> None:
         super().__init__(rows)
         self.is_fixed, self.trials, self.norms = is_fixed, trials, norms
-        self.layouts = Layouts(self.rows, trials.known)
+        self.layouts = RowOrders(self.rows, trials.known)
         self.state: dict[fx.Node, fx.Node] = {}  # attributes that are changed in place, and by what
         self.places: set[fx.Node] = set()  # whose values are numbers of rows among a micro-batch's
 
