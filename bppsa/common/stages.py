@@ -100,7 +100,8 @@ class LossMeans:
     count: Callable[..., Sequence[torch.Tensor]] | None = None  # None: it is no sum or mean over rows
     sums: tuple[bool, ...] = ()  # of each quantity, whether micro-batches' add up to the batch's
     ways: tuple[tuple[tuple[int, int], ...], ...] = ()
-    place: str = ""  # where it ceases to be one
+    place: str = ""  # where it ceases to be one, or terms of unlike ways are put together
+    why: str = ""  # no weights would do, where it is not that
 
 
 @dataclass(frozen=True)

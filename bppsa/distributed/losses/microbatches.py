@@ -50,7 +50,7 @@ class MicrobatchLosses:
         batched = [is_batched(leaf, batch.rows) for leaf in tree_leaves(target)]
         targets = dict(zip(batch.mine, parts(target, batched, len(batch.mine)), strict=True))
         found = WeightedLoss(loss_fn, [targets.get(b) for b in order], [1.0] * len(order), names=self.names)
-        if len(order) == 1 or is_sum(loss_fn):
+        if len(order) == 1:
             return found
         traced = self.read(target, batch, gathered)
         if traced.means is not None:
@@ -59,6 +59,8 @@ class MicrobatchLosses:
             counted = weights(traced.means, batch, given, whole, gathered, mend)
             trial = None if traced.seen else self.trial(counted, batch.sizes, together, UNSEEN)
             return replace(found, weights=counted, sizes=traced.sizes, trial=trial, counted=True)
+        if is_sum(loss_fn):
+            return found
         count = gathered({b: counts(loss_fn, self.loss_weight, targets[b], batch.sizes[b]) for b in batch.mine})
         by_batch = [count[b] for b in order]
         total = sum(by_batch)

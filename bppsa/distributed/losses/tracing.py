@@ -15,7 +15,7 @@ from bppsa.distributed.batch.batches import is_batched, rows_in
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.errors import ArgumentError, PartitionError
 from bppsa.fxpasses.partition.call.arguments import arguments_of
-from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, StateChanged
 from bppsa.fxpasses.partition.capture.since import since
 from bppsa.fxpasses.partition.capture.whole import Custom
 from bppsa.fxpasses.partition.means.outputs import FEW, resized
@@ -157,6 +157,15 @@ def stand_in(x: Any, target: Any) -> Any:
     return torch.rand(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(0)).to(device)
 
 
+def once_a_microbatch(what: str) -> str:
+    """What to say of a loss that changes something of Python's, named as of the module in which it is traced."""
+    its = "itself" if what == "function" else what.replace("the model", "it")
+    return (
+        f"loss_fn changes {its} once a micro-batch, and not once a step; change it after `optimizer.step()`, or return "
+        f"what is to be seen beside the loss"
+    )
+
+
 def traced(function: Callable[..., Any], output: Any, target: Any) -> TracedLoss | None:
     """The graph of a function of (output, target), which have a few rows. None where it cannot be traced."""
     from bppsa.fxpasses.partition.capture.captured import captured  # imports sympy, as the next does
@@ -168,6 +177,8 @@ def traced(function: Callable[..., Any], output: Any, target: Any) -> TracedLoss
         graph = theirs(captured, module, arguments)
         by_rows = [is_batched(x, FEW) for x in arguments.leaves]
         means = means_of(module, graph, arguments.examples, by_rows, lambda value: split_loss(value)[0], made=1)
+    except StateChanged as error:
+        return TracedLoss(LossMeans(place=error.place, why=once_a_microbatch(error.what)))
     except (PartitionError, ArgumentError):
         return None
     except WHAT_FORWARDS_RAISE as error:  # an output of this example may not go with this target

@@ -33,6 +33,8 @@ def weights(
     """
     if len(batch.sizes) == 1:
         return [1.0]
+    if means.why:
+        raise ScheduleError(f"{means.place or 'the loss'}: {means.why}")
     if means.count is None:
         raise ScheduleError(
             f"{means.place or 'the loss'}: from here on the loss is neither a mean nor a sum over rows, so the "
@@ -55,8 +57,9 @@ def weights(
     for other in ways[1:]:
         if not all(math.isclose(x, y, rel_tol=rounding, abs_tol=rounding) for x, y in zip(ways[0], other, strict=True)):
             raise InputError(
-                "the loss has terms that count otherwise in this batch's micro-batches, such as a mean over labels of "
-                "which some are ignored and one over all rows; take microbatches=1, or divide sums yourself"
+                f"{means.place and f'{means.place}: '}the loss has terms that count otherwise in this batch's "
+                "micro-batches, such as a mean over labels of which some are ignored and one over all rows; take "
+                "microbatches=1, or divide sums yourself"
             )
     return ways[0]
 

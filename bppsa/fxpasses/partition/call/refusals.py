@@ -29,6 +29,18 @@ MEANINGS = {
 }
 
 
+class StateChanged(PartitionError):
+    """The forward changes state of Python's. what: its name. place: the user's line, "" where it is not known."""
+
+    what = place = ""
+
+
+def state_changed(model: nn.Module, place: str, what: str, why: str) -> StateChanged:
+    error = StateChanged(str(untraced(model, place, why)))
+    error.what, error.place = what, place
+    return error
+
+
 def untraced(model: nn.Module, place: str, why: str) -> PartitionError:
     """What to raise where a model cannot be traced. place: the user's line, "" where it is not known."""
     return PartitionError(

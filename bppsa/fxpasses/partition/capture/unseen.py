@@ -19,7 +19,7 @@ from bppsa.errors import PartitionError
 from bppsa.fxpasses.lines import innermost, is_users_frame, place_here
 from bppsa.fxpasses.network.models import restore, state_of
 from bppsa.fxpasses.partition.call.arguments import Arguments
-from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, failure, untraced
+from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, failure, state_changed, untraced
 from bppsa.fxpasses.partition.capture.contents import alike
 from bppsa.fxpasses.partition.capture.since import LookedUp
 from bppsa.fxpasses.partition.capture.watched import STATE, Functions, Watched, generators, is_near, of_model
@@ -87,14 +87,16 @@ def look(model: nn.Module, arguments: Arguments) -> WatchedRun:
         raise_if_ours(error)
         raise failure(model, error) from error
     for name, place in functions.rebound.items():
-        refuse(place, f"the forward binds {name}, a variable of the function around it, anew, {STATE}")
+        why = f"the forward binds {name}, a variable of the function around it, anew, {STATE}"
+        raise state_changed(model, place, name, why)
     for one, before in (*watched, *functions.found):
         if not alike(one.read(), before):
             once = is_done_once(run, one)
             restore(attributes)
             place, near = line_of(run, one)
             if near or not once:
-                refuse(place, f"the forward changes {one.what}, {one.mend}")
+                why = f"the forward changes {one.what}, {one.mend}"
+                raise state_changed(model, place, one.what, why) if one.mend is STATE else untraced(model, place, why)
     return WatchedRun(result, LookedUp(functions.names(), tuple(functions.outside)), tuple(functions.lengths))
 
 

@@ -10,13 +10,14 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from bppsa.fxpasses.partition.means.sizes import argument, dtype, is_tensor, name_of, size_of, symbols
+from bppsa.fxpasses.partition.means.layouts import RESHAPING
+from bppsa.fxpasses.partition.means.sizes import argument, arguments_of, dtype, is_tensor, name_of, size_of, symbols
 from bppsa.fxpasses.partition.means.windows import mixes_unasked
 
 OVER = frozenset(["div", "div_", "true_divide", "divide"])
 PRODUCT = frozenset((*OVER, "mul", "mul_", "multiply"))
 DIMS = ("dim", "dims", "dimension", "dim0")
-# Of ops that only move what they are given, dimensions say where to.
+# Of ops that only move what they are given, dimensions say where to; whether that fits the rows is their layout's.
 MOVING = frozenset(
     (
         *("transpose", "permute", "movedim", "unsqueeze", "squeeze", "flatten", "unflatten", "select", "cat", "stack"),
@@ -24,7 +25,6 @@ MOVING = frozenset(
     )
 )
 CUTTING = frozenset(("slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split", "unbind", "unsafe_split"))
-RESHAPING = frozenset(("view", "reshape", "_unsafe_view", "view_as", "_reshape_copy", "view_copy"))
 NUMBERING = frozenset(("arange", "range"))
 UNLIKE = frozenset(
     (
@@ -48,8 +48,8 @@ MATRICES = {
         ),
     )
 }
-KEEPING = frozenset((*MOVING, "_to_copy", "to", "clone", "contiguous", "expand_as", "alias"))
-PLACES = frozenset((*RESHAPING, *KEEPING, *INDEXING, "slice"))
+KEEPING = frozenset((*MOVING, *CUTTING, *RESHAPING, "_to_copy", "to", "clone", "contiguous", "expand_as", "alias"))
+PLACES = frozenset((*(KEEPING - CUTTING), *INDEXING, "slice"))
 
 
 def mixes(node: fx.Node, rows: Set[Any], places: set[fx.Node]) -> bool | None:
@@ -100,20 +100,6 @@ def of_dims(node: fx.Node, source: fx.Node, at: int) -> bool | None:
     return any(isinstance(dim, int) and dim % count == at for dim in dims)
 
 
-def of_cut(node: fx.Node, source: fx.Node, at: int) -> bool:
-    """What was put together may be cut apart again."""
-    if name_of(source) == "cat" or not of_dims(node, source, at):
-        return False
-    return not is_tensor(node) or size_of(node) != size_of(source)
-
-
-def of_shape(node: fx.Node, source: fx.Node, at: int) -> bool:
-    """Whether rows are elsewhere afterwards, and were not moved there."""
-    before, after = size_of(source), size_of(node)
-    new = [i for i, size in enumerate(after) if size == before[at]]
-    return len(new) == 1 and sympy.prod(before[:at]) != sympy.prod(after[: new[0]])
-
-
 def of_table(node: fx.Node, source: fx.Node, at: int) -> bool:
     return source is node.args[0]
 
@@ -123,8 +109,6 @@ def of_statistics(node: fx.Node, source: fx.Node, at: int) -> bool:
 
 
 RULES: Mapping[str, Callable[[fx.Node, fx.Node, int], bool | None]] = {
-    **dict.fromkeys(CUTTING, of_cut),
-    **dict.fromkeys(RESHAPING, of_shape),
     "embedding": of_table,
     "batch_norm": of_statistics,
 }
@@ -147,8 +131,7 @@ def picks_rows(node: fx.Node, rows: Set[Any], places: set[fx.Node]) -> bool:
 
 def parameters(node: fx.Node) -> set[str]:
     """The names of an ATen op's, none of anything else's."""
-    schema: Any = getattr(node.target, "_schema", None)
-    return {given.name for given in schema.arguments} if schema is not None else set()
+    return {given.name for given in arguments_of(node)}
 
 
 def takes_size(node: fx.Node, rows: Set[Any]) -> bool:

@@ -9,8 +9,10 @@ from torch import fx, nn
 from torch.nn.modules.loss import _Loss
 
 from bppsa.fxpasses.partition.capture.whole import Custom
+from bppsa.fxpasses.partition.means.aligned import is_aligned
 from bppsa.fxpasses.partition.means.apart import OVER, PRODUCT, mixes, rows_at, takes_size
 from bppsa.fxpasses.partition.means.layers import is_apart
+from bppsa.fxpasses.partition.means.layouts import RowOrders
 from bppsa.fxpasses.partition.means.quantities import ITEM, Quantities
 from bppsa.fxpasses.partition.means.sharding import (
     ClassCount,
@@ -24,9 +26,11 @@ from bppsa.fxpasses.partition.means.sizes import (
     argument,
     dtype,
     is_tensor,
+    is_torchs,
     name_of,
     size_of,
     symbols,
+    written,
 )
 from bppsa.fxpasses.partition.means.trials import Trials
 from bppsa.fxpasses.partition.ops.effects import facts
@@ -47,14 +51,19 @@ class LossReading(Quantities):
     def __init__(self, rows: frozenset[Any], is_fixed: Callable[[str], bool], trials: Trials, norms: bool) -> None:
         super().__init__(rows)
         self.is_fixed, self.trials, self.norms = is_fixed, trials, norms
+        self.layouts = RowOrders(self.rows, trials.known)
+        self.state: dict[fx.Node, fx.Node] = {}  # attributes that are changed in place, and by what
         self.places: set[fx.Node] = set()  # whose values are numbers of rows among a micro-batch's
 
     def read(self, node: fx.Node) -> Sharding:
         """To be called in the graph's order."""
         sharding = self.shardings[node] = self.found(node)
-        name = name_of(node)
-        if name.endswith("_") and isinstance(node.args[0], fx.Node):
-            self.changed(node.args[0], sharding, node in self.data)
+        known = is_torchs(node) and is_tensor(node)  # what it gives is what it changed
+        for source in written(node):
+            known = known and self.layouts.change(source, node)
+            self.changed(source, sharding if known else Inseparable(node), node in self.data)
+            if (base := base_of(source)).op == "get_attr":
+                self.state.setdefault(base, node)
         return sharding
 
     def changed(self, node: fx.Node, sharding: Sharding, by_data: bool) -> None:
@@ -64,7 +73,7 @@ class LossReading(Quantities):
             self.data.discard(node)
         if facts(node).view and node.all_input_nodes:
             base = node.all_input_nodes[0]
-            both = is_plain(sharding) and is_plain(self.shardings[base])
+            both = is_plain(sharding) and is_plain(self.shardings[base]) and self.layouts.change(base, node)
             self.changed(base, self.shardings[base] if both else Inseparable(node), by_data)
 
     def given(self, node: fx.Node, has_rows: bool, is_data: bool) -> None:
@@ -91,6 +100,8 @@ class LossReading(Quantities):
         if sum(map(self.has_rows, shape)) > 1:
             return Inseparable(node)
         rows = any(map(self.has_rows, shape))
+        if rows and not self.layouts.note(node):
+            return inseparable(inputs) or Inseparable(node)
         if node.op == "call_module":
             return self.module(node, rows, inputs)
         if rows and self.mixes(node):
@@ -122,6 +133,7 @@ class LossReading(Quantities):
             return self.custom(node, inputs)
         if are_replicated(inputs):
             return Replicated()
+        self.layouts.note(node)
         mixed = not self.is_apart(node) if node.op == "call_module" else self.mixes(node)
         return Partial.of(True) if all(map(is_plain, inputs)) and not mixed else Inseparable(node)
 
@@ -131,7 +143,8 @@ class LossReading(Quantities):
             return inseparable(inputs) or Inseparable(node)
         if node in self.data and are_replicated(inputs):
             return Replicated()
-        if not self.trials.is_apart(node, self.rows):
+        has_rows = not is_tensor(node) or any(map(self.has_rows, size_of(node)))
+        if not self.trials.is_apart(node, self.rows) or (has_rows and not self.layouts.note(node)):
             return Inseparable(node)
         return Replicated() if are_replicated(inputs) else Partial.of(True)
 
@@ -200,7 +213,7 @@ class LossReading(Quantities):
 
     def reduced(self, node: fx.Node, inputs: list[Sharding], reduction: int) -> Sharding:
         """The sharding of a loss that reduces."""
-        if not all(map(is_plain, inputs)):
+        if not all(map(is_plain, inputs)) or not self.pairs_rows(node):
             return Inseparable(node)
         if reduction == SUM:
             return Partial.of(False)
@@ -209,6 +222,10 @@ class LossReading(Quantities):
             weight = argument(node, "weight", None)
             return self.over_classes(node, target, weight, argument(node, "ignore_index", -100))
         return self.over_rows(node)
+
+    def pairs_rows(self, node: fx.Node, module: nn.Module | None = None) -> bool:
+        """Whether a loss that reduces takes each row of what it is given with that same row."""
+        return self.layouts.alike(node.all_input_nodes) is not None and is_aligned(node, self.layouts.axis, module)
 
     def over_rows(self, node: fx.Node) -> Sharding:
         shapes = [size_of(source) for source in node.all_input_nodes if is_tensor(source)]
@@ -234,6 +251,8 @@ class LossReading(Quantities):
             return Partial.of(True) if apart else Inseparable(node)
         if not isinstance(module, _Loss):
             return Replicated() if are_replicated(inputs) else Inseparable(node)
+        if not are_replicated(inputs) and not (all(map(is_plain, inputs)) and self.pairs_rows(node, module)):
+            return Inseparable(node)
         if module.reduction == "sum":
             return Partial.of(False)
         if isinstance(module, (nn.CrossEntropyLoss, nn.NLLLoss)):
@@ -305,6 +324,13 @@ def are_replicated(shardings: Iterable[Sharding]) -> bool:
 def is_plain(sharding: Sharding) -> bool:
     """Whether it is the same for all micro-batches, or has a value for each row that depends on no other."""
     return isinstance(sharding, Replicated) or sharding == Partial.of(True)
+
+
+def base_of(node: fx.Node) -> fx.Node:
+    """What a view is of, or the node itself."""
+    while facts(node).view and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def addends(node: fx.Node) -> list[Any]:

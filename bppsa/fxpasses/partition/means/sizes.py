@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import fx
+from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.functions import ToFloat
+
+OF_TORCH = ("aten", "prims")
 
 
 def name_of(node: fx.Node) -> str:
+    """The name of what is called; an op of another library than PyTorch's own may do anything, by whatever name."""
     packet = getattr(node.target, "overloadpacket", None)
-    return packet.__name__ if packet is not None else getattr(node.target, "__name__", "")
+    if packet is None:
+        return getattr(node.target, "__name__", "")
+    return packet.__name__ if is_torchs(node) else f"{node.target.namespace}::{packet.__name__}"
+
+
+def is_torchs(node: fx.Node) -> bool:
+    return getattr(node.target, "namespace", None) in OF_TORCH
+
+
+def arguments_of(node: fx.Node) -> Sequence[Any]:
+    """The arguments in the schema of an op of PyTorch's own, none of anything else."""
+    schema: Any = getattr(node.target, "_schema", None)
+    return schema.arguments if schema is not None and is_torchs(node) else ()
+
+
+def written(node: fx.Node) -> list[fx.Node]:
+    """The arguments that an op changes in place, of whichever library it is."""
+    schema: Any = getattr(node.target, "_schema", None)
+    found = []
+    for i, given in enumerate(schema.arguments if schema is not None else ()):
+        if given.alias_info is not None and given.alias_info.is_write:
+            found += tree_leaves(node.args[i] if i < len(node.args) else node.kwargs.get(given.name))
+    return [arg for arg in found if isinstance(arg, fx.Node)]
 
 
 def argument(node: fx.Node, name: str, default: Any) -> Any:
     """The argument of an ATen op's call that has this name in the schema."""
-    schema: Any = getattr(node.target, "_schema", None)
-    for i, given in enumerate(schema.arguments if schema is not None else ()):
+    for i, given in enumerate(arguments_of(node)):
         if given.name == name:
             return node.args[i] if i < len(node.args) else node.kwargs.get(name, given.default_value)
     return default

@@ -19,6 +19,8 @@ from bppsa.fxpasses.partition.means.reading import LossReading
 from bppsa.fxpasses.partition.means.sharding import ROWS, ClassCount, Inseparable, Partial, Quantity, SelectedCount
 from bppsa.fxpasses.partition.means.trials import Trials
 
+CHANGES = "loss_fn changes its buffer {} once a micro-batch, and not once a step; change it after `optimizer.step()`"
+
 
 def means_of(
     model: nn.Module,
@@ -51,11 +53,21 @@ def means_of(
             and node.target is not graph.sizes
         ):
             reading.read(node)
+    if made and reading.state:
+        changed, by = next(iter(reading.state.items()))
+        return LossMeans(place=by.meta.get("place", ""), why=CHANGES.format(changed.target))
     found = reading.shardings[end]
     if not isinstance(found, Partial) or found.rows:  # what has rows is no loss: its size is not known
         node = found.node if isinstance(found, Inseparable) else end
         return LossMeans(place=node.meta.get("place", ""))
-    return LossMeans(*quantities(model, graph, reading, found))
+    return LossMeans(*quantities(model, graph, reading, found), joined_at(reading, end))
+
+
+def joined_at(reading: LossReading, end: fx.Node) -> str:
+    """The line where terms that count in several ways are first put together; "" where none are, or it is not known."""
+    below = ancestors([end])
+    of_terms = ((node, x) for node, x in reading.shardings.items() if isinstance(x, Partial) and len(x.weights) > 1)
+    return next((str(node.meta.get("place", "")) for node, _ in of_terms if node in below), "")
 
 
 def trials_of(model: nn.Module, graph: CapturedGraph, arguments: Sequence[Any]) -> Trials:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from bppsa.fxpasses.partition.means.sizes import argument, is_tensor, name_of, size_of
+from bppsa.fxpasses.partition.means.sizes import argument, is_tensor, is_torchs, name_of, size_of
 
 # They treat rows one by one wherever these are. PyTorch's tag of what works value by value says so of most others.
 ANYWHERE = frozenset(
@@ -70,6 +70,8 @@ def mixes_unasked(node: fx.Node, source: fx.Node, at: int) -> bool | None:
     """Whether it mixes the rows that are at a dimension of its first tensor, where no argument tells a dimension; None
     for ops that nobody listed."""
     name, count = name_of(node), len(size_of(source))
+    if not is_torchs(node):
+        return None
     if CONVOLUTION.match(name):
         return at > 0 or not is_batch(node, count)
     if name in PADS:
