@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from torch import Tensor
@@ -62,7 +63,8 @@ def exchanged(before: Sequence[Sequence[Any]], now: Sequence[Sequence[Any]]) -> 
         for then, one in zip(seen, found, strict=True):
             if one is not then and not exchange(then, one, others):
                 return None
-    held = {id(each) for found in now for value in found for each in with_items(value)}
+    held = set(map(id, chain.from_iterable(now)))
+    held.update(id(each) for value in chain.from_iterable(now) if isinstance(value, tuple) for each in items_in(value))
     is_one_for_one = len(set(map(id, others.values()))) == len(others) and held.isdisjoint(others)
     return others if is_one_for_one else None
 
@@ -76,12 +78,12 @@ def exchange(then: Any, now: Any, others: dict[int, Any]) -> bool:
     return type(then) is Tensor
 
 
-def with_items(value: Any) -> Iterator[Any]:
-    """The value, and what is in it if it is a tuple."""
-    yield value
-    if isinstance(value, tuple):
-        for item in value:
-            yield from with_items(item)
+def items_in(values: tuple[Any, ...]) -> Iterator[Any]:
+    """What is in a tuple, and in the tuples in it."""
+    for value in values:
+        yield value
+        if isinstance(value, tuple):
+            yield from items_in(value)
 
 
 def kind(described: Sequence[Any]) -> tuple[Any, ...]:
