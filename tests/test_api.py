@@ -336,7 +336,8 @@ def test_decisions_are_data() -> None:
     assert str(decision) == "a.b (gru; T=3, ms=1.235, on=cpu): sequential: because"
     assert Decision("a.b", "gru", "sequential", "because", {"T": 3, "ms": 1.23456, "on": "cpu"}) == decision
     assert str(Decision("", "gru", "pytorch", "because")) == "<model> (gru): pytorch: because"
-    assert str(Report([decision, decision])) == f"{decision}\n{decision}"
+    other = Decision("", "gru", "pytorch", "because")
+    assert str(Report([decision, other, decision])) == f"{decision} (2 times)\n{other}"
     taken: list[Decision] = []
     report = Report(taken)
     taken.append(decision)

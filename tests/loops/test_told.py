@@ -219,16 +219,24 @@ def test_a_number_that_counts_the_steps_is_given_to_them(start: float) -> None:
 
 
 class CountsStates(Cell):
+    def __init__(self, start: Tensor) -> None:
+        super().__init__()
+        self.zero = start
+
     def forward(self, x: Tensor) -> Tensor:
-        h, n = self.start(x), torch.tensor(0)
+        h, n = self.start(x), self.zero
         for t in range(x.shape[1]):
             n = n + (h.sum() > 0)  # counts
             h = self.cell(x[:, t], h) / (n + 1)
         return h
 
 
+def test_a_whole_number_that_waits_for_the_states_of_all_rows() -> None:
+    assert Pair(CountsStates(torch.tensor(0))).strategies(x(20)) == ["sequential"]
+
+
 def test_a_number_that_waits_for_the_states_is_told_with_a_mend() -> None:
-    (decision,) = Pair(CountsStates()).call(x(20))
+    (decision,) = Pair(CountsStates(torch.tensor(0.0, dtype=torch.float32))).call(x(20))
     assert decision.strategy == "pytorch"
     assert "its carry waits for values of other shapes or dtypes" in decision.reason
     assert "carry a number for each row, as [B] or [B, 1], or count in Python" in decision.reason
