@@ -117,6 +117,8 @@ class Stages:
     shapes: tuple[tuple[int, ...] | None, ...] = field(default=(), kw_only=True)  # of these leaves, in the example
     situation: Situation | None = field(default=None, kw_only=True)  # None: they serve all
     means: LossMeans | None = field(default=None, kw_only=True)  # of the loss that the model returns; None: not known
+    # of the leaves of a whole batch's arguments: raises where Python decides otherwise for it than for a micro-batch
+    check_rows: Callable[[Sequence[Any]], None] = field(default=lambda leaves: None, kw_only=True, repr=False)
     # of the leaves of the arguments of a call, stand-ins for what the last stage returns for a few rows of it
     few: Callable[[Sequence[Any]], Sequence[Any]] | None = field(default=None, kw_only=True, repr=False)
     # of the model as it is now, and arguments as `bind` gives them: stages with the same weights

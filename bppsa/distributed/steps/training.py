@@ -212,6 +212,7 @@ class Training:
         own = {b: rows_of(part) for b, part in cut.items()}
         if len(mine) > 1:
             check_wholes(leaves, self.stages.by_rows, self.stages.shapes, rows, list(own.values()))
+            self.stages.check_rows(leaves)
         sizes = self.gathered(own)
         seeds = [Seed(self.seed, number, b) for b in range(count)]
         tensors = list(map(tensors_in, arguments))

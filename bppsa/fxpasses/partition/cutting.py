@@ -130,6 +130,7 @@ def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Or
         changed=since(model, graph.looked_up),
         means=means,
         few=few(graph.examples, outputs, graph.sizes.shapes, rows),
+        check_rows=sizes.check_rows,
     )
 
 

@@ -79,6 +79,22 @@ class Sizes:
             if symbol in known:
                 self.check_range(symbol, *known[symbol], low, high)
 
+    def check_rows(self, leaves: Sequence[Any]) -> None:
+        """Raises PartitionError where Python decides by the number of rows, and otherwise for these arguments than for
+        the example: they are a whole batch's, and its micro-batches may be alike to the example."""
+        known: KnownSizes = {}
+        for name, shape, leaf in zip(self.names, self.shapes, leaves, strict=True):
+            for axis, symbol in enumerate(shape or ()):
+                if isinstance(symbol, sympy.Symbol):
+                    known.setdefault(symbol, (leaf.shape[axis], f"{name}.shape[{axis}]"))
+        for guard in self.guards:
+            symbols = guard.holds.free_symbols
+            if not symbols.isdisjoint(self.rows) and symbols <= known.keys() and not value_of(guard.holds, known):
+                raise PartitionError(self.decided(guard, known))
+        for symbol, low, high in self.ranges:
+            if symbol in self.rows and symbol in known:
+                self.check_range(symbol, *known[symbol], low, high)
+
     def check_equal(self, i: int, where: str, size: int, expected: Any, known: KnownSizes) -> None:
         if isinstance(expected, int):
             if size != expected:
