@@ -16,7 +16,6 @@ from bppsa.codegen.gpu.native_scan import level_block, scan_of
 from bppsa.codegen.gpu.native_sparse import MOST_SAMPLES, NUMBERS, WARPS
 from bppsa.codegen.gpu.triton.frame import STRIDES
 from bppsa.codegen.gpu.triton.print_triton import printed
-from bppsa.codegen.language.exact import compares
 from bppsa.codegen.language.ir import Buffer, Kernel, Kind
 
 WARP = 32  # threads
@@ -45,8 +44,7 @@ def usage(kernel: Kernel, real: str, capability: int, precision: str = PRECISION
     signature |= {"lengths": "constexpr", **scalars(), "PRECISION": "constexpr"}
     constants = {"lengths": None, "PRECISION": precision if real == "float" else "ieee"}
     function = module(text.source).sweep
-    how = options(text.warps, not compares(kernel.groups))
-    return compiled(function, signature, constants, aligned, capability, text.warps, how)
+    return compiled(function, signature, constants, aligned, capability, text.warps, options(text.warps))
 
 
 def boundaries_usage(width: int, diagonal: bool, real: str, capability: int) -> Usage:

@@ -19,7 +19,6 @@ from torch import Tensor
 from bppsa.codegen import cache
 from bppsa.codegen.gpu.triton.frame import PrintedTriton
 from bppsa.codegen.gpu.triton.print_triton import printed
-from bppsa.codegen.language.exact import compares
 from bppsa.codegen.language.ir import Kernel, Kind
 from bppsa.errors import BuildError
 
@@ -58,7 +57,6 @@ class TritonKernel:
             raise BuildError("Triton is not there to compile kernels for a GPU; pip install triton")
         self.kernel, self.real = kernel, real
         self.asked = precision if real == "float" else "ieee"
-        self.fused = not compares(kernel.groups)
         self.texts: dict[int, PrintedTriton] = {}  # by how many columns share a sample
 
     @property
@@ -106,7 +104,7 @@ class TritonKernel:
             ascending = self.kernel.along != reverse
             scalars = (steps, rows * columns, columns, chunk, 1 if ascending else -1, int(reverse))
             arguments = [*given, lengths, *scalars, self.precision]
-            launch(self.kernel.name, module(text.source).sweep, programs, arguments, options(text.warps, self.fused))
+            launch(self.kernel.name, module(text.source).sweep, programs, arguments, options(text.warps))
         for total, parts in partial:
             torch.sum(parts, 0, out=total)
 
@@ -164,13 +162,11 @@ def compile_and_run(
         raise BuildError(why) from error
 
 
-def options(warps: int, fused: bool = True) -> dict[str, Any]:
-    """fused: whether a product and a sum may be one op without rounding between them.
-
-    The text itself loads a step ahead, so Triton need not (`num_stages`). A thread of a small program may have all
+def options(warps: int) -> dict[str, Any]:
+    """The text itself loads a step ahead, so Triton need not (`num_stages`). A thread of a small program may have all
     registers there are names for (`maxnreg`): left alone, the assembler spills a few to fit one program more."""
     registers = {"maxnreg": 255} if warps <= 4 else {}
-    return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": fused, **registers}
+    return {"num_warps": warps, "num_stages": 1, "enable_fp_fusion": True, **registers}
 
 
 def strides(kind: Kind, tensor: Tensor, chunk: int) -> tuple[int, ...]:
