@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 import bppsa
@@ -206,8 +208,13 @@ def test_a_state_that_nobody_resets() -> None:
 
 
 class Counts(InLoop):
-    def forward(self, x: Tensor) -> Tensor:
+    """Its steps go on from call to call."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.steps = 0
+
+    def forward(self, x: Tensor) -> Tensor:
         self.h, out = self.start(x), []
         for t in range(x.shape[1]):
             self.steps += 1
@@ -219,8 +226,60 @@ class Counts(InLoop):
 def test_numbers_of_pythons_that_change_are_refused() -> None:
     pair = Stateful(Counts())
     for seed in range(4):
+        (decision,) = pair.call(x(), seed=seed)
+    assert decision.strategy == "pytorch"
+    assert "changes" in decision.reason
+
+
+class Elsewhere(InLoop):
+    """Where the state begins, a function holds the same tensor, and goes on to hold it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h = torch.full((B, H), 0.1, dtype=torch.float64)
+        self.shifted = partial(torch.add, self.h)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = self.h, []
+        for t in range(x.shape[1]):
+            h = self.shifted(self.cell(x[:, t], h))
+            out.append(h)
+        self.h = h.detach()
+        return torch.stack(out, 1)
+
+
+def test_a_tensor_that_stands_elsewhere_too_stays_there() -> None:
+    torch.manual_seed(0)
+    pair = Stateful(Elsewhere())
+    for seed in range(6):
         pair.call(x(), seed=seed)
-    assert {d.strategy for d in pair.decisions()} <= {"pytorch", "sequential"}
+
+
+class LooksUp(InLoop):
+    """An index out of range is an error in the middle, after some random numbers."""
+
+    def forward(self, x: Tensor, at: Tensor) -> Tensor:
+        h, out = self.start(x), []
+        for t in range(x.shape[1]):
+            h = functional.dropout(self.cell(x[:, t] + functional.embedding(at[:, t], self.head.weight)[:, :N], h), 0.1)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def test_an_error_leaves_the_random_numbers_where_pytorch_leaves_them() -> None:
+    pair, steps = Pair(LooksUp()), x().shape[1]
+    for seed in range(3):
+        pair.call(x(), torch.zeros(B, steps, dtype=torch.long), seed=seed)
+    assert [d.strategy for d in pair.decisions()] == ["sequential"]
+    at, after = torch.zeros(B, steps, dtype=torch.long), []
+    at[:, steps // 2] = 9
+    given = x()
+    for model in (pair.plain, pair.fast):
+        torch.manual_seed(0)
+        with pytest.raises(IndexError):
+            model(given, at)
+        after.append(torch.get_rng_state())
+    assert torch.equal(*after)
 
 
 class Twice(InLoop):

@@ -2,7 +2,7 @@
 
 A compiler makes one op of a product and a sum, without rounding between them, where it finds both: in one place of a
 kernel, and not in another where the product is read a second time. Where values are compared, one that is equal to
-itself has to be so; in such kernels printers have each product rounded before it is added.
+itself has to be so; in such kernels the printers of C++ and CUDA have each product rounded before it is added.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from torch import nn
 from bppsa.codegen.cpu.progress import looking_at_loop
 from bppsa.common.collector import collector_paused
 from bppsa.decisions import Decision
-from bppsa.errors import Reason, Unsupported, first_line
+from bppsa.errors import BppsaError, Reason, Unsupported, first_line
 from bppsa.frontend.call_log import collecting, explaining, note, unnoted
 from bppsa.frontend.loops.changing import numbers_of, without_numbers
 from bppsa.frontend.loops.key import call_of, holds_objects, size_of, unusual
@@ -26,7 +26,6 @@ from bppsa.frontend.trials import is_tried
 from bppsa.fxpasses.environment.libraries import owner
 from bppsa.fxpasses.environment.state import put
 from bppsa.fxpasses.reroll.log.lines import loops
-from bppsa.fxpasses.theirs import raise_if_ours
 from bppsa.runtime.recurrent.check import asked
 from bppsa.runtime.untraced import untraced
 
@@ -88,7 +87,8 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
     except Unsupported as unsupported:
         left = Decision(state.path, "loop", "pytorch", str(unsupported.reason))
     except (RuntimeError, IndexError) as error:  # as of an index out of range: PyTorch raises it at the user's line
-        raise_if_ours(error)
+        if isinstance(error, BppsaError):
+            raise
         left = Decision(state.path, "loop", "pytorch", first_line(error))
     if not plan.runs.pay:
         state.keep(key, LeftCall((left,)), described.environment.opaque)

@@ -41,6 +41,7 @@ class LoopPlan:
     is_shared: bool  # whether its cells are those of other lengths
     state: tuple[StatePlace, ...] = ()  # whose values stand behind what the call returns
     scans: tuple[Decision, ...] = ()
+    draws: bool = False  # random numbers
     doubted: bool = False  # whether its numbers are not PyTorch's in float32, and are in float64
     truths: int = 0  # so many of its results, the last, are true where steps decide as they did when it was made
     runs: Runs = field(default_factory=Runs, compare=False)
@@ -62,13 +63,14 @@ class LoopPlan:
         """What the call returns, and the values of its state.
 
         Raises `Unsupported`, and has drawn no random number, where it refuses the numbers it is given; `Missed`
-        where Python would have decided otherwise in some step than in the call that was logged."""
-        state = torch.get_rng_state() if self.picks else None
+        where Python would have decided otherwise in some step than in the call that was logged. Nor has it where an op
+        raises."""
+        state = torch.get_rng_state() if self.picks or self.draws else None
         try:
             with errors_refused():
                 results = self.run(*self.tensors(call, numbers))
             self.runs.count(not self.truths or all(map(bool, results[-self.truths :])))
-        except Unsupported:
+        except (Unsupported, RuntimeError, IndexError):
             if state is not None:
                 torch.set_rng_state(state)
             raise

@@ -237,6 +237,7 @@ def planned(
         is_shared=are_of(scans, cells),
         truths=len(truths),
         state=tuple(state),
+        draws=random is not None,
     )
     values = arithmetic.values(numbers) if arithmetic.terms else []
     given = {value: tensor_of(value, call, values) for value in replay.given}

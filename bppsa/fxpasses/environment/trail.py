@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
@@ -89,6 +90,11 @@ def function(value: types.FunctionType) -> Sequence[Any]:
         *kwdefaults.values(),
         *map(content, value.__closure__ or ()),
     ]
+
+
+def of_partial(value: functools.partial[Any]) -> Sequence[Any]:
+    """They stay, and tell who asks where else a tensor stands."""
+    return [value.func, *value.args]
 
 
 def content(cell: types.CellType) -> Any:

@@ -144,6 +144,7 @@ class Environment:
         self.visit(method.__self__, held=not gives_away(method.__func__))
 
     def visit_partial(self, partial: functools.partial[Any]) -> None:
+        self.trail.add(trail.of_partial, partial)
         self.visit(partial.func)
         self.visit_all(partial.args)
         self.visit_dict(partial.keywords)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,12 +72,7 @@ class Sizes:
                     known.setdefault(expected, (size, where))
         for i, where, size, expected in found:
             self.check_equal(i, where, size, expected, known)
-        for guard in self.guards:
-            if guard.holds.free_symbols <= known.keys() and not value_of(guard.holds, known):
-                raise PartitionError(self.decided(guard, known))
-        for symbol, low, high in self.ranges:
-            if symbol in known:
-                self.check_range(symbol, *known[symbol], low, high)
+        self.check_decided(known, known.keys())
 
     def check_rows(self, leaves: Sequence[Any]) -> None:
         """Raises PartitionError where Python decides by the number of rows, and otherwise for these arguments than for
@@ -87,12 +82,16 @@ class Sizes:
             for axis, symbol in enumerate(shape or ()):
                 if isinstance(symbol, sympy.Symbol):
                     known.setdefault(symbol, (leaf.shape[axis], f"{name}.shape[{axis}]"))
+        self.check_decided(known, self.rows)
+
+    def check_decided(self, known: KnownSizes, by: Set[sympy.Symbol]) -> None:
+        """Raises PartitionError where Python would decide otherwise, by any of these sizes, than for the example."""
         for guard in self.guards:
             symbols = guard.holds.free_symbols
-            if not symbols.isdisjoint(self.rows) and symbols <= known.keys() and not value_of(guard.holds, known):
+            if not symbols.isdisjoint(by) and symbols <= known.keys() and not value_of(guard.holds, known):
                 raise PartitionError(self.decided(guard, known))
         for symbol, low, high in self.ranges:
-            if symbol in self.rows and symbol in known:
+            if symbol in by and symbol in known:
                 self.check_range(symbol, *known[symbol], low, high)
 
     def check_equal(self, i: int, where: str, size: int, expected: Any, known: KnownSizes) -> None:

@@ -16,6 +16,8 @@ import torch
 JOINS = {"stack", "cat", "concat", "concatenate"}
 # What a join's result may go through before the next statement's join is made: it changes no tensor.
 VIEWS = {"transpose", "permute", "movedim", "unsqueeze", "squeeze", "flatten", "view", "reshape", "contiguous", "size"}
+# What may leave out a part of it, or do it more than once.
+MAY_SKIP = (ast.IfExp, ast.BoolOp, ast.Compare, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 NUMBER = (ast.Constant, ast.UnaryOp, ast.USub)
 READERS = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return | ast.Expr
 
@@ -104,8 +106,8 @@ class InPlaceOf(ast.NodeTransformer):
 
 
 def joins_in(statement: ast.stmt, aliases: set[str]) -> Iterator[ast.Call]:
-    """Calls such as `torch.stack(out, dim=1)`, of a variable and numbers."""
-    for node in ast.walk(statement):
+    """Calls such as `torch.stack(out, dim=1)`, of a variable and numbers, that the statement makes whatever happens."""
+    for node in unconditional(statement):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in JOINS:
             of_torch = isinstance(node.func.value, ast.Name) and node.func.value.id in aliases
             others = [*node.args[1:], *(keyword.value for keyword in node.keywords)]
@@ -114,6 +116,13 @@ def joins_in(statement: ast.stmt, aliases: set[str]) -> Iterator[ast.Call]:
             )
             if of_torch and fixed and node.args and isinstance(node.args[0], ast.Name):
                 yield node
+
+
+def unconditional(node: ast.AST) -> Iterator[ast.AST]:
+    yield node
+    if not isinstance(node, MAY_SKIP):
+        for child in ast.iter_child_nodes(node):
+            yield from unconditional(child)
 
 
 def is_only_filled(name: str, loop: ast.stmt, definition: ast.FunctionDef, join: ast.Call) -> bool:
