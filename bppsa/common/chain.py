@@ -33,6 +33,8 @@ FILLS: dict[Any, Callable[[tuple], float]] = {
     aten.scalar_tensor.default: lambda args: float(args[0]),
 }
 
+COUNTS_ROWS = {aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}  # their sizes are numbers
+
 ALONG_BATCH = Reason("works along the batch dimension", mend="name the dimensions of one row, as h.sum(-1) does")
 
 # Pointwise ops that torch does not mark as such, in one version or another.

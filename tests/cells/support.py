@@ -31,8 +31,9 @@ def plain(f: Callable[[Tensor, Tensor], Tensor]) -> Cell:
     return lambda h, x: ((n := f(h, x)), n)
 
 
-def fuses(cell: Cell, carry: Any, xs: Any, *parameters: Tensor, tolerance: float = 1e-9) -> None:
+def fuses(cell: Cell, carry: Any, xs: Any, *parameters: Tensor, tolerance: float = 1e-9, absent: bool = False) -> None:
+    """absent: a gradient may be None where PyTorch has zeros."""
     given: Example = example(cell, carry, xs, *parameters)
-    decision = check(given, tolerance=tolerance)
+    decision = check(given, tolerance=tolerance, absent=absent)
     assert decision.strategy == "sequential", decision.reason
     check_inference(given, tolerance=tolerance)

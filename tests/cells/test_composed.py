@@ -49,6 +49,19 @@ def test_with_several_axes(cell: Cell) -> None:
     fuses(cell, h(), x(H), W, HEADS)
 
 
+FILLED: Table = [
+    ("a matrix of ones", squashed(lambda h, x: h @ torch.ones(H, H, dtype=h.dtype) / H + x)),
+    ("a column of ones", squashed(lambda h, x: h * torch.sigmoid(h @ h.new_ones(H, 1)) + x)),
+    ("of each head", squashed(lambda h, x: (h.view(B, 2, 3) @ torch.full((3, 3), 0.1).to(h)).flatten(1) + x)),
+]
+
+
+@pytest.mark.parametrize("cell", [cell for _, cell in FILLED], ids=[name for name, _ in FILLED])
+def test_weights_that_are_filled(cell: Cell) -> None:
+    torch.manual_seed(0)
+    fuses(cell, h(), x(H))
+
+
 # What has no kernel even so is done after the loop: the next carry does not wait for it.
 OUTPUTS: Table = [
     ("a sum that runs over what was turned", lambda h, x: (torch.tanh(h + x), h.t().cumsum(0).t())),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -49,16 +50,18 @@ def test_all_reasons_are_told_with_their_lines() -> None:
     assert "of x alone any op will do" in told
 
 
-def test_a_cell_that_runs_on_numbers_alone_is_a_loop() -> None:
-    """torch.func.grad does not run while saved tensors are watched, as in a recording."""
-
-    def learns(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        h = h - 0.1 * torch.func.grad(lambda a: ((a - x) ** 2).sum())(h)
-        return h, h
-
-    told = reason_of(learns)
-    assert "torch.func.grad(lambda a" in told
-    assert "does not run on stand-ins" in told
+@pytest.mark.parametrize(
+    ("run", "what"),
+    [
+        (lambda h, x: torch.func.linearize(torch.tanh, h)[0] + x, "traced within, as by torch.func.linearize"),
+        (lambda h, x: torch.nested.as_nested_tensor([h, x]).to_padded_tensor(0.0)[0], "a tensor of layout nested"),
+        (lambda h, x: (h + x).to_sparse().to_dense(), "a tensor of layout torch.sparse_coo"),
+        (lambda h, x: torch.tanh(h + x) / x.ne(0).byte().numpy().sum(), "hands a tensor's values to Python"),
+    ],
+    ids=["traced", "nested", "sparse", "numpy"],
+)
+def test_a_cell_that_runs_on_numbers_alone_is_a_loop(run: Callable[[Tensor, Tensor], Tensor], what: str) -> None:
+    assert what in reason_of(lambda h, x: ((n := run(h, x)), n))
 
 
 def test_a_long_row_is_not_sorted_in_a_kernel() -> None:

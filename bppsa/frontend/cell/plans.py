@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -42,6 +42,7 @@ from bppsa.plan.choose import multiply_inline
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
 WHOLE = (torch.bool, torch.int64, torch.int32)  # dtypes whose numbers a sweep holds as reals
+NO_HOOKS = "saved tensor hooks"  # PyTorch's word for what torch.func does not take
 MOST = 256  # plans, of cells
 DRAW_BEFORE = (
     "draw them for all steps before and give them in xs (a class is the argmax of logits plus Gumbel noise); or write "
@@ -135,8 +136,7 @@ def make(
         return swapped(next_leaves, second), y_leaves
 
     try:
-        args, recorder = ([*carry], [leaf[0] for leaf in xs]), CellRecorder()
-        recording = record(flat_cell, args, gradients=gradients, instead=INSTEAD, recorder=recorder)
+        recording, recorder = recorded(flat_cell, ([*carry], [leaf[0] for leaf in xs]), gradients)
     except Unsupported as unsupported:
         reason = unsupported.reason
         if reason.mend == DRAW_OUTSIDE:
@@ -154,6 +154,21 @@ def make(
         warn_once(f"bppsa.scan runs {name_of(cell)} op by op: {what}; please report this")
         return Reason(what, mend="please report this")
     return plan if isinstance(plan, Reason) else replace(plan, truths=tuple(recorder.truths.values()))
+
+
+def recorded(flat_cell: Callable[..., Any], args: Sequence[Any], gradients: bool) -> tuple[Recording, CellRecorder]:
+    """The recording of a cell, and what recorded it: again without hooks, which derivatives of torch.func refuse."""
+
+    def by(recorder: CellRecorder) -> tuple[Recording, CellRecorder]:
+        instead = {**INSTEAD, torch.autograd.grad: recorder.grad}
+        return record(flat_cell, args, gradients=gradients, instead=instead, recorder=recorder), recorder
+
+    try:
+        return by(CellRecorder())
+    except InputError as error:
+        if NO_HOOKS not in str(error.__cause__):
+            raise
+    return by(CellRecorder(hooks=False))
 
 
 def plan_or_reasons(

@@ -23,6 +23,7 @@ from bppsa.common.chain import FILLS
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.environment.harmless import is_harmless, is_plain
 from bppsa.fxpasses.lines import OURS
+from bppsa.fxpasses.recording.aliases import RETURN_NEW, Aliases
 from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
 from bppsa.fxpasses.recording.recorder import Recorder, is_made_anew
 from bppsa.fxpasses.recording.refused import NoEscape
@@ -100,29 +101,30 @@ def refusal(node: Any, what: str) -> Unsupported:
     return Unsupported(Reason(what, op=node.name(), mend=MEND))
 
 
-def kept(for_backwards: list[Tensor], saved: Tensor) -> Tensor | None:
+def kept(for_backwards: dict[int, tuple[Tensor, Any]], aliases: Aliases, saved: Tensor) -> Tensor:
     """What a backward will read: an object that nobody else has, at the same place in memory."""
-    if not applying():
-        return None
     with _disable_current_modes():
-        for_backwards.append(saved.detach())
-    return for_backwards[-1]
+        own = saved.detach()
+    for_backwards[id(own)] = own, aliases.find(own)
+    return own
 
 
 class SlopeRecorder(Recorder):
-    """Records a function with the derivatives that torch.autograd.Functions within it give, as ops."""
+    """Records a function with the derivatives that torch.autograd.Functions within it give, as ops. hooks: whether what
+    autograd saves is kept by hooks, without which there may be no such Functions."""
 
-    def __init__(self) -> None:
+    def __init__(self, hooks: bool = True) -> None:
         super().__init__()
+        self.hooks = hooks
         self.made: list[Tensor] = []  # without gradients, since an op had some
         self.read: dict[Any, fx.Node] = {}  # by what is made without them; by where autograd knows it from
-        self.saved: list[Tensor] = []  # by autograd, of the user's functions
+        self.saved: dict[int, tuple[Tensor, Any]] = {}  # by autograd, for backwards, and what stood for it then
         self.literals: dict[fx.Node, Tensor] = {}  # numbers that Python has made tensors of just now
         self.running = False  # whether a backward is
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
-        if func is aten.detach.default and any(args[0] is saved for saved in self.saved):
-            return func(*args)  # as autograd takes it out again, with its gradient
+        if func is aten.detach.default and id(args[0]) in self.saved:
+            return self.taken_out(args[0])
         if torch.is_grad_enabled() and not applying():
             self.end_functions()  # before what comes next can change what a backward reads
         if func is aten.lift_fresh.default:
@@ -130,8 +132,15 @@ class SlopeRecorder(Recorder):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     @property
-    def keeping(self) -> Callable[[Tensor], Tensor | None]:
-        return partial(kept, self.saved)
+    def keeping(self) -> Callable[[Tensor], Tensor | None] | None:
+        return partial(kept, self.saved, self.aliases) if self.hooks else None
+
+    def taken_out(self, saved: Tensor) -> Tensor:
+        """What autograd has saved, with its gradient. Under hooks it does not see that it was changed in place."""
+        if self.aliases.find(saved) is not self.saved[id(saved)][1]:
+            raise Unsupported(Reason("changes in place what a backward reads", "aten.detach", RETURN_NEW))
+        with _disable_current_modes():
+            return saved.detach()
 
     def held(self, tensor: Tensor) -> Tensor:
         if self.gradients and not torch.is_grad_enabled() and tensor.requires_grad and not applying():
@@ -170,6 +179,8 @@ class SlopeRecorder(Recorder):
         if value in inputs:
             raise refusal(node, "has a gradient of its own")
         check_function(node, tensor)
+        if not self.hooks:
+            raise refusal(node, "has a gradient of its own, beside derivatives of torch.func")
         before = len(self.graph.nodes)
         ones, slopes = self.run(node, tensor)
         ops = [(n.target, n.args, (n,)) for n in list(self.graph.nodes)[before:] if n.target not in FILLS]

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bppsa.common.chain import FILLS, Recurrence, Role, Stream, Weight, is_pointwise
+from bppsa.common.chain import COUNTS_ROWS, FILLS, Recurrence, Role, Stream, Weight, is_pointwise
 from bppsa.common.graph import ancestors
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.checks import checks_of
@@ -33,7 +33,6 @@ from bppsa.fxpasses.spelling.matrices import OF_EACH_MATRIX, treats_matrices_ali
 
 aten = torch.ops.aten
 STAYS = {aten.slice.Tensor, aten.unsqueeze.default, aten.cat.default, aten.sum.dim_IntList, *VIEWS}
-COUNTS_ROWS = {aten.new_zeros.default, aten.new_ones.default, aten.new_full.default}  # their sizes are numbers
 
 
 def split(

@@ -31,8 +31,9 @@ def geometry(tensor: Tensor) -> Geometry:
 
 def marked_geometry(tensor: Tensor) -> Geometry:
     """The same of a tensor that may be marked as conjugated or negated, with these marks, the last two."""
-    if tensor.layout is not torch.strided:
-        raise Unsupported(Reason(f"a tensor of layout {tensor.layout}", mend="use dense tensors"))
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        layout = "nested" if tensor.is_nested else tensor.layout
+        raise Unsupported(Reason(f"a tensor of layout {layout}", mend="use dense tensors"))
     place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
     return (*place, tensor.is_conj(), tensor.is_neg())
 

@@ -8,8 +8,8 @@ second's worth of Python; a rewritten model must start in milliseconds.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,7 +91,17 @@ def copied(recording: Recording) -> Recording:
 def saving_to(recorder: Recorder) -> AbstractContextManager[Any]:
     """The recorder decides what is kept of what autograd saves. Hooks around the call (a checkpoint's, which counts
     what it sees) are for the tensors of the call."""
-    return saved_tensors_hooks(recorder.keeping, lambda kept: kept)
+    return saved_tensors_hooks(recorder.keeping, lambda kept: kept) if recorder.keeping else without_hooks()
+
+
+@contextmanager
+def without_hooks() -> Iterator[None]:
+    """torch.func takes no derivatives under hooks, and needs none: it keeps what it saves as it is."""
+    before = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    try:
+        yield
+    finally:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(before)
 
 
 def check_gradients(

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import decomposition_table
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.pieces import PIECES, plus, safe_softmax
@@ -112,8 +113,13 @@ def empty_like(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -
     return torch.zeros_like(x, dtype=dtype)
 
 
-def empty(size: Sequence[int], *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
+def zeros(size: Sequence[int], *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
     return torch.zeros(size, dtype=dtype)
+
+
+def log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Its backward needs no numbers beside, as on a GPU."""
+    return -torch.nn.functional.softplus(-x, threshold=math.inf), x.new_zeros(0)
 
 
 DECOMPOSE: dict[Any, Callable[..., Any]] = {
@@ -122,7 +128,7 @@ DECOMPOSE: dict[Any, Callable[..., Any]] = {
     aten.addr.default: addr,
     aten.ldexp.Tensor: lambda x, exponent: x * torch.pow(2.0, exponent),
     aten.empty_like.default: empty_like,
-    aten.empty.memory_format: empty,
+    **dict.fromkeys((aten.empty.memory_format, aten._efficientzerotensor.default), zeros),
     **PIECES,
     aten.native_layer_norm.default: layer_norm,
     aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
@@ -133,7 +139,7 @@ DECOMPOSE: dict[Any, Callable[..., Any]] = {
     aten.split_with_sizes.default: split_with_sizes,
     aten.unsafe_split_with_sizes.default: split_with_sizes,
     aten.unbind.int: lambda x, dim=0: [x.select(dim, i) for i in range(x.shape[dim])],
-    aten.log_sigmoid_forward.default: lambda x: (y := -torch.nn.functional.softplus(-x, threshold=math.inf), y),
+    aten.log_sigmoid_forward.default: log_sigmoid,
     aten._prelu_kernel.default: lambda x, slope: torch.where(x > 0, x, slope * x),
     aten.selu.default: lambda x: aten.elu(x, SELU_ALPHA, SELU_SCALE),
     aten.relu6.default: lambda x: aten.hardtanh(x, 0, 6),
@@ -147,6 +153,20 @@ DECOMPOSE: dict[Any, Callable[..., Any]] = {
     aten.fill.Scalar: torch.full_like,
     aten.zero.default: torch.zeros_like,
 }
+
+# Backwards that PyTorch's own table of parts lacks. They are met where a function takes derivatives itself.
+SHRINKS = (aten.softshrink_backward.default, aten.hardshrink_backward.default)
+BACKWARDS: dict[Any, Callable[..., Any]] = dict.fromkeys(
+    SHRINKS, lambda g, x, limit: torch.where((x >= -limit) & (x <= limit), 0.0, g)
+)
+# What is asked there of sizes alone is the same of stand-ins.
+ASKS_SIZES = {aten.is_same_size.default, aten._has_same_storage_numel.default}
+
+
+def parts_of_backward(op: Any) -> Callable[..., Any] | None:
+    """What such an op as `tanh_backward` consists of; None of any other op."""
+    return BACKWARDS.get(op) or decomposition_table.get(op) if "_backward" in op._opname else None
+
 
 # Rows that hold for real numbers alone.
 OF_REALS = frozenset((aten.var.correction, aten.sgn.default, aten.nan_to_num.default))

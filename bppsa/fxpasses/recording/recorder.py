@@ -17,7 +17,7 @@ from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.lines import place_here
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, STALE, Aliases, Stale, geometry
-from bppsa.fxpasses.recording.decompose import DECOMPOSE, OF_REALS, is_seeded
+from bppsa.fxpasses.recording.decompose import ASKS_SIZES, DECOMPOSE, OF_REALS, is_seeded, parts_of_backward
 from bppsa.fxpasses.recording.functional import functional
 from bppsa.fxpasses.recording.parts import PARTS
 from bppsa.fxpasses.recording.row_elements import SPELLED, made_by, may_be_of_rows, numbers_rows
@@ -99,8 +99,15 @@ def is_complex(args: Any) -> bool:
     return any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in tree_leaves(args))
 
 
+# Under which make_fx records: it would see what is done here to find out what an op is.
+TRACING = torch._C._TorchDispatchModeKey.PROXY
+
+
 # Views in place, of a tensor that has no other name.
-TURNS = {aten.squeeze_.dim, aten.squeeze_.default, aten.unsqueeze_.default, aten.transpose_.default, aten.t_.default}
+TURNS = {
+    *(aten.squeeze_.dim, aten.squeeze_.dims, aten.squeeze_.default, aten.unsqueeze_.default),
+    *(aten.transpose_.default, aten.t_.default),
+}
 
 
 # Of integers a zero is an error here.
@@ -165,9 +172,9 @@ class Recorder(TorchDispatchMode):
         return tensor if tensor in self.aliases else node.meta["val"]
 
     @property
-    def keeping(self) -> Callable[[Tensor], Tensor | None]:
+    def keeping(self) -> Callable[[Tensor], Tensor | None] | None:
         """What is kept of what autograd saves of a stand-in: nothing, as no backward will read it. Whoever does that
-        may not know the recorder, which would be alive as long as what it has recorded."""
+        may not know the recorder, which would be alive as long as what it has recorded. None: autograd keeps it all."""
         return nothing_of
 
     def end_functions(self) -> None:
@@ -180,12 +187,16 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
+        if torch._C._get_dispatch_mode(TRACING) is not None:
+            raise Unsupported(Reason("is traced within, as by torch.func.linearize", str(func), "use torch.func.jvp"))
         if reads_values(func, args):
             raise Unsupported(Reason("reads the value of a tensor", str(func), CHOOSE))
         if is_seeded(func) and not self.may_draw:
             raise Unsupported(Reason("draws random numbers", str(func), DRAW_OUTSIDE, self.where()))
         if func is aten._linalg_check_errors.default:
             return self.check_errors(args[0])
+        if func in ASKS_SIZES:
+            return func(*args)
         if func._schema.is_mutable:
             return self.change_in_place(func, args, kwargs)
         if func in LAZY:
@@ -196,14 +207,15 @@ class Recorder(TorchDispatchMode):
         if func in SPELLED and self.is_of_rows(*args[:2]):
             with self:
                 return SPELLED[func](args[0], *args[1][1:], *args[2:])
-        if func in self.decompose and not (func in OF_REALS and is_complex(args)):
+        parts = self.decompose.get(func) or parts_of_backward(func)
+        if parts is not None and not (func in OF_REALS and is_complex(args)):
             with self:
-                return theirs(self.decompose[func], *args, **kwargs)
+                return theirs(parts, *args, **kwargs)
         if func.namespace != OURS:
             with self:
-                parts = theirs(func.decompose, *args, **kwargs)  # of an op that is nothing but a composition of others
-            if parts is not NotImplemented:
-                return parts
+                result = theirs(func.decompose, *args, **kwargs)  # of an op that is nothing but a composition of others
+            if result is not NotImplemented:
+                return result
         return self.write_down(func, args, kwargs)
 
     def is_of_rows(self, x: Tensor, indices: Sequence[Any]) -> bool:

@@ -38,7 +38,7 @@ class NoEscape(TorchFunctionMode):
         self.aliases, self.instead = aliases, instead
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
-        if func in REFUSED:
+        if func in REFUSED and func not in self.instead:
             raise Unsupported(replace(REFUSED[func], op=getattr(func, "__name__", str(func))))
         if kwargs and kwargs.get("out") is not None:
             raise Unsupported(Reason("writes into out=", op=func.__name__, mend="use what it returns"))

@@ -1,16 +1,51 @@
-"""What is computed and read by nothing, as a norm that is only printed, is no part of a recording."""
+"""What a recording need not compute: what nothing reads, as a norm that is only printed, and what is one number all
+over, as the gradients are with which a derivative begins."""
 
 from __future__ import annotations
 
-from torch import fx
+import torch
+from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves
 
+from bppsa.common.chain import COUNTS_ROWS, FILLS
 from bppsa.fxpasses.recording.capture import Recording
+
+aten = torch.ops.aten
 
 
 def erase_unread(recording: Recording) -> None:
     """Erases the ops whose results nothing reads. An error that one of them would raise for some numbers is lost."""
+    fill_uniform(recording.graph, recording.arguments[0].meta["val"].shape[0])
     needed = {node for node in tree_leaves(recording.result) if isinstance(node, fx.Node)}
     for node in reversed(recording.graph.nodes):
         if node.op == "call_function" and not node.users and node not in needed:
             recording.graph.erase_node(node)
+
+
+def fill_uniform(graph: fx.Graph, rows: int) -> None:
+    """Numbers and rows that are made of one number are filled with it. What is filled reads nothing but rows."""
+    known: dict[fx.Node, Tensor] = {}  # what holds one number, whatever the inputs are
+    for node in graph.nodes:
+        like = node.meta.get("val")
+        if node.op != "call_function" or not isinstance(like, Tensor) or not like.is_floating_point():
+            continue
+        if node.target in FILLS and not (node.all_input_nodes and may_have_rows(node, rows)):
+            value = torch.full(like.shape, FILLS[node.target](node.args), dtype=like.dtype)
+        elif node.all_input_nodes and known.keys() >= set(node.all_input_nodes):
+            value = node.target(*fx.node.map_arg(node.args, known.__getitem__), **node.kwargs)
+        else:
+            continue
+        number = value.flatten()[:1]
+        if (
+            (value.shape[:1] in ((), (rows,)) or node.target in COUNTS_ROWS)
+            and value.numel()
+            and bool((value == number).all())
+        ):
+            known[node] = value
+            node.target, node.args = aten.full.default, (list(value.shape), number.item())
+            node.kwargs = {"dtype": value.dtype}
+
+
+def may_have_rows(node: fx.Node, rows: int) -> bool:
+    shape = node.meta["val"].shape
+    return shape[:1] == (rows,) if node.target in COUNTS_ROWS else len(shape) > 0

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from bppsa.common.graph import ancestors
+from bppsa.common.chain import FILLS
+from bppsa.common.graph import ancestors, call
 from bppsa.errors import Reason
 from bppsa.fxpasses.axes.rows_first import with_rows_first
 from bppsa.fxpasses.cell.rewrites.concatenated import distribute_concat
@@ -20,8 +21,10 @@ from bppsa.fxpasses.recording.capture import Recording, copied
 from bppsa.fxpasses.spelling.bounded import check_kept
 from bppsa.fxpasses.spelling.expand import cancel, expand
 
+aten = torch.ops.aten
+
 # What torch.vmap cannot run for all steps, whatever it is of.
-NOT_AT_ONCE = {torch.ops.aten.index_put.default}
+NOT_AT_ONCE = {aten.index_put.default}
 
 
 def rewritten(recording: Recording, carries: int, xs: int, refused: dict[fx.Node, Reason] | None = None) -> Recording:
@@ -41,7 +44,17 @@ def rewritten(recording: Recording, carries: int, xs: int, refused: dict[fx.Node
     replaced |= expand(graph, at_each_step(graph, given), given[0], refused)
     check_kept(given[0], latest(nexts, replaced), refused)
     replaced |= distribute_concat(graph)
+    hold_weights(graph)
     return replace(recording, result=(latest(nexts, replaced), latest(ys, replaced)))
+
+
+def hold_weights(graph: fx.Graph) -> None:
+    """A weight that is filled with a number, as `torch.ones(n, n)`, is memory as all others: a kernel reads it."""
+    for node in graph.find_nodes(op="call_function", target=aten.mm.default):
+        weight = node.args[1]
+        if weight.target in FILLS and not weight.all_input_nodes:
+            with graph.inserting_before(node):
+                node.replace_input_with(weight, call(graph, aten.clone.default, weight))
 
 
 def at_each_step(graph: fx.Graph, given: Sequence[Sequence[fx.Node]]) -> list[fx.Node]:
