@@ -1,9 +1,11 @@
-"""Leaves of autograd, which a gradient is asked of."""
+"""Leaves of autograd, which a gradient is asked of, and those gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -12,3 +14,22 @@ def wanting(x: Any) -> Any:
     if not isinstance(x, Tensor):
         return x
     return x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
+
+
+def needed_gradients(
+    outputs: Sequence[Tensor],
+    cotangents: Sequence[Tensor | None],
+    tensors: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    **how: bool,
+) -> list[Tensor | None]:
+    """By autograd, of the tensors that need one; None of the others, and where nothing arrives."""
+    given = [(y, g) for y, g in zip(outputs, cotangents, strict=True) if g is not None and y.requires_grad]
+    wanted = {i: t for i, (t, need) in enumerate(zip(tensors, needs, strict=True)) if need and t is not None}
+    result: list[Tensor | None] = [None] * len(tensors)
+    if given and wanted:
+        ends, grads = zip(*given, strict=True)
+        found = torch.autograd.grad(ends, list(wanted.values()), grads, allow_unused=True, **how)
+        for i, gradient in zip(wanted, found, strict=True):
+            result[i] = gradient
+    return result

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bppsa.common.leaves import needed_gradients
 from bppsa.runtime.chain.feedforward import ChainProgram, StageBoundaries
 from bppsa.runtime.cotangents import is_memory
 from bppsa.runtime.recurrent.scan.extent import Given
@@ -70,19 +71,7 @@ class Again:
             if self.random is not None:
                 set_random_state(self.random)
             outputs = self.program.plain(*given)
-        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
-        wanted = [i for i, need in enumerate(needs) if need]
-        found = torch.autograd.grad(
-            [o for o, _ in pairs],
-            [given[i] for i in wanted],
-            [g for _, g in pairs],
-            create_graph=True,
-            allow_unused=True,
-        )
-        result: list[Tensor | None] = [None] * len(tensors)
-        for i, g in zip(wanted, found, strict=True):
-            result[i] = g
-        return result
+        return needed_gradients(outputs, grads, given, needs, create_graph=True)
 
 
 def random_state(tensors: Sequence[Tensor]) -> tuple[Tensor, dict[int, Tensor]]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.common.chain import Chain, ChainStage
+from bppsa.common.leaves import needed_gradients
 from bppsa.plan import levels
 from bppsa.plan.strategy import Division
 from bppsa.runtime.chain.operator_scan import cotangents
@@ -158,22 +159,15 @@ class ChainBackward:
 
     def through(self, ends: Sequence[Tensor], grads: Given, start: fx.Node | None) -> Tensor | None:
         """Runs back by autograd: adds to the gradients of `wanted`, and returns that of the cut `start`."""
-        pairs = [(end, g) for end, g in zip(ends, grads, strict=True) if g is not None and end.requires_grad]
-        asked = [i for i, tensor in enumerate(self.wanted) if tensor.requires_grad]
-        at = [] if start is None or not self.start[start].requires_grad else [self.start[start]]
-        if not pairs or not (asked or at):
-            return None
-        found = torch.autograd.grad(
-            [end for end, _ in pairs],
-            [*at, *(self.wanted[i] for i in asked)],
-            [g for _, g in pairs],
-            retain_graph=True,  # stages may share what is made of parameters alone
-            allow_unused=True,
-        )
-        for i, g in zip(asked, found[len(at) :], strict=True):
+        tensors = [*self.wanted, *([] if start is None else [self.start[start]])]
+        needs = [tensor.requires_grad for tensor in tensors]
+        # stages may share what is made of parameters alone, so the graph stays
+        found = needed_gradients(ends, grads, tensors, needs, retain_graph=True)
+        at = None if start is None else found.pop()
+        for i, g in enumerate(found):
             if g is not None:
                 self.add(i, g)
-        return found[0] if at else None
+        return at
 
     def add(self, i: int, g: Tensor) -> None:
         before = self.total[i]

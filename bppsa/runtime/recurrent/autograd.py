@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from bppsa.common.leaves import needed_gradients
 from bppsa.decisions import warn_without_kernels
 from bppsa.errors import BuildError, InputError
 from bppsa.plan.strategy import Strategy
@@ -168,16 +169,4 @@ def differentiable_backward(
     # views: of two of the tensors one may be computed from the other, and its share must not be counted twice
     tensors = [t if t is None else t.view_as(t) for t in tensors]
     outputs = call.again(tensors)
-    wanted = [i for i, need in enumerate(needs) if need]
-    given = [(output, g) for output, g in zip(outputs, grads, strict=True) if g is not None and output.requires_grad]
-    found = torch.autograd.grad(
-        [output for output, _ in given],
-        [t for t, need in zip(tensors, needs, strict=True) if need and t is not None],
-        [g for _, g in given],
-        create_graph=create_graph,
-        allow_unused=True,
-    )
-    result: list[Tensor | None] = [None] * len(needs)
-    for i, gradient in zip(wanted, found, strict=True):
-        result[i] = gradient
-    return result
+    return needed_gradients(outputs, grads, tensors, needs, create_graph=create_graph)

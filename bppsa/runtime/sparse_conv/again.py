@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from bppsa.common.leaves import needed_gradients
 from bppsa.runtime.sparse_conv.conv import Conv
 from bppsa.runtime.sparse_conv.norm import BatchNorm
 from bppsa.runtime.sparse_conv.pointwise import Dropout, Pointwise
@@ -32,17 +33,7 @@ def gradients(
     # views: of two of the tensors one may be computed from the other, and its share must not be counted twice
     tensors = [t if t is None else t.view_as(t) for t in tensors]
     outputs = forward(region, tensors, depends, brought)
-    given = [(y, g) for y, g in zip(outputs, grads, strict=True) if g is not None and y.requires_grad]
-    wanted = {i: t for i, t in enumerate(tensors) if needs[i] and t is not None}
-    found = torch.autograd.grad(
-        [y for y, _ in given],
-        list(wanted.values()),
-        [g for _, g in given],
-        create_graph=torch.is_grad_enabled(),
-        allow_unused=True,
-    )
-    by_place = dict(zip(wanted, found, strict=True))
-    return [by_place.get(i) for i in range(len(tensors))]
+    return needed_gradients(outputs, grads, tensors, needs, create_graph=torch.is_grad_enabled())
 
 
 def forward(
