@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bppsa.api.options import KINDS, is_int, is_positive
+from bppsa.common.graph import tensors_in
 from bppsa.distributed.planned.estimates import StageTimes, WorkerRates, estimates
 from bppsa.distributed.planned.plan import TrainingPlan
 from bppsa.distributed.planned.ranking import GIGA, Schedules, ranked
@@ -148,7 +149,7 @@ def is_time(value: Any) -> bool:
 
 
 def rows_of(example: Sequence[Any]) -> int:
-    first = next((leaf for leaf in tree_leaves(example) if isinstance(leaf, Tensor) and leaf.dim()), None)
+    first = next((leaf for leaf in tensors_in(example) if leaf.dim()), None)
     if first is None or not len(first):
         raise StrategyError("the example has no tensor with rows; say by batch= how many a step has")
     return len(first)

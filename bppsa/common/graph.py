@@ -1,5 +1,5 @@
-"""Walks over graphs of torch.fx and over modules, nodes that know their value, and the tensors in a nest of
-containers."""
+"""Walks over graphs of torch.fx and over modules, nodes that know their value, and the tensors or nodes in
+a nest of containers."""
 
 from __future__ import annotations
 
@@ -41,6 +41,10 @@ def modules_in(model: nn.Module) -> dict[str, nn.Module]:
 
 def tensors_in(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+
+
+def nodes_in(tree: Any) -> list[fx.Node]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, fx.Node)]
 
 
 def differentiable_in(tree: Any) -> list[Tensor]:

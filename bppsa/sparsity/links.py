@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import nodes_in
 from bppsa.errors import Reason, Unsupported
 from bppsa.sparsity.masks import pruned
 from bppsa.sparsity.operators.transposed import TransposedJacobian
@@ -39,7 +39,7 @@ def links_of(node: fx.Node, wanted: Container[fx.Node], value: ValueOf, masks: N
         return given if shape is None else given.expand(shape)
 
     found = rule(*fx.node.map_arg(source.args, operand), out=out, **fx.node.map_arg(source.kwargs, value))
-    arguments = [leaf for leaf in tree_leaves(source.args) if isinstance(leaf, fx.Node)]
+    arguments = nodes_in(source.args)
     pairs = zip(arguments, found if place is None else found[place], strict=True)
     mask = next((masks[argument] for argument in arguments if argument in masks), None)
     return [

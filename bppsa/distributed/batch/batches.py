@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
+from bppsa.common.graph import tensors_in
 from bppsa.errors import InputError
 from bppsa.runtime.worker.pipeline import PipelineCall
 
@@ -26,7 +27,7 @@ def rows_of(arguments: Any) -> int:
 def rows_in(value: Any) -> int:
     """Dimension 0 of the first tensor that has one, 0 where none has: a model may also select no row of those that it
     was given."""
-    return next((x.shape[0] for x in tree_leaves(value) if isinstance(x, Tensor) and x.dim()), 0)
+    return next((x.shape[0] for x in tensors_in(value) if x.dim()), 0)
 
 
 def comparable(leaves: Sequence[Any]) -> tuple[Any, ...]:
@@ -103,7 +104,7 @@ class Batch:
         """The gradients of `wanted`. found: those of each micro-batch and argument, for the argument's tensors."""
         grads = []
         for v, tensors in enumerate(self.arguments):
-            cut = [piece for piece in tree_leaves(self.call.arguments[self.mine[0]][v]) if isinstance(piece, Tensor)]
+            cut = tensors_in(self.call.arguments[self.mine[0]][v])
             for at, x in enumerate(tensors):
                 if x.requires_grad:
                     pieces = [found[b, v][at] if (b, v) in found else None for b in self.mine]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_structure, tree_unflatten
 
+from bppsa.common.graph import tensors_in
 from bppsa.common.stages import LossMeans, Stages
 from bppsa.distributed.batch.batches import is_batched, rows_in
 from bppsa.distributed.losses.metrics import split_loss
@@ -151,7 +152,7 @@ def stand_in(x: Any, target: Any) -> Any:
     """An output where the target is, with numbers of its own where it has none; the same on every rank."""
     if not isinstance(x, Tensor) or not x.is_meta:
         return x
-    device = next((leaf.device for leaf in tree_leaves(target) if isinstance(leaf, Tensor)), torch.device("cpu"))
+    device = next((leaf.device for leaf in tensors_in(target)), torch.device("cpu"))
     if not (x.is_floating_point() or x.is_complex()):
         return torch.zeros_like(x, device=device)
     return torch.rand(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(0)).to(device)

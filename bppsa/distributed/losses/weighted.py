@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import tensors_in
 from bppsa.distributed.losses.counts import LossFunction
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.distributed.losses.reads import NameOf, check_reads, edges, unnamed
@@ -60,7 +60,7 @@ class WeightedLoss:
 
     def nothing(self, output: Any, target: Any, batch: int) -> tuple[Tensor, Any]:
         """The loss of a micro-batch that counts for nothing, such as a mean over nothing, which is no number."""
-        zero = next(x for x in tree_leaves(output) if isinstance(x, Tensor)).new_zeros(())
+        zero = tensors_in(output)[0].new_zeros(())
         if target is UNREAD:
             return zero, None
         with torch.no_grad():

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from bppsa.common.graph import tensors_in
 from bppsa.common.stages import OverTime
@@ -151,6 +151,6 @@ class TimeTraining(Training):
 
 def extremes_of(target: Any) -> set[int]:
     """The least and the largest of its whole numbers."""
-    leaves = [x for x in tree_leaves(target) if isinstance(x, Tensor) and x.numel()]
+    leaves = [x for x in tensors_in(target) if x.numel()]
     whole = [x for x in leaves if not (x.is_floating_point() or x.is_complex())]
     return {int(end) for x in whole for end in (x.min(), x.max())}

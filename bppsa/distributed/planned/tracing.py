@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from bppsa.common.graph import differentiable_in, tensors_in
 from bppsa.distributed.planned.attention import FusedAttention
@@ -109,7 +109,7 @@ def on_meta(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
 
 def with_rows(example: Sequence[Any], rows: int, dtype: torch.dtype | None) -> list[Any]:
     """The example on the meta device, with `rows` rows in every tensor that has as many as the first."""
-    first = next((len(x) for x in tree_leaves(example) if isinstance(x, Tensor) and x.dim()), None)
+    first = next((len(x) for x in tensors_in(example) if x.dim()), None)
 
     def of_rows(x: Tensor) -> Tensor:
         meta = on_meta(x.detach(), dtype)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
 from bppsa.common.chain import ChainStage
+from bppsa.common.graph import nodes_in
 from bppsa.decisions import Decision
 from bppsa.errors import ChainError, Reason, Unsupported
 from bppsa.fxpasses.network.cuts import cut
@@ -62,7 +63,7 @@ def program_of(
     decision = decided(segments, options.strategy, path, like.device.type)
     forget_stand_ins(chain.graph)
     divisions = {segment.stages[0].start: segment.division for segment in segments if segment.division is not None}
-    results = [leaf for leaf in tree_leaves(recording.result) if isinstance(leaf, fx.Node)]
+    results = nodes_in(recording.result)
     return ChainProgram(chain, results, needs, divisions, masks), decision
 
 

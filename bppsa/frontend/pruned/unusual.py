@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
-from torch.utils._pytree import tree_leaves
 
 from bppsa.codegen.sparse_conv.native import LANES
+from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason
 from bppsa.frontend.ordinary import is_plain, unusual_moment
 from bppsa.frontend.pruned.regions.grow import AUTOCAST
@@ -27,7 +27,7 @@ def unusual(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Reason | None:
         return AUTOCAST
     if any(map(is_taken, args)):
         return None
-    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    tensors = tensors_in((args, kwargs))
     if any(map(is_taken, tensors)):
         return None
     given = ", ".join(dict.fromkeys(f"{x.dtype} on {x.device}" for x in tensors)) or "no tensor"

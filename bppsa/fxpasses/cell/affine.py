@@ -9,10 +9,9 @@ from collections.abc import Collection
 
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
 from bppsa.common.chain import Recurrence
-from bppsa.common.graph import ancestors
+from bppsa.common.graph import ancestors, nodes_in
 
 aten = torch.ops.aten
 
@@ -54,4 +53,4 @@ def between(recurrence: Recurrence) -> list[fx.Node]:
 
 
 def leaves(argument: object) -> list[fx.Node]:
-    return [leaf for leaf in tree_leaves(argument) if isinstance(leaf, fx.Node)]
+    return nodes_in(argument)

@@ -9,9 +9,9 @@ import networkx
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from bppsa.common.chain import Recurrence, Structure, is_pointwise
+from bppsa.common.graph import nodes_in
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.affine import is_affine
 from bppsa.fxpasses.network.jacobian import differentiable
@@ -94,7 +94,7 @@ def factors(node: fx.Node, real: set[fx.Node]) -> list[tuple[fx.Node, Transposed
     if isinstance(rule, Reason):
         raise Unsupported(rule)
     operators = rule(*fx.node.map_arg(node.args, stand_in), out=out, **node.kwargs)
-    arguments = [leaf for leaf in tree_leaves(node.args) if isinstance(leaf, fx.Node)]
+    arguments = nodes_in(node.args)
     found = []
     for argument, operator in zip(arguments, operators, strict=True):
         if operator is not None and argument in real and not is_parameter(argument):

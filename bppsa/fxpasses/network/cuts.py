@@ -13,9 +13,9 @@ from typing import Any
 import networkx
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from bppsa.common.chain import Chain, ChainStage
+from bppsa.common.graph import nodes_in, tensors_in
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.capture import Recording
 from bppsa.sparsity.bounds import most_entries
@@ -38,7 +38,7 @@ PASSES_NOTHING = frozenset(  # of a gradient, though the result is real
 def cut(recording: Recording) -> Chain:
     """The chain of a recorded model. Neighbours of which one only scales, selects or renames are one stage (a
     convolution, its ReLU and its pool): their product costs next to nothing."""
-    outputs = [leaf for leaf in tree_leaves(recording.result) if isinstance(leaf, fx.Node)]
+    outputs = nodes_in(recording.result)
     on_path = paths(recording.graph, recording.arguments, outputs)
     cuts = dominators(on_path, outputs)
     order = [node for node in recording.graph.nodes if node in on_path]
@@ -74,7 +74,7 @@ def paths(graph: fx.Graph, inputs: Iterable[fx.Node], outputs: Iterable[fx.Node]
 
 def is_real(node: fx.Node) -> bool:
     values = node.meta.get("val")
-    return any(isinstance(v, Tensor) and v.is_floating_point() for v in tree_leaves(values))
+    return any(v.is_floating_point() for v in tensors_in(values))
 
 
 def dominators(on_path: dict[fx.Node, list[fx.Node]], outputs: Sequence[fx.Node]) -> list[fx.Node]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import torch
 from torch import Size, Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from bppsa.common.chain import (
     FILLS,
@@ -21,6 +20,7 @@ from bppsa.common.chain import (
     is_pointwise,
     placeholders,
 )
+from bppsa.common.graph import nodes_in
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.capture import saving_to
 from bppsa.fxpasses.recording.recorder import Recorder
@@ -79,7 +79,7 @@ class JacobianWalk:
             raise Unsupported(rule)
         args = fx.node.map_arg(node.args, lambda arg: self.operand(arg, node))
         operators = rule(*args, out=self.value(node), **node.kwargs)
-        arguments = [leaf for leaf in tree_leaves(node.args) if isinstance(leaf, fx.Node)]
+        arguments = nodes_in(node.args)
         for argument, operator in zip(arguments, operators, strict=True):
             if argument in self.needs:
                 self.zeros.add(argument) if operator is None else self.accumulate(argument, operator.mv(g))

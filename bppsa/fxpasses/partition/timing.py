@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
-from bppsa.common.graph import differentiable_in
+from bppsa.common.graph import differentiable_in, tensors_in
 from bppsa.common.stages import Seconds, Stages
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments
@@ -127,6 +127,6 @@ def backward(outs: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
 
 def clock(near: Any) -> float:
     """Seconds, when the device of these tensors has done what it was given."""
-    if any(isinstance(x, Tensor) and x.is_cuda for x in tree_leaves(near)):
+    if any(x.is_cuda for x in tensors_in(near)):
         torch.cuda.synchronize()
     return perf_counter()

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves
 
 from bppsa.common.chain import FILLS
 from bppsa.common.graph import tensors_in
@@ -96,7 +95,7 @@ LAZY: dict[Any, Any] = {aten._conj.default: aten._conj_physical.default, aten._n
 
 
 def is_complex(args: Any) -> bool:
-    return any(isinstance(leaf, Tensor) and leaf.is_complex() for leaf in tree_leaves(args))
+    return any(leaf.is_complex() for leaf in tensors_in(args))
 
 
 # Under which make_fx records: it would see what is done here to find out what an op is.

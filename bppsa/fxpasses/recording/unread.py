@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves
 
 from bppsa.common.chain import COUNTS_ROWS, FILLS
+from bppsa.common.graph import nodes_in
 from bppsa.fxpasses.recording.capture import Recording
 
 aten = torch.ops.aten
@@ -16,7 +16,7 @@ aten = torch.ops.aten
 def erase_unread(recording: Recording) -> None:
     """Erases the ops whose results nothing reads. An error that one of them would raise for some numbers is lost."""
     fill_uniform(recording.graph, recording.arguments[0].meta["val"].shape[0])
-    needed = {node for node in tree_leaves(recording.result) if isinstance(node, fx.Node)}
+    needed = set(nodes_in(recording.result))
     for node in reversed(recording.graph.nodes):
         if node.op == "call_function" and not node.users and node not in needed:
             recording.graph.erase_node(node)

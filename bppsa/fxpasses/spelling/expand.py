@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
+from bppsa.common.graph import nodes_in
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.recorder import Recorder
 from bppsa.fxpasses.spelling import matrices
@@ -102,7 +103,7 @@ def expansion_of(node: fx.Node) -> Callable[..., Any] | None:
 
 def applies(node: fx.Node) -> bool:
     """Whether it is of real numbers, or of lists of them."""
-    given = [leaf.meta["val"] for leaf in tree_leaves(node.args) if isinstance(leaf, fx.Node)]
+    given = [leaf.meta["val"] for leaf in nodes_in(node.args)]
     return all(isinstance(value, Tensor) and not value.is_complex() for value in given)
 
 

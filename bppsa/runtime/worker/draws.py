@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import tensors_in
 from bppsa.common.stages import draws
 from bppsa.errors import WorkerError
 from bppsa.runtime.worker.modes import Harmless
@@ -81,7 +81,7 @@ class Seeded(Harmless, TorchDispatchMode):
         self.generators: dict[torch.device, torch.Generator] = {}
 
     def generator(self, args: Any, kwargs: Mapping[str, Any]) -> torch.Generator:
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = tensors_in((args, kwargs))
         device = tensors[0].device if tensors else torch.device(kwargs.get("device") or "cpu")
         if device not in self.generators:
             self.generators[device] = torch.Generator(device).manual_seed(self.seed)

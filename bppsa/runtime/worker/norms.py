@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
-from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import tensors_in
 from bppsa.errors import PartitionError, ScheduleError
 
 
@@ -82,7 +82,7 @@ def check(path: str, norm: Any, args: Any, kwargs: Any) -> None:
     made = [type(norm).forward(each, *args, **kwargs) for each in (as_it_is, lent)]
     apply(follower := copy.deepcopy(norm), lent.running_mean, lent.running_var)
     states = [(each.running_mean, each.running_var, each.num_batches_tracked) for each in (as_it_is, follower)]
-    ends, others = ([x for x in tree_leaves(pair) if isinstance(x, Tensor)] for pair in zip(made, states, strict=True))
+    ends, others = (tensors_in(pair) for pair in zip(made, states, strict=True))
     if not all(map(torch.allclose, ends, others)):
         raise ScheduleError(
             f"{path}: {type(norm).__name__}.forward reads its running statistics in training, or changes them as "

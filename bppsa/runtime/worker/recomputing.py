@@ -16,8 +16,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
+from bppsa.common.graph import tensors_in
 from bppsa.common.stages import RecomputedPart, is_product
 from bppsa.errors import WorkerError
 from bppsa.runtime.worker.draws import drawing_from, seed_here
@@ -171,7 +172,7 @@ class HeldProducts:
         self.changed: set[int | None] = set()
 
     def as_it_was(self, product: HeldProduct) -> bool:
-        there = [x for x in tree_leaves(product.result) if isinstance(x, Tensor)]
+        there = tensors_in(product.result)
         return product.versions == versions(there) and self.changed.isdisjoint(map(storage_of, there))
 
 
@@ -188,7 +189,7 @@ class Holding(Harmless, TorchDispatchMode):
         if holds(func):
             self.held.products.append(HeldProduct(asked(func, args), tree_map(detached, made), versions(made)))
         if func._schema.is_mutable:
-            self.held.changed |= {storage_of(x) for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)}
+            self.held.changed |= {storage_of(x) for x in tensors_in((args, kwargs))}
         return made
 
 
@@ -215,7 +216,7 @@ def holds(func: Any) -> bool:
 
 
 def asked(func: Any, args: Any) -> tuple[Any, ...]:
-    return func, *(x.shape for x in tree_leaves(args) if isinstance(x, Tensor))
+    return func, *(x.shape for x in tensors_in(args))
 
 
 def detached(x: Any) -> Any:
@@ -223,7 +224,7 @@ def detached(x: Any) -> Any:
 
 
 def versions(made: Any) -> list[int]:
-    return [x._version for x in tree_leaves(made) if isinstance(x, Tensor)]
+    return [x._version for x in tensors_in(made)]
 
 
 def storage_of(tensor: Tensor) -> int | None:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, ops
 from torch._ops import OpOverload
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
+from bppsa.common.graph import tensors_in
 from bppsa.sparsity.operators.across import AcrossRows
 from bppsa.sparsity.operators.simple import Diagonal, select
 from bppsa.sparsity.rules.pointwise import Operators
@@ -42,7 +43,7 @@ def by_autograd(op: OpOverload) -> Any:
     def pointwise(*args: Any, out: Tensor, **kwargs: Any) -> Operators:
         with torch.enable_grad(), saved_tensors_hooks(as_it_is, as_it_is):  # not those around
             arguments = tree_map(watched, args)
-            tensors = [a for a in tree_leaves(arguments) if isinstance(a, Tensor)]
+            tensors = tensors_in(arguments)
             real = [a for a in tensors if a.requires_grad]
             y = op(*arguments, **kwargs)
             found = iter(torch.autograd.grad(y, real, torch.ones_like(y), allow_unused=True))

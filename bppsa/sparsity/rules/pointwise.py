@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import tensors_in
 from bppsa.sparsity.operators.simple import Diagonal, Identity, select
 from bppsa.sparsity.rules.derivatives import DERIVATIVES, SIXTH, Operand, Scalar, choose
 from bppsa.sparsity.rules.registry import rule
@@ -220,4 +220,4 @@ COMPARISONS = [getattr(aten, name) for name in ("eq", "ne", "lt", "le", "gt", "g
     *(getattr(aten, name).default for name in ("zeros", "ones", "full", "scalar_tensor")),
 )
 def no_gradient(*args: Any, out: Tensor, **kwargs: Any) -> Operators:
-    return tuple(None for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+    return tuple(None for leaf in tensors_in((args, kwargs)))

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import SymInt, Tensor
+from torch import SymInt
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import tensors_in
 from bppsa.fxpasses.partition.capture.lines import asks
 from bppsa.fxpasses.theirs import theirs
 
@@ -46,7 +46,7 @@ class Bearable(TorchFunctionMode):
         made = theirs(func, *args, **(kwargs or {}))
         if asks(func):
             return made
-        shapes = (x.shape for x in tree_leaves(made) if isinstance(x, Tensor))
+        shapes = (x.shape for x in tensors_in(made))
         sizes: list[Any] = [n for shape in shapes for n in shape if isinstance(n, SymInt)]
         if any(n.node.expr.count_ops() > MOST for n in sizes):
             raise Intricate

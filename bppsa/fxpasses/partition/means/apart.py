@@ -8,8 +8,8 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import nodes_in
 from bppsa.fxpasses.partition.means.layouts import RESHAPING
 from bppsa.fxpasses.partition.means.sizes import argument, arguments_of, dtype, is_tensor, name_of, size_of, symbols
 from bppsa.fxpasses.partition.means.windows import mixes_unasked
@@ -73,7 +73,7 @@ def mixes(node: fx.Node, rows: Set[Any], places: set[fx.Node]) -> bool | None:
         return picks_rows(node, rows, places)
     if not all(is_multiple(size, symbols(size) & rows) for size in shape_of(node)):
         return True
-    source = next((arg for arg in tree_leaves(node.args) if isinstance(arg, fx.Node) and is_tensor(arg)), None)
+    source = next((arg for arg in nodes_in(node.args) if is_tensor(arg)), None)
     at = rows_at(source, rows)
     if source is None or not at:
         return False

@@ -7,8 +7,8 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
-from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import nodes_in
 from bppsa.fxpasses.partition.means.sharding import (
     ROWS,
     Inseparable,
@@ -82,6 +82,6 @@ class Quantities:
         if not new or not from_rows or name_of(node) in ("arange", "zeros", "ones", "full", "empty"):
             return
         self.rows |= new
-        masks = [arg for arg in tree_leaves(node.args[1:]) if isinstance(arg, fx.Node)]
+        masks = nodes_in(node.args[1:])
         if name_of(node) in MASKED and len(masks) == 1 and masks[0] in self.data and dtype(masks[0]) is torch.bool:
             self.selected |= dict.fromkeys(new, SelectedCount(masks[0]))

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from bppsa.common.graph import tensors_in
@@ -22,7 +21,7 @@ PER_BYTE = 6.0
 
 def of_layer(x: Tensor, *rest: Any, out_val: Any, **options: Any) -> float:
     """A recurrent layer in one op: each matrix of weights meets each row [.., I] of the sequence once."""
-    weights = [leaf for leaf in tree_leaves(rest) if isinstance(leaf, Tensor) and leaf.dim() == 2]
+    weights = [leaf for leaf in tensors_in(rest) if leaf.dim() == 2]
     return 2.0 * (x.numel() // max(x.shape[-1], 1)) * sum(weight.numel() for weight in weights)
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.autograd.function import BackwardCFunction
-from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.own_gradients import check_function, edges_of, kind, refusal, slopes_of, without_draws
 from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
@@ -40,7 +40,7 @@ class OwnGradients:
         for tensor, value in given:
             if isinstance(value, LoggedValue) and tensor.requires_grad:
                 self.read[function_of(tensor) or tensor, tensor.output_nr] = value
-        self.made += [out for out in tree_leaves(outs) if isinstance(out, Tensor)]
+        self.made += tensors_in(outs)
 
     def end(self, profile: Any) -> None:
         made, self.made = self.made, []
@@ -128,10 +128,7 @@ class OwnGradients:
     def note(self, args: Any, outs: Any) -> None:
         """An op of a backward that runs now: what it makes is its own."""
         if self.inside is not None:
-            given, made = (
-                {leaf.untyped_storage()._cdata for leaf in tree_leaves(leaves) if isinstance(leaf, Tensor)}
-                for leaves in (args, outs)
-            )
+            given, made = ({leaf.untyped_storage()._cdata for leaf in tensors_in(leaves)} for leaves in (args, outs))
             self.inside |= made - given
 
 

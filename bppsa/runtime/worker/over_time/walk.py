@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
+from bppsa.common.graph import tensors_in
 from bppsa.runtime.recurrent.scan.extent import Given
 from bppsa.runtime.worker.pipeline import wants_gradient
 
@@ -77,7 +78,7 @@ class ChunkWalk(fx.Interpreter):
 
     def of_argument(self, v: int) -> list[Tensor | None]:
         """The gradients of its tensors."""
-        return [self.gradient(x) for x in tree_leaves(self.arguments[v]) if isinstance(x, Tensor)]
+        return [self.gradient(x) for x in tensors_in(self.arguments[v])]
 
     def forget(self, leaves: Iterable[Tensor]) -> None:
         """Nothing arrives there any more."""
