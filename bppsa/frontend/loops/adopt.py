@@ -14,7 +14,7 @@ from bppsa.frontend.loops.classes import Looped, leading, prepare
 from bppsa.frontend.loops.state import LoopState
 from bppsa.frontend.rewritten import kind_of, put_before, take_away
 from bppsa.frontend.state import TABLES, state_of
-from bppsa.fxpasses.environment.libraries import is_library
+from bppsa.fxpasses.environment.libraries import is_library, is_users_name
 from bppsa.fxpasses.environment.trail import content
 from bppsa.fxpasses.reroll.log.lines import loops
 
@@ -47,7 +47,7 @@ def has_loop(module: nn.Module) -> bool:
 def kinds_of_objects(module: nn.Module) -> set[type]:
     """Classes of the user's of which it holds objects."""
     found = {type(value) for name, value in vars(module).items() if name not in TABLES}
-    return {kind for kind in found if not is_library(kind.__module__.partition(".")[0])}
+    return {kind for kind in found if is_users_name(kind.__module__)}
 
 
 def reached(function: Any, kinds: Sequence[type], depth: int) -> Iterator[CodeType]:

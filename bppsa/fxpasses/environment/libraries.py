@@ -18,6 +18,11 @@ def is_library(package: str) -> bool:
     return package in NOT_THE_USERS or not INSTALLED.isdisjoint(Path(file).parts)
 
 
+def is_users_name(module: str | None) -> bool:
+    """Whether a Python module of this name is the user's."""
+    return not is_library((module or "").partition(".")[0])
+
+
 def package_of(cell: Any) -> str:
     """The package that the cell is from; "" for a library's: nn.Sequential is no reason to walk through torch."""
     while isinstance(cell, functools.partial):

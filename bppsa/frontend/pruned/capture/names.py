@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from bppsa.fxpasses.environment.libraries import NOT_THE_USERS, is_library
+from bppsa.fxpasses.environment.libraries import NOT_THE_USERS, is_users_name
 from bppsa.fxpasses.environment.trail import content
 
 NameTable = dict[str, Any] | MappingProxyType[str, Any]
@@ -75,7 +75,7 @@ class Names:
         self._found += found
         self._functions += functions
         self._codes += map(_code, functions)
-        return [function for function in functions if is_users(function)]
+        return [function for function in functions if is_users_name(function.__module__)]
 
     def _watch_function(self, function: FunctionType) -> Iterator[type | FunctionType | partial[Any]]:
         names, space = global_names(function.__code__), function.__globals__
@@ -100,14 +100,10 @@ def global_names(code: CodeType) -> set[str]:
 
 def followed(value: Any) -> Iterator[type | FunctionType | partial[Any]]:
     """Of what a function finds by name, what may become other than it is without becoming another object."""
-    if isinstance(value, partial) or (isinstance(value, FunctionType) and is_users(value)):
+    if isinstance(value, partial) or (isinstance(value, FunctionType) and is_users_name(value.__module__)):
         yield value
     elif not isinstance(value, (type, nn.Module)) and may_change(type(value)):
         yield type(value)
-
-
-def is_users(function: FunctionType) -> bool:
-    return not is_library((function.__module__ or "").partition(".")[0])
 
 
 def may_change(cls: type) -> bool:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from bppsa.fxpasses.environment.libraries import is_library
+from bppsa.fxpasses.environment.libraries import is_users_name
 from bppsa.fxpasses.environment.trail import Read, items
 
 SIMPLE = (int, float, complex, bool, str, bytes, tuple, type(None))
@@ -162,7 +162,3 @@ def is_lasting(value: Any, model: nn.Module) -> bool:
     if isinstance(value, MethodType):
         return is_lasting(value.__self__, model)
     return any(value is one for module in model.modules() for one in vars(module).values())
-
-
-def is_users_name(module: str) -> bool:
-    return not is_library(module.partition(".")[0])

@@ -12,13 +12,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from bppsa.decisions import RECORD, Report, under
+from bppsa.fxpasses.environment.libraries import is_users_name
 from bppsa.fxpasses.environment.names import global_names, unnamed
 from bppsa.fxpasses.partition.capture.contents import (
     ATOMS,
     SIMPLE,
     has_names,
     is_librarys,
-    is_users_name,
     leads,
     reader,
     slots,

@@ -21,6 +21,7 @@ import numpy as np
 from torch import nn
 
 from bppsa.decisions import RECORD, Report, under
+from bppsa.fxpasses.environment.libraries import is_users_name
 from bppsa.fxpasses.environment.trail import content, items
 from bppsa.fxpasses.lines import innermost, is_users_frame, place_at
 from bppsa.fxpasses.network.models import TABLES, caches, state_of
@@ -34,7 +35,6 @@ from bppsa.fxpasses.partition.capture.contents import (
     is_librarys,
     is_object,
     is_space,
-    is_users_name,
     leads,
     reader,
 )

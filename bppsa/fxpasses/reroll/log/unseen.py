@@ -22,9 +22,9 @@ from torch.overrides import TorchFunctionMode
 
 from bppsa.errors import Reason
 from bppsa.fxpasses.environment.harmless import BUILTINS, CONTAINERS
-from bppsa.fxpasses.environment.libraries import owner, package_of
+from bppsa.fxpasses.environment.libraries import is_users_name, owner, package_of
 from bppsa.fxpasses.lines import innermost, is_users_frame, place_here
-from bppsa.fxpasses.partition.capture.contents import alike, is_users_name
+from bppsa.fxpasses.partition.capture.contents import alike
 from bppsa.fxpasses.partition.capture.unseen import asking
 from bppsa.fxpasses.partition.capture.watched import (
     Functions,
