@@ -79,7 +79,7 @@ def look(model: nn.Module, arguments: Arguments) -> WatchedRun:
             return theirs(model, *args, **kwargs)
 
     try:
-        with functions.watched(), LostCalls(refuse):
+        with functions.watched(sys._getframe()), LostCalls(refuse):
             result = run()
     except PartitionError:
         raise

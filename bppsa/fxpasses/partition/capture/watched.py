@@ -145,9 +145,10 @@ class Functions:
         self.cells: dict[FrameType, dict[str, Any]] = {}
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self, base: FrameType) -> Iterator[None]:
+        """base: the frame that runs the block."""
         before: Any = sys.getprofile()
-        self.base = sys._getframe(2)
+        self.base = base
         sys.setprofile(self.event)
         try:
             yield

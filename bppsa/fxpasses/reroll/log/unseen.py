@@ -205,18 +205,8 @@ def watched(root: Any, refuse: Refuse, held: Sequence[Any], arithmetic: Arithmet
     calls, module = CalledFunctions(package_of(root), refuse, arithmetic), owner(root)
     of_module = of_model(module) if isinstance(module, nn.Module) else []
     state = [(one, one.read()) for one in (*generators(), *generators_in(held), *of_module)]
-    before: Any = sys.getprofile()
-    calls.base = sys._getframe(2)
-    sys.setprofile(calls.event)
-    try:
-        with UnseenCalls(refuse, arithmetic, begins):
-            yield
-    finally:
-        if hasattr(before, "enable"):
-            before.enable()  # cProfile's, which is no function
-        else:
-            sys.setprofile(before)
-        calls.cells.clear()
+    with calls.watched(sys._getframe(2)), UnseenCalls(refuse, arithmetic, begins):
+        yield
     for name, place in calls.rebound.items():
         refuse(Reason(f"binds {name}, a variable of the function around it, anew", mend=IN_EVERY_CALL), place)
     for one, then in (*state, *calls.found):
