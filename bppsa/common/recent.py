@@ -68,6 +68,13 @@ class RecentMap(Generic[V]):
             self.known.popitem(last=False)
 
 
+def remember(known: dict[Any, V], key: Hashable, value: V, most: int) -> None:
+    """In a dict that is read too often for a lock: where it is full, it begins anew."""
+    if len(known) >= most:
+        known.clear()
+    known[key] = value
+
+
 _locked: WeakSet[Any] = WeakSet()
 
 

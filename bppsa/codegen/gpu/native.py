@@ -20,6 +20,7 @@ from bppsa.codegen import cache
 from bppsa.codegen.gpu.triton.frame import PrintedTriton
 from bppsa.codegen.gpu.triton.print_triton import printed
 from bppsa.codegen.language.ir import Kernel, Kind
+from bppsa.common.recent import remember
 from bppsa.errors import BuildError
 
 PRECISION = "tf32x3"  # three TF32 products for one of float32, as exact as one; "tf32" alone keeps 10 bits of 23
@@ -131,9 +132,7 @@ def launch(name: str, function: Any, programs: int, arguments: Sequence[Any], ho
             return
         kernel = compile_and_run(name, function, programs, arguments, how, -1 if device.index is None else device.index)
         if kernel is not None:  # not from Triton's interpreter
-            if len(_compiled) >= MOST_COMPILED:
-                _compiled.clear()
-            _compiled[key] = function, kernel
+            remember(_compiled, key, (function, kernel), MOST_COMPILED)
 
 
 def seen(argument: Any) -> Hashable:
@@ -156,9 +155,7 @@ def compile_and_run(
         if isinstance(error, RuntimeError) and not str(error).startswith(OF_COMPILING):
             raise
         why = f"Triton does not compile the kernel {name!r} for this GPU: {error}".splitlines()[0]
-        if len(_refused) >= MOST_COMPILED:
-            _refused.clear()
-        _refused[key] = function, why
+        remember(_refused, key, (function, why), MOST_COMPILED)
         raise BuildError(why) from error
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from bppsa.common.recent import remember
 from bppsa.decisions import Decision, Report, warn_without_kernels
 from bppsa.errors import BuildError, first_line
 from bppsa.frontend.call_log import explaining, note
@@ -72,7 +73,7 @@ def run(
         return without_kernels(module, decision, error)
     noted(module, told(decision, memory, solver, rested=ahead is not asked))
     if usual and solver is None and ahead is asked and x.dtype == dtype_of(x):
-        keep(state.settled, key, Settled(spec, ahead, machine, decision, call))
+        remember(state.settled, key, Settled(spec, ahead, machine, decision, call), MOST_SIZES)
     return result
 
 
@@ -108,12 +109,6 @@ def without_kernels(module: Any, decision: Decision, error: BuildError) -> Any:
     return NotImplemented
 
 
-def keep(by_size: dict[Any, Any], key: Any, found: Any) -> None:
-    if len(by_size) >= MOST_SIZES:
-        by_size.clear()
-    by_size[key] = found
-
-
 def dtype_of(x: Tensor) -> torch.dtype:
     """In which it is computed: half precision is rounded once, at the end."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
@@ -136,7 +131,7 @@ def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
     if known is None or predicted is not machine:
         spec = Spec.of(module)
         known = decide(state.path, AUTO, spec, *key, ahead, library=is_cudnns(spec, input))
-        keep(decided, key, (machine, known))
+        remember(decided, key, (machine, known), MOST_SIZES)
     if known.strategy != "pytorch":
         return False
     noted(module, known)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen.cpu.native import available_threads
+from bppsa.common.recent import remember
 from bppsa.plan.strategy import divide
 from bppsa.runtime import pool
 from bppsa.runtime.programs.program import CallProgram
@@ -76,7 +77,7 @@ class StackPrograms:
         found = self.forwards.get(key)
         if found is None:
             found = StackCalls(self.stack, given, self.weights).forward(save=save)
-            keep(self.forwards, key, found)
+            remember(self.forwards, key, found, MOST_PROGRAMS)
         return found
 
     def backward_of(
@@ -87,7 +88,7 @@ class StackPrograms:
         if found is None:
             forward = self.forward_of(given, save=True)
             found = StackCalls(self.stack, given, self.weights).backward(forward, cotangents, needs)
-            keep(self.backwards, key, found)
+            remember(self.backwards, key, found, MOST_PROGRAMS)
         return found
 
 
@@ -102,9 +103,3 @@ def contiguous(tensors: Given) -> list[Tensor]:
 
 def tape_of(program: CallProgram) -> Tensor:
     return pool.take(program.tape // program.dtype.itemsize, program.dtype)
-
-
-def keep(programs: dict[Any, Any], key: Any, program: Any) -> None:
-    if len(programs) >= MOST_PROGRAMS:
-        programs.clear()
-    programs[key] = program
