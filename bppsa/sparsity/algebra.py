@@ -26,12 +26,7 @@ PairOperation = Callable[[Any, Any], TransposedJacobian]
 def compose(a: TransposedJacobian, b: TransposedJacobian) -> TransposedJacobian:
     """a @ b; a is N x K and nearer to the input, b is K x M."""
     if a.out_size != b.in_size:
-        raise Unsupported(
-            Reason(
-                f"cannot compose J^T of {tuple(a.in_size)} x {tuple(a.out_size)} "
-                f"and {tuple(b.in_size)} x {tuple(b.out_size)}"
-            )
-        )
+        raise unfit("compose", a, b)
     a, b = in_table(a), in_table(b)
     return PRODUCT[type(a), type(b)](a, b)
 
@@ -39,14 +34,14 @@ def compose(a: TransposedJacobian, b: TransposedJacobian) -> TransposedJacobian:
 def add(a: TransposedJacobian, b: TransposedJacobian) -> TransposedJacobian:
     """a + b: two branches from one input to one output."""
     if (a.in_size, a.out_size) != (b.in_size, b.out_size):
-        raise Unsupported(
-            Reason(
-                f"cannot add J^T of {tuple(a.in_size)} x {tuple(a.out_size)} "
-                f"and {tuple(b.in_size)} x {tuple(b.out_size)}"
-            )
-        )
+        raise unfit("add", a, b)
     a, b = in_table(a), in_table(b)
     return SUM[type(a), type(b)](a, b)
+
+
+def unfit(what: str, a: TransposedJacobian, b: TransposedJacobian) -> Unsupported:
+    one, other = (f"{tuple(jt.in_size)} x {tuple(jt.out_size)}" for jt in (a, b))
+    return Unsupported(Reason(f"cannot {what} J^T of {one} and {other}"))
 
 
 def in_table(a: TransposedJacobian) -> TransposedJacobian:

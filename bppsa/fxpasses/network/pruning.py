@@ -29,9 +29,8 @@ MASKS: dict[Any, Callable[..., Tensor]] = {
 
 @dataclass(frozen=True)
 class PrunedWeight:
-    """`name` of `module`, at `path` in the model."""
+    """`name` of `module`."""
 
-    path: str
     module: nn.Module
     name: str
 
@@ -51,8 +50,8 @@ def hooks_of(module: nn.Module) -> dict[int, BasePruningMethod]:
 
 def pruned(model: nn.Module) -> list[PrunedWeight]:
     return [
-        PrunedWeight(path, module, hook._tensor_name)
-        for path, module in model.named_modules()
+        PrunedWeight(module, hook._tensor_name)
+        for module in model.modules()
         if module._forward_pre_hooks
         for hook in hooks_of(module).values()
     ]
