@@ -16,6 +16,11 @@ def wanting(x: Any) -> Any:
     return x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
 
 
+def without_graph(x: Any) -> Any:
+    """A tensor still says whether a gradient flows to it."""
+    return x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
+
+
 def needed_gradients(
     outputs: Sequence[Tensor],
     cotangents: Sequence[Tensor | None],

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
+from bppsa.common.graph import differentiable_in
 from bppsa.common.leaves import wanting
 from bppsa.distributed.batch.batches import is_batched, joined
 from bppsa.distributed.losses.metrics import split_loss
@@ -92,7 +93,7 @@ class LossTrial:
         given = [wanting(x) for x in leaves]
         ends = tree_unflatten(list(map(copied, given)), spec)  # a loss may change in place what it is given
         loss = split_loss(theirs(self.loss_fn, ends, tree_map(copied, target)))[0] * weight
-        wanted = [x for x in given if isinstance(x, Tensor) and x.requires_grad]
+        wanted = differentiable_in(given)
         if not wanted or not loss.requires_grad:
             return loss.item(), [torch.zeros_like(x) for x in wanted]
         options = {"allow_unused": True, "materialize_grads": True}

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from bppsa.common.leaves import without_graph
 from bppsa.common.stages import Stages
 from bppsa.distributed.steps.agreement import check_replicas, checksums, signature
 from bppsa.distributed.steps.exchange import Exchange, MessageNumbers, Owners, make_exchange
@@ -200,12 +201,8 @@ def sendable(name: str, tensor: Tensor, like: Tensor) -> Tensor:
             f"{name} was {like.dtype} {list(like.shape)} when the model was cut, is {tensor.dtype} "
             f"{list(tensor.shape)} now, and is sent to other ranks; convert the model before bppsa.compile"
         )
-    return detached(tensor)
-
-
-def detached(tensor: Tensor) -> Tensor:
-    """It still says whether it is frozen."""
-    return tensor.detach().requires_grad_(tensor.requires_grad)
+    sent: Tensor = without_graph(tensor)
+    return sent
 
 
 def report(actions: Sequence[Action], results: Results) -> dict[str, Any]:

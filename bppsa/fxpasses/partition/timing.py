@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map
 
 from bppsa.common.graph import differentiable_in, tensors_in
+from bppsa.common.leaves import without_graph
 from bppsa.common.stages import Seconds, Stages
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments
@@ -96,7 +97,7 @@ def one_run(stages: Stages, examples: Sequence[Any]) -> list[Seconds]:
     forward: list[float] = []
     tapes: list[tuple[list[Tensor], list[Tensor]]] = []
     for stage in stages.stages:
-        given = [tree_map_only(Tensor, as_leaf, values[i]) for i in stage.inputs]
+        given = [tree_map(without_graph, values[i]) for i in stage.inputs]
         leaves = differentiable_in(given)
         begin = clock(given)
         made = theirs(stage.module, *given)
@@ -109,11 +110,6 @@ def one_run(stages: Stages, examples: Sequence[Any]) -> list[Seconds]:
     while tapes:  # from the last, and freed as in a step
         behind.append(backward(*tapes.pop()))
     return [Seconds(*times) for times in zip(forward, reversed(behind), strict=True)]
-
-
-def as_leaf(x: Tensor) -> Tensor:
-    """Where a stage's backward ends."""
-    return x.detach().requires_grad_() if x.requires_grad else x
 
 
 def backward(outs: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:

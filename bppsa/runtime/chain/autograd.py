@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.common.leaves import needed_gradients
+from bppsa.common.leaves import needed_gradients, without_graph
 from bppsa.runtime.chain.feedforward import ChainProgram, StageBoundaries
 from bppsa.runtime.cotangents import is_memory
 from bppsa.runtime.recurrent.scan.extent import Given
@@ -25,7 +25,7 @@ class ApplyChain(torch.autograd.Function):
         ctx.program, ctx.count = program, len(tensors)
         ctx.again = Again(program, tensors)
         with torch.enable_grad():
-            ctx.aliases = [alias(t) for t in tensors]
+            ctx.aliases = [without_graph(t) for t in tensors]  # the caller's hooks stay outside
             passed = program.forward(ctx.aliases)
         ctx.passed = StageBoundaries(passed.results, passed.ends, passed.starts, ())
         ctx.save_for_backward(*tensors, *(value.detach() for value in passed.values))
@@ -46,11 +46,6 @@ class ApplyChain(torch.autograd.Function):
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.passed = ctx.aliases = None
         return (None, *found)
-
-
-def alias(tensor: Tensor) -> Tensor:
-    """The same memory as a leaf: hooks and graphs of the caller's tensor stay outside."""
-    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 class Again:

@@ -12,6 +12,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from bppsa.common.graph import tensors_in
+from bppsa.common.leaves import without_graph
 from bppsa.common.stages import INPUT, Stages
 from bppsa.runtime.worker.draws import Seed, drawing_from
 from bppsa.runtime.worker.gradients import Grads, Sums
@@ -199,11 +200,6 @@ def wants_gradient(x: Any) -> bool:
 def leaf_of(x: Any, gradients: bool) -> Tensor | None:
     """A leaf in the place of a tensor that a gradient flows to."""
     return x.detach().requires_grad_() if gradients and wants_gradient(x) else None
-
-
-def without_graph(x: Any) -> Any:
-    """A tensor still says whether a gradient flows to it."""
-    return x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
 
 
 def gradients_of(

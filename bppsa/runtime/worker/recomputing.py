@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
 from bppsa.common.graph import tensors_in
+from bppsa.common.leaves import without_graph
 from bppsa.common.stages import RecomputedPart, is_product
 from bppsa.errors import WorkerError
 from bppsa.runtime.worker.draws import drawing_from, seed_here
@@ -117,7 +118,7 @@ class SavedRun:
     def __init__(self, part: Rerun, args: Sequence[Any]) -> None:
         self.part, self.seed = part, seed_here()
         self.modes = Modes(True, False, Modes.here().autocast)
-        self.args = tree_map_only(Tensor, lambda x: x.detach().requires_grad_(x.requires_grad), args)
+        self.args = tree_map(without_graph, args)
         self.saved: list[TensorKind] = []
         self.found: dict[int, Tensor] = {}
         self.products = HeldProducts()
@@ -187,7 +188,9 @@ class Holding(Harmless, TorchDispatchMode):
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         if holds(func):
-            self.held.products.append(HeldProduct(asked(func, args), tree_map(detached, made), versions(made)))
+            self.held.products.append(
+                HeldProduct(asked(func, args), tree_map_only(Tensor, Tensor.detach, made), versions(made))
+            )
         if func._schema.is_mutable:
             self.held.changed |= {storage_of(x) for x in tensors_in((args, kwargs))}
         return made
@@ -206,7 +209,7 @@ class Replaying(Harmless, TorchDispatchMode):
             if product is None or product.asked != asked(func, args):  # another one's result would be a wrong number
                 raise WorkerError(OTHERWISE)
             if self.held.as_it_was(product):
-                return tree_map(detached, product.result)
+                return tree_map_only(Tensor, Tensor.detach, product.result)
         return func(*args, **(kwargs or {}))
 
 
@@ -217,10 +220,6 @@ def holds(func: Any) -> bool:
 
 def asked(func: Any, args: Any) -> tuple[Any, ...]:
     return func, *(x.shape for x in tensors_in(args))
-
-
-def detached(x: Any) -> Any:
-    return x.detach() if isinstance(x, Tensor) else x
 
 
 def versions(made: Any) -> list[int]:

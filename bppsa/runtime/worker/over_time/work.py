@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
+from bppsa.common.leaves import without_graph
 from bppsa.common.stages import OverTime
 from bppsa.runtime.recurrent.scan.extent import Given
 from bppsa.runtime.recurrent.sweep import Sweep
@@ -27,7 +28,7 @@ from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.over_time.chunk import Chunk
 from bppsa.runtime.worker.over_time.layer import Summary, combined
 from bppsa.runtime.worker.over_time.walk import ChunkWalk
-from bppsa.runtime.worker.pipeline import PipelineCall, without_graph
+from bppsa.runtime.worker.pipeline import PipelineCall
 from bppsa.runtime.worker.results import Results
 from bppsa.runtime.worker.shell import Shell
 from bppsa.schedule.programs.messages import Item
