@@ -82,12 +82,13 @@ def on_gpu(*operands: Tensor) -> TritonSparse | None:
 
 def suit(device: str, operands: Sequence[Tensor]) -> bool:
     dtype = operands[0].dtype
-    if any(not is_plain(t) or t.dtype is not dtype or t.device.type != device for t in operands):
+    if any(not is_readable(t) or t.dtype is not dtype or t.device.type != device for t in operands):
         return False
     return not (is_watched() or (torch.is_grad_enabled() and any(t.requires_grad for t in operands)))
 
 
-def is_plain(t: Tensor) -> bool:
+def is_readable(t: Tensor) -> bool:
+    """Whether its numbers are those in its memory."""
     return type(t) is Tensor and t.layout is torch.strided and not t.is_neg()
 
 

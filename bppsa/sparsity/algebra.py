@@ -58,7 +58,7 @@ def dense_sum(a: TransposedJacobian, b: TransposedJacobian) -> Dense:
     return Dense(a.dense() + b.dense(), (a.in_size, a.out_size))
 
 
-def is_plain(a: Identity) -> bool:
+def keeps_sizes(a: Identity) -> bool:
     """A reshape is an identity too, but it changes sizes and so cannot vanish from a product."""
     return a.in_size == a.out_size
 
@@ -103,7 +103,7 @@ def as_diagonal(a: Identity | Diagonal) -> Diagonal:
 
 
 def diagonal_sum(a: Identity | Diagonal, b: Identity | Diagonal) -> TransposedJacobian:
-    if any(isinstance(op, Identity) and not is_plain(op) for op in (a, b)):
+    if any(isinstance(op, Identity) and not keeps_sizes(op) for op in (a, b)):
         return pairs.total(Sparse.of(a), Sparse.of(b))
     a, b = as_diagonal(a), as_diagonal(b)
     if a.mask is None and b.mask is None:
@@ -119,11 +119,11 @@ def diagonal_plus_dense(a: Identity | Diagonal, b: Dense) -> TransposedJacobian:
 
 
 def keep_right(a: Identity, b: Diagonal) -> TransposedJacobian:
-    return b if is_plain(a) else replace(Sparse.of(b), sizes=(a.in_size, b.out_size))
+    return b if keeps_sizes(a) else replace(Sparse.of(b), sizes=(a.in_size, b.out_size))
 
 
 def keep_left(a: Diagonal, b: Identity) -> TransposedJacobian:
-    return a if is_plain(b) else replace(Sparse.of(a), sizes=(a.in_size, b.out_size))
+    return a if keeps_sizes(b) else replace(Sparse.of(a), sizes=(a.in_size, b.out_size))
 
 
 PRODUCT: dict[tuple[type, type], PairOperation] = {

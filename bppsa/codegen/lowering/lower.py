@@ -198,7 +198,7 @@ class Lowering:
         return self.folds[key]
 
     def select(self, node: fx.Node) -> Row:
-        if lower_axes.is_wide(node.args[0]) or not self.row(node.args[0]).is_plain:
+        if lower_axes.is_wide(node.args[0]) or not self.row(node.args[0]).is_one_axis:
             return lower_axes.select(self, node)
         row = self.row(node.args[0])
         index = node.args[2] % row.width

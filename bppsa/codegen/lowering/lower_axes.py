@@ -128,7 +128,7 @@ def take(lowering: Lowering, node: fx.Node) -> Row:
     row, inner = lowering.row(source), prod(sizes[at + 1 :])
     if dims(node) == sizes:
         return row
-    if row.is_plain and step == 1 and prod(sizes[:at]) == 1:
+    if row.is_one_axis and step == 1 and prod(sizes[:at]) == 1:
         part = row.columns(begin * inner, stop * inner)
         return lowering.one_column(part.segments[0]) if part.width == 1 < row.width else part
     segment = along(lowering, row, sizes)
@@ -223,7 +223,7 @@ def combined(
     lowering: Lowering, build: Callable[..., Expr | None], given: Sequence[tuple[Row, Shape]], sizes: Shape
 ) -> Row | None:
     """`build` over rows of values of such sizes, each repeated to the sizes of the result."""
-    if all(row.is_plain and row.width in (1, prod(sizes)) for row, _ in given):
+    if all(row.is_one_axis and row.width in (1, prod(sizes)) for row, _ in given):
         return zip_with(build, [row for row, _ in given])
     segments = [broadcast(lowering, row, own, sizes) for row, own in given]
     shape = common(segments)
@@ -254,7 +254,7 @@ def folded(node: fx.Node, position: int = 1) -> list[bool]:
 def reduced(lowering: Lowering, row: Row, sizes: Shape, away: Sequence[bool], reduce: Reduce) -> Row:
     """A row of such sizes folded along some of them, into scratch: to one number where it is of one axis and nothing is
     kept."""
-    if row.is_plain and all(own or n == 1 for own, n in zip(away, sizes, strict=True)):
+    if row.is_one_axis and all(own or n == 1 for own, n in zip(away, sizes, strict=True)):
         return lowering.sum(row) if reduce is Reduce.ROWS else lowering.largest(row)
     segment = along(lowering, row, sizes)
     kept = [a for d, group in enumerate(by_dim(segment, sizes)) if not away[d] for a in group]

@@ -32,7 +32,7 @@ class Row:
         return sum(s.width for s in self.segments)
 
     @property
-    def is_plain(self) -> bool:
+    def is_one_axis(self) -> bool:
         """Whether its columns are one axis."""
         return not any(s.shape for s in self.segments)
 
@@ -40,7 +40,7 @@ class Row:
     def in_memory(self) -> Access | None:
         """The place at which it stands in memory as one range of columns; None where it does not, as of one number
         repeated."""
-        if len(self.segments) > 1 or not self.is_plain:
+        if len(self.segments) > 1 or not self.is_one_axis:
             return None
         access = self.segments[0].expr.payload
         return access if isinstance(access, Access) and (self.width == 1 or not access.broadcast) else None

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from bppsa.common.chain import FILLS
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.environment.harmless import is_harmless, is_plain
+from bppsa.fxpasses.environment.harmless import is_harmless, is_numeric
 from bppsa.fxpasses.lines import OURS
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, Aliases
 from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
@@ -48,7 +48,7 @@ def check_function(node: Any, result: Tensor) -> None:
     """Raises Unsupported where the backward of an ended function may not be run for a gradient of ones."""
     if result._is_view() or len(node._input_metadata) != 1:
         raise refusal(node, "has a gradient of its own")
-    if not (is_harmless(backward_of(type(node)._forward_cls), set()) and all(map(is_plain, vars(node).values()))):
+    if not (is_harmless(backward_of(type(node)._forward_cls), set()) and all(map(is_numeric, vars(node).values()))):
         raise refusal(node, "has a gradient of its own that may have effects")
 
 

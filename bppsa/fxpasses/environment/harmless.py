@@ -48,7 +48,7 @@ def is_harmless(function: Any, known: set[Any]) -> bool:
     cells = [held for held in map(trail.content, function.__closure__ or ()) if held is not trail.MISSING]
     read = [*cells, *(names[name] for name in global_names(function.__code__) if name in names)]
     named = set(names_of_objects(function.__code__))
-    return all(is_plain(x) or is_function(x) or is_harmless(x, known) or holds_numbers(x, named) for x in read)
+    return all(is_numeric(x) or is_function(x) or is_harmless(x, known) or holds_numbers(x, named) for x in read)
 
 
 def holds_numbers(value: Any, names: Set[str]) -> bool:
@@ -57,13 +57,13 @@ def holds_numbers(value: Any, names: Set[str]) -> bool:
     if not (isinstance(value, type) and issubclass(value, torch.autograd.Function)):
         return False
     users = [vars(base) for base in value.__mro__ if base.__module__.partition(".")[0] not in ("torch", "builtins")]
-    return all(is_plain(space[name]) for space in users for name in names & space.keys())
+    return all(is_numeric(space[name]) for space in users for name in names & space.keys())
 
 
-def is_plain(value: Any) -> bool:
+def is_numeric(value: Any) -> bool:
     """Whether it is a number, a tensor, or a tuple of these."""
     if isinstance(value, tuple):
-        return all(map(is_plain, value))
+        return all(map(is_numeric, value))
     return isinstance(value, (*SIMPLE, Tensor)) and not isinstance(value, nn.Parameter)
 
 

@@ -73,7 +73,7 @@ class LossReading(Quantities):
             self.data.discard(node)
         if facts(node).view and node.all_input_nodes:
             base = node.all_input_nodes[0]
-            both = is_plain(sharding) and is_plain(self.shardings[base]) and self.layouts.change(base, node)
+            both = is_rowwise(sharding) and is_rowwise(self.shardings[base]) and self.layouts.change(base, node)
             self.changed(base, self.shardings[base] if both else Inseparable(node), by_data)
 
     def given(self, node: fx.Node, has_rows: bool, is_data: bool) -> None:
@@ -123,7 +123,7 @@ class LossReading(Quantities):
             return self.reduced(node, inputs, reduction)
         if name in ADDING:
             return self.added(node, [self.sharding_of(arg) for arg in addends(node)])
-        if rows and all(map(is_plain, inputs)):
+        if rows and all(map(is_rowwise, inputs)):
             return Partial.of(True)
         return self.linear(node, rows)
 
@@ -135,11 +135,11 @@ class LossReading(Quantities):
             return Replicated()
         self.layouts.note(node)
         mixed = not self.is_apart(node) if node.op == "call_module" else self.mixes(node)
-        return Partial.of(True) if all(map(is_plain, inputs)) and not mixed else Inseparable(node)
+        return Partial.of(True) if all(map(is_rowwise, inputs)) and not mixed else Inseparable(node)
 
     def custom(self, node: fx.Node, inputs: list[Sharding]) -> Sharding:
         """The sharding of what an autograd.Function of the user's gives: no graph tells what it does, nor backward."""
-        if not all(map(is_plain, inputs)):
+        if not all(map(is_rowwise, inputs)):
             return inseparable(inputs) or Inseparable(node)
         if node in self.data and are_replicated(inputs):
             return Replicated()
@@ -185,7 +185,7 @@ class LossReading(Quantities):
             *(sharding.weights for sharding in shardings if isinstance(sharding, Partial))
         )
         if any(isinstance(sharding, Partial) and sharding.rows for sharding in shardings):
-            return Partial.of(True) if all(map(is_plain, shardings)) else Inseparable(node)
+            return Partial.of(True) if all(map(is_rowwise, shardings)) else Inseparable(node)
         same = any(isinstance(sharding, Replicated) for sharding in shardings)
         return Inseparable(node) if same and not all(map(self.is_mean, weights)) else Partial(frozenset(weights), False)
 
@@ -213,7 +213,7 @@ class LossReading(Quantities):
 
     def reduced(self, node: fx.Node, inputs: list[Sharding], reduction: int) -> Sharding:
         """The sharding of a loss that reduces."""
-        if not all(map(is_plain, inputs)) or not self.pairs_rows(node):
+        if not all(map(is_rowwise, inputs)) or not self.pairs_rows(node):
             return Inseparable(node)
         if reduction == SUM:
             return Partial.of(False)
@@ -247,11 +247,11 @@ class LossReading(Quantities):
         if mixed is not None:
             return mixed
         if rows:
-            apart = all(map(is_plain, inputs)) and self.is_apart(node)
+            apart = all(map(is_rowwise, inputs)) and self.is_apart(node)
             return Partial.of(True) if apart else Inseparable(node)
         if not isinstance(module, _Loss):
             return Replicated() if are_replicated(inputs) else Inseparable(node)
-        if not are_replicated(inputs) and not (all(map(is_plain, inputs)) and self.pairs_rows(node, module)):
+        if not are_replicated(inputs) and not (all(map(is_rowwise, inputs)) and self.pairs_rows(node, module)):
             return Inseparable(node)
         if module.reduction == "sum":
             return Partial.of(False)
@@ -286,8 +286,8 @@ class LossReading(Quantities):
                 return Inseparable(node)
             scaled = self.scaled(node, other, scalars[0], divides)
             return Partial(scaled.weights, True) if isinstance(scaled, Partial) else scaled
-        if not is_plain(b):
-            return b if is_plain(a) and not divides else Inseparable(node)
+        if not is_rowwise(b):
+            return b if is_rowwise(a) and not divides else Inseparable(node)
         return Partial.of(True) if isinstance(a, Replicated) else a
 
     def scaled(self, node: fx.Node, sharding: Sharding, factor: Any, divides: bool) -> Sharding:
@@ -321,7 +321,7 @@ def are_replicated(shardings: Iterable[Sharding]) -> bool:
     return all(isinstance(sharding, Replicated) for sharding in shardings)
 
 
-def is_plain(sharding: Sharding) -> bool:
+def is_rowwise(sharding: Sharding) -> bool:
     """Whether it is the same for all micro-batches, or has a value for each row that depends on no other."""
     return isinstance(sharding, Replicated) or sharding == Partial.of(True)
 
