@@ -10,7 +10,7 @@ from torch import nn
 
 from bppsa.common.graph import modules_in, tensors_in
 from bppsa.common.stages import Situation
-from bppsa.fxpasses.partition.capture.whole import is_whole
+from bppsa.fxpasses.partition.capture.whole import is_one_node
 
 
 def situation_of(model: nn.Module, arguments: Sequence[Any]) -> Situation:
@@ -30,7 +30,7 @@ def opened(model: nn.Module) -> Iterator[nn.Module]:
     while waiting:
         module = waiting.pop()
         yield module
-        waiting += [child for child in module._modules.values() if child is not None and not is_whole(child)]
+        waiting += [child for child in module._modules.values() if child is not None and not is_one_node(child)]
 
 
 def dtypes_of(model: nn.Module) -> set[torch.dtype]:

@@ -13,7 +13,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from bppsa.errors import PartitionError
-from bppsa.fxpasses.partition.capture.whole import is_whole
+from bppsa.fxpasses.partition.capture.whole import is_one_node
 
 
 def has_lazy(module: nn.Module) -> bool:
@@ -40,7 +40,7 @@ UNFIT: UnfitReasons = (
 )
 UNTRACEABLE: UnfitReasons = (
     (
-        lambda module: (module._backward_hooks or module._backward_pre_hooks) and not is_whole(module),
+        lambda module: (module._backward_hooks or module._backward_pre_hooks) and not is_one_node(module),
         "has full backward hooks, and no stage is this module; register them on layers of torch.nn",
     ),
     (

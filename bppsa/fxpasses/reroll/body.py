@@ -20,8 +20,8 @@ class OperandSource(NamedTuple):
     item: int = 0
 
 
-def is_whole(value: Tensor) -> bool:
-    """Whether it has no gradient anyway. To detach what nobody reads, as the pivots of a matrix, is to read it."""
+def has_no_gradient(value: Tensor) -> bool:
+    """In any case. To detach what nobody reads, as the pivots of a matrix, is to read it."""
     return not (value.is_floating_point() or value.is_complex())
 
 
@@ -63,5 +63,5 @@ class Body:
             out = theirs(op.target, *args, **kwargs)
             outs = [out] if op.single else out
             for item, value in enumerate(outs):
-                made[number, item] = value if op.grad or is_whole(value) else value.detach()
+                made[number, item] = value if op.grad or has_no_gradient(value) else value.detach()
         return [find(source) for source in self.nexts], [find(source) for source in self.outputs]

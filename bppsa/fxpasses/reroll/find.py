@@ -17,7 +17,7 @@ from bppsa.fxpasses.reroll.log.ops import Log, LoggedOp, LoggedValue
 from bppsa.fxpasses.reroll.program import living
 from bppsa.fxpasses.reroll.repetition.period import LEAST_STEPS, PeriodicRun, colours, longest
 from bppsa.fxpasses.reroll.repetition.relate import NOTHING_CARRIED, UnrolledLoop, relate
-from bppsa.fxpasses.reroll.repetition.unroll import is_whole
+from bppsa.fxpasses.reroll.repetition.unroll import is_as_logged
 from bppsa.fxpasses.reroll.rewrite import Fuse, rewritten
 from bppsa.fxpasses.reroll.views.grown import of_last_pieces
 from bppsa.fxpasses.reroll.views.joined import joined
@@ -69,7 +69,7 @@ def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse, settle: Settle |
         known = left.ops
         try:
             loop = relate(left.ops, run)
-            if not is_whole(loop, left.ops):
+            if not is_as_logged(loop, left.ops):
                 raise Unsupported(Reason("its steps differ in what they read"))
             if settle is not None:
                 settle(loop, left.ops, line)

@@ -15,7 +15,7 @@ from torch import fx
 from bppsa.common.chain import FILLS
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.one_hot import ONE_HOT
-from bppsa.fxpasses.spelling.whole import is_number, is_whole
+from bppsa.fxpasses.spelling.whole import has_whole_numbers, is_number
 
 aten = torch.ops.aten
 # What hands its operand's numbers on as they are.
@@ -35,7 +35,7 @@ def check_places(node: fx.Node, carries: Collection[fx.Node]) -> None:
     places_of = PLACES.get(node.target)
     if places_of is None:
         return
-    always = node.target is ONE_HOT or is_whole(node.args[0])
+    always = node.target is ONE_HOT or has_whole_numbers(node.args[0])
     for index, low, high in places_of(node):
         carry = source(index)
         if carry in carries:

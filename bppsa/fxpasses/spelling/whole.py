@@ -57,7 +57,7 @@ def growth_of(recurrence: Recurrence) -> Growth | None:
             of_carry = node.meta["role"].kind == "carry"
             number = MagnitudeBound(1, 0) if of_carry else MagnitudeBound(0, 0, 1)
             sizes[node] = number if node.meta["val"].dtype is not torch.bool else MagnitudeBound(0, 1)
-        elif node.op == "call_function" and is_whole(node):
+        elif node.op == "call_function" and has_whole_numbers(node):
             sizes[node] = size_of(node, sizes)
     if not any(map(is_number, sizes)):
         return None
@@ -74,13 +74,13 @@ def growth_of(recurrence: Recurrence) -> Growth | None:
 MEND = "hold them as floating point"
 
 
-def is_whole(node: fx.Node) -> bool:
+def has_whole_numbers(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return isinstance(value, Tensor) and not value.dtype.is_floating_point
 
 
 def is_number(node: fx.Node) -> bool:
-    return is_whole(node) and node.meta["val"].dtype is not torch.bool
+    return has_whole_numbers(node) and node.meta["val"].dtype is not torch.bool
 
 
 def size_of(node: fx.Node, sizes: dict[fx.Node, MagnitudeBound]) -> MagnitudeBound:
@@ -96,7 +96,7 @@ def size_of(node: fx.Node, sizes: dict[fx.Node, MagnitudeBound]) -> MagnitudeBou
         if isinstance(argument, (list, tuple)):
             return [known(item) for item in argument]
         if isinstance(argument, fx.Node):
-            return sizes.get(argument, UNKNOWN) if is_whole(argument) else clamped(argument)
+            return sizes.get(argument, UNKNOWN) if has_whole_numbers(argument) else clamped(argument)
         return MagnitudeBound(0, abs(argument)) if isinstance(argument, (int, float)) else argument
 
     size = rule(node, *map(known, node.args))

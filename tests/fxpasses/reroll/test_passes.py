@@ -12,7 +12,7 @@ from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.replay import Replay
 from bppsa.fxpasses.reroll.repetition.period import PeriodicRun, colours, longest
 from bppsa.fxpasses.reroll.repetition.relate import relate
-from bppsa.fxpasses.reroll.repetition.unroll import is_whole
+from bppsa.fxpasses.reroll.repetition.unroll import is_as_logged
 
 aten = torch.ops.aten
 
@@ -50,9 +50,9 @@ def test_loop_unrolled_is_the_log() -> None:
     assert run is not None
     loop = relate(ops, run)
     assert (loop.period, loop.steps, len(loop.starts)) == (4, 10, 1)
-    assert is_whole(loop, ops)
+    assert is_as_logged(loop, ops)
     ops[loop.start + 5 * loop.period].leaves[-1] = 7
-    assert not is_whole(loop, ops)
+    assert not is_as_logged(loop, ops)
 
 
 def rewritten_in_place(x: Tensor) -> Tensor:

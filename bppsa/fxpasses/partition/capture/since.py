@@ -24,7 +24,7 @@ from bppsa.fxpasses.partition.capture.contents import (
     slots,
 )
 from bppsa.fxpasses.partition.capture.spaces import Contents, Empty, Kept, LookedUpValues, Slots, Space
-from bppsa.fxpasses.partition.capture.whole import HOOKS, is_whole
+from bppsa.fxpasses.partition.capture.whole import HOOKS, is_one_node
 
 NOT_ITS_OWN = ("_parameters", "_buffers", "training", RECORD)  # which stages are given anew in each call, and ours
 TABLES = frozenset((*HOOKS, "_backward_hooks", "_backward_pre_hooks", "_modules"))
@@ -69,7 +69,7 @@ class Walk:
             yield from self.within(what, value())
 
     def of_module(self, path: str, module: nn.Module) -> Iterator[Kept]:
-        space, whole, names = vars(module), is_whole(module), self.names | layer_names(type(module))
+        space, whole, names = vars(module), is_one_node(module), self.names | layer_names(type(module))
 
         def matters(name: str) -> bool:
             return name in names and name not in NOT_ITS_OWN and not isinstance(space.get(name), Report)

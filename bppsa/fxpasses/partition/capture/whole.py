@@ -168,12 +168,12 @@ def kept_whole(model: nn.Module) -> Iterator[OpaqueCalls]:
         stack.callback(delattr, APPLIED, "apply")
         APPLIED.apply = classmethod(applied)
         for path, module in model.named_modules():
-            if path and is_whole(module):
+            if path and is_one_node(module):
                 stack.enter_context(one_op(module, path, calls))
         yield calls
 
 
-def is_whole(module: nn.Module) -> bool:
+def is_one_node(module: nn.Module) -> bool:
     """Whether a call of the module is one node of the graph."""
     home = type(module).__module__
     if isinstance(module, (nn.RNNBase, _NormBase)) or home.startswith(REWRITTEN):

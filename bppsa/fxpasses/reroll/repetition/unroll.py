@@ -9,7 +9,7 @@ from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue
 from bppsa.fxpasses.reroll.repetition.relate import Made, Outside, Plain, Relation, UnrolledLoop, VaryingNumber
 
 
-def is_whole(loop: UnrolledLoop, ops: Sequence[LoggedOp]) -> bool:
+def is_as_logged(loop: UnrolledLoop, ops: Sequence[LoggedOp]) -> bool:
     """Whether the loop, unrolled, is what the log says, to each operand and number."""
     model = ops[loop.start : loop.start + loop.period]
     return all(
