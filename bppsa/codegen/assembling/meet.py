@@ -20,14 +20,14 @@ from bppsa.codegen.lowering.row import RowSegment
 
 def grouped(make: Callable[[], Grouping], roots: Sequence[Root]) -> tuple[Group, ...]:
     """`make` gives a grouping that has seen no roots."""
-    roots = alike(roots)
+    roots = with_common_axes(roots)
     delays: dict[Root, int] = {}
     if sum(bool(root.shape) for root in roots) > 1:
         delays = waiting(make, roots)
     return replace(make(), delays=delays).run(roots)
 
 
-def alike(roots: Sequence[Root]) -> list[Root]:
+def with_common_axes(roots: Sequence[Root]) -> list[Root]:
     """The roots with axes as fine as those of any other root of as many columns, where they fit."""
     shapes: dict[int, Shape] = {}
     for root in roots:

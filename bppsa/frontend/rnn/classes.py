@@ -40,14 +40,14 @@ class Recurrent(Rewritten, nn.RNNBase):
 def eager(module: Recurrent, own: Forwarding, input: Any, hx: Any) -> Any:
     """own: the forward of the module's own class."""
     if recurrent.is_left_alone(module, input):
-        return unusual(module, own, input, hx)
+        return by_own_forward(module, own, input, hx)
     if reason := unusual_moment():
         leave(module, str(reason))
         return theirs(own, input, hx)
     call = calls.gather(module, input, hx)
     if call is None:
         leave(module, "its tensors are not all plain, dense, on one CPU or GPU and of one dtype that has kernels")
-        return unusual(module, own, input, hx)
+        return by_own_forward(module, own, input, hx)
     run = recurrent.run if call.dtypes is None else torch.autocast("cpu", enabled=False)(recurrent.run)
     result = run(module, call.x, call.batch_sizes, call.states, call.weights)
     return theirs(own, input, hx) if result is NotImplemented else call.deliver(*result)
@@ -57,7 +57,7 @@ def leave(module: Recurrent, reason: str) -> None:
     recurrent.noted(module, Decision(state_of(module).path, module.mode.lower(), "pytorch", reason))
 
 
-def unusual(module: Recurrent, own: Forwarding, input: Any, hx: Any) -> Any:
+def by_own_forward(module: Recurrent, own: Forwarding, input: Any, hx: Any) -> Any:
     """PyTorch's own forward; where it raises over bad input, our error of the same kind says where and what."""
     try:
         return theirs(own, input, hx)

@@ -37,9 +37,9 @@ def pointwise(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, AxisLayout]) 
     layouts = [replace(own, dims=((),) * (rank - len(own.dims)) + own.dims) for own in given.values()]
     for _ in layouts:  # a cut that a later operand asks for is one for the earlier ones too
         for i in range(1, len(layouts)):
-            layouts[0], layouts[i] = alike(node, layouts[0], layouts[i])
+            layouts[0], layouts[i] = reconciled(node, layouts[0], layouts[i])
     for i in range(1, len(layouts) - 1):
-        layouts[i], layouts[i + 1] = alike(node, layouts[i], layouts[i + 1])
+        layouts[i], layouts[i + 1] = reconciled(node, layouts[i], layouts[i + 1])
     dims: list[AxisGroup] = []
     places: list[list[Axis | None]] = [[] for _ in layouts]
     for d in range(rank):
@@ -59,7 +59,7 @@ def pointwise(graph: fx.Graph, node: fx.Node, given: dict[fx.Node, AxisLayout]) 
     return AxisLayout(value, features(*dims), tuple(dims), count)
 
 
-def alike(node: fx.Node, one: AxisLayout, other: AxisLayout) -> tuple[AxisLayout, AxisLayout]:
+def reconciled(node: fx.Node, one: AxisLayout, other: AxisLayout) -> tuple[AxisLayout, AxisLayout]:
     for d in range(len(one.dims)):
         if one.dims[d] and other.dims[d]:
             found = unified(one, one.dims[d], other, other.dims[d])

@@ -39,17 +39,17 @@ def axis_of(whole: Any, first: Any, second: Any) -> int | NoAxis | None:
         for axis in range(whole.dim()):
             if whole.shape[axis] != first.shape[axis]:
                 return axis if is_cat(whole, first, second, axis) else NO_AXIS
-    return None if alike(whole, second) else NO_AXIS
+    return None if are_close(whole, second) else NO_AXIS
 
 
 def is_cat(whole: Tensor, first: Tensor, second: Tensor, axis: int) -> bool:
     shapes = [list(tensor.shape) for tensor in (whole, first, second)]
     sizes = [shape.pop(axis) for shape in shapes]
     fits = shapes[0] == shapes[1] == shapes[2] and sizes[0] == sizes[1] + sizes[2]
-    return fits and alike(whole, torch.cat([first, second], axis))
+    return fits and are_close(whole, torch.cat([first, second], axis))
 
 
-def alike(a: Any, b: Any) -> bool:
+def are_close(a: Any, b: Any) -> bool:
     if not isinstance(a, Tensor):
         return type(a) is type(b) and bool(a == b)
     if not isinstance(b, Tensor) or a.shape != b.shape:

@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from bppsa.common.graph import ancestors
 from bppsa.common.stages import Axes
 from bppsa.errors import ScheduleError, first_line
-from bppsa.fxpasses.over_time.parts import NoAxis, alike, axis_of, halves
+from bppsa.fxpasses.over_time.parts import NoAxis, are_close, axis_of, halves
 from bppsa.fxpasses.over_time.trial import Trial, TrialRun, trial_of
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.theirs import raise_if_ours
@@ -86,7 +86,7 @@ def check_reading(node: fx.Node, *runs: TrialRun) -> None:
     if axis_of(input, first.input, second.input) != time:
         raise mixed(f"what {node.target} reads", node, runs)
     for whole, *parts in zip(*map(tree_leaves, (states, first.states, second.states)), strict=True):
-        if not all(alike(whole, part) for part in parts):
+        if not all(are_close(whole, part) for part in parts):
             raise mixed(f"the initial state of {node.target}", node, runs)
 
 

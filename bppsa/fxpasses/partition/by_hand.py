@@ -23,7 +23,7 @@ from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, meaning
 from bppsa.fxpasses.partition.capture.lines import is_checkpoint, stack
 from bppsa.fxpasses.partition.check.rows import by_rows
 from bppsa.fxpasses.partition.check.sideways import check_sideways
-from bppsa.fxpasses.partition.check.verify import alike, called
+from bppsa.fxpasses.partition.check.verify import are_same_results, called
 from bppsa.fxpasses.partition.cut.modules import ROOT, first_names, names_of, stage_module
 from bppsa.fxpasses.partition.means.outputs import few_by_hand
 from bppsa.fxpasses.partition.ops.changes import changed_by
@@ -196,7 +196,7 @@ def check_model(model: nn.Module, found: Any, example_inputs: Any, example_kwarg
         return
     with kept(model):
         expected = called(model, arguments_of(model, example_inputs, example_kwargs))
-    if not alike(found, expected):
+    if not are_same_results(found, expected):
         raise PartitionError(f"{type(model).__name__}: the stages, run one after another, do not give what it gives")
 
 

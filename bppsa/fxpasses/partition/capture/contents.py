@@ -32,7 +32,7 @@ ATOMS = (int, float, complex, bool, str, bytes, type(None), torch.device, torch.
 Lead = Callable[[Any], Iterable[Any]]
 
 
-def alike(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def are_same(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and (all(map(is_, a, b)) or all(map(same, a, b)))
 
 
@@ -40,7 +40,7 @@ def same(x: Any, y: Any) -> bool:
     if x is y or type(x) is not type(y):
         return x is y
     if isinstance(x, tuple):
-        return alike(x, y)
+        return are_same(x, y)
     if isinstance(x, (float, complex)):
         return repr(x) == repr(y)  # 0.0 and -0.0 are two, and a NaN is itself
     return type(x) in EQUAL and x == y

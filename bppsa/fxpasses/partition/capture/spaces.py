@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from bppsa.decisions import under
 from bppsa.fxpasses.environment.trail import MISSING, Read
-from bppsa.fxpasses.partition.capture.contents import alike
+from bppsa.fxpasses.partition.capture.contents import are_same
 
 
 class Kept(Protocol):
@@ -51,7 +51,7 @@ class Space:
         now = self.now()
         if not all(map(is_, now, self.then)):
             for name, one, then in zip(self.names, now, self.then, strict=True):
-                if not alike([one], [then]):
+                if not are_same([one], [then]):
                     return under(self.what, name)
             self.then = now
         if self.keys <= self.known:
@@ -70,7 +70,7 @@ class Contents:
         self.what, self.value, self.read, self.then = what, value, read, read(value)
 
     def changed(self) -> str:
-        return "" if alike(self.read(self.value), self.then) else self.what
+        return "" if are_same(self.read(self.value), self.then) else self.what
 
 
 class Empty:
@@ -97,6 +97,6 @@ class LookedUpValues:
 
     def changed(self) -> str:
         now = self.now()
-        if alike(now, self.then):
+        if are_same(now, self.then):
             return ""
-        return next(w for w, a, b in zip(self.what, now, self.then, strict=True) if not alike([a], [b]))
+        return next(w for w, a, b in zip(self.what, now, self.then, strict=True) if not are_same([a], [b]))

@@ -20,7 +20,7 @@ from bppsa.fxpasses.lines import innermost, is_users_frame, place_here
 from bppsa.fxpasses.network.models import restore, state_of
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, failure, state_changed, untraced
-from bppsa.fxpasses.partition.capture.contents import alike
+from bppsa.fxpasses.partition.capture.contents import are_same
 from bppsa.fxpasses.partition.capture.since import LookedUp
 from bppsa.fxpasses.partition.capture.watched import STATE, Functions, Watched, generators, is_near, of_model
 from bppsa.fxpasses.partition.ops.effects import EffectWatch
@@ -90,7 +90,7 @@ def look(model: nn.Module, arguments: Arguments) -> WatchedRun:
         why = f"the forward binds {name}, a variable of the function around it, anew, {STATE}"
         raise state_changed(model, place, name, why)
     for one, before in (*watched, *functions.found):
-        if not alike(one.read(), before):
+        if not are_same(one.read(), before):
             once = is_done_once(run, one)
             restore(attributes)
             place, near = line_of(run, one)
@@ -104,7 +104,7 @@ def is_done_once(run: Callable[[], Any], one: Watched) -> bool:
     """Whether another run leaves it alone. What libraries prepare in a first call is their affair."""
     before = one.read()
     run()
-    return alike(one.read(), before)
+    return are_same(one.read(), before)
 
 
 def refused(model: nn.Module, place: str, why: str) -> NoReturn:
@@ -150,7 +150,7 @@ def line_of(run: Callable[[], Any], one: Watched) -> tuple[str, bool]:
         nonlocal last, found
         if found or not is_users_frame(frame):
             return None
-        if not alike(one.read(), before):
+        if not are_same(one.read(), before):
             found = last
             return None
         last = innermost([(frame, frame.f_lineno)]), is_near(frame)

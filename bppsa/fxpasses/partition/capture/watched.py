@@ -30,7 +30,7 @@ from bppsa.fxpasses.partition.capture.contents import (
     GENERATORS,
     PLAIN,
     READ,
-    alike,
+    are_same,
     attributes,
     is_librarys,
     is_object,
@@ -170,7 +170,7 @@ class Functions:
             self.called(frame)
         elif event == "return" and frame in self.cells:
             for name, value in self.cells.pop(frame).items():
-                if not alike([frame.f_locals.get(name)], [value]):
+                if not are_same([frame.f_locals.get(name)], [value]):
                     self.rebound[name] = line_of_store(frame.f_code, name)
 
     def names(self) -> frozenset[str]:

@@ -42,7 +42,7 @@ def called(model: nn.Module, arguments: Arguments) -> Any:
         return theirs(model, *args, **kwargs)
 
 
-def alike(found: Any, expected: Any) -> bool:
+def are_same_results(found: Any, expected: Any) -> bool:
     """Whether the two results are those of the same computation."""
     (leaves, spec), (others, other_spec) = tree_flatten(found), tree_flatten(expected)
     return spec == other_spec and all(map(same, leaves, others))
@@ -84,7 +84,7 @@ def check_stages(model: nn.Module, stages: Stages, arguments: Arguments) -> None
     if is_on_meta(model):
         return
     expected = of_model(model, arguments, arguments.examples)
-    if not alike(of_stages(model, stages, arguments.examples, expected.way), expected.made):
+    if not are_same_results(of_stages(model, stages, arguments.examples, expected.way), expected.made):
         raise PartitionError(f"{type(model).__name__}: {HIDDEN}")
 
 
@@ -101,7 +101,7 @@ def never_one(model: nn.Module, stages: Stages, arguments: Arguments, sizes: Siz
         if expected is None:
             continue
         made = tried(partial(of_stages, model, stages, values, expected.way))
-        if made is None or not alike(made, expected.made):
+        if made is None or not are_same_results(made, expected.made):
             found |= symbols
     return frozenset(found)
 

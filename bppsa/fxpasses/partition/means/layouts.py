@@ -80,7 +80,7 @@ class RowOrders:
     def each(self, node: fx.Node) -> Any:
         return self.times(size_of(node)[self.axis(node)])
 
-    def alike(self, nodes: Iterable[Any]) -> RowOrder | None:
+    def common(self, nodes: Iterable[Any]) -> RowOrder | None:
         """The layout that all have; None where they are unlike, or none has rows."""
         found = [layout for node in nodes if (layout := self.of(node)) is not None]
         first = next((layout for layout in found if layout != ALIKE), ALIKE)
@@ -123,7 +123,7 @@ class RowOrders:
         given = [source for source in node.all_input_nodes if self.of(source) is not None]
         if not given:
             return ALIKE if name_of(node) in SPREADING else None
-        return self.fitting(node, self.alike(given))
+        return self.fitting(node, self.common(given))
 
     def fitting(self, node: fx.Node, layout: RowOrder | None) -> RowOrder | None:
         """The layout where the node has as many entries for each row."""
@@ -147,9 +147,9 @@ class RowOrders:
         size = symbols(size_of(node)[self.axis(node)])
         if size & {s for arg in given for s in symbols(size_of(arg))}:
             put = [arg for arg in node.args[2:3] if self.of(arg) is not None and symbols(size_of(arg)) & size]
-            return self.fitting(node, self.alike([*given, *put]))
+            return self.fitting(node, self.common([*given, *put]))
         around = {self.outer(arg) for arg in given}
-        if self.alike(given) is None or len(around) != 1:
+        if self.common(given) is None or len(around) != 1:
             return None
         return PLAIN if around == {1} else RowOrder(around.pop(), 0)
 

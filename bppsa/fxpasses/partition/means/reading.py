@@ -225,7 +225,7 @@ class LossReading(Quantities):
 
     def pairs_rows(self, node: fx.Node, module: nn.Module | None = None) -> bool:
         """Whether a loss that reduces takes each row of what it is given with that same row."""
-        return self.layouts.alike(node.all_input_nodes) is not None and is_aligned(node, self.layouts.axis, module)
+        return self.layouts.common(node.all_input_nodes) is not None and is_aligned(node, self.layouts.axis, module)
 
     def over_rows(self, node: fx.Node) -> Sharding:
         shapes = [size_of(source) for source in node.all_input_nodes if is_tensor(source)]

@@ -24,7 +24,7 @@ from bppsa.errors import Reason
 from bppsa.fxpasses.environment.harmless import BUILTINS, CONTAINERS
 from bppsa.fxpasses.environment.libraries import is_users_name, owner, package_of
 from bppsa.fxpasses.lines import innermost, is_users_frame, place_here
-from bppsa.fxpasses.partition.capture.contents import alike
+from bppsa.fxpasses.partition.capture.contents import are_same
 from bppsa.fxpasses.partition.capture.unseen import asking
 from bppsa.fxpasses.partition.capture.watched import (
     Functions,
@@ -210,7 +210,7 @@ def watched(root: Any, refuse: Refuse, held: Sequence[Any], arithmetic: Arithmet
     for name, place in calls.rebound.items():
         refuse(Reason(f"binds {name}, a variable of the function around it, anew", mend=IN_EVERY_CALL), place)
     for one, then in (*state, *calls.found):
-        if not alike(one.read(), then):
+        if not are_same(one.read(), then):
             refuse(changed(one), "")
 
 

@@ -13,7 +13,7 @@ def is_as_logged(loop: UnrolledLoop, ops: Sequence[LoggedOp]) -> bool:
     """Whether the loop, unrolled, is what the log says, to each operand and number."""
     model = ops[loop.start : loop.start + loop.period]
     return all(
-        is_alike(
+        is_same_op(
             ops[loop.start + k * loop.period + j], op, [leaf(relation, loop, k, ops) for relation in loop.relations[j]]
         )
         for k in range(loop.steps)
@@ -21,7 +21,7 @@ def is_as_logged(loop: UnrolledLoop, ops: Sequence[LoggedOp]) -> bool:
     )
 
 
-def is_alike(op: LoggedOp, model: LoggedOp, leaves: list[Any]) -> bool:
+def is_same_op(op: LoggedOp, model: LoggedOp, leaves: list[Any]) -> bool:
     what = (op.target, op.spec, op.grad, op.single, len(op.outs))
     if what != (model.target, model.spec, model.grad, model.single, len(model.outs)):
         return False
