@@ -82,8 +82,8 @@ def extremum(x: Tensor, dim: Dims = None, keepdim: bool = False, *, out: Tensor)
     """The cotangent is shared equally by the places that hold the extremum. A NaN is held by none: all get 0 / 0."""
     dims = normal(dim, x)
     hit = (x == spread(out, dims, keepdim, x.shape)).to(x.dtype)
-    share = hit.sum(dims, keepdim=True)
-    return (reduction(x, out, dims, keepdim, lambda g: hit * (g / share)),)
+    ties = hit.sum(dims, keepdim=True)
+    return (reduction(x, out, dims, keepdim, lambda g: hit * (g / ties)),)
 
 
 @rule(aten.max.dim, aten.min.dim)

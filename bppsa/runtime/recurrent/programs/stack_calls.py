@@ -77,7 +77,7 @@ class StackCalls:
                 for g, initial, width in zip(g_finals, g_initial, recurrence.carries, strict=True):
                     g_carries.append(self.slot(initial, at, width) or to.take(self.extent.rows * width))
                     sweep.start(self.slot(g, at, width), g_carries[-1], width)
-                g_out = None if g_y is None else self.share(g_y, direction, recurrence.outputs[0])
+                g_out = None if g_y is None else self.columns(g_y, direction, recurrence.outputs[0])
                 swept = sweep.backward(forward.passes[at].buffers, [g_out], g_carries)
                 AfterCalls(sweep, swept, done).write([below], wanted.weights(layer, direction))
             if below is not None and layer and self.tensors.masks:
@@ -100,7 +100,7 @@ class StackCalls:
     def rows(self, place: Place, pitch: int) -> Strided:
         return Strided(place, self.extent.rows * pitch, pitch)
 
-    def share(self, place: Place, direction: int, width: int) -> Strided:
+    def columns(self, place: Place, direction: int, width: int) -> Strided:
         """A direction's columns of rows [T, B, directions * width]."""
         return self.rows(place, self.stack.directions * width).past(self.to, direction * width)
 
