@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,20 @@ def wanting(x: Any) -> Any:
 def without_graph(x: Any) -> Any:
     """A tensor still says whether a gradient flows to it."""
     return x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x
+
+
+def gradients_through(
+    function: Callable[[list[Any]], Sequence[Tensor]],
+    tensors: Sequence[Tensor | None],
+    cotangents: Sequence[Tensor | None],
+    needs: Sequence[bool],
+    *,
+    create_graph: bool,
+) -> list[Tensor | None]:
+    """Of the tensors that need one, through a function that is run on them again."""
+    # views: of two of the tensors one may be computed from the other, and its share must not be counted twice
+    views = [t if t is None else t.view_as(t) for t in tensors]
+    return needed_gradients(function(views), cotangents, views, needs, create_graph=create_graph)
 
 
 def needed_gradients(

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from bppsa.common.leaves import needed_gradients
+from bppsa.common.leaves import gradients_through
 from bppsa.decisions import warn_without_kernels
 from bppsa.errors import BuildError, InputError
 from bppsa.plan.strategy import Strategy
@@ -135,7 +135,7 @@ def gradients(
     ctx: Any, tensors: Given, saved: Sequence[Tensor], grads: Given, needs: Sequence[bool]
 ) -> Sequence[Tensor | None]:
     if torch.is_grad_enabled():  # create_graph: these gradients will be differentiated again
-        return differentiable_backward(ctx.call, tensors, grads, needs)
+        return gradients_through(ctx.call.again, tensors, grads, needs, create_graph=True)
     if not all(map(is_memory, grads)):
         return by_pytorch(ctx.call, tensors, grads, needs)
     exposed = [tensor for tensor, _ in ctx.exposed]
@@ -160,13 +160,4 @@ def by_pytorch(call: RecurrenceCall, tensors: Given, grads: Given, needs: Sequen
     """The same gradients by autograd over PyTorch's own ops."""
     copies = [t if t is None else t.detach().requires_grad_(need) for t, need in zip(tensors, needs, strict=True)]
     with torch.enable_grad():
-        return differentiable_backward(call, copies, grads, needs, create_graph=False)
-
-
-def differentiable_backward(
-    call: RecurrenceCall, tensors: Given, grads: Given, needs: Sequence[bool], *, create_graph: bool = True
-) -> list[Tensor | None]:
-    # views: of two of the tensors one may be computed from the other, and its share must not be counted twice
-    tensors = [t if t is None else t.view_as(t) for t in tensors]
-    outputs = call.again(tensors)
-    return needed_gradients(outputs, grads, tensors, needs, create_graph=create_graph)
+        return gradients_through(call.again, copies, grads, needs, create_graph=False)

@@ -4,13 +4,14 @@ watches: from what its forward was given, and without changing buffers a second 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
-from bppsa.common.leaves import needed_gradients
+from bppsa.common.leaves import gradients_through
 from bppsa.runtime.sparse_conv.conv import Conv
 from bppsa.runtime.sparse_conv.norm import BatchNorm
 from bppsa.runtime.sparse_conv.pointwise import Dropout, Pointwise
@@ -30,14 +31,12 @@ def gradients(
     brought: Sequence[Sequence[Tensor]],
 ) -> list[Tensor | None]:
     """Those of inputs and parameters, `tensors`, that are needed. depends, brought: of each step, in that forward."""
-    # views: of two of the tensors one may be computed from the other, and its share must not be counted twice
-    tensors = [t if t is None else t.view_as(t) for t in tensors]
-    outputs = forward(region, tensors, depends, brought)
-    return needed_gradients(outputs, grads, tensors, needs, create_graph=torch.is_grad_enabled())
+    run = partial(forward, region, depends, brought)
+    return gradients_through(run, tensors, grads, needs, create_graph=torch.is_grad_enabled())
 
 
 def forward(
-    region: Region, tensors: Operands, depends: Sequence[Any], brought: Sequence[Sequence[Tensor]]
+    region: Region, depends: Sequence[Any], brought: Sequence[Sequence[Tensor]], tensors: Operands
 ) -> list[Tensor]:
     inputs, params = tensors[: len(region.inputs)], tensors[len(region.inputs) :]
     values = {v: t.view(*t.shape, *(1,) * (4 - t.dim())) for v, t in zip(region.inputs, inputs, strict=True)}
