@@ -10,10 +10,9 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.common.graph import nodes_in
-from bppsa.errors import Reason, Unsupported
 from bppsa.sparsity.masks import pruned
 from bppsa.sparsity.operators.transposed import TransposedJacobian
-from bppsa.sparsity.rules import lookup
+from bppsa.sparsity.rules import rule_of
 
 aten = torch.ops.aten
 ValueOf = Callable[[fx.Node], Any]
@@ -28,9 +27,7 @@ def links_of(node: fx.Node, wanted: Container[fx.Node], value: ValueOf, masks: N
     Raises `Unsupported` where the op has no rule.
     """
     source, place = (node.args[0], node.args[1]) if node.target is operator.getitem else (node, None)
-    rule = lookup(source.target)
-    if isinstance(rule, Reason):
-        raise Unsupported(rule)
+    rule = rule_of(source.target)
     out: Any = value(node) if place is None else outputs_of(source, value)
     shape = out.shape if place is None and torch.Tag.pointwise in source.target.tags else None
 
@@ -53,9 +50,7 @@ def expansion(x: Tensor, shape: torch.Size | None) -> tuple[TransposedJacobian, 
     """The broadcast of x to `shape`, where there is one."""
     if shape is None or x.shape == shape:
         return ()
-    rule = lookup(aten.expand.default)
-    assert not isinstance(rule, Reason)
-    return rule(x, shape, out=x.expand(shape))
+    return rule_of(aten.expand.default)(x, shape, out=x.expand(shape))
 
 
 def outputs_of(source: fx.Node, value: ValueOf) -> tuple[Tensor, ...]:

@@ -12,12 +12,11 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from bppsa.common.chain import Recurrence, Structure, is_pointwise
 from bppsa.common.graph import nodes_in
-from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.affine import is_affine
 from bppsa.fxpasses.network.jacobian import differentiable
 from bppsa.sparsity.operators.simple import Diagonal, Identity
 from bppsa.sparsity.operators.transposed import TransposedJacobian
-from bppsa.sparsity.rules import lookup
+from bppsa.sparsity.rules import rule_of
 
 MOST = 1024  # numbers in a carry of several axes of which a pattern is looked for
 
@@ -90,9 +89,7 @@ def factors(node: fx.Node, real: set[fx.Node]) -> list[tuple[fx.Node, Transposed
         value = argument.meta["val"]
         return value.expand(out.shape) if pointwise else value
 
-    rule = lookup(node.target)
-    if isinstance(rule, Reason):
-        raise Unsupported(rule)
+    rule = rule_of(node.target)
     operators = rule(*fx.node.map_arg(node.args, stand_in), out=out, **node.kwargs)
     arguments = nodes_in(node.args)
     found = []

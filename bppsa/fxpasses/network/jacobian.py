@@ -21,10 +21,9 @@ from bppsa.common.chain import (
     placeholders,
 )
 from bppsa.common.graph import nodes_in
-from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.capture import saving_to
 from bppsa.fxpasses.recording.recorder import Recorder
-from bppsa.sparsity.rules import lookup
+from bppsa.sparsity.rules import rule_of
 
 aten = torch.ops.aten
 
@@ -74,9 +73,7 @@ class JacobianWalk:
         """From the cotangent of an op's output to those of its operands."""
         if node.target is aten.mm.default:
             return self.matmul(node, g)
-        rule = lookup(node.target)
-        if isinstance(rule, Reason):
-            raise Unsupported(rule)
+        rule = rule_of(node.target)
         args = fx.node.map_arg(node.args, lambda arg: self.operand(arg, node))
         operators = rule(*args, out=self.value(node), **node.kwargs)
         arguments = nodes_in(node.args)

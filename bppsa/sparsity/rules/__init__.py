@@ -19,7 +19,7 @@ from bppsa.sparsity.rules import (
     resize,
     shape,
 )
-from bppsa.sparsity.rules.registry import RULES, Rule, lookup, rule
+from bppsa.sparsity.rules.registry import RULES, Rule, lookup, rule, rule_of
 
 __all__ = [
     "RULES",
@@ -37,5 +37,6 @@ __all__ = [
     "reduce",
     "resize",
     "rule",
+    "rule_of",
     "shape",
 ]

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch._ops import OpOverload
 
-from bppsa.errors import Reason
+from bppsa.errors import Reason, Unsupported
 
 # A rule takes an op's arguments and, by keyword, its output. It returns one J^T operator for each tensor argument in
 # flattened order, None where no gradient flows; for an op with several outputs, a tuple of these, one for each output.
@@ -34,3 +34,11 @@ def rule(*targets: OpOverload) -> Callable[[R], R]:
 def lookup(target: Any) -> Rule | Reason:
     """The rule of a graph node's target, or why there is none."""
     return RULES.get(target) or Reason("no rule for its transposed Jacobian", op=str(target), mend="kept as a VJP")
+
+
+def rule_of(target: Any) -> Rule:
+    """Raises `Unsupported` where there is none."""
+    found = lookup(target)
+    if isinstance(found, Reason):
+        raise Unsupported(found)
+    return found
