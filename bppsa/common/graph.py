@@ -28,6 +28,14 @@ def call(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
     return node
 
 
+def run(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
+    """Adds the values of the ops to those of what they read."""
+    for node in graph.nodes:
+        if node.op == "call_function":
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+            values[node] = node.target(*args, **kwargs)
+
+
 def modules_in(model: nn.Module) -> dict[str, nn.Module]:
     """By each of their paths, in PyTorch's order, whose own walks take several times as long."""
     found, waiting = dict[str, nn.Module](), [("", model)]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from bppsa.common.graph import run
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.capture import Recording
 from bppsa.sparsity import Identity, Link, Network, TransposedJacobian
@@ -33,10 +34,7 @@ def evaluate(recording: Recording, captured: Sequence[Tensor], x: Tensor, masks:
     values: dict[fx.Node, Any] = {recording.arguments[0]: x.detach()}
     values |= {node: tensor.detach() for tensor, (_, node) in zip(captured, recording.captured, strict=True)}
     with torch.no_grad():
-        for node in recording.graph.nodes:
-            if node.op == "call_function":
-                args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-                values[node] = node.target(*args, **kwargs)
+        run(recording.graph, values)
     return NodeValues(values, masks)
 
 

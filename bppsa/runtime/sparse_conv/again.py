@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx
 
+from bppsa.common.graph import run
 from bppsa.common.leaves import gradients_through
 from bppsa.runtime.sparse_conv.conv import Conv
 from bppsa.runtime.sparse_conv.norm import BatchNorm
@@ -31,8 +32,8 @@ def gradients(
     brought: Sequence[Sequence[Tensor]],
 ) -> list[Tensor | None]:
     """Those of inputs and parameters, `tensors`, that are needed. depends, brought: of each step, in that forward."""
-    run = partial(forward, region, depends, brought)
-    return gradients_through(run, tensors, grads, needs, create_graph=torch.is_grad_enabled())
+    again = partial(forward, region, depends, brought)
+    return gradients_through(again, tensors, grads, needs, create_graph=torch.is_grad_enabled())
 
 
 def forward(
@@ -97,15 +98,10 @@ def flatten(step: Flatten, inputs: Sequence[Tensor], *_: Any) -> Tensor:
 
 
 def pointwise(step: Pointwise, inputs: Sequence[Tensor], *_: Any) -> Tensor:
-    body, given = step.function.body, iter(inputs)
-    found: dict[fx.Node, Tensor] = {}
-    for node in body.body.nodes:
-        if node.op == "placeholder":
-            found[node] = next(given)
-        elif node.op == "call_function":
-            args, kwargs = fx.node.map_arg((node.args, node.kwargs), found.__getitem__)
-            found[node] = node.target(*args, **kwargs)
-    return found[body.output_nodes[0]]
+    recurrence = step.function.body
+    found: dict[fx.Node, Tensor] = dict(zip(recurrence.body.find_nodes(op="placeholder"), inputs, strict=True))
+    run(recurrence.body, found)
+    return found[recurrence.output_nodes[0]]
 
 
 def dropout(step: Dropout, inputs: Sequence[Tensor], params: Operands, of: Any, brought: Sequence[Tensor]) -> Tensor:
