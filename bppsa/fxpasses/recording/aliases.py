@@ -17,8 +17,13 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.parts import Part
 
 RETURN_NEW = "use the form that returns a new one"
+EXPANDED = "changes in place what was expanded"
 STALE = "changes in place what is read again through another view (as one of other columns)"
 Geometry = tuple
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def geometry(tensor: Tensor) -> Geometry:
@@ -100,8 +105,8 @@ class Aliases:
         what = self.unsure.get(place[0])
         if any(geometry(other) != place and meets(geometry(other)) for other in others):
             what = "reads what it changes in place through another view"
-        if any(size > 1 and stride == 0 for size, stride in zip(changed.shape, changed.stride(), strict=True)):
-            what = "changes in place what was expanded"
+        if is_expanded(changed):
+            what = EXPANDED
         if what:
             raise Unsupported(Reason(what, op=op, mend=RETURN_NEW))
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.recording.aliases import RETURN_NEW, Geometry, marked_geometry
+from bppsa.fxpasses.recording.aliases import EXPANDED, RETURN_NEW, Geometry, is_expanded, marked_geometry
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
 from bppsa.fxpasses.reroll.log.places import MemoryPlace, whole_of
 from bppsa.fxpasses.reroll.log.put_back import PUT_BACK, Emit, emit_shaped, put_between, stack_spec
@@ -92,8 +92,8 @@ class TensorMemory:
 
     def write(self, tensor: Tensor, value: LoggedValue, op: str) -> None:
         """`value` is what stands at the place of `tensor` from here on."""
-        if any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
-            raise Unsupported(Reason("changes in place what was expanded", op=op, mend=RETURN_NEW))
+        if is_expanded(tensor):
+            raise Unsupported(Reason(EXPANDED, op=op, mend=RETURN_NEW))
         place = self.places.get(marked_geometry(tensor))
         if place is None or place.given:
             raise Unsupported(Reason(LIVES_ON, op=op, mend="do it outside of the loop"))
