@@ -70,12 +70,17 @@ def over_chunks(trial: Trial, whole: TrialRun, axes: Sequence[Axes]) -> list[int
     runs = (whole, first, second)
     for node in whole.readings:
         check_reading(node, *runs)
-    found = [axis_of(*values) for values in zip(*(tree_leaves(run.returned) for run in runs), strict=True)]
+    found = axes_of(runs)
     for axis, value in zip(found, tree_leaves(whole.returned), strict=True):
         if isinstance(axis, NoAxis):
             what = f"what it returns, {list(value.shape) if isinstance(value, Tensor) else value},"
             raise mixed(what, trial.graph.output_node(), runs)
     return known(found)
+
+
+def axes_of(runs: Sequence[TrialRun]) -> list[int | NoAxis | None]:
+    """Of each leaf that is returned. runs: of the whole, its first and its second part."""
+    return [axis_of(*values) for values in zip(*(tree_leaves(run.returned) for run in runs), strict=True)]
 
 
 def check_reading(node: fx.Node, *runs: TrialRun) -> None:
@@ -99,7 +104,7 @@ def over_rows(trial: Trial, whole: TrialRun, axes: Sequence[Axes]) -> list[int |
     except WHAT_FORWARDS_RAISE as error:
         raise_if_ours(error)
         return None
-    found = [axis_of(*values) for values in zip(*(tree_leaves(run.returned) for run in runs), strict=True)]
+    found = axes_of(runs)
     return None if any(isinstance(axis, NoAxis) for axis in found) else known(found)
 
 
