@@ -16,6 +16,7 @@ from bppsa.distributed.compiled import Scheduled
 from bppsa.errors import ArgumentError, StrategyError, kind_of
 from bppsa.frontend import call_log
 from bppsa.frontend.trials import logged_calls
+from bppsa.fxpasses.partition.call.arguments import parameters_of
 from bppsa.plan.forward import Forward, forward_of
 from bppsa.plan.strategy import Strategy, strategy_of
 from bppsa.plan.work import PYTORCH
@@ -154,7 +155,7 @@ def check_inputs(model: Any, inputs: tuple[Any, ...]) -> None:
     try:
         signature.bind(*inputs)
     except TypeError as error:
-        takes = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
+        takes = parameters_of(signature)
         raise ArgumentError(
             f"bppsa.explain runs the model and needs example inputs for it, bppsa.explain(model, *inputs): "
             f"{type(model).__name__ if isinstance(model, nn.Module) else 'the function'} takes ({takes}): {error}"

@@ -131,13 +131,16 @@ def arguments_of(model: nn.Module, example: Any, keywords: Mapping[str, Any]) ->
     return Arguments(signature, tuple(found), tuple(copies.values()))
 
 
+def parameters_of(signature: inspect.Signature) -> str:
+    """With defaults, without types."""
+    return ", ".join(str(each.replace(annotation=each.empty)) for each in signature.parameters.values())
+
+
 def flatten(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     try:
         bound = signature.bind(*args, **kwargs)
     except TypeError as error:
-        takes = ", ".join(
-            str(parameter.replace(annotation=parameter.empty)) for parameter in signature.parameters.values()
-        )
+        takes = parameters_of(signature)
         raise ArgumentError(
             f"the model takes ({takes}): {error}; step(x, target) needs loss_fn=; without it every argument goes to "
             f"the model, which must return the loss"
