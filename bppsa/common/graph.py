@@ -47,6 +47,11 @@ def modules_in(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
+def paths_in(model: Any) -> dict[int, str]:
+    """Of its modules, by their ids; none of what is no module."""
+    return {id(module): path for path, module in model.named_modules()} if isinstance(model, nn.Module) else {}
+
+
 def tensors_in(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 

@@ -12,7 +12,7 @@ from torch import Tensor, fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._pytree import tree_leaves, tree_structure, tree_unflatten
 
-from bppsa.common.graph import tensors_in
+from bppsa.common.graph import paths_in, tensors_in
 from bppsa.common.stages import INPUT, RecomputedPart, Stage, Stages, StageValue, draws
 from bppsa.errors import PartitionError
 from bppsa.fxpasses.lines import place_here
@@ -201,7 +201,7 @@ def check_model(model: nn.Module, found: Any, example_inputs: Any, example_kwarg
 
 
 def paths_of(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
-    paths = {id(module): path for path, module in model.named_modules()}
+    paths = paths_in(model)
     if not modules:
         raise PartitionError("stages is empty; give at least one module")
     for module in modules:

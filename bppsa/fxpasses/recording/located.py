@@ -11,11 +11,13 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
+from bppsa.common.graph import paths_in
+
 
 @contextmanager
 def located(model: Any) -> Iterator[Callable[[], str]]:
     """Gives the path of the module that runs in this thread, within the block."""
-    paths = {id(module): path for path, module in model.named_modules()} if isinstance(model, nn.Module) else {}
+    paths = paths_in(model)
     inside: list[str] = []
     here = threading.get_ident()
 
@@ -37,7 +39,7 @@ def located(model: Any) -> Iterator[Callable[[], str]]:
 
 def raised_in(model: Any, error: BaseException) -> str:
     """The path and class of the innermost module of the model that this error passed through."""
-    paths = {id(module): path for path, module in model.named_modules()} if isinstance(model, nn.Module) else {}
+    paths = paths_in(model)
     frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     found = [module for module in frames if id(module) in paths]
     return f"{paths[id(found[-1])] or '<model>'} ({type(found[-1]).__name__})" if found else "<model>"

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 
+from bppsa.common.graph import paths_in
 from bppsa.errors import first_line
 
 Misfit = Callable[[Any, Tensor], str | None]
@@ -55,7 +56,7 @@ MISFITS: tuple[tuple[type | tuple[type, ...], Misfit], ...] = (
 
 def layer_of(model: nn.Module, error: BaseException) -> str:
     """The layer of torch.nn that raised it, by its path, and why; "" where it was none of the model's."""
-    paths = {id(module): path for path, module in model.named_modules()}
+    paths = paths_in(model)
     for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
         layer = frame.f_locals.get("self")
         if frame.f_code.co_name != "forward" or not isinstance(layer, nn.Module):
