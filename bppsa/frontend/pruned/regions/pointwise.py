@@ -41,7 +41,7 @@ def pointwise(draft: Draft, name: str, fn: Callable[..., Any], args: Any, kwargs
     """The value of fn(*args, **kwargs). Raises Unsupported where it is more than a pointwise function of images."""
     values = list(dict.fromkeys(leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, RegionValue)))
     if not values or any((v.shape, v.dims) != (values[0].shape, values[0].dims) for v in values):
-        raise Unsupported(Reason(f"no kernel for {name}: its inputs are not images of one shape"))
+        raise no_kernel(name, "its inputs are not images of one shape")
     call = of_images(fn, values, args, kwargs)
     function, changed = recorded(name, call, values, draft.dtype)
     if any(changed[1:]) or (changed[0] and not (args and args[0] is values[0] and draft.is_own(values[0]))):
@@ -63,6 +63,10 @@ def of_images(
     return call
 
 
+def no_kernel(name: str, why: object) -> Unsupported:
+    return Unsupported(Reason(f"no kernel for {name}: {why}"))
+
+
 def flat(name: str, call: Callable[..., Any], function: Elementwise, dtype: torch.dtype | None) -> list[int]:
     """The images to which autograd gives a gradient although it is always zero: asked of PyTorch, as a comparison or a
     detach gives none. Raises Unsupported where PyTorch has no derivative."""
@@ -77,7 +81,7 @@ def flat(name: str, call: Callable[..., Any], function: Elementwise, dtype: torc
             found = theirs(torch.autograd.grad, result, images, torch.ones_like(result), allow_unused=True)
         except RuntimeError as error:  # it says so in the backward, as does the user's
             raise_if_ours(error)
-            raise Unsupported(Reason(f"no kernel for {name}: {first_line(error)}")) from error
+            raise no_kernel(name, first_line(error)) from error
     return [i for i, g in enumerate(found) if g is not None and i not in function.reached]
 
 
@@ -89,16 +93,16 @@ def recorded(
     try:  # whatever torch says to shapes that the function was not meant for
         recording = record(call, stand_ins, recorder=WithoutViews(DECOMPOSED))
     except Unsupported as error:
-        raise Unsupported(Reason(f"no kernel for {name}: {error.reason}")) from error
+        raise no_kernel(name, error.reason) from error
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise_if_ours(error)
-        raise Unsupported(Reason(f"no kernel for {name}: {first_line(error)}")) from error
+        raise no_kernel(name, first_line(error)) from error
     result, own = recording.result
     changed = [node.args[:1] != (argument,) for node, argument in zip(own, recording.arguments, strict=True)]
     if not isinstance(result, fx.Node) or result not in differentiable(recording.graph) or recording.captured:
-        raise Unsupported(Reason(f"no kernel for {name}: it is no function of images alone"))
+        raise no_kernel(name, "it is no function of images alone")
     if result in recording.arguments:
-        raise Unsupported(Reason(f"no kernel for {name}: it changes how its input is seen, and no number"))
+        raise no_kernel(name, "it changes how its input is seen, and no number")
     for i, node in enumerate(recording.arguments):
         node.meta["role"] = Role("stream", i)
     recording.graph.output(((), (result,)))
@@ -110,5 +114,5 @@ def recorded(
         function = Elementwise(body, ahead, transpose(body))
         function.forward(1), function.backward(1)
     except Unsupported as error:
-        raise Unsupported(Reason(f"no kernel for {name}: {error.reason}")) from error
+        raise no_kernel(name, error.reason) from error
     return function, changed
