@@ -89,7 +89,7 @@ class Assembler:
             part = self.write.ops.pop()
             op.target, op.leaves, op.spec = part.target, part.leaves, part.spec
         else:
-            op.target, op.leaves, op.spec = aten.cat.default, [*parts, dim], (((None,) * len(parts), None), ())
+            op.join(parts, dim)
         return True
 
     def pieces(self, items: Sequence[LoggedValue]) -> Iterator[OutputSlice]:
@@ -154,6 +154,6 @@ def unbound(ops: Sequence[LoggedOp], scan: LoggedOp) -> list[LoggedOp]:
             stands = {op.outs[0]: each.outs[op.leaves[2]] for op in selects}
             ops = [op for op in ops if op.outs[0] not in stands]
             for op in ops:
-                op.leaves = [stands.get(leaf, leaf) if isinstance(leaf, LoggedValue) else leaf for leaf in op.leaves]
+                op.put(stands)
             ops.insert(ops.index(scan) + 1, each)
     return ops

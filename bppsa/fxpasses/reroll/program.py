@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from bppsa.fxpasses.reroll.log.ops import Log, LoggedOp, LoggedValue, draws, unflatten
+from bppsa.fxpasses.reroll.log.ops import Log, LoggedOp, LoggedValue, draws
 
 aten = torch.ops.aten
 
@@ -53,8 +53,7 @@ def program_of(
     graph = fx.Graph()
     nodes = {value: graph.placeholder(f"given{i}") for i, value in enumerate(given)}
     for op in alive:
-        leaves = [nodes[leaf] if isinstance(leaf, LoggedValue) else leaf for leaf in op.leaves]
-        args, kwargs = unflatten(leaves, op.spec)
+        args, kwargs = op.call(nodes)
         node = graph.call_function(op.target, tuple(args), kwargs)
         for value in op.outs:
             out = node if op.single else graph.call_function(operator.getitem, (node, value.item))

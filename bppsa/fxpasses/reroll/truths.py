@@ -16,7 +16,7 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.cell_recorder import OF_ALL, OF_ANY
 from bppsa.fxpasses.recording.recorder import CHOOSE
 from bppsa.fxpasses.reroll.log.lines import place
-from bppsa.fxpasses.reroll.log.ops import Like, Log, LoggedOp, LoggedValue, Nesting, ReadTruth
+from bppsa.fxpasses.reroll.log.ops import Like, Log, LoggedOp, LoggedValue, Nesting, ReadTruth, stack_spec
 
 aten = torch.ops.aten
 READS = Reason("reads the value of a tensor", str(aten._local_scalar_dense.default), CHOOSE)
@@ -55,7 +55,7 @@ def witness_of(read: ReadTruth) -> LoggedValue:
 def as_read(log: Log, reads: Sequence[ReadTruth]) -> LoggedValue:
     witnesses = [witness_of(read) for read in reads]
     shape = (len(reads), *witnesses[0].shape)
-    stacked = append(log, aten.stack.default, [*witnesses, 0], (((None,) * len(reads), None), ()), shape)
+    stacked = append(log, aten.stack.default, [*witnesses, 0], stack_spec(len(reads)), shape)
     if reads[0].holds:
         return append(log, aten.all.default, [stacked], OF_ONE, ())
     return append(log, aten.logical_not.default, [append(log, aten.any.default, [stacked], OF_ONE, ())], OF_ONE, ())

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.aliases import EXPANDED, RETURN_NEW, Geometry, is_expanded, marked_geometry
-from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
+from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue, stack_spec
 from bppsa.fxpasses.reroll.log.places import MemoryPlace, whole_of
-from bppsa.fxpasses.reroll.log.put_back import PUT_BACK, Emit, emit_shaped, put_between, stack_spec
+from bppsa.fxpasses.reroll.log.put_back import PUT_BACK, Emit, emit_shaped, put_between
 from bppsa.fxpasses.theirs import raise_if_ours
 
 aten = torch.ops.aten

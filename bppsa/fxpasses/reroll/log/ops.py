@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from bppsa.errors import Reason
 from bppsa.fxpasses.recording.decompose import is_seeded
 
+aten = torch.ops.aten
 Nesting = tuple  # how leaves were nested: None for a leaf, a tuple for a list of them
 
 
@@ -66,6 +67,22 @@ class LoggedOp:
     @property
     def operands(self) -> Iterator[LoggedValue]:
         return (leaf for leaf in self.leaves if isinstance(leaf, LoggedValue))
+
+    def leaves_with(self, find: Callable[[LoggedValue], Any]) -> list[Any]:
+        """The leaves, with what `find` gives in the place of each operand."""
+        return [find(leaf) if isinstance(leaf, LoggedValue) else leaf for leaf in self.leaves]
+
+    def call(self, values: Mapping[LoggedValue, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """What the target is given for these operands."""
+        return unflatten(self.leaves_with(values.__getitem__), self.spec)
+
+    def put(self, stands: Mapping[LoggedValue, LoggedValue]) -> None:
+        """Reads other operands in the place of some."""
+        self.leaves = self.leaves_with(lambda leaf: stands.get(leaf, leaf))
+
+    def join(self, parts: Sequence[LoggedValue], dim: int) -> None:
+        """Becomes a cat of these."""
+        self.target, self.leaves, self.spec = aten.cat.default, [*parts, dim], stack_spec(len(parts))
 
     def as_it_is(self) -> LoggedOp:
         """The op with the same values, which does not change when a pass changes this one."""
@@ -127,6 +144,11 @@ def unflatten(leaves: Sequence[Any], spec: Nesting) -> tuple[list[Any], dict[str
 
     positional, named = spec
     return [build(part) for part in positional], {name: build(part) for name, part in named}
+
+
+def stack_spec(count: int) -> Nesting:
+    """Of a list of so many, and a dimension."""
+    return ((None,) * count, None), ()
 
 
 def is_number(leaf: Any) -> bool:

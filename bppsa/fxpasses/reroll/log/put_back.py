@@ -7,15 +7,11 @@ from typing import Any
 
 import torch
 
-from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
+from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue, stack_spec
 from bppsa.fxpasses.reroll.log.places import span_of
 
 aten = torch.ops.aten
 Emit = Callable[[Any, Sequence[Any], Any], LoggedValue]  # target, arguments, the shape and dtype of what it gives
-
-
-def stack_spec(count: int) -> Any:
-    return ((None,) * count, None), ()
 
 
 def emit_shaped(emit: Emit, target: Any, leaves: list[Any], like: LoggedValue, dim: int, many: int) -> LoggedValue:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.fxpasses.reroll.log.ops import Log, LoggedValue, unflatten
+from bppsa.fxpasses.reroll.log.ops import Log, LoggedValue
 from bppsa.fxpasses.theirs import theirs
 
 AMOUNT = 0.05  # by which numbers are moved: enough to be seen, too little to leave where most functions are defined
@@ -33,8 +33,7 @@ class Replay:
         """Every value of the log."""
         made = dict(given)
         for op in self.ops:
-            leaves = [made[leaf] if isinstance(leaf, LoggedValue) else leaf for leaf in op.leaves]
-            args, kwargs = unflatten(leaves, op.spec)
+            args, kwargs = op.call(made)
             with torch.set_grad_enabled(op.grad and torch.is_grad_enabled()):
                 result: Any = theirs(op.target, *args, **kwargs)
             made.update(zip(op.outs, [result] if op.single else result, strict=True))

@@ -95,5 +95,5 @@ def put_together(op: LoggedOp, pieces: Sequence[ShownPiece]) -> list[LoggedOp]:
             items.append(part.outs[0])
         else:
             items.append(value)
-    op.target, op.leaves, op.spec = aten.cat.default, [*items, dim], (((None,) * len(items), None), ())
+    op.join(items, dim)
     return before

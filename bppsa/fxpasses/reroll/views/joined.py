@@ -32,8 +32,7 @@ def joined(ops: Sequence[LoggedOp], result: Sequence[LoggedValue]) -> list[Logge
         found.append(op)
     for op in found:
         if is_cat(op) and len(pieces[op.outs[0]]) > len(items_of(op)):
-            items, dim = pieces[op.outs[0]], dim_of(op)
-            op.leaves, op.spec = [*items, dim], (((None,) * len(items), None), ())
+            op.join(pieces[op.outs[0]], dim_of(op))
     return found
 
 

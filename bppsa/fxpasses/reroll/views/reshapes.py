@@ -38,7 +38,7 @@ def without_detours(ops: Sequence[LoggedOp], result: Sequence[LoggedValue]) -> t
     made: dict[LoggedValue, LoggedValue] = {}  # reshapes, of what
     found = []
     for op in ops:
-        op.leaves = [stands.get(leaf, leaf) if isinstance(leaf, LoggedValue) else leaf for leaf in op.leaves]
+        op.put(stands)
         source = reshaped(op) if op.grad and len(op.outs) == 1 else None
         if source is None:
             found.append(op)
