@@ -11,7 +11,16 @@ from torch import fx
 
 from bppsa.common.graph import nodes_in
 from bppsa.fxpasses.partition.means.layouts import RESHAPING
-from bppsa.fxpasses.partition.means.sizes import argument, arguments_of, dtype, is_tensor, name_of, size_of, symbols
+from bppsa.fxpasses.partition.means.sizes import (
+    argument,
+    arguments_of,
+    dtype,
+    is_tensor,
+    name_of,
+    operands,
+    size_of,
+    symbols,
+)
 from bppsa.fxpasses.partition.means.windows import mixes_unasked
 
 OVER = frozenset(["div", "div_", "true_divide", "divide"])
@@ -136,9 +145,7 @@ def parameters(node: fx.Node) -> set[str]:
 
 def takes_size(node: fx.Node, rows: Set[Any]) -> bool:
     """Whether how many rows there are is an operand, as in x + len(x)."""
-    schema: Any = getattr(node.target, "_schema", None)
-    for i, given in enumerate(schema.arguments if schema is not None else ()):
-        arg = node.args[i] if i < len(node.args) else node.kwargs.get(given.name)
+    for given, arg in operands(node):
         number = isinstance(arg, fx.Node) and not is_tensor(arg) and bool(symbols(size_of(arg)) & rows)
         if number and given.type.kind() in ("NumberType", "FloatType", "TensorType"):
             return True

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import fx
-from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.functions import ToFloat
+
+from bppsa.common.graph import nodes_in
 
 OF_TORCH = ("aten", "prims")
 
@@ -32,12 +33,14 @@ def arguments_of(node: fx.Node) -> Sequence[Any]:
 
 def written(node: fx.Node) -> list[fx.Node]:
     """The arguments that an op changes in place, of whichever library it is."""
+    return nodes_in([arg for given, arg in operands(node) if given.alias_info and given.alias_info.is_write])
+
+
+def operands(node: fx.Node) -> Iterator[tuple[Any, Any]]:
+    """Each argument in the schema of an op, of whichever library it is, and what it is given."""
     schema: Any = getattr(node.target, "_schema", None)
-    found = []
     for i, given in enumerate(schema.arguments if schema is not None else ()):
-        if given.alias_info is not None and given.alias_info.is_write:
-            found += tree_leaves(node.args[i] if i < len(node.args) else node.kwargs.get(given.name))
-    return [arg for arg in found if isinstance(arg, fx.Node)]
+        yield given, node.args[i] if i < len(node.args) else node.kwargs.get(given.name)
 
 
 def argument(node: fx.Node, name: str, default: Any) -> Any:
