@@ -23,8 +23,7 @@ class FunctionSource:
 
     def make(self, parameters: Sequence[str], body: Sequence[ast.stmt], held: Mapping[str, Any]) -> types.FunctionType:
         """A function with this body, in the function's place. held: what it closes over beside what that does."""
-        arguments = ast.arguments([], [ast.arg(name) for name in parameters], None, [], [], None, [])
-        definition = ast.FunctionDef(self.definition.name, arguments, [*body], [])
+        definition = ast.FunctionDef(self.definition.name, taking(parameters), [*body], [])
         return self.bound(self.compiled(ast.copy_location(definition, body[0]), tuple(held)), held)
 
     def changed(self, body: Sequence[ast.stmt], held: Mapping[str, Any]) -> types.FunctionType:
@@ -51,14 +50,17 @@ class FunctionSource:
             inner = [ast.ClassDef(self.cls, [], [], inner, [])]
             if self.cls not in names:  # the class's own name is a global one, as it was
                 inner.insert(0, ast.Global([self.cls]))
-        arguments = ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
-        tree = ast.Module([ast.FunctionDef("around", arguments, inner, [])], [])
+        tree = ast.Module([ast.FunctionDef("around", taking(names), inner, [])], [])
         for node in ast.walk(tree):
             if "type_params" in node._fields and not hasattr(node, "type_params"):
                 node.type_params = []  # type: ignore[attr-defined]  # of Python 3.12
         flags = code.co_flags & FUTURES
         whole = compile(ast.fix_missing_locations(tree), code.co_filename, "exec", flags, dont_inherit=True)
         return code_within(whole, definition.name)
+
+
+def taking(names: Sequence[str]) -> ast.arguments:
+    return ast.arguments([], [ast.arg(name) for name in names], None, [], [], None, [])
 
 
 def code_within(code: types.CodeType, name: str) -> types.CodeType:
