@@ -15,13 +15,9 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.recording.pieces import PIECES, plus, safe_softmax
+from bppsa.fxpasses.recording.pieces import PIECES, added, safe_softmax
 
 aten = torch.ops.aten
-
-
-def addmm(bias: Tensor, x: Tensor, weight: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return plus(bias, torch.mm(x, weight), beta, alpha)
 
 
 def layer_norm(
@@ -100,14 +96,6 @@ def copy(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
     return new.to(x.dtype).expand(x.shape).clone(memory_format=torch.contiguous_format)
 
 
-def addmv(bias: Tensor, matrix: Tensor, vector: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return plus(bias, torch.mv(matrix, vector), beta, alpha)
-
-
-def addr(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return plus(bias, a.unsqueeze(1) * b, beta, alpha)
-
-
 def empty_like(x: Tensor, *, dtype: torch.dtype | None = None, **options: Any) -> Tensor:
     """What it holds is not told, and zeros are as good."""
     return torch.zeros_like(x, dtype=dtype)
@@ -123,9 +111,9 @@ def log_sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 DECOMPOSE: dict[Any, Callable[..., Any]] = {
-    aten.addmm.default: addmm,
-    aten.addmv.default: addmv,
-    aten.addr.default: addr,
+    aten.addmm.default: added(torch.mm),
+    aten.addmv.default: added(torch.mv),
+    aten.addr.default: added(lambda a, b: a.unsqueeze(1) * b),
     aten.ldexp.Tensor: lambda x, exponent: x * torch.pow(2.0, exponent),
     aten.empty_like.default: empty_like,
     **dict.fromkeys((aten.empty.memory_format, aten._efficientzerotensor.default), zeros),

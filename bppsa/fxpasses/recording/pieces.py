@@ -12,16 +12,16 @@ from torch import Tensor
 aten = torch.ops.aten
 
 
-def plus(bias: Tensor, product: Tensor, beta: float, alpha: float) -> Tensor:
-    """A bias that counts for nothing may be NaN."""
-    product = product if alpha == 1 else product * alpha
-    if not beta:
-        return product
-    return product + (bias if beta == 1 else bias * beta)
+def added(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """addmm, or another op that adds a product to a bias."""
 
+    def add(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        product = multiply(a, b) if alpha == 1 else multiply(a, b) * alpha
+        if not beta:  # a bias that counts for nothing may be NaN
+            return product
+        return product + (bias if beta == 1 else bias * beta)
 
-def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    return plus(bias, torch.bmm(a, b), beta, alpha)
+    return add
 
 
 def stack(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
@@ -173,7 +173,7 @@ def safe_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
 
 PIECES: dict[Any, Callable[..., Any]] = {
     aten.squeeze.default: lambda x: x.squeeze([dim for dim, size in enumerate(x.shape) if size == 1]),
-    aten.baddbmm.default: baddbmm,
+    aten.baddbmm.default: added(torch.bmm),
     aten.mv.default: lambda matrix, vector: torch.mm(matrix, vector.unsqueeze(1)).squeeze(1),
     aten.stack.default: stack,
     aten.roll.default: roll,
