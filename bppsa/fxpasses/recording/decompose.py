@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._decomp import decomposition_table
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.recording.pieces import PIECES, added, safe_softmax
+from bppsa.fxpasses.recording.pieces import PIECES, added, safe_softmax, standardised
 
 aten = torch.ops.aten
 
@@ -24,10 +24,7 @@ def layer_norm(
     x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     dims = list(range(x.dim() - len(shape), x.dim()))
-    mean = x.mean(dims, keepdim=True)
-    centred = x - mean
-    rstd = 1 / torch.sqrt((centred * centred).mean(dims, keepdim=True) + eps)
-    out = centred * rstd
+    out, mean, rstd = standardised(x, dims, eps)
     out = out if weight is None else out * weight
     return out if bias is None else out + bias, mean, rstd
 

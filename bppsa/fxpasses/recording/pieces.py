@@ -95,15 +95,20 @@ def diagonal_scatter(x: Tensor, part: Tensor, offset: int = 0, dim1: int = 0, di
     return torch.where(counted(x, dim2) - counted(x, dim1) == offset, spread, x)
 
 
+def standardised(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """x less its mean, over its deviation; the mean and one over the deviation."""
+    mean = x.mean(dims, keepdim=True)
+    centred = x - mean
+    rstd = 1 / torch.sqrt((centred * centred).mean(dims, keepdim=True) + eps)
+    return centred * rstd, mean, rstd
+
+
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, channels: int, size: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x: [n, channels, *grid], `size` numbers in all of the grid"""
-    grouped = x.reshape(n, groups, -1)
-    mean = grouped.mean(-1, keepdim=True)
-    centred = grouped - mean
-    rstd = 1 / torch.sqrt((centred * centred).mean(-1, keepdim=True) + eps)
-    out = (centred * rstd).reshape(x.shape)
+    hat, mean, rstd = standardised(x.reshape(n, groups, -1), [-1], eps)
+    out = hat.reshape(x.shape)
     own = (-1, *[1] * (x.dim() - 2))
     out = out if weight is None else out * weight.view(own)
     return out if bias is None else out + bias.view(own), mean.squeeze(-1), rstd.squeeze(-1)
