@@ -104,7 +104,7 @@ def along_one(graph: fx.Graph, node: fx.Node, before: AxisLayout) -> AxisLayout 
         left = [a for a in before.axes if a is not axis]
         return AxisLayout(value, tuple(left), (*before.dims[:dim], *before.dims[dim + 1 :]), before.rows)
     own = Axis(value.meta["val"].shape[1 + position])
-    return exchanged(replace(before, node=value), axis, (own,) if own.size != 1 else ())
+    return replace(before, node=value).exchanged(axis, (own,) if own.size != 1 else ())
 
 
 def joined(graph: fx.Graph, node: fx.Node, given: Sequence[AxisLayout]) -> AxisLayout | None:
@@ -149,10 +149,3 @@ def filling(node: fx.Node) -> float | None:
 def rows_of(layout: AxisLayout) -> int | None:
     """The dimension of the rows; None where it has size 1, as any may be that."""
     return None if layout.rows in (None, 1) else place_of_rows(layout)
-
-
-def exchanged(layout: AxisLayout, axis: Axis, by: Sequence[Axis]) -> AxisLayout:
-    def change(group: AxisGroup) -> AxisGroup:
-        return tuple(new for a in group for new in (by if a is axis else (a,)))
-
-    return replace(layout, axes=change(layout.axes), dims=tuple(map(change, layout.dims)))

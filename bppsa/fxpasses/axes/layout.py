@@ -44,12 +44,13 @@ class AxisLayout:
         return len(self.dims) > 0 and [axis.kind for axis in self.dims[0]] == ["rows"] * (self.rows != 1)
 
     def split(self, axis: Axis, sizes: Sequence[int]) -> AxisLayout:
-        parts = tuple(Axis(size, axis.kind) for size in sizes)
+        return self.exchanged(axis, [Axis(size, axis.kind) for size in sizes])
 
-        def divided(group: AxisGroup) -> AxisGroup:
-            return tuple(part for a in group for part in (parts if a is axis else (a,)))
+    def exchanged(self, axis: Axis, by: Sequence[Axis]) -> AxisLayout:
+        def change(group: AxisGroup) -> AxisGroup:
+            return tuple(new for a in group for new in (by if a is axis else (a,)))
 
-        return replace(self, axes=divided(self.axes), dims=tuple(map(divided, self.dims)))
+        return replace(self, axes=change(self.axes), dims=tuple(map(change, self.dims)))
 
     def viewed(self, sizes: Sequence[int]) -> AxisLayout | None:
         """The layout with dimensions of these sizes; None where they would take the rows apart."""
