@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.reroll.levels import Level, above, levels
+from bppsa.fxpasses.reroll.levels import Level, above, levels, reaching
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, draws
 from bppsa.fxpasses.reroll.repetition.relate import Made, Outside, UnrolledLoop, VaryingNumber
@@ -99,13 +99,7 @@ class LoopStep:
             waiting = {made.op for made in carried if made.op not in found}
             within = set().union(*(above(reads, op) for op in waiting))
             found |= {j for j in range(self.loop.period) if level[j] is Level.CARRIED and j not in within}
-        grew = True
-        while grew:
-            before = len(found)
-            for j, relations in enumerate(self.loop.relations):
-                if any(isinstance(relation, Made) and relation.op in found for relation in relations):
-                    found.add(j)
-            grew = len(found) > before
+        found = reaching(self.loop, found)
         if all(made.op in found for made in carried):
             what = ", ".join(sorted({f"{list(v.shape)} of {v.dtype}" for j in odd for v in self.model[j].outs}))
             line = place(self.model[odd[0]].lines) if odd else ""
@@ -216,15 +210,17 @@ class LoopStep:
         """What stays as it is, before the scan: ops that are the same in all steps once, others for each step."""
         for step, j in itertools.product(range(self.loop.steps), range(self.loop.period)):
             if j in self.before or (step == 0 and self.level[j] is Level.SAME):
-                yield self.ops[self.loop.start + step * self.loop.period + j]
+                yield self.op(step, j)
 
     def ops_behind(self) -> Iterator[LoggedOp]:
-        for step, j in itertools.product(range(self.loop.steps), range(self.loop.period)):
-            if j in self.tail:
-                yield self.ops[self.loop.start + step * self.loop.period + j]
+        pairs = itertools.product(range(self.loop.steps), range(self.loop.period))
+        return (self.op(step, j) for step, j in pairs if j in self.tail)
+
+    def op(self, step: int, j: int) -> LoggedOp:
+        return self.ops[self.loop.start + step * self.loop.period + j]
 
     def value(self, j: int, item: int, step: int) -> LoggedValue:
-        return self.ops[self.loop.start + step * self.loop.period + j].outs[item]
+        return self.op(step, j).outs[item]
 
     def outputs_of_step(self) -> list[LoggedValue]:
         return [self.made(Made(j, item)) for j, item in self.outputs]
