@@ -19,11 +19,6 @@ class NodeModes:
     gradients: bool
     autocast: tuple[Autocast, ...]
 
-    def since(self, outside: NodeModes) -> NodeModes | None:
-        """What a forward itself has changed, None where it is nothing."""
-        changed = tuple(now for now in self.autocast if now not in outside.autocast)
-        return None if self.gradients and not changed else NodeModes(self.gradients, changed)
-
 
 def enter(gradients: bool, *autocast: Autocast) -> ExitStack:
     stack = ExitStack()
