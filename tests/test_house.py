@@ -232,7 +232,6 @@ def test_files_and_folders_have_their_shape() -> None:
 
 
 SHARES = "# shares its name: "  # with the reason behind it, on the line of the later class
-STILL_TWICE = {"Asked", "Job"}  # a type alias each beside a class or alias of another room
 
 
 def names_of_types(path: Path) -> Iterator[str]:
@@ -258,7 +257,7 @@ def test_types_share_no_name_without_a_reason() -> None:
     for path in MODULES:
         for name in names_of_types(path):
             homes.setdefault(name, []).append(dotted(path))
-    assert not {name: rooms for name, rooms in homes.items() if len(rooms) > 1 and name not in STILL_TWICE}
+    assert not {name: rooms for name, rooms in homes.items() if len(rooms) > 1}
 
 
 # Functions that remember every call, and why there are few different ones.

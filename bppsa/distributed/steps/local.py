@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.common.stages import Stages
-from bppsa.distributed.steps.member import Asked, Member, WorkerCall
+from bppsa.distributed.steps.member import Member, SweepChoice, WorkerCall
 from bppsa.distributed.steps.plans import StepPlan, batches
 from bppsa.runtime.transport.mailbox import Alarm, Threads
 from bppsa.runtime.worker.execute import run_all
@@ -27,7 +27,7 @@ def nothing(*of: object) -> None: ...
 class Local:
     rank, ranks = 0, 1
 
-    def __init__(self, stages: Stages, model: nn.Module, asked: Asked) -> None:
+    def __init__(self, stages: Stages, model: nn.Module, asked: SweepChoice) -> None:
         self.stages, self.model, self.asked = stages, model, asked
         self.members: dict[int, Member] = {}
 

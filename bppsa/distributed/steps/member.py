@@ -32,7 +32,7 @@ from bppsa.runtime.worker.shell import Shell, named_tensors, tensors_of_modules
 from bppsa.schedule.programs.messages import Message
 from bppsa.schedule.programs.program import Action
 
-Asked = tuple[Strategy, Forward]  # by the user, for scans and recurrences
+SweepChoice = tuple[Strategy, Forward]  # by the user, for scans and recurrences
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class WorkerCall:
     between: Callable[[], None]
     fetches: Mapping[Action, Message]
     frees: Collection[Action]
-    asked: Asked
+    asked: SweepChoice
 
 
 class Member:
@@ -184,7 +184,7 @@ def lent(tensor: Tensor) -> Tensor:
 
 
 @contextmanager
-def inside(lanes: int, taken: list[Decision], asked: Asked) -> Iterator[None]:
+def inside(lanes: int, taken: list[Decision], asked: SweepChoice) -> Iterator[None]:
     """What the thread of a lane runs in: the cores are shared out among all lanes, and decisions noted in `taken`."""
     torch.set_num_threads(max(1, cores() // lanes))
     push(taken, *asked)

@@ -16,7 +16,7 @@ from bppsa.common.leaves import without_graph
 from bppsa.common.stages import Stages
 from bppsa.distributed.steps.agreement import check_replicas, checksums, signature
 from bppsa.distributed.steps.exchange import Exchange, MessageNumbers, Owners, make_exchange
-from bppsa.distributed.steps.member import Asked, Member, WorkerCall, tensors_of
+from bppsa.distributed.steps.member import Member, SweepChoice, WorkerCall, tensors_of
 from bppsa.distributed.steps.plans import StepPlan, batches
 from bppsa.distributed.steps.reducing import Reducing
 from bppsa.errors import ScheduleError
@@ -42,7 +42,7 @@ class Ranks:
         owners: Owners,
         transport: GroupTransport,
         neighbours: int,
-        asked: Asked,
+        asked: SweepChoice,
         steps: Iterator[int] | None = None,
     ) -> None:
         """steps: numbers, each larger than those before it."""

@@ -22,7 +22,7 @@ from bppsa.distributed.losses.microbatches import MicrobatchLosses
 from bppsa.distributed.losses.reads import names_in
 from bppsa.distributed.losses.weighted import WeightedLoss
 from bppsa.distributed.steps.costs import in_flops, in_seconds, run_again
-from bppsa.distributed.steps.member import Asked, check_names, first_names
+from bppsa.distributed.steps.member import SweepChoice, check_names, first_names
 from bppsa.distributed.steps.plans import KINDS, StepPlan, check_changes, make_plan, only, own_batches, predicted
 from bppsa.distributed.steps.recomputed import RecomputeChoice, recomputed
 from bppsa.distributed.steps.speeds import at_speeds
@@ -55,7 +55,7 @@ class Settings:
     loss_weight: LossWeight | None
     seed: int | None  # None: torch's initial seed
     local: bool = False  # whether each rank brings its own rows
-    asked: Asked = (AUTO, SEQUENTIAL)
+    asked: SweepChoice = (AUTO, SEQUENTIAL)
     recompute: RecomputeChoice = None
     balance: str = COST
     speeds: tuple[float, ...] = ()  # of workers

@@ -35,7 +35,7 @@ from bppsa.schedule.programs.messages import Item
 from bppsa.schedule.programs.program import Action
 
 Inputs = Callable[[int, int, str], Any]  # a schedule's
-Job = Callable[..., list[Any]]  # of a layer, a chunk, a micro-batch and what it reads: what it leaves for others
+LayerJob = Callable[..., list[Any]]  # of a layer, a chunk, a micro-batch and what it reads: what it leaves for others
 Sweeps = Callable[[nn.RNNBase, int, Tensor], Sweep]  # of a module's layer, for its input [T, B, I]
 
 
@@ -63,7 +63,7 @@ class TimeChunks:
         shell = shells[min(shells)]  # all stages have one module
         self.graph: Any = shell.module
         self.weights = shell.weights()
-        self.jobs: dict[str, Job] = {"F": self.forward, "L": self.end, "R": self.summary, "B": self.backward}
+        self.jobs: dict[str, LayerJob] = {"F": self.forward, "L": self.end, "R": self.summary, "B": self.backward}
 
     def run(self, action: Action, inputs: Sequence[Any]) -> Sequence[Any]:
         layer, k = divmod(action.stage, self.K)
