@@ -31,14 +31,20 @@ NOT_YET = "the model has not run yet: what is found so far, to be decided in a c
 
 def with_kernels(model: nn.Module, options: KernelOptions) -> nn.Module:
     """What is not rewritten runs as it is."""
-    given = given_masks(model, options.masks, options.sparse)
-    fast, by_path = rewrite(model, options.strategy, options.forward)
-    give_masks(fast, given)
+    fast, by_path = masked(model, options)
     pruned = adopt_pruned(fast)
     if options.loops and not pruned:
         adopt_loops(fast)
     by_path |= pruned or chains(fast, ChainOptions(options.strategy))
     return reporting(fast, options, tuple(by_path.values()), NOT_YET)
+
+
+def masked(model: nn.Module, options: KernelOptions | InductorOptions) -> tuple[nn.Module, dict[str, Decision]]:
+    """A copy with rewritten recurrences and masks, and what is decided of the recurrences."""
+    given = given_masks(model, options.masks, options.sparse)
+    fast, by_path = rewrite(model, options.strategy, options.forward)
+    give_masks(fast, given)
+    return fast, by_path
 
 
 def with_scan(model: nn.Module, options: ScanOptions) -> nn.Module:
@@ -54,9 +60,7 @@ def with_inductor(model: nn.Module, options: InductorOptions) -> nn.Module:
     """What is not rewritten goes to Inductor, which is given pruned layers and chains as they are."""
     from bppsa.frontend.dynamo.backend import backend  # Dynamo takes a second to import
 
-    given = given_masks(model, options.masks, options.sparse)
-    fast, by_path = rewrite(model, options.strategy, options.forward)
-    give_masks(fast, given)
+    fast, by_path = masked(model, options)
     runs = "sequential" if options.strategy.name == "auto" else str(options.strategy)
     reason = "one op of the graph, where the call can be traced"  # for all calls, as it is decided in the trace
     found = (replace(d, strategy=runs, reason=reason) if d.strategy == "waiting" else d for d in by_path.values())
