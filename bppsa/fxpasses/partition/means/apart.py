@@ -18,6 +18,7 @@ from bppsa.fxpasses.partition.means.sizes import (
     is_tensor,
     name_of,
     operands,
+    rows_at,
     size_of,
     symbols,
 )
@@ -154,12 +155,6 @@ def takes_size(node: fx.Node, rows: Set[Any]) -> bool:
 
 def shape_of(node: fx.Node) -> tuple[Any, ...]:
     return size_of(node) if is_tensor(node) else ()
-
-
-def rows_at(node: Any, rows: Set[Any]) -> list[int]:
-    if not isinstance(node, fx.Node) or not is_tensor(node):
-        return []
-    return [i for i, size in enumerate(size_of(node)) if symbols(size) & rows]
 
 
 def is_multiple(size: Any, of: Set[Any]) -> bool:

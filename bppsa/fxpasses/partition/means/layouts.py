@@ -15,7 +15,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from bppsa.fxpasses.partition.capture.whole import Custom
-from bppsa.fxpasses.partition.means.sizes import argument, is_tensor, name_of, size_of, symbols
+from bppsa.fxpasses.partition.means.sizes import argument, is_tensor, name_of, rows_at, size_of, symbols
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,7 @@ class RowOrders:
         return self.known.get(node, PLAIN)
 
     def axis(self, node: Any) -> int | None:
-        if not isinstance(node, fx.Node) or not is_tensor(node):
-            return None
-        return next((i for i, size in enumerate(size_of(node)) if symbols(size) & self.rows), None)
+        return next(iter(rows_at(node, self.rows)), None)
 
     def times(self, size: Any) -> Any:
         """How many entries there are for each row; None for what is no multiple of the number of rows."""

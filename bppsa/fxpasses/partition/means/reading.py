@@ -10,7 +10,7 @@ from torch.nn.modules.loss import _Loss
 
 from bppsa.fxpasses.partition.capture.whole import Custom
 from bppsa.fxpasses.partition.means.aligned import is_aligned
-from bppsa.fxpasses.partition.means.apart import OVER, PRODUCT, mixes, rows_at, takes_size
+from bppsa.fxpasses.partition.means.apart import OVER, PRODUCT, mixes, takes_size
 from bppsa.fxpasses.partition.means.layers import is_apart
 from bppsa.fxpasses.partition.means.layouts import RowOrders
 from bppsa.fxpasses.partition.means.quantities import ITEM, Quantities
@@ -28,6 +28,7 @@ from bppsa.fxpasses.partition.means.sizes import (
     is_tensor,
     is_torchs,
     name_of,
+    rows_at,
     size_of,
     symbols,
     written,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Any
 
 from torch import fx
@@ -71,3 +71,9 @@ def is_tensor(node: fx.Node) -> bool:
 
 def dtype(node: fx.Node) -> Any:
     return node.meta["made"][0]
+
+
+def rows_at(node: Any, rows: Set[Any]) -> list[int]:
+    if not isinstance(node, fx.Node) or not is_tensor(node):
+        return []
+    return [i for i, size in enumerate(size_of(node)) if symbols(size) & rows]
