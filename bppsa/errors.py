@@ -119,6 +119,7 @@ class Reason:
 class Unsupported(BppsaError):
     """Raised inside the passes, caught at their border: carries the `Reason`."""
 
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(str(reason))
-        self.reason = reason
+    def __init__(self, reason: Reason | str, op: str = "", mend: str = "", path: str = "") -> None:
+        """reason: whole, or what it says, with the rest of it behind."""
+        self.reason = Reason(reason, op, mend, path) if isinstance(reason, str) else reason
+        super().__init__(str(self.reason))

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 
 from bppsa.common.recent import RecentMap, renewed_in_children
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 
 P = TypeVar("P")
 WeakReference = Callable[[], Any]  # None where what it leads to is gone
@@ -76,5 +76,5 @@ def place(tensor: Tensor, reached: Sequence[Tensor], whose: str) -> int | Tensor
             return at
     if tensor.requires_grad:
         what = f"the {whose} reaches a tensor in a way that cannot be followed"
-        raise Unsupported(Reason(what, mend="make it an attribute"))
+        raise Unsupported(what, mend="make it an attribute")
     return tensor

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.sparsity import pairs
 from bppsa.sparsity.operators.simple import Dense, Diagonal, Identity
 from bppsa.sparsity.operators.sparse import Sparse
@@ -41,7 +41,7 @@ def add(a: TransposedJacobian, b: TransposedJacobian) -> TransposedJacobian:
 
 def unfit(what: str, a: TransposedJacobian, b: TransposedJacobian) -> Unsupported:
     one, other = (f"{tuple(jt.in_size)} x {tuple(jt.out_size)}" for jt in (a, b))
-    return Unsupported(Reason(f"cannot {what} J^T of {one} and {other}"))
+    return Unsupported(f"cannot {what} J^T of {one} and {other}")
 
 
 def in_table(a: TransposedJacobian) -> TransposedJacobian:

@@ -23,7 +23,7 @@ from bppsa.codegen.lowering.pointwise import POINTWISE
 from bppsa.codegen.lowering.roots import Root, root_of
 from bppsa.codegen.lowering.row import Row, RowSegment, concatenate, leaf
 from bppsa.common.chain import FILLS, Weight
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 
 aten = torch.ops.aten
 
@@ -114,17 +114,17 @@ class Lowering:
         target: Any = node.target
         value = node.meta["val"]
         if value.is_complex():
-            raise Unsupported(Reason(f"computes with {value.dtype}", op=str(target), mend="use real numbers"))
+            raise Unsupported(f"computes with {value.dtype}", op=str(target), mend="use real numbers")
         if target in STRUCTURE:
             return STRUCTURE[target](self, node)
         if target in POINTWISE:
             return self.pointwise(node)
-        raise Unsupported(Reason("has no kernel", op=str(target)))
+        raise Unsupported("has no kernel", op=str(target))
 
     def pointwise(self, node: fx.Node) -> Row:
         nodes = [arg for arg in node.args if isinstance(arg, fx.Node)]
         if node.target is aten.add.Tensor and node.meta["val"].dtype is torch.bool:
-            raise Unsupported(Reason("adds truth values", op=str(node.target), mend="use | or numbers"))
+            raise Unsupported("adds truth values", op=str(node.target), mend="use | or numbers")
         builder = POINTWISE[node.target]
 
         def build(*exprs: Expr) -> Expr | None:
@@ -134,7 +134,7 @@ class Lowering:
 
         row = lower_axes.pointwise(self, build, nodes, node)
         if row is None:
-            raise Unsupported(Reason(f"has no kernel for the arguments {node.args}", op=str(node.target)))
+            raise Unsupported(f"has no kernel for the arguments {node.args}", op=str(node.target))
         return row
 
     def matmul(self, node: fx.Node) -> Row:
@@ -224,7 +224,7 @@ class Lowering:
         width = columns(node)
         dtype = node.meta["val"].dtype
         if source.dtype.is_floating_point and dtype.is_floating_point and source.dtype != dtype:
-            raise Unsupported(Reason(f"changes {source.dtype} to {dtype}", op=str(node.target)))
+            raise Unsupported(f"changes {source.dtype} to {dtype}", op=str(node.target))
         if source.dtype != dtype and not dtype.is_floating_point:
             sizes = lower_axes.dims(node.args[0])
             made = lower_axes.combined(self, AS_WHOLE[dtype is torch.bool], [(row, sizes)], sizes)
@@ -236,7 +236,7 @@ class Lowering:
             return Row((RowSegment(width, row.segments[0].expr),))
         if node.target is aten.expand.default:
             return lower_axes.expand(self, node)
-        raise Unsupported(Reason(f"makes {list(node.meta['val'].shape)} of {list(source.shape)}", op=str(node.target)))
+        raise Unsupported(f"makes {list(node.meta['val'].shape)} of {list(source.shape)}", op=str(node.target))
 
 
 AS_WHOLE = {False: formulas.trunc, True: lambda x: formulas.negate(formulas.negate(x))}

@@ -18,7 +18,7 @@ from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Store
 from bppsa.codegen.language.verify import verify
 from bppsa.codegen.lowering.pointwise import POINTWISE
 from bppsa.common.chain import FILLS, Recurrence, Role, Transposed
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 
 aten = torch.ops.aten
 SAME = {aten.clone.default, aten.alias.default, aten.detach.default, aten._to_copy.default}
@@ -88,13 +88,13 @@ def expression(node: fx.Node, args: Any) -> Expr:
         return const(FILLS[target](node.args))
     if target in SAME:
         if node.meta["val"].dtype is not node.args[0].meta["val"].dtype:  # and rounds
-            raise Unsupported(Reason("changes the dtype", op=str(target)))
+            raise Unsupported("changes the dtype", op=str(target))
         if torch.device(node.kwargs.get("device") or "cpu").type != "cpu":
-            raise Unsupported(Reason("changes the device", op=str(target)))
+            raise Unsupported("changes the device", op=str(target))
         return args[0]
     if target not in POINTWISE or (target is aten.add.Tensor and truths):
-        raise Unsupported(Reason("has no kernel", op=str(target)))
+        raise Unsupported("has no kernel", op=str(target))
     built = POINTWISE[target](*args, **node.kwargs)
     if built is None:
-        raise Unsupported(Reason(f"has no kernel for the arguments {node.args}", op=str(target)))
+        raise Unsupported(f"has no kernel for the arguments {node.args}", op=str(target))
     return built

@@ -136,12 +136,12 @@ class CellPlan:
         if not self.growth.fits(start, most, steps, self.dtype):
             limit = f"{1 / torch.finfo(self.dtype).eps:.0f}, to which {self.dtype} holds them exactly"
             what = f"whole numbers of up to {start} at the start, which {steps} steps may take beyond {limit}"
-            raise Unsupported(Reason(what, mend="subtract the start before the scan, and add it after"))
+            raise Unsupported(what, mend="subtract the start before the scan, and add it after")
         if any(bool((params[at] == 0).any()) for at in self.growth.divisors):
-            raise Unsupported(Reason("divides whole numbers by 0"))
+            raise Unsupported("divides whole numbers by 0")
         for at, (low, high) in self.growth.starts:
             if carry[at].numel() and not low <= int(carry[at].min()) <= int(carry[at].max()) <= high:
-                raise Unsupported(Reason(f"carries numbers, read as places, that are not among {low} to {high}"))
+                raise Unsupported(f"carries numbers, read as places, that are not among {low} to {high}")
 
     @cached_property
     def without_gpu(self) -> Reason | None:
@@ -176,7 +176,7 @@ def outside(part: fx.GraphModule, *tensors: Tensor) -> Any:
     try:
         return part(*tensors)
     except LinAlgError as error:  # the loop raises it for the step in which it comes, at the user's line
-        raise Unsupported(Reason(first_line(error))) from error
+        raise Unsupported(first_line(error)) from error
 
 
 def apart(ys: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:

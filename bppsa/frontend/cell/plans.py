@@ -211,11 +211,11 @@ def plan_of(
         arguments = (*recording.arguments[: carries + xs], *nodes, *recording.arguments[carries + xs :])
         recording, xs = replace(recording, arguments=arguments, captured=recording.captured[:split_at]), xs + beside
     if not all(isinstance(y, fx.Node) for y in ys):
-        raise Unsupported(Reason("an output that is not a tensor"))
+        raise Unsupported("an output that is not a tensor")
     values = [node.meta["val"] for node in recording.arguments[:carries]]
     dtype = next((value.dtype.to_real() for value in values if value.dtype not in WHOLE), None)
     if dtype is None:
-        raise Unsupported(Reason("a carry without real numbers"))
+        raise Unsupported("a carry without real numbers")
     recurrence = split_by_heads(Splitter(replace(recording, result=(nexts, ys)), carries, xs, IN_KERNELS))
     check_dtypes(recurrence, dtype)
     rows = recording.arguments[0].meta["val"].shape[0]
@@ -235,7 +235,7 @@ def check_dtypes(recurrence: Recurrence, dtype: torch.dtype) -> None:
         value = node.meta.get("val")
         if isinstance(value, Tensor) and value.dtype not in (dtype, *WHOLE):
             op = str(node.target) if node.op == "call_function" else ""
-            raise Unsupported(Reason(f"{value.dtype} in a cell of {dtype}", op=op, mend="use one dtype and bool"))
+            raise Unsupported(f"{value.dtype} in a cell of {dtype}", op=op, mend="use one dtype and bool")
 
 
 def run_anywhere(graph: fx.Graph) -> fx.GraphModule:

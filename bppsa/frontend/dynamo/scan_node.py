@@ -13,7 +13,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from bppsa.codegen.cpu import build as compiler
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.frontend.cell.fused_cell import CellPlan
 from bppsa.frontend.cell.plans import plan_of
 from bppsa.frontend.dynamo.ops import SCANS, VERSION
@@ -54,9 +54,9 @@ def plan_for(
     with _disable_current_modes():
         like = [[stand_in(t) for t in carry], [stand_in(x, 1) for x in xs], [stand_in(t) for t in extra]]
     if any(t.dim() == 0 for t in (*like[0], *like[1])):
-        raise Unsupported(Reason("a value without a batch dimension"))
+        raise Unsupported("a value without a batch dimension")
     if any(t.is_complex() for group in like for t in group):
-        raise Unsupported(Reason("complex numbers in a graph"))
+        raise Unsupported("complex numbers in a graph")
 
     def flat(carry: Sequence[Tensor], xs: Sequence[Tensor], *extra: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         results = cell(*carry, *xs, *extra)
@@ -78,13 +78,13 @@ def check_any_rows(plan: CellPlan) -> None:
     """Raise `Unsupported` where the plan holds for one batch size only, or gives what is no real number."""
     recurrence = plan.recurrence
     if recurrence.checks:
-        raise Unsupported(Reason("linear algebra, or a choice that equal numbers leave to PyTorch, in a graph"))
+        raise Unsupported("linear algebra, or a choice that equal numbers leave to PyTorch, in a graph")
     if plan.growth is not None or any(dtype is not plan.dtype for dtype in plan.carry_dtypes):
-        raise Unsupported(Reason("whole numbers or truth values that a step hands on, in a graph"))
+        raise Unsupported("whole numbers or truth values that a step hands on, in a graph")
     if any(graph is not None and counts_rows(graph) for graph in (recurrence.hoisted, recurrence.tail)):
-        raise Unsupported(Reason("an op that runs step by step in a graph for any batch size"))
+        raise Unsupported("an op that runs step by step in a graph for any batch size")
     if any(node.meta["val"].dtype is not plan.dtype for node in recurrence.output_nodes):
-        raise Unsupported(Reason("an output of truth values", mend="make it a number: y.to(x.dtype)"))
+        raise Unsupported("an output of truth values", mend="make it a number: y.to(x.dtype)")
 
 
 def stand_in(fake: Tensor, skip: int = 0) -> Tensor:

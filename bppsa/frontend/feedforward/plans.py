@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 from bppsa.common.chain import ChainStage
 from bppsa.common.graph import nodes_in
 from bppsa.decisions import Decision
-from bppsa.errors import ChainError, Reason, Unsupported
+from bppsa.errors import ChainError, Unsupported
 from bppsa.fxpasses.network.cuts import cut
 from bppsa.fxpasses.network.pruning import carried
 from bppsa.fxpasses.recording.capture import Recording
@@ -53,7 +53,7 @@ def program_of(
     """
     chain = cut(recording)
     if len(chain.stages) < 2:
-        raise Unsupported(Reason("no two stages in a row: nothing to scan over"))
+        raise Unsupported("no two stages in a row: nothing to scan over")
     like = chain.stages[-1].end.meta["val"]
     budget = default_budget(like.device) if options.budget is None else options.budget
     masks = carried(chain.graph, masks)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from bppsa.errors import OURS, ArgumentError, InputError, Reason, Unsupported, kind_of
+from bppsa.errors import OURS, ArgumentError, InputError, Unsupported, kind_of
 from bppsa.frontend.jacobian.plan import Outdated
 from bppsa.fxpasses.network.pruning import carried
 from bppsa.fxpasses.network.recorded import MIXES, NodeValues, between, evaluate, network
@@ -49,7 +49,7 @@ class Captured:
         with located(model) as where, explained(model, x):
             recording = with_composites(record(lambda x: theirs(model, x.clone()), (x,), decompose=WRITES, where=where))
         if not isinstance(recording.result, fx.Node):
-            raise Unsupported(Reason("returns more than a tensor", mend="wrap it in a function that picks one"))
+            raise Unsupported("returns more than a tensor", mend="wrap it in a function that picks one")
         by_node = {node: kept[id(tensor)] for tensor, node in recording.captured if id(tensor) in kept}
         tensors, masks = tuple(tensor for tensor, _ in recording.captured), carried(recording.graph, by_node)
         return cls(recording, tensors, masks, list(prune_masks(model).values()), budget)

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from bppsa.decisions import Decision
-from bppsa.errors import Reason, Unsupported, first_line
+from bppsa.errors import Unsupported, first_line
 from bppsa.frontend.loops.key import LoopCall
 from bppsa.frontend.planning.decided import Runs
 from bppsa.fxpasses.environment.state import StatePlace
@@ -86,4 +86,4 @@ def errors_refused() -> Iterator[None]:
     try:
         yield
     except (LinAlgError, ArithmeticError) as error:
-        raise Unsupported(Reason(first_line(error))) from error
+        raise Unsupported(first_line(error)) from error

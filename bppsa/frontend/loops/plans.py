@@ -203,7 +203,7 @@ def planned(
     others = tuple(TENSOR if isinstance(leaf, Tensor) else leaf for leaf in leaves)
     for leaf in others:
         if leaf is not TENSOR and not isinstance(leaf, SIMPLE):
-            raise Unsupported(Reason(f"returns {kind_of(leaf)}", mend="return tensors, numbers, containers"))
+            raise Unsupported(f"returns {kind_of(leaf)}", mend="return tensors, numbers, containers")
     tensors = tensors_in(leaves)
     captured = [value.given.captured for value in log.captured if value.given and value.given.captured is not None]
     check_gradients(tensors, [*captured, *call.tensors], logger.own.nodes)
@@ -282,15 +282,15 @@ def tensor_of(value: LoggedValue, call: LoopCall, numbers: Sequence[float]) -> T
 def returned(logger: Logger, tensor: Tensor, call: LoopCall) -> LoggedValue:
     value = logger.memory.find(tensor, returned=True)
     if value is None:
-        raise Unsupported(Reason("returns a tensor that none of its ops has made"))
+        raise Unsupported("returns a tensor that none of its ops has made")
     if tensor.untyped_storage()._cdata in logger.begun:
-        raise Unsupported(Reason("returns a tensor that it makes require a gradient", mend="do it outside of the loop"))
+        raise Unsupported("returns a tensor that it makes require a gradient", mend="do it outside of the loop")
     if value.given is not None and value.given.number < 0 and tensor_of(value, call, ()) is not tensor:
         spec = (None, (None,) * tensor.dim()), ()  # a view of all of it
         return logger.emit(torch.ops.aten.expand.default, [value, *tensor.shape], (spec, value))
     if value.op is not None and own_attributes(tensor):
         what = f"returns a tensor with attributes of its own ({', '.join(own_attributes(tensor))})"
-        raise Unsupported(Reason(what, mend="return them beside it"))
+        raise Unsupported(what, mend="return them beside it")
     return value
 
 
@@ -300,8 +300,8 @@ def places(program: LoopProgram, call: LoopCall) -> tuple[int, ...]:
         at = place(tensor, call.environment.tensors, "module")
         if not isinstance(at, int) or not (is_plain(tensor) and tensor.is_cpu):
             what = f"reads a tensor of shape {list(tensor.shape)} in a way that cannot be followed"
-            raise Unsupported(Reason(what, mend="make it an attribute"))
+            raise Unsupported(what, mend="make it an attribute")
         if tensor._backward_hooks:
-            raise Unsupported(Reason("reads a tensor with hooks on its gradient"))
+            raise Unsupported("reads a tensor with hooks on its gradient")
         found.append(at)
     return tuple(found)

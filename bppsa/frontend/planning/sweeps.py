@@ -24,7 +24,7 @@ from bppsa.codegen.language.ir import Kernel
 from bppsa.codegen.language.stretches import StretchWork
 from bppsa.common.chain import Recurrence, Structure
 from bppsa.decisions import Decision
-from bppsa.errors import MachineError, Reason, Unsupported
+from bppsa.errors import MachineError, Unsupported
 from bppsa.frontend.call_log import explaining
 from bppsa.fxpasses.cell import modules
 from bppsa.fxpasses.cell import structure as patterns
@@ -82,7 +82,7 @@ def check_functions(kernels: Sequence[Kernel]) -> None:
     nodes = (node for kernel in kernels for group in kernel.groups for node in group.nodes())
     if found := sorted({node.op.value[0] for node in nodes if node.op in SPECIAL}):
         what = f"special functions of the carry ({', '.join(found)}) have no kernel on a GPU"
-        raise Unsupported(Reason(what, mend="compute them of x alone, or run the cell on a CPU"))
+        raise Unsupported(what, mend="compute them of x alone, or run the cell on a CPU")
 
 
 def gpu_kernels(real: str, kernels: Sequence[Kernel]) -> list[TritonKernel | CudaKernel]:

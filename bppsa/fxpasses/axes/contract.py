@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from bppsa.common.graph import call
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.axes.layout import Axis, AxisGroup, AxisLayout, unified
 
 aten = torch.ops.aten
@@ -122,4 +122,4 @@ def reshaped(graph: fx.Graph, node: fx.Node, sizes: Sequence[int]) -> fx.Node:
 def refused(node: fx.Node) -> Unsupported:
     shapes = " and ".join(str(list(arg.meta["val"].shape)) for arg in node.all_input_nodes)
     what = f"meets {shapes} across the batch, or a batch that is no row's own"
-    return Unsupported(Reason(what, op=str(node.target), mend="pass per-row tensors in xs or in the carry"))
+    return Unsupported(what, op=str(node.target), mend="pass per-row tensors in xs or in the carry")

@@ -96,11 +96,9 @@ class RowsFirst:
         if follow is None or not (rows or odd or node.target is aten.expand.default):
             if any(arg in self.layouts and arg in self.with_rows for arg in node.all_input_nodes):
                 raise Unsupported(
-                    Reason(
-                        "works on a value whose batch is not its first dimension",
-                        op=str(node.target),
-                        mend="keep the batch in front, and use einsum or matmul",
-                    )
+                    "works on a value whose batch is not its first dimension",
+                    op=str(node.target),
+                    mend="keep the batch in front, and use einsum or matmul",
                 )
             return
         layout = follow(self, node)
@@ -177,7 +175,7 @@ class RowsFirst:
     def kept(self, node: fx.Node, layout: AxisLayout | None) -> AxisLayout:
         if layout is None:
             shapes = f"{list(node.meta['val'].shape)} of {list(node.all_input_nodes[0].meta['val'].shape)}"
-            raise Unsupported(Reason(f"makes {shapes}, across the batch", op=str(node.target)))
+            raise Unsupported(f"makes {shapes}, across the batch", op=str(node.target))
         return layout
 
 

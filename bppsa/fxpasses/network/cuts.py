@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from bppsa.common.chain import Chain, ChainStage
 from bppsa.common.graph import nodes_in, tensors_in
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.capture import Recording
 from bppsa.sparsity.bounds import most_entries
 from bppsa.sparsity.links import links_of
@@ -113,7 +113,7 @@ def stage_operators(start: fx.Node, end: fx.Node, nodes: Sequence[fx.Node]) -> I
     missing or a sample's output depends on other samples."""
     rows = {node.meta["val"].shape[:1] for node in (start, end)}
     if len(rows) > 1:
-        raise Unsupported(Reason("changes the batch", mend="kept as a VJP"))
+        raise Unsupported("changes the batch", mend="kept as a VJP")
     inside, reached = {start, *nodes}, {end}
     for node in reversed(nodes):
         if node not in reached:  # of an op with several outputs each has a node of its own
@@ -121,10 +121,10 @@ def stage_operators(start: fx.Node, end: fx.Node, nodes: Sequence[fx.Node]) -> I
         for argument, factors in links_of(node, inside, lambda n: n.meta["val"], {}):
             reached.add(argument)
             if any(operator.structure == "across rows" for operator in factors):
-                raise Unsupported(Reason("works across samples", op=str(node.target), mend="kept as a VJP"))
+                raise Unsupported("works across samples", op=str(node.target), mend="kept as a VJP")
             yield from factors
     if start not in reached:
-        raise Unsupported(Reason("passes no gradient on", mend="kept as a VJP"))
+        raise Unsupported("passes no gradient on", mend="kept as a VJP")
 
 
 def merged(stages: Sequence[ChainStage]) -> list[ChainStage]:

@@ -14,7 +14,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bppsa.decisions import under
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.network.pruning import without_hooks
 from bppsa.fxpasses.recording.capture import Recording, record
 from bppsa.fxpasses.recording.composites import with_composites
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 def bernoulli(x: Tensor, p: float = 0.5, *, generator: torch.Generator | None = None) -> Tensor:
     if generator is not None:
-        raise Unsupported(Reason("draws from a generator of its own", op="bernoulli_", mend="use the default one"))
+        raise Unsupported("draws from a generator of its own", op="bernoulli_", mend="use the default one")
     return aten.bernoulli.p(x, p)
 
 
@@ -49,7 +49,7 @@ def record_model(
         finally:
             changed = restore(before)
     if changed:
-        raise Unsupported(Reason("its forward changes an attribute", op=changed, mend="keep state in buffers"))
+        raise Unsupported("its forward changes an attribute", op=changed, mend="keep state in buffers")
     return with_composites(recording)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.common.graph import run
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.capture import Recording
 from bppsa.sparsity import Identity, Link, Network, TransposedJacobian
 from bppsa.sparsity.links import NodeMasks, links_of
@@ -92,7 +92,7 @@ def linked(found: Sequence[fx.Node], values: NodeValues) -> Iterator[Link]:
             raise Unsupported(replace(unsupported.reason, path=path)) from unsupported
         for argument, factors in factored:
             if any(isinstance(factor, RowMixing) for factor in factors):
-                raise Unsupported(Reason(MIXES, str(op.target), "kept as a VJP", path))
+                raise Unsupported(MIXES, str(op.target), "kept as a VJP", path)
             yield Link(number[argument], number[node], factors, path, str(op.target))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, fx
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.parts import Part
 
 RETURN_NEW = "use the form that returns a new one"
@@ -30,7 +30,7 @@ def geometry(tensor: Tensor) -> Geometry:
     """What a tensor is a view of, and how. Equal geometry means equal values; autograd may hand back another Python
     object for one view, so identity would not do."""
     if tensor.is_conj() or tensor.is_neg():
-        raise Unsupported(Reason("a lazily conjugated or negated tensor", mend="call resolve_conj() or resolve_neg()"))
+        raise Unsupported("a lazily conjugated or negated tensor", mend="call resolve_conj() or resolve_neg()")
     return marked_geometry(tensor)[:-2]
 
 
@@ -38,7 +38,7 @@ def marked_geometry(tensor: Tensor) -> Geometry:
     """The same of a tensor that may be marked as conjugated or negated, with these marks, the last two."""
     if tensor.layout is not torch.strided or tensor.is_nested:
         layout = "nested" if tensor.is_nested else tensor.layout
-        raise Unsupported(Reason(f"a tensor of layout {layout}", mend="use dense tensors"))
+        raise Unsupported(f"a tensor of layout {layout}", mend="use dense tensors")
     place = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
     return (*place, tensor.is_conj(), tensor.is_neg())
 
@@ -108,7 +108,7 @@ class Aliases:
         if is_expanded(changed):
             what = EXPANDED
         if what:
-            raise Unsupported(Reason(what, op=op, mend=RETURN_NEW))
+            raise Unsupported(what, op=op, mend=RETURN_NEW)
 
     def change(self, changed: Tensor, node: fx.Node, op: str, line: str) -> None:
         """The node is what `changed` stands for from here on. line: the user's, of the change. Raises `Unsupported`
@@ -118,7 +118,7 @@ class Aliases:
         for place, known in [*self.nodes.items(), *captured]:
             if isinstance(known, fx.Node) and meets(place):
                 if known.op == "placeholder":
-                    raise Unsupported(Reason("changes an input in place", op=op, mend=RETURN_NEW))
+                    raise Unsupported("changes an input in place", op=op, mend=RETURN_NEW)
                 self.nodes[place] = Stale(op, line)
         self.nodes[geometry(changed)] = node
 

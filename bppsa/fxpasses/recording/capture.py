@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.decompose import DECOMPOSE
 from bppsa.fxpasses.recording.recorder import Recorder, zeros_like
 from bppsa.fxpasses.recording.refused import NoEscape
@@ -117,6 +117,6 @@ def check_gradients(
             continue
         if has_own_gradient(node) and node not in known:
             what, mend = "has a gradient of its own", "use detach() and torch ops"
-            raise Unsupported(Reason(what, op=node.name(), mend=mend, path=lines.get(node, "")))
+            raise Unsupported(what, op=node.name(), mend=mend, path=lines.get(node, ""))
         seen.add(node)
         stack.extend(before for before, _ in node.next_functions)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch._decomp import decomposition_table
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.pieces import PIECES, added, safe_softmax, standardised
 
 aten = torch.ops.aten
@@ -41,7 +41,7 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Softmax(q k^T scale) v, zeros where all is masked, and the logarithm of its denominators, of [B, heads, L, D]."""
     if dropout:
-        raise Unsupported(Reason("draws random numbers for its dropout", mend="call it with dropout_p=0"))
+        raise Unsupported("draws random numbers for its dropout", mend="call it with dropout_p=0")
     scores = q @ k.transpose(-2, -1) * (1 / math.sqrt(q.shape[-1]) if scale is None else scale)
     if is_causal:
         open_to = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 
 aten = torch.ops.aten
 MEND = "use detach() and torch ops"
@@ -60,4 +60,4 @@ def is_multiple(target: Any, arguments: Sequence[Any], among: Test, is_zero: Tes
 
 
 def no_product(op: Any) -> Unsupported:
-    return Unsupported(Reason("has a gradient of its own that is no product with that of its result", str(op), MEND))
+    return Unsupported("has a gradient of its own that is no product with that of its result", str(op), MEND)

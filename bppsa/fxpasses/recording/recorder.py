@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from bppsa.common.chain import FILLS
 from bppsa.common.graph import tensors_in
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.lines import place_here
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, STALE, Aliases, Stale, geometry
 from bppsa.fxpasses.recording.decompose import ASKS_SIZES, DECOMPOSE, OF_REALS, is_seeded, parts_of_backward
@@ -156,7 +156,7 @@ class Recorder(TorchDispatchMode):
         """The node that computed `tensor`; a tensor met for the first time is one the function closed over."""
         found = self.aliases.find(tensor)
         if isinstance(found, Stale):
-            raise Unsupported(Reason(STALE, found.by, "return a new tensor, as torch.cat does", found.line))
+            raise Unsupported(STALE, found.by, "return a new tensor, as torch.cat does", found.line)
         if found is None:
             found = self.placeholder(zeros_like(tensor))
             self.aliases.close_over(tensor, found)
@@ -187,11 +187,11 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
         kwargs = kwargs or {}
         if torch._C._get_dispatch_mode(TRACING) is not None:
-            raise Unsupported(Reason("is traced within, as by torch.func.linearize", str(func), "use torch.func.jvp"))
+            raise Unsupported("is traced within, as by torch.func.linearize", str(func), "use torch.func.jvp")
         if reads_values(func, args):
-            raise Unsupported(Reason("reads the value of a tensor", str(func), CHOOSE))
+            raise Unsupported("reads the value of a tensor", str(func), CHOOSE)
         if is_seeded(func) and not self.may_draw:
-            raise Unsupported(Reason("draws random numbers", str(func), DRAW_OUTSIDE, self.where()))
+            raise Unsupported("draws random numbers", str(func), DRAW_OUTSIDE, self.where())
         if func is aten._linalg_check_errors.default:
             return self.check_errors(args[0])
         if func in ASKS_SIZES:
@@ -251,7 +251,7 @@ class Recorder(TorchDispatchMode):
                 self.aliases.put_part(out, PARTS[func](*stand_ins))
             return defined
         if not isinstance(out, (tuple, list)):
-            raise Unsupported(Reason("gives no tensors", op=str(func)))
+            raise Unsupported("gives no tensors", op=str(func))
         node.meta["val"] = out
         items = [self.graph.call_function(operator.getitem, (node, i)) for i in range(len(out))]
         for item in items:
@@ -262,7 +262,7 @@ class Recorder(TorchDispatchMode):
         """From here on the op that tells `info` raises its errors itself."""
         made = self.node_of(info).args[:1]
         if not made or not has_option(made[0].target, CHECK):
-            raise Unsupported(Reason("fails for some values of a tensor", op="aten._linalg_check_errors"))
+            raise Unsupported("fails for some values of a tensor", op="aten._linalg_check_errors")
         made[0].kwargs = {**made[0].kwargs, CHECK: True}
 
     def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
@@ -273,16 +273,16 @@ class Recorder(TorchDispatchMode):
         op = self.draws.get(func) or functional(func)
         unusual = not func._opname.endswith("_") or op is None or torch.Tag.inplace_view in func.tags
         if unusual or not isinstance(changed, Tensor):
-            raise Unsupported(Reason("changes a tensor in place", op=name, mend=RETURN_NEW))
+            raise Unsupported("changes a tensor in place", op=name, mend=RETURN_NEW)
         if changed.requires_grad and self.gradients and not torch.is_grad_enabled():
             what = "changes a tensor in place and keeps its gradient, under no_grad"
-            raise Unsupported(Reason(what, op=name, mend=RETURN_NEW))
+            raise Unsupported(what, op=name, mend=RETURN_NEW)
         others = tensors_in((args[1:], kwargs))
         self.aliases.check_writable(changed, others, name)
         with self:
             result = theirs(op, *args, **kwargs)
         if (result.shape, result.dtype) != (changed.shape, changed.dtype):
-            raise Unsupported(Reason("gives another shape or dtype than what it changes in place", name, RETURN_NEW))
+            raise Unsupported("gives another shape or dtype than what it changes in place", name, RETURN_NEW)
         with self:
             new, wholes = result, list[tuple[Tensor, fx.Node]]()
             for part in self.aliases.wholes(changed):

@@ -41,7 +41,7 @@ class NoEscape(TorchFunctionMode):
         if func in REFUSED and func not in self.instead:
             raise Unsupported(replace(REFUSED[func], op=getattr(func, "__name__", str(func))))
         if kwargs and kwargs.get("out") is not None:
-            raise Unsupported(Reason("writes into out=", op=func.__name__, mend="use what it returns"))
+            raise Unsupported("writes into out=", op=func.__name__, mend="use what it returns")
         if func in self.instead:
             result = theirs(self.instead[func], *args, **(kwargs or {}))
             if result is not NotImplemented:

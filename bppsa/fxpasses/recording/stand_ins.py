@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map_only
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.aliases import geometry
 from bppsa.fxpasses.theirs import theirs
 
@@ -21,7 +21,7 @@ def tried(func: Any, stand_ins: tuple[Any, ...], options: dict[str, Any]) -> Any
             return theirs(func, *given, **options)
         except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
             failed = error
-    raise Unsupported(Reason("fails for some values of a tensor", op=str(func))) from failed
+    raise Unsupported("fails for some values of a tensor", op=str(func)) from failed
 
 
 def regular(stand_in: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse, settle: Settle |
         try:
             loop = relate(left.ops, run)
             if not is_as_logged(loop, left.ops):
-                raise Unsupported(Reason("its steps differ in what they read"))
+                raise Unsupported("its steps differ in what they read")
             if settle is not None:
                 settle(loop, left.ops, line)
             ops, scan, assembler = rewritten(left.ops, loop, left.result, fuse)

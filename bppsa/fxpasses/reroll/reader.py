@@ -102,14 +102,14 @@ class OperandReader:
         first, rows = values[0], self.step.rows
         lines = () if reader is None else reader.lines
         if any((value.shape, value.dtype) != (first.shape, first.dtype) for value in values):
-            raise Unsupported(Reason("reads values of different shapes in its steps", path=place(lines)))
+            raise Unsupported("reads values of different shapes in its steps", path=place(lines))
         dims = len(first.shape)
         wide = len(reader.outs[0].shape) if reader is not None and is_pointwise(reader.target) else dims
         has_rows = rows is None or (wide == dims and dims > 0 and first.shape[0] == rows)
         is_alike = dims < wide or first.shape[:1] == (1,)  # for all rows
         if not has_rows and not (is_alike and reader is not None and is_pointwise(reader.target)):
             what = f"reads a value {list(first.shape)} without rows, of its own in each step"
-            raise Unsupported(Reason(what, path=place(lines)))
+            raise Unsupported(what, path=place(lines))
         key = values, has_rows or wide
         if key not in self.given:
             made = column(values, self.write)

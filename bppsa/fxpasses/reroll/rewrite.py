@@ -80,7 +80,7 @@ def finished(
     loop, ops = step.loop, step.ops
     around = [*step.ops_before(), *step.ops_behind()]
     if list(filter(draws, around)) != list(filter(draws, ops[loop.start : loop.stop])):
-        raise Unsupported(Reason("draws random numbers for its carry and for its outputs in turn"))
+        raise Unsupported("draws random numbers for its carry and for its outputs in turn")
     likes: list[Like | LoggedValue] = [
         *body.carries,
         *(Like((loop.steps, *value.shape), value.dtype) for value in step.outputs_of_step()),

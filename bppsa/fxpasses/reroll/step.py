@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.reroll.levels import Level, above, levels, reaching
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, draws
@@ -63,7 +63,7 @@ class LoopStep:
         shaped = [value for value in real if value.shape or self.cut.alone]
         if not shaped:
             what = "single numbers, and no row for each of the batch" if real else "whole numbers or truth values alone"
-            raise Unsupported(Reason(f"carries {what}: a scan's kernels compute rows of real or complex numbers"))
+            raise Unsupported(f"carries {what}: a scan's kernels compute rows of real or complex numbers")
         widest = max(shaped, key=lambda value: len(value.shape) > 1)
         return (widest.shape[0] if widest.shape else 0), widest.dtype.to_real()
 
@@ -104,7 +104,7 @@ class LoopStep:
             what = ", ".join(sorted({f"{list(v.shape)} of {v.dtype}" for j in odd for v in self.model[j].outs}))
             line = place(self.model[odd[0]].lines) if odd else ""
             mend = OF_NUMBERS if any(not v.shape for j in odd for v in self.model[j].outs) else OF_OTHERS
-            raise Unsupported(Reason(f"its carry waits for values of other shapes or dtypes ({what})", "", mend, line))
+            raise Unsupported(f"its carry waits for values of other shapes or dtypes ({what})", "", mend, line)
         return found
 
     def read_after(self, result: Sequence[LoggedValue]) -> dict[tuple[int, int], set[int]]:
@@ -195,16 +195,16 @@ class LoopStep:
 
     def check_carries(self) -> None:
         if not self.carries:
-            raise Unsupported(Reason("no later step reads what a step has made"))
+            raise Unsupported("no later step reads what a step has made")
         if not all(map(self.is_row, (*map(self.made, self.carries), *self.outputs_of_step()))):
-            raise Unsupported(Reason("its batch is not the first dimension of what it hands on"))
+            raise Unsupported("its batch is not the first dimension of what it hands on")
         for made in self.carries:
             value, start = self.made(made), self.loop.starts.get(made)
             if start is None:
-                raise Unsupported(Reason("what is carried begins within the loop"))
+                raise Unsupported("what is carried begins within the loop")
             if (start.shape, start.dtype) != (value.shape, value.dtype):
                 what = f"a carry begins as {list(start.shape)} of {start.dtype}, and becomes {list(value.shape)}"
-                raise Unsupported(Reason(f"{what} of {value.dtype}", mend="begin with its shape and dtype"))
+                raise Unsupported(f"{what} of {value.dtype}", mend="begin with its shape and dtype")
 
     def ops_before(self) -> Iterator[LoggedOp]:
         """What stays as it is, before the scan: ops that are the same in all steps once, others for each step."""

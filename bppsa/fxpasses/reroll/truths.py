@@ -40,7 +40,7 @@ def decided_alike(reads: Sequence[ReadTruth]) -> list[list[ReadTruth]]:
     runs = [list(run) for _, run in groupby(reads, lambda read: read.holds)]
     at_ends = [run for run in (runs[0], runs[-1]) if len(run) == 1]
     if len(runs) > 1 + min(len(at_ends), len(runs) - 1):
-        raise Unsupported(Reason(READS.what, READS.op, READS.mend, place(reads[0].lines)))
+        raise Unsupported(READS.what, READS.op, READS.mend, place(reads[0].lines))
     return runs
 
 

@@ -44,7 +44,7 @@ def check_places(node: fx.Node, carries: Collection[fx.Node]) -> None:
             carry.meta["keeps"] = always or carry.meta.get("keeps", False)
         elif always and not is_within(index, low, high):
             what = f"is given numbers that may not be among its {high + 1}"
-            raise Unsupported(Reason(what, op=str(node.target), mend=f"clamp(0, {high}) them, or use torch.where"))
+            raise Unsupported(what, op=str(node.target), mend=f"clamp(0, {high}) them, or use torch.where")
 
 
 def check_kept(carries: Sequence[fx.Node], nexts: Sequence[fx.Node], refused: dict[fx.Node, Reason] | None) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from bppsa.common.chain import ALONG_BATCH
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.pieces import best_place, kept, number, places, taken
 from bppsa.sparsity.rules.matrix_ops import CHECKED, as_one
 
@@ -34,7 +34,7 @@ def own_axes(x: Tensor, dims: int | Sequence[int] | None) -> list[int]:
 
 def few(pieces: int, most: int = MOST_PIECES) -> None:
     if pieces > most:
-        raise Unsupported(Reason(f"takes {pieces} columns one by one, more than {most}"))
+        raise Unsupported(f"takes {pieces} columns one by one, more than {most}")
 
 
 # The best of a row ---------------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def place_among(
 ) -> Tensor:
     """How many of the sorted values, [n] or [B, ..., n], are less than each x, or no more (right); all for a NaN."""
     if sorter is not None:
-        raise Unsupported(Reason("searches what is sorted by a table"))
+        raise Unsupported("searches what is sorted by a table")
     values, each = sorted_values.unsqueeze(-2) if sorted_values.dim() > 1 else sorted_values, x.unsqueeze(-1)
     behind = each < values if right or side == "right" else each <= values
     count = torch.logical_not(behind).sum(-1).clamp(0, sorted_values.shape[-1])
@@ -87,7 +87,7 @@ def best(x: Tensor, axis: int, count: int, sign: float) -> Iterator[tuple[Tensor
 
 def topk(x: Tensor, k: int, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[Tensor, Tensor]:
     if not k:
-        raise Unsupported(Reason("makes a value without columns"))
+        raise Unsupported("makes a value without columns")
     refuse_equal_ones(x)
     axis = own_axis(x, dim)
     found = [alone(x, axis, *one) for one in best(x, axis, k, 1.0 if largest else -1.0)]
@@ -118,7 +118,7 @@ def alone(x: Tensor, axis: int, value: Tensor, place: Tensor) -> tuple[Tensor, T
 def refuse_equal_ones(x: Tensor) -> None:
     """Raises `Unsupported` for whole numbers: several are often equal, and only `sort` says which comes first."""
     if not x.dtype.is_floating_point:
-        raise Unsupported(Reason("chooses among whole numbers that may be equal", mend="use sort"))
+        raise Unsupported("chooses among whole numbers that may be equal", mend="use sort")
 
 
 def kth_value(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> tuple[Tensor, Tensor]:
@@ -167,7 +167,7 @@ def from_start(index: Tensor, length: int) -> Tensor:
 def lookup(table: Tensor, index: Tensor) -> Tensor:
     """table [m, *n], index [B, ...] -> [B, ..., *n]"""
     if index.dim() < 1 or table.dim() < 1:
-        raise Unsupported(Reason(f"looks up {list(index.shape)} in {list(table.shape)}"))
+        raise Unsupported(f"looks up {list(index.shape)} in {list(table.shape)}")
     few(table.shape[0])
     return chosen(index.view(*index.shape, *(1,) * (table.dim() - 1)), table.unbind(0))
 
@@ -183,7 +183,7 @@ def only_axis(indices: Sequence[Tensor | None]) -> tuple[int, Tensor]:
     """The one dimension that is indexed, and by what."""
     given = [(axis, at) for axis, at in enumerate(indices) if at is not None]
     if len(given) != 1 or given[0][0] == 0:
-        raise Unsupported(Reason("takes elements of several rows", mend="use torch.gather or torch.where"))
+        raise Unsupported("takes elements of several rows", mend="use torch.gather or torch.where")
     return given[0]
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.spelling.choosing import few
 
 aten = torch.ops.aten
@@ -84,7 +84,7 @@ def mean_pool(dimensions: int) -> Callable[..., Tensor]:
     ) -> Tensor:
         sizes, stride, padding = (per_dimension(n, dimensions) for n in (sizes, stride or sizes, padding))
         if ceil_mode or (any(padding) and not count_include_pad):
-            raise Unsupported(Reason("counts fewer places at the border", mend="leave ceil_mode and padding out"))
+            raise Unsupported("counts fewer places at the border", mend="leave ceil_mode and padding out")
         seen = windows(padded(x, padding, 0.0), sizes, stride, [1] * dimensions)
         return seen.sum(x.dim() - dimensions) / (divisor_override or math.prod(sizes))
 
@@ -102,7 +102,7 @@ def max_pool(
     """The largest of each window, and their places as row-major numbers of the grid."""
     sizes, stride, padding, dilation = (per_dimension(n, 2) for n in (sizes, stride or sizes, padding, dilation))
     if ceil_mode:
-        raise Unsupported(Reason("looks beyond the border", mend="leave ceil_mode out"))
+        raise Unsupported("looks beyond the border", mend="leave ceil_mode out")
     axis, width = x.dim() - 2, x.shape[-1]
     seen = windows(padded(x, padding, -math.inf), sizes, stride, dilation)
     values, tap = torch.max(seen, axis)

@@ -61,7 +61,7 @@ def standing(node: fx.Node, results: Any) -> Iterator[tuple[fx.Node, fx.Node]]:
         wanted, made = old.meta["val"], new.meta["val"]
         if old.users and (wanted.shape, wanted.dtype) != (made.shape, made.dtype):
             what = f"gives {list(wanted.shape)} of {wanted.dtype}; kernels would {list(made.shape)} of {made.dtype}"
-            raise Unsupported(Reason(what, op=str(node.target), mend="write it with ops that have a kernel"))
+            raise Unsupported(what, op=str(node.target), mend="write it with ops that have a kernel")
         yield old, new
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.common.chain import ALONG_BATCH
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.sparsity.rules import matrix_ops as ops
 
 aten = torch.ops.aten
@@ -32,9 +32,9 @@ def below(a: Tensor) -> Tensor:
 
 def check(a: Tensor) -> None:
     if a.dim() > 3:
-        raise Unsupported(Reason(f"several matrices for each row, {list(a.shape)}", mend="one [B, n, n] is handled"))
+        raise Unsupported(f"several matrices for each row, {list(a.shape)}", mend="one [B, n, n] is handled")
     if a.shape[-1] > MOST:
-        raise Unsupported(Reason(f"a matrix of {a.shape[-1]} x {a.shape[-1]}, larger than {MOST} x {MOST}"))
+        raise Unsupported(f"a matrix of {a.shape[-1]} x {a.shape[-1]}, larger than {MOST} x {MOST}")
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def diag_embed(x: Tensor, offset: int = 0, first: int = -2, second: int = -1) ->
     if x.dim() < 2:
         raise Unsupported(ALONG_BATCH)
     if offset or (first, second) not in ((-2, -1), (x.dim() - 1, x.dim())):
-        raise Unsupported(Reason("puts a diagonal elsewhere than in the last two dimensions, or beside their middle"))
+        raise Unsupported("puts a diagonal elsewhere than in the last two dimensions, or beside their middle")
     return torch.where(identity(x), x.unsqueeze(-1), 0.0)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.spelling.choosing import few, own_axis
 
 aten = torch.ops.aten
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 def repeat(x: Tensor, times: Sequence[int]) -> Tensor:
     if x.dim() != len(times) or times[0] != 1 or 0 in times:
-        raise Unsupported(Reason("repeats along the batch dimension"))
+        raise Unsupported("repeats along the batch dimension")
     for axis, count in enumerate(times):
         x = x if count == 1 else torch.cat([x] * count, axis)
     return x

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.spelling.choosing import along, own_axes
 from bppsa.sparsity.rules.own_gradient import ATTACHED
 
@@ -36,7 +36,7 @@ def vector_norm(
     if order == 1:
         return x.abs().sum(axes, keepdim=keepdim)
     if order < 0:
-        raise Unsupported(Reason(f"is a norm of order {order}"))
+        raise Unsupported(f"is a norm of order {order}")
     return norm_of_any_order(x, order, axes, keepdim)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.common.chain import FILLS, Recurrence
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 
 aten = torch.ops.aten
 
@@ -63,7 +63,7 @@ def growth_of(recurrence: Recurrence) -> Growth | None:
         return None
     nexts = [sizes[node] for node in recurrence.next_carries if is_number(node)]
     if any(size.times > 1 for size in nexts):
-        raise Unsupported(Reason("whole numbers that grow by more than a constant at each step", mend=MEND))
+        raise Unsupported("whole numbers that grow by more than a constant at each step", mend=MEND)
     divided = [node.args[1] for node in sizes if node.op == "call_function" and node.target in DIVIDES]
     divisors = tuple(node.meta["role"].index for node in divided if isinstance(node, fx.Node))
     found = [size for node, size in sizes.items() if is_number(node)]
@@ -90,7 +90,7 @@ def size_of(node: fx.Node, sizes: dict[fx.Node, MagnitudeBound]) -> MagnitudeBou
         return MagnitudeBound(0, abs(FILLS[node.target](node.args)))
     rule = SIZES.get(node.target)
     if rule is None:
-        raise Unsupported(Reason("computes with whole numbers", op=str(node.target), mend=MEND))
+        raise Unsupported("computes with whole numbers", op=str(node.target), mend=MEND)
 
     def known(argument: Any) -> Any:
         if isinstance(argument, (list, tuple)):
@@ -101,7 +101,7 @@ def size_of(node: fx.Node, sizes: dict[fx.Node, MagnitudeBound]) -> MagnitudeBou
 
     size = rule(node, *map(known, node.args))
     if size.more == float("inf") or size.times == float("inf"):
-        raise Unsupported(Reason("whole numbers without a bound", op=str(node.target), mend=MEND))
+        raise Unsupported("whole numbers without a bound", op=str(node.target), mend=MEND)
     return size
 
 
@@ -129,7 +129,7 @@ def summed(
 
 def multiplied(node: fx.Node, a: MagnitudeBound, b: MagnitudeBound) -> MagnitudeBound:
     if a.changes and b.changes:
-        raise Unsupported(Reason("multiplies whole numbers that change", op=str(node.target), mend=MEND))
+        raise Unsupported("multiplies whole numbers that change", op=str(node.target), mend=MEND)
     a, b = (a, b) if a.changes else (b, a)
     return MagnitudeBound(a.times * b.more, a.more * b.more, a.given * b.more)
 
@@ -145,7 +145,7 @@ def divided(node: fx.Node, a: MagnitudeBound, b: MagnitudeBound) -> MagnitudeBou
     divisor = node.args[1]
     role = divisor.meta.get("role") if isinstance(divisor, fx.Node) else None
     if divisor == 0 or (isinstance(divisor, fx.Node) and (role is None or role.kind != "param")):
-        raise Unsupported(Reason("divides whole numbers by what changes", op=str(node.target), mend=MEND))
+        raise Unsupported("divides whole numbers by what changes", op=str(node.target), mend=MEND)
     return a if node.target in QUOTIENTS else b
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.pieces import places
 from bppsa.fxpasses.spelling.choosing import along, few, from_start, narrowed, only_axis, own_axis, within
 
@@ -36,7 +36,7 @@ def scatter(write: Written) -> Callable[..., Tensor]:
         axis = own_axis(x, dim)
         few(at.shape[axis])
         if any(n != m for d, (n, m) in enumerate(zip(x.shape, at.shape, strict=True)) if d != axis):
-            raise Unsupported(Reason(f"writes {list(at.shape)} elements into {list(x.shape)}"))
+            raise Unsupported(f"writes {list(at.shape)} elements into {list(x.shape)}")
         for j in range(at.shape[axis]):
             new = source.narrow(axis, j, 1) if isinstance(source, Tensor) else source
             new = narrowed(new, at, axis) if isinstance(new, Tensor) else new
@@ -73,7 +73,7 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
         return put_where(x, *masks[0], values, write)
     axis, at = only_axis(indices)
     if at.dim() != 1:
-        raise Unsupported(Reason(f"writes at an index of {list(at.shape)}", mend="use torch.scatter"))
+        raise Unsupported(f"writes at an index of {list(at.shape)}", mend="use torch.scatter")
     few(len(at))
     values = values.expand([len(at) if d == axis else n for d, n in enumerate(x.shape)])
     return put_columns(write)(x, axis, from_start(at, x.shape[axis]), values)
@@ -84,6 +84,6 @@ def put_where(x: Tensor, first: int, mask: Tensor, values: Tensor, write: Writte
     behind = x.dim() - first - mask.dim()
     if values.dim() > behind:
         if any(n != 1 for n in values.shape[: values.dim() - behind]):
-            raise Unsupported(Reason("writes a value of its own where a mask is true", mend="use torch.where"))
+            raise Unsupported("writes a value of its own where a mask is true", mend="use torch.where")
         values = values.reshape(values.shape[values.dim() - behind :])
     return torch.where(mask.view(*mask.shape, *(1,) * behind), write(x, values), x)

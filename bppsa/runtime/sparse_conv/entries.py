@@ -13,7 +13,7 @@ from torch import Tensor
 from bppsa.codegen.sparse_conv.native import LANES
 from bppsa.codegen.sparse_conv.print_conv import pixels_held
 from bppsa.codegen.sparse_conv.window import ConvSweep, Window
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.plan.sparse import LEAST_DENSITY
 
 # Bytes of the nearest cache that a chunk of channels takes where every weight is kept. The fewer are kept, the longer a
@@ -58,7 +58,7 @@ class Entries:
         """mask: bool [N, C / groups, kernel height, kernel width]; True where a weight is kept."""
         out, inner, size = mask.shape[0] // groups, mask.shape[1], mask[0, 0].numel()
         if mask.numel() > MOST:
-            raise Unsupported(Reason(TOO_LARGE))
+            raise Unsupported(TOO_LARGE)
         places = numpy.flatnonzero(mask.detach().contiguous().numpy()).astype(numpy.int32)
         channel, rest = split(places, inner * size)
         group, row = split(channel, out)
@@ -106,7 +106,7 @@ def rows_of(
     width = chunk_of(sweep, columns, density, dtype)
     chunks, plane = -(-columns // width), sweep.source[0] * sweep.source[1]
     if max(groups * columns * plane * LANES[dtype], groups * rows * chunks * taps * width) > MOST:
-        raise Unsupported(Reason(TOO_LARGE))
+        raise Unsupported(TOO_LARGE)
     tap = tap_of[kept.element]
     chunk, within = split(kept.column, width)
     run = ((kept.group * rows + kept.row) * chunks + chunk) * taps + tap

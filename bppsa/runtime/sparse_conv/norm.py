@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bppsa.codegen.sparse_conv import native
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.runtime.programs.program import Place, Writer
 from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
 from bppsa.runtime.sparse_conv.programs.step import RegionStep, SavedImages, StepOperands, Wanted
@@ -36,7 +36,7 @@ class BatchNorm(RegionStep):
     def shape(self, *inputs: ImageShape) -> ImageShape:
         s = inputs[0]
         if self.of_batch and s.samples * s.pixels == 1:
-            raise Unsupported(Reason("a batch norm in training needs more than one value a channel"))
+            raise Unsupported("a batch norm in training needs more than one value a channel")
         return s
 
     def brings(self, dtype: torch.dtype, extras: Sequence[Any]) -> Sequence[Tensor]:

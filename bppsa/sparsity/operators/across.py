@@ -8,7 +8,7 @@ from typing import ClassVar, NoReturn
 
 from torch import Size, Tensor
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.sparsity.operators.transposed import TransposedJacobian
 from bppsa.sparsity.patterns.pattern import Pattern
 
@@ -22,7 +22,7 @@ class RowMixing(TransposedJacobian):
         return f"{type(self).__name__}, which has no J^T of a row"
 
     def refuse(self) -> NoReturn:
-        raise Unsupported(Reason("has no transposed Jacobian of a row, as it works across rows", mend="kept as a VJP"))
+        raise Unsupported("has no transposed Jacobian of a row, as it works across rows", mend="kept as a VJP")
 
     @property
     def in_size(self) -> Size:

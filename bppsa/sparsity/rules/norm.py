@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Size, Tensor, ops
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.sparsity.operators.across import AcrossRows
 from bppsa.sparsity.operators.implicit import Implicit
 from bppsa.sparsity.operators.simple import Diagonal
@@ -76,7 +76,7 @@ def layer_norm(
     x: Tensor, shape: Sequence[int], w: Tensor | None, b: Tensor | None, eps: float, *, out: Sequence[Tensor]
 ) -> tuple[tuple[Any, ...], ...]:
     if x.dim() == len(shape):
-        raise Unsupported(Reason("normalises over the batch", op="aten.native_layer_norm", mend="kept as a VJP"))
+        raise Unsupported("normalises over the batch", op="aten.native_layer_norm", mend="kept as a VJP")
     hat, scale = normalised(x, x[0].numel() // Size(shape).numel(), out[1], out[2])
     operator = blocks(x, out[0], hat, scale, w)
     return first_only([operator, *of_parameters(hat.reshape(x.shape), w, b, shape)], len(out))
@@ -168,7 +168,7 @@ def instance_norm(
     out: Tensor,
 ) -> tuple[Any, ...]:
     if not use_input_stats or mean is not None or variance is not None:
-        raise Unsupported(Reason("keeps running statistics", op="aten.instance_norm", mend="kept as a VJP"))
+        raise Unsupported("keeps running statistics", op="aten.instance_norm", mend="kept as a VJP")
     return tuple(of_instances(x, w, b, eps, out))
 
 

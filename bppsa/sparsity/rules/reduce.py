@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Size, Tensor
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.sparsity.operators.across import AcrossRows
 from bppsa.sparsity.operators.implicit import Implicit
 from bppsa.sparsity.patterns.flat import as_held, flat
@@ -109,7 +109,7 @@ def vector_norm(
     x: Tensor, order: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: object = None, out: Tensor
 ) -> tuple[Reduced]:
     if order != 2:
-        raise Unsupported(Reason(f"no rule for order {order}", op="aten.linalg_vector_norm", mend="kept as a VJP"))
+        raise Unsupported(f"no rule for order {order}", op="aten.linalg_vector_norm", mend="kept as a VJP")
     dims = normal(dim, x)
     length = spread(out, dims, keepdim, x.shape)
     return (reduction(x, out, dims, keepdim, lambda g: torch.where(length == 0, 0.0, g * (x / length))),)

@@ -16,7 +16,7 @@ from bppsa.codegen.gpu.cuda.text import ACROSS, CUDA, literal, row_at
 from bppsa.codegen.language.exact import compares
 from bppsa.codegen.language.expr import Access, Dot, Expr, Op
 from bppsa.codegen.language.ir import FOLDS, Buffer, Group, Kernel, Kind, Reduce, Store
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 
 
 class ThreadPrinter:
@@ -143,7 +143,7 @@ class ThreadPrinter:
             found |= {c for low, high in self.stored.get(buffer.name, ()) for c in range(low, high)}
         asked = set(range(column, column + width))
         if asked & found and asked - found:
-            raise Unsupported(Reason("columns of memory and of the step together", f"load of {buffer.name}"))
+            raise Unsupported("columns of memory and of the step together", f"load of {buffer.name}")
         return bool(asked & found)
 
     def load_shared(self, side: tuple[str, bool], column: int, width: int) -> PieceNames:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from bppsa.codegen.lowering.lower import IN_KERNELS
 from bppsa.decisions import Decision
-from bppsa.errors import Reason, Unsupported, first_line
+from bppsa.errors import Unsupported, first_line
 from bppsa.frontend.call_log import explaining, forward_of_model, note, strategy_of_model
 from bppsa.frontend.cell.fused_cell import CellPlan, resolved
 from bppsa.frontend.cell.plans import plan_of
@@ -83,7 +83,7 @@ def fuse(body: Body, steps: int, known: CellPlan | None = None) -> Fused:
     training = torch.is_grad_enabled()
     choice = choose_scan(plan.recurrence, plan.dtype, asked, steps, rows, training, "cpu", ahead, explaining())
     if choice.strategy == PYTORCH:
-        raise Unsupported(Reason(choice.reason))
+        raise Unsupported(choice.reason)
     numbers = {"T": steps, "B": rows, "H": plan.recurrence.moving}
     decision = Decision("", "loop", choice.strategy, choice.reason, numbers | choice.numbers, *choice.told)
     decision = with_structure(decision, plan.recurrence)
@@ -114,7 +114,7 @@ def recorded(body: Body, alone: bool, args: tuple[Any, ...]) -> Recording:
     except RuntimeError as error:
         raise_if_ours(error)
         what = f"does not run with its rows in front: {first_line(error)}"
-        raise Unsupported(Reason(what, path=recorder.line())) from error
+        raise Unsupported(what, path=recorder.line()) from error
 
 
 def of_one_row(step: Callable[..., Any], carry: list[Tensor], given: list[Tensor], same: list[Tensor]) -> Any:
@@ -125,7 +125,7 @@ def of_one_row(step: Callable[..., Any], carry: list[Tensor], given: list[Tensor
             return theirs(torch.vmap(step, in_dims=(0, 0, None)), carry, given, same)
     except RuntimeError as error:
         raise_if_ours(error)
-        raise Unsupported(Reason(f"its values have no rows, and torch.vmap gives none: {first_line(error)}")) from error
+        raise Unsupported(f"its values have no rows, and torch.vmap gives none: {first_line(error)}") from error
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, fx
 
-from bppsa.errors import Reason, Unsupported, first_line
+from bppsa.errors import Unsupported, first_line
 from bppsa.frontend.call_log import unnoted
 from bppsa.frontend.loops.scans.fuse import fuse
 from bppsa.frontend.loops.scans.verify import (
@@ -147,7 +147,7 @@ def others(witness: Witness, moves: Sequence[MoveTensor]) -> tuple[dict[LoggedVa
         expected = [made[value] for value in witness.result]
         if move is unmoved or not any(map(has_nan, expected)):
             return given, expected
-    raise Unsupported(Reason(f"its ops do not run again: {first_line(failed)}")) from failed
+    raise Unsupported(f"its ops do not run again: {first_line(failed)}") from failed
 
 
 def has_nan(tensor: Tensor) -> bool:
@@ -169,7 +169,7 @@ def believe(
         with unnoted():
             ours = ran(run, tensors)
         if random is not None and not torch.equal(torch.get_rng_state(), after):
-            raise Differs(Reason("draws other random numbers than PyTorch"))
+            raise Differs("draws other random numbers than PyTorch")
     finally:
         if random is not None:
             torch.set_rng_state(after)
@@ -182,5 +182,5 @@ def ran(program: fx.GraphModule, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         results: Sequence[Tensor] = theirs(program, *tensors)
     except RuntimeError as error:
         raise_if_ours(error)
-        raise Unsupported(Reason(f"its ops do not run as a graph: {first_line(error)}")) from error
+        raise Unsupported(f"its ops do not run as a graph: {first_line(error)}") from error
     return results

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from bppsa.errors import Reason, Unsupported, first_line
+from bppsa.errors import Unsupported, first_line
 from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
 # By dtype, of the largest entry of what is compared: rounding over some thousand steps stays below, errors do not.
@@ -49,9 +49,9 @@ def check_alike(
 ) -> None:
     """expected: what PyTorch returned; given: what the two runs were given. Raises `Differs` where they differ."""
     if any(steps(their) != steps(our) for their, our in zip(expected, ours, strict=True)):
-        raise Differs(Reason("returns tensors that lie in memory in another way than PyTorch's"))
+        raise Differs("returns tensors that lie in memory in another way than PyTorch's")
     if shared([*expected, *given]) != shared([*ours, *given]):
-        raise Differs(Reason("returns tensors that share memory in another way than PyTorch's"))
+        raise Differs("returns tensors that share memory in another way than PyTorch's")
     check_numbers(expected, ours, given, names=names)
 
 
@@ -65,7 +65,7 @@ def check_numbers(
     for i, (their, our) in enumerate(zip(expected, ours, strict=True)):
         described = tuple((t.shape, t.dtype, t.requires_grad) for t in (their, our))
         if described[0] != described[1]:
-            raise Differs(Reason(f"{names.output(i)} differs from PyTorch's in its shape, dtype or gradient"))
+            raise Differs(f"{names.output(i)} differs from PyTorch's in its shape, dtype or gradient")
         check_close(their, our, names.output(i), tolerance)
     at = [i for i, tensor in enumerate(given) if tensor.requires_grad]
     leaves = [given[i] for i in at]
@@ -73,7 +73,7 @@ def check_numbers(
     largest = max((size(wanted) for wanted, _ in pairs if wanted is not None), default=0.0)
     for i, (wanted, found) in zip(at, pairs, strict=True):
         if (wanted is None) != (found is None):
-            raise Differs(Reason(f"{names.gradient(i)} is there in one of the runs alone"))
+            raise Differs(f"{names.gradient(i)} is there in one of the runs alone")
         if wanted is not None and found is not None:
             check_close(wanted, found, names.gradient(i), tolerance, CANCELLED * largest)
 
@@ -95,14 +95,14 @@ def check_close(
     """least: what their difference is small beside, whatever their own size is."""
     if not (expected.dtype.is_floating_point or expected.dtype.is_complex):
         if not torch.equal(expected, found):
-            raise OtherNumbers(Reason(f"{what} is not PyTorch's"))
+            raise OtherNumbers(f"{what} is not PyTorch's")
         return
     expected, found = expected.detach(), found.detach()
     scale = max(size(expected), least)
     most = tolerance.get(expected.dtype, 1e-2) * max(scale, torch.finfo(expected.dtype).tiny)
     if not torch.allclose(found, expected, rtol=0.0, atol=most, equal_nan=True):
         error = finite(found - expected).abs().max().item()
-        raise OtherNumbers(Reason(f"{what} differs from PyTorch's by {error:.2g}, of {scale:.2g}"))
+        raise OtherNumbers(f"{what} differs from PyTorch's by {error:.2g}, of {scale:.2g}")
 
 
 def size(tensor: Tensor) -> float:
@@ -120,7 +120,7 @@ def gradients_by_pytorch(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) ->
         return gradients(outputs, leaves)
     except RuntimeError as error:
         raise_if_ours(error)
-        raise Unsupported(Reason(f"PyTorch cannot differentiate it: {first_line(error)}")) from error
+        raise Unsupported(f"PyTorch cannot differentiate it: {first_line(error)}") from error
 
 
 def gradients(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tensor | None]:

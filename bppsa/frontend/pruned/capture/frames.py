@@ -132,7 +132,7 @@ class Conversion:
             return converted
         except exc.FailOnRecompileLimitHit:
             what = f"more than {MOST_GRAPHS} graphs, for flags and numbers that its forward branches on"
-            raise Unsupported(Reason(what)) from None
+            raise Unsupported(what) from None
         except exc.BackendCompilerFailed as error:
             if isinstance(error.inner_exception, Unsupported):
                 raise error.inner_exception from None
@@ -174,7 +174,7 @@ def timed(module: Any) -> Iterator[Capture]:
     capture = pruned_state(module).capture
     assert capture is not None
     if capture.seconds > MOST_SECONDS:
-        raise Unsupported(Reason(f"its graphs took {capture.seconds:.0f} s to capture"))
+        raise Unsupported(f"its graphs took {capture.seconds:.0f} s to capture")
     begun = time.perf_counter()
     try:
         yield capture

@@ -24,7 +24,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.environment.libraries import NOT_THE_USERS as OWNERS
 from bppsa.fxpasses.lines import NOT_THE_USERS
 from bppsa.fxpasses.theirs import raise_if_ours, theirs
@@ -42,7 +42,7 @@ def part(module: str, name: str) -> Any:
         return theirs(attrgetter(name), theirs(import_module, module))
     except (ImportError, AttributeError) as error:
         raise_if_ours(error)
-        raise Unsupported(Reason(f"torch {torch.__version__} has no {module}.{name}, which capture needs")) from error
+        raise Unsupported(f"torch {torch.__version__} has no {module}.{name}, which capture needs") from error
 
 
 @contextmanager

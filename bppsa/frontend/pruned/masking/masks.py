@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
-from bppsa.errors import ArgumentError, InputError, InputValueError, Reason, Unsupported
+from bppsa.errors import ArgumentError, InputError, InputValueError, Unsupported
 from bppsa.frontend.pruned.masking.masked import mask_given
 from bppsa.frontend.rewritten import kind_of
 
@@ -86,9 +86,9 @@ def kept(masks: Sequence[Tensor], shape: torch.Size, path: str) -> Tensor:
     for mask in masks:
         if mask.shape != shape:
             what = f"the mask of {path}.weight is {list(mask.shape)}, the weight {list(shape)}"
-            raise Unsupported(Reason(what, mend="give the mask the weight's shape"))
+            raise Unsupported(what, mend="give the mask the weight's shape")
         bits = mask.detach() if mask.dtype is torch.bool else mask.detach() == 1
         if mask.dtype is not torch.bool and torch.count_nonzero(bits) != torch.count_nonzero(mask):
-            raise Unsupported(Reason(f"the mask of {path}.weight has other values than 0 and 1", mend="use 0 and 1"))
+            raise Unsupported(f"the mask of {path}.weight has other values than 0 and 1", mend="use 0 and 1")
         found &= bits.cpu()
     return found

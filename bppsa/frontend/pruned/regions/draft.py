@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from bppsa.codegen.sparse_conv.native import LANES
 from bppsa.codegen.sparse_conv.window import Window
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.pruned.regions.entries import KeptEntries
 from bppsa.frontend.pruned.regions.nodes import path_of, run_node, symbols_of
@@ -88,7 +88,7 @@ class Draft:
         if node not in self.found:
             outer = self.known[node]
             if isinstance(outer, (bool, int, float, tuple, list)) and not holds_for_all_calls(node, self.brought):
-                raise Unsupported(Reason("a number that each call brings"))
+                raise Unsupported("a number that each call brings")
             self.found[node] = self.enter(outer, node) if is_image(outer) else outer
         return self.found[node]
 
@@ -98,10 +98,10 @@ class Draft:
             return None
         found = self.known.get(node)
         if found is None:
-            raise Unsupported(Reason("its weight, bias or statistics are computed within the region"))
+            raise Unsupported("its weight, bias or statistics are computed within the region")
         if not is_plain(found) or not found.is_cpu or found.dtype is not self.dtype:
             what = f"a parameter or buffer is {found.dtype} on {found.device}, or of a class of its own"
-            raise Unsupported(Reason(what))
+            raise Unsupported(what)
         return found
 
     def new(self, shape: ImageShape, dims: int) -> RegionValue:
@@ -111,7 +111,7 @@ class Draft:
     def enter(self, tensor: Tensor, node: fx.Node) -> RegionValue:
         """`tensor`: [B, C] or [B, C, H, W], computed outside. Raises Unsupported where others are of another dtype."""
         if self.dtype not in (None, tensor.dtype):
-            raise Unsupported(Reason(f"{tensor.dtype} comes into a region of {self.dtype}"))
+            raise Unsupported(f"{tensor.dtype} comes into a region of {self.dtype}")
         self.check_reads(tensor)
         self.dtype = tensor.dtype
         value = self.new(ImageShape(*tensor.shape), tensor.dim())
@@ -171,16 +171,16 @@ class Draft:
     def changes(self, *tensors: fx.Node) -> None:
         """The region does. Raises Unsupported where it reads the memory of one as an image: it may do so too early."""
         if not all(is_plain(self.known[node]) for node in tensors):
-            raise Unsupported(Reason("it changes a tensor of a class of its own"))
+            raise Unsupported("it changes a tensor of a class of its own")
         own = [memory(self.known[node]) for node in tensors]
         if any(memory(self.known[image]) in own for image in self.inputs.values()):
-            raise Unsupported(Reason("it changes what the region reads"))
+            raise Unsupported("it changes what the region reads")
         self.changed += own
 
     def check_reads(self, value: Any) -> None:
         """Raises Unsupported for the memory of what the region has changed by then: it is read before the region."""
         if self.changed and isinstance(value, Tensor) and (not is_plain(value) or memory(value) in self.changed):
-            raise Unsupported(Reason("it reads statistics that the region changes"))
+            raise Unsupported("it reads statistics that the region changes")
 
     def mark(self) -> tuple[int, ...]:
         return tuple(len(grows) for grows in self._growing())
@@ -213,7 +213,7 @@ class Draft:
             maker.relu = True
             out = x
         elif inplace and not self.is_own(x):
-            raise Unsupported(Reason("a change in place of what others read", mend="nn.ReLU(inplace=False)"))
+            raise Unsupported("a change in place of what others read", mend="nn.ReLU(inplace=False)")
         else:
             out = self.add(ImageSum(relu=True), (x,))
         self.rectified.add(out.number)
@@ -252,7 +252,7 @@ def with_versions(mask: Tensor, path: str) -> Tensor:
     """A mask whose changes in place can be noticed. Raises Unsupported for another."""
     if mask.is_inference():
         what = f"the mask of {path}.weight is from torch.inference_mode(), where changes in place leave no trace"
-        raise Unsupported(Reason(what, mend="prune outside of it"))
+        raise Unsupported(what, mend="prune outside of it")
     return mask
 
 

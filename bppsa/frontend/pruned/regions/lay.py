@@ -10,7 +10,7 @@ from torch import Tensor, fx
 from torch.fx.node import map_arg
 from torch.utils._pytree import tree_leaves
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.frontend.pruned.regions.draft import Draft, RegionValue
 from bppsa.frontend.pruned.regions.functions import FUNCTIONS, METHODS
 from bppsa.frontend.pruned.regions.layers import LAYERS, refuse
@@ -56,7 +56,7 @@ def with_known_arguments(
     try:
         signature(function).bind(draft, *args, **kwargs)
     except TypeError as error:
-        raise Unsupported(Reason(f"{name}: {error}")) from error
+        raise Unsupported(f"{name}: {error}") from error
     return function(draft, *args, **kwargs)
 
 

@@ -14,7 +14,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from bppsa.codegen.sparse_conv.window import IntPair, Window
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.frontend.pruned.regions.draft import Draft, RegionValue
 from bppsa.frontend.pruned.regions.nodes import argument
 from bppsa.frontend.pruned.regions.products import masked_conv2d, masked_linear
@@ -23,7 +23,7 @@ from bppsa.runtime.sparse_conv.norm import BatchNorm
 
 def refuse(condition: bool, what: str, mend: str = "") -> None:
     if condition:
-        raise Unsupported(Reason(what, mend=mend))
+        raise Unsupported(what, mend=mend)
 
 
 def pair(value: int | Sequence[int]) -> IntPair:

@@ -14,7 +14,7 @@ from torch import fx
 from torch.amp import autocast_mode
 from torch.autograd import grad_mode
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.frontend.pruned.regions.nodes import located
 
 LEAVE: dict[Callable[..., Any], Callable[[Any], Any]] = {
@@ -31,11 +31,11 @@ def check_modes(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "get_attr" and isinstance(getattr(graph.owning_module, str(node.target), None), fx.GraphModule):
             what = "a function that PyTorch runs as a whole (checkpoint, autograd.Function, cond, ...)"
-            raise Unsupported(Reason(located(what, node)))
+            raise Unsupported(located(what, node))
         if getattr(node.target, "__name__", "") == SETS_DATA:  # Dynamo takes what setattr gives for a tensor
-            raise Unsupported(Reason(located("an assignment to a tensor's .data within a forward", node)))
+            raise Unsupported(located("an assignment to a tensor's .data within a forward", node))
         if node.op == "call_function" and changes_state(node.target):
-            raise Unsupported(Reason(located(f"{node.target.__name__} within a forward", node)))
+            raise Unsupported(located(f"{node.target.__name__} within a forward", node))
 
 
 def changes_state(function: Any) -> bool:

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, values_of
 from bppsa.common.chain import Recurrence, Role, Stream
-from bppsa.errors import Reason, Unsupported, first_line
+from bppsa.errors import Unsupported, first_line
 from bppsa.frontend.pruned.regions.draft import Draft, RegionValue
 from bppsa.fxpasses.network.jacobian import differentiable, transpose
 from bppsa.fxpasses.recording.capture import record
@@ -33,7 +33,7 @@ class WithoutViews(Recorder):
 
     def write_down(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
         if func.is_view and func not in SAME:
-            raise Unsupported(Reason("is a view", op=str(func)))
+            raise Unsupported("is a view", op=str(func))
         return super().write_down(func, args, kwargs)
 
 
@@ -45,7 +45,7 @@ def pointwise(draft: Draft, name: str, fn: Callable[..., Any], args: Any, kwargs
     call = of_images(fn, values, args, kwargs)
     function, changed = recorded(name, call, values, draft.dtype)
     if any(changed[1:]) or (changed[0] and not (args and args[0] is values[0] and draft.is_own(values[0]))):
-        raise Unsupported(Reason("a change in place of what others read", mend="use the form that returns a new one"))
+        raise Unsupported("a change in place of what others read", mend="use the form that returns a new one")
     return draft.add(Pointwise(function, flat(name, call, function, draft.dtype)), values)
 
 
@@ -64,7 +64,7 @@ def of_images(
 
 
 def no_kernel(name: str, why: object) -> Unsupported:
-    return Unsupported(Reason(f"no kernel for {name}: {why}"))
+    return Unsupported(f"no kernel for {name}: {why}")
 
 
 def flat(name: str, call: Callable[..., Any], function: Elementwise, dtype: torch.dtype | None) -> list[int]:

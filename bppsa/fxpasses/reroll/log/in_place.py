@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, marked_geometry
 from bppsa.fxpasses.recording.functional import functional
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedValue, flatten
@@ -31,9 +31,9 @@ class ChangesInPlace:
         changed, name = args[0] if args else None, str(func)
         unusual = not func._opname.endswith("_") or torch.Tag.inplace_view in func.tags
         if unusual or not isinstance(changed, Tensor) or kwargs.get("generator") is not None:
-            raise Unsupported(Reason("changes a tensor in place", op=name, mend=RETURN_NEW))
+            raise Unsupported("changes a tensor in place", op=name, mend=RETURN_NEW)
         if self.logger.memory.is_detached(changed):
-            raise Unsupported(Reason("changes a detached view in place", op=name, mend=RETURN_NEW))
+            raise Unsupported("changes a detached view in place", op=name, mend=RETURN_NEW)
         place = marked_geometry(changed)
         shared = [t for t in tensors_of(args[1:], kwargs) if t.untyped_storage()._cdata == place[0]]
         if any(marked_geometry(tensor) != place for tensor in shared) and func is not aten.copy_.default:
@@ -55,7 +55,7 @@ class ChangesInPlace:
             there = self.logger.memory.places[marked_geometry(other)]
             apart = here.parent is there.parent is not None and there not in here.meeting()
             if not apart and here is not there:
-                raise Unsupported(Reason("reads what it changes in place through another view", name, RETURN_NEW))
+                raise Unsupported("reads what it changes in place through another view", name, RETURN_NEW)
 
     def made(self, func: Any, changed: Tensor, leaves: list[Any], spec: Any) -> LoggedValue:
         """The value that `changed` has after `func`."""
@@ -69,7 +69,7 @@ class ChangesInPlace:
             leaves, spec = [*leaves, 0.5], ((None, None), ())
         target = DRAWS.get(func) or functional(func)
         if target is None:
-            raise Unsupported(Reason("changes a tensor in place", op=str(func), mend=RETURN_NEW))
+            raise Unsupported("changes a tensor in place", op=str(func), mend=RETURN_NEW)
         return self.logger.append(*without_rows(target, leaves, spec), [changed]).outs[0]
 
     def copied(self, source: LoggedValue, changed: Tensor) -> LoggedValue:

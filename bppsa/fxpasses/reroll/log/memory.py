@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.aliases import EXPANDED, RETURN_NEW, Geometry, is_expanded, marked_geometry
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue, stack_spec
 from bppsa.fxpasses.reroll.log.places import MemoryPlace, whole_of
@@ -40,7 +40,7 @@ class TensorMemory:
         if not place.divided or has_gradient(tensor):
             return value
         if place.detached is None:
-            raise Unsupported(Reason("reads a detached view of what was changed in place", mend="detach a copy"))
+            raise Unsupported("reads a detached view of what was changed in place", mend="detach a copy")
         return place.detached
 
     def holds(self, tensor: Tensor) -> bool:
@@ -93,10 +93,10 @@ class TensorMemory:
     def write(self, tensor: Tensor, value: LoggedValue, op: str) -> None:
         """`value` is what stands at the place of `tensor` from here on."""
         if is_expanded(tensor):
-            raise Unsupported(Reason(EXPANDED, op=op, mend=RETURN_NEW))
+            raise Unsupported(EXPANDED, op=op, mend=RETURN_NEW)
         place = self.places.get(marked_geometry(tensor))
         if place is None or place.given:
-            raise Unsupported(Reason(LIVES_ON, op=op, mend="do it outside of the loop"))
+            raise Unsupported(LIVES_ON, op=op, mend="do it outside of the loop")
         for held in place.lineage():
             if any(other in held.parent.written for other in held.meeting()):
                 self.read(held.parent)  # with what was written to them, before they are spoiled
@@ -144,7 +144,7 @@ class TensorMemory:
         view = place.view
         assert view is not None
         if not view.single:
-            raise Unsupported(Reason("reads a view of what was changed in place", str(view.target), RETURN_NEW))
+            raise Unsupported("reads a view of what was changed in place", str(view.target), RETURN_NEW)
         return self.emit(view.target, [source, *view.leaves[1:]], (view.spec, place.like))
 
     def joined(self, place: MemoryPlace, written: list[MemoryPlace]) -> LoggedValue:
@@ -194,7 +194,7 @@ class TensorMemory:
             return put_between(emit, value, wide, dim, at, at + 1, place.like)
         scatter = PUT_BACK.get(view.target)
         if scatter is None:
-            raise Unsupported(Reason("changes a view in place, and reads the whole", str(view.target), RETURN_NEW))
+            raise Unsupported("changes a view in place, and reads the whole", str(view.target), RETURN_NEW)
         return scatter(emit, value, piece, view, child.item, place.like)
 
 

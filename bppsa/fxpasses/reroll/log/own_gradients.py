@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 
 from bppsa.common.graph import tensors_in
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.cell.own_gradients import check_function, edges_of, kind, refusal, slopes_of, without_draws
 from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
 from bppsa.fxpasses.reroll.log.memory import function_of
@@ -123,7 +123,7 @@ class OwnGradients:
         if self.inside is None or not func._schema.is_mutable:
             return
         if not {one.untyped_storage()._cdata for one in args[:1] if isinstance(one, Tensor)} <= self.inside:
-            raise Unsupported(Reason("has a gradient of its own that changes a tensor in place", str(func), MEND))
+            raise Unsupported("has a gradient of its own that changes a tensor in place", str(func), MEND)
 
     def note(self, args: Any, outs: Any) -> None:
         """An op of a backward that runs now: what it makes is its own."""

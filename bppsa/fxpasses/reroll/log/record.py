@@ -152,11 +152,11 @@ class Logger(TorchDispatchMode):
                 return
             if goes_over(self.lines):
                 raise Unsupported(STEPS_READ)
-            raise Unsupported(Reason("reads the value of a tensor", str(func), CHOOSE))
+            raise Unsupported("reads the value of a tensor", str(func), CHOOSE)
         if torch.is_autocast_enabled("cpu"):
-            raise Unsupported(Reason("autocast decides dtypes op by op"))
+            raise Unsupported("autocast decides dtypes op by op")
         if len(self.log.ops) > MOST_OPS:
-            raise Unsupported(Reason(f"more than {MOST_OPS} ops in a call"))
+            raise Unsupported(f"more than {MOST_OPS} ops in a call")
 
     def value_of(self, tensor: Tensor, func: Any, unread: Tensor | None) -> LoggedValue | None:
         if tensor is unread:
@@ -193,7 +193,7 @@ class Logger(TorchDispatchMode):
     def note(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Any) -> None:
         outs, single = ([out], True) if isinstance(out, Tensor) else (out, False)
         if not isinstance(outs, (list, tuple)) or not all(isinstance(each, Tensor) for each in outs):
-            raise Unsupported(Reason("gives no tensors", op=str(func)))
+            raise Unsupported("gives no tensors", op=str(func))
         func, leaves, spec = without_rows(func, leaves, spec)
         if func in SIZED and out.is_contiguous():  # others keep the order of what they are like
             func, leaves, spec = sized(func, leaves, out)
@@ -211,7 +211,7 @@ class Logger(TorchDispatchMode):
             return None, False
         seen = torch.is_grad_enabled()
         if seen and is_unseen(source):
-            raise Unsupported(Reason("views what was viewed without gradients", op=str(func), mend="detach it"))
+            raise Unsupported("views what was viewed without gradients", op=str(func), mend="detach it")
         cut = source.requires_grad and (func is aten.detach.default or not seen)
         return marked_geometry(source), cut or self.memory.is_detached(source)
 
@@ -261,7 +261,7 @@ class Logger(TorchDispatchMode):
         """The op that tells what this op looks at raises its errors itself, when the log is run again."""
         made = leaves[0].op
         if made is None or not has_option(made.target, CHECK):
-            raise Unsupported(Reason("fails for some values of a tensor", op=str(func)))
+            raise Unsupported("fails for some values of a tensor", op=str(func))
         positional, named = made.spec
         if CHECK not in dict(named):
             made.spec, made.leaves = (positional, (*named, (CHECK, None))), [*made.leaves, True]

@@ -78,7 +78,7 @@ def relate(ops: Sequence[LoggedOp], run: PeriodicRun) -> UnrolledLoop:
     tags = tags_of(ops, start, run.period, steps)
     first, last = agreeing(tags, steps)
     if last - first < LEAST_STEPS:
-        raise Unsupported(Reason(f"its operands repeat in {last - first} of {steps} steps: too few to gain by a scan"))
+        raise Unsupported(f"its operands repeat in {last - first} of {steps} steps: too few to gain by a scan")
     loop = UnrolledLoop(start + first * run.period, run.period, last - first, [])
     tags = tags_of(ops, loop.start, loop.period, loop.steps)
     for rows in tags:
@@ -178,6 +178,6 @@ def relation_of(row: list[Tag], loop: UnrolledLoop) -> Relation:
 
 def begin(loop: UnrolledLoop, made: Made, value: Tag) -> None:
     if not isinstance(value, LoggedValue):
-        raise Unsupported(Reason("what is carried begins within the loop"))
+        raise Unsupported("what is carried begins within the loop")
     if loop.starts.setdefault(made, value) is not value:
-        raise Unsupported(Reason("one value is carried from two different starts"))
+        raise Unsupported("one value is carried from two different starts")
