@@ -18,7 +18,6 @@ JOINS = {"stack", "cat", "concat", "concatenate"}
 VIEWS = {"transpose", "permute", "movedim", "unsqueeze", "squeeze", "flatten", "view", "reshape", "contiguous", "size"}
 # What may leave out a part of it, or do it more than once.
 MAY_SKIP = (ast.IfExp, ast.BoolOp, ast.Compare, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-NUMBER = (ast.Constant, ast.UnaryOp, ast.USub)
 READERS = ast.Assign | ast.AnnAssign | ast.AugAssign | ast.Return | ast.Expr
 
 
