@@ -230,9 +230,9 @@ class RowOrders:
         if step != 1:
             within = self.quotient(layout.after, step) if isinstance(step, int) and start in range(step) else None
             return self.fitting(node, None if within is None else RowOrder(layout.before, within))
-        return self.some(source, layout, (start, size_of(node)[axis]))
+        return self.some(layout, (start, size_of(node)[axis]))
 
-    def some(self, source: fx.Node, layout: RowOrder, sizes: Sequence[Any]) -> RowOrder | None:
+    def some(self, layout: RowOrder, sizes: Sequence[Any]) -> RowOrder | None:
         """The layout of a piece, the last of the sizes, where all of them take whole copies of the rows."""
         copies = [0 if size == 0 else self.times(size) for size in sizes]
         around = [None if each is None else self.quotient(each, layout.after) for each in copies]
@@ -253,7 +253,7 @@ class RowOrders:
             copies = self.quotient(layout.before, op.args[1])
             return None if copies is None else RowOrder(copies, layout.after)
         sizes = op.args[1] if isinstance(op.args[1], (list, tuple)) else [op.args[1]]
-        return self.some(source, layout, [*map(number, sizes), size_of(node)[axis]])
+        return self.some(layout, [*map(number, sizes), size_of(node)[axis]])
 
 
 RULES: Mapping[str, Callable[[RowOrders, fx.Node], RowOrder | None]] = {
