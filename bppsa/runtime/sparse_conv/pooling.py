@@ -14,11 +14,23 @@ from bppsa.runtime.sparse_conv.programs.image import Image, ImageShape, empty
 from bppsa.runtime.sparse_conv.programs.step import RegionStep, SavedImages, StepOperands, Wanted
 
 
-class MaxPool(RegionStep):
+class Pooling(RegionStep):
+    """out: the sizes of an image of its output."""
+
+    out: IntPair
+
+    def shape(self, *inputs: ImageShape) -> ImageShape:
+        return ImageShape(inputs[0].samples, inputs[0].channels, *self.out)
+
+    def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
+        return (inputs[0],), ()
+
+
+class MaxPool(Pooling):
     masks = reads_output = True  # where the maximum is zero, so is all that the mask could tell
 
     def __init__(self, window: Window) -> None:
-        self.window = window
+        self.window, self.out = window, window.out
         w = window
         self._numbers = torch.tensor([*w.size, *w.out, *w.kernel, *w.stride, *w.padding, *w.dilation])
 
@@ -27,12 +39,6 @@ class MaxPool(RegionStep):
         """Its windows are squares of two by two pixels that meet nowhere and leave nothing out."""
         w = self.window
         return w == Window(w.size, (2, 2), (2, 2)) and w.size[0] % 2 == w.size[1] % 2 == 0
-
-    def shape(self, *inputs: ImageShape) -> ImageShape:
-        return ImageShape(inputs[0].samples, inputs[0].channels, *self.window.out)
-
-    def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
-        return (inputs[0],), ()
 
     def forward(self, to: Writer, given: StepOperands) -> tuple[Image, Place | None]:
         (x,) = given.inputs
@@ -72,19 +78,13 @@ def average(size: int, kernel: int, stride: int, padding: int, count_padding: bo
     return Means(tuple(bounds), tuple(1 / (kernel if count_padding else b - a) for a, b in bounds))
 
 
-class MeanPool(RegionStep):
+class MeanPool(Pooling):
     def __init__(self, size: IntPair, down: Means, across: Means) -> None:
         self.out = len(down.bounds), len(across.bounds)
         self._bounds = torch.tensor([*down.bounds, *across.bounds])
         self._shares = torch.tensor([*down.shares, *across.shares], dtype=torch.float64)
         self._sizes = torch.tensor([*size, *self.out])
         self.size, self.means = size, (down, across)
-
-    def shape(self, *inputs: ImageShape) -> ImageShape:
-        return ImageShape(inputs[0].samples, inputs[0].channels, *self.out)
-
-    def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
-        return (inputs[0],), ()
 
     def forward(self, to: Writer, given: StepOperands) -> tuple[Image, None]:
         (x,) = given.inputs
