@@ -130,7 +130,7 @@ def affordable(division: Division, stages: JacobianSizes, itemsize: int, budget:
     need = needed(division)
     if need <= budget:
         return division, ""
-    what = f"needs {size(need)} of {size(budget)}"
+    what = f"needs {in_binary_units(need)} of {in_binary_units(budget)}"
     for up_levels in reversed(range(len(division.scan.up))):
         shorter = Division(1, len(stages), levels.hybrid(len(stages), up_levels))
         if needed(shorter) <= budget:
@@ -138,7 +138,7 @@ def affordable(division: Division, stages: JacobianSizes, itemsize: int, budget:
     return Division(len(stages), 1, levels.linear(1)), f"{what}: one stage after the other"
 
 
-def size(count: int) -> str:
+def in_binary_units(count: int) -> str:
     for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if count >= scale:
             return f"{count / scale:.3g} {unit}"

@@ -17,7 +17,7 @@ from bppsa.common.graph import differentiable_in, tensors_in
 from bppsa.distributed.planned.attention import FusedAttention
 from bppsa.errors import PartitionError, first_line
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
-from bppsa.fxpasses.partition.ops.costs import product_flops, size
+from bppsa.fxpasses.partition.ops.costs import bytes_of, product_flops
 from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
 Amount = tuple[float, float]  # flops of matrix products, and bytes read and written
@@ -82,7 +82,7 @@ class OpLog(TorchDispatchMode):
         if func.is_view:
             return out
         read, made = tensors_in((args, kwargs)), tensors_in(out)
-        amount = product_flops(func, args, kwargs, out), float(sum(map(size, read)) + sum(map(size, made)))
+        amount = product_flops(func, args, kwargs, out), float(sum(map(bytes_of, read)) + sum(map(bytes_of, made)))
         reads, writes = frozenset(map(self.number, read)), frozenset(map(self.number, made))
         if not self.going_back:
             self.forward.append(OpTrace(amount, torch.autograd._get_sequence_nr() - 1, reads, writes))  # type: ignore[attr-defined]
@@ -164,7 +164,7 @@ def traced(
     for op in log.forward:
         op.saved -= of_model
     sizes = {number: storage.nbytes() for number, storage in log.storages.items() if number not in of_model}
-    return StepTrace(tuple(log.forward), held, sizes, sum(map(size, tensors_in(given))))
+    return StepTrace(tuple(log.forward), held, sizes, sum(map(bytes_of, tensors_in(given))))
 
 
 def attribute(log: OpLog, gradients: set[int]) -> None:

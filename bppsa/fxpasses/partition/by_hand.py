@@ -65,7 +65,7 @@ def by_hand(
     drawing = [True] * len(runs) if trained is None else [run.draws for run in trained]
     sites = [run.written_at for run in trained or runs]
     values = [
-        StageValue(name, INPUT, (0,), size(a)) for name, a in zip(arguments.names, arguments.examples, strict=True)
+        StageValue(name, INPUT, (0,), bytes_in(a)) for name, a in zip(arguments.names, arguments.examples, strict=True)
     ]
     inputs = range(len(values))
     stages, first = [], first_names(model)
@@ -77,7 +77,7 @@ def by_hand(
         else:
             parts = run.parts()
             outputs = range(len(values), len(values) + len(parts))
-            values += [StageValue(f"{path}[{i}]", s, (s + 1,), size(part)) for i, part in enumerate(parts)]
+            values += [StageValue(f"{path}[{i}]", s, (s + 1,), bytes_in(part)) for i, part in enumerate(parts)]
             take = type(run.result) is tuple
             results = [graph.call_function(operator.getitem, (call, i)) if take else call for i in range(len(parts))]
         graph.output(tuple(results))
@@ -213,5 +213,5 @@ def paths_of(model: nn.Module, modules: Sequence[nn.Module]) -> list[str]:
     return [paths[id(module)] for module in modules]
 
 
-def size(value: Any) -> int:
+def bytes_in(value: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors_in(value))

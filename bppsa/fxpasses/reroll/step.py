@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -13,7 +14,6 @@ from bppsa.fxpasses.reroll.levels import Level, above, levels, reaching
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, draws
 from bppsa.fxpasses.reroll.repetition.relate import Made, Outside, UnrolledLoop, VaryingNumber
-from bppsa.fxpasses.reroll.views.reshapes import size
 
 OF_NUMBERS = "carry a number for each row, as [B] or [B, 1], or count in Python"
 OF_OTHERS = "keep the batch in front, and one dtype"
@@ -78,7 +78,7 @@ class LoopStep:
     def has_place(self, value: LoggedValue) -> bool:
         """Whether a kernel may hold it, between carries and outputs that are rows."""
         if self.cut.moved and self.rows is not None and value.dtype is self.dtype:
-            return size(value.shape) % self.rows == 0
+            return prod(value.shape) % self.rows == 0
         return self.is_row(value)
 
     def read_of(self, j: int) -> list[LoggedValue]:

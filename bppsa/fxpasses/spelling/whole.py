@@ -58,7 +58,7 @@ def growth_of(recurrence: Recurrence) -> Growth | None:
             number = MagnitudeBound(1, 0) if of_carry else MagnitudeBound(0, 0, 1)
             sizes[node] = number if node.meta["val"].dtype is not torch.bool else MagnitudeBound(0, 1)
         elif node.op == "call_function" and has_whole_numbers(node):
-            sizes[node] = size_of(node, sizes)
+            sizes[node] = bound_of(node, sizes)
     if not any(map(is_number, sizes)):
         return None
     nexts = [sizes[node] for node in recurrence.next_carries if is_number(node)]
@@ -83,7 +83,7 @@ def is_number(node: fx.Node) -> bool:
     return has_whole_numbers(node) and node.meta["val"].dtype is not torch.bool
 
 
-def size_of(node: fx.Node, sizes: dict[fx.Node, MagnitudeBound]) -> MagnitudeBound:
+def bound_of(node: fx.Node, sizes: dict[fx.Node, MagnitudeBound]) -> MagnitudeBound:
     if node.meta["val"].dtype is torch.bool:
         return MagnitudeBound(0, 1)
     if node.target in FILLS:

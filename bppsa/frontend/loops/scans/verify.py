@@ -70,7 +70,7 @@ def check_numbers(
     at = [i for i, tensor in enumerate(given) if tensor.requires_grad]
     leaves = [given[i] for i in at]
     pairs = list(zip(gradients_by_pytorch(expected, leaves), gradients(ours, leaves), strict=True))
-    largest = max((size(wanted) for wanted, _ in pairs if wanted is not None), default=0.0)
+    largest = max((largest_entry(wanted) for wanted, _ in pairs if wanted is not None), default=0.0)
     for i, (wanted, found) in zip(at, pairs, strict=True):
         if (wanted is None) != (found is None):
             raise Differs(f"{names.gradient(i)} is there in one of the runs alone")
@@ -98,15 +98,15 @@ def check_close(
             raise OtherNumbers(f"{what} is not PyTorch's")
         return
     expected, found = expected.detach(), found.detach()
-    scale = max(size(expected), least)
+    scale = max(largest_entry(expected), least)
     most = tolerance.get(expected.dtype, 1e-2) * max(scale, torch.finfo(expected.dtype).tiny)
     if not torch.allclose(found, expected, rtol=0.0, atol=most, equal_nan=True):
         error = finite(found - expected).abs().max().item()
         raise OtherNumbers(f"{what} differs from PyTorch's by {error:.2g}, of {scale:.2g}")
 
 
-def size(tensor: Tensor) -> float:
-    """Its largest finite entry."""
+def largest_entry(tensor: Tensor) -> float:
+    """Of the finite ones."""
     return finite(tensor.detach()).abs().max().item() if tensor.numel() else 0.0
 
 

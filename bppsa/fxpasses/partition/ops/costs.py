@@ -61,13 +61,13 @@ def cost_of(op: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:
     if op.is_view:
         return 0.0
     packet = op._overloadpacket
-    written = sum(map(size, tensors_in(out)))
-    operands = {id(tensor): size(tensor) for tensor in tensors_in((args, kwargs))}
+    written = sum(map(bytes_of, tensors_in(out)))
+    operands = {id(tensor): bytes_of(tensor) for tensor in tensors_in((args, kwargs))}
     read = sum(min(each, written) if packet in GATHERS else each for each in operands.values())
     return flops_of(op, args, kwargs, out) + PER_BYTE * SWEEPS.get(packet, 1.0) * (read + written)
 
 
-def size(tensor: Tensor) -> int:
-    """Bytes; of what is expanded, those that are there."""
+def bytes_of(tensor: Tensor) -> int:
+    """Of what is expanded, those that are there."""
     whole = tensor.numel() * tensor.element_size()
     return min(whole, tensor.untyped_storage().nbytes()) if tensor.layout is torch.strided else 0

@@ -7,6 +7,7 @@ another shape than it is computed in.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ def reshaped(op: LoggedOp) -> LoggedValue | None:
     target, value, out = op.target, values[0], op.outs[0]
     if target in ALWAYS:
         return value
-    same = size(value.shape) == size(out.shape)
+    same = prod(value.shape) == prod(out.shape)
     if same and target in IF_OF_ONE:
         return value
     return value if target in IF_IN_ORDER and is_in_order(op, value) else None
@@ -87,7 +88,3 @@ def is_in_order(op: LoggedOp, value: LoggedValue) -> bool:
         order[one], order[other] = order[other], order[one]
     moved = [dim for dim in order if value.shape[dim] != 1]
     return moved == sorted(moved)
-
-
-def size(shape: Sequence[int]) -> int:
-    return torch.Size(shape).numel()
