@@ -19,6 +19,8 @@ from bppsa.errors import Reason
 
 aten = torch.ops.aten
 
+# ops that hand their operand's numbers on in its shape
+HANDED_ON = {aten.clone.default, aten.alias.default, aten.detach.default, aten._to_copy.default}
 # op -> the value it fills its result with, from the node's arguments
 FILLS: dict[Any, Callable[[tuple], float]] = {
     aten.zeros.default: lambda args: 0.0,

@@ -17,11 +17,10 @@ from bppsa.codegen.language.expr import Access, Expr, const, load
 from bppsa.codegen.language.ir import Buffer, Group, Kernel, Kind, Store
 from bppsa.codegen.language.verify import verify
 from bppsa.codegen.lowering.pointwise import POINTWISE
-from bppsa.common.chain import FILLS, Recurrence, Role, Transposed
+from bppsa.common.chain import FILLS, HANDED_ON, Recurrence, Role, Transposed
 from bppsa.errors import Unsupported
 
 aten = torch.ops.aten
-SAME = {aten.clone.default, aten.alias.default, aten.detach.default, aten._to_copy.default}
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +85,7 @@ def expression(node: fx.Node, args: Any) -> Expr:
     truths = [arg for arg in node.all_input_nodes if arg.meta["val"].dtype is torch.bool]
     if target in FILLS:
         return const(FILLS[target](node.args))
-    if target in SAME:
+    if target in HANDED_ON:
         if node.meta["val"].dtype is not node.args[0].meta["val"].dtype:  # and rounds
             raise Unsupported("changes the dtype", op=str(target))
         if torch.device(node.kwargs.get("device") or "cpu").type != "cpu":

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bppsa.common.chain import ALONG_BATCH, FILLS, is_pointwise
+from bppsa.common.chain import ALONG_BATCH, FILLS, HANDED_ON, is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.sparsity.rules.matrix_ops import MATRICES
 
@@ -39,8 +39,7 @@ ALONG_DIMS: dict[Any, tuple[int, ...]] = {
 # Views whose result has the rows where its source has them, in front; `rows_first.py` sees to it.
 VIEWS = {aten.view.default, aten._unsafe_view.default, aten.permute.default, aten.transpose.int, aten.expand.default}
 # Row for row whatever the value is.
-SAME_SHAPE = {aten.clone.default, aten.alias.default, aten.detach.default, aten._to_copy.default}
-SAME_SHAPE |= {aten.view_as_real.default, aten.view_as_complex.default}
+SAME_SHAPE = {*HANDED_ON, aten.view_as_real.default, aten.view_as_complex.default}
 
 
 def check_rowwise(node: fx.Node, rows: int, is_param: Callable[[fx.Node], bool]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from bppsa.common.chain import HANDED_ON
 from bppsa.sparsity.rules.matrix_ops import defined
 
 aten = torch.ops.aten
@@ -24,7 +25,6 @@ PUT = defined(
 OF_ROWS = {aten.index.Tensor: ELEMENTS, aten.index_put.default: PUT}
 # Of the numbers from 0 on; before them stand arguments that are these.
 NUMBERINGS: dict[Any, tuple[int, ...]] = {aten.arange.default: (), aten.arange.start: (0,)}
-HANDED_ON = {aten.detach.default, aten.alias.default, aten.clone.default, aten._to_copy.default}
 
 
 def made_by(node: fx.Node) -> fx.Node:

@@ -12,19 +12,18 @@ from typing import Any
 import torch
 from torch import fx
 
-from bppsa.common.chain import FILLS
+from bppsa.common.chain import FILLS, HANDED_ON
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.recording.one_hot import ONE_HOT
-from bppsa.fxpasses.spelling.whole import has_whole_numbers, is_number
+from bppsa.fxpasses.spelling.whole import CHOICES, has_whole_numbers, is_number
 
 aten = torch.ops.aten
 # What hands its operand's numbers on as they are.
 SAME_NUMBERS = {
     *(aten.view.default, aten._unsafe_view.default, aten.expand.default, aten.permute.default, aten.transpose.int),
     *(aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.select.int, aten.slice.Tensor),
-    *(aten._to_copy.default, aten.clone.default, aten.detach.default, aten.alias.default),
+    *HANDED_ON,
 }
-CHOICES = {aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar}
 NOTHING: Mapping[fx.Node, tuple[int, int]] = {}
 BoundedIndices = Iterator[tuple[Any, int, int]]  # an index, and the least and the largest number that it may hold
 

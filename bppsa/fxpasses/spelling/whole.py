@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from bppsa.common.chain import FILLS, Recurrence
+from bppsa.common.chain import FILLS, HANDED_ON, Recurrence
 from bppsa.errors import Unsupported
 
 aten = torch.ops.aten
@@ -155,6 +155,7 @@ def joined(node: fx.Node, parts: list[MagnitudeBound], *dim: Any) -> MagnitudeBo
 
 QUOTIENTS = {aten.floor_divide.default, aten.floor_divide.Scalar}
 DIVIDES = {*QUOTIENTS, aten.remainder.Tensor, aten.remainder.Scalar, aten.fmod.Tensor, aten.fmod.Scalar}
+CHOICES = {aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar}
 BoundRule = Callable[..., MagnitudeBound]
 FIRST: BoundRule = lambda node, size, *rest: size  # noqa: E731
 SIZES: dict[Any, BoundRule] = {
@@ -162,12 +163,11 @@ SIZES: dict[Any, BoundRule] = {
     **dict.fromkeys((aten.mul.Tensor, aten.mul.Scalar), multiplied),
     **dict.fromkeys((aten.maximum.default, aten.minimum.default, aten.clamp.default), larger),
     **dict.fromkeys((aten.clamp_min.default, aten.clamp_max.default, aten.masked_fill.Scalar), larger),
-    **dict.fromkeys((aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar), larger),
-    **dict.fromkeys((aten.neg.default, aten.abs.default, aten.clone.default, aten.detach.default), FIRST),
+    **dict.fromkeys(CHOICES, larger),
+    **dict.fromkeys((*HANDED_ON, aten.neg.default, aten.abs.default, aten.amax.default, aten.amin.default), FIRST),
     **dict.fromkeys((aten.slice.Tensor, aten.select.int, aten.unsqueeze.default, aten.squeeze.dim), FIRST),
-    **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.squeeze.dims, aten.alias.default), FIRST),
+    **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.squeeze.dims, aten.expand.default), FIRST),
     **dict.fromkeys((aten.permute.default, aten.transpose.int, aten.flip.default), FIRST),
-    **dict.fromkeys((aten.expand.default, aten._to_copy.default, aten.amax.default, aten.amin.default), FIRST),
     **dict.fromkeys(DIVIDES, divided),
     aten.sign.default: lambda node, a: MagnitudeBound(0, 1),
     aten.cat.default: joined,

@@ -13,8 +13,8 @@ from torch import Tensor
 from bppsa.codegen.language.expr import Access, Expr, Op, const, load
 from bppsa.codegen.language.ir import Kernel
 from bppsa.codegen.sparse_conv import native
-from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, kernel
-from bppsa.common.chain import Role
+from bppsa.codegen.sparse_conv.elementwise import Elementwise, kernel
+from bppsa.common.chain import HANDED_ON, Role
 from bppsa.common.graph import ancestors
 from bppsa.runtime.programs.program import Writer
 from bppsa.runtime.sparse_conv.programs.image import Image, empty, pack
@@ -50,7 +50,7 @@ class Pointwise(RegionStep):
         """The role of the image that a copy was made of: the body copies what might be changed."""
         named = {node.name: node for node in self.function.body.body.nodes}
         node = named[str(role.index)] if role.kind == "value" else None
-        while node is not None and node.target in SAME:
+        while node is not None and node.target in HANDED_ON:
             node = node.all_input_nodes[0]
         return node.meta["role"] if node is not None and node.op == "placeholder" else role
 

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, fx
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from bppsa.codegen.sparse_conv.elementwise import SAME, Elementwise, values_of
-from bppsa.common.chain import Recurrence, Role, Stream
+from bppsa.codegen.sparse_conv.elementwise import Elementwise, values_of
+from bppsa.common.chain import HANDED_ON, Recurrence, Role, Stream
 from bppsa.errors import Unsupported, first_line
 from bppsa.frontend.pruned.regions.draft import Draft, RegionValue
 from bppsa.fxpasses.network.jacobian import differentiable, transpose
@@ -32,7 +32,7 @@ class WithoutViews(Recorder):
     """Whether a view is more than what it views depends on the shape, and the stand-ins' is none of an image."""
 
     def write_down(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
-        if func.is_view and func not in SAME:
+        if func.is_view and func not in HANDED_ON:
             raise Unsupported("is a view", op=str(func))
         return super().write_down(func, args, kwargs)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bppsa.fxpasses.reroll.log.record import Logger
 
 aten = torch.ops.aten
-HANDED_ON = {*SAME, aten.detach.default, aten.lift_fresh.default}
+UP_TO_SIGN = {*SAME, aten.detach.default, aten.lift_fresh.default}
 
 
 class OwnGradients:
@@ -138,7 +138,7 @@ def is_of_op(node: Any) -> bool:
 
 
 def is_zero(leaf: Any) -> bool:
-    while isinstance(leaf, LoggedValue) and leaf.op is not None and leaf.op.target in HANDED_ON:
+    while isinstance(leaf, LoggedValue) and leaf.op is not None and leaf.op.target in UP_TO_SIGN:
         leaf = leaf.op.leaves[0]
     if isinstance(leaf, LoggedValue) and leaf.given is not None:
         return leaf.given.literal is not None and not leaf.given.literal.any()

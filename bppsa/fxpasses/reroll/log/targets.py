@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.fxpasses.recording.row_elements import HANDED_ON, OF_ROWS, may_be_of_rows, numbers_rows
+from bppsa.common.chain import HANDED_ON
+from bppsa.fxpasses.recording.row_elements import OF_ROWS, may_be_of_rows, numbers_rows
 from bppsa.fxpasses.reroll.log.ops import LoggedValue, Nesting
 
 aten = torch.ops.aten
