@@ -27,7 +27,8 @@ from bppsa.fxpasses.partition.check.verify import are_same_results, called
 from bppsa.fxpasses.partition.cut.modules import ROOT, first_names, names_of, stage_module
 from bppsa.fxpasses.partition.means.outputs import few_by_hand
 from bppsa.fxpasses.partition.ops.changes import changed_by
-from bppsa.fxpasses.partition.ops.effects import NORMS, EffectWatch, Site, storage, written
+from bppsa.fxpasses.partition.ops.costs import NORMS
+from bppsa.fxpasses.partition.ops.effects import EffectWatch, Site, storage, written
 from bppsa.fxpasses.theirs import is_ours, raise_if_ours, theirs
 
 

@@ -22,12 +22,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from bppsa.fxpasses.environment.key import SIMPLE
 from bppsa.fxpasses.environment.libraries import is_users_name
 from bppsa.fxpasses.environment.trail import Read, items
 
-SIMPLE = (int, float, complex, bool, str, bytes, tuple, type(None))
 EQUAL = (int, bool, str, bytes, torch.device, torch.dtype, slice, range)  # the same where they are equal
-ATOMS = (int, float, complex, bool, str, bytes, type(None), torch.device, torch.dtype, torch.Size)  # and lead nowhere
 
 Lead = Callable[[Any], Iterable[Any]]
 
@@ -106,7 +105,7 @@ def leads(value: Any) -> Iterator[Any]:
     """The values in a container, and what a function or a method has beside its code; without atoms."""
     lead = next((LEADS[base] for base in type(value).__mro__ if base in LEADS), None)
     for each in () if lead is None else lead(value):
-        if type(each) not in ATOMS:
+        if type(each) not in SIMPLE:
             yield each
 
 
@@ -154,7 +153,7 @@ def is_librarys(value: Any) -> bool:
 def is_lasting(value: Any, model: nn.Module) -> bool:
     """Whether it is there before a forward and after it: an attribute of the model, or a function that holds nothing a
     forward has made, as a closure may."""
-    if type(value) in ATOMS or isinstance(value, (nn.Module, type, types.BuiltinFunctionType)):
+    if type(value) in SIMPLE or isinstance(value, (nn.Module, type, types.BuiltinFunctionType)):
         return True
     if isinstance(value, FunctionType):
         held = [cell.cell_contents for cell in value.__closure__ or ()]

@@ -12,11 +12,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from bppsa.decisions import RECORD, Report, under
+from bppsa.fxpasses.environment.key import SIMPLE
 from bppsa.fxpasses.environment.libraries import is_users_name
 from bppsa.fxpasses.environment.names import global_names, unnamed
 from bppsa.fxpasses.partition.capture.contents import (
-    ATOMS,
-    SIMPLE,
     has_names,
     is_librarys,
     leads,
@@ -26,6 +25,7 @@ from bppsa.fxpasses.partition.capture.contents import (
 from bppsa.fxpasses.partition.capture.spaces import Contents, Empty, Kept, LookedUpValues, Slots, Space
 from bppsa.fxpasses.partition.capture.whole import HOOKS, is_one_node
 
+OF_OPTIONS = (int, float, complex, bool, str, bytes, tuple, type(None))
 NOT_ITS_OWN = ("_parameters", "_buffers", "training", RECORD)  # which stages are given anew in each call, and ours
 TABLES = frozenset((*HOOKS, "_backward_hooks", "_backward_pre_hooks", "_modules"))
 
@@ -79,7 +79,7 @@ class Walk:
                 return matters(name)
             # What a layer keeps of its weights, as a recurrent one does, is its own affair.
             option = matters(name) and not name.startswith("_") and not isinstance(value, Tensor)
-            return option or (isinstance(value, SIMPLE) and name not in NOT_ITS_OWN)
+            return option or (isinstance(value, OF_OPTIONS) and name not in NOT_ITS_OWN)
 
         own = TABLES.union(name for name, value in space.items() if is_read(name, value))
         yield Space(path, module, space, own, matters)
@@ -97,7 +97,7 @@ class Walk:
         todo = [(what, value)]
         while todo:
             what, value = todo.pop()
-            if type(value) in ATOMS or id(value) in self.met or is_librarys(value):
+            if type(value) in SIMPLE or id(value) in self.met or is_librarys(value):
                 continue
             if isinstance(value, type):
                 yield from self.of_class(value)

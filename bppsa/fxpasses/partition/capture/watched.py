@@ -21,12 +21,12 @@ import numpy as np
 from torch import nn
 
 from bppsa.decisions import RECORD, Report, under
+from bppsa.fxpasses.environment.key import SIMPLE
 from bppsa.fxpasses.environment.libraries import is_users_name
 from bppsa.fxpasses.environment.trail import content, items
 from bppsa.fxpasses.lines import innermost, is_users_frame, place_at
 from bppsa.fxpasses.network.models import TABLES, caches, state_of
 from bppsa.fxpasses.partition.capture.contents import (
-    ATOMS,
     GENERATORS,
     PLAIN,
     READ,
@@ -75,7 +75,7 @@ def held(what: str, value: Any, met: dict[int, Any] | None = None) -> Iterator[W
     met, todo = {} if met is None else met, [value]
     while todo:
         value = todo.pop()
-        if id(value) in met or isinstance(value, (*ATOMS, nn.Module)) or is_librarys(value):
+        if id(value) in met or isinstance(value, (*SIMPLE, nn.Module)) or is_librarys(value):
             continue
         met[id(value)] = value
         read = reader(value)

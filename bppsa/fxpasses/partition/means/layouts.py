@@ -39,7 +39,7 @@ RESHAPING = (
     *("unflatten", "ravel"),
 )
 PIECES = ("split", "split_with_sizes", "chunk", "unsafe_split")
-INDEXING = ("index", "masked_select", "_unsafe_index", "index_put", "index_put_")
+PICKING = ("index", "masked_select", "_unsafe_index", "index_put", "index_put_")
 
 
 class RowOrders:
@@ -262,7 +262,7 @@ RULES: Mapping[str, Callable[[RowOrders, fx.Node], RowOrder | None]] = {
     **dict.fromkeys(("cat", "concat", "concatenate"), RowOrders.joined),
     **dict.fromkeys(("repeat", "tile"), RowOrders.repeated),
     **dict.fromkeys(("slice", "narrow"), RowOrders.cut),
-    **dict.fromkeys(INDEXING, RowOrders.indexed),
+    **dict.fromkeys(PICKING, RowOrders.indexed),
     **dict.fromkeys(("arange", "range"), RowOrders.numbered),
     "repeat_interleave": RowOrders.interleaved,
     "getitem": RowOrders.piece,

@@ -35,9 +35,10 @@ FORMULAS: Mapping[Any, Any] = {
     aten.mkldnn_rnn_layer: of_layer,
     aten._cudnn_rnn: of_layer,
 }
+NORMS = (aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm)
 # How many times as long as a pointwise op they take for a byte, forward and backward together.
 SWEEPS: Mapping[Any, float] = {
-    **dict.fromkeys((aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm), 2.0),
+    **dict.fromkeys(NORMS, 2.0),
     **dict.fromkeys((aten.native_group_norm, aten._log_softmax), 2.0),
     **dict.fromkeys((aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.avg_pool2d), 4.0),
 }

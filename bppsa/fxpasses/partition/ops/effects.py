@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bppsa.common.graph import tensors_in
 from bppsa.common.stages import draws, is_product
 from bppsa.fxpasses.lines import place_here
-from bppsa.fxpasses.partition.ops.costs import cost_of, flops_of
+from bppsa.fxpasses.partition.ops.costs import NORMS, cost_of, flops_of
 from bppsa.fxpasses.theirs import theirs
 
 aten = torch.ops.aten
@@ -80,8 +80,7 @@ class EffectWatch(TorchDispatchMode):
         return Site("" if place == self.outside else place, func._overloadpacket.__name__)
 
 
-# Their schemas do not say that in training they write to these arguments.
-NORMS = (aten.native_batch_norm, aten.cudnn_batch_norm, aten.miopen_batch_norm)
+# The schemas of NORMS do not say that in training they write to these arguments.
 NORM_STATISTICS = ("running_mean", "running_var")
 
 
