@@ -50,9 +50,7 @@ class Recomputing:
         """As `Sweep.forward`, with states [T / k, B, n] that enter every k-th step; private are the streams."""
         sweep, extent, kernel = self.sweep, self.extent, self.sweep.program.inference
         sweep.prepare([kernel, *sweep.program.recomputing])
-        states = sweep.allocated(kernel, extent)
-        for state, carry in zip(states, carries, strict=True):
-            extent.start(state, carry)
+        states = sweep.started(kernel, carries, extent)
         given = {f"carry{i}": state for i, state in enumerate(states)}
         kept = {name: torch.empty(*self.shape, state.shape[-1], dtype=sweep.dtype) for name, state in given.items()}
         streams = self.products(sources, params)

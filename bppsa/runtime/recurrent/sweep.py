@@ -100,9 +100,7 @@ class Sweep:
         recurrence numbers them."""
         kernel = self.program.forward if save else self.program.inference
         self.prepare([kernel, self.program.backward] if save else [kernel])
-        states = self.allocated(kernel, extent)
-        for state, carry in zip(states, carries, strict=True):
-            extent.start(state, carry)
+        states = self.started(kernel, carries, extent)
         tensors = self.swept_forward(kernel, states, sources, params, extent)
         return self.passing(states, tensors, extent, save=save)
 
@@ -163,10 +161,12 @@ class Sweep:
         private = {name: tensors[name] for name in self.private} if save else {}
         return Passed(tuple(outputs), tuple(finals or map(extent.end, states)), tuple(states), private)
 
-    def allocated(self, kernel: Kernel, extent: Extent) -> list[Tensor]:
-        """The states that a forward kernel writes."""
-        count = len(self.recurrence.carries)
-        return [allocate(kernel.buffer(f"carry{i}"), extent, self.dtype) for i in range(count)]
+    def started(self, kernel: Kernel, carries: Given, extent: Extent) -> list[Tensor]:
+        """The states that a forward kernel writes, with what enters the first step."""
+        states = [allocate(kernel.buffer(f"carry{i}"), extent, self.dtype) for i in range(len(carries))]
+        for state, carry in zip(states, carries, strict=True):
+            extent.start(state, carry)
+        return states
 
     def backward(
         self,
