@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from bppsa.common.recent import in_children
 
 _lock = threading.Lock()
 _pauses = 0  # of all threads
@@ -40,6 +41,7 @@ def end() -> None:
             gc.enable()
 
 
+@in_children
 def resume_in_child() -> None:
     """A forked child has none of the other threads, and would collect nothing for good."""
     global _lock, _pauses
@@ -48,7 +50,3 @@ def resume_in_child() -> None:
         _pauses = 0
         if _was_on:
             gc.enable()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=resume_in_child)

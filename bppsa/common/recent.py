@@ -9,7 +9,15 @@ from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
+F = TypeVar("F", bound=Callable[[], None])
 V = TypeVar("V")
+
+
+def in_children(function: F) -> F:
+    """Have a function called in a forked child, where there are such."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=function)
+    return function
 
 
 class RecentMap(Generic[V]):
@@ -83,10 +91,7 @@ def renewed_in_children(owner: Any) -> None:
     _locked.add(owner)
 
 
+@in_children
 def renew_locks() -> None:
     for owner in _locked:
         owner.renew_lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=renew_locks)

@@ -21,6 +21,7 @@ import torch  # noqa: F401  its OpenMP runtime must be in the process before our
 
 from bppsa.codegen import cache, isa
 from bppsa.codegen.cpu import progress, shipped
+from bppsa.common.recent import in_children
 from bppsa.errors import BuildError, MachineError, Reason
 
 BASE = ("-std=c++17", "-O3", "-fno-math-errno", "-shared", "-fPIC")
@@ -65,14 +66,11 @@ class _LibrarySlot:
 _slots: dict[str, _LibrarySlot] = {}
 
 
+@in_children
 def _unlock_in_child() -> None:
     """A build that another thread was in the middle of does not go on in a forked child: its lock would stay held."""
     for slot in _slots.values():
         slot.lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_unlock_in_child)
 
 
 def available() -> Reason | None:

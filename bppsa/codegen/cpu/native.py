@@ -6,7 +6,6 @@ Several Python threads may call one `NativeKernel`: a call keeps its state to it
 from __future__ import annotations
 
 import ctypes
-import os
 from array import array
 from collections.abc import Sequence
 
@@ -16,6 +15,7 @@ from torch import Tensor
 from bppsa.codegen.cpu import build
 from bppsa.codegen.cpu.print_cpp import printed
 from bppsa.codegen.language.ir import Kernel
+from bppsa.common.recent import in_children
 
 REAL = {torch.float32: "float", torch.float64: "double"}
 # Rough costs on one thread, only used to choose how many threads work on what.
@@ -32,14 +32,11 @@ SWEEP = (POINTER, POINTER, POINTER, POINTER, INT64, INT64, INT64, POINTER, INT, 
 _forked = False
 
 
+@in_children
 def _forget_threads() -> None:
     """A forked child has none of its parent's OpenMP threads, and waking them would hang: it computes on its own."""
     global _forked
     _forked = True
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_threads)
 
 
 def available_threads() -> int:

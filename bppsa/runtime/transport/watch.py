@@ -9,7 +9,6 @@ is gone: to wake a thread costs more than a word does.
 from __future__ import annotations
 
 import contextlib
-import os
 import selectors
 import socket
 import threading
@@ -17,6 +16,7 @@ import time
 import weakref
 from typing import Protocol
 
+from bppsa.common.recent import in_children
 from bppsa.runtime.transport.frames import CHUNK, Frame, Line
 
 _BYE = 0  # kind of the frame that announces a closed connection; other kinds are the listener's
@@ -183,10 +183,7 @@ class Watch:
         self._bell.close()
 
 
+@in_children
 def _forget_all() -> None:
     for watch in _WATCHES:
         watch.forget()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_all)
