@@ -81,7 +81,7 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
         with (
             unnoted() as within,
             trial() as tried,
-            watched(first.root, logger.refuse, opaque, arithmetic, logger.begins),
+            watched(first.root, logger.refuse, opaque, arithmetic, logger),
             logger,
         ):
             result = first.plain(*args, **kwargs)

@@ -23,3 +23,14 @@ def functional(func: OpOverload) -> Any:
 
 def arguments(func: Any) -> list[str]:
     return [str(argument.type) for argument in func._schema.arguments]
+
+
+# Views that a tensor becomes in place, and what makes them of it.
+VIEWS_IN_PLACE = {
+    aten.transpose_.default: aten.transpose.int,
+    aten.t_.default: aten.t.default,
+    aten.squeeze_.default: aten.squeeze.default,
+    aten.squeeze_.dim: aten.squeeze.dim,
+    aten.squeeze_.dims: aten.squeeze.dims,
+    aten.unsqueeze_.default: aten.unsqueeze.default,
+}

@@ -17,7 +17,7 @@ from bppsa.errors import Unsupported
 from bppsa.fxpasses.lines import place_here
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, STALE, Aliases, Stale, geometry
 from bppsa.fxpasses.recording.decompose import ASKS_SIZES, DECOMPOSE, OF_REALS, is_seeded, parts_of_backward
-from bppsa.fxpasses.recording.functional import functional
+from bppsa.fxpasses.recording.functional import VIEWS_IN_PLACE, functional
 from bppsa.fxpasses.recording.parts import PARTS
 from bppsa.fxpasses.recording.row_elements import SPELLED, made_by, may_be_of_rows, numbers_rows
 from bppsa.fxpasses.recording.stand_ins import tried
@@ -100,13 +100,6 @@ def is_complex(args: Any) -> bool:
 
 # Under which make_fx records: it would see what is done here to find out what an op is.
 TRACING = torch._C._TorchDispatchModeKey.PROXY
-
-
-# Views in place, of a tensor that has no other name.
-TURNS = {
-    *(aten.squeeze_.dim, aten.squeeze_.dims, aten.squeeze_.default, aten.unsqueeze_.default),
-    *(aten.transpose_.default, aten.t_.default),
-}
 
 
 # Of integers a zero is an error here.
@@ -268,7 +261,7 @@ class Recorder(TorchDispatchMode):
     def change_in_place(self, func: Any, args: Sequence[Any], kwargs: dict) -> Any:
         """Record x.add_(y) as x.add(y), and let x stand for the result from here on."""
         changed, name = args[0] if args else None, str(func)
-        if func in TURNS and isinstance(changed, Tensor) and self.node_of(changed).op != "placeholder":
+        if func in VIEWS_IN_PLACE and isinstance(changed, Tensor) and self.node_of(changed).op != "placeholder":
             return self.turn(func, changed, args, kwargs)
         op = self.draws.get(func) or functional(func)
         unusual = not func._opname.endswith("_") or op is None or torch.Tag.inplace_view in func.tags
@@ -297,7 +290,7 @@ class Recorder(TorchDispatchMode):
     def turn(self, func: Any, changed: Tensor, args: Sequence[Any], kwargs: dict) -> Tensor:
         """What changes only how a tensor looks at its memory."""
         with self:
-            result = theirs(functional(func), *args, **kwargs)
+            result = theirs(VIEWS_IN_PLACE[func], *args, **kwargs)
         node, as_it_was = self.node_of(result), changed.detach()
         for known in self.graph.nodes:  # whatever it stood for before it was changed in place
             if known.meta.get("val") is changed:

@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.own_gradients import applying
 from bppsa.fxpasses.recording.aliases import Geometry, marked_geometry
-from bppsa.fxpasses.recording.decompose import is_seeded
+from bppsa.fxpasses.recording.decompose import ASKS_SIZES, is_seeded
+from bppsa.fxpasses.recording.functional import VIEWS_IN_PLACE
 from bppsa.fxpasses.recording.recorder import CHECK, CHOOSE, has_option, reads_values
 from bppsa.fxpasses.reroll.log.in_place import ChangesInPlace, tensors_of
 from bppsa.fxpasses.reroll.log.lines import goes_over, innermost, place, users_lines
@@ -28,7 +29,7 @@ from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.fxpasses.reroll.log.ops import CallInput, Like, Log, LoggedOp, LoggedValue, ReadTruth, flatten
 from bppsa.fxpasses.reroll.log.own_gradients import OwnGradients
 from bppsa.fxpasses.reroll.log.spelled import spelled
-from bppsa.fxpasses.reroll.log.targets import OVERWRITES, POSTPONED, SIZED, VIEWS_IN_PLACE, sized, without_rows
+from bppsa.fxpasses.reroll.log.targets import OVERWRITES, POSTPONED, SIZED, sized, without_rows
 from bppsa.fxpasses.theirs import theirs
 
 aten = torch.ops.aten
@@ -74,11 +75,18 @@ class Logger(TorchDispatchMode):
     def begins(self, tensor: Tensor, wanted: bool = True) -> bool:
         """Notes that the call has a gradient end in a tensor of its own, as cells do with the state they begin with.
         Nobody sees it as long as the tensor stays within the call."""
+        if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return wanted  # of a transform of torch.func's alone, which ends within the call
         given = any(tensor is argument for argument in self.arguments)  # what is held, its environment tells
         is_own = wanted and not tensor.requires_grad and not given
         if is_own:
             self.begun.add(tensor.untyped_storage()._cdata)
         return is_own
+
+    def differentiates(self) -> bool:
+        """Whether gradients that the call takes itself are ops as all others: no torch.autograd.Function has a part in
+        them."""
+        return not self.own.nodes
 
     def refusing(self) -> Refusing:
         return Refusing(self)
@@ -103,6 +111,8 @@ class Logger(TorchDispatchMode):
 
     def passing(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """What the op gives, written down."""
+        if func in ASKS_SIZES:
+            return theirs(func, *args, **kwargs)
         self.lines = users_lines(self.outermost)
         leaves: list[Any] | None = None
         if self.log.refusal is None:

@@ -32,14 +32,6 @@ SIZED: dict[Any, Any] = {
 POSTPONED = {aten.select.int, aten.slice.Tensor, aten.view.default, aten.t.default, aten.transpose.int}
 
 
-VIEWS_IN_PLACE = {
-    aten.transpose_.default: aten.transpose.int,
-    aten.t_.default: aten.t.default,
-    aten.squeeze_.dim: aten.squeeze.dim,
-    aten.unsqueeze_.default: aten.unsqueeze.default,
-}
-
-
 FILLS_PLACE = {aten.zero_.default: 0, aten.fill_.Scalar: None}
 
 

@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from types import BuiltinFunctionType, CodeType, FrameType, ModuleType
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -39,7 +40,18 @@ from bppsa.fxpasses.reroll.log.numbers import Arithmetic, is_reader, may_read
 from bppsa.fxpasses.theirs import theirs
 
 Refuse = Callable[[Reason, str], None]
-Begins = Callable[..., bool]  # whether a tensor may be made to require a gradient
+
+
+class Allows(Protocol):
+    """Who knows of a call what of its gradients stays within it."""
+
+    def begins(self, tensor: Tensor, wanted: bool = True) -> bool:
+        """Whether a tensor may be made to require a gradient, which is noted."""
+
+    def differentiates(self) -> bool:
+        """Whether gradients may be taken."""
+
+
 IN_EVERY_CALL = "do it outside of the loop"
 GRADIENT = Reason("asks for or changes a gradient, a tensor's data or its memory", mend=IN_EVERY_CALL)
 UNKNOWN = Reason("calls a function that may have effects, or another result in another call", mend=IN_EVERY_CALL)
@@ -87,13 +99,16 @@ WITH_EFFECTS = (
 class UnseenCalls(TorchFunctionMode):
     """Notes calls that ops do not show, or show without their purpose."""
 
-    def __init__(self, refuse: Refuse, arithmetic: Arithmetic, begins: Begins) -> None:
+    def __init__(self, refuse: Refuse, arithmetic: Arithmetic, allows: Allows) -> None:
         super().__init__()
-        self.refuse, self.arithmetic, self.begins = refuse, arithmetic, begins
+        self.refuse, self.arithmetic, self.allows = refuse, arithmetic, allows
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        is_lost = func in LOST and not (func in BEGINS and self.begins(*args, **kwargs))
+        if func in BEGINS:
+            is_lost = not self.allows.begins(*args, **kwargs)
+        else:
+            is_lost = func in LOST and not (func is torch.autograd.grad and self.allows.differentiates())
         if is_lost and (func not in ASKED or asking() is not None):
             reason = LOST[func]
             self.refuse(Reason(reason.what, getattr(func, "__name__", str(func)), reason.mend), place_here())
@@ -199,13 +214,13 @@ def draws_with_numpy(code: CodeType, names: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def watched(root: Any, refuse: Refuse, held: Sequence[Any], arithmetic: Arithmetic, begins: Begins) -> Iterator[None]:
+def watched(root: Any, refuse: Refuse, held: Sequence[Any], arithmetic: Arithmetic, allows: Allows) -> Iterator[None]:
     """Refuses what the block does beside ops; the comparison is made when it is over. held: what it can reach, and
-    nothing but its address is known of. begins: notes where it has a gradient begin."""
+    nothing but its address is known of. allows: what may be done to gradients."""
     calls, module = CalledFunctions(package_of(root), refuse, arithmetic), owner(root)
     of_module = of_model(module) if isinstance(module, nn.Module) else []
     state = [(one, one.read()) for one in (*generators(), *generators_in(held), *of_module)]
-    with calls.watched(sys._getframe(2)), UnseenCalls(refuse, arithmetic, begins):
+    with calls.watched(sys._getframe(2)), UnseenCalls(refuse, arithmetic, allows):
         yield
     for name, place in calls.rebound.items():
         refuse(Reason(f"binds {name}, a variable of the function around it, anew", mend=IN_EVERY_CALL), place)
