@@ -6,7 +6,7 @@ loop for both and stores no product.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import torch
 from torch import fx
@@ -16,10 +16,14 @@ from bppsa.errors import Unsupported
 from bppsa.fxpasses.axes.layout import Axis, AxisGroup, AxisLayout, unified
 
 aten = torch.ops.aten
+MOST_BY_STEP = 1024  # numbers of a matrix without rows that is given anew in each step
 
 
-def contracted(graph: fx.Graph, node: fx.Node, left: AxisLayout, right: AxisLayout) -> AxisLayout:
-    """The layout of left @ right, mm or bmm, whose nodes are put where the graph is being inserted to."""
+def contracted(
+    graph: fx.Graph, node: fx.Node, left: AxisLayout, right: AxisLayout, by_step: Container[fx.Node] = ()
+) -> AxisLayout:
+    """The layout of left @ right, mm or bmm, whose nodes are put where the graph is being inserted to. by_step: values
+    without rows that are others in each step, so no weights."""
     batched = node.target is aten.bmm.default
     batch = unified(left, left.dims[0], right, right.dims[0]) if batched else (left, right, (), ())
     if batch is None:
@@ -36,7 +40,10 @@ def contracted(graph: fx.Graph, node: fx.Node, left: AxisLayout, right: AxisLayo
     if kinds.count("rows") != (rows != 1) or "repeated" in kinds:
         raise refused(node)
     dims = (*((batch_axes,) if batched else ()), *outer)
-    weighed = by_weight(graph, left, right, batch_axes, outer, (inner_left, inner_right))
+    changing = left.node in by_step or right.node in by_step
+    weighed = None if changing else by_weight(graph, left, right, batch_axes, outer, (inner_left, inner_right))
+    if changing:
+        check_small(left, right, by_step)
     if weighed is not None:
         return AxisLayout(weighed, features(*outer), dims, rows)
     places: list[tuple[Axis | None, Axis | None]] = [
@@ -51,6 +58,14 @@ def contracted(graph: fx.Graph, node: fx.Node, left: AxisLayout, right: AxisLayo
     if inner_left:
         product = call(graph, aten.sum.dim_IntList, product, list(range(start, start + len(inner_left))))
     return AxisLayout(product, features(batch_axes, *outer), dims, rows)
+
+
+def check_small(left: AxisLayout, right: AxisLayout, by_step: Container[fx.Node]) -> None:
+    """Raises `Unsupported` where a matrix that each step has, which is written down for every row, is a large one."""
+    for layout in (left, right):
+        if layout.node in by_step and total(layout.axes) > MOST_BY_STEP:
+            what = f"a weight {list(layout.node.meta['val'].shape)} that is another one in each step"
+            raise Unsupported(Reason(what, mend=f"with at most {MOST_BY_STEP} numbers it runs in the kernel"))
 
 
 def merged(a: Axis, b: Axis) -> Axis:

@@ -48,6 +48,7 @@ class RowsFirst:
         self.with_rows = {node for node in (*carries, *xs) if node.meta["val"].shape[:1] == rows}
         # Not waited for, and as it was: such ops run before or after the loop whatever they do.
         self.left = {node for node in xs if node not in self.with_rows}
+        self.by_step = set(self.left)  # others in each step, the same for all rows
         self.lost: set[fx.Node] = set()  # refused, or made of what was
         self.layouts: dict[fx.Node, AxisLayout] = {}  # of what is not as it stands: rows elsewhere, or repeated
         self.replaced: dict[fx.Node, fx.Node] = {}
@@ -55,14 +56,18 @@ class RowsFirst:
     def run(self) -> dict[fx.Node, fx.Node]:
         for node in list(self.graph.nodes):
             if node.op == "call_function":
-                self.with_rows |= {node} if not self.with_rows.isdisjoint(node.all_input_nodes) else set()
+                if not self.with_rows.isdisjoint(node.all_input_nodes):
+                    self.with_rows.add(node)
+                elif not self.by_step.isdisjoint(node.all_input_nodes):
+                    self.by_step.add(node)
                 with self.graph.inserting_before(node):
                     self.visit_waiting(node) if node in self.waiting else self.visit_or_leave(node)
                 name(node)
         return self.replaced
 
     def visit_or_leave(self, node: fx.Node) -> None:
-        if not self.left.isdisjoint(node.all_input_nodes) or self.picks_columns(node):
+        repeats = node.target is aten.expand.default and node in self.by_step
+        if not repeats and (not self.left.isdisjoint(node.all_input_nodes) or self.picks_columns(node)):
             self.left.add(node)
             return
         try:
@@ -113,7 +118,8 @@ class RowsFirst:
 
     def put(self, node: fx.Node, layout: AxisLayout) -> None:
         """The value has its rows in front: the node itself where it had them before, else what the layout knows."""
-        if not any(arg in self.layouts for arg in node.all_input_nodes) and keeps_front(node):
+        by_step = node.target is aten.mm.default and not self.by_step.isdisjoint(node.all_input_nodes)
+        if not any(arg in self.layouts for arg in node.all_input_nodes) and keeps_front(node) and not by_step:
             if node.target in SIZED:
                 node.args = (node.args[0], [-1, *node.meta["val"].shape[1:]], *node.args[2:])
             return
@@ -168,9 +174,10 @@ class RowsFirst:
 
     def product(self, node: fx.Node) -> AxisLayout:
         left, right = (self.layout(arg) for arg in node.args)
-        if node.target is aten.mm.default and left.in_front and right.rows is None and len(left.axes) < 2:
+        weighed = left.in_front and right.rows is None and right.node not in self.by_step
+        if node.target is aten.mm.default and weighed and len(left.axes) < 2:
             return layout_of(node, True)
-        return contracted(self.graph, node, left, right)
+        return contracted(self.graph, node, left, right, self.by_step)
 
     def kept(self, node: fx.Node, layout: AxisLayout | None) -> AxisLayout:
         if layout is None:
