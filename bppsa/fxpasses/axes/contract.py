@@ -65,7 +65,7 @@ def check_small(left: AxisLayout, right: AxisLayout, by_step: Container[fx.Node]
     for layout in (left, right):
         if layout.node in by_step and total(layout.axes) > MOST_BY_STEP:
             what = f"a weight {list(layout.node.meta['val'].shape)} that is another one in each step"
-            raise Unsupported(Reason(what, mend=f"with at most {MOST_BY_STEP} numbers it runs in the kernel"))
+            raise Unsupported(what, mend=f"with at most {MOST_BY_STEP} numbers it runs in the kernel")
 
 
 def merged(a: Axis, b: Axis) -> Axis:
