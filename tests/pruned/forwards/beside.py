@@ -139,3 +139,44 @@ class CalledByMethods(Net):
 
     def loss(self, output: Any) -> Tensor:
         return super().loss([output, self.decode(self.code * 2)])
+
+
+def quantised(layer: nn.Module, args: Any) -> None:
+    """As fake quantisation, weight standardisation and noise are written: behind the hook that prunes."""
+    layer.weight = (layer.weight * 4).round() / 4 + layer.weight * 0.5
+
+
+@case
+class HookThatSetsTheWeight(Net):
+    def finish(self) -> None:
+        super().finish()
+        self.conv.register_forward_pre_hook(quantised)
+
+
+@case
+class HookThatSetsABias(Net):
+    def finish(self) -> None:
+        super().finish()
+        prune.l1_unstructured(self.lin, "bias", 0.5)
+        self.lin.register_forward_pre_hook(lambda layer, args: setattr(layer, "bias", layer.bias + 1))
+
+
+class Doubled(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight: Any = self.weight * 2
+        return F.linear(x, self.weight, self.bias)
+
+
+@case
+class LayerThatSetsItsWeight(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = Doubled(144, 8)
+
+
+@case
+class HookThatLooksAtTheWeight(Net):
+    def finish(self) -> None:
+        super().finish()
+        self.norms: list[float] = []
+        self.conv.register_forward_pre_hook(lambda layer, args: self.norms.append(layer.weight.detach().norm().item()))

@@ -230,3 +230,31 @@ class CachesATable(Net):
         if len(h) not in self.cache:
             self.cache[len(h)] = torch.arange(len(h), dtype=h.dtype)[:, None, None, None]
         return h + self.cache[len(h)]
+
+
+class ChannelsLast(Net):
+    def inputs(self, x: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return (x.to(memory_format=torch.channels_last),), {}
+
+
+@case
+class CopyInAnotherLayout(ChannelsLast):
+    """Written to, it leaves what it is a copy of as it was."""
+
+    def between(self, h: Tensor) -> Tensor:
+        z = h.contiguous()
+        return z.mul_(2).tanh() + h
+
+    def forward(self, x: Tensor) -> Any:
+        y = super().forward(x)
+        return y, x.contiguous().mul_(3)
+
+
+@case
+class ViewOfACopyInAnotherLayout(ChannelsLast):
+    def between(self, h: Tensor) -> Tensor:
+        self.kept = h
+        return h.contiguous().view(-1).view(h.shape)
+
+    def seen(self) -> Any:
+        return self.kept, torch.tensor(self.kept.stride())

@@ -18,6 +18,8 @@ from bppsa.frontend.pruned.masking.state import pruned_state
 from bppsa.frontend.rewritten import Rewritten, put_before
 
 NAMES = ("weight", "bias")
+# Stands where torch.nn.utils.prune keeps a product, which has a history and could not be copied.
+UNREAD = torch.empty(0)
 
 
 def product(name: str) -> property:
@@ -37,7 +39,7 @@ def product(name: str) -> property:
         if made is not None:
             made.add(name)
         elif f"{name}_orig" in self._parameters and f"{name}_mask" in self._buffers:
-            value = torch.empty(0)  # nobody reads it, and a product that is kept has a history: it cannot be copied
+            value = UNREAD
         self.__dict__[name] = value
 
     def delete(self: Any) -> None:
@@ -50,17 +52,20 @@ class PrunedLayer(Rewritten):
     weight, bias = map(product, NAMES)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        prunes_first = all(is_pruning(hook) for hook in self._forward_pre_hooks.values())
-        if prunes_first and not has_other_hooks(self):
+        only_prunes = all(is_pruning(hook) for hook in self._forward_pre_hooks.values())
+        if only_prunes and not has_other_hooks(self) and is_of_pytorch(self.forward):
             return self.forward(*args, **kwargs)
-        if prunes_first or torch.compiler.is_dynamo_compiling():  # nobody changes what the hook makes
-            return super().__call__(*args, **kwargs)
         state = pruned_state(self)
-        state.made = set()
+        state.made = set()  # a hook or a forward of the user's may set another weight than the product
         try:
             return super().__call__(*args, **kwargs)
         finally:
+            self.__dict__.update(dict.fromkeys(state.made, UNREAD))
             state.made = None
+
+
+def is_of_pytorch(forward: Any) -> bool:
+    return str(forward.__module__).startswith("torch.")
 
 
 def has_other_hooks(module: nn.Module) -> bool:
@@ -75,5 +80,5 @@ def ask_for_products(root: nn.Module) -> None:
         held = [name for name in NAMES if f"{name}_mask" in module._buffers and name in module.__dict__]
         if held:
             put_before(module, PrunedLayer)
-            module.__dict__.update(dict.fromkeys(held, torch.empty(0)))
+            module.__dict__.update(dict.fromkeys(held, UNREAD))
             pruned_state(module)
