@@ -237,6 +237,17 @@ def test_weight_norm(norm: Any, when: str, taken: list[Taken]) -> None:
     assert len(taken) == 2
 
 
+def test_spectral_norm_takes_as_many_steps(taken: list[Taken]) -> None:
+    """Which its buffers tell: it takes one each time that its weight is computed."""
+    twin = parametrizations.spectral_norm(nn.GRU(4, 3), "weight_hh_l0")
+    ours = fast(parametrizations.spectral_norm(nn.GRU(4, 3), "weight_hh_l0"))
+    ours.load_state_dict(twin.state_dict())
+    for _ in range(3):
+        assert all(torch.allclose(a, b) for a, b in zip(flat(ours(X)), flat(twin(X)), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(ours.buffers(), twin.buffers(), strict=True))
+    assert len(taken) == 3
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_parametrized_modules_do_not_pickle_and_give_their_parametrization_back(when: str, taken: list[Taken]) -> None:
     model = nn.GRU(4, 3)

@@ -6,6 +6,7 @@ import functools
 from typing import NamedTuple
 
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 _GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "GRU": 3, "LSTM": 4}
 
@@ -41,12 +42,11 @@ def weights_of(module: nn.RNNBase) -> list[Tensor]:
 
     Weights may have been replaced without the module's notice (functional_call, parametrizations). PyTorch's own test
     for that costs 5 us a call, through weak references and attribute look-ups; in the common case this one costs 0.5.
-    How often PyTorch's computes a parametrized weight depends on the calls before, and a recomputation has to do what
-    was done in its forward.
+    Parametrized weights are computed as often as PyTorch's test computes them: a spectral norm takes a step each time.
     """
     parameters, flat = module._parameters, module._flat_weights
     for name, weight in zip(module._flat_weights_names, flat, strict=False):
         if parameters.get(name) is not weight:
-            module._init_flat_weights()
+            module._update_flat_weights() if is_parametrized(module) else module._init_flat_weights()
             break
     return module._flat_weights  # type: ignore[return-value]
