@@ -46,7 +46,7 @@ class CellPlan:
     carry_shapes: tuple[torch.Size, ...]
     carry_dtypes: tuple[torch.dtype, ...]
     growth: Growth | None  # of whole numbers
-    beside: int = 0  # so many of the captured tensors, the last, are read like x, the same in every step
+    beside: tuple[int, ...] = ()  # where the last of the captured tensors have rows: they are read like x in every step
     truths: tuple[bool, ...] = ()  # so many of the ys, the last, are truth values that Python took to be these
     memory: NewtonHistory = field(default_factory=NewtonHistory, compare=False)
     runs: Runs = field(default_factory=Runs, compare=False)
@@ -76,8 +76,10 @@ class CellPlan:
         """kept_every: as of `Choice`. Raises `Unsupported` where PyTorch has to run the call."""
         steps, rows, carry = xs[0].shape[0], carry[0].shape[0] * self.recurrence.heads, as_real(carry)
         if self.beside:
-            xs = [*xs, *(tensor.expand(steps, *tensor.shape) for tensor in captured[-self.beside :])]
-            captured = captured[: -self.beside]
+            first = len(captured) - len(self.beside)
+            in_front = [tensor.transpose(0, dim) for tensor, dim in zip(captured[first:], self.beside, strict=True)]
+            xs = [*xs, *(tensor.expand(steps, *tensor.shape) for tensor in in_front)]
+            captured = captured[:first]
         sources, params = xs, captured
         stacked = [] if self.hoisted is self.tail is None else list(map(as_one_batch, xs))
         if self.hoisted is not None:

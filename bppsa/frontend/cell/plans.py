@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from bppsa.common.chain import Recurrence
 from bppsa.decisions import warn_once
 from bppsa.errors import InputError, InputIndexError, InputValueError, Reason, Unsupported, first_line
 from bppsa.frontend.cell.again import CellReading, reading_of
-from bppsa.frontend.cell.beside import perhaps_by_rows, with_rows_last
+from bppsa.frontend.cell.beside import Chosen, perhaps_by_rows, with_rows_last
 from bppsa.frontend.cell.checks import CellFunction, check_carry, name_of, step
 from bppsa.frontend.cell.fused_cell import CellPlan
 from bppsa.frontend.cell.second import Second, swapped
@@ -176,14 +176,14 @@ def plan_or_reasons(
 ) -> CellPlan | Reason:
     """tensors: those that the cell closes over."""
 
-    def planned(beside: Container[Tensor]) -> CellPlan:
-        own = with_rows_last(recording, beside.__contains__)
-        count = sum(tensor in beside for tensor, _ in own.captured)
+    def planned(chosen: Chosen) -> CellPlan:
+        own = with_rows_last(recording, chosen)
+        dims = [chosen.dim(tensor) for tensor, _ in own.captured]
         places = tuple(place(tensor, tensors, "cell") for tensor, _ in own.captured)
-        return plan_of(own, carries, xs, places, y_spec, count)
+        return plan_of(own, carries, xs, places, y_spec, tuple(dim for dim in dims if dim is not None))
 
     try:
-        return planned(())
+        return planned(Chosen())
     except Unsupported as unsupported:
         reason = unsupported.reason
     for chosen in perhaps_by_rows(tensors, recording.arguments[0].meta["val"].shape[0]):
@@ -200,16 +200,17 @@ def plan_of(
     xs: int,
     places: tuple[int | Tensor, ...],
     y_spec: Any,
-    beside: int = 0,
+    beside: tuple[int, ...] = (),
 ) -> CellPlan:
-    """The plan of a cell recorded as (carry leaves, x leaves, ...) -> (next carry leaves, y leaves). beside: so many of
-    the tensors it closed over, the last, have a row for each of the batch: they are given like x, for all steps."""
+    """The plan of a cell recorded as (carry leaves, x leaves, ...) -> (next carry leaves, y leaves). beside: of the
+    last tensors that it closed over, those with a row for each of the batch, in which dimension: they are given like x,
+    for all steps."""
     nexts, ys = recording.result
     if beside:
-        split_at = len(recording.captured) - beside
+        split_at = len(recording.captured) - len(beside)
         nodes = [node for _, node in recording.captured[split_at:]]
         arguments = (*recording.arguments[: carries + xs], *nodes, *recording.arguments[carries + xs :])
-        recording, xs = replace(recording, arguments=arguments, captured=recording.captured[:split_at]), xs + beside
+        recording, xs = replace(recording, arguments=arguments, captured=recording.captured[:split_at]), xs + len(beside)
     if not all(isinstance(y, fx.Node) for y in ys):
         raise Unsupported("an output that is not a tensor")
     values = [node.meta["val"] for node in recording.arguments[:carries]]
