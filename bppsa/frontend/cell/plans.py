@@ -210,7 +210,10 @@ def plan_of(
         split_at = len(recording.captured) - len(beside)
         nodes = [node for _, node in recording.captured[split_at:]]
         arguments = (*recording.arguments[: carries + xs], *nodes, *recording.arguments[carries + xs :])
-        recording, xs = replace(recording, arguments=arguments, captured=recording.captured[:split_at]), xs + len(beside)
+        recording, xs = (
+            replace(recording, arguments=arguments, captured=recording.captured[:split_at]),
+            xs + len(beside),
+        )
     if not all(isinstance(y, fx.Node) for y in ys):
         raise Unsupported("an output that is not a tensor")
     values = [node.meta["val"] for node in recording.arguments[:carries]]

@@ -114,6 +114,20 @@ def group_norm(
     return out if bias is None else out + bias.view(own), mean.squeeze(-1), rstd.squeeze(-1)
 
 
+def one_place(sizes: Sequence[int], at: Sequence[Tensor]) -> Tensor:
+    """Which of all elements stands at the places `at` of the first dimensions, of these sizes; below 0 a place counts
+    from the end. Of several, -1 where one is out of range."""
+    from_start = [torch.where(each < 0, each + size, each) for size, each in zip(sizes, at, strict=False)]
+    found = from_start[0]
+    if len(at) == 1:
+        return found
+    for size, each in zip(sizes[1:], from_start[1:], strict=False):
+        found = found * size + each
+    for size, each in zip(sizes, from_start, strict=False):
+        found = torch.where(torch.logical_and(each >= 0, each < size), found, -1)
+    return found
+
+
 def counted(x: Tensor, dim: int, dtype: torch.dtype = torch.int64) -> Tensor:
     """0, 1, ... n - 1 along the dimension."""
     return torch.arange(x.shape[dim], dtype=dtype).view([-1 if d == dim % x.dim() else 1 for d in range(x.dim())])

@@ -19,7 +19,13 @@ from bppsa.fxpasses.recording.aliases import RETURN_NEW, STALE, Aliases, Stale, 
 from bppsa.fxpasses.recording.decompose import ASKS_SIZES, DECOMPOSE, OF_REALS, is_seeded, parts_of_backward
 from bppsa.fxpasses.recording.functional import VIEWS_IN_PLACE, functional
 from bppsa.fxpasses.recording.parts import PARTS
-from bppsa.fxpasses.recording.row_elements import SPELLED, made_by, may_be_of_rows, numbers_rows
+from bppsa.fxpasses.recording.row_elements import (
+    SPELLED,
+    is_numbering,
+    made_by,
+    may_be_elements,
+    numbers_rows,
+)
 from bppsa.fxpasses.recording.stand_ins import tried
 from bppsa.fxpasses.theirs import theirs
 from bppsa.sparsity.rules.own_gradient import ATTACHED, has_own_gradient
@@ -198,7 +204,7 @@ class Recorder(TorchDispatchMode):
                 return args[0].clone()
         if func in SPELLED and self.is_of_rows(*args[:2]):
             with self:
-                return SPELLED[func](args[0], *args[1][1:], *args[2:])
+                return SPELLED[func](*args)
         parts = self.decompose.get(func) or parts_of_backward(func)
         if parts is not None and not (func in OF_REALS and is_complex(args)):
             with self:
@@ -211,11 +217,12 @@ class Recorder(TorchDispatchMode):
         return self.write_down(func, args, kwargs)
 
     def is_of_rows(self, x: Tensor, indices: Sequence[Any]) -> bool:
-        """Whether x is indexed by the numbers of its rows, and by one list more."""
-        if not may_be_of_rows(x, indices):
+        """Whether x is indexed by the numbers of its rows, and by lists more."""
+        if not may_be_elements(x, indices):
             return False
-        node = made_by(self.node_of(indices[0]))
-        return numbers_rows(node.target, node.args, len(x))
+        node = self.node_of(indices[0])
+        made = made_by(node)
+        return numbers_rows(made.target, made.args, len(x)) or is_numbering(node, len(x))
 
     def resolved(self, func: Any, tensor: Tensor) -> Tensor:
         """In the place of a view whose numbers are to be conjugated or negated when they are read."""

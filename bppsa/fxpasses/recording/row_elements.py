@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.common.chain import HANDED_ON
+from bppsa.common.graph import ancestors
+from bppsa.fxpasses.recording.pieces import one_place
 from bppsa.sparsity.rules.matrix_ops import defined
 
 aten = torch.ops.aten
@@ -46,21 +48,54 @@ def may_be_of_rows(x: Any, indices: Sequence[Any]) -> bool:
     return len(lists) == len(indices) == 2 and len(x.shape) > 1 and all(i.shape == x.shape[:1] for i in lists)
 
 
-def places(x: Tensor, at: Tensor) -> Tensor:
-    """[B, 1, *m] for x [B, n, *m] and at [B]; a place below 0 counts from the end."""
-    found = torch.where(at < 0, at + x.shape[1], at)
-    return found.view(-1, *(1,) * (x.dim() - 1)).expand(-1, 1, *x.shape[2:])
+def may_be_elements(x: Tensor, indices: Sequence[Any]) -> bool:
+    """Whether it is indexed by whole numbers in its first dimensions, two or more, in each row."""
+    if not 2 <= len(indices) <= x.dim() or any(index is None or index.dtype is not torch.int64 for index in indices):
+        return False
+    shape = torch.broadcast_shapes(*(index.shape for index in indices))
+    return shape[:1] == indices[0].shape[:1] == x.shape[:1]
 
 
-def elements(x: Tensor, at: Tensor) -> Tensor:
-    """x [B, n, *m], at [B] -> [B, *m]"""
-    return x.gather(1, places(x, at)).squeeze(1)
+def is_numbering(node: fx.Node, rows: int) -> bool:
+    """Whether the op gives 0, 1, ... up to the last row along its first dimension, as `torch.arange(B)[:, None]` does.
+    What is made of numbers alone is in its stand-in as it will be."""
+    value = node.meta["val"]
+    if value.dtype is not torch.int64 or value.shape[:1] != (rows,) or not of_numbers(node):
+        return False
+    return bool((value == torch.arange(rows).view(-1, *(1,) * (value.dim() - 1))).all())
 
 
-def put(x: Tensor, at: Tensor, values: Tensor, accumulate: bool = False) -> Tensor:
-    """values: [B, *m], or what is expanded to it."""
+def of_numbers(node: fx.Node) -> bool:
+    """A detached stand-in has other numbers."""
+    before = ancestors([node], lambda each: True)
+    return all(each.op == "call_function" and each.target is not aten.detach.default for each in before)
+
+
+def places(x: Tensor, at: Sequence[Tensor], shape: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """x [B, n, ..., *m] as [B, N, *m], and which of the N stand at the places `at`, one for each of the dimensions n,
+    ..., as [B, K, *m]. shape: [B, *k], to which `at` broadcast."""
+    found = one_place(x.shape[1:], at).expand(shape)
+    found = found.unsqueeze(1) if found.dim() == 1 else found.flatten(1)
+    x = x.flatten(1, len(at))
+    return x, found.view(*found.shape, *(1,) * (x.dim() - 2)).expand(*found.shape, *x.shape[2:])
+
+
+def elements(x: Tensor, indices: Sequence[Tensor]) -> Tensor:
+    """x [B, n, ..., *m], indices broadcast to [B, *k] -> [B, *k, *m]"""
+    shape = torch.broadcast_shapes(*(index.shape for index in indices))
+    whole, places_of = places(x, indices[1:], shape)
+    found = whole.gather(1, places_of)
+    return found.squeeze(1) if len(shape) == 1 else found.unflatten(1, shape[1:])
+
+
+def put(x: Tensor, indices: Sequence[Tensor], values: Tensor, accumulate: bool = False) -> Tensor:
+    """values: [B, *k, *m], or what is expanded to it."""
     write = torch.scatter_add if accumulate else torch.scatter
-    return write(x, 1, places(x, at), values.expand(x.shape[:1] + x.shape[2:]).unsqueeze(1))
+    shape = torch.broadcast_shapes(*(index.shape for index in indices))
+    whole, places_of = places(x, indices[1:], shape)
+    values = values.expand(*shape, *x.shape[len(indices) :])
+    values = values.unsqueeze(1) if len(shape) == 1 else values.flatten(1, len(shape) - 1)
+    return write(whole, 1, places_of, values).view(x.shape)
 
 
 SPELLED: dict[Any, Callable[..., Tensor]] = {aten.index.Tensor: elements, aten.index_put.default: put}

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from bppsa.common.chain import ALONG_BATCH
 from bppsa.errors import Unsupported
-from bppsa.fxpasses.recording.pieces import best_place, kept, number, places, taken
+from bppsa.fxpasses.recording.pieces import best_place, kept, number, one_place, places, taken
 from bppsa.sparsity.rules.matrix_ops import CHECKED, as_one
 
 MOST_PIECES = 64  # of one row, each with a line of code of its own
@@ -173,8 +173,9 @@ def lookup(table: Tensor, index: Tensor) -> Tensor:
 
 
 def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
-    if len(indices) == 1 and indices[0] is not None:
-        return lookup(x, from_start(indices[0], x.shape[0]))
+    lists = [at for at in indices if at is not None]
+    if len(lists) == len(indices):
+        return lookup(x.flatten(0, len(lists) - 1), one_place(x.shape, lists))
     axis, at = only_axis(indices)
     return columns_at(x, axis, from_start(at, x.shape[axis]))
 

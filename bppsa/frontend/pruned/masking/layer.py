@@ -53,10 +53,10 @@ class PrunedLayer(Rewritten):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         only_prunes = all(is_pruning(hook) for hook in self._forward_pre_hooks.values())
-        if only_prunes and not has_other_hooks(self) and is_of_pytorch(self.forward):
-            return self.forward(*args, **kwargs)
+        if only_prunes and has_pytorchs_forward(self):  # nobody sets another weight than the product
+            return super().__call__(*args, **kwargs) if has_other_hooks(self) else self.forward(*args, **kwargs)
         state = pruned_state(self)
-        state.made = set()  # a hook or a forward of the user's may set another weight than the product
+        state.made = set()
         try:
             return super().__call__(*args, **kwargs)
         finally:
@@ -64,8 +64,8 @@ class PrunedLayer(Rewritten):
             state.made = None
 
 
-def is_of_pytorch(forward: Any) -> bool:
-    return str(forward.__module__).startswith("torch.")
+def has_pytorchs_forward(module: Any) -> bool:
+    return "forward" not in module.__dict__ and module._bppsa_origin.forward.__module__.startswith("torch.")
 
 
 def has_other_hooks(module: nn.Module) -> bool:

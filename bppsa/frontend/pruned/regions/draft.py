@@ -201,10 +201,13 @@ class Draft:
         """The present node, whose first argument x is, is the only one that reads it."""
         return sum(map(reads_numbers, self.readers())) == 1 and x.number not in self.shared
 
+    @property
+    def source(self) -> Any:
+        """The present node's first argument."""
+        return self.node.args[0] if self.node and self.node.args else None
+
     def readers(self) -> list[fx.Node]:
-        """The readers of the present node's first argument."""
-        source = self.node.args[0] if self.node and self.node.args else None
-        return list(source.users) if isinstance(source, fx.Node) else []
+        return list(self.source.users) if isinstance(self.source, fx.Node) else []
 
     def rectify(self, x: RegionValue, inplace: bool) -> RegionValue:
         """ReLU: within the step that made x if nobody else reads x, else a step of its own."""

@@ -132,8 +132,7 @@ def view(draft: Draft, x: Any, *sizes: Any) -> RegionValue:
 def contiguous(draft: Draft, x: Any) -> RegionValue:
     """The image itself, which a region lays out for whoever reads it. Where PyTorch makes a copy of one that others
     read too, these have another one than what is read here."""
-    source = draft.node.args[0]
-    copies = not isinstance(source, fx.Node) or not source.meta["example_value"].is_contiguous()
+    copies = not isinstance(draft.source, fx.Node) or not draft.source.meta["example_value"].is_contiguous()
     refuse(copies and not draft.is_own(own(x)), "a copy, in another layout, of what others read")
     return own(x)
 
