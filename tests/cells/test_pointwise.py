@@ -118,6 +118,8 @@ UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     ),
     "log of the rest": lambda h: torch.special.xlog1py(h, h) + torch.special.xlog1py(0.3, h * h),
     "truth values as numbers in single precision": lambda h: h * (h > 0).float() - (h > 0.5).to(torch.float16) + h,
+    "converted and moved": lambda h: h * (h > 0).float().view(-1, 2, H // 2).transpose(1, 2).to(h.dtype).flatten(1),
+    "of a row": lambda h: h * (h.sum(1) > 0).float()[:, None] + (h > 0.2).half().to(h).expand(-1, H),
     "what is left of them": lambda h: h * (1 - (h > 0).float()) + V * (2 * (h > 0.3).float() - 1),
     "signbit": lambda h: torch.where(torch.signbit(h), h, 0.5 * h),
     "ldexp": lambda h: torch.ldexp(h, TARGET.sign()) + torch.ldexp(V, h),

@@ -41,9 +41,15 @@ def told(first: Reason, recording: Recording, carries: int, xs: int, in_kernels:
     found = list(dict.fromkeys(blockers(recording, carries, xs, in_kernels)))
     own = next((reason for reason in found if (reason.op, reason.what) == (first.op, first.what)), None)
     own = own or next((reason for reason in found if reason.op and reason.op == first.op), None)
-    path = own.path if own is not None else first.path
+    path = own.path if own is not None else first.path or only_line(recording.graph, first.op)
     others = tuple(reason for reason in found if reason is not own)
     return Reasons(first.what, first.op, first.mend or (own.mend if own is not None else ""), path, others)
+
+
+def only_line(graph: fx.Graph, op: str) -> str:
+    """The user's, where all such ops come from one."""
+    lines = {node.meta.get("line", "") for node in graph.nodes if str(node.target) == op}
+    return lines.pop() if len(lines) == 1 else ""
 
 
 def blockers(recording: Recording, carries: int, xs: int, in_kernels: Collection[Any]) -> Iterator[Reason]:

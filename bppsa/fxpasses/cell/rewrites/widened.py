@@ -17,6 +17,10 @@ aten = torch.ops.aten
 MOST = 256  # of what bfloat16 holds exactly
 SUMS = {aten.add.Tensor, aten.sub.Tensor, aten.add.Scalar, aten.sub.Scalar, aten.rsub.Scalar}
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
+MOVES = {
+    *(aten.view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.expand.default, aten.select.int),
+    *(aten.slice.Tensor, aten.transpose.int, aten.permute.default, aten.t.default, aten.clone.default),
+}
 
 
 def widen(graph: fx.Graph, results: Collection[Any]) -> None:
@@ -46,6 +50,8 @@ def size_of(node: fx.Node, sizes: dict[fx.Node, int]) -> int | None:
         return None
     if node.target is aten._to_copy.default:
         return 1 if is_truth(node.args[0]) and node.meta["val"].is_floating_point() else None
+    if node.target in MOVES:
+        return sizes.get(node.args[0])
     given = [sizes.get(arg) if isinstance(arg, fx.Node) else whole(arg) for arg in node.args]
     if node.kwargs or len(given) != 2 or None in given:
         return None
@@ -62,6 +68,6 @@ def is_truth(node: Any) -> bool:
 
 
 def dtype_of(user: fx.Node) -> torch.dtype | None:
-    """In which a pointwise op computes; None of others."""
-    value = user.meta["val"]
-    return value.dtype if is_pointwise(user.target) and value.is_floating_point() else None
+    """In which a pointwise op computes, or to which another converts; None of others."""
+    value, known = user.meta["val"], is_pointwise(user.target) or user.target is aten._to_copy.default
+    return value.dtype if known and value.is_floating_point() else None
