@@ -29,10 +29,13 @@ def hooked(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return h, h
 
 
-def inner_gradient(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+def with_a_backward(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """It adds to the gradients that others have left in their tensors."""
     with torch.enable_grad():
-        (g,) = torch.autograd.grad((h * h * x).sum(), h, create_graph=True)
-    return h - 0.1 * g, h
+        at = h.detach().requires_grad_()
+        (at * x.detach()).tanh().sum().backward()
+    assert at.grad is not None
+    return torch.tanh(h + at.grad + x), h
 
 
 def branching(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,7 +63,7 @@ SINGLE = torch.ones(H)
 # what the decision must name, and a cell
 LEFT: list[tuple[str, Cell]] = [
     ("register_hook", hooked),
-    ("autograd", inner_gradient),
+    ("backward: changes what autograd does", with_a_backward),
     ("_local_scalar_dense.default: reads the value", branching),
     ("numpy: hands a tensor's values to Python", by_numpy),
     ("changes what autograd does", by_data),
