@@ -45,6 +45,8 @@ ENERGIES: list[tuple[str, Callable[[Tensor], Tensor]]] = [
     ("losses", lambda z: F.mse_loss(z, torch.ones_like(z)) + F.smooth_l1_loss(z, torch.zeros_like(z))),
     ("views", lambda z: (torch.stack(z.chunk(2, -1), 1).transpose(1, 2).flatten(1)[:, ::2] * z[:, 1:4]).sum()),
     ("running sums", lambda z: z.cumsum(-1).sin().sum() + torch.where(z > 0, z * z, z.exp()).sum()),
+    ("a convolution", lambda z: F.conv1d(z[:, None], M[None, :1, :3], padding=1, stride=2).sin().sum()),
+    ("a transposed convolution", lambda z: F.conv_transpose1d(z[:, None], M[None, :1, :3], stride=2).sin().sum()),
     ("a slope's slope", lambda z: slope(lambda q: (q @ K).tanh().sum(), z).pow(2).sum()),
 ]
 BETWEEN = [nn.Tanh(), nn.ReLU(), nn.GELU(), nn.SiLU(), nn.Softplus(), nn.LogSigmoid(), nn.Softshrink(), nn.LayerNorm(6)]

@@ -139,11 +139,38 @@ DECOMPOSE: dict[Any, Callable[..., Any]] = {
     aten.zero.default: torch.zeros_like,
 }
 
+
+def convolution_backward(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias_sizes: Sequence[int] | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[Tensor, None, None]:
+    """The gradient of x; that of a weight is a sum over the batch."""
+    if output_mask[1] or output_mask[2]:
+        raise Unsupported("takes the gradient of a weight, which is a sum over the batch", mend="take that of a state")
+    rest = [0] * len(stride)
+    if not transposed:
+        sizes = zip(g.shape[2:], stride, padding, dilation, weight.shape[2:], strict=True)
+        reached = [(n - 1) * s - 2 * p + d * (k - 1) + 1 for n, s, p, d, k in sizes]
+        rest = [n - m for n, m in zip(x.shape[2:], reached, strict=True)]
+    options = stride, padding, dilation, not transposed, rest, groups
+    return aten.convolution.default(g, weight, None, *options), None, None
+
+
 # Backwards that PyTorch's own table of parts lacks. They are met where a function takes derivatives itself.
 SHRINKS = (aten.softshrink_backward.default, aten.hardshrink_backward.default)
-BACKWARDS: dict[Any, Callable[..., Any]] = dict.fromkeys(
-    SHRINKS, lambda g, x, limit: torch.where((x >= -limit) & (x <= limit), 0.0, g)
-)
+BACKWARDS: dict[Any, Callable[..., Any]] = {
+    **dict.fromkeys(SHRINKS, lambda g, x, limit: torch.where((x >= -limit) & (x <= limit), 0.0, g)),
+    aten.convolution_backward.default: convolution_backward,
+}
 # What is asked there of sizes alone is the same of stand-ins.
 ASKS_SIZES = {aten.is_same_size.default, aten._has_same_storage_numel.default}
 

@@ -250,7 +250,7 @@ class Recorder(TorchDispatchMode):
             if is_new and defined is out:  # no copy, as under no_grad
                 self.aliases.put_part(out, PARTS[func](*stand_ins))
             return defined
-        if not isinstance(out, (tuple, list)):
+        if not isinstance(out, (tuple, list)) or not all(isinstance(value, Tensor) for value in out):
             raise Unsupported("gives no tensors", op=str(func))
         node.meta["val"] = out
         items = [self.graph.call_function(operator.getitem, (node, i)) for i in range(len(out))]
