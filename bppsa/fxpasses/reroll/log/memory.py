@@ -29,6 +29,7 @@ class TensorMemory:
     def __init__(self, emit: Emit) -> None:
         self.emit = emit
         self.places: dict[Geometry, MemoryPlace] = {}
+        self.begun: dict[int, Tensor] = {}  # in which the call has a gradient end, by identity
         self.alive: list[Tensor] = []  # a geometry is an address: it must not be given away again
 
     def find(self, tensor: Tensor, returned: bool = False) -> LoggedValue | None:
@@ -37,7 +38,7 @@ class TensorMemory:
         if place is None:
             return None
         value = self.read(place, windows=not returned)
-        if not place.divided or has_gradient(tensor):
+        if not place.divided or self.has_gradient(tensor):
             return value
         if place.detached is None:
             raise Unsupported("reads a detached view of what was changed in place", mend="detach a copy")
@@ -51,7 +52,14 @@ class TensorMemory:
     def is_detached(self, tensor: Tensor) -> bool:
         """Whether it has no gradient, in memory that others see with one."""
         place = self.places.get(marked_geometry(tensor))
-        return place is not None and place.divided and not has_gradient(tensor)
+        return place is not None and place.divided and not self.has_gradient(tensor)
+
+    def has_gradient(self, tensor: Tensor) -> bool:
+        """Whether autograd knows a way from it to what its memory holds: not beyond a tensor in which a gradient ends,
+        as in `h.detach().requires_grad_()`. A view made without gradients says that it requires one where its base
+        does."""
+        whole = tensor if tensor._base is None else tensor._base
+        return tensor.requires_grad and id(whole) not in self.begun and not is_unseen(tensor)
 
     def postpone(self, tensor: Tensor, source: Tensor, view: LoggedOp) -> None:
         """`tensor` is a view of `source`, which is an op once it is read."""
@@ -196,12 +204,6 @@ class TensorMemory:
         if scatter is None:
             raise Unsupported("changes a view in place, and reads the whole", str(view.target), RETURN_NEW)
         return scatter(emit, value, piece, view, child.item, place.like)
-
-
-def has_gradient(tensor: Tensor) -> bool:
-    """Whether autograd knows a way from it to what its memory holds. A view made without gradients says that it
-    requires one where its base does."""
-    return tensor.requires_grad and not is_unseen(tensor)
 
 
 def is_unseen(tensor: Tensor) -> bool:

@@ -81,6 +81,7 @@ class Logger(TorchDispatchMode):
         is_own = wanted and not tensor.requires_grad and not given
         if is_own:
             self.begun.add(tensor.untyped_storage()._cdata)
+            self.memory.begun[id(tensor)] = tensor
         return is_own
 
     def differentiates(self) -> bool:
