@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import bppsa
 from bppsa.errors import BppsaError
+from bppsa.frontend.cell import plans
 from tests.cells.support import B, Cell, H, Table, fuses, h, random, x
 from tests.scan.support import check
 from tests.scan.zoo import example
@@ -131,16 +135,77 @@ def test_of_several_states(cell: Cell) -> None:
     fuses(cell, carry, x(3 if cell is hamiltonian else H), K)
 
 
-def test_of_what_lies_before_the_cell() -> None:
+RAW = random(B, H)
+ENCODED = torch.tanh(RAW)
+
+
+def by_a_parameter(z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """The steps before have read it too, and the carry leads back to them."""
+    (found,) = torch.autograd.grad((z @ K).tanh().sum(), K, create_graph=True)
+    return torch.tanh(z @ K + u) + found.sum() / 9, z
+
+
+def by_what_was_computed(z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
     """Its graph is the user's: it is there for their own backward."""
-    encoded = torch.tanh(x(H)[0])
+    (found,) = torch.autograd.grad((z * ENCODED).sum(), ENCODED, create_graph=True)
+    return torch.tanh(z + found + u), z
 
+
+def beyond_what_was_computed(z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    (found,) = torch.autograd.grad((z * ENCODED).sum(), RAW, create_graph=True, retain_graph=True)
+    return torch.tanh(z + found + u), z
+
+
+def by_a_carry_of_another(state: Any, u: Tensor) -> tuple[Any, Tensor]:
+    """The position has been computed from the momentum, in the step before."""
+    q, p = state
+    (found,) = torch.autograd.grad((q * p).sin().sum(), p, create_graph=True)
+    p = p + 0.1 * found + u
+    return (torch.tanh(q + p), p), q
+
+
+def under_a_checkpoint(z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    y = checkpoint(lambda at: (at @ K).tanh(), z, use_reentrant=False)
+    return torch.tanh(z + u * torch.autograd.grad(y.sum(), z, create_graph=True)[0]), z
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [by_a_parameter, by_what_was_computed, beyond_what_was_computed, by_a_carry_of_another, under_a_checkpoint],
+    ids=lambda cell: cell.__name__,
+)
+def test_what_a_recording_does_not_show_is_pytorchs(cell: Cell) -> None:
+    carry = (h(), h()) if cell is by_a_carry_of_another else h()
+    decision = check(example(cell, carry, x(H), K), tolerance=1e-9)
+    assert "takes a gradient" in decision.reason
+
+
+def test_a_recording_keeps_no_weights() -> None:
+    def made() -> weakref.ref[Tensor]:
+        weight = random(H, H)
+        bppsa.scan(lambda z, u: ((n := torch.tanh(z @ weight + u)), n), h(), x(H), strategy="sequential")
+        return weakref.ref(weight)
+
+    weights = [made() for _ in range(4)]
+    plans._plans.kept.forget(lambda kept: True)
+    gc.collect()
+    assert sum(weight() is not None for weight in weights) < 2
+
+
+def test_forward_derivatives_of_products() -> None:
     def cell(z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
-        (found,) = torch.autograd.grad((z * encoded).sum(), encoded, create_graph=True)
-        return torch.tanh(z + found + u), z
+        y, slope = torch.func.jvp(lambda at: torch.einsum("bi,ij->bj", at, K), (z,), (u,))
+        return torch.tanh(y + slope), z
 
-    assert "before the cell" in str(bppsa.explain(lambda xs: bppsa.scan(cell, h(), xs)[1], x(H)))
-    bppsa.scan(cell, h(), x(H))[1].sum().backward()
+    fuses(cell, h(), x(H), K)
+
+
+def test_a_zero_has_its_sign() -> None:
+    def cell(z: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+        signs = torch.cat([torch.zeros(B, 3).to(z), -torch.zeros(B, 3).to(z)], 1)
+        return torch.tanh(torch.copysign(z, signs) + u), z
+
+    fuses(cell, h(), x(H))
 
 
 def test_what_was_changed_in_place_since() -> None:

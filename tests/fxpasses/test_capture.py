@@ -233,6 +233,9 @@ REFUSED: list[tuple[str, Callable[[Tensor], Any]]] = [
     ("grad: changes what autograd does", lambda a: torch.autograd.grad((a * a).sum(), a)),
     ("backward: changes what autograd does", lambda a: (a * a).sum().backward()),
     ("changes what autograd does", lambda a: a.data * 2),
+    ("requires_grad: asks whether a tensor has a gradient", lambda a: a * 2 if a.requires_grad else a),
+    ("is_leaf: asks whether a tensor has a gradient", lambda a: a * 2 if a.is_leaf else a),
+    ("grad_fn: asks whether a tensor has a gradient", lambda a: a * 2 if (a + 1).grad_fn is None else a),
     ("layout torch.sparse_coo", lambda a: a.to_sparse()),
 ]
 

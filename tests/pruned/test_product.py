@@ -107,3 +107,31 @@ def test_copies_have_products_of_their_own() -> None:
         assert torch.equal(layers(other)[0].weight, layers(other)[0].weight_orig * layers(other)[0].weight_mask)
         assert not torch.equal(layers(other)[0].weight, before)
         assert torch.equal(layers(fast)[0].weight, before)
+
+
+def test_a_hook_that_calls_its_layer() -> None:
+    """And a bias that is no Parameter, which stays."""
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        layer = nn.Linear(6, 4, bias=False).double()
+        prune.l1_unstructured(layer, "weight", 0.5)
+        del layer.bias
+        layer.__dict__["bias"] = torch.zeros(4, dtype=torch.float64)
+        calls: list[None] = []
+
+        def again(module: nn.Module, args: tuple[torch.Tensor]) -> None:
+            module.weight = module.weight * 2
+            module.bias = torch.ones(4, dtype=torch.float64)
+            calls.append(None)
+            if len(calls) % 2:
+                module(*args)
+
+        layer.register_forward_pre_hook(again)
+        return nn.Sequential(layer, nn.ReLU())
+
+    plain, fast = made(), bppsa.compile(made())
+    for _ in range(3):
+        x = torch.randn(5, 6).double()
+        torch.testing.assert_close(fast(x), plain(x))
+        torch.testing.assert_close(fast[0].bias, plain[0].bias)

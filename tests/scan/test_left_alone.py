@@ -24,9 +24,14 @@ Cell = Callable[[Any, Any], tuple[Any, Any]]
 
 def hooked(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     h = torch.tanh(h + x)
-    if h.requires_grad:
+    if torch.is_grad_enabled():
         h.register_hook(lambda g: g.clamp(-0.1, 0.1))
     return h, h
+
+
+def by_its_gradient(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The first carry may have none, the others do."""
+    return torch.tanh((h * 2 if h.requires_grad else h) + x), h
 
 
 def with_a_backward(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,6 +68,7 @@ SINGLE = torch.ones(H)
 # what the decision must name, and a cell
 LEFT: list[tuple[str, Cell]] = [
     ("register_hook", hooked),
+    ("requires_grad", by_its_gradient),
     ("backward: changes what autograd does", with_a_backward),
     ("_local_scalar_dense.default: reads the value", branching),
     ("numpy: hands a tensor's values to Python", by_numpy),

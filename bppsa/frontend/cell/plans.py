@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain, combinations
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.lines import place_of
-from bppsa.fxpasses.recording.capture import Recording, record
-from bppsa.fxpasses.recording.recorder import DRAW_OUTSIDE
+from bppsa.fxpasses.recording.capture import Recording, do_the_same, record
+from bppsa.fxpasses.recording.recorder import ASKS, DRAW_OUTSIDE
 from bppsa.fxpasses.recording.unread import erase_unread
 from bppsa.fxpasses.spelling.whole import growth_of
 from bppsa.plan.choose import multiply_inline
@@ -44,6 +45,7 @@ from bppsa.sparsity.rules.matrix_ops import LinAlgError
 WHOLE = (torch.bool, torch.int64, torch.int32)  # dtypes whose numbers a sweep holds as reals
 NO_HOOKS = "saved tensor hooks"  # PyTorch's word for what torch.func does not take
 MOST = 256  # plans, of cells
+MOST_ASKED = 4  # tensors that a cell is given which asks whether they have a gradient
 DRAW_BEFORE = (
     "draw them for all steps before and give them in xs (a class is the argmax of logits plus Gumbel noise); or write "
     "the loop in Python and bppsa.compile it, which takes dropout"
@@ -65,7 +67,8 @@ def find(
     environment = known_environment(cell)
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in carry), tuple((leaf.shape[1:], leaf.dtype) for leaf in xs)
     gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (*carry, *xs, *environment.tensors))
-    modes = gradients, torch.is_grad_enabled(), torch.get_default_dtype()
+    asks = not gradients and any(leaf.requires_grad for leaf in carry)  # a cell may ask for it
+    modes = asks, gradients, torch.is_grad_enabled(), torch.get_default_dtype()
     made = []
 
     def read() -> CellPlan | Reason:
@@ -157,18 +160,33 @@ def make(
 
 
 def recorded(flat_cell: Callable[..., Any], args: Sequence[Any], gradients: bool) -> tuple[Recording, CellRecorder]:
-    """The recording of a cell, and what recorded it: again without hooks, which derivatives of torch.func refuse."""
+    """The recording of a cell, and its recorder. Derivatives of torch.func refuse saved-tensor hooks: a cell that takes
+    some is run a second time, without them. One that asks whether a tensor has a gradient has to do the same where it
+    has none, as the first carry and x may: it is run again for all that may be."""
+    given = pytree.tree_leaves(args)
 
-    def by(recorder: CellRecorder) -> tuple[Recording, CellRecorder]:
+    def by(hooks: bool, without: Container[int] = ()) -> tuple[Recording, CellRecorder]:
+        recorder = CellRecorder(1 + len(args[1]), hooks, without)
         instead = {**INSTEAD, torch.autograd.grad: recorder.grad}
         return record(flat_cell, args, gradients=gradients, instead=instead, recorder=recorder), recorder
 
+    hooks = True
     try:
-        return by(CellRecorder())
+        recording, recorder = by(hooks)
     except InputError as error:
         if NO_HOOKS not in str(error.__cause__):
             raise
-    return by(CellRecorder(hooks=False))
+        recording, recorder = by(hooks := False)
+    if recorder.asks:
+        others = some_of(range(len(given))) if gradients else ()
+        is_odd = not gradients and any(leaf.requires_grad for leaf in args[0])  # in the first step alone
+        if is_odd or len(given) > MOST_ASKED or not all(do_the_same(recording, by(hooks, n)[0]) for n in others):
+            raise Unsupported(ASKS, op="requires_grad", mend="leave it to autograd, or pass a bool")
+    return recording, recorder
+
+
+def some_of(numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    return chain.from_iterable(combinations(numbers, size) for size in range(1, len(numbers) + 1))
 
 
 def plan_or_reasons(

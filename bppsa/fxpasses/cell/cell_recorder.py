@@ -7,11 +7,11 @@ them too. Whether they are is told after each run. What autograd does for a grad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason, Unsupported
@@ -25,15 +25,26 @@ aten = torch.ops.aten
 OF_ALL = {aten.all.default, aten._is_all_true.default}
 OF_ANY = {aten.any.default, aten._is_any_true.default}
 
-WITHIN = "take it of tensors that the cell computes, or of parameters"
+GRAD = "torch.autograd.grad"
+WITHIN = "take it of a tensor that the step computes, as torch.cat of its carries, or use torch.func.grad"
 
 
 class CellRecorder(SlopeRecorder):
-    """Records a cell. truths: of what is read, what all entries have to be."""
+    """Records a cell. alone: how many tensors it is given where it has one carry. without: numbers of those that have
+    no gradient. truths: of what is read, what all entries have to be. asks: whether the cell asks for gradients."""
 
-    def __init__(self, hooks: bool = True) -> None:
+    def __init__(self, alone: int, hooks: bool = True, without: Container[int] = ()) -> None:
         super().__init__(hooks)
+        self.alone, self.without = alone, without
         self.truths: dict[fx.Node, bool] = {}
+        self.asks = False
+
+    def watched(self, value: Tensor, node: fx.Node) -> Tensor:
+        return value if len(self.graph.nodes) - 1 in self.without else super().watched(value, node)
+
+    def asked(self, name: str, truth: Any) -> Any:
+        self.asks = True
+        return truth if name == "requires_grad" else super().asked(name, truth)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
         if func is aten._local_scalar_dense.default:
@@ -43,12 +54,18 @@ class CellRecorder(SlopeRecorder):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def grad(self, outputs: Any, inputs: Any, *args: Any, **options: Any) -> Any:
-        """In the place of `torch.autograd.grad`. Raises Unsupported where autograd would go through the backward of a
-        torch.autograd.Function, or could through what was computed before the cell: its graph is for the user's own
-        backward."""
-        closed_over = [tensor for tensor, _ in self.captured]
-        check_gradients(tensors_in(outputs), closed_over)
-        has_graph = any(tensor.grad_fn is not None for tensor in closed_over)
-        if has_graph and any(given is tensor for given in tensors_in(inputs) for tensor in closed_over):
-            raise Unsupported(Reason("takes a gradient of what may lie before the cell", "torch.autograd.grad", WITHIN))
+        """Stands in for `torch.autograd.grad`. Raises `Unsupported` where a torch.autograd.Function or hooks of the
+        user's have a part in it, or where autograd may go back beyond the step: through what it closes over, which the
+        steps before have read too, or from one carry to another. A recording does not show these ways."""
+        if all(map(torch._C._functorch.is_gradtrackingtensor, tensors_in(outputs))):  # torch.func's, from its own start
+            return theirs(torch.autograd.grad, outputs, inputs, *args, **options)
+        check_gradients(tensors_in(outputs), [tensor for tensor, _ in self.captured])
+        if not self.hooks or self.has_others:
+            raise Unsupported(Reason("takes a gradient beside torch.func, or under hooks", GRAD, "use one of them"))
+        before = {node for _, node in self.captured}
+        carries = {node for node in self.graph.nodes if node.op == "placeholder"} - before
+        for given in tensors_in(inputs):
+            node = self.aliases.find(given)
+            if not isinstance(node, fx.Node) or node in before or (node in carries and len(carries) > self.alone):
+                raise Unsupported(Reason("takes a gradient of what may lie before the step", GRAD, WITHIN))
         return theirs(torch.autograd.grad, outputs, inputs, *args, **options)

@@ -9,9 +9,9 @@ have effects is not run.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from types import FrameType, NoneType
 from typing import Any
 
@@ -23,7 +23,7 @@ from bppsa.common.chain import FILLS
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.environment.harmless import is_harmless, is_numeric
 from bppsa.fxpasses.lines import OURS
-from bppsa.fxpasses.recording.aliases import RETURN_NEW, Aliases
+from bppsa.fxpasses.recording.aliases import RETURN_NEW
 from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
 from bppsa.fxpasses.recording.recorder import Recorder, is_made_anew
 from bppsa.fxpasses.recording.refused import NoEscape
@@ -101,12 +101,20 @@ def refusal(node: Any, what: str) -> Unsupported:
     return Unsupported(Reason(what, op=node.name(), mend=MEND))
 
 
-def kept(for_backwards: dict[int, tuple[Tensor, Any]], aliases: Aliases, saved: Tensor) -> Tensor:
-    """What a backward will read: an object that nobody else has, at the same place in memory."""
-    with _disable_current_modes():
-        own = saved.detach()
-    for_backwards[id(own)] = own, aliases.find(own)
-    return own
+def keeping_for(recorder: weakref.ref[SlopeRecorder]) -> Callable[[Tensor], Tensor | None]:
+    """The hook by which autograd saves what a backward will read: an object that nobody else has, at the same place in
+    memory. What autograd holds must not keep the recorder alive."""
+
+    def kept(saved: Tensor) -> Tensor | None:
+        known = recorder()
+        if known is None:
+            return None
+        with _disable_current_modes():
+            own = saved.detach()
+        known.saved[id(own)] = own, known.aliases.find(own)
+        return own
+
+    return kept
 
 
 class SlopeRecorder(Recorder):
@@ -116,6 +124,8 @@ class SlopeRecorder(Recorder):
     def __init__(self, hooks: bool = True) -> None:
         super().__init__()
         self.hooks = hooks
+        self.keeps = keeping_for(weakref.ref(self))
+        self.has_others = False  # whether an op ran under hooks of the user's, as within a checkpoint
         self.made: list[Tensor] = []  # without gradients, since an op had some
         self.read: dict[Any, fx.Node] = {}  # by what is made without them; by where autograd knows it from
         self.saved: dict[int, tuple[Tensor, Any]] = {}  # by autograd, for backwards, and what stood for it then
@@ -123,6 +133,8 @@ class SlopeRecorder(Recorder):
         self.running = False  # whether a backward is
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(True) if self.hooks else None
+        self.has_others = self.has_others or (hooks is not None and hooks[0] is not self.keeps)
         if func is aten.detach.default and id(args[0]) in self.saved:
             return self.taken_out(args[0])
         if torch.is_grad_enabled() and not applying():
@@ -133,7 +145,7 @@ class SlopeRecorder(Recorder):
 
     @property
     def keeping(self) -> Callable[[Tensor], Tensor | None] | None:
-        return partial(kept, self.saved, self.aliases) if self.hooks else None
+        return self.keeps if self.hooks else None
 
     def taken_out(self, saved: Tensor) -> Tensor:
         """What autograd has saved, with its gradient. Under hooks it does not see that it was changed in place."""
@@ -215,7 +227,7 @@ class SlopeRecorder(Recorder):
         """What stands for ones, and what the backward gives for them."""
         self.running = True
         try:
-            with without_draws(node), torch.enable_grad(), NoEscape(self.aliases, {}), self:
+            with without_draws(node), torch.enable_grad(), NoEscape(self, {}), self:
                 ones = torch.ones_like(like)
                 return self.node_of(ones), slopes_of(node, ones)
         finally:

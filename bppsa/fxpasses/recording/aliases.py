@@ -96,6 +96,8 @@ class Aliases:
     def may_share(self, why: str, *tensors: Tensor) -> None:
         """From now on nobody may write to the memory of any of them."""
         for tensor in tensors:
+            while torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                tensor = torch._C._functorch.get_unwrapped(tensor)
             self.unsure.setdefault(tensor.untyped_storage()._cdata, why)
 
     def check_writable(self, changed: Tensor, others: list[Tensor], op: str) -> None:

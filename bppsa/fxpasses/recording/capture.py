@@ -66,7 +66,7 @@ def record(
 
     inputs = tree_map_only(Tensor, stand_in, tuple(args))
     recorder.gradients = gradients or torch.is_grad_enabled()
-    refusing = NoEscape(recorder.aliases, instead)
+    refusing = NoEscape(recorder, instead)
     with torch.set_grad_enabled(recorder.gradients), saving_to(recorder), refusing, recorder:
         result = theirs(fn, *inputs)
     recorder.end_functions()
@@ -86,6 +86,26 @@ def copied(recording: Recording) -> Recording:
     captured = tuple((tensor, own[node]) for tensor, node in recording.captured)
     result = tree_map_only(fx.Node, own.__getitem__, recording.result)
     return Recording(graph, tuple(own[node] for node in recording.arguments), captured, result)
+
+
+def do_the_same(one: Recording, other: Recording) -> bool:
+    """Whether two recordings of one function have the same ops, but for what is detached from autograd's graph."""
+    return len(one.captured) == len(other.captured) and ops_of(one) == ops_of(other)
+
+
+def ops_of(recording: Recording) -> list[Any]:
+    """Each op with the numbers of those that it reads; what the function closes over; what it returns."""
+    numbers: dict[fx.Node, int] = {}
+    ops: list[Any] = []
+    for node in recording.graph.nodes:
+        args, kwargs = fx.node.map_arg((node.args, node.kwargs), numbers.__getitem__)
+        if node.target is torch.ops.aten.detach.default:
+            numbers[node] = args[0]
+        else:
+            numbers[node] = len(ops)
+            ops.append((node.op, node.op == "call_function" and node.target, args, kwargs))
+    closed_over = [(id(tensor), numbers[node]) for tensor, node in recording.captured]
+    return [*ops, closed_over, fx.node.map_arg(recording.result, numbers.__getitem__)]
 
 
 def saving_to(recorder: Recorder) -> AbstractContextManager[Any]:

@@ -43,6 +43,7 @@ READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 
 
 CHOOSE = "use torch.where; what is only logged, read after all steps"
+ASKS = "asks whether a tensor has a gradient, which may be otherwise in another step"
 DRAW_OUTSIDE = "draw them outside and pass them in, or call model.eval() if they are a dropout's"
 
 
@@ -161,6 +162,14 @@ class Recorder(TorchDispatchMode):
             self.aliases.close_over(tensor, found)
             self.captured.append((tensor, found))
         return found
+
+    def is_recorded(self, tensor: Tensor) -> bool:
+        """Whether it stands for what the function computes or is given, rather than for what it closes over."""
+        return torch._C._functorch.is_functorch_wrapped_tensor(tensor) or tensor in self.aliases
+
+    def asked(self, name: str, truth: Any) -> Any:
+        """What the function hears that asks what autograd knows of a stand-in. Raises `Unsupported`."""
+        raise Unsupported(ASKS, op=name, mend="leave it to autograd, or pass a bool", path=place_here())
 
     def held(self, tensor: Tensor) -> Tensor:
         """What an op runs on: the very tensor that the function holds, so that views are views of it; for one that it

@@ -36,11 +36,8 @@ def fill_uniform(graph: fx.Graph, rows: int) -> None:
         else:
             continue
         number = value.flatten()[:1]
-        if (
-            (value.shape[:1] in ((), (rows,)) or node.target in COUNTS_ROWS)
-            and value.numel()
-            and bool((value == number).all())
-        ):
+        has_all_rows = value.shape[:1] in ((), (rows,)) or node.target in COUNTS_ROWS
+        if value.numel() and has_all_rows and is_one_number(value, number):
             known[node] = value
             node.target, node.args = aten.full.default, (list(value.shape), number.item())
             node.kwargs = {"dtype": value.dtype}
@@ -49,3 +46,9 @@ def fill_uniform(graph: fx.Graph, rows: int) -> None:
 def may_have_rows(node: fx.Node, rows: int) -> bool:
     shape = node.meta["val"].shape
     return shape[:1] == (rows,) if node.target in COUNTS_ROWS else len(shape) > 0
+
+
+def is_one_number(value: Tensor, number: Tensor) -> bool:
+    """A zero with a sign is left as it was made."""
+    signed = torch.logical_and(value == 0, value.signbit())
+    return bool((value == number).all()) and not bool(signed.any())

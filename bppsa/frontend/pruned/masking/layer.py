@@ -36,7 +36,7 @@ def product(name: str) -> property:
 
     def put(self: Any, value: Any) -> None:
         made = pruned_state(self).made
-        if made is not None:
+        if made is not None and f"{name}_mask" in self._buffers:
             made.add(name)
         elif f"{name}_orig" in self._parameters and f"{name}_mask" in self._buffers:
             value = UNREAD
@@ -56,12 +56,16 @@ class PrunedLayer(Rewritten):
         if only_prunes and has_pytorchs_forward(self):  # nobody sets another weight than the product
             return super().__call__(*args, **kwargs) if has_other_hooks(self) else self.forward(*args, **kwargs)
         state = pruned_state(self)
-        state.made = set()
+        state.calls += 1  # a hook may call the layer again, and so may another thread
+        if state.made is None:
+            state.made = set()
         try:
             return super().__call__(*args, **kwargs)
         finally:
-            self.__dict__.update(dict.fromkeys(state.made, UNREAD))
-            state.made = None
+            state.calls -= 1
+            if not state.calls:
+                self.__dict__.update(dict.fromkeys(state.made or (), UNREAD))
+                state.made = None
 
 
 def has_pytorchs_forward(module: Any) -> bool:

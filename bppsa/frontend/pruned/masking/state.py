@@ -78,17 +78,18 @@ def mode_of(module: nn.Module) -> tuple[bool, bool]:
 class PrunedState:
     """mask: bool, on the CPU, that was given for the weight of a layer: no buffer, which a state or `to_empty` would
     reach. made: names of the products that a layer's hooks have made for the call that is under way, where other hooks
-    may change them; None otherwise. A copy keeps the mask alone."""
+    may change them; None otherwise. calls: how many such calls are under way. A copy keeps the mask alone."""
 
     capture: Capture | None = None
     mask: Tensor | None = None
     made: set[str] | None = None
+    calls: int = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"capture": None, "mask": self.mask, "made": None}
+        return {"capture": None, "mask": self.mask, "made": None, "calls": 0}
 
     def of_clone(self) -> PrunedState:
-        return replace(self, capture=None, made=None)
+        return replace(self, capture=None, made=None, calls=0)
 
 
 def pruned_state(module: nn.Module) -> PrunedState:
