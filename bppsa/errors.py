@@ -120,6 +120,8 @@ class Unsupported(BppsaError):
     """Raised inside the passes, caught at their border: carries the `Reason`."""
 
     def __init__(self, reason: Reason | str, op: str = "", mend: str = "", path: str = "") -> None:
-        """reason: whole, or what it says, with the rest of it behind."""
+        """reason: a whole one, which takes nothing beside it, or what it says."""
+        if isinstance(reason, Reason) and (op or mend or path):
+            raise TypeError("a Reason has its op, mend and path already")
         self.reason = Reason(reason, op, mend, path) if isinstance(reason, str) else reason
         super().__init__(str(self.reason))

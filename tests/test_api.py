@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import bppsa
 from bppsa.codegen.cpu.build import available
 from bppsa.decisions import Decision, Report
-from bppsa.errors import ArgumentError, BppsaError, StrategyError
+from bppsa.errors import ArgumentError, BppsaError, Reason, StrategyError, Unsupported
 
 T, B, I, H = 6, 3, 5, 11  # noqa: E741  of tests/recurrent, which share the kernels
 needs_compiler = pytest.mark.skipif(available() is not None, reason="needs a C++ compiler")
@@ -342,6 +342,12 @@ def test_decisions_are_data() -> None:
     report = Report(taken)
     taken.append(decision)
     assert report.decisions == (decision,), "a call that goes on may still add to it"
+
+
+def test_a_whole_reason_takes_nothing_beside_it() -> None:
+    assert Unsupported("what", op="op", mend="mend").reason == Reason("what", op="op", mend="mend")
+    with pytest.raises(TypeError, match="already"):
+        Unsupported(Reason("what"), op="op")
 
 
 # ---- fallback

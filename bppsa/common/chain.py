@@ -19,9 +19,9 @@ from bppsa.errors import Reason
 
 aten = torch.ops.aten
 
-# ops that hand their operand's numbers on in its shape
+# Ops that give the numbers of their operand again in the same shape, perhaps in another dtype.
 HANDED_ON = {aten.clone.default, aten.alias.default, aten.detach.default, aten._to_copy.default}
-# op -> the value it fills its result with, from the node's arguments
+# By op, the number that it fills its result with, from the node's arguments.
 FILLS: dict[Any, Callable[[tuple], float]] = {
     aten.zeros.default: lambda args: 0.0,
     aten.ones.default: lambda args: 1.0,

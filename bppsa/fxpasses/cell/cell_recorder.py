@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.common.graph import tensors_in
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.cell.own_gradients import SlopeRecorder
 from bppsa.fxpasses.recording.capture import check_gradients
 from bppsa.fxpasses.recording.row_elements import made_by
@@ -61,11 +61,11 @@ class CellRecorder(SlopeRecorder):
             return theirs(torch.autograd.grad, outputs, inputs, *args, **options)
         check_gradients(tensors_in(outputs), [tensor for tensor, _ in self.captured])
         if not self.hooks or self.has_others:
-            raise Unsupported(Reason("takes a gradient beside torch.func, or under hooks", GRAD, "use one of them"))
+            raise Unsupported("takes a gradient beside torch.func, or under hooks", GRAD, "use one of them")
         before = {node for _, node in self.captured}
         carries = {node for node in self.graph.nodes if node.op == "placeholder"} - before
         for given in tensors_in(inputs):
             node = self.aliases.find(given)
             if not isinstance(node, fx.Node) or node in before or (node in carries and len(carries) > self.alone):
-                raise Unsupported(Reason("takes a gradient of what may lie before the step", GRAD, WITHIN))
+                raise Unsupported("takes a gradient of what may lie before the step", GRAD, WITHIN)
         return theirs(torch.autograd.grad, outputs, inputs, *args, **options)

@@ -20,7 +20,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from bppsa.common.chain import FILLS
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.environment.harmless import is_harmless, is_numeric
 from bppsa.fxpasses.lines import OURS
 from bppsa.fxpasses.recording.aliases import RETURN_NEW
@@ -33,7 +33,7 @@ from bppsa.sparsity.rules.own_gradient import ATTACHED, has_own_gradient
 aten = torch.ops.aten
 _apply: Any = torch.autograd.Function.apply
 APPLY = _apply.__func__.__code__
-HANDED_ON = {*SAME, aten.detach.default}
+UP_TO_SIGN = {*SAME, aten.detach.default}  # ops that give their operand, or the negative of it
 
 
 def applying() -> bool:
@@ -98,7 +98,7 @@ def without_draws(node: Any) -> Iterator[None]:
 
 
 def refusal(node: Any, what: str) -> Unsupported:
-    return Unsupported(Reason(what, op=node.name(), mend=MEND))
+    return Unsupported(what, op=node.name(), mend=MEND)
 
 
 def keeping_for(recorder: weakref.ref[SlopeRecorder]) -> Callable[[Tensor], Tensor | None]:
@@ -150,7 +150,7 @@ class SlopeRecorder(Recorder):
     def taken_out(self, saved: Tensor) -> Tensor:
         """What autograd has saved, with its gradient. Under hooks it does not see that it was changed in place."""
         if self.aliases.find(saved) is not self.saved[id(saved)][1]:
-            raise Unsupported(Reason("changes in place what a backward reads", "aten.detach", RETURN_NEW))
+            raise Unsupported("changes in place what a backward reads", "aten.detach", RETURN_NEW)
         with _disable_current_modes():
             return saved.detach()
 
@@ -165,7 +165,7 @@ class SlopeRecorder(Recorder):
         out = super().define_output(node, out)
         if self.gradients and not torch.is_grad_enabled():
             if self.running:
-                raise Unsupported(Reason("has a gradient that has none itself", str(node.target), MEND))
+                raise Unsupported("has a gradient that has none itself", str(node.target), MEND)
             if not is_made_anew(node):  # held by somebody, torch.zeros would return a detached one instead
                 self.made.append(out)
         return out
@@ -215,7 +215,7 @@ class SlopeRecorder(Recorder):
         return known
 
     def is_zero(self, argument: Any) -> bool:
-        while isinstance(argument, fx.Node) and argument.target in HANDED_ON:
+        while isinstance(argument, fx.Node) and argument.target in UP_TO_SIGN:
             argument = argument.args[0]
         if not isinstance(argument, fx.Node):
             return bool(argument == 0)

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from bppsa.common.chain import COUNTS_ROWS, FILLS, Recurrence, Role, Stream, Weight, is_pointwise
 from bppsa.common.graph import ancestors
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.cell.checks import checks_of
 from bppsa.fxpasses.cell.parts import CellPart
 from bppsa.fxpasses.cell.rewrites.line_up import CARRY, PARAM, X, at_each_step, levels, line_up
@@ -86,7 +86,7 @@ class Splitter:
             self.emit(node)
         outputs = self.outputs(ys, in_body, tail_nodes)
         if any(self.level[n] == PARAM and n.target not in FILLS for n in nexts):
-            raise Unsupported(Reason("a carry that depends on neither carry nor x"))
+            raise Unsupported("a carry that depends on neither carry nor x")
         for node in outputs:
             self.emit(node)
         tail = None if tuple(outputs) == ys else self.tail(ys, outputs, self.sorted(tail_nodes))
@@ -148,9 +148,7 @@ class Splitter:
             value, own = arg.meta["val"], arg.target in FILLS and self.level[arg] == PARAM
             broadcast = value.dim() > 0 and value.shape[0] == 1 and node.target is not aten.cat.default
             if own and value.dim() == node.meta["val"].dim() > 0 and not broadcast:
-                raise Unsupported(
-                    Reason("fills a tensor of the size of the batch", op=str(arg.target), mend="use zeros_like")
-                )
+                raise Unsupported("fills a tensor of the size of the batch", op=str(arg.target), mend="use zeros_like")
 
     def outputs(self, ys: tuple[fx.Node, ...], in_body: set[fx.Node], tail: set[fx.Node]) -> list[fx.Node]:
         """What the loop must store for each step: the ys themselves, or what the tail reads of the body."""
@@ -198,7 +196,7 @@ class Splitter:
         source, weight = node, None
         if not self.has_rows(node):
             shape = list(node.meta["val"].shape)
-            raise Unsupported(Reason(f"a value of x of shape {shape} in a cell", mend="keep values [batch, features]"))
+            raise Unsupported(f"a value of x of shape {shape} in a cell", mend="keep values [batch, features]")
         if node.target is aten.mm.default and self.level[node.args[1]] == PARAM and node not in self.before:
             source, matrix = node.args
             transposed = matrix.target is aten.t.default
@@ -287,5 +285,5 @@ def width(node: fx.Node) -> int:
     """The numbers in a row."""
     value: Tensor = node.meta["val"]
     if value.numel() == 0:
-        raise Unsupported(Reason("a value without columns in a cell", mend="leave it out"))
+        raise Unsupported("a value without columns in a cell", mend="leave it out")
     return value.shape[1:].numel()

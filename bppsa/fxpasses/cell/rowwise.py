@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.common.chain import ALONG_BATCH, FILLS, HANDED_ON, is_pointwise
-from bppsa.errors import Reason, Unsupported
+from bppsa.errors import Unsupported
 from bppsa.sparsity.rules.matrix_ops import MATRICES
 
 aten = torch.ops.aten
@@ -46,9 +46,9 @@ def check_rowwise(node: fx.Node, rows: int, is_param: Callable[[fx.Node], bool])
     """Raise `Unsupported` unless the op computes each row of its result from the same row of its operands."""
     target: Any = node.target
     if not isinstance(node.meta["val"], torch.Tensor):
-        raise Unsupported(Reason("gives several tensors", op=str(target), mend="use ops that give one"))
+        raise Unsupported("gives several tensors", op=str(target), mend="use ops that give one")
     if node.meta["val"].numel() == 0:
-        raise Unsupported(Reason("makes a value without columns", op=str(target)))
+        raise Unsupported("makes a value without columns", op=str(target))
     if target in FILLS or target in SAME_SHAPE:
         return
     if target in MATRICES and not is_param(node.args[0]):
@@ -67,7 +67,7 @@ def check_rowwise(node: fx.Node, rows: int, is_param: Callable[[fx.Node], bool])
         return check_broadcast(node, is_param)
     if node.meta["val"].dim() == 0 and any(arg.meta["val"].dim() for arg in node.all_input_nodes):  # as h.sum() gives
         raise Unsupported(replace(ALONG_BATCH, op=str(target)))
-    raise Unsupported(Reason("is not one of the ops a fused cell may contain", op=str(target)))
+    raise Unsupported("is not one of the ops a fused cell may contain", op=str(target))
 
 
 def names_no_batch(node: fx.Node, position: int) -> bool:
@@ -87,14 +87,12 @@ def check_view(node: fx.Node, rows: int) -> None:
     in_front &= node.target is not aten.transpose.int or all(d % value.dim() for d in node.args[1:])
     in_front &= node.target is not aten.expand.default or source.dim() == value.dim()
     if not in_front:
-        raise Unsupported(
-            Reason(f"makes {list(value.shape)} of {list(source.shape)}, across the batch", op=str(node.target))
-        )
+        raise Unsupported(f"makes {list(value.shape)} of {list(source.shape)}, across the batch", op=str(node.target))
 
 
 def check_matrices(node: fx.Node) -> None:
     if node.args[0].meta["val"].dim() != 3:
-        raise Unsupported(Reason("takes the batch for a side of a matrix", op=str(node.target)))
+        raise Unsupported("takes the batch for a side of a matrix", op=str(node.target))
 
 
 def check_joined(node: fx.Node, is_param: Callable[[fx.Node], bool]) -> None:
@@ -102,7 +100,7 @@ def check_joined(node: fx.Node, is_param: Callable[[fx.Node], bool]) -> None:
     for arg in node.all_input_nodes:
         if is_param(arg):
             what = f"puts a tensor of shape {list(arg.meta['val'].shape)}, the same for all steps, beside the batch"
-            raise Unsupported(Reason(what, op=str(node.target), mend="pass per-row tensors in xs or in the carry"))
+            raise Unsupported(what, op=str(node.target), mend="pass per-row tensors in xs or in the carry")
 
 
 def check_broadcast(node: fx.Node, is_param: Callable[[fx.Node], bool]) -> None:
@@ -118,4 +116,4 @@ def check_broadcast(node: fx.Node, is_param: Callable[[fx.Node], bool]) -> None:
             fits = value.dim() == rank
         if not fits:
             what = f"lines up a tensor of shape {list(value.shape)} with the batch of {list(node.meta['val'].shape)}"
-            raise Unsupported(Reason(what, op=str(node.target), mend="pass per-row tensors in xs or in the carry"))
+            raise Unsupported(what, op=str(node.target), mend="pass per-row tensors in xs or in the carry")

@@ -86,6 +86,6 @@ def check_known(node: fx.Node, in_kernels: Collection[Any]) -> None:
     if node.target in (operator.getitem, *JOINTS):  # the op before or behind it is told
         return
     if node.target not in in_kernels:
-        raise Unsupported(Reason("has no kernel", op=str(node.target), mend=NO_KERNEL))
+        raise Unsupported("has no kernel", op=str(node.target), mend=NO_KERNEL)
     if node.meta["val"].is_floating_point() and isinstance(found := lookup(node.target), Reason):
         raise Unsupported(found)

@@ -59,7 +59,7 @@ def check_each_step(node: fx.Node, moving: Sequence[bool]) -> None:
             args, kwargs = tree_unflatten(own, spec)
             expected = tree_leaves(node.target(*args, **kwargs))
             if not all(alike(a[t], b) for a, b in zip(found, expected, strict=True)):
-                raise Unsupported(Reason("gives something else for all steps at once", op=str(node.target)))
+                raise Unsupported("gives something else for all steps at once", op=str(node.target))
 
 
 def tried_at_once(node: fx.Node, moving: Sequence[bool]) -> tuple[list[Any], list[Any]]:
