@@ -34,29 +34,21 @@ def contracted(
         raise refused(node)
     left, right, inner_left, inner_right = inner
     outer = left.dims[-2], right.dims[-1]
-    batch_axes = tuple(merged(a, b) for a, b in zip(batch_left, batch_right, strict=True))
+    pairs = list(zip(batch_left, batch_right, strict=True))
+    batch_axes = tuple(merged(a, b) for a, b in pairs)
     kinds = [axis.kind for axis in (*batch_axes, *outer[0], *outer[1])]
     rows = right.rows if left.rows is None else left.rows
     if kinds.count("rows") != (rows != 1) or "repeated" in kinds:
         raise refused(node)
     dims = (*((batch_axes,) if batched else ()), *outer)
-    changing = left.node in by_step or right.node in by_step
-    weighed = None if changing else by_weight(graph, left, right, batch_axes, outer, (inner_left, inner_right))
-    if changing:
+    product = None
+    if left.node in by_step or right.node in by_step:
         check_small(left, right, by_step)
-    if weighed is not None:
-        return AxisLayout(weighed, features(*outer), dims, rows)
-    places: list[tuple[Axis | None, Axis | None]] = [
-        (a, b) for a, b, axis in zip(batch_left, batch_right, batch_axes, strict=True) if axis.kind == "own"
-    ]
-    places += [(axis, None) for axis in features(outer[0])]
-    start = 1 + len(places)
-    places += list(zip(inner_left, inner_right, strict=True))
-    places += [(None, axis) for axis in features(outer[1])]
-    factors = placed(graph, left, [a for a, _ in places]), placed(graph, right, [b for _, b in places])
-    product = call(graph, aten.mul.Tensor, *factors)
-    if inner_left:
-        product = call(graph, aten.sum.dim_IntList, product, list(range(start, start + len(inner_left))))
+    else:
+        product = by_weight(graph, left, right, batch_axes, outer, (inner_left, inner_right))
+    if product is None:
+        own = [pair for pair, axis in zip(pairs, batch_axes, strict=True) if axis.kind == "own"]
+        product = by_pairs(graph, left, right, own, outer, (inner_left, inner_right))
     return AxisLayout(product, features(batch_axes, *outer), dims, rows)
 
 
@@ -96,6 +88,24 @@ def by_weight(
             value = reshaped(graph, placed(graph, rows, k), [-1, total(k)])
             return call(graph, aten.mm.default, value, matrix(graph, weight, depth, other))
     return None
+
+
+def by_pairs(
+    graph: fx.Graph,
+    left: AxisLayout,
+    right: AxisLayout,
+    batch: Sequence[tuple[Axis, Axis]],
+    outer: tuple[AxisGroup, AxisGroup],
+    inner: tuple[AxisGroup, AxisGroup],
+) -> fx.Node:
+    """The contraction as sums of the products of all pairs of numbers that meet."""
+    places: list[tuple[Axis | None, Axis | None]] = [*batch, *((axis, None) for axis in features(outer[0]))]
+    start = 1 + len(places)
+    places += [*zip(*inner, strict=True), *((None, axis) for axis in features(outer[1]))]
+    factors = placed(graph, left, [a for a, _ in places]), placed(graph, right, [b for _, b in places])
+    product = call(graph, aten.mul.Tensor, *factors)
+    summed = list(range(start, start + len(inner[0])))
+    return call(graph, aten.sum.dim_IntList, product, summed) if summed else product
 
 
 def matrix(graph: fx.Graph, weight: AxisLayout, depth: AxisGroup, width: AxisGroup) -> fx.Node:

@@ -118,8 +118,8 @@ class RowsFirst:
 
     def put(self, node: fx.Node, layout: AxisLayout) -> None:
         """The value has its rows in front: the node itself where it had them before, else what the layout knows."""
-        by_step = node.target is aten.mm.default and not self.by_step.isdisjoint(node.all_input_nodes)
-        if not any(arg in self.layouts for arg in node.all_input_nodes) and keeps_front(node) and not by_step:
+        has_no_weight = node.target is aten.mm.default and not self.by_step.isdisjoint(node.all_input_nodes)
+        if not any(arg in self.layouts for arg in node.all_input_nodes) and keeps_front(node) and not has_no_weight:
             if node.target in SIZED:
                 node.args = (node.args[0], [-1, *node.meta["val"].shape[1:]], *node.args[2:])
             return
@@ -174,8 +174,8 @@ class RowsFirst:
 
     def product(self, node: fx.Node) -> AxisLayout:
         left, right = (self.layout(arg) for arg in node.args)
-        weighed = left.in_front and right.rows is None and right.node not in self.by_step
-        if node.target is aten.mm.default and weighed and len(left.axes) < 2:
+        has_weight = right.rows is None and right.node not in self.by_step
+        if node.target is aten.mm.default and has_weight and left.in_front and len(left.axes) < 2:
             return layout_of(node, True)
         return contracted(self.graph, node, left, right, self.by_step)
 

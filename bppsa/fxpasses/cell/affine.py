@@ -39,7 +39,7 @@ def is_affine(recurrence: Recurrence) -> bool:
             from_carry.add(node)
         elif not from_carry.isdisjoint(node.all_input_nodes):
             from_carry.add(node)
-            at = [i for i, arg in enumerate(node.args) if not from_carry.isdisjoint(leaves(arg))]
+            at = [i for i, arg in enumerate(node.args) if not from_carry.isdisjoint(nodes_in(arg))]
             open_to = AFFINE.get(node.target, ())
             if open_to is not None and (len(at) != 1 or at[0] not in open_to):
                 return False
@@ -50,7 +50,3 @@ def between(recurrence: Recurrence) -> list[fx.Node]:
     """The nodes that the next carries are computed from, in order."""
     found = ancestors(recurrence.next_carries)
     return [node for node in recurrence.body.nodes if node in found]
-
-
-def leaves(argument: object) -> list[fx.Node]:
-    return nodes_in(argument)

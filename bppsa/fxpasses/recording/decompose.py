@@ -177,7 +177,9 @@ ASKS_SIZES = {aten.is_same_size.default, aten._has_same_storage_numel.default}
 
 def parts_of_backward(op: Any) -> Callable[..., Any] | None:
     """What such an op as `tanh_backward` consists of; None of any other op."""
-    return BACKWARDS.get(op) or decomposition_table.get(op) if "_backward" in op._opname else None
+    if "_backward" not in op._opname:
+        return None
+    return BACKWARDS.get(op) or decomposition_table.get(op)
 
 
 # Rows that hold for real numbers alone.

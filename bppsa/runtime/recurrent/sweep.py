@@ -163,7 +163,7 @@ class Sweep:
 
     def started(self, kernel: Kernel, carries: Given, extent: Extent) -> list[Tensor]:
         """The states that a forward kernel writes, with what enters the first step."""
-        states = [allocate(kernel.buffer(f"carry{i}"), extent, self.dtype) for i in range(len(carries))]
+        states = [allocate(kernel.buffer(f"carry{i}"), extent, self.dtype) for i in range(len(self.recurrence.carries))]
         for state, carry in zip(states, carries, strict=True):
             extent.start(state, carry)
         return states

@@ -72,9 +72,9 @@ class Logger(TorchDispatchMode):
         if self.log.refusal is None:
             self.log.refusal = Reason(reason.what, reason.op, reason.mend, line or place(self.lines))
 
-    def begins(self, tensor: Tensor, wanted: bool = True) -> bool:
-        """Notes that the call has a gradient end in a tensor of its own, as cells do with the state they begin with.
-        Nobody sees it as long as the tensor stays within the call."""
+    def may_begin(self, tensor: Tensor, wanted: bool = True) -> bool:
+        """Whether the call may have a gradient end in this tensor, as cells do with the state that they begin with. One
+        of its own is noted: nobody sees the gradient as long as the tensor stays within the call."""
         if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return wanted  # of a transform of torch.func's alone, which ends within the call
         given = any(tensor is argument for argument in self.arguments)  # what is held, its environment tells
@@ -84,7 +84,7 @@ class Logger(TorchDispatchMode):
             self.memory.begun[id(tensor)] = tensor
         return is_own
 
-    def differentiates(self) -> bool:
+    def may_differentiate(self) -> bool:
         """Whether gradients that the call takes itself are ops as all others: no torch.autograd.Function has a part in
         them."""
         return not self.own.nodes

@@ -42,13 +42,13 @@ from bppsa.fxpasses.theirs import theirs
 Refuse = Callable[[Reason, str], None]
 
 
-class Allows(Protocol):
-    """Who knows of a call what of its gradients stays within it."""
+class GradientPolicy(Protocol):
+    """Tells what a call may do to gradients: what stays within it."""
 
-    def begins(self, tensor: Tensor, wanted: bool = True) -> bool:
+    def may_begin(self, tensor: Tensor, wanted: bool = True) -> bool:
         """Whether a tensor may be made to require a gradient, which is noted."""
 
-    def differentiates(self) -> bool:
+    def may_differentiate(self) -> bool:
         """Whether gradients may be taken."""
 
 
@@ -99,16 +99,16 @@ WITH_EFFECTS = (
 class UnseenCalls(TorchFunctionMode):
     """Notes calls that ops do not show, or show without their purpose."""
 
-    def __init__(self, refuse: Refuse, arithmetic: Arithmetic, allows: Allows) -> None:
+    def __init__(self, refuse: Refuse, arithmetic: Arithmetic, policy: GradientPolicy) -> None:
         super().__init__()
-        self.refuse, self.arithmetic, self.allows = refuse, arithmetic, allows
+        self.refuse, self.arithmetic, self.policy = refuse, arithmetic, policy
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in BEGINS:
-            is_lost = not self.allows.begins(*args, **kwargs)
+            is_lost = not self.policy.may_begin(*args, **kwargs)
         else:
-            is_lost = func in LOST and not (func is torch.autograd.grad and self.allows.differentiates())
+            is_lost = func in LOST and not (func is torch.autograd.grad and self.policy.may_differentiate())
         if is_lost and (func not in ASKED or asking() is not None):
             reason = LOST[func]
             self.refuse(Reason(reason.what, getattr(func, "__name__", str(func)), reason.mend), place_here())
@@ -214,13 +214,15 @@ def draws_with_numpy(code: CodeType, names: dict[str, Any]) -> bool:
 
 
 @contextmanager
-def watched(root: Any, refuse: Refuse, held: Sequence[Any], arithmetic: Arithmetic, allows: Allows) -> Iterator[None]:
+def watched(
+    root: Any, refuse: Refuse, held: Sequence[Any], arithmetic: Arithmetic, policy: GradientPolicy
+) -> Iterator[None]:
     """Refuses what the block does beside ops; the comparison is made when it is over. held: what it can reach, and
-    nothing but its address is known of. allows: what may be done to gradients."""
+    nothing but its address is known of. policy: what may be done to gradients."""
     calls, module = CalledFunctions(package_of(root), refuse, arithmetic), owner(root)
     of_module = of_model(module) if isinstance(module, nn.Module) else []
     state = [(one, one.read()) for one in (*generators(), *generators_in(held), *of_module)]
-    with calls.watched(sys._getframe(2)), UnseenCalls(refuse, arithmetic, allows):
+    with calls.watched(sys._getframe(2)), UnseenCalls(refuse, arithmetic, policy):
         yield
     for name, place in calls.rebound.items():
         refuse(Reason(f"binds {name}, a variable of the function around it, anew", mend=IN_EVERY_CALL), place)
