@@ -37,6 +37,7 @@ from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.lines import place_of
 from bppsa.fxpasses.recording.capture import Recording, do_the_same, record
 from bppsa.fxpasses.recording.recorder import ASKS, DRAW_OUTSIDE
+from bppsa.fxpasses.recording.uniform import fill_uniform
 from bppsa.fxpasses.recording.unread import erase_unread
 from bppsa.fxpasses.spelling.whole import growth_of
 from bppsa.plan.choose import multiply_inline
@@ -149,6 +150,7 @@ def make(
         cause = error.__cause__ or error
         return Reason(f"it does not run on stand-ins: {first_line(cause)}", path=place_of(cause))
     recording = replace(recording, result=(recording.result[0], [*recording.result[1], *recorder.truths]))
+    fill_uniform(recording.graph, recording.arguments[0].meta["val"].shape[0])
     erase_unread(recording)
     try:
         plan = plan_or_reasons(recording, len(carry), len(xs), environment.tensors, y_spec)

@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import OURS, ArgumentError, InputError, Unsupported, kind_of
 from bppsa.frontend.jacobian.plan import Outdated
+from bppsa.fxpasses.network.composites import with_composites
+from bppsa.fxpasses.network.located import located, raised_in
 from bppsa.fxpasses.network.pruning import carried
 from bppsa.fxpasses.network.recorded import MIXES, NodeValues, between, evaluate, network
 from bppsa.fxpasses.recording.capture import Recording, record
-from bppsa.fxpasses.recording.composites import with_composites
 from bppsa.fxpasses.recording.decompose import DECOMPOSE
-from bppsa.fxpasses.recording.located import located, raised_in
 from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.sparsity import TransposedJacobian
 

@@ -25,7 +25,8 @@ from bppsa.fxpasses.environment.harmless import is_harmless, is_numeric
 from bppsa.fxpasses.lines import OURS
 from bppsa.fxpasses.recording.aliases import RETURN_NEW
 from bppsa.fxpasses.recording.multiples import MEND, SAME, multiples, no_product
-from bppsa.fxpasses.recording.recorder import Recorder, is_made_anew
+from bppsa.fxpasses.recording.ops import is_made_anew
+from bppsa.fxpasses.recording.recorder import Recorder
 from bppsa.fxpasses.recording.refused import NoEscape
 from bppsa.fxpasses.theirs import is_ours, theirs
 from bppsa.sparsity.rules.own_gradient import ATTACHED, has_own_gradient

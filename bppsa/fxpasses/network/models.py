@@ -15,11 +15,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from bppsa.decisions import under
 from bppsa.errors import Unsupported
+from bppsa.fxpasses.network.composites import with_composites
+from bppsa.fxpasses.network.located import located
 from bppsa.fxpasses.network.pruning import without_hooks
 from bppsa.fxpasses.recording.capture import Recording, record
-from bppsa.fxpasses.recording.composites import with_composites
-from bppsa.fxpasses.recording.located import located
-from bppsa.fxpasses.recording.recorder import Recorder, zeros_like
+from bppsa.fxpasses.recording.recorder import Recorder
+from bppsa.fxpasses.recording.stand_ins import zeros_like
 
 aten = torch.ops.aten
 

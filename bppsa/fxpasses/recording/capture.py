@@ -20,9 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.decompose import DECOMPOSE
-from bppsa.fxpasses.recording.recorder import Recorder, zeros_like
+from bppsa.fxpasses.recording.recorder import Recorder
 from bppsa.fxpasses.recording.refused import NoEscape
-from bppsa.fxpasses.recording.stand_ins import detach_stand_ins
+from bppsa.fxpasses.recording.stand_ins import detach_stand_ins, zeros_like
 from bppsa.fxpasses.theirs import theirs
 from bppsa.sparsity.rules.own_gradient import has_own_gradient
 

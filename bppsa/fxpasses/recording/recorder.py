@@ -8,72 +8,33 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from bppsa.common.chain import FILLS
 from bppsa.common.graph import tensors_in
 from bppsa.errors import Unsupported
 from bppsa.fxpasses.lines import place_here
 from bppsa.fxpasses.recording.aliases import RETURN_NEW, STALE, Aliases, Stale, geometry
 from bppsa.fxpasses.recording.decompose import ASKS_SIZES, DECOMPOSE, OF_REALS, is_seeded, parts_of_backward
 from bppsa.fxpasses.recording.functional import VIEWS_IN_PLACE, functional
+from bppsa.fxpasses.recording.ops import CHECK, has_option, is_made_anew, makes_memory, reads_values
 from bppsa.fxpasses.recording.parts import PARTS
-from bppsa.fxpasses.recording.row_elements import (
-    SPELLED,
-    is_numbering,
-    made_by,
-    may_be_elements,
-    numbers_rows,
-)
-from bppsa.fxpasses.recording.stand_ins import tried
+from bppsa.fxpasses.recording.row_elements import SPELLED, is_numbering, made_by, may_be_elements, numbers_rows
+from bppsa.fxpasses.recording.stand_ins import seen_apart, tried, zeros_like
 from bppsa.fxpasses.theirs import theirs
 from bppsa.sparsity.rules.own_gradient import ATTACHED, has_own_gradient
 
 aten = torch.ops.aten
-
-
 OURS = "bppsa"  # of whose ops none is taken apart
-
-
-CHECK = "check_errors"  # the option of ops that raise errors for some matrices
-
-
-READS_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-
-
+TRACING = torch._C._TorchDispatchModeKey.PROXY  # make_fx's, which would see what is done here to find out what an op is
+# Views that only mark the numbers they show, and what makes such numbers.
+LAZY: dict[Any, Any] = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 CHOOSE = "use torch.where; what is only logged, read after all steps"
 ASKS = "asks whether a tensor has a gradient, which may be otherwise in another step"
 DRAW_OUTSIDE = "draw them outside and pass them in, or call model.eval() if they are a dropout's"
 
 
-def zeros_like(tensor: Tensor) -> Tensor:
-    """A stand-in, made out of sight of the recorder."""
-    with _disable_current_modes():
-        return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
-
-
-def is_made_anew(node: fx.Node) -> bool:
-    """Whether what the node gives is made of sizes and numbers alone, as torch.eye's is: it has no gradient."""
-    return node.op == "call_function" and (not node.all_input_nodes or node.target in FILLS)
-
-
-def makes_memory(node: fx.Node) -> bool:
-    """Whether what the node gives shares its memory with nothing that it reads."""
-    schema = getattr(node.target, "_schema", None)
-    unsaid = node.target is aten._unsafe_view.default  # which is a view all the same
-    return schema is not None and not unsaid and all(given.alias_info is None for given in schema.returns)
-
-
-def seen_apart(tensor: Tensor) -> Tensor:
-    """Another tensor over the same memory. Where somebody holds what torch.zeros and its kin have made, they return a
-    detached one instead, which could not be told from what a user detaches."""
-    with _disable_current_modes():
-        return tensor.data
-
-
 def nothing_of(saved: Tensor) -> None:
-    return None
+    """Keeps nothing of what autograd saves."""
 
 
 def with_tensors(value: Any, replace: Callable[[Tensor], Any]) -> Any:
@@ -86,31 +47,8 @@ def with_tensors(value: Any, replace: Callable[[Tensor], Any]) -> Any:
     return [with_tensors(item, replace) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def has_option(target: Any, name: str) -> bool:
-    return isinstance(target, OpOverload) and any(argument.name == name for argument in target._schema.arguments)
-
-
-def reads_values(func: Any, args: Sequence[Any]) -> bool:
-    """Whether the result, or its shape, is one of the stand-ins' and would not hold for other values."""
-    if func is aten.index.Tensor:  # numbers pick rows whatever they are, a mask picks as many as it is true
-        return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-    return not READS_VALUES.isdisjoint(func.tags)
-
-
-# Views of PyTorch's that only mark the numbers they show.
-LAZY: dict[Any, Any] = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
-
-
 def is_complex(args: Any) -> bool:
     return any(leaf.is_complex() for leaf in tensors_in(args))
-
-
-# Under which make_fx records: it would see what is done here to find out what an op is.
-TRACING = torch._C._TorchDispatchModeKey.PROXY
-
-
-# Of integers a zero is an error here.
-DIVIDES = {aten.remainder.Tensor, aten.fmod.Tensor, aten.floor_divide.default, aten.div.Tensor_mode}
 
 
 class Recorder(TorchDispatchMode):
@@ -246,10 +184,6 @@ class Recorder(TorchDispatchMode):
         args, kwargs = tuple(with_tensors(args, self.node_of)), with_tensors(kwargs, self.node_of)
         if has_option(func, "device"):
             options = {**options, "device": "cpu"}
-        if (
-            func in DIVIDES and isinstance(stand_ins[1], Tensor) and not stand_ins[1].is_floating_point()
-        ):  # zeros stand for whatever they are
-            stand_ins = (stand_ins[0], torch.ones_like(stand_ins[1]), *stand_ins[2:])
         out = tried(func, stand_ins, options)
         node = self.graph.call_function(func, args, kwargs)
         node.meta["path"], node.meta["line"] = self.where(), self.line()

@@ -13,9 +13,28 @@ from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.aliases import geometry
 from bppsa.fxpasses.theirs import theirs
 
+aten = torch.ops.aten
+# Of integers a zero is an error here.
+DIVIDES = {aten.remainder.Tensor, aten.fmod.Tensor, aten.floor_divide.default, aten.div.Tensor_mode}
+
+
+def zeros_like(tensor: Tensor) -> Tensor:
+    """A stand-in, made out of sight of the recorder."""
+    with _disable_current_modes():
+        return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+
+
+def seen_apart(tensor: Tensor) -> Tensor:
+    """Another tensor over the same memory. Where somebody holds what torch.zeros and its kin have made, they return a
+    detached one instead, which could not be told from what a user detaches."""
+    with _disable_current_modes():
+        return tensor.data
+
 
 def tried(func: Any, stand_ins: tuple[Any, ...], options: dict[str, Any]) -> Any:
-    """What the op gives for zeros, or for identities where it has an error for zeros."""
+    """What the op gives for zeros, or for ones or identities where it has an error for zeros."""
+    if func in DIVIDES and isinstance(stand_ins[1], Tensor) and not stand_ins[1].is_floating_point():
+        stand_ins = (stand_ins[0], torch.ones_like(stand_ins[1]), *stand_ins[2:])
     for given in (stand_ins, tree_map_only(Tensor, regular, stand_ins)):
         try:
             return theirs(func, *given, **options)

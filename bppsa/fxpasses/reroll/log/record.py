@@ -20,7 +20,8 @@ from bppsa.fxpasses.cell.own_gradients import applying
 from bppsa.fxpasses.recording.aliases import Geometry, marked_geometry
 from bppsa.fxpasses.recording.decompose import ASKS_SIZES, is_seeded
 from bppsa.fxpasses.recording.functional import VIEWS_IN_PLACE
-from bppsa.fxpasses.recording.recorder import CHECK, CHOOSE, has_option, reads_values
+from bppsa.fxpasses.recording.ops import CHECK, has_option, reads_values
+from bppsa.fxpasses.recording.recorder import CHOOSE
 from bppsa.fxpasses.reroll.log.in_place import ChangesInPlace, tensors_of
 from bppsa.fxpasses.reroll.log.lines import goes_over, innermost, place, users_lines
 from bppsa.fxpasses.reroll.log.memory import TensorMemory, is_unseen
