@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
-from weakref import WeakSet
 
-F = TypeVar("F", bound=Callable[[], None])
+from bppsa.common.forks import renewed_in_children
+
 V = TypeVar("V")
-
-
-def in_children(function: F) -> F:
-    """Have a function called in a forked child, where there are such."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=function)
-    return function
 
 
 class RecentMap(Generic[V]):
@@ -77,21 +69,7 @@ class RecentMap(Generic[V]):
 
 
 def remember(known: dict[Any, V], key: Hashable, value: V, most: int) -> None:
-    """In a dict that is read too often for a lock: where it is full, it begins anew."""
+    """Keeps a value in a dict that is read too often for a lock. One that holds `most` is emptied before."""
     if len(known) >= most:
         known.clear()
     known[key] = value
-
-
-_locked: WeakSet[Any] = WeakSet()
-
-
-def renewed_in_children(owner: Any) -> None:
-    """Have `owner.renew_lock` called in a forked child, where the thread that held the lock does not exist."""
-    _locked.add(owner)
-
-
-@in_children
-def renew_locks() -> None:
-    for owner in _locked:
-        owner.renew_lock()

@@ -8,7 +8,8 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from bppsa.common.recent import RecentMap, renewed_in_children
+from bppsa.common.forks import renewed_in_children
+from bppsa.common.recent import RecentMap
 from bppsa.errors import Unsupported
 
 P = TypeVar("P")
