@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain, combinations
 from typing import Any
 
 import torch
@@ -21,22 +20,21 @@ from bppsa.frontend.cell.again import CellReading, reading_of
 from bppsa.frontend.cell.beside import Chosen, perhaps_by_rows, with_rows_last
 from bppsa.frontend.cell.checks import CellFunction, check_carry, name_of, step
 from bppsa.frontend.cell.fused_cell import CellPlan
+from bppsa.frontend.cell.recorded import recorded
 from bppsa.frontend.cell.second import Second, swapped
 from bppsa.frontend.ordinary import mixed, unusual_moment
 from bppsa.frontend.plan_cache import PlanCache, place
 from bppsa.frontend.planning.decided import DECIDES
 from bppsa.frontend.planning.sweeps import compile_recurrence
-from bppsa.fxpasses.cell.cell_recorder import CellRecorder
 from bppsa.fxpasses.cell.heads import split_by_heads
-from bppsa.fxpasses.cell.instead import INSTEAD
 from bppsa.fxpasses.cell.recurrence import Splitter
 from bppsa.fxpasses.cell.rewrites.each_step import CANNOT, TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.lines import place_of
-from bppsa.fxpasses.recording.capture import Recording, do_the_same, record
-from bppsa.fxpasses.recording.recorder import ASKS, DRAW_OUTSIDE
+from bppsa.fxpasses.recording.capture import Recording
+from bppsa.fxpasses.recording.recorder import DRAW_OUTSIDE
 from bppsa.fxpasses.recording.uniform import fill_uniform
 from bppsa.fxpasses.recording.unread import erase_unread
 from bppsa.fxpasses.spelling.whole import growth_of
@@ -44,9 +42,7 @@ from bppsa.plan.choose import multiply_inline
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
 WHOLE = (torch.bool, torch.int64, torch.int32)  # dtypes whose numbers a sweep holds as reals
-NO_HOOKS = "saved tensor hooks"  # PyTorch's word for what torch.func does not take
 MOST = 256  # plans, of cells
-MOST_ASKED = 4  # tensors that a cell is given which asks whether they have a gradient
 DRAW_BEFORE = (
     "draw them for all steps before and give them in xs (a class is the argmax of logits plus Gumbel noise); or write "
     "the loop in Python and bppsa.compile it, which takes dropout"
@@ -159,36 +155,6 @@ def make(
         warn_once(f"bppsa.scan runs {name_of(cell)} op by op: {what}; please report this")
         return Reason(what, mend="please report this")
     return plan if isinstance(plan, Reason) else replace(plan, truths=tuple(recorder.truths.values()))
-
-
-def recorded(flat_cell: Callable[..., Any], args: Sequence[Any], gradients: bool) -> tuple[Recording, CellRecorder]:
-    """The recording of a cell, and its recorder. Derivatives of torch.func refuse saved-tensor hooks: a cell that takes
-    some is run a second time, without them. One that asks whether a tensor has a gradient has to do the same where it
-    has none, as the first carry and x may: it is run again for all that may be."""
-    given = pytree.tree_leaves(args)
-
-    def by(hooks: bool, without: Container[int] = ()) -> tuple[Recording, CellRecorder]:
-        recorder = CellRecorder(1 + len(args[1]), hooks, without)
-        instead = {**INSTEAD, torch.autograd.grad: recorder.grad}
-        return record(flat_cell, args, gradients=gradients, instead=instead, recorder=recorder), recorder
-
-    hooks = True
-    try:
-        recording, recorder = by(hooks)
-    except InputError as error:
-        if NO_HOOKS not in str(error.__cause__):
-            raise
-        recording, recorder = by(hooks := False)
-    if recorder.asks:
-        others = some_of(range(len(given))) if gradients else ()
-        is_odd = not gradients and any(leaf.requires_grad for leaf in args[0])  # in the first step alone
-        if is_odd or len(given) > MOST_ASKED or not all(do_the_same(recording, by(hooks, n)[0]) for n in others):
-            raise Unsupported(ASKS, op="requires_grad", mend="leave it to autograd, or pass a bool")
-    return recording, recorder
-
-
-def some_of(numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    return chain.from_iterable(combinations(numbers, size) for size in range(1, len(numbers) + 1))
 
 
 def plan_or_reasons(
