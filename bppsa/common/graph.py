@@ -37,7 +37,7 @@ def run(graph: fx.Graph, values: dict[fx.Node, Any]) -> None:
 
 
 def modules_in(model: nn.Module) -> dict[str, nn.Module]:
-    """By each of their paths, in PyTorch's order, whose own walks take several times as long."""
+    """Returns the modules by each of their paths, in PyTorch's order, whose own walks take several times as long."""
     found, waiting = dict[str, nn.Module](), [("", model)]
     while waiting:
         path, module = waiting.pop()
@@ -48,7 +48,7 @@ def modules_in(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def paths_in(model: Any) -> dict[int, str]:
-    """Of its modules, by their ids; none of what is no module."""
+    """Returns the paths of a model's modules, by their ids; nothing for what is no module."""
     return {id(module): path for path, module in model.named_modules()} if isinstance(model, nn.Module) else {}
 
 

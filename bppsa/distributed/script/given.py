@@ -49,7 +49,7 @@ def given_for(model: nn.Module, inputs: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def parameters_of(model: nn.Module) -> Mapping[str, Parameter] | None:
-    """Those that can be given by name; None where it takes any."""
+    """Returns the parameters of a forward that can be given by name; None where it takes any name."""
     found = inspect.signature(model.forward).parameters
     if any(parameter.kind is Parameter.VAR_KEYWORD for parameter in found.values()):
         return None

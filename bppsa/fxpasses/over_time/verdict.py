@@ -79,7 +79,7 @@ def over_chunks(trial: Trial, whole: TrialRun, axes: Sequence[Axes]) -> list[int
 
 
 def axes_of(runs: Sequence[TrialRun]) -> list[int | NoAxis | None]:
-    """Of each leaf that is returned. runs: of the whole, its first and its second part."""
+    """Returns the axis of time of each leaf that is returned. runs: of the whole, its first and its second chunk."""
     return [axis_of(*values) for values in zip(*(tree_leaves(run.returned) for run in runs), strict=True)]
 
 

@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def added(multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """addmm, or another op that adds a product to a bias."""
+    """Returns addmm, or another op that adds a product to a bias. multiply: makes the product."""
 
     def add(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
         product = multiply(a, b) if alpha == 1 else multiply(a, b) * alpha
@@ -96,7 +96,7 @@ def diagonal_scatter(x: Tensor, part: Tensor, offset: int = 0, dim1: int = 0, di
 
 
 def standardised(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """x less its mean, over its deviation; the mean and one over the deviation."""
+    """Returns x less its mean, divided by its deviation; then the mean, and one over the deviation."""
     mean = x.mean(dims, keepdim=True)
     centred = x - mean
     rstd = 1 / torch.sqrt((centred * centred).mean(dims, keepdim=True) + eps)
@@ -106,7 +106,7 @@ def standardised(x: Tensor, dims: list[int], eps: float) -> tuple[Tensor, Tensor
 def group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, n: int, channels: int, size: int, groups: int, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """x: [n, channels, *grid], `size` numbers in all of the grid"""
+    """x: [n, channels, *grid]. size: how many places the grid has."""
     hat, mean, rstd = standardised(x.reshape(n, groups, -1), [-1], eps)
     out = hat.reshape(x.shape)
     own = (-1, *[1] * (x.dim() - 2))
@@ -134,7 +134,7 @@ def counted(x: Tensor, dim: int, dtype: torch.dtype = torch.int64) -> Tensor:
 
 
 def places(x: Tensor, dim: int) -> Tensor:
-    """The same as numbers of x's kind."""
+    """0, 1, ... n - 1 along the dimension: floating point where x is, else whole numbers."""
     return counted(x, dim, x.dtype if x.dtype.is_floating_point else torch.int64)
 
 
@@ -163,7 +163,7 @@ def taken(x: Tensor, dim: int, place: Tensor) -> Tensor:
 
 
 def number(place: Tensor, x: Tensor, dim: int) -> Tensor:
-    """As PyTorch has it. The bounds change nothing; they tell how large it can be."""
+    """Returns the place as PyTorch does, a whole number. The bounds change nothing; they tell how large it can be."""
     return place.clamp(0, x.shape[dim] - 1).long()
 
 

@@ -21,7 +21,8 @@ class OperandSource(NamedTuple):
 
 
 def has_no_gradient(value: Tensor) -> bool:
-    """In any case. To detach what nobody reads, as the pivots of a matrix, is to read it."""
+    """Whether its dtype has no gradients. Such a value need not be detached, which would be to read it: nobody reads
+    the pivots of a matrix."""
     return not (value.is_floating_point() or value.is_complex())
 
 

@@ -106,7 +106,7 @@ def check_close(
 
 
 def largest_entry(tensor: Tensor) -> float:
-    """Of the finite ones."""
+    """Returns the largest magnitude among the finite entries, 0 where there are none."""
     return finite(tensor.detach()).abs().max().item() if tensor.numel() else 0.0
 
 

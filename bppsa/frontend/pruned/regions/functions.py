@@ -130,8 +130,8 @@ def view(draft: Draft, x: Any, *sizes: Any) -> RegionValue:
 
 
 def contiguous(draft: Draft, x: Any) -> RegionValue:
-    """The image itself, which a region lays out for whoever reads it. Where PyTorch makes a copy of one that others
-    read too, these have another one than what is read here."""
+    """Returns the image itself, since a region lays it out for whoever reads it. Raises where PyTorch would make a copy
+    of an image that others read too: they could tell the two apart."""
     copies = not isinstance(draft.source, fx.Node) or not draft.source.meta["example_value"].is_contiguous()
     refuse(copies and not draft.is_own(own(x)), "a copy, in another layout, of what others read")
     return own(x)

@@ -132,7 +132,7 @@ def arguments_of(model: nn.Module, example: Any, keywords: Mapping[str, Any]) ->
 
 
 def parameters_of(signature: inspect.Signature) -> str:
-    """With defaults, without types."""
+    """Writes the parameters out as a message shows them: with defaults, without types."""
     return ", ".join(str(each.replace(annotation=each.empty)) for each in signature.parameters.values())
 
 

@@ -74,6 +74,7 @@ def dtype(node: fx.Node) -> Any:
 
 
 def rows_at(node: Any, rows: Set[Any]) -> list[int]:
+    """Returns the dimensions of a tensor whose sizes depend on those of `rows`; none for what is no tensor."""
     if not isinstance(node, fx.Node) or not is_tensor(node):
         return []
     return [i for i, size in enumerate(size_of(node)) if symbols(size) & rows]

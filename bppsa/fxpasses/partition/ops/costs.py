@@ -69,6 +69,6 @@ def cost_of(op: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:
 
 
 def bytes_of(tensor: Tensor) -> int:
-    """Of what is expanded, those that are there."""
+    """Returns how many bytes a tensor has; an expanded one has those of its memory alone."""
     whole = tensor.numel() * tensor.element_size()
     return min(whole, tensor.untyped_storage().nbytes()) if tensor.layout is torch.strided else 0

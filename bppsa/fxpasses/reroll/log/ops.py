@@ -147,7 +147,7 @@ def unflatten(leaves: Sequence[Any], spec: Nesting) -> tuple[list[Any], dict[str
 
 
 def stack_spec(count: int) -> Nesting:
-    """Of a list of so many, and a dimension."""
+    """Returns the nesting of torch.stack's arguments: a list of so many tensors, and a dimension."""
     return ((None,) * count, None), ()
 
 

@@ -97,7 +97,7 @@ def there(tensors: Given) -> tuple[bool, ...]:
 
 
 def contiguous(tensors: Given) -> list[Tensor]:
-    """The tensors that there are, each in one piece of memory."""
+    """Returns the tensors that are not None, each in one piece of memory."""
     return [t if t.is_contiguous() else t.contiguous() for t in tensors if t is not None]
 
 
