@@ -56,7 +56,8 @@ UNMARKED = {
 
 
 def is_pointwise(op: Any) -> bool:
-    """Of a node's target, which may also be Python's: `operator.getitem` takes one of several results."""
+    """Whether a node's target is one; it may also be Python's `operator.getitem`, which takes one of several
+    results."""
     if not isinstance(op, OpOverload) or len(op._schema.returns) != 1:  # as frexp has two
         return False
     return torch.Tag.pointwise in op.tags or op in UNMARKED
@@ -120,7 +121,7 @@ class Recurrence:
 
     @property
     def output_shapes(self) -> list[tuple[int, ...]]:
-        """Of each output, without the rows of the batch."""
+        """Each output's shape, without the rows of the batch."""
         shapes = [node.meta["val"].shape for node in self.output_nodes]
         return [tuple(s[1:]) if self.heads == 1 else (s[1] * self.heads, *s[2:]) for s in shapes]
 
@@ -211,7 +212,7 @@ class ChainStage:
 
     @property
     def path(self) -> str:
-        """Of the module it ends in."""
+        """The path of the module that it ends in."""
         return self.end.meta.get("path", "")
 
     @property

@@ -78,7 +78,8 @@ class Scheduled(nn.Module):
 
 
 class ScheduledContainer(Scheduled):
-    """Of a model that holds modules by place or by name, as nn.Sequential does: Python asks a class for these."""
+    """Stands for a model that holds modules by place or by name, as nn.Sequential does: Python looks for these methods
+    in a class."""
 
     def __getitem__(self, key: Any) -> Any:
         return held_by(self)[key]

@@ -175,7 +175,7 @@ class Lowering:
         return f"scratch{len(self.scratch_widths) - 1}"
 
     def sum(self, row: Row) -> Row:
-        """Of all columns."""
+        """The sum of all columns."""
         total: Expr | None = None
         for segment in row_sum.of_segments(row.segments):
             for factor, term in row_sum.terms(segment.expr).items():
@@ -186,7 +186,7 @@ class Lowering:
         return Row((RowSegment(1, total),))
 
     def largest(self, row: Row) -> Row:
-        """Of all columns."""
+        """The largest of all columns."""
         parts = [load(self.fold(segment, Reduce.MAX)) for segment in row.segments]
         return Row((RowSegment(1, functools.reduce(formulas.maximum, parts)),))
 

@@ -25,7 +25,7 @@ BATCH = (
 
 
 def fingerprint(training: Training) -> dict[str, str]:
-    """Of the model as it is cut, and of what runs it."""
+    """Describes the model as it is cut, and what runs it."""
     plan = training.plan("step", training.settings.microbatches)
     program = [[str(step) for step in lane] for lanes in plan.steps for lane in lanes]
     tensors = {
@@ -44,7 +44,7 @@ def fingerprint(training: Training) -> dict[str, str]:
 
 
 def signature(plan: StepPlan, call: PipelineCall, ran_nothing: bool) -> dict[str, str]:
-    """Of one call. ran_nothing: whether the ranks have finished none yet."""
+    """Describes one call. ran_nothing: whether the ranks have finished none yet."""
     return {
         "the call": f"{'with' if call.loss is not None else 'without'} a loss, running {', '.join(plan.kinds)}",
         "the arguments": call.signature,

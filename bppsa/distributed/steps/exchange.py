@@ -79,7 +79,7 @@ def make_exchange(plan: StepPlan, stages: Stages, owners: Owners) -> Exchange:
 
 
 def foreign(plan: StepPlan, owners: Owners) -> Iterator[list[Action]]:
-    """Of each lane, the jobs of stages that its worker does not own, in order."""
+    """Gives for each lane the jobs of stages that its worker does not own, in order."""
     for worker, lanes in enumerate(plan.steps):
         for lane in lanes:
             yield [step.action for step in lane if worker not in owners[step.action.stage]]

@@ -151,7 +151,7 @@ def tensors_of(stage: Stage) -> dict[str, Tensor]:
 
 
 def first_names(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """Of each name, the first name of its tensor."""
+    """The first name of its tensor, by each name."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(tensor), name) for name, tensor in tensors.items()}
 

@@ -43,7 +43,7 @@ class StepPlan:
 
     @cached_property
     def computing(self) -> dict[int, list[int]]:
-        """Of each stage, the workers that compute gradients of its weights, ascending."""
+        """The workers that compute gradients of a stage's weights, ascending, by stage."""
         found: dict[int, set[int]] = {}
         for worker, lanes in enumerate(self.steps):
             for stage in batches(lanes):
@@ -52,7 +52,7 @@ class StepPlan:
 
     @cached_property
     def kinds(self) -> list[str]:
-        """Of its jobs."""
+        """The kinds of its jobs."""
         return sorted({action.kind for worker in range(len(self.steps)) for action in self.actions(worker)})
 
     def actions(self, worker: int) -> list[Action]:
@@ -207,7 +207,7 @@ Tokens = Mapping[Action, Sequence[Item]]
 
 
 def tokens(timeline: Timeline) -> tuple[Tokens, Tokens]:
-    """Of each job, what it waits for and what it signals: the edges of pred that the order of a lane does not keep."""
+    """What each job waits for and what it signals: the edges of pred that the order of a lane does not keep."""
     waits: dict[Action, list[Item]] = {}
     signals: dict[Action, list[Item]] = {}  # one of a job, whoever waits for it
     graph, jobs = timeline.graph, timeline.jobs
@@ -223,7 +223,7 @@ def tokens(timeline: Timeline) -> tuple[Tokens, Tokens]:
 
 
 def batches(lanes: Sequence[Sequence[JobStep]]) -> dict[int, list[int]]:
-    """Of each stage, the micro-batches whose weight gradients these steps compute."""
+    """The micro-batches whose weight gradients these steps compute, by stage."""
     actions = [step.action for steps in lanes for step in steps]
     last = "W" if any(action.kind == "W" for action in actions) else "B"
     found: dict[int, list[int]] = {}

@@ -42,5 +42,5 @@ def with_parts(s: int, stage: Stage, mode: str | None) -> Stage:
 
 
 def share_again(stage: Stage) -> float:
-    """Of the stage's forward, the share that runs again."""
+    """The share of the stage's forward that runs again."""
     return sum(part.again for part in stage.recomputed) / stage.cost if stage.cost else float(bool(stage.recomputed))

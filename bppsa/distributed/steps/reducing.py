@@ -12,7 +12,7 @@ from bppsa.runtime.worker.gradients import GradientSum, Grads, Sums, total
 
 
 class Reducing:
-    """Of one rank in one step."""
+    """One rank's part in summing the gradients of a step."""
 
     def __init__(
         self, transport: GroupTransport, rank: int, reductions: Sequence[GradientReduction], sums: Sums
@@ -48,7 +48,7 @@ class Reducing:
                 self.lock.release()
 
     def gradients(self) -> Grads:
-        """Of the weights that this rank owns. The jobs are done."""
+        """The sums for the weights that this rank owns, once its jobs are done."""
         self.send_complete()
         while self.rooted:
             self.add(self.rooted[0])

@@ -18,8 +18,8 @@ def workers_of(schedule: Schedule, S: int, B: int) -> int:
 
 
 def stage_speeds(schedule: Schedule, S: int, B: int, speeds: Sequence[float]) -> tuple[float, ...]:
-    """Of each stage: the mean over its micro-batches, by time. Raises StrategyError where there are not as many speeds
-    as workers."""
+    """Each stage's speed: the mean over its micro-batches, by time. Raises StrategyError where there are not as many
+    speeds as workers."""
     if not speeds:
         return ()
     workers = workers_of(schedule, S, B)

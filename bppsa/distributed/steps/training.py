@@ -90,7 +90,7 @@ class WorkerEngine(Protocol):
         """What all ranks give."""
 
     def first_owned(self, names: Iterable[str]) -> set[str]:
-        """Of Parameters: those that count here, so that each counts once."""
+        """The Parameters that count on this rank, so that each counts once."""
 
 
 @dataclass
@@ -145,7 +145,7 @@ class Training:
         return self.drawing.seed
 
     def plan(self, kind: str, count: int) -> StepPlan:
-        """Of a call of `count` micro-batches. Raises ScheduleError where the schedule cannot run."""
+        """The plan of a call of `count` micro-batches. Raises ScheduleError where the schedule cannot run."""
         if (kind, count) not in self.plans:
             stages, workers = self.stages, self.settings.workers
             bound = self.bound(count)
@@ -249,7 +249,7 @@ class Training:
         return found, state
 
     def last(self) -> tuple[StepPlan, Timeline]:
-        """Of the last call, what ran and when, in seconds. Raises ScheduleError before the first."""
+        """What ran in the last call and when, in seconds. Raises ScheduleError before the first."""
         if self.ran is None:
             raise ScheduleError("nothing has run yet; call step()")
         plan, timeline = self.ran
@@ -259,7 +259,7 @@ class Training:
         return predicted(*self.last())
 
     def loss(self, batch: Batch, target: Any) -> WeightedLoss:
-        """Of the micro-batches' outputs. Raises InputError where the target has not the batch's rows."""
+        """The loss of the micro-batches' outputs. Raises InputError where the target has not the batch's rows."""
         return self.losses.of(batch, target, self.gathered, partial(self.together, len(batch.sizes)))
 
     def together(self, count: int) -> bool:
@@ -273,8 +273,8 @@ class Training:
         return batch.outputs({b: self.stages.assemble(found.outputs[b]) for b in batch.mine})
 
     def cotangents(self, made: Any, batch: Batch, grads: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
-        """Of each micro-batch, by tensor that the last stage returns. grads: of each leaf of the batch's outputs; made:
-        what the last stage returned for a micro-batch."""
+        """The cotangents that each micro-batch begins with, by tensor that the last stage returns. grads: of each leaf
+        of the batch's outputs; made: what the last stage returned for a micro-batch."""
         totals = zip(by_leaf(made, self.stages.assemble, grads), tree_leaves(made), strict=True)
         return batch.cotangents([grad for grad, x in totals if isinstance(x, Tensor)])
 

@@ -109,5 +109,6 @@ def stand_in(value: Any) -> Any:
 
 
 def number(value: Any) -> Any:
-    """Of a size that changes from call to call, what it was when traced; None where only a tensor's value tells."""
+    """The number that a size which changes from call to call was when traced; None where only a tensor's value
+    tells."""
     return value.node.hint if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)) else value

@@ -20,8 +20,8 @@ def solver_of(forward: str | Forward, memory: NewtonHistory) -> Solver | None:
 
 
 def told(decision: Decision, memory: NewtonHistory, solver: Solver | None, *, rested: bool) -> Decision:
-    """Of Newton's iteration: how often it iterated, how exact it got, how often it failed; or that "auto" rested.
-    Called once when a call is over."""
+    """Adds to a decision what Newton's iteration did: how often it iterated, how exact it got, how often it failed; or
+    that "auto" rested. Called once when a call is over."""
     if solver is None:
         if not rested or decision.strategy == "pytorch":
             return decision

@@ -41,7 +41,7 @@ def result_dtypes(
     states: Sequence[Tensor] | None,
     weights: Sequence[Tensor],
 ) -> Dtypes | None:
-    """Of the output and each final state in the present autocast region; None where PyTorch raises."""
+    """The dtypes of the output and of each final state in the present autocast region; None where PyTorch raises."""
     flags = (module.num_layers, module.bias, module.bidirectional, module.proj_size > 0)
     given = tuple(s.dtype for s in states) if states else (x.dtype,) * (2 if module.mode == "LSTM" else 1)
     # PyTorch sends packed sequences of one length to other kernels than those of several lengths

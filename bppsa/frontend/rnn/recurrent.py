@@ -245,7 +245,7 @@ def stack(
 
 @lru_cache(maxsize=1024)
 def known_call(spec: Spec, *how: Any) -> RecurrenceCall:
-    """Of one that is told by its sizes: without lengths or a solver."""
+    """The call of a module that its sizes describe: without lengths or a solver."""
     call, weights = stack(spec, *how), spec.shapes.weights
     return StackPrograms(call, weights) if may_be_programs(call, weights) else call
 
@@ -266,7 +266,7 @@ def hidden_of(spec: Spec, dtype: torch.dtype, inline: bool, device: str) -> tupl
 
 
 def sweep_of(module: nn.RNNBase, layer: int, x: Tensor) -> Sweep:
-    """Of one layer of a module in one direction. x: [T, B, I]"""
+    """The sweep of one layer of a module in one direction. x: [T, B, I]"""
     device = x.device.type
     return sweeps_of(Spec.of(module), dtype_of(x), multiply_inline(x.shape[1], device), device)[layer][0]
 

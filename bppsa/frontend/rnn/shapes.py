@@ -12,7 +12,7 @@ _GATES = {"RNN_TANH": 1, "RNN_RELU": 1, "GRU": 3, "LSTM": 4}
 
 
 class Shapes(NamedTuple):
-    """Of the states and weights of a module."""
+    """Describes the states and weights of a module."""
 
     rows: int  # of each state: L * D
     widths: tuple[int, ...]  # of each state

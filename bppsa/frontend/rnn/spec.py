@@ -41,29 +41,29 @@ class Spec:
 
     @property
     def recurrence(self) -> Recurrence:
-        """Of the first layer."""
+        """The recurrence of the first layer."""
         return self.recurrences[0]
 
     @property
     def recurrences(self) -> list[Recurrence]:
-        """A layer each."""
+        """One for each layer."""
         return [module_recurrence(*sizes, self.bias) for sizes in self.sizes]
 
     @property
     def hidden_recurrences(self) -> list[Recurrence | None]:
-        """Of each layer: that of the state which y does not show, an LSTM's c."""
+        """For each layer the recurrence of the state which y does not show, an LSTM's c."""
         if self.states == 1:
             return [None] * self.layers
         return [module_recurrence(*sizes, self.bias, 1) for sizes in self.sizes]
 
     @property
     def sizes(self) -> list[tuple[str, int, int, int]]:
-        """Of each layer: mode, width of the input, of the state and of its projection."""
+        """For each layer its mode, and the widths of its input, its state and its projection."""
         widths = [self.inputs, *[self.out * self.directions] * (self.layers - 1)]
         return [(self.mode, width, self.hidden, self.projection) for width in widths]
 
     def counts(self, dtype: torch.dtype, rows: int, device: str) -> list[Counts]:
-        """Of every layer and direction. Half precision is computed in float32."""
+        """Counts the work of every layer and direction. Half precision is computed in float32."""
         real = torch.float64 if dtype == torch.float64 else torch.float32
         how = real, multiply_inline(rows, device), device, self.peer(dtype, device)
         found = []
@@ -80,7 +80,7 @@ class Spec:
 
     @property
     def widest(self) -> int:
-        """Of all sizes of weights."""
+        """The largest of all sizes of weights."""
         return max(map(max, self.shapes.weights))
 
     @property
@@ -94,12 +94,12 @@ class Spec:
 
     @property
     def zeros(self) -> tuple[None, ...]:
-        """In the place of states that are not given."""
+        """What stands for states that are not given."""
         return (None,) * self.states
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Of the states."""
+        """The widths of the states."""
         return (self.out, self.hidden)[: self.states]
 
     @property
@@ -108,7 +108,7 @@ class Spec:
 
     @property
     def weights(self) -> int:
-        """Of one layer and direction."""
+        """How many weights one layer has in one direction."""
         return 2 + 2 * self.bias + bool(self.projection)
 
     def peer(self, dtype: torch.dtype, device: str) -> str:

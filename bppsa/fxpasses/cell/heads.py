@@ -66,7 +66,7 @@ def give_heads(splitter: Splitter, heads: int) -> None:
 
 
 def give_heads_to(arg: fx.Node, node: fx.Node, splitter: Splitter) -> None:
-    """Of an operand that is all heads' or has no rows."""
+    """Gives heads to an operand that all heads share, or that has no rows."""
     own, shape, level = arg.meta["val"].shape, node.meta["val"].shape, splitter.level
 
     def given(value: fx.Node, op: Any, args: tuple[Any, ...]) -> fx.Node:
@@ -151,7 +151,7 @@ def treats_heads_alike(node: fx.Node, apart: set[fx.Node]) -> bool:
 
 
 def lines_up(node: fx.Node, apart: set[fx.Node]) -> bool:
-    """Of a pointwise op, whether heads meet heads, and all of them the same number of a parameter."""
+    """Whether heads meet heads in a pointwise op, and all of them the same number of a parameter."""
     shape = node.meta["val"].shape
     for arg in node.all_input_nodes:
         own = arg.meta["val"].shape
@@ -184,7 +184,7 @@ def repeats_others(node: fx.Node, apart: set[fx.Node]) -> bool:
 
 
 def keeps_numbers(node: fx.Node, apart: set[fx.Node]) -> bool:
-    """Of a view: the heads' numbers stand one after the other before and behind it."""
+    """Whether a view is of heads alone: their numbers stand one after the other before and behind it."""
     return apart.issuperset(node.all_input_nodes)
 
 

@@ -35,7 +35,7 @@ class CellPart:
         return self.made[node]
 
     def steps_input(self, node: fx.Node, role: Role) -> None:
-        """Of a leaf [T, ...]; without rows it has no place in a batch of all steps."""
+        """Adds an input for a leaf [T, ...]; one without rows has no place in a batch of all steps."""
         self.input(node, role)
         if not node.meta["val"].dim():
             self.stepped[node] = self.made.pop(node)

@@ -109,8 +109,8 @@ def stage_between(start: fx.Node, end: fx.Node, order: Sequence[fx.Node]) -> Cha
 
 
 def stage_operators(start: fx.Node, end: fx.Node, nodes: Sequence[fx.Node]) -> Iterable[TransposedJacobian]:
-    """Of each op on the way, from the stand-ins: structures without values. Raises `Unsupported` where a rule is
-    missing or a sample's output depends on other samples."""
+    """Gives the operators of each op on the way, made from the stand-ins: structures without values. Raises
+    `Unsupported` where a rule is missing or a sample's output depends on other samples."""
     rows = {node.meta["val"].shape[:1] for node in (start, end)}
     if len(rows) > 1:
         raise Unsupported("changes the batch", mend="kept as a VJP")

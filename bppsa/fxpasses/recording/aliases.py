@@ -76,8 +76,9 @@ class Aliases:
             self.parts[geometry(tensor)] = part, geometry(part.whole)
 
     def wholes(self, tensor: Tensor) -> Iterator[Part]:
-        """Of what it is a part, of what that is one, and so on, as far as autograd has them as views too, unlike the
-        results of unsafe_split, as their numbers are known, and as none has been turned in place since."""
+        """Gives it as a part of its whole, that as a part of the next one, and so on: as far as autograd has them as
+        views too, unlike the results of unsafe_split, as their numbers are known, and as none has been turned in place
+        since."""
         base, place = base_of(tensor), geometry(tensor)
         while place in self.parts:
             part, place = self.parts[place]

@@ -16,7 +16,7 @@ class Level(IntEnum):
 
 
 def levels(loop: UnrolledLoop, model: Sequence[LoggedOp]) -> list[Level]:
-    """Of each op of a step; `model` are those of one step."""
+    """The level of each op of a step. model: the ops of one step."""
     roots = recurrent(loop)
     carried = reaching(loop, roots)
     numbers = of_numbers(loop, model, carried)

@@ -108,7 +108,7 @@ class LoopStep:
         return found
 
     def read_after(self, result: Sequence[LoggedValue]) -> dict[tuple[int, int], set[int]]:
-        """Of each value of the step, in which steps it is read after the scan."""
+        """The steps in which a value is read after the scan, by value of the step."""
         found: dict[tuple[int, int], set[int]] = {}
         read = [value for op in (*self.ops_behind(), *self.ops[self.loop.stop :]) for value in op.operands]
         for value in (*read, *result):
@@ -231,7 +231,7 @@ class LoopStep:
         return {self.value(made.op, made.item, last): i for made, i in self.carries.items() if made.before == 1}
 
     def places(self, carries: int) -> dict[LoggedValue, tuple[int, int]]:
-        """Of each value that the scan returns: in which of its outputs, and at which step."""
+        """Where each value is that the scan returns: in which of its outputs, and at which step."""
         return {
             self.value(j, item, step): (carries + i, step)
             for (j, item), i in self.outputs.items()

@@ -46,7 +46,7 @@ class RecurrenceCall(Protocol):
 
     @property
     def strategy(self) -> Strategy:
-        """Of the backward."""
+        """The strategy of the backward."""
         ...
 
     @property
@@ -65,7 +65,7 @@ class RecurrenceCall(Protocol):
         ...
 
     def shapes(self) -> tuple[list[Shape], list[Shape]]:
-        """Of the outputs, and of `[*exposed, *saved]`."""
+        """The shapes of the outputs, and of `[*exposed, *saved]`."""
         ...
 
 

@@ -116,7 +116,7 @@ def in_place(sweep: Sweep, division: Division, asked: Asked) -> Gradients:
 
 
 def pair_of(sweep: Sweep, asked: Asked) -> Pair:
-    """Of all steps at once, [B, ...]; g_finals are not read."""
+    """The pair of all steps at once, [B, ...]; g_finals are not read."""
     reduction, extent = sweep.reduction(), asked.extent
     running = reduction.start(extent.rows, extent.device)
     if sweep.boundaries is None:

@@ -67,7 +67,7 @@ class Library:
         params: Sequence[Tensor],
         extent: Extent,
     ) -> list[Tensor]:
-        """Of all steps, [T+1, B, n] each."""
+        """The states of all steps, [T+1, B, n] each."""
         whole = allocate(sweep.program.forward.buffer("carry0"), extent, sweep.dtype)
         extent.after(whole).copy_(shown)
         extent.start(whole, carries[0])

@@ -33,7 +33,7 @@ class Recomputing:
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """Of the states that are kept, but for their width."""
+        """The shape of the states that are kept, but for their width."""
         return self.stretches(along=True).count, self.extent.rows
 
     @cached_property
@@ -99,12 +99,12 @@ class Recomputing:
 
 @lru_cache(maxsize=1024)
 def sizes_of(sweep: Sweep) -> StateSizes:
-    """Of a step of one row."""
+    """The sizes of what one row has in one step."""
     return state_sizes(sweep.program, sweep.dtype.itemsize)
 
 
 def state_sizes(program: Program, word: int) -> StateSizes:
-    """Of a step of one row. word: bytes of a number."""
+    """The sizes of what one row has in one step. word: bytes of a number."""
     forward, widths = program.apart[0], program.recurrence.carries
     stay = multiplied_after(program) | {f"carry{i}" for i in program.output_carry if i is not None}
     hidden = sum(width for i, width in enumerate(widths) if f"carry{i}" not in stay)

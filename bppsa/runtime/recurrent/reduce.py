@@ -48,13 +48,13 @@ class Reduction:
         return sum(self.widths)
 
     def start(self, rows: int, device: torch.device) -> Tensor:
-        """Before the last step, [rows, columns, pitch]."""
+        """What stands before the last step, [rows, columns, pitch]."""
         if device not in self.firsts:
             self.firsts[device] = self.first().to(device)
         return self.firsts[device].repeat(rows, 1, 1)  # a copy also of one row
 
     def first(self) -> Tensor:
-        """Of one row."""
+        """What stands before the last step for one row."""
         pitch = self.size + 1 + self.kernel.buffer(EXPONENTS).width
         first = torch.zeros(self.columns, pitch, dtype=self.dtype)
         for j in range(self.structure.width):

@@ -59,7 +59,7 @@ class Stack:
         return 1, self.states
 
     def shapes(self) -> tuple[list[Shape], list[Shape]]:
-        """Of the outputs, and of what a forward that saves keeps: `[*exposed, *saved]`."""
+        """The shapes of the outputs, and of what a forward that saves keeps: `[*exposed, *saved]`."""
         steps, rows, layers = self.extent.steps, self.extent.rows, len(self.sweeps)
         recurrence = self.sweeps[0][0].recurrence
         y = (steps, rows, recurrence.outputs[0] * self.directions)
@@ -173,7 +173,7 @@ class Unpacked:
         return [None if t is None else t[at] for t in self.tensors[1 : self.first]]
 
     def states(self, layer: int) -> list:
-        """Of all directions."""
+        """A layer's initial carries in all directions."""
         at = slice(layer * self.stack.directions, (layer + 1) * self.stack.directions)
         return [None if t is None else t[at] for t in self.tensors[1 : self.first]]
 

@@ -236,7 +236,7 @@ class Sweep:
         )
 
     def shapes(self, extent: Extent) -> list[Shape]:
-        """Of the states and the private buffers that a forward which saves leaves."""
+        """The shapes of the states and the private buffers that a forward which saves leaves."""
         states = [(extent.steps + 1, extent.rows, width) for width in self.recurrence.carries]
         return [*states, *((extent.steps, extent.rows, width) for width in self.widths)]
 

@@ -13,7 +13,7 @@ _HEARSAY = 1.0
 
 
 class Failures:
-    """Of a step an exception, until a later step; of the group a worker that is gone, for good.
+    """Keeps what failed: an exception until a later step, and a worker that is gone for good.
 
     changed: the condition of the rank's transport. It is held by all who call a method.
     """

@@ -70,7 +70,7 @@ class PackedMessage:
 
     @property
     def pieces(self) -> tuple[Bytes, ...]:
-        """Of all tensors, as they follow each other in a letter."""
+        """The bytes of all tensors, as they follow each other in a letter."""
         large = [piece for tensor in self.large for piece in filled_up(tensor.numpy().data)]
         return (*self.small, *large)
 

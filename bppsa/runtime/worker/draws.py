@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Seed:
-    """Of the jobs of one micro-batch in one step."""
+    """The seed of the jobs of one micro-batch in one step."""
 
     seed: int
     step: int

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 
 class Fetched:
-    """Of a stage. tensors: by the model's names, leaves that stay the same; their memory comes and goes.
+    """Holds weights of a stage that another worker owns. tensors: by the model's names, leaves that stay the same;
+    their memory comes and goes.
 
     What a forward keeps for its backward refers to these leaves, and finds the same values in them when the weights
     have been fetched again: they do not change within a step. So nothing of them is held in between.

@@ -41,7 +41,7 @@ class GradientSum:
 
 
 class Sums:
-    """Of one worker. A gradient that comes before its turn, as lanes and some orders bring it, waits."""
+    """Adds up the gradients of one worker. One that comes before its turn, as lanes and some orders bring it, waits."""
 
     def __init__(self, batches: Mapping[int, Sequence[int]]) -> None:
         """batches: of each stage, the micro-batches whose gradients the worker computes."""

@@ -23,7 +23,7 @@ class Modes:
 
     @staticmethod
     def here() -> Modes:
-        """Of the calling thread."""
+        """The modes of the calling thread."""
         autocast = tuple((d, torch.get_autocast_dtype(d)) for d in DEVICES if torch.is_autocast_enabled(d))
         return Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast)
 

@@ -165,8 +165,8 @@ class HeldProduct(NamedTuple):
 
 
 class HeldProducts:
-    """Of one run. changed: storages that were changed in place, which versions do not tell of an unsafe_chunk, as
-    PyTorch's recurrent layers take of a product."""
+    """Holds the products of one run. changed: storages that were changed in place, which versions do not tell of an
+    unsafe_chunk, as PyTorch's recurrent layers take of a product."""
 
     def __init__(self) -> None:
         self.products: list[HeldProduct] = []

@@ -46,8 +46,9 @@ class SavedForward:
 
 
 class Results:
-    """Of one worker, whose lanes share it. peak: the most activations held at a time, of a stage and micro-batch each;
-    arguments: by (micro-batch, argument), the gradients of the argument's tensors, summed over stages."""
+    """Takes what one worker finds; its lanes share it. peak: the most activations held at a time, of a stage and
+    micro-batch each. arguments: by (micro-batch, argument), the gradients of the argument's tensors, summed over
+    stages."""
 
     def __init__(self) -> None:
         self.losses: dict[int, Tensor] = {}
@@ -62,7 +63,7 @@ class Results:
         self.lock = threading.Lock()
 
     def going_on(self) -> Results:
-        """For a backward after the forward that left this."""
+        """The results of a backward, which follows the forward that left this."""
         following = Results()
         following.kept, following.held, following.peak = self.kept, self.held, self.peak
         return following
@@ -75,7 +76,8 @@ class Results:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of all workers. grads: those of the weights that this process owns. workers: who ran a job. peaks: by worker."""
+    """What all workers found. grads: those of the weights that this process owns. workers: who ran a job. peaks: by
+    worker."""
 
     losses: dict[int, Tensor]
     metrics: dict[int, Any]
@@ -90,7 +92,7 @@ class Outcome:
 
 
 def outcome(workers: Sequence[Results], grads: Grads) -> Outcome:
-    """In the order of workers, so that every process that puts the same together has the same sums."""
+    """Puts together what workers found, in their order, so that every process has the same sums."""
     arguments: dict[tuple[int, int], list[Tensor | None]] = {}
     for results in workers:
         for key, of_worker in results.arguments.items():

@@ -57,7 +57,7 @@ class Shell:
         return tree_map(lambda x: x.clone() if isinstance(x, Tensor) and storage_of(x) in self.passing else x, made)
 
     def weights(self) -> dict[str, Tensor]:
-        """Of what is lent to it, those that gradients are wanted of, by the model's names."""
+        """The tensors lent to it that gradients are wanted of, by the model's names."""
         lent = {name: getattr(module, attribute) for name, module, attribute in self.slots}
         return {name: tensor for name, tensor in lent.items() if tensor.requires_grad}
 

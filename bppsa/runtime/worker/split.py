@@ -31,7 +31,7 @@ def readings(module: nn.Module) -> list[Reading]:
 
 
 def weights_of(module: fx.GraphModule, node: fx.Node) -> list[str]:
-    """Of the modules and Parameters that the node is given, each once."""
+    """The names of the Parameters that the node is given, by itself or in modules, each once."""
     given = [str(arg.target) for arg in node.all_input_nodes if arg.op == "get_attr"]
     if node.op == "call_module":
         given.append(str(node.target))

@@ -99,7 +99,7 @@ def global_names(code: CodeType) -> set[str]:
 
 
 def followed(value: Any) -> Iterator[type | FunctionType | partial[Any]]:
-    """Of what a function finds by name, what may become other than it is without becoming another object."""
+    """Gives what may change, without becoming another object, of a value that a function finds by name."""
     if isinstance(value, partial) or (isinstance(value, FunctionType) and is_users_name(value.__module__)):
         yield value
     elif not isinstance(value, (type, nn.Module)) and may_change(type(value)):

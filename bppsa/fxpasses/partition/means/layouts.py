@@ -20,7 +20,8 @@ from bppsa.fxpasses.partition.means.sizes import argument, is_tensor, name_of, r
 
 @dataclass(frozen=True)
 class RowOrder:
-    """Of a dimension of before * rows * after entries: number (i * rows + row) * after + j is of that row."""
+    """Tells which row an entry of a dimension belongs to: of before * rows * after entries, number (i * rows + row) *
+    after + j is of that row."""
 
     before: Any = 1
     after: Any = 1
@@ -43,7 +44,7 @@ PICKING = ("index", "masked_select", "_unsafe_index", "index_put", "index_put_")
 
 
 class RowOrders:
-    """Those of the values of a graph.
+    """The row orders of the values of a graph.
 
     rows: symbols of how many there are, to which some may be added. sizes: the example's, by their symbols. Two symbols
     may stand for one size, as for the steps of outputs and of labels, where PyTorch compares products of sizes alone.
@@ -54,7 +55,7 @@ class RowOrders:
         self.known: dict[fx.Node, RowOrder] = {}
 
     def note(self, node: fx.Node) -> bool:
-        """To be called in the graph's order for what has rows; False where they are in no layout."""
+        """Finds the order of a node's rows; False where they are in none. To be called in the graph's order."""
         found = RULES.get(name_of(node), RowOrders.kept)(self, node)
         if found is not None:
             self.known[node] = found
@@ -85,7 +86,8 @@ class RowOrders:
         return first if found and all(one in (ALIKE, first) or self.are_one(one, first) for one in found) else None
 
     def are_one(self, a: RowOrder, b: RowOrder) -> bool:
-        """Of dimensions of one size: what is before is one where what is after is."""
+        """Whether two dimensions of one size have one order: where what is after the rows is one, so is what is
+        before."""
         known = a.before == b.before or a.after == b.after
         return known and self.same(a.before, b.before) and self.same(a.after, b.after)
 
@@ -216,7 +218,8 @@ class RowOrders:
         return ALIKE if size == 1 else RowOrder(size, 1) if self.same(each, size) else None
 
     def cut(self, node: fx.Node) -> RowOrder | None:
-        """Of copies of all rows some, or some of what each has; a table that is cut to the rows has none of its own."""
+        """The order of a slice: some copies of all rows, or some of what each has. A table that is cut to the rows has
+        none of its own."""
         source = node.args[0]
         layout, axis = self.of(source), self.axis(node)
         if not isinstance(source, fx.Node) or layout is None:

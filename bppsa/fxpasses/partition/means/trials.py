@@ -39,7 +39,7 @@ class CallResult:
 
 @dataclass(frozen=True)
 class Trials:
-    """Of the calls of one graph. known: the sizes of the example, by their symbols. device: where it is."""
+    """Tries out the calls of one graph. known: the sizes of the example, by their symbols. device: where it is."""
 
     model: nn.Module
     constants: Mapping[str, Tensor]
@@ -154,7 +154,7 @@ def given(seeds: Sequence[Tensor], outputs: Sequence[Tensor]) -> Sequence[Tensor
 
 
 def seeds_of(whole: CallResult, choice: SomeRows, outputs: Sequence[Tensor]) -> Sequence[Tensor] | None:
-    """Of some rows' outputs, the gradients that come in to these among all; None where they are no such rows."""
+    """The gradients that come in to the outputs of some rows among all; None where they are no such rows."""
     if len(outputs) != len(whole.outputs):
         return None
     axes = [choice.axis(x, y) for x, y in zip(whole.outputs, outputs, strict=True)]

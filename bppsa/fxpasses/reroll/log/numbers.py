@@ -60,7 +60,7 @@ class ArithmeticTerm(NamedTuple):
 
 
 class TermPlace(int):
-    """Of a term among all."""
+    """The number of a term among all."""
 
 
 @dataclass
@@ -127,7 +127,7 @@ class Arithmetic:
             self.handed = {}
 
     def values(self, given: Sequence[float]) -> list[float]:
-        """Of all terms. Raises ArithmeticError as Python would."""
+        """The values of all terms. Raises ArithmeticError as Python would."""
         found: list[Any] = []
         for op, operands in self.terms:
             if op == "given":

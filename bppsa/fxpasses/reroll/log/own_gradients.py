@@ -26,7 +26,8 @@ UP_TO_SIGN = {*SAME, aten.detach.default, aten.lift_fresh.default}
 
 
 class OwnGradients:
-    """Of one logged call. nodes: the functions whose gradients are in the log."""
+    """Writes into the log of one call the gradients that functions of the user's have of their own. nodes: the
+    functions whose gradients are in the log."""
 
     def __init__(self, logger: Logger) -> None:
         self.logger = logger

@@ -77,7 +77,7 @@ class MemoryPlace:
 
 
 def span_of(view: LoggedOp, shape: Sequence[int]) -> Span | None:
-    """Of a slice that leaves nothing out; None for other views."""
+    """The span of a slice that leaves nothing out; None for other views."""
     if view.target is not aten.slice.Tensor:
         return None
     given = list(view.leaves[1:])

@@ -56,7 +56,7 @@ def pieces_of(op: LoggedOp) -> list[ShownPiece]:
 
 
 def step_of(op: LoggedOp, shape: Sequence[int]) -> Span | None:
-    """Of what selects one column."""
+    """The span of an op that selects one column; None for others."""
     if op.target is not aten.select.int:
         return None
     _, dim, at = op.leaves

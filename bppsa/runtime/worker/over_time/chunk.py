@@ -26,7 +26,7 @@ class Called:
     finals: Sequence[Tensor]
 
     def gradients(self, swept: Swept) -> list[Tensor | None]:
-        """Of `given`."""
+        """The gradients of `given`."""
         x, *weights = self.given[: 1 + len(self.ran.weights)]
         found: Gradients = self.ran.gradients(swept, Needs([x.requires_grad], [w.requires_grad for w in weights]))
         return [*found.sources, *found.params, *found.carries]
@@ -62,7 +62,7 @@ class Chunk:
         return Called(ran, [x, *weights, *carries], y, finals)
 
     def advance(self, called: Called, op: int) -> None:
-        """From a layer to the next, or to what follows the module's call."""
+        """Goes on from a layer to the next, or to what follows the module's call."""
         assert self.module is not None
         self.module.advance(called.y, called.finals, op)
         if self.module.ended:
@@ -70,7 +70,7 @@ class Chunk:
             self.module = None
 
     def begin_backward(self, cotangents: Given) -> None:
-        """From what the model returned. cotangents: of each of its leaves."""
+        """Goes back from what the model returned. cotangents: of each of its leaves."""
         if self.end is not None:
             self.walk.back(self.end, cotangents)
             self.end = None

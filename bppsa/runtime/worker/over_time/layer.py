@@ -57,7 +57,7 @@ def run(sweep: Sweep, x: Tensor, carries: Given, weights: Sequence[Tensor], *, s
 
 
 def combined(summaries: Sequence[Summary], sweep: Sweep) -> Summary:
-    """Of chunks that follow each other, the last chunk's first: the summary of all."""
+    """The summary of chunks that follow each other. summaries: theirs, the last chunk's first."""
 
     def combine(after: Summary, before: Summary) -> Summary:
         assert isinstance(before, tuple)

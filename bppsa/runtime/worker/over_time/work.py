@@ -77,7 +77,7 @@ class TimeChunks:
         return replace(self.call.seeds[b], batch=self.part(k, b))
 
     def forward(self, layer: int, k: int, b: int, carries: Given | None = None) -> list[tuple[Tensor, ...]]:
-        """From the carry before the chunk, [B, n] each, to that after it; None: what the module begins with."""
+        """Takes the carry before the chunk, [B, n] each, to that after it; None: what the module begins with."""
         node, number, path, op = self.model.layers[layer]
         if layer == 0:
             self.chunks[k, b] = self.begun(k, b)
@@ -100,7 +100,7 @@ class TimeChunks:
         return Chunk(ChunkWalk(self.graph, tree_unflatten(cut, spec), self.weights, gradients=self.gradients))
 
     def end(self, layer: int, k: int, b: int) -> list[Any]:
-        """From the last layer to what the model returns, and its loss."""
+        """Goes on from the last layer to what the model returns, and its loss."""
         chunk, part = self.chunks[k, b], self.part(k, b)
         with drawing_from(self.seed(k, b)):
             made = chunk.walk.end()
@@ -132,7 +132,7 @@ class TimeChunks:
         return [torch.cat(swept.carries, 1)]
 
     def combine(self, layer: int, k: int, b: int, *summaries: Summary) -> list[Summary]:
-        """Of chunks that follow each other, the last chunk's first."""
+        """The summary of chunks that follow each other. summaries: theirs, the last chunk's first."""
         return [combined(summaries, self.used[layer])]
 
     def backward(self, layer: int, k: int, b: int, entering: Tensor | None = None) -> list[Any]:
