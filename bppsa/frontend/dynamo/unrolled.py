@@ -18,9 +18,10 @@ from bppsa.codegen.cpu import build
 from bppsa.errors import Reason
 from bppsa.frontend.call_log import collecting, unnoted
 from bppsa.frontend.loops.call import call
+from bppsa.frontend.loops.first import first_call
 from bppsa.frontend.loops.key import call_of, unusual
 from bppsa.frontend.loops.loop_plan import LoopPlan
-from bppsa.frontend.loops.plans import FirstCall, first_call
+from bppsa.frontend.loops.plans import FirstCall
 from bppsa.frontend.loops.scans.shared import SharedSteps
 from bppsa.frontend.loops.state import LoopState
 from bppsa.fxpasses.lines import place_of_trace

@@ -17,9 +17,10 @@ from bppsa.decisions import Decision
 from bppsa.errors import BppsaError, Reason, Unsupported, first_line
 from bppsa.frontend.call_log import collecting, explaining, note, unnoted
 from bppsa.frontend.loops.changing import numbers_of, without_numbers
+from bppsa.frontend.loops.first import checked, first_call
 from bppsa.frontend.loops.key import call_of, holds_objects, size_of, unusual
 from bppsa.frontend.loops.loop_plan import LoopPlan
-from bppsa.frontend.loops.plans import FirstCall, checked, first_call
+from bppsa.frontend.loops.plans import FirstCall
 from bppsa.frontend.loops.state import NEW_KINDS, LeftCall, LoopState
 from bppsa.frontend.rewritten import kind_of
 from bppsa.frontend.trials import is_tried

@@ -18,6 +18,19 @@ TOLD = 0.8  # of what a scan gains: below it the ops beside it are told of
 GROWN = "rounding grows over its steps: its numbers are not PyTorch's in float32, and are in float64"
 
 
+def tell_scans(found: Sequence[Repetition], run: fx.GraphModule, path: str, doubted: bool) -> tuple[Decision, ...]:
+    """Gives the scans of a program their decisions, and returns these: one a loop."""
+    scans: list[Any] = [one.scan.target for one in found if one.scan is not None]
+    beside = ops_beside(run, scans) // len(scans)
+    told = [
+        told_of(one, scan.decision, named(path, one), beside, doubted) for one, scan in zip(found, scans, strict=True)
+    ]
+    decided = by_loop(found, told)
+    for scan, decision in zip(scans, decided, strict=True):
+        scan.decision = decision
+    return tuple(filter(None, decided))
+
+
 def by_loop(found: Sequence[Repetition], told: Sequence[Decision]) -> list[Decision | None]:
     """One decision a loop, with its first scan: what it does besides, as a loss that is summed, may be scans too."""
     members: dict[str, list[Decision]] = {}
