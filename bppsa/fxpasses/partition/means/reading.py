@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx, nn
@@ -10,17 +10,20 @@ from torch.nn.modules.loss import _Loss
 
 from bppsa.fxpasses.partition.capture.whole import Custom
 from bppsa.fxpasses.partition.means.aligned import is_aligned
-from bppsa.fxpasses.partition.means.apart import OVER, PRODUCT, mixes, takes_size
+from bppsa.fxpasses.partition.means.apart import PRODUCT, mixes, takes_size
 from bppsa.fxpasses.partition.means.layers import is_apart
 from bppsa.fxpasses.partition.means.layouts import RowOrders
-from bppsa.fxpasses.partition.means.quantities import ITEM, Quantities
+from bppsa.fxpasses.partition.means.linear import LinearShardings
+from bppsa.fxpasses.partition.means.quantities import ITEM
 from bppsa.fxpasses.partition.means.sharding import (
     ClassCount,
     Inseparable,
-    Monomial,
     Partial,
     Replicated,
     Sharding,
+    are_replicated,
+    inseparable,
+    is_rowwise,
 )
 from bppsa.fxpasses.partition.means.sizes import (
     argument,
@@ -37,17 +40,14 @@ from bppsa.fxpasses.partition.means.trials import Trials
 from bppsa.fxpasses.partition.ops.effects import facts
 
 MEAN, SUM = 1, 2  # as ATen numbers reductions
-VIEWS = ("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "expand", "flatten", "select", "slice", "permute")
-CASTS = ("to", "_to_copy", "type_as", "clone", "contiguous", "alias", "detach", "lift_fresh_copy", "transpose", "t")
-LINEAR = frozenset((*VIEWS, *CASTS, "neg", "positive", "sum", "mean"))
 ADDING = frozenset(["add", "add_", "sub", "sub_", "stack", "cat"])
 CLASSES = frozenset(["cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d"])
 SIZES = frozenset(("sym_size", "sym_numel", "sym_stride"))
 
 
-class LossReading(Quantities):
-    """rows: symbols of the number of rows. is_fixed: whether an attribute is no Parameter. norms: whether those of the
-    batch are taken to, as they are in a model."""
+class LossReading(LinearShardings):
+    """Finds the sharding of each value of a loss. rows: symbols of the number of rows. is_fixed: whether an attribute
+    is no Parameter. norms: whether those of the batch are taken to, as they are in a model."""
 
     def __init__(self, rows: frozenset[Any], is_fixed: Callable[[str], bool], trials: Trials, norms: bool) -> None:
         super().__init__(rows)
@@ -57,7 +57,7 @@ class LossReading(Quantities):
         self.places: set[fx.Node] = set()  # whose values are numbers of rows among a micro-batch's
 
     def read(self, node: fx.Node) -> Sharding:
-        """To be called in the graph's order."""
+        """Finds the sharding of what a node gives. To be called in the graph's order."""
         sharding = self.shardings[node] = self.found(node)
         known = is_torchs(node) and is_tensor(node)  # what it gives is what it changed
         for source in written(node):
@@ -97,6 +97,10 @@ class LossReading(Quantities):
         if isinstance(node.target, Custom):
             return self.custom(node, inputs)
         self.note_selected(node)
+        return self.tensor(node, inputs)
+
+    def tensor(self, node: fx.Node, inputs: list[Sharding]) -> Sharding:
+        """The sharding of the tensor that an op of PyTorch's or a module gives."""
         shape = size_of(node)
         if sum(map(self.has_rows, shape)) > 1:
             return Inseparable(node)
@@ -107,11 +111,11 @@ class LossReading(Quantities):
             return self.module(node, rows, inputs)
         if rows and self.mixes(node):
             return Inseparable(node)
-        if name_of(node) in PRODUCT:
-            return self.product(node, rows)
         name = name_of(node)
+        if name in PRODUCT:
+            return self.product(node, rows)
         if name in ADDING and not rows:
-            return self.added(node, [self.sharding_of(arg) for arg in addends(node)])
+            return self.added(node)
         if not rows and takes_size(node, self.rows):  # of which micro-batches have fewer than the batch
             return Inseparable(node)
         if are_replicated(inputs) and not rows:
@@ -123,7 +127,7 @@ class LossReading(Quantities):
         if reduction in (MEAN, SUM):
             return self.reduced(node, inputs, reduction)
         if name in ADDING:
-            return self.added(node, [self.sharding_of(arg) for arg in addends(node)])
+            return self.added(node)
         if rows and all(map(is_rowwise, inputs)):
             return Partial.of(True)
         return self.linear(node, rows)
@@ -173,45 +177,6 @@ class LossReading(Quantities):
             return inputs[0]
         return Replicated() if name in SIZES or are_replicated(inputs) else Inseparable(node)
 
-    # Rules
-
-    def added(self, node: fx.Node, shardings: list[Sharding]) -> Sharding:
-        """The sharding of a sum. What all micro-batches have goes with means alone: their factors add up to one."""
-        mixed = inseparable(shardings)
-        if mixed is not None or isinstance(argument(node, "alpha", 1), fx.Node):
-            return mixed or Inseparable(node)
-        if are_replicated(shardings):
-            return Replicated()
-        weights: set[Monomial] = set().union(
-            *(sharding.weights for sharding in shardings if isinstance(sharding, Partial))
-        )
-        if any(isinstance(sharding, Partial) and sharding.rows for sharding in shardings):
-            return Partial.of(True) if all(map(is_rowwise, shardings)) else Inseparable(node)
-        same = any(isinstance(sharding, Replicated) for sharding in shardings)
-        return Inseparable(node) if same and not all(map(self.is_mean, weights)) else Partial(frozenset(weights), False)
-
-    def is_mean(self, weight: Monomial) -> bool:
-        """Whether its factors add up to one: they are shares of what adds up."""
-        return len(weight) == 1 and all(power == 1 and self.adds_up(quantity) for quantity, power in weight)
-
-    def linear(self, node: fx.Node, rows: bool) -> Sharding:
-        """The sharding of a linear op: it commutes with the sum over micro-batches."""
-        source = node.all_input_nodes[0]
-        sharding, name = self.shardings[source], name_of(node)
-        if name not in LINEAR or not isinstance(sharding, Partial):
-            return Inseparable(node)
-        if rows or not sharding.rows:
-            return Partial(sharding.weights, rows)
-        if name == "sum":
-            return Partial(sharding.weights, False)
-        if name == "mean":
-            return self.mean(node, source, sharding)
-        return Inseparable(node)
-
-    def mean(self, node: fx.Node, source: fx.Node, sharding: Partial) -> Sharding:
-        count = self.count(size_of(source))
-        return Inseparable(node) if count is None else Partial(sharding.over(count, 1), False)
-
     def reduced(self, node: fx.Node, inputs: list[Sharding], reduction: int) -> Sharding:
         """The sharding of a loss that reduces."""
         if not all(map(is_rowwise, inputs)) or not self.pairs_rows(node):
@@ -260,81 +225,9 @@ class LossReading(Quantities):
             return self.over_classes(node, node.args[1], module.weight, module.ignore_index)
         return self.over_rows(node)
 
-    def product(self, node: fx.Node, rows: bool) -> Sharding:
-        a, b = (self.sharding_of(arg) for arg in node.args[:2])
-        divides = name_of(node) in OVER
-        if argument(node, "rounding_mode", None) is not None:
-            return Inseparable(node)
-        if isinstance(b, Replicated) and self.quantity(node.args[1]) is None:
-            return a
-        if not rows:
-            if self.quantity(node.args[0]) is not None and not divides:
-                a, b, factor = b, a, node.args[0]
-            else:
-                factor = node.args[1]
-            return self.scaled(node, a, factor, divides)
-        shardings = (a, b)
-        if (mixed := inseparable(shardings)) is not None:
-            return mixed
-        scalars = [
-            arg
-            for arg, of in zip(node.args[:2], shardings, strict=True)
-            if (not of.rows if isinstance(of, Partial) else self.quantity(arg) is not None)
-        ]
-        if scalars:
-            other = b if scalars[0] is node.args[0] else a
-            if divides and scalars[0] is node.args[0]:
-                return Inseparable(node)
-            scaled = self.scaled(node, other, scalars[0], divides)
-            return Partial(scaled.weights, True) if isinstance(scaled, Partial) else scaled
-        if not is_rowwise(b):
-            return b if is_rowwise(a) and not divides else Inseparable(node)
-        return Partial.of(True) if isinstance(a, Replicated) else a
-
-    def scaled(self, node: fx.Node, sharding: Sharding, factor: Any, divides: bool) -> Sharding:
-        """The sharding of a value multiplied with a number, or divided by it."""
-        quantity = self.quantity(factor)
-        if isinstance(sharding, Inseparable):
-            return sharding
-        of_factor = self.sharding_of(factor)
-        if quantity is None and isinstance(of_factor, Replicated):
-            return sharding
-        if isinstance(sharding, Replicated) and not divides:  # a number times what is partial
-            return of_factor
-        if quantity is None or not isinstance(sharding, Partial):
-            return Inseparable(node)
-        return Partial(sharding.over(quantity, 1 if divides else -1), sharding.rows)
-
-    def sharding_of(self, arg: Any) -> Sharding:
-        if isinstance(arg, fx.Node):
-            if is_tensor(arg) or not self.has_rows(size_of(arg)):
-                return self.shardings[arg]
-            return Inseparable(arg) if self.quantity(arg) is None else Partial.of(False)  # micro-batches' rows add up
-        return Replicated()
-
-
-def inseparable(shardings: Iterable[Sharding]) -> Inseparable | None:
-    """The first of them that no sum over micro-batches gives."""
-    return next((sharding for sharding in shardings if isinstance(sharding, Inseparable)), None)
-
-
-def are_replicated(shardings: Iterable[Sharding]) -> bool:
-    return all(isinstance(sharding, Replicated) for sharding in shardings)
-
-
-def is_rowwise(sharding: Sharding) -> bool:
-    """Whether it is the same for all micro-batches, or has a value for each row that depends on no other."""
-    return isinstance(sharding, Replicated) or sharding == Partial.of(True)
-
 
 def base_of(node: fx.Node) -> fx.Node:
     """What a view is of, or the node itself."""
     while facts(node).view and node.all_input_nodes:
         node = node.all_input_nodes[0]
     return node
-
-
-def addends(node: fx.Node) -> list[Any]:
-    """Zero is nothing to a sum."""
-    given = node.args[0] if isinstance(node.args[0], (list, tuple)) else node.args[:2]
-    return [arg for arg in given if isinstance(arg, fx.Node) or arg != 0]

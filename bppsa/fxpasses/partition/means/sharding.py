@@ -5,6 +5,7 @@ The words are those of torch.distributed.tensor's placements: replicated, partia
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -74,3 +75,17 @@ class Inseparable:
 
 
 Sharding: TypeAlias = Replicated | Partial | Inseparable
+
+
+def inseparable(shardings: Iterable[Sharding]) -> Inseparable | None:
+    """The first of them that no sum over micro-batches gives."""
+    return next((sharding for sharding in shardings if isinstance(sharding, Inseparable)), None)
+
+
+def are_replicated(shardings: Iterable[Sharding]) -> bool:
+    return all(isinstance(sharding, Replicated) for sharding in shardings)
+
+
+def is_rowwise(sharding: Sharding) -> bool:
+    """Whether it is the same for all micro-batches, or has a value for each row that depends on no other."""
+    return isinstance(sharding, Replicated) or sharding == Partial.of(True)
