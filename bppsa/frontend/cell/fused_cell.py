@@ -73,13 +73,12 @@ class CellPlan:
         solver: Solver | None = None,
         kept_every: int | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """kept_every: as of `Choice`. Raises `Unsupported` where PyTorch has to run the call."""
+        """Returns the last carry and the ys. kept_every: as of `Choice`. Raises `Unsupported` where PyTorch has to run
+        the call."""
         steps, rows, carry = xs[0].shape[0], carry[0].shape[0] * self.recurrence.heads, as_real(carry)
         if self.beside:
             first = len(captured) - len(self.beside)
-            in_front = [tensor.transpose(0, dim) for tensor, dim in zip(captured[first:], self.beside, strict=True)]
-            xs = [*xs, *(tensor.expand(steps, *tensor.shape) for tensor in in_front)]
-            captured = captured[:first]
+            xs, captured = [*xs, *self.each_step(captured[first:], steps)], captured[:first]
         sources, params = xs, captured
         stacked = [] if self.hoisted is self.tail is None else list(map(as_one_batch, xs))
         if self.hoisted is not None:
@@ -94,39 +93,45 @@ class CellPlan:
         constants = map(self.constant, params)
         results = call.apply([*rows_of, *(self.rows(c, (rows, -1)) for c in carry), *constants])
         checks = self.recurrence.checks
-        count, finals = len(results) - len(carry) - checks, results[len(results) - len(carry) :]
-        if not all(bool(found.isfinite().all()) for found in results[count : count + checks]):
+        count, last = len(results) - len(carry) - checks, len(results) - len(carry)
+        if not all(bool(found.isfinite().all()) for found in results[count:last]):
             raise Unsupported(IRREGULAR)
-        like = [node.meta["val"] for node in self.recurrence.output_nodes[:count]]
-        ys: Sequence[Tensor]
-        ys = [o if o.dtype is a.dtype else o.to(a.dtype) for o, a in zip(results[:count], like, strict=True)]
-        if self.tail is not None:
-            flat = [y.reshape(-1, *shape) for y, shape in zip(ys, self.recurrence.output_shapes, strict=False)]
-            ys = outside(self.tail, *flat, *stacked, *captured)
-        ys = [
-            y if y.shape[1:] == shape else y.reshape(steps, *shape) for y, shape in zip(ys, self.y_shapes, strict=True)
-        ]
+        ys = self.all_ys(results[:count], (*stacked, *captured), steps)
         if self.truths:
             count = len(ys) - len(self.truths)
             ys, read = ys[:count], ys[count:]
             self.runs.count(all(map(is_all, read, self.truths)))
-        last = self.as_carried(finals)
-        shaped = zip(last, self.carry_shapes, strict=True)
-        return [f if f.shape == shape else f.reshape(shape) for f, shape in shaped], apart(ys, [*xs, *captured])
+        return self.as_carried(results[last:]), apart(ys, [*xs, *captured])
+
+    def each_step(self, beside: Sequence[Tensor], steps: int) -> list[Tensor]:
+        """Tensors with a row for each of the batch as a leaf of xs each, the same in all steps."""
+        in_front = [tensor.transpose(0, dim) for tensor, dim in zip(beside, self.beside, strict=True)]
+        return [tensor.expand(steps, *tensor.shape) for tensor in in_front]
+
+    def all_ys(self, outputs: Sequence[Tensor], given: Sequence[Tensor], steps: int) -> list[Tensor]:
+        """The ys of all steps, made of the sweep's outputs. given: what the tail reads beside them."""
+        like = [node.meta["val"] for node in self.recurrence.output_nodes[: len(outputs)]]
+        ys = [o if o.dtype is a.dtype else o.to(a.dtype) for o, a in zip(outputs, like, strict=True)]
+        if self.tail is not None:
+            flat = [y.reshape(-1, *shape) for y, shape in zip(ys, self.recurrence.output_shapes, strict=False)]
+            ys = outside(self.tail, *flat, *given)
+        shaped = zip(ys, self.y_shapes, strict=True)
+        return [y if y.shape[1:] == shape else y.reshape(steps, *shape) for y, shape in shaped]
 
     def constant(self, param: Tensor) -> Tensor:
-        """As a sweep takes it. What is complex it never reads."""
+        """The parameter as a sweep takes it, which reads none that is complex."""
         if param.dtype.is_floating_point:
             return param
         return param.new_empty(0, dtype=self.dtype) if param.dtype.is_complex else param.to(self.dtype)
 
     def as_carried(self, finals: Sequence[Tensor]) -> list[Tensor]:
-        """In the dtypes of the carry."""
+        """The last carry, in the dtypes and shapes of the one that was given."""
         parts = iter(finals)
-        return [
+        last = [
             torch.complex(next(parts), next(parts)) if dtype.is_complex else next(parts).to(dtype)
             for dtype in self.carry_dtypes
         ]
+        return [f if f.shape == shape else f.reshape(shape) for f, shape in zip(last, self.carry_shapes, strict=True)]
 
     def check_whole(
         self, carry: Sequence[Tensor], given: Sequence[Tensor], params: Sequence[Tensor], steps: int
@@ -164,7 +169,7 @@ class CellPlan:
         return frozenset(stream.source for stream in self.recurrence.streams)
 
     def rows(self, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """As a sweep takes it, without a call where it is so already."""
+        """The tensor as a sweep takes it, without a call of PyTorch's where it is so already."""
         tensor = tensor if tensor.dtype is self.dtype else tensor.to(self.dtype)
         return tensor if tensor.dim() == len(shape) and tensor.shape[:-1] == shape[:-1] else tensor.reshape(shape)
 
@@ -198,7 +203,7 @@ def largest_whole(tensors: Sequence[Tensor]) -> int:
 
 
 def as_real(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """The real and the imaginary part of what is complex, and the others."""
+    """The tensors, each complex one as its real and its imaginary part."""
     found: list[Tensor] = []
     for tensor in tensors:
         found += torch.view_as_real(tensor).unbind(-1) if tensor.dtype.is_complex else [tensor]
@@ -206,7 +211,7 @@ def as_real(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def resolved(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Without marks: a kernel reads the numbers that are in memory."""
+    """The tensors without marks, since a kernel reads the numbers that are in memory."""
     return [t.resolve_conj().resolve_neg() for t in tensors]
 
 

@@ -88,13 +88,16 @@ def converted(tensors: Given, dtype: torch.dtype) -> list[Tensor | None]:
 
 
 def define(name: str, groups: Sequence[str], flags: str, call_of: Any) -> None:
-    """Define `bppsa::{name}`, whose tensor arguments are `groups`, and its backward. Both give lists of tensors."""
-    arguments = ", ".join(groups)
-    forward_schema = f"({arguments}, {flags}, bool save) -> Tensor[]"
-    backward_schema = f"(Tensor?[] grads, {arguments}, Tensor[] private, {flags}, bool[] needs) -> Tensor[]"
+    """Defines `bppsa::{name}`, whose tensor arguments are `groups`, and its backward. Both give lists of tensors."""
+    forward = defined_forward(name, groups, flags, call_of)
+    link(forward, defined_backward(name, groups, flags, call_of), len(groups), call_of)
+
+
+def defined_forward(name: str, groups: Sequence[str], flags: str, call_of: Any) -> Any:
+    schema = f"({', '.join(groups)}, {flags}, bool save) -> Tensor[]"
     many = len(groups)
 
-    @torch.library.custom_op(f"bppsa::{name}", mutates_args=(), device_types="cpu", schema=forward_schema)
+    @torch.library.custom_op(f"bppsa::{name}", mutates_args=(), device_types="cpu", schema=schema)
     def forward(*args: Any) -> list[Tensor]:
         tensors, save = flat(args[:many]), args[-1]
         dtype = tensors[0].dtype
@@ -111,7 +114,14 @@ def define(name: str, groups: Sequence[str], flags: str, call_of: Any) -> None:
         kept = [like.new_empty(shape, dtype=working(like.dtype)) for shape in private * save]
         return [*(like.new_empty(shape) for shape in outputs), *kept]
 
-    @torch.library.custom_op(f"bppsa::{name}_backward", mutates_args=(), device_types="cpu", schema=backward_schema)
+    return forward
+
+
+def defined_backward(name: str, groups: Sequence[str], flags: str, call_of: Any) -> Any:
+    schema = f"(Tensor?[] grads, {', '.join(groups)}, Tensor[] private, {flags}, bool[] needs) -> Tensor[]"
+    many = len(groups)
+
+    @torch.library.custom_op(f"bppsa::{name}_backward", mutates_args=(), device_types="cpu", schema=schema)
     def backward(*args: Any) -> list[Tensor]:
         grads, groups_, private, needs = args[0], args[1 : 1 + many], args[1 + many], args[-1]
         tensors = flat(groups_)
@@ -125,6 +135,12 @@ def define(name: str, groups: Sequence[str], flags: str, call_of: Any) -> None:
     @backward.register_fake
     def _(*args: Any) -> list[Tensor]:
         return [t.new_empty(t.shape) for t, need in zip(flat(args[1 : 1 + many]), args[-1], strict=True) if need]
+
+    return backward
+
+
+def link(forward: Any, backward: Any, many: int, call_of: Any) -> None:
+    """Has autograd call one op for the gradients of another. many: groups of tensors among their arguments."""
 
     def setup_context(ctx: Any, inputs: Any, output: Sequence[Tensor]) -> None:
         tensors = flat(inputs[:many])
@@ -142,8 +158,7 @@ def define(name: str, groups: Sequence[str], flags: str, call_of: Any) -> None:
             for group in ctx.needs_input_grad[:many]
             for need in ([group] if isinstance(group, bool) else group)
         ]
-        op = getattr(torch.ops.bppsa, f"{name}_backward")
-        found = iter(op(list(grads[: ctx.outputs]), *given, saved[ctx.count :], *ctx.flags, needs))
+        found = iter(backward(list(grads[: ctx.outputs]), *given, saved[ctx.count :], *ctx.flags, needs))
         gradients = regrouped([next(found) if need else None for need in needs], ctx.sizes)
         return (*gradients, *[None] * (len(ctx.flags) + 1))
 

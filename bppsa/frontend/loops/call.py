@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,16 +36,17 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
     """root: a module, a function or a bound method, all that it reads included. plain: what PyTorch runs."""
     if is_tried():
         return plain(*args, **kwargs)
+    run = partial(plain, *args, **kwargs)
     state.look_at(size_of((args, kwargs)))
     if state.is_closed:
-        return by_pytorch(partial(plain, *args, **kwargs), state.last)
+        return by_pytorch(run, state.last)
     described = unusual() or call_of(root, args, kwargs)
     if isinstance(described, Reason):
         reason = replace(described, path=place_of(root)) if state.is_part else described
-        refused = LeftCall((Decision(state.path, "loop", "pytorch", str(reason)),))
+        refused = left_for(state, reason)
         if holds_objects(args, kwargs):
             state.tell(refused)  # from the next call on each loop is looked at alone, and reads what it needs of them
-        return by_pytorch(partial(plain, *args, **kwargs), refused)
+        return by_pytorch(run, refused)
     plan, key, numbers, changes = state.find(described.key), described.key, None, None
     given = numbers_of(described, args, kwargs, state.is_part) if plan is None else None
     if given is not None:
@@ -55,25 +56,18 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
         plan, key = state.find(numbers.key), numbers.key
     values = numbers.values if numbers is not None else []
     if plan is None and not state.is_part and state.has_moved(without_numbers(described.key), described.key):
-        return plain(*args, **kwargs)  # from the next call on Python runs what is around the loops, and reads them
+        return run()  # from the next call on Python runs what is around the loops, and reads them
     if plan is None and state.waits(key):
-        return by_pytorch(
-            partial(plain, *args, **kwargs), LeftCall((Decision(state.path, "loop", "pytorch", str(NEW_KINDS)),))
-        )
+        return by_pytorch(run, left_for(state, NEW_KINDS))
     if plan is None:
         follow = None
         if numbers is not None and changes is not None and not changes.tried:
             changes.tried, follow = True, partial(numbers.following, args, kwargs, state.is_part)
-        with looking_at_loop(loop_of(root)), collector_paused():
-            first = FirstCall(root, plain, args, kwargs, described, state.path, state.shared, follow, values)
-            result, plan = first_call(first)
-        is_general = isinstance(plan, LoopPlan) and plan.is_for_any_numbers
-        state.keep(key if is_general else described.key, plan, described.environment.opaque)
-        note(*(plan.decisions if isinstance(plan, LeftCall) else (*plan.scans, *plan.left)))
-        return result
+        first = FirstCall(root, plain, args, kwargs, described, state.path, state.shared, follow, values)
+        return planning(first, state, key)
     if isinstance(plan, LeftCall):
         state.leave(plan)
-        return by_pytorch(partial(plain, *args, **kwargs), plan)
+        return by_pytorch(run, plan)
     state.idle = 0
     note(*plan.left)
     if asked():
@@ -86,15 +80,29 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
         note(*within)
         return result
     except Unsupported as unsupported:
-        left = Decision(state.path, "loop", "pytorch", str(unsupported.reason))
+        left = left_for(state, unsupported.reason)
     except (RuntimeError, IndexError) as error:  # as of an index out of range: PyTorch raises it at the user's line
         if isinstance(error, BppsaError):
             raise
-        left = Decision(state.path, "loop", "pytorch", first_line(error))
+        left = left_for(state, first_line(error))
     if not plan.runs.pay:
-        state.keep(key, LeftCall((left,)), described.environment.opaque)
-    note(left)
-    return plain(*args, **kwargs)  # where an error is PyTorch's alone
+        state.keep(key, left, described.environment.opaque)
+    note(*left.decisions)
+    return run()  # where an error is PyTorch's alone
+
+
+def planning(first: FirstCall, state: LoopState, key: Hashable) -> Any:
+    """What the first call of a kind returns. Its plan is kept, under the key where it is for any numbers."""
+    with looking_at_loop(loop_of(first.root)), collector_paused():
+        result, plan = first_call(first)
+    is_general = isinstance(plan, LoopPlan) and plan.is_for_any_numbers
+    state.keep(key if is_general else first.described.key, plan, first.described.environment.opaque)
+    note(*(plan.decisions if isinstance(plan, LeftCall) else (*plan.scans, *plan.left)))
+    return result
+
+
+def left_for(state: LoopState, reason: Reason | str) -> LeftCall:
+    return LeftCall((Decision(state.path, "loop", "pytorch", str(reason)),))
 
 
 def loop_of(root: Any) -> str:
