@@ -72,16 +72,11 @@ def by_hand(
     stages, first = [], first_names(model)
     for s, (path, run) in enumerate(zip(paths, runs, strict=True)):
         graph, call = calling(path, arguments if s == 0 else None, len(inputs), run.written)
-        if s == len(runs) - 1:
-            outputs = range(0)
-            results = [graph.call_function(leaf_of, (call, i)) for i in range(len(tree_leaves(run.result)))]
-        else:
-            parts = run.parts()
-            outputs = range(len(values), len(values) + len(parts))
-            values += [StageValue(f"{path}[{i}]", s, (s + 1,), bytes_in(part)) for i, part in enumerate(parts)]
-            take = type(run.result) is tuple
-            results = [graph.call_function(operator.getitem, (call, i)) if take else call for i in range(len(parts))]
-        graph.output(tuple(results))
+        is_last = s == len(runs) - 1
+        parts = [] if is_last else run.parts()
+        outputs = range(len(values), len(values) + len(parts))
+        values += [StageValue(f"{path}[{i}]", s, (s + 1,), bytes_in(part)) for i, part in enumerate(parts)]
+        graph.output(results_of(graph, call, run.result, is_last))
         call.meta = {"draws": s} if drawing[s] else {}
         module = stage_module(model, graph, {}, ROOT)
         draws = ((call.name, s),) if drawing[s] else ()
@@ -111,6 +106,15 @@ def by_hand(
     check_sideways(model, found, arguments, rows)
     few = few_by_hand(tree_leaves(runs[-1].result), leaves, rows)
     return replace(found, by_rows=rows, shapes=shapes_of(leaves), few=few)
+
+
+def results_of(graph: fx.Graph, call: fx.Node, result: Any, is_last: bool) -> tuple[fx.Node, ...]:
+    """What a stage gives of what its module has returned: what the next one takes, or the leaves of the result."""
+    if is_last:
+        return tuple(graph.call_function(leaf_of, (call, i)) for i in range(len(tree_leaves(result))))
+    if type(result) is tuple:
+        return tuple(graph.call_function(operator.getitem, (call, i)) for i in range(len(result)))
+    return (call,)
 
 
 def calling(path: str, arguments: Arguments | None, inputs: int, written: frozenset[int]) -> tuple[fx.Graph, fx.Node]:

@@ -18,17 +18,14 @@ def cotangents(division: Division, elements: Sequence[Element], g: Tensor) -> li
     """The cotangent that enters each element, from the last of the chain, which g enters, to the first."""
     length = division.length
     chunks = [elements[at : at + length] for at in range(0, len(elements), length)]
-    entering = exclusive(division.scan, [chunk[0] if len(chunk) == 1 else ElementSpan(chunk) for chunk in chunks], g)
+    spans = [chunk[0] if len(chunk) == 1 else ElementSpan(chunk) for chunk in chunks]
+    entering = OperatorScan(division.scan, spans, g).run()
     found = []
     for chunk, g_chunk in zip(chunks, entering, strict=True):
         found.append(g_chunk)
         for element in chunk[:-1]:
             found.append(element.mv(found[-1]))
     return found
-
-
-def exclusive(plan: ScanPlan, elements: Sequence[Element], g: Tensor) -> list[Tensor]:
-    return OperatorScan(plan, elements, g).run()
 
 
 class Formed:
