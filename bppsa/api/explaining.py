@@ -103,7 +103,7 @@ def settled(fast: nn.Module, inputs: tuple[Any, ...]) -> Any:
 
 
 def parts(decisions: Sequence[Decision]) -> list[Decision]:
-    """Those that bppsa is for: not the feed-forward stages that it leaves to PyTorch."""
+    """The decisions on parts that bppsa is for: not the feed-forward stages that it leaves to PyTorch."""
     return [decision for decision in decisions if (decision.kind, decision.strategy) != ("chain", "pytorch")]
 
 
@@ -144,7 +144,7 @@ def named(decisions: Iterable[Decision]) -> str:
 
 
 def check_inputs(model: Any, inputs: tuple[Any, ...]) -> None:
-    """That a call can begin; what its tensors should be is for the model to say."""
+    """Checks that a call can begin; what its tensors should be is for the model to say."""
     function = model.forward if isinstance(model, nn.Module) else model
     if not callable(function):
         raise ArgumentError(f"bppsa.explain takes an nn.Module or a function, not {kind_of(model)}")

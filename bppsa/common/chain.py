@@ -246,5 +246,5 @@ def output_of(graph: fx.Graph) -> tuple:
 
 
 def placeholders(graph: fx.Graph, kind: str) -> list[fx.Node]:
-    """Those of the kind that something reads."""
+    """The placeholders of the kind that something reads."""
     return [n for n in graph.nodes if n.op == "placeholder" and n.users and n.meta["role"].kind == kind]

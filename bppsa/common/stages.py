@@ -187,7 +187,7 @@ def places(schedule: Schedule, s: int, B: int) -> dict[str, str]:
 
 
 def scaled(number: float) -> str:
-    """In three digits, with k, M, G, ... for powers of a thousand."""
+    """Writes a number in three digits, with k, M, G, ... for powers of a thousand."""
     for suffix in ("", "k", "M", "G"):
         if abs(number) < 999.5:
             return f"{number:.3g}{suffix}"

@@ -34,7 +34,8 @@ class Scheduled(nn.Module):
         return trainer_of(self).outputs(*args, **kwargs)
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """As the model gives it: with its version, its extra state, its hooks, and what its class overrides."""
+        """The state as the model gives it: with its version, its extra state, its hooks, and what its class
+        overrides."""
         return trainer_of(self).given.state_dict(*args, **kwargs)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
@@ -45,7 +46,7 @@ class Scheduled(nn.Module):
         return trainer.given.load_state_dict(own, strict, assign)
 
     def _load_from_state_dict(self, *args: Any) -> None:
-        """As part of another module."""
+        """Loads the state as a part of another module."""
         trainer_of(self).given._load_from_state_dict(*args)
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -191,7 +191,7 @@ def placed(settings: Settings, ranks: int) -> Settings:
 
 
 def seeded(settings: Settings, transport: GroupTransport) -> Settings:
-    """With rank 0's seed, where none is given."""
+    """The settings with rank 0's seed, where none is given."""
     seeds = transport.all_gather(torch.initial_seed() if settings.seed is None else settings.seed)
     return replace(settings, seed=seeds[0] if settings.seed is None else settings.seed)
 

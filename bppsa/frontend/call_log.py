@@ -70,7 +70,7 @@ def explaining() -> bool:
 
 
 def strategy_of_model() -> Strategy | None:
-    """That of the compiled model whose call this thread is in."""
+    """The strategy of the compiled model whose call this thread is in."""
     return _thread.call and _thread.call.strategy
 
 

@@ -98,5 +98,5 @@ def _forward(before: tuple[type, ...], origin: Any) -> dict[str, types.FunctionT
 
 
 def _blank(before: tuple[type, ...], origin: type) -> Any:
-    """For pickle and copy: an object of the class that waits for its state."""
+    """An object of the class that waits for its state, for pickle and copy."""
     return object.__new__(_made(before, origin))

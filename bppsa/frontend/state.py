@@ -53,7 +53,7 @@ class ModuleRecord:
         return {each.name: {} if each.name in BY_SIZE else getattr(self, each.name) for each in fields(self)}
 
     def of_clone(self) -> ModuleRecord:
-        """For the module's counterpart in a clone of its model, whose calls are its own."""
+        """The record for the module's counterpart in a clone of its model, whose calls are its own."""
         return replace(
             self,
             memory=NewtonHistory(),

@@ -43,7 +43,7 @@ class Choice:
     kept_every: int | None = None  # steps between two states that are kept for the backward; None where all are
 
     def keeping(self, length: int | None, steps: int) -> Choice:
-        """With every `length`-th state kept, where one sweep after the other runs in the order of steps."""
+        """The choice with every `length`-th state kept, where one sweep after the other runs in the order of steps."""
         if length is None or self.strategy == PYTORCH or self.forward != str(SEQUENTIAL):
             return self
         if divide(strategy_of(self.strategy), steps).count > 1:
@@ -175,7 +175,7 @@ def least(call: PlannedCall, forward: Forward, numbers: Numbers) -> Choice:
 
 
 def is_too_short(asked: Strategy, ahead: Forward, steps: int) -> bool:
-    """For a module: whether PyTorch runs a call whatever is predicted, so that nothing need be counted for it."""
+    """Whether PyTorch runs a module's call whatever is predicted, so that nothing need be counted for it."""
     return asked.name == "auto" and ahead.name != "newton" and steps <= FEWEST
 
 

@@ -26,7 +26,7 @@ def runner(dtype: torch.dtype) -> Any:
 
 
 def sweep(dtype: torch.dtype, arguments: int) -> Entry:
-    """That of a kernel with so many arguments."""
+    """The entry of a kernel with so many arguments."""
     return Entry(entries.address_of(entry_points(dtype).library, "bppsa_sweep_call"), SWEEP + arguments)
 
 

@@ -31,7 +31,7 @@ class Pairs:
 
 
 def pairs_of(plan: ProductPlan) -> Pairs:
-    """Those of each entry of C, in Gustavson's order: 8 bytes a product."""
+    """The pairs of each entry of C, in Gustavson's order: 8 bytes a product."""
     left, right = entries(plan.a, plan.b, 0, plan.a.shape[0])
     m = plan.c.shape[1]
     known = plan.c.rows * m + plan.c.indices

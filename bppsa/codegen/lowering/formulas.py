@@ -153,7 +153,7 @@ def trunc(x: FormulaValue) -> Expr:
 
 
 def round_half_even(x: FormulaValue) -> Expr:
-    """To the nearest whole number, and from the middle to an even one."""
+    """Rounds to the nearest whole number, and from the middle to an even one."""
     low = floor(x)
     rest = sub(x, low)  # exact
     even = eq(mul(floor(mul(low, 0.5)), 2.0), low)

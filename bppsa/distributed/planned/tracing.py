@@ -168,7 +168,7 @@ def traced(
 
 
 def attribute(log: OpLog, gradients: set[int]) -> None:
-    """To each op of the forward what its node keeps and runs. gradients: storages of those of Parameters."""
+    """Notes with each op of the forward what its node keeps and runs. gradients: storages of those of Parameters."""
     sequences = [op.sequence for op in log.forward]
 
     def op_of(sequence: int) -> OpTrace:

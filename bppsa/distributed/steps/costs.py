@@ -14,7 +14,7 @@ LEAST_FLOPS, LEAST_SECONDS = 1e-9, 1e-9  # a job takes some time
 
 
 def in_flops(stages: Sequence[Stage], schedule: Schedule) -> dict[str, list[float]]:
-    """By direction, of each stage's jobs; a backward is two forwards."""
+    """What each stage's jobs cost, by direction; a backward counts as two forwards."""
     forward = [max(stage.cost, LEAST_FLOPS) for stage in stages]
     both = forward if "W" in schedule.directions else [2 * cost for cost in forward]
     return {"F": forward, "B": both, "W": forward}

@@ -34,7 +34,7 @@ class GradientReduction:
 
     @property
     def received(self) -> list[Message]:
-        """By the root."""
+        """What the root receives."""
         return [message for message in self.contributions.values() if message is not None]
 
 
@@ -111,7 +111,7 @@ Bucket = tuple[Between, tuple[int, ...], dict[str, int]]  # with the stages, and
 
 
 def buckets(stages: Stages, computing: Owners, owners: Owners) -> list[Bucket]:
-    """In the order in which backwards end: small gradients wait for those of stages before."""
+    """Groups gradients in the order in which backwards end: small ones wait for those of stages before."""
     found: list[Bucket] = []
     filling: dict[Between, int] = {}  # places in `found`
     for of, sizes in sorted(together(stages).items(), key=lambda item: -min(item[0])):

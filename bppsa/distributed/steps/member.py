@@ -74,7 +74,7 @@ class Member:
         self.fetched: dict[tuple[int, int], Fetched] = {}
 
     def lanes(self, run: WorkerCall) -> list[Lane]:
-        """Those that have something to do."""
+        """The lanes that have something to do."""
         modules = modules_in(self.model)
         self.follow(tensors_of_modules(modules))
         mailbox, found = Mailbox(run.alarm), []
@@ -145,7 +145,7 @@ def work_of(
 
 
 def tensors_of(stage: Stage) -> dict[str, Tensor]:
-    """By the model's names, in the order in which a worker sends them to another."""
+    """A stage's tensors by the model's names, in the order in which a worker sends them to another."""
     own = named_tensors(stage.module)
     return {stage.names[name]: tensor for name, tensor in own.items() if name in stage.names}
 
@@ -195,5 +195,5 @@ def inside(lanes: int, taken: list[Decision], asked: SweepChoice) -> Iterator[No
 
 
 def cores() -> int:
-    """That this process may run on."""
+    """How many cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

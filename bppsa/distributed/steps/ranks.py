@@ -172,7 +172,7 @@ class Ranks:
             self.transport.send(message, [sendable(name, own[name], like) for name, like in tensors.items()])
 
     def report(self, plan: StepPlan, exchange: Exchange, results: Results) -> None:
-        """To all others, which need it when they have their gradients."""
+        """Reports to all others, which need it when they have their gradients."""
         mine = report(plan.actions(self.rank), results)
         for message in exchange.reports.values():
             if message.source == self.rank:

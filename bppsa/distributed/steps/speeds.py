@@ -37,7 +37,7 @@ def at_speeds(
 
 @contextmanager
 def threads_of_one(workers: int) -> Iterator[None]:
-    """As many threads as one of the workers of this machine has in a step."""
+    """Gives torch as many threads as one of the workers of this machine has in a step."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, cores() // workers))
     try:

@@ -275,7 +275,8 @@ class ApplyModel(torch.autograd.Function):
 
 @torch.no_grad()
 def accumulate(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
-    """As a backward does: in place where there is a gradient, through hooks and graphs, and not where it is frozen."""
+    """Adds gradients up as a backward does: in place where there is a gradient, through hooks and graphs, and not where
+    it is frozen."""
     through: list[tuple[Tensor, Tensor]] = []
     for x, grad in zip(tensors, grads, strict=True):
         if grad is None or not x.requires_grad:

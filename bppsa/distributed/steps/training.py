@@ -77,7 +77,7 @@ class WorkerEngine(Protocol):
         """Around each call of the model: what one worker raises, all raise."""
 
     def for_stages(self, stages: Stages) -> WorkerEngine:
-        """For other stages of the same model, with the same weights in each."""
+        """An engine for other stages of the same model, with the same weights in each."""
 
     def run(
         self, plan: StepPlan, call: PipelineCall, state: Sequence[Results] = ()
@@ -95,7 +95,7 @@ class WorkerEngine(Protocol):
 
 @dataclass
 class Drawn:
-    """By what the draws of random numbers go: the seed, and how many calls of the model there were."""
+    """What random numbers are drawn by: the seed, and how many calls of the model there were."""
 
     seed: int
     calls: int = 0
@@ -169,7 +169,7 @@ class Training:
         return bound_to(self.settings.schedule, len(self.stages), count, self.settings.workers)
 
     def costs(self, schedule: Schedule) -> dict[str, list[float]]:
-        """In flops, of each stage's jobs."""
+        """What each stage's jobs cost, in flops."""
         return in_flops(self.stages.stages, schedule)
 
     def prices(self, schedule: Schedule, count: int) -> dict[str, Cost]:
@@ -229,7 +229,7 @@ class Training:
         return Batch(call, mine, rows, [sizes[b] for b in range(count)], tensors, values=arguments)
 
     def gathered(self, mine: Mapping[int, T]) -> dict[int, T]:
-        """By micro-batch, what all ranks know of theirs."""
+        """What all ranks know of their micro-batches, by micro-batch."""
         told = self.engine.all_gather(mine) if self.settings.local else [mine]
         return {b: value for of_rank in told for b, value in of_rank.items()}
 

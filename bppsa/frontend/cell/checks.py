@@ -119,7 +119,7 @@ def checked(cell: CellFunction, leaves: Sequence[Tensor], spec: Any) -> CellFunc
 
 
 def name_of(cell: Any) -> str:
-    """As a reader would look for it: "decay", "Model.decay", "MinGRU", "lambda (model.py:12)"."""
+    """The name of a cell as a reader would look for it: "decay", "Model.decay", "MinGRU", "lambda (model.py:12)"."""
     while isinstance(cell, functools.partial):
         cell = cell.func
     if isinstance(cell, types.FunctionType) and cell.__name__ == "<lambda>":

@@ -55,7 +55,7 @@ class ScanCall:
 
     @cached_property
     def recomputing(self) -> Recomputing | None:
-        """In the place of the sweep, where not all states are kept."""
+        """What runs in the place of the sweep, where not all states are kept."""
         return None if self.kept_every is None else Recomputing(self.sweep, self.extent, self.kept_every)
 
     def parts(self, tensors: Sequence) -> tuple[Sequence, Sequence, Sequence]:

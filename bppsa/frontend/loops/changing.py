@@ -54,7 +54,7 @@ class Changes:
     tried: bool = False
 
     def narrowed(self, numbers: ChangingNumbers) -> ChangingNumbers | None:
-        """Those of the numbers that change; None where none has."""
+        """The numbers that change, of those given; None where none has."""
         now = exactly(numbers)
         at = self.at | {i for i, one, then in zip(numbers.order, now, self.first, strict=True) if one != then}
         self.tried &= at == self.at

@@ -114,7 +114,7 @@ def check_unchanged(logger: Logger, first: FirstCall) -> None:
 
 
 def raise_if_asked(unsupported: Unsupported) -> None:
-    """With BPPSA_CHECK=1, for a plan that was made and computes something else: that is a bug of ours."""
+    """Raises GradientError with BPPSA_CHECK=1, for a plan that was made and computes something else: a bug of ours."""
     if isinstance(unsupported, Differs) and asked():
         raise GradientError(f"a loop that runs as a scan: {unsupported}; {MEND}") from unsupported
 

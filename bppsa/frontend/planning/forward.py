@@ -42,7 +42,7 @@ def told(decision: Decision, memory: NewtonHistory, solver: Solver | None, *, re
 
 
 def warn_of(solver: Solver | None) -> None:
-    """For graphs, which have no report."""
+    """Warns where the iteration failed in a graph, which has no report."""
     for outcome in solver.outcomes if solver else ():
         if outcome.failure:
             warn_once(f"bppsa: a forward ran step by step, not by Newton's iteration: {outcome.failure}")

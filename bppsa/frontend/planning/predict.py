@@ -95,8 +95,8 @@ def choose_scan(
     ahead: Forward,
     explained: bool,
 ) -> Choice:
-    """For a cell of the user's own; ahead: the forward that is asked for. Only a scan and Newton's iteration depend on
-    how J^T looks, which takes a while to find out."""
+    """Chooses how a scan over a cell of the user's own runs. ahead: the forward that is asked for. Only a scan and
+    Newton's iteration depend on how J^T looks, which takes a while to find out."""
     if device == "cuda" and asked.name == "auto" and of_several_axes(recurrence, dtype):
         return Choice(PYTORCH, UNMEASURED, {})
     asks = explained or (device == "cuda" and (training or ahead.name != "sequential"))
@@ -117,7 +117,7 @@ def of_several_axes(recurrence: Recurrence, dtype: torch.dtype) -> bool:
 
 
 def held(kernel: Kernel) -> Kernel:
-    """With states, and what is saved, of one step: they count as what stays in a cache."""
+    """The kernel with the states of one step, and what it saves in one: they count as what stays in a cache."""
     stay = {b: replace(b, kind=Kind.RUNNING) for b in kernel.buffers if b.kind is Kind.STATE or b.name == "saved"}
     return replace(kernel, buffers=tuple(stay.get(b, b) for b in kernel.buffers))
 

@@ -38,7 +38,7 @@ def machine_of(device: str) -> Machine:
 
 
 def complete(machine: Machine, shipped: Machine) -> Machine:
-    """With the shipped rates of what an older record does not know."""
+    """The record with the shipped rates of what an older one does not know."""
     return replace(machine, rates={**shipped.rates, **machine.rates})
 
 
@@ -71,7 +71,7 @@ def file_name(device: str) -> str:
 
 
 def processor() -> str:
-    """As Linux names it, else as Python does."""
+    """The name of the processor, by Linux or else by Python."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: (.*)$", info.read_text(), re.MULTILINE) if info.exists() else None
     return found[1] if found else platform.processor() or platform.machine()

@@ -86,7 +86,7 @@ def check_functions(kernels: Sequence[Kernel]) -> None:
 
 
 def gpu_kernels(real: str, kernels: Sequence[Kernel]) -> list[TritonKernel | CudaKernel]:
-    """Those of Triton, or of CUDA where this process asks for them (`GPU_PRINTER`)."""
+    """The kernels of Triton, or of CUDA where this process asks for them (`GPU_PRINTER`)."""
     asked = os.environ.get(GPU_PRINTER) or "triton"
     if asked not in GPU_PRINTERS:
         raise MachineError(f"{GPU_PRINTER}={asked!r}; known: {', '.join(GPU_PRINTERS)}")
@@ -97,8 +97,8 @@ def gpu_kernels(real: str, kernels: Sequence[Kernel]) -> list[TritonKernel | Cud
 def reduction_of(
     recurrence: Recurrence, dtype: torch.dtype, inline: bool, device: str, *, diagonal: bool = False
 ) -> Reduction:
-    """For scans over chunks of the recurrence's steps; on a CPU in float64, where it costs twice and not 64 times.
-    diagonal: of `with_diagonals`."""
+    """The reduction for scans over chunks of the recurrence's steps; on a CPU in float64, where it costs twice and not
+    64 times. diagonal: of `with_diagonals`."""
     taken, weights = with_diagonals(recurrence) if diagonal else (recurrence, ())
     structure = structure_of(taken)
     with apart():
@@ -141,7 +141,7 @@ def module_recurrence(mode: str, inputs: int, hidden: int, projection: int, bias
 
 
 def with_structure(decision: Decision, recurrence: Recurrence) -> Decision:
-    """With what J^T looks like, where a scan runs or somebody asked for an explanation."""
+    """The decision with what J^T looks like, where a scan runs or somebody asked for an explanation."""
     asked = explaining() and not patterns.is_too_wide(recurrence)
     if decision.strategy in UNSCANNED and not asked:
         return decision

@@ -110,7 +110,7 @@ def without_kernels(module: Any, decision: Decision, error: BuildError) -> Any:
 
 
 def dtype_of(x: Tensor) -> torch.dtype:
-    """In which it is computed: half precision is rounded once, at the end."""
+    """The dtype in which it is computed: half precision is rounded once, at the end."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 

@@ -51,7 +51,8 @@ def circular_pad(input: Tensor, pad: Sequence[int], mode: str = "constant", valu
 def quantile(
     input: Tensor, q: float | Tensor, dim: int | None = None, keepdim: bool = False, *, interpolation: str = "linear"
 ) -> Any:
-    """Between two of the sorted numbers; of a row with a NaN that. NotImplemented for other forms than one number q."""
+    """The number between two of the sorted ones; NaN for a row with a NaN. NotImplemented for other forms than one
+    number q."""
     if isinstance(q, Tensor) or dim is None or interpolation != "linear" or not 0 <= q <= 1 or not input.dim():
         return NotImplemented
     values, last = torch.sort(input, dim).values, input.shape[dim] - 1

@@ -77,7 +77,7 @@ def slopes_of(node: Any, ones: Tensor) -> list[Any]:
 
 
 def edges_of(node: Any) -> list[tuple[Any, int]]:
-    """From where the arguments of a function come that have a gradient. A backward gives something for each argument,
+    """Where the arguments of a function come from that have a gradient. A backward gives something for each argument,
     autograd has no edge for one that is no tensor."""
     return [edge for edge in node.next_functions if edge[0] is not None]
 

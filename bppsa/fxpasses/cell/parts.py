@@ -83,5 +83,5 @@ class CellPart:
         return self.stepped[node]
 
     def all_steps(self, node: fx.Node) -> fx.Node:
-        """In whichever layout it is known."""
+        """The value of all steps, in whichever layout it is known."""
         return self.made[node] if node in self.made else self.stepped[node]

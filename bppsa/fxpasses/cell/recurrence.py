@@ -111,7 +111,7 @@ class Splitter:
         return self.body.made[node]
 
     def add(self, part: CellPart, node: fx.Node) -> None:
-        """To a part that runs for all steps at once: as one batch where the op treats every row alike."""
+        """Adds a node to a part that runs for all steps at once: as one batch where the op treats every row alike."""
         if self.level[node] == PARAM:
             part.copy(node)
         elif self.stacks(node):
@@ -134,8 +134,8 @@ class Splitter:
         return isinstance(value, Tensor) and value.shape[:1] == (self.rows,)
 
     def narrowing(self, nodes: set[fx.Node]) -> set[fx.Node]:
-        """Those behind the loop that read values of several axes, with all they need: what is read out of a matrix is
-        smaller than the matrix, of which a tail would need that of every step. None where one has no kernel."""
+        """The nodes behind the loop that read values of several axes, with all they need: what is read out of a matrix
+        is smaller than the matrix, of which a tail would need that of every step. None where one has no kernel."""
         wide = [node for node in nodes if any(is_wide(arg) for arg in (node, *node.all_input_nodes))]
         found = self.waiting_for(wide, at_least=CARRY) & nodes
         known = all(has_place_in_a_body(node) and not refuses(self.check_rows, node) for node in found)

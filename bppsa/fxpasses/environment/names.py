@@ -32,13 +32,13 @@ def global_names(code: types.CodeType) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def names_in_module(code: types.CodeType) -> tuple[str, ...]:
-    """Those of them that may be looked up in the function's Python module."""
+    """The names that may be looked up in the function's Python module."""
     return tuple(name for name in global_names(code) if name not in read_by_none_but(code, OF_OBJECTS))
 
 
 @functools.lru_cache(maxsize=1024)
 def names_of_objects(code: types.CodeType) -> frozenset[str]:
-    """Those of them that may be attributes of something."""
+    """The names that may be attributes of something."""
     found = set(global_names(code)) - read_by_none_but(code, OF_GLOBALS)
     matches = any(i.opname == "MATCH_CLASS" for inner in codes(code) for i in dis.get_instructions(inner))
     return frozenset(found | {PATTERNS} if matches else found)

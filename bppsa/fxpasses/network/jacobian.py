@@ -70,7 +70,7 @@ class JacobianWalk:
             self.cotangents.setdefault(stream, torch.full(value.shape, 0.0, dtype=value.dtype))
 
     def step(self, node: fx.Node, g: Tensor) -> None:
-        """From the cotangent of an op's output to those of its operands."""
+        """Goes from the cotangent of an op's output to those of its operands."""
         if node.target is aten.mm.default:
             return self.matmul(node, g)
         rule = rule_of(node.target)

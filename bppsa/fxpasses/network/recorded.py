@@ -68,7 +68,7 @@ def between(start: fx.Node, end: fx.Node) -> list[fx.Node]:
 
 
 def leading(links: Sequence[Link], end: int) -> list[Link]:
-    """Those from which a gradient at value `end` comes: not each op on the way has one."""
+    """The links from which a gradient at value `end` comes: not each op on the way has one."""
     reached, found = {end}, []
     for link in reversed(links):
         if link.target in reached:

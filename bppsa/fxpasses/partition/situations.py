@@ -25,7 +25,7 @@ def situation_of(model: nn.Module, arguments: Sequence[Any]) -> Situation:
 
 
 def opened(model: nn.Module) -> Iterator[nn.Module]:
-    """Those whose forward is in the graph."""
+    """The modules whose forward is in the graph."""
     waiting = [model]
     while waiting:
         module = waiting.pop()
@@ -34,6 +34,6 @@ def opened(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def dtypes_of(model: nn.Module) -> set[torch.dtype]:
-    """Those of its Parameters."""
+    """The dtypes of its Parameters."""
     tables = [module._parameters for module in modules_in(model).values()]
     return {parameter.dtype for table in tables for parameter in table.values() if parameter is not None}

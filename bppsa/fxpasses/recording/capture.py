@@ -80,7 +80,7 @@ def record(
 
 
 def copied(recording: Recording) -> Recording:
-    """With a graph of its own, to be changed. Stand-ins are shared."""
+    """The recording with a graph of its own, to be changed. Stand-ins are shared."""
     graph, own = fx.Graph(), dict[fx.Node, fx.Node]()
     graph.graph_copy(recording.graph, own)
     captured = tuple((tensor, own[node]) for tensor, node in recording.captured)

@@ -19,7 +19,7 @@ torch.library.register_vmap(
 
 
 def one_hot(input: Tensor, num_classes: int = -1) -> Any:
-    """In the place of F.one_hot; NotImplemented where the number of classes is the largest number that is given."""
+    """Stands in for F.one_hot; NotImplemented where the number of classes is the largest number that is given."""
     return ONE_HOT(input, num_classes) if num_classes > 0 else NotImplemented
 
 

@@ -50,7 +50,7 @@ def constant_pad(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
 
 
 def filled(like: Tensor, dim: int, count: int, value: float) -> Tensor:
-    """With as many rows as `like`, however many these are."""
+    """A tensor of `count` along the dimension, with as many rows as `like`, however many these are."""
     if like.shape[dim] == 0:
         return like.new_full([count if d == dim else n for d, n in enumerate(like.shape)], value)
     one = like.narrow(dim, 0, 1)

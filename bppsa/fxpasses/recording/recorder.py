@@ -172,7 +172,7 @@ class Recorder(TorchDispatchMode):
         return numbers_rows(made.target, made.args, len(x)) or is_numbering(node, len(x))
 
     def resolved(self, func: Any, tensor: Tensor) -> Tensor:
-        """In the place of a view whose numbers are to be conjugated or negated when they are read."""
+        """What stands for a view whose numbers are to be conjugated or negated when they are read."""
         with self:
             result = theirs(LAZY[func], tensor)
         self.aliases.may_share("changes in place what may share memory with its conjugate", tensor, result)

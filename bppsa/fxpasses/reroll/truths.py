@@ -36,7 +36,8 @@ def read_truths(log: Log) -> list[LoggedValue]:
 
 
 def decided_alike(reads: Sequence[ReadTruth]) -> list[list[ReadTruth]]:
-    """Those that decide as one: all, or all but one at an end, as where a state is all zeros before the first step."""
+    """The groups of reads that decide as one: all, or all but one at an end, as where a state is all zeros before the
+    first step."""
     runs = [list(run) for _, run in groupby(reads, lambda read: read.holds)]
     at_ends = [run for run in (runs[0], runs[-1]) if len(run) == 1]
     if len(runs) > 1 + min(len(at_ends), len(runs) - 1):

@@ -140,8 +140,8 @@ def of_row(node: fx.Node, size: MagnitudeBound, *dims: Any) -> MagnitudeBound:
 
 
 def divided(node: fx.Node, a: MagnitudeBound, b: MagnitudeBound) -> MagnitudeBound:
-    """By a number, or by a tensor that the cell closes over, which is looked at before each call: PyTorch raises an
-    error for a zero."""
+    """The bound of a quotient, by a number, or by a tensor that the cell closes over, which is looked at before each
+    call: PyTorch raises an error for a zero."""
     divisor = node.args[1]
     role = divisor.meta.get("role") if isinstance(divisor, fx.Node) else None
     if divisor == 0 or (isinstance(divisor, fx.Node) and (role is None or role.kind != "param")):

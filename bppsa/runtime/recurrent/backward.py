@@ -76,7 +76,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 def side_by_side(sweep: Sweep, division: Division, asked: Asked) -> Gradients:
-    """By kernels that know no chunks: each is given a row of its own."""
+    """Runs kernels that know no chunks: each chunk is given a row of its own."""
     extent, reduction = asked.extent, sweep.reduction()
     chunks = Chunks(extent, division.length, division.count)
     private = {name: chunks.cut(tensor) for name, tensor in asked.passed.private.items()}
@@ -99,7 +99,7 @@ def side_by_side(sweep: Sweep, division: Division, asked: Asked) -> Gradients:
 
 
 def in_place(sweep: Sweep, division: Division, asked: Asked) -> Gradients:
-    """By kernels that find the chunks of a whole sequence themselves."""
+    """Runs kernels that find the chunks of a whole sequence themselves."""
     assert sweep.boundaries is not None
     extent, reduction = asked.extent, sweep.reduction()
     running = reduction.start(division.count * extent.rows, extent.device)  # chunk by chunk, in the order of time

@@ -61,7 +61,7 @@ def difference(ours: Tensor, theirs: Tensor, may_stray: Tensor, largest: float) 
 
 
 def norm(tensor: Tensor) -> float:
-    """In float64, where squares of smaller floats do not overflow."""
+    """The norm in float64, where squares of smaller floats do not overflow."""
     return tensor.double().norm().item()
 
 

@@ -61,7 +61,7 @@ class Shots(ABC):
 
     @abstractmethod
     def result(self, *, save: bool) -> Passed:
-        """As one sweep over all steps leaves it."""
+        """What one sweep over all steps would leave."""
 
     def corrections(self, residual: Tensor) -> Tensor:
         """d_c of every chunk, in the reduction's dtype. residual: r_c, of the last chunk 0."""
@@ -82,7 +82,7 @@ class Shots(ABC):
         return found
 
     def along(self, chunks: Tensor) -> Tensor:
-        """From the order of time to that of the recurrence, and back."""
+        """Turns chunks from the order of time to that of the recurrence, and back."""
         return chunks.flip(0) if self.extent.reverse else chunks
 
     def asked(self, passed: Passed, sources: Given, extent: Extent) -> Asked:
@@ -91,7 +91,7 @@ class Shots(ABC):
 
 
 class AsRows(Shots):
-    """By kernels that know no chunks, or for packed batches: chunks are rows of a shorter call."""
+    """Runs kernels that know no chunks, or packed batches: chunks are rows of a shorter call."""
 
     @cached_property
     def chunks(self) -> Chunks:
@@ -131,7 +131,7 @@ class AsRows(Shots):
         return Passed(tuple(outputs), tuple(map(outer.end, states)), tuple(states), private)
 
     def visited(self, rows: Tensor) -> Tensor:
-        """With zeros where a packed row has ended: there stands the carry that its next chunk began with."""
+        """The rows with zeros where a packed one has ended: there stands the carry that its next chunk began with."""
         if self.extent.lengths is None:
             return rows
         ended = torch.arange(self.extent.steps).unsqueeze(1) >= self.extent.lengths
@@ -139,8 +139,8 @@ class AsRows(Shots):
 
 
 class InPlace(Shots):
-    """By kernels that find the chunks of a whole sequence themselves. A state is [C, L + 1, B, n], chunks in the order
-    of time, each with the row that enters it."""
+    """Runs kernels that find the chunks of a whole sequence themselves. A state is [C, L + 1, B, n], chunks in the
+    order of time, each with the row that enters it."""
 
     @cached_property
     def kernel(self) -> Kernel:

@@ -80,7 +80,7 @@ class Solver:
     outcomes: list[Convergence] = field(default_factory=list)
 
     def of(self, sweep: Sweep, at: Hashable) -> Callable[..., Passed]:
-        """In the place of `sweep.forward`. at: which of the call's passes it is."""
+        """What runs in the place of `sweep.forward`. at: which of the call's passes it is."""
         return functools.partial(self.run, sweep, at)
 
     def run(
@@ -149,7 +149,7 @@ def wrong_of(shots: Shots, leaving: Tensor, entering: Tensor) -> tuple[Tensor, f
 
 
 def iterate(shots: Shots, entering: Tensor, forward: Forward) -> tuple[Convergence, Tensor]:
-    """From a guess of what enters each chunk to what does; leaves `shots` at its last sweep."""
+    """Goes from a guess of what enters each chunk to what does; leaves `shots` at its last sweep."""
     eps = torch.finfo(entering.dtype).eps
     tolerance = CONVERGED * eps if forward.tolerance is None else forward.tolerance
     floor = 0.0 if forward.tolerance is not None else AT_FLOOR * eps

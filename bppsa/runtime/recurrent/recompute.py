@@ -47,7 +47,7 @@ class Recomputing:
         return Stretches(self.extent.steps, self.extent.rows, self.length, self.extent.reverse, along)
 
     def forward(self, sources: Given, carries: Given, params: Sequence[Tensor]) -> Passed:
-        """As `Sweep.forward`, with states [T / k, B, n] that enter every k-th step; private are the streams."""
+        """Does as `Sweep.forward`, with states [T / k, B, n] that enter every k-th step; private are the streams."""
         sweep, extent, kernel = self.sweep, self.extent, self.sweep.program.inference
         sweep.prepare([kernel, *sweep.program.recomputing])
         states = sweep.started(kernel, carries, extent)

@@ -31,7 +31,8 @@ def gradients(
     depends: Sequence[Any],
     brought: Sequence[Sequence[Tensor]],
 ) -> list[Tensor | None]:
-    """Those of inputs and parameters, `tensors`, that are needed. depends, brought: of each step, in that forward."""
+    """The gradients of inputs and parameters, `tensors`, that are needed. depends, brought: of each step, in that
+    forward."""
     again = partial(forward, region, depends, brought)
     return gradients_through(again, tensors, grads, needs, create_graph=torch.is_grad_enabled())
 

@@ -17,7 +17,7 @@ class Stopped(WorkerError):
 
 
 class Transport(Protocol):
-    """Between the workers of one step. A value is a pytree of tensors and other objects that pickle.
+    """Carries values between the workers of one step. A value is a pytree of tensors and other objects that pickle.
 
     All threads of a worker use one transport. Where a worker has failed, every call of all others raises Stopped within
     seconds, those that wait as well.
@@ -40,4 +40,4 @@ class JobWork(Protocol):
     """What jobs do, apart from who runs them, when, and what goes between them."""
 
     def run(self, action: Action, inputs: Sequence[Any]) -> Sequence[Any]:
-        """From what the job reads to what it writes, in these orders."""
+        """Runs a job: from what it reads to what it writes, in these orders."""

@@ -29,7 +29,8 @@ _Address = bytes | tuple[str, int]  # the name of a socket, or a host and a port
 
 
 class Connections(NamedTuple):
-    """By rank. words: to the neighbours in the ring of ranks, for what is seldom read."""
+    """The connections to other ranks, by rank. words: to the neighbours in the ring of ranks, for what is seldom
+    read."""
 
     lines: dict[int, socket.socket]
     words: dict[int, socket.socket]

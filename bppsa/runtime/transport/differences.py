@@ -20,7 +20,7 @@ class Signatures:
         self.known = {number: known for number, known in self.known.items() if number >= step}
 
     def add(self, step: int, rank: int, signature: bytes) -> str:
-        """In what it differs from the others', "" where it does not."""
+        """Says in what a signature differs from the others', "" where it does not."""
         known = self.known.setdefault(step, {})
         known[rank] = signature
         if len(set(known.values())) == 1:

@@ -31,7 +31,7 @@ class Frame(NamedTuple):
     tail: tuple[Bytes, ...] = ()
 
     def buffers(self) -> list[memoryview]:
-        """As it goes over the wire."""
+        """The frame as it goes over the wire."""
         size = len(self.body) + sum(len(buffer) for buffer in self.tail)
         head = _HEAD.pack(self.kind, self.step, self.number, size)
         return [memoryview(head + bytes(self.body)), *(memoryview(buffer) for buffer in self.tail)]
@@ -106,7 +106,7 @@ class Line:
         return count > 0
 
     def frames(self) -> list[Frame]:
-        """Those that are there as a whole."""
+        """The frames that are there as a whole."""
         found, at = [], 0
         while self.unfinished is None and len(self.unread) - at >= _HEAD.size:
             kind, step, number, size = _HEAD.unpack_from(self.unread, at)

@@ -273,7 +273,7 @@ class GroupTransport:
             self._failures.failed(step, f"the ranks run step {step} on different work; {differing}")
 
     def _lost_group(self, peer: int, error: RuntimeError) -> None:
-        """In a thread of the carrier. Where the peer is gone, its closed connection says more."""
+        """Called in a thread of the carrier. Where the peer is gone, its closed connection says more."""
         with self._changed:
             if self._failures.gone_soon(peer):
                 return

@@ -66,7 +66,7 @@ class Watch:
         self._say(self._lines[peer], frame)
 
     def mention(self, peer: int, frame: Frame) -> None:
-        """To a neighbour, which hears it at the latest when this rank is gone."""
+        """Sends to a neighbour, which hears it at the latest when this rank is gone."""
         self._say(self._words[peer], frame)
 
     def _say(self, line: Line, frame: Frame) -> None:
@@ -91,7 +91,7 @@ class Watch:
             self._thread.join(timeout=_GOODBYE + 1)
 
     def forget(self) -> None:
-        """In a forked child: closes its copies, or a killed parent would seem to live on."""
+        """Closes the copies of a forked child, or a killed parent would seem to live on."""
         self._closing = True
         for line in self._all:
             line.connection.close()

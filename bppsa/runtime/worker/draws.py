@@ -38,7 +38,7 @@ class Seed:
 
 
 class Drawing(nn.Module):
-    """In the place of an op that draws: `run` is what the op calls, a module or a function. op: its number among the
+    """Stands for an op that draws: `run` is what the op calls, a module or a function. op: its number among the
     ops of the whole model."""
 
     def __init__(self, run: Callable[..., Any], op: int) -> None:
@@ -67,7 +67,7 @@ def drawing_from(seed: Seed | None) -> Iterator[None]:
 
 
 def seed_here() -> Seed | None:
-    """That this thread draws from; None where that is torch's own generator."""
+    """The seed that this thread draws from; None where that is torch's own generator."""
     seed: Seed | None = getattr(_job, "seed", None)
     return seed
 

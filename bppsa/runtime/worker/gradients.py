@@ -32,7 +32,7 @@ class GradientSum:
                     self.own.add(name)
 
     def take(self, names: Collection[str]) -> tuple[Grads, set[str]]:
-        """Those of some weights, which it gives up, and which of them were its own."""
+        """The gradients of some weights, which it gives up, and which of them were its own."""
         return {name: self.grads.pop(name) for name in names if name in self.grads}, self.own.intersection(names)
 
     def result(self) -> Grads:

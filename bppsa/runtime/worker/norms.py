@@ -31,7 +31,7 @@ class NormMoments(NamedTuple):
 
 
 def norms_of(module: nn.Module) -> list[tuple[str, _NormBase]]:
-    """Those that keep statistics. Raises PartitionError for one that reads other workers' batches."""
+    """The norms that keep statistics. Raises PartitionError for one that reads other workers' batches."""
     found = [(path, m) for path, m in module.named_modules() if isinstance(m, _NormBase)]
     for path, norm in found:
         if isinstance(norm, nn.SyncBatchNorm):
@@ -93,7 +93,7 @@ def check(path: str, norm: Any, args: Any, kwargs: Any) -> None:
 
 
 def lend(norm: Any) -> None:
-    """With momentum 1 a norm writes the batch's own statistics over the running ones: give it some to write over."""
+    """Gives a norm statistics to write over: with momentum 1 it writes the batch's own over the running ones."""
     norm.momentum = 1.0
     norm.running_mean, norm.running_var = torch.zeros_like(norm.running_mean), torch.ones_like(norm.running_var)
     norm.num_batches_tracked = torch.zeros_like(norm.num_batches_tracked)

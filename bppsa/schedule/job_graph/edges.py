@@ -12,14 +12,14 @@ from bppsa.schedule.job_graph.spec import B, F, Job, Jobs, Schedule, W
 
 
 def input_edges(schedule: Schedule, jobs: Grid | Listed) -> Iterator[tuple[int, int]]:
-    """Those along which data goes."""
+    """The edges along which data goes."""
     if schedule.inputs is not None:
         return named("inputs", schedule.inputs, jobs)
     return along_the_chain(jobs) if isinstance(jobs, Grid) else named("inputs", chain_inputs(jobs), jobs)
 
 
 def order_edges(schedule: Schedule, jobs: Grid | Listed) -> Iterator[tuple[int, int]]:
-    """Those of pred."""
+    """The edges of pred."""
     return iter(()) if schedule.pred is None else named("pred", schedule.pred, jobs)
 
 

@@ -57,7 +57,7 @@ def normalised(x: Tensor, count: int, mean: Tensor, rstd: Tensor) -> tuple[Tenso
 
 
 def of_parameters(hat: Tensor, w: Tensor | None, b: Tensor | None, shape: Sequence[int]) -> list[AcrossRows]:
-    """Those of weight and bias, as far as they are there; with `shape` they broadcast to hat, [B, *n]."""
+    """The operators of weight and bias, as far as they are there; with `shape` they broadcast to hat, [B, *n]."""
 
     def summed(times: Callable[[Tensor], Tensor], parameter: Tensor) -> AcrossRows:
         return AcrossRows(lambda g: times(g).sum_to_size(shape).reshape(parameter.shape).to(g.dtype))

@@ -32,7 +32,7 @@ class ColumnUnits:
 
 
 def units_of(kernel: Kernel) -> ColumnUnits:
-    """As many units as there can be."""
+    """The units of a kernel, as many as there can be."""
     return found(kernel, LEAST)
 
 

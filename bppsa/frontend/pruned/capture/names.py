@@ -107,17 +107,17 @@ def followed(value: Any) -> Iterator[type | FunctionType | partial[Any]]:
 
 
 def may_change(cls: type) -> bool:
-    """A class of the user's, or one that we have made of another."""
+    """Whether a class is the user's, or one that we have made of another."""
     return "_bppsa_before" in vars(cls) or cls.__module__.partition(".")[0] not in NOT_THE_USERS
 
 
 def methods(cls: type) -> list[str]:
-    """Names of those that may become others."""
+    """The names of the methods that may become others."""
     own = vars(cls)
     return [name for name in (own if may_change(cls) else OF_PYTORCH) if function_of(own.get(name)) is not None]
 
 
 def function_of(method: Any) -> FunctionType | None:
-    """That a class calls for it; None for what is no method."""
+    """The function that a class calls for it; None for what is no method."""
     inner = method.fget if isinstance(method, property) else getattr(method, "__func__", method)
     return inner if isinstance(inner, FunctionType) else None

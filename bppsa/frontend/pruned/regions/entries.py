@@ -45,7 +45,7 @@ class KeptEntries:
         return shown.keep
 
     def __call__(self) -> Entries:
-        """Those of the masks shown last."""
+        """The entries of the masks shown last."""
         shown, made = self._shown, self._made
         assert shown is not None, "masks are shown first"
         if made is None or made[0] is not shown:

@@ -111,7 +111,8 @@ def finish(draft: Draft, inside: list[fx.Node], start: int, ended: Reason | None
 
 
 def format_of(node: fx.Node) -> torch.memory_format:
-    """As the input had them, channels may come last in memory: somebody may ask, or see it by a view."""
+    """The memory format of what a node gave. Channels may come last, as in the input: somebody may ask, or see it by a
+    view."""
     value = node.meta.get("example_value")
     if not isinstance(value, Tensor) or value.dim() != 4 or value.shape[1] == 1:
         return torch.contiguous_format

@@ -49,7 +49,8 @@ def changes_state(function: Any) -> bool:
 
 
 def leave_modes(known: dict[fx.Node, Any], grad: bool) -> None:
-    """Those entered by nodes of `known`, what those nodes gave whose value is yet to be read, and the grad mode."""
+    """Leaves the modes entered by nodes of `known`, what those nodes gave whose value is yet to be read, and the grad
+    mode."""
     for node in reversed(list(known)):
         if node.target in LEAVE:
             LEAVE[node.target](known[node])

@@ -96,7 +96,7 @@ def is_number(node: fx.Node) -> bool:
 
 
 def symbols_of(node: fx.Node) -> frozenset[Any]:
-    """Those that TorchDynamo has for what differs between calls: a number, or some, or the sizes of a tensor."""
+    """The symbols that TorchDynamo has for what differs between calls: a number, or some, or the sizes of a tensor."""
     from torch.fx.experimental.symbolic_shapes import free_symbols  # imports sympy
 
     value = node.meta.get("example_value")

@@ -102,7 +102,7 @@ def alike(a: Tensor, b: Tensor) -> bool:
 
 
 def depends(node: fx.Node, moves: Any) -> list[bool]:
-    """For each leaf of a node's arguments, whether `moves` says so of it."""
+    """Whether `moves` says so, for each leaf of a node's arguments."""
     leaves = tree_leaves((node.args, node.kwargs))
     return [isinstance(leaf, fx.Node) and bool(moves(leaf)) for leaf in leaves]
 

@@ -91,7 +91,7 @@ def number(arg: fx.Node, node: fx.Node, level: dict[fx.Node, int]) -> tuple[Any,
 
 
 def common_dtype(node: fx.Node) -> torch.dtype | None:
-    """In which an op computes; None where it does not compute with real numbers."""
+    """The dtype in which an op computes; None where it does not compute with real numbers."""
     if node.meta["val"].is_floating_point():
         return node.meta["val"].dtype
     values = [arg.meta["val"] for arg in node.all_input_nodes]

@@ -201,7 +201,7 @@ def promoted(value: Tensor, like: Tensor) -> Tensor:
 
 
 def finished(result: Any, like: Tensor) -> Any:
-    """With parts of the value's size, in the dtype of its parts; numbers are made where a tensor is."""
+    """The result with parts of the value's size, in the dtype of its parts; numbers are made where a tensor is."""
     if result is NotImplemented:
         return result
     dtype = of_real(like.dtype)

@@ -68,6 +68,6 @@ def is_truth(node: Any) -> bool:
 
 
 def dtype_of(user: fx.Node) -> torch.dtype | None:
-    """In which a pointwise op computes, or to which another converts; None of others."""
+    """The dtype in which a pointwise op computes, or to which another converts; None of others."""
     value, known = user.meta["val"], is_pointwise(user.target) or user.target is aten._to_copy.default
     return value.dtype if known and value.is_floating_point() else None

@@ -43,7 +43,7 @@ class Arguments:
 
     @property
     def leaves(self) -> list[Any]:
-        """Those of the examples."""
+        """The leaves of the examples."""
         return tree_leaves(list(self.examples))
 
     @property

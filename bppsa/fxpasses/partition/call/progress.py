@@ -11,7 +11,7 @@ from torch import nn
 
 @contextmanager
 def telling(model: nn.Module, what: str) -> Iterator[None]:
-    """That this is being done with the model, within the block. Nothing where standard error is no terminal."""
+    """Tells what is being done with the model, within the block. Nothing where standard error is no terminal."""
     shown = sys.stderr.isatty()
     if shown:
         sys.stderr.write(f"\r\033[Kbppsa: {type(model).__name__}: {what}")

@@ -50,7 +50,7 @@ def batched(
 
 
 def along(rows: Any, others: Symbols, known: dict[sympy.Symbol, int], guards: Sequence[sympy.Basic]) -> Symbols:
-    """Those of the others without which the number of rows cannot change, by what the forward decided."""
+    """The symbols, of the others, without which the number of rows cannot change, by what the forward decided."""
     if not isinstance(rows, sympy.Symbol) or len(others) > MOST:
         return frozenset()
     decided = [guard for guard in guards if guard.free_symbols <= known.keys() and guard.free_symbols & {rows, *others}]

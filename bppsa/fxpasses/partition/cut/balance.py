@@ -51,7 +51,7 @@ def balanced(
 
 
 def levelled(costs: Sequence[float], speeds: Sequence[float]) -> tuple[list[Floats], float]:
-    """For each stage the times at which costs end, none counted above the slowest stage of the most even cut of these,
+    """The times at which costs end on each stage, none counted above the slowest stage of the most even cut of these,
     and that stage's time."""
     low, high = 0.0, sum(costs) / min(speeds)
     for _ in range(STEPS):
@@ -61,7 +61,7 @@ def levelled(costs: Sequence[float], speeds: Sequence[float]) -> tuple[list[Floa
 
 
 def ends_of(costs: Sequence[float], speeds: Sequence[float], most: float) -> list[list[float]]:
-    """For each stage: when each cost ends where it runs them all, a cost taking at most `most`."""
+    """When each cost ends on each stage, if it runs them all, a cost taking at most `most`."""
     found = {speed: [0.0, *accumulate(min(cost / speed, most) for cost in costs)] for speed in set(speeds)}
     return [found[speed] for speed in speeds]
 
@@ -75,7 +75,7 @@ def fits(times: Sequence[list[float]], limit: float) -> bool:
 
 
 def first_starts(ends: Floats, limit: float) -> npt.NDArray[np.int64]:
-    """For each end, the first start of a stage that is no larger than the limit."""
+    """The first start, by end, of a stage that is no larger than the limit."""
     return np.searchsorted(ends, ends - limit * (1 + ROUNDING), side="left")
 
 

@@ -77,8 +77,9 @@ def is_tied(node: fx.Node, written: dict[StorageWeakRef, fx.Node]) -> bool:
 
 
 def overwritten(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    """Those whose value others read before it is changed in place, or that is changed through a view of it: where the
-    value is a view too, as a linear layer's of three dimensions is, autograd goes past it to what both are views of."""
+    """The nodes whose value others read before it is changed in place, or that is changed through a view of it: where
+    the value is a view too, as a linear layer's of three dimensions is, autograd goes past it to what both are views
+    of."""
     holders: dict[StorageWeakRef, list[fx.Node]] = {}
     read: set[StorageWeakRef] = set()
     found: set[fx.Node] = set()

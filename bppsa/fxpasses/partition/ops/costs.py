@@ -47,7 +47,7 @@ GATHERS = frozenset((aten.embedding, aten._embedding_bag, aten.index, aten.index
 
 
 def flops_of(op: Any, args: Any, kwargs: Mapping[str, Any], out: Any) -> float:
-    """Those of matrix products and the like, and one for each element written."""
+    """The flops of matrix products and the like, and one for each element written."""
     flops = product_flops(op, args, kwargs, out)
     return flops if op.is_view else flops + sum(tensor.numel() for tensor in tensors_in(out))
 

@@ -49,7 +49,7 @@ class ChangesInPlace:
         return self.logger.emit(ATTACHED, [new, old, slope], (((None, None, None), ()), old))
 
     def check_disjoint(self, changed: Tensor, others: Sequence[Tensor], name: str) -> None:
-        """That what is read was not changed meanwhile: pieces of one split are apart."""
+        """Checks that what is read was not changed meanwhile: pieces of one split are apart."""
         here = self.logger.memory.places[marked_geometry(changed)]
         for other in others:
             there = self.logger.memory.places[marked_geometry(other)]

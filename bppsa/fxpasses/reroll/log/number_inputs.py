@@ -72,7 +72,7 @@ SPELLED: Mapping[tuple[Any, ...], Callable[[NumberInputs, OpCall, LoggedValue], 
 
 
 def dtype_of(call: OpCall, out: Any) -> torch.dtype | None:
-    """In which the op would take the number; None where that is no real one."""
+    """The dtype in which the op would take the number; None where that is no real one."""
     if not isinstance(out, Tensor) or not call.leaves or not isinstance(call.leaves[0], LoggedValue):
         return None
     dtype = out.dtype

@@ -56,7 +56,7 @@ def bound_in(node: ast.AST) -> set[str]:
 
 
 def blocks(definition: ast.FunctionDef) -> Iterator[list[ast.stmt]]:
-    """Those that run once in a call at most."""
+    """The blocks of a function that run once in a call at most."""
     todo = [definition.body]
     while todo:
         body = todo.pop()

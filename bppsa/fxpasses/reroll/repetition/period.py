@@ -68,7 +68,7 @@ def candidates(c: np.ndarray, least: int) -> list[int]:
 
 
 def distances(c: np.ndarray, least: int) -> list[int]:
-    """Those that explain most ops, and the most frequent ones."""
+    """The distances that explain most ops, and the most frequent ones."""
     order = np.argsort(c, kind="stable")
     same = c[order][1:] == c[order][:-1]
     found, counts = np.unique((order[1:] - order[:-1])[same], return_counts=True)

@@ -108,7 +108,7 @@ Tag = Any  # Made within the run, a LoggedValue from outside, a number, or None 
 
 
 def tags_of(ops: Sequence[LoggedOp], start: int, period: int, steps: int) -> list[list[list[Tag]]]:
-    """By op of a step, leaf and step."""
+    """The tags by op of a step, leaf and step."""
     return [
         [
             [tag(ops[start + k * period + j].leaves[slot], start, period, k) for k in range(steps)]

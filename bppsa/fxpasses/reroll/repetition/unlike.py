@@ -32,8 +32,8 @@ def unlike(loop: WrittenLoop | None) -> Reason:
 
 
 def in_a_row(steps: Sequence[list[int]]) -> str:
-    """That too few of the steps do the same as those before them: one by one, or a period of them that is most of all.
-    How many is not told, as what a step does before its cut counts for the step before."""
+    """Says that too few of the steps do the same as those before them: one by one, or a period of them that is most of
+    all. How many is not told, as what a step does before its cut counts for the step before."""
     known: dict[tuple[int, ...], int] = {}
     run = longest([known.setdefault(tuple(step), len(known)) for step in steps], FEWEST)
     if run is None or run.stop - run.start >= LEAST_STEPS * run.period:

@@ -27,7 +27,7 @@ class ScaledRows:
 
     @staticmethod
     def of(values: Tensor, exponents: Tensor | int = 0) -> ScaledRows:
-        """With the largest value of each row brought into [1/2, 1), where it is finite."""
+        """The rows with the largest value of each brought into [1/2, 1), where it is finite."""
         largest = values.abs().amax(-1)
         ordinary = largest.isfinite() & (largest > 0)
         shift = torch.where(ordinary, torch.frexp(largest).exponent, 0)

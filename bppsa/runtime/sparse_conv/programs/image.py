@@ -27,7 +27,7 @@ class ImageShape:
         return self.height * self.width
 
     def sizes(self, dims: int) -> torch.Size:
-        """Those of a tensor of 2 or 4 dimensions."""
+        """The sizes of a tensor of 2 or 4 dimensions."""
         return torch.Size((self.samples, self.channels, self.height, self.width)[:dims])
 
     def flat(self) -> ImageShape:

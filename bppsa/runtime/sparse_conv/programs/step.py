@@ -77,11 +77,11 @@ class RegionStep(ABC):
         return ()
 
     def reads_again(self, brought: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Those of the call's own that its backward reads too, in which nobody may change anything until then."""
+        """The tensors of the call's own that its backward reads too, in which nobody may change anything until then."""
         return ()
 
     def reads(self, inputs: Sequence[bool], params: Sequence[bool]) -> tuple[Sequence[bool], Sequence[bool]]:
-        """Those of its inputs and parameters in which nobody may change anything until the backward has run: what
+        """Its inputs and parameters in which nobody may change anything until the backward has run: what
         PyTorch's reads. inputs, params: whether a gradient goes to each."""
         return (False,) * len(inputs), (False,) * len(params)
 

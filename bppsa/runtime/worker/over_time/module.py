@@ -34,7 +34,7 @@ class ModuleCall:
         return [getattr(self.module, name) for name in names]
 
     def advance(self, y: Tensor, finals: Sequence[Tensor], op: int) -> None:
-        """From a layer's results, [T, B, n] and [B, n] each, to the next layer. op: whose masks are drawn."""
+        """Goes on from a layer's results, [T, B, n] and [B, n] each, to the next layer. op: whose masks are drawn."""
         self.finals.append(finals)
         self.x = y if self.ended else Drawing(nn.functional.dropout, op)(y, self.module.dropout, self.module.training)
 

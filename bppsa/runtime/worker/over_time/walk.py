@@ -46,7 +46,7 @@ class ChunkWalk(fx.Interpreter):
         raise AssertionError(call)
 
     def go_on(self, value: Any) -> None:
-        """With what the call at which it stands gives."""
+        """Goes on with what the call at which it stands gives."""
         self.put(self.at, value)
 
     def end(self) -> tuple[Any, ...]:
@@ -88,7 +88,7 @@ class ChunkWalk(fx.Interpreter):
             self.found.pop(key, None)
 
     def back(self, tensors: Given, cotangents: Given) -> None:
-        """From tensors, through the piece that made them, to the leaves and weights that it read."""
+        """Goes back from tensors, through the piece that made them, to the leaves and weights that it read."""
         ends = [(t, g) for t, g in zip(tensors, cotangents, strict=True) if g is not None and wants_gradient(t)]
         if not ends:
             return
