@@ -135,7 +135,7 @@ def plan(
     return JacobianPlan(run, x.shape, x.dtype, x.device, report, again)
 
 
-# By the identity of a model, as long as it lives. An entry holds the tensors that its key knows by their ids.
+# Plans by the identity of their model, as long as it lives. An entry holds the tensors that its key knows by their ids.
 _plans = WeakIdKeyDictionary()
 KEPT = 16  # plans of one model
 

@@ -29,7 +29,8 @@ class OperationRates:
     flops: float
 
 
-# Of eager PyTorch, one operation issued after the other from Python. Two cores of an AMD EPYC; the GPU's are estimates.
+# The rates of eager PyTorch, which issues one operation after the other from Python, on two cores of an AMD EPYC; the
+# GPU's are estimates.
 MACHINES = {"cpu": OperationRates(issue=5, step=0, flops=5e4), "cuda": OperationRates(issue=6, step=4, flops=1e7)}
 
 

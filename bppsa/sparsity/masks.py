@@ -27,7 +27,7 @@ def pruned(operator: TransposedJacobian, mask: Tensor) -> TransposedJacobian:
     return operator
 
 
-# By identity, as long as the mask lives; whoever holds one keeps it as it is.
+# Patterns by the identity of their masks, as long as these live; whoever holds a pattern keeps it as it is.
 _patterns: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 _transposed: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
 

@@ -32,8 +32,8 @@ PROBE = """
 #endif
 extern "C" double probe(double x) { return std::sqrt(x); }
 """
-# Of a kernel of very many ops, in which a compiler goes over one long function again and again: a third of the time,
-# and machine code that takes 3 % longer, because its vectors are written down as such.
+# Flags for a kernel of very many ops, in which a compiler goes over one long function again and again: it takes a third
+# of the time, and its machine code 3 % longer, because its vectors are written down as such.
 LONG_TEXT, LONG_FLAGS = 120_000, ("-O1",)
 COMPILERS = ("c++", "g++", "clang++")
 LONGEST_BUILD_S = 300.0

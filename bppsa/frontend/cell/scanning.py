@@ -24,7 +24,7 @@ from bppsa.plan.strategy import AUTO, Strategy, strategy_of
 from bppsa.plan.work import PYTORCH
 from bppsa.runtime.recurrent import reference
 
-# Of a model that is recorded as a chain and calls `scan`.
+# Why a model that is recorded as a chain is cut where it calls `scan`.
 OWN_CHAIN = Reason("a bppsa.scan is a chain of its own", mend="it follows the strategy by itself")
 
 

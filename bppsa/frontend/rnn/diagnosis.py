@@ -17,7 +17,8 @@ from bppsa.frontend.rnn.shapes import shapes_of, weights_of
 from bppsa.frontend.state import state_of
 
 _STATES = ("h0", "c0")
-# Of PyTorch's own forward: what is no tensor has no such attribute, or is refused by the function it is given to.
+# Ours for what PyTorch's forward raises over arguments that are no tensors: these lack an attribute, or the function
+# that they are given to refuses them.
 KINDS: dict[type[Exception], type[BppsaError]] = {
     **OURS,
     AttributeError: InputKindError,

@@ -21,7 +21,7 @@ from bppsa.fxpasses.recording.row_elements import made_by
 from bppsa.fxpasses.theirs import theirs
 
 aten = torch.ops.aten
-# What these are of tells as much as their truth value, and may have a row for each of the batch.
+# The operand of these tells as much as their truth value does, and may have a row for each of the batch.
 OF_ALL = {aten.all.default, aten._is_all_true.default}
 OF_ANY = {aten.any.default, aten._is_any_true.default}
 

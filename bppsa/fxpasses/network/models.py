@@ -83,7 +83,7 @@ class ModelRecorder(Recorder):
 
 
 TABLES = ("_parameters", "_buffers", "_modules")  # of attributes of a module that it keeps apart
-# Of an nn.RNNBase's weights: its calls bring them up to date.
+# What an nn.RNNBase keeps of its weights: its calls bring them up to date.
 CACHES = frozenset(("_flat_weights", "_flat_weight_refs"))
 ContainerCopies = list[tuple[str, Any, Any]]  # where, a container, a copy of it
 

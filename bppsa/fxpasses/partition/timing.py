@@ -27,7 +27,7 @@ from bppsa.fxpasses.partition.cut.building import build
 from bppsa.fxpasses.partition.cut.order import Order
 from bppsa.fxpasses.theirs import theirs
 
-# From what this worker has measured to what each has.
+# Takes what this worker has measured, and gives what each has.
 GatherSeconds = Callable[[list[Seconds]], Sequence[list[Seconds]]]
 RUNS = 4  # after one that is not counted; the shortest counts, as all else is somebody else's
 ROUNDS = 3  # of cuts that are measured

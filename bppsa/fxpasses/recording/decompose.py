@@ -171,7 +171,7 @@ BACKWARDS: dict[Any, Callable[..., Any]] = {
     **dict.fromkeys(SHRINKS, lambda g, x, limit: torch.where((x >= -limit) & (x <= limit), 0.0, g)),
     aten.convolution_backward.default: convolution_backward,
 }
-# What is asked there of sizes alone is the same of stand-ins.
+# Questions about sizes alone, which derivatives ask too: stand-ins have the same answers.
 ASKS_SIZES = {aten.is_same_size.default, aten._has_same_storage_numel.default}
 
 

@@ -64,7 +64,7 @@ def permuted(whole: Tensor, dims: list[int]) -> Part:
     return Part(whole, lambda new: new.permute([order.index(dim) for dim in range(whole.dim())]))
 
 
-# By the op that makes the view; None of one that shows nothing.
+# What tells of a view which part of its whole it is, by the op that makes it; None for one that shows nothing.
 PARTS: dict[Any, Callable[..., Part | None]] = {
     aten.select.int: selected,
     aten.slice.Tensor: sliced,

@@ -250,7 +250,8 @@ class Recorder(TorchDispatchMode):
         return changed
 
     def define_output(self, node: fx.Node, out: Tensor) -> Tensor:
-        # In a torch.no_grad() block inside the function. Autograd runs an op with a gradient of its own in one too.
+        """Notes what an op gives, and returns it as the function gets it: in a torch.no_grad() block within the
+        function it is detached. Autograd runs an op with a gradient of its own in such a block too."""
         detached = self.gradients and not torch.is_grad_enabled() and node.target is not ATTACHED
         is_own = False  # whether it has its memory alone
         if detached and not is_made_anew(node) and node.target is not aten.detach.default:

@@ -25,7 +25,7 @@ PUT = defined(
     lambda x, at, values, accumulate: aten.index_put(x, [torch.arange(len(x)), at], values, accumulate),
 )
 OF_ROWS = {aten.index.Tensor: ELEMENTS, aten.index_put.default: PUT}
-# Of the numbers from 0 on; before them stand arguments that are these.
+# Ops that give the numbers from 0 on, and the arguments with which they do, before the count.
 NUMBERINGS: dict[Any, tuple[int, ...]] = {aten.arange.default: (), aten.arange.start: (0,)}
 
 

@@ -27,8 +27,8 @@ from bppsa.runtime.recurrent.multiple_shooting import Shots, shots
 from bppsa.runtime.recurrent.scan.extent import Extent, Given
 from bppsa.runtime.recurrent.sweep import Passed, Sweep
 
-# Of the residual, in units of rounding: enough, and where it does not fall any more, as good as it gets. A sweep's own
-# rounding is of that size, so that the error is that of one sweep over all steps.
+# A residual, in units of rounding, that is small enough, and one that will do where it does not fall any more. A
+# sweep's own rounding is of that size, so that the error is that of one sweep over all steps.
 CONVERGED, AT_FLOOR = 4, 64
 PATIENCE = 4  # iterations that need not make progress
 REST, LONGEST_REST = 8, 1024  # calls after a failure: where weights change, what failed may converge later

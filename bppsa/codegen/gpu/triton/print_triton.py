@@ -31,8 +31,8 @@ HELD_HALVED = 3 * 32 * 32
 WIDEST_SHARED = 32  # columns of a tile where rows share what they can, counted in instructions (`make aot`)
 THREADS_A_WARP = 32
 HELD_BYTES = 64 << 10  # of weights kept in a program's shared memory, which holds them twice when split for 3xTF32
-# Of streams that a thread reads a whole step ahead. A step with products of MOST columns takes as long as memory does,
-# and has no registers to spare: there each stream is read again after its last use.
+# How many bytes of streams a thread reads a whole step ahead. A step with products of MOST columns takes as long as
+# memory does, and has no registers to spare: there each stream is read again after its last use.
 EARLY_BYTES = 128
 
 PLACED = """\

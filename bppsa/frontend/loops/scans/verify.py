@@ -11,11 +11,13 @@ from torch import Tensor
 from bppsa.errors import Unsupported, first_line
 from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
-# By dtype, of the largest entry of what is compared: rounding over some thousand steps stays below, errors do not.
+# How far numbers may differ, in parts of the largest entry, by dtype: rounding over some thousand steps stays below,
+# errors do not.
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4, torch.complex128: 1e-9, torch.complex64: 1e-4}
 # Where float64 decides: rounding grows there too, and an error of this size would pass in float32.
 GROWN = dict.fromkeys(TOLERANCE, 1e-5)
-# Of the largest gradient: terms of a smaller one may be as large and cancel, as those of a bias before a batch norm.
+# The least scale of a gradient, in parts of the largest one: terms of a smaller one may be as large and cancel, as
+# those of a bias before a batch norm.
 CANCELLED = 1e-2
 
 

@@ -30,8 +30,8 @@ HIDDEN = (
 )
 
 
-# Of which gradients are compared: of arguments, of Parameters. Forwards may take no argument that wants one, and
-# torch.utils.checkpoint with use_reentrant=True can only be called .backward() on.
+# Whether gradients of arguments, and of Parameters, are compared; the first way that works is taken. Forwards may take
+# no argument that wants one, and torch.utils.checkpoint with use_reentrant=True can only be called .backward() on.
 WAYS = ((True, True), (False, True), (False, False))
 
 

@@ -27,7 +27,7 @@ from bppsa.fxpasses.partition.means.windows import mixes_unasked
 OVER = frozenset(["div", "div_", "true_divide", "divide"])
 PRODUCT = frozenset((*OVER, "mul", "mul_", "multiply"))
 DIMS = ("dim", "dims", "dimension", "dim0")
-# Of ops that only move what they are given, dimensions say where to; whether that fits the rows is their layout's.
+# Ops that only move what they are given: dimensions say where to, and their layout tells whether that fits the rows.
 MOVING = frozenset(
     (
         *("transpose", "permute", "movedim", "unsqueeze", "squeeze", "flatten", "unflatten", "select", "cat", "stack"),

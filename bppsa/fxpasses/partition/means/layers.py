@@ -14,7 +14,7 @@ from torch.nn.modules.loss import _Loss
 
 from bppsa.fxpasses.partition.capture.whole import HOOKS
 
-# Of these a call works along a dimension that it is told, or the place of which depends on how many there are.
+# Layers that work along a dimension that they are told, or whose place depends on how many there are.
 ALONG = (nn.Softmax, nn.LogSoftmax, nn.Softmin, nn.Softmax2d, nn.GLU, nn.MultiheadAttention)
 ANYWHERE = tuple(
     {

@@ -42,7 +42,7 @@ SWEEPS: Mapping[Any, float] = {
     **dict.fromkeys((aten.native_group_norm, aten._log_softmax), 2.0),
     **dict.fromkeys((aten.max_pool2d_with_indices, aten.max_pool3d_with_indices, aten.avg_pool2d), 4.0),
 }
-# Of a table they read no more than they write.
+# Ops that read no more of a table than they write.
 GATHERS = frozenset((aten.embedding, aten._embedding_bag, aten.index, aten.index_select, aten.gather))
 
 

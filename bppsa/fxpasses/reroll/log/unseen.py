@@ -88,7 +88,7 @@ LIBRARIES = {
     *("torch", "bppsa", "einops", "jaxtyping", "numpy", "importlib", "typing_extensions"),
 }
 OF_NAMED_TUPLES = "namedtuple_"  # what Python calls the module of what makes one
-# Of torch, what has effects that no op shows.
+# Modules of torch's whose functions have effects that no op shows.
 WITH_EFFECTS = (
     *("torch.random", "torch.serialization", "torch.distributed", "torch.multiprocessing", "torch.hub"),
     *("torch.utils.tensorboard", "torch.autograd.graph", "torch.utils.data", "torch.utils.checkpoint", "torch.cuda"),
