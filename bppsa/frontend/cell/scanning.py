@@ -38,15 +38,9 @@ def scan(
     forward: str | Forward | None = None,
 ) -> tuple[Any, Any]:
     """Run a cell over time, as `bppsa.scan` says."""
-    if recording_model():
-        raise Unsupported(OWN_CHAIN)
+    check_place(cell)
     carry_leaves, carry_spec = pytree.tree_flatten(carry)
     x_leaves, x_spec = pytree.tree_flatten(xs)
-    if torch.compiler.is_exporting():
-        raise PartitionError(
-            f"the forward that is cut into stages calls bppsa.scan over {name_of(cell)}, which torch.export cannot "
-            f"see; cut the model by hand, with a module that calls it as one of stages=[module, ...]"
-        )
     check_inputs(carry_leaves, x_leaves)
     carry_leaves, x_leaves = resolved(carry_leaves), resolved(x_leaves)
     second = batch_second(carry_leaves, x_leaves)
@@ -84,6 +78,17 @@ def scan(
         note(reading.told(told(decision, plan.memory, solver, rested=ahead is not forward)))
         return pytree.tree_unflatten(swapped(nexts, second), carry_spec), pytree.tree_unflatten(ys, plan.y_spec)
     return by_pytorch(Decision(name_of(cell), "scan", "pytorch", refusal, numbers))
+
+
+def check_place(cell: CellFunction) -> None:
+    """Raises where a model that is recorded as a chain, or exported, calls `scan`."""
+    if recording_model():
+        raise Unsupported(OWN_CHAIN)
+    if torch.compiler.is_exporting():
+        raise PartitionError(
+            f"the forward that is cut into stages calls bppsa.scan over {name_of(cell)}, which torch.export cannot "
+            f"see; cut the model by hand, with a module that calls it as one of stages=[module, ...]"
+        )
 
 
 def warn_of_missed(name: str, strategy: Strategy, forward: Forward, reason: Reason) -> None:

@@ -47,8 +47,8 @@ class RowsFirst:
         rows = carries[0].meta["val"].shape[:1]
         self.with_rows = {node for node in (*carries, *xs) if node.meta["val"].shape[:1] == rows}
         # Not waited for, and as it was: such ops run before or after the loop whatever they do.
-        self.left = {node for node in xs if node not in self.with_rows}
-        self.by_step = set(self.left)  # others in each step, the same for all rows
+        self.unchanged = {node for node in xs if node not in self.with_rows}
+        self.by_step = set(self.unchanged)  # others in each step, the same for all rows
         self.lost: set[fx.Node] = set()  # refused, or made of what was
         self.layouts: dict[fx.Node, AxisLayout] = {}  # of what is not as it stands: rows elsewhere, or repeated
         self.replaced: dict[fx.Node, fx.Node] = {}
@@ -67,13 +67,13 @@ class RowsFirst:
 
     def visit_or_leave(self, node: fx.Node) -> None:
         repeats = node.target is aten.expand.default and node in self.by_step
-        if not repeats and (not self.left.isdisjoint(node.all_input_nodes) or self.picks_columns(node)):
-            self.left.add(node)
+        if not repeats and (not self.unchanged.isdisjoint(node.all_input_nodes) or self.picks_columns(node)):
+            self.unchanged.add(node)
             return
         try:
             self.visit(node)
         except Unsupported:
-            self.left.add(node)
+            self.unchanged.add(node)
 
     def picks_columns(self, node: fx.Node) -> bool:
         """Whether the batch picks from a later dimension, as emission[:, symbol] does, which puts the rows there."""

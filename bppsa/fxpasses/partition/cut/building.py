@@ -42,12 +42,7 @@ def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[
     number = {node: i for i, node in enumerate(traced.graph.nodes)}
     made = {node: s for s, part in enumerate(placed) for node in part.nodes}
     given = traced.graph.find_nodes(op="placeholder")
-    readers: dict[fx.Node, list[int]] = {node: [] for node in given} | {
-        node: [] for s, part in enumerate(placed) for node in part.nodes if any(node in p.received for p in placed[s:])
-    }
-    for s, part in enumerate(placed):
-        for node in part.received:
-            readers[node].append(s)
+    readers = readers_of(given, placed)
     numbers = {node: i for i, node in enumerate(readers)}
     values = tuple(
         StageValue(node.name, made.get(node, INPUT), tuple(s), facts(node).bytes) for node, s in readers.items()
@@ -78,6 +73,17 @@ def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[
             )
         )
     return Stages(tuple(stages), values, len(given), arguments.bind, traced.assemble)
+
+
+def readers_of(given: Sequence[fx.Node], placed: Sequence[StagePart]) -> dict[fx.Node, list[int]]:
+    """The stages that receive a value, for each argument and each value that goes from one stage to another."""
+    readers: dict[fx.Node, list[int]] = {node: [] for node in given} | {
+        node: [] for s, part in enumerate(placed) for node in part.nodes if any(node in p.received for p in placed[s:])
+    }
+    for s, part in enumerate(placed):
+        for node in part.received:
+            readers[node].append(s)
+    return readers
 
 
 def changed(part: StagePart, graph: fx.Graph, model: nn.Module) -> tuple[str, ...]:
