@@ -80,12 +80,10 @@ def program_of(
 def layout_of(tensor: Tensor) -> Layout:
     """How it lies in memory: its dimensions in that order, the one of the longest strides first; or its strides, where
     other numbers lie between its own."""
-    order = tuple(sorted(range(tensor.dim()), key=lambda d: -tensor.stride(d)))
-    return (
-        (in_order, order)
-        if tensor.permute(order).is_contiguous() or is_expanded(tensor)
-        else (with_gaps, tensor.stride())
-    )
+    order = tuple(sorted(range(tensor.dim()), key=lambda d: -tensor.stride()[d]))
+    if is_expanded(tensor) or tensor.permute(order).is_contiguous():
+        return in_order, order
+    return with_gaps, tensor.stride()
 
 
 def in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
