@@ -160,3 +160,18 @@ def test_the_outer_graph_takes_any_number_of_steps() -> None:
     cell = squashed(lambda h, x: h + x.sort(1).values)
     for steps in (1, 2, 17):
         fuses(cell, h(), random(steps, B, H))
+
+
+@pytest.mark.parametrize("width", [H, 33])
+def test_a_weight_that_is_another_one_in_each_step(width: int) -> None:
+    """As the state of HiPPO has it. It is written down for each row, so a large one is left alone."""
+    weight, numbers = random(width, width), torch.arange(1.0, T + 1).double()
+
+    def cell(h: torch.Tensor, given: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        u, t = given
+        h = torch.tanh(h @ (torch.eye(width).to(h) - weight / t) + u)
+        return h, h
+
+    decision = check(example(cell, random(B, width), (x(width), numbers), weight), tolerance=1e-9)
+    assert decision.strategy == ("sequential" if width == H else "pytorch")
+    assert width == H or "another one in each step; with at most 1024 numbers" in decision.reason

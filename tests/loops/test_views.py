@@ -282,3 +282,22 @@ def test_a_state_that_a_step_puts_in_another_order_in_memory(mix: str) -> None:
     pair = Pair(MixesNodes(MIXES[mix]))
     x = torch.randn(T, B, 3, H, dtype=torch.float64, requires_grad=True)
     assert pair.strategies(x) == ["sequential"]
+
+
+class Window(nn.Module):
+    """Its state is a part of what each step makes, so that other numbers lie between those that it returns."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        window, out = x.new_zeros(len(x), 3, H), []
+        for t in range(x.shape[1]):
+            window = torch.cat([window, torch.tanh(window.mean(1) + x[:, t])[:, None]], 1)[:, 1:]
+            out.append(window.sum(1))
+        return torch.stack(out, 1), window
+
+
+def test_gaps_in_what_is_returned() -> None:
+    pair = Pair(Window())
+    for steps in (T, T, T + 3):
+        x = torch.randn(B, steps, H, dtype=torch.float64, requires_grad=True)
+        assert pair.strategies(x) == ["sequential"]
+        assert pair.fast(x)[1].stride() == pair.plain(x)[1].stride()

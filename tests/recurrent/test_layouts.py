@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
+import bppsa
 from tests.recurrent.support import (
     KINDS,
     MANY,
@@ -163,3 +166,25 @@ def test_very_long_against_two_halves(kind: str) -> None:
     same(*(torch.autograd.grad(weighted(outputs), wanted) for outputs in (got, halves)))
     with torch.no_grad():
         same(got, leaves(model(x)))
+
+
+class Growing(nn.Module):
+    """A parametrization that does something else each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("times", torch.zeros(()))
+
+    def forward(self, weight: Tensor) -> Tensor:
+        self.times += 1
+        return weight * self.times
+
+
+def test_a_weight_is_computed_as_often_without_a_batch() -> None:
+    model = nn.GRU(4, 3)
+    parametrize.register_parametrization(model, "weight_hh_l0", Growing(), unsafe=True)
+    twin, ours = copy.deepcopy(model), bppsa.compile(copy.deepcopy(model))
+    for _ in range(3):
+        x = torch.randn(2, 4)  # of so few steps that PyTorch runs them
+        assert all(torch.equal(a, b) for a, b in zip(ours(x), twin(x), strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(ours.buffers(), twin.buffers(), strict=True))

@@ -68,8 +68,42 @@ def test_an_error_is_raised_where_pytorch_raises_it() -> None:
 
 def test_a_call_that_decides_otherwise_is_pytorchs() -> None:
     torch.manual_seed(0)
-    small, large = x(H).detach() * 0.01, x(H).detach() + 3
+    small, large = x(H).detach() * 0.01, x(H).detach()
+    large[::2], large[1::2] = 0.01 * large[::2], large[1::2] + 3  # each other step decides otherwise
     told = [check(example(limited, h() * 0.01, xs), tolerance=1e-12) for xs in [small, large, small, *[large] * 9]]
     assert [decision.strategy for decision in told[:3]] == ["sequential", "pytorch", "sequential"]
     assert "decides otherwise in this call" in told[1].reason
     assert check(example(limited, h() * 0.01, small), tolerance=1e-12).strategy == "pytorch"  # as too many calls were
+
+
+def begins(state: Any, x: Tensor) -> Any:
+    """As the sLSTM of xLSTM tells its first step, in which the normaliser is zero."""
+    c, n, m = state
+    i, f = x + 0.5 * c, x - c
+    m_new = i if torch.all(n == 0.0) else torch.maximum(f + m, i)
+    i, f = torch.exp(i - m_new), torch.exp(f + m - m_new)
+    c, n = f * c + i * torch.tanh(x), f * n + i
+    return (c, n, m_new), c / n
+
+
+def starts_anew(h: Tensor, x: Tensor) -> Any:
+    if not h.any():
+        h = x.sigmoid()
+    return torch.tanh(h + x), h
+
+
+def starts_anew_without_numbers(h: Tensor, x: Tensor) -> Any:
+    assert torch.isfinite(h).all()
+    return starts_anew(h, x)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("cell", [begins, starts_anew, starts_anew_without_numbers])
+def test_a_first_step_that_decides_otherwise_is_apart(cell: Any, reverse: bool) -> None:
+    torch.manual_seed(0)
+    zero = torch.zeros_like(h()).requires_grad_()
+    carry = (zero, torch.zeros_like(zero), torch.zeros_like(zero)) if cell is begins else zero
+    for _ in range(5):
+        decision = check(example(cell, carry, x(H)), tolerance=1e-12, reverse=reverse)
+        assert decision.strategy == "sequential"
+        assert "its first step, which may decide otherwise, is PyTorch's" in decision.reason

@@ -16,6 +16,7 @@ from bppsa.errors import Reason, Unsupported, first_line
 from bppsa.frontend.cell.scan_call import ScanCall
 from bppsa.frontend.planning.decided import Runs
 from bppsa.frontend.planning.sweeps import compile_recurrence
+from bppsa.fxpasses.cell.cell_recorder import Truth
 from bppsa.fxpasses.cell.reach import reach
 from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.spelling.whole import Growth
@@ -47,7 +48,7 @@ class CellPlan:
     carry_dtypes: tuple[torch.dtype, ...]
     growth: Growth | None  # of whole numbers
     beside: tuple[int, ...] = ()  # where the last of the captured tensors have rows: they are read like x in every step
-    truths: tuple[bool, ...] = ()  # so many of the ys, the last, are truth values that Python took to be these
+    truths: tuple[Truth, ...] = ()  # so many of the ys, the last, tell whether they hold
     memory: NewtonHistory = field(default_factory=NewtonHistory, compare=False)
     runs: Runs = field(default_factory=Runs, compare=False)
 
@@ -99,8 +100,8 @@ class CellPlan:
         ys = self.all_ys(results[:count], (*stacked, *captured), steps)
         if self.truths:
             count = len(ys) - len(self.truths)
-            ys, read = ys[:count], ys[count:]
-            self.runs.count(all(map(is_all, read, self.truths)))
+            self.check_truths(ys[count:], reverse)
+            ys = ys[:count]
         return self.as_carried(results[last:]), apart(ys, [*xs, *captured])
 
     def each_step(self, beside: Sequence[Tensor], steps: int) -> list[Tensor]:
@@ -117,6 +118,13 @@ class CellPlan:
             ys = outside(self.tail, *flat, *given)
         shaped = zip(ys, self.y_shapes, strict=True)
         return [y if y.shape[1:] == shape else y.reshape(steps, *shape) for y, shape in shaped]
+
+    def check_truths(self, read: Sequence[Tensor], reverse: bool) -> None:
+        """read: [T, ...] each. Raises `Missed` where Python decides otherwise."""
+        holds = torch.stack([truth.holds(entries) for truth, entries in zip(self.truths, read, strict=True)])
+        later = holds[:, :-1] if reverse else holds[:, 1:]
+        otherwise = frozenset(i for i, held in enumerate(later) if len(held) and not held.any())
+        self.runs.count(bool(holds.all()), otherwise)
 
     def constant(self, param: Tensor) -> Tensor:
         """The parameter as a sweep takes it, which reads none that is complex."""
@@ -172,10 +180,6 @@ class CellPlan:
         """The tensor as a sweep takes it, without a call of PyTorch's where it is so already."""
         tensor = tensor if tensor.dtype is self.dtype else tensor.to(self.dtype)
         return tensor if tensor.dim() == len(shape) and tensor.shape[:-1] == shape[:-1] else tensor.reshape(shape)
-
-
-def is_all(truths: Tensor, value: bool) -> bool:
-    return bool(truths.all()) if value else not truths.any()
 
 
 def outside(part: fx.GraphModule, *tensors: Tensor) -> Any:

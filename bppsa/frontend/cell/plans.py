@@ -24,7 +24,6 @@ from bppsa.frontend.cell.recorded import recorded
 from bppsa.frontend.cell.second import Second, swapped
 from bppsa.frontend.ordinary import mixed, unusual_moment
 from bppsa.frontend.plan_cache import PlanCache, place
-from bppsa.frontend.planning.decided import DECIDES
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.fxpasses.cell.heads import split_by_heads
 from bppsa.fxpasses.cell.recurrence import Splitter
@@ -54,10 +53,16 @@ _plans: PlanCache[CellPlan | Reason] = PlanCache(MOST)
 
 
 def find(
-    cell: CellFunction, carry: Sequence[Tensor], carry_spec: Any, xs: Sequence[Tensor], x_spec: Any, second: Second = ()
+    cell: CellFunction,
+    carry: Sequence[Tensor],
+    carry_spec: Any,
+    xs: Sequence[Tensor],
+    x_spec: Any,
+    second: Second = (),
+    otherwise: frozenset[int] = frozenset(),
 ) -> tuple[CellPlan, Environment, CellReading] | Reason:
     """The plan of the cell for tensors like these, made once, and what it was made of. carry: with rows in front, also
-    where the cell has them second."""
+    where the cell has them second. otherwise: numbers of truth values that it reads which are not as usual."""
     reason = unusual(carry, xs)
     if reason is not None:
         return reason
@@ -70,10 +75,10 @@ def find(
 
     def read() -> CellPlan | Reason:
         made.append(environment)
-        return make(cell, carry, carry_spec, xs, x_spec, second, environment, gradients)
+        return make(cell, carry, carry_spec, xs, x_spec, second, environment, gradients, otherwise)
 
     plan = _plans.find(
-        (environment.key, carry_spec, x_spec, shapes, second, *modes),
+        (environment.key, carry_spec, x_spec, shapes, second, otherwise, *modes),
         read,
         environment.opaque,
     )
@@ -81,10 +86,7 @@ def find(
     if isinstance(plan, Reason):
         return plan
     return (
-        mixed((*carry, *xs, *plan.captured(environment)))
-        or without_kernel(plan, xs[0])
-        or (None if plan.runs.pay else DECIDES)
-        or (plan, environment, reading)
+        mixed((*carry, *xs, *plan.captured(environment))) or without_kernel(plan, xs[0]) or (plan, environment, reading)
     )
 
 
@@ -123,6 +125,7 @@ def make(
     second: Second,
     environment: Environment,
     gradients: bool,
+    otherwise: frozenset[int],
 ) -> CellPlan | Reason:
     y_spec: Any = None
 
@@ -136,7 +139,7 @@ def make(
         return swapped(next_leaves, second), y_leaves
 
     try:
-        recording, recorder = recorded(flat_cell, ([*carry], [leaf[0] for leaf in xs]), gradients)
+        recording, recorder = recorded(flat_cell, ([*carry], [leaf[0] for leaf in xs]), gradients, otherwise)
     except Unsupported as unsupported:
         reason = unsupported.reason
         if reason.mend == DRAW_OUTSIDE:

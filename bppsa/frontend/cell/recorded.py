@@ -19,14 +19,17 @@ NO_HOOKS = "saved tensor hooks"  # torch.func's error names them where it meets 
 MOST_ASKED = 4  # the most tensors that a cell may be given which asks for their gradients: each choice is a run
 
 
-def recorded(flat_cell: Callable[..., Any], args: Sequence[Any], gradients: bool) -> tuple[Recording, CellRecorder]:
+def recorded(
+    flat_cell: Callable[..., Any], args: Sequence[Any], gradients: bool, otherwise: frozenset[int]
+) -> tuple[Recording, CellRecorder]:
     """Returns the recording of a cell, and its recorder. Derivatives of torch.func refuse saved-tensor hooks: a cell
     that takes some is run a second time, without them. A cell that asks whether a tensor has a gradient has to do the
-    same where there is none, as the first carry and x may have none: it is run again without each choice of them."""
+    same where there is none, as the first carry and x may have none: it is run again without each choice of them.
+    otherwise: as of `CellRecorder`."""
     given = pytree.tree_leaves(args)
 
     def by(hooks: bool, without: Container[int] = ()) -> tuple[Recording, CellRecorder]:
-        recorder = CellRecorder(1 + len(args[1]), hooks, without)
+        recorder = CellRecorder(1 + len(args[1]), otherwise, hooks, without)
         instead = {**INSTEAD, torch.autograd.grad: recorder.grad}
         return record(flat_cell, args, gradients=gradients, instead=instead, recorder=recorder), recorder
 

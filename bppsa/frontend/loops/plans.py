@@ -32,7 +32,7 @@ from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.fxpasses.reroll.log.ops import LoggedValue, draws
 from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.replay import Replay
-from bppsa.fxpasses.reroll.program import LoopProgram, order_of, program_of
+from bppsa.fxpasses.reroll.program import LoopProgram, layout_of, program_of
 from bppsa.fxpasses.reroll.repetition.unlike import unlike
 from bppsa.fxpasses.reroll.repetition.written import loop_over_time
 from bppsa.fxpasses.reroll.truths import read_truths
@@ -93,8 +93,8 @@ def planned(
     if all(one.scan is None for one in found):
         raise Unsupported(found[0].reason if found and found[0].reason else unlike(loop_over_time(log.ops)))
     alone = zip(rerolled.result, tensors, are_alone(tensors, call), strict=True)
-    orders = {value: order_of(tensor) for value, tensor, is_alone in alone if is_alone}
-    program = program_of(log, rerolled.ops, rerolled.result, torch.is_grad_enabled(), orders)
+    layouts = {value: layout_of(tensor) for value, tensor, is_alone in alone if is_alone}
+    program = program_of(log, rerolled.ops, rerolled.result, torch.is_grad_enabled(), layouts)
     fused = [one for one in found if one.scan is not None]
     scans: list[Any] = [one.scan.target for one in fused if one.scan is not None]
     picks = log.raises or bool(truths) or any(scan.plan.refuses for scan in scans)

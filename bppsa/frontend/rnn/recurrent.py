@@ -117,15 +117,17 @@ def dtype_of(x: Tensor) -> torch.dtype:
 def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
     """Whether PyTorch is to run the call, for its few steps or on a GPU: asked before anything else, so that it costs
     such a call next to nothing."""
-    if type(input) is not Tensor or input.dim() != 3:
+    if type(input) is not Tensor or input.dim() not in (2, 3):
         return False
-    steps = input.size(int(module.batch_first))
+    steps, rows = (input.size(0), 1) if input.dim() == 2 else input.shape[:2]
+    if input.dim() == 3 and module.batch_first:
+        steps, rows = rows, steps
     state = state_of(module)
     ahead, decided = state.forward, state.decided
     asked = state.strategy.name != "auto" or ahead.name == "newton"
     if (steps > FEW and not input.is_cuda) or asked or explaining():
         return False
-    rows, device = input.size(int(not module.batch_first)), "cuda" if input.is_cuda else "cpu"
+    device = "cuda" if input.is_cuda else "cpu"
     key, machine = (steps, rows, input.dtype, torch.is_grad_enabled(), device), machine_of(device)
     predicted, known = decided.get(key, (None, None))
     if known is None or predicted is not machine:

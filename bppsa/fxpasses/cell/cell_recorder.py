@@ -2,12 +2,14 @@
 gradients that the cell takes itself: fast weights learn by them, and the slope of an energy moves a state.
 
 A recording has no values: `all` is taken to be true, and `any` to be false, as the checks of torch.distributions have
-them too. Whether they are is told after each run. What autograd does for a gradient are ops as all others.
+them too, but for those that are said to be otherwise. Whether they are is told after each run. What autograd does for a
+gradient are ops as all others.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,14 +31,31 @@ GRAD = "torch.autograd.grad"
 WITHIN = "take it of a tensor that the step computes, as torch.cat of its carries, or use torch.func.grad"
 
 
-class CellRecorder(SlopeRecorder):
-    """Records a cell. alone: how many tensors it is given where it has one carry. without: numbers of those that have
-    no gradient. truths: of what is read, what all entries have to be. asks: whether the cell asks for gradients."""
+@dataclass(frozen=True)
+class Truth:
+    """A truth value that Python reads. of_all: of all entries together, or of any of them. value: what it is taken to
+    be."""
 
-    def __init__(self, alone: int, hooks: bool = True, without: Container[int] = ()) -> None:
+    of_all: bool
+    value: bool
+
+    def holds(self, entries: Tensor) -> Tensor:
+        """entries: [T, ...] -> bool [T], whether it is so in each step."""
+        rows = entries.reshape(len(entries), -1)
+        return (rows.all(1) if self.of_all else rows.any(1)) == self.value
+
+
+class CellRecorder(SlopeRecorder):
+    """Records a cell. alone: how many tensors it is given where it has one carry. otherwise: numbers of truth values
+    that are not as usual. without: numbers of the given tensors that have no gradient. truths: by what they are of.
+    asks: whether the cell asks for gradients."""
+
+    def __init__(
+        self, alone: int, otherwise: Container[int] = (), hooks: bool = True, without: Container[int] = ()
+    ) -> None:
         super().__init__(hooks)
-        self.alone, self.without = alone, without
-        self.truths: dict[fx.Node, bool] = {}
+        self.alone, self.otherwise, self.without = alone, otherwise, without
+        self.truths: dict[fx.Node, Truth] = {}
         self.asks = False
 
     def watched(self, value: Tensor, node: fx.Node) -> Tensor:
@@ -50,7 +69,9 @@ class CellRecorder(SlopeRecorder):
         if func is aten._local_scalar_dense.default:
             node = made_by(self.node_of(args[0]))
             if node.target in OF_ALL | OF_ANY:
-                return self.truths.setdefault(node.args[0], node.target in OF_ALL)
+                of_all = node.target in OF_ALL
+                taken = Truth(of_all, of_all != (len(self.truths) in self.otherwise))
+                return self.truths.setdefault(node.args[0], taken).value
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def grad(self, outputs: Any, inputs: Any, *args: Any, **options: Any) -> Any:

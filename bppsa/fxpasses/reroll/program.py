@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, fx
 
+from bppsa.fxpasses.recording.aliases import is_expanded
 from bppsa.fxpasses.reroll.log.ops import Log, LoggedOp, LoggedValue, draws
 
 aten = torch.ops.aten
+Layout = tuple[Callable[[Tensor, Sequence[int]], Tensor], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -43,10 +45,10 @@ def program_of(
     ops: Sequence[LoggedOp],
     result: Sequence[LoggedValue],
     gradients: bool,
-    orders: Mapping[LoggedValue, Sequence[int]] = {},
+    layouts: Mapping[LoggedValue, Layout] = {},
 ) -> LoopProgram:
-    """gradients: whether grad mode was on around the call; ops that were done without are detached then. orders: of
-    what has to have memory of its own, as it has without a scan, the dimensions in the order of memory."""
+    """gradients: whether grad mode was on around the call; ops that were done without are detached then. layouts: of
+    what has to have memory of its own, as it has without a scan."""
     alive = living([*log.prologue, *ops], result)
     read = {*result, *(value for op in alive for value in op.operands)}
     given = [v for group in (log.arguments, log.captured, log.literals, log.numbers) for v in group if v in read]
@@ -59,7 +61,10 @@ def program_of(
             out = node if op.single else graph.call_function(operator.getitem, (node, value.item))
             detached = gradients and not op.grad
             out = graph.call_function(aten.detach.default, (out,)) if detached else out
-            nodes[value] = graph.call_function(in_order, (out, tuple(orders[value]))) if value in orders else out
+            if value in layouts:
+                lay, how = layouts[value]
+                out = graph.call_function(lay, (out, how))
+            nodes[value] = out
     graph.output(tuple(nodes[value] for value in result))
     whole = [value.given for value in given if value.given is not None]
     return LoopProgram(
@@ -72,10 +77,13 @@ def program_of(
     )
 
 
-def order_of(tensor: Tensor) -> list[int]:
-    """Its dimensions in the order of memory, the one of the longest strides first."""
-    strides = tensor.stride()
-    return sorted(range(tensor.dim()), key=lambda d: -strides[d])
+def layout_of(tensor: Tensor) -> Layout:
+    """How it lies in memory: its dimensions in that order, the one of the longest strides first; or its strides, where
+    other numbers lie between its own."""
+    order = tuple(sorted(range(tensor.dim()), key=lambda d: -tensor.stride()[d]))
+    if is_expanded(tensor) or tensor.permute(order).is_contiguous():
+        return in_order, order
+    return with_gaps, tensor.stride()
 
 
 def in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
@@ -85,4 +93,8 @@ def in_order(tensor: Tensor, order: Sequence[int]) -> Tensor:
     strides, size = [0] * tensor.dim(), 1
     for d in reversed(order):
         strides[d], size = size, size * tensor.shape[d]
+    return with_gaps(tensor, strides)
+
+
+def with_gaps(tensor: Tensor, strides: Sequence[int]) -> Tensor:
     return tensor.new_empty_strided(tensor.shape, strides).copy_(tensor)

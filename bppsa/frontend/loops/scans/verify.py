@@ -50,8 +50,10 @@ def check_alike(
     expected: Sequence[Tensor], ours: Sequence[Tensor], given: Sequence[Tensor], names: TensorNames = NAMELESS
 ) -> None:
     """expected: what PyTorch returned; given: what the two runs were given. Raises `Differs` where they differ."""
-    if any(steps(their) != steps(our) for their, our in zip(expected, ours, strict=True)):
-        raise Differs("returns tensors that lie in memory in another way than PyTorch's")
+    for i, (their, our) in enumerate(zip(expected, ours, strict=True)):
+        if steps(their) != steps(our):
+            lies = f"{names.output(i)} would lie in memory with strides {steps(our)} in the place of {steps(their)}"
+            raise Differs(lies, mend="return contiguous() or a clone of it")
     if shared([*expected, *given]) != shared([*ours, *given]):
         raise Differs("returns tensors that share memory in another way than PyTorch's")
     check_numbers(expected, ours, given, names=names)
