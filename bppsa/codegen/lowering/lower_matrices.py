@@ -104,9 +104,8 @@ def pivot_of(a: Matrix, k: int, least: Expr) -> Pivot:
         entry = a.entry(i, k)
         size = formulas.absolute(entry)
         larger = formulas.lt(most, size)
-        place, value, most = (
-            formulas.where(larger, new, old) for new, old in ((i, place), (entry, value), (size, most))
-        )
+        either = (i, place), (entry, value), (size, most)
+        place, value, most = (formulas.where(larger, new, old) for new, old in either)
     return Pivot(place, formulas.where(formulas.lt(least, most), value, math.nan))
 
 

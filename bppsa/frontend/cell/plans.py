@@ -77,11 +77,8 @@ def find(
         made.append(environment)
         return make(cell, carry, carry_spec, xs, x_spec, second, environment, gradients, otherwise)
 
-    plan = _plans.find(
-        (environment.key, carry_spec, x_spec, shapes, second, otherwise, *modes),
-        read,
-        environment.opaque,
-    )
+    key = environment.key, carry_spec, x_spec, shapes, second, otherwise, *modes
+    plan = _plans.find(key, read, environment.opaque)
     reading = reading_of(cell, environment, bool(made))
     if isinstance(plan, Reason):
         return plan
@@ -91,6 +88,7 @@ def find(
 
 
 def without_kernel(plan: CellPlan, x: Tensor) -> Reason | None:
+    """Why the device of x has no kernel for the plan."""
     return plan.without_gpu if x.device.type == "cuda" else None
 
 
@@ -127,6 +125,7 @@ def make(
     gradients: bool,
     otherwise: frozenset[int],
 ) -> CellPlan | Reason:
+    """Makes the plan of a cell, or says why it has none. gradients: whether some are wanted of a call like this one."""
     y_spec: Any = None
 
     def flat_cell(carry_leaves: Sequence[Tensor], x_leaves: Sequence[Tensor]) -> tuple[list[Tensor], list[Any]]:
@@ -163,7 +162,7 @@ def make(
 def plan_or_reasons(
     recording: Recording, carries: int, xs: int, tensors: Sequence[Tensor], y_spec: Any
 ) -> CellPlan | Reason:
-    """tensors: those that the cell closes over."""
+    """The plan of a recorded cell, or all that stands in the way of one. tensors: those that the cell closes over."""
 
     def planned(chosen: Chosen) -> CellPlan:
         own = with_rows_last(recording, chosen)
@@ -199,10 +198,8 @@ def plan_of(
         split_at = len(recording.captured) - len(beside)
         nodes = [node for _, node in recording.captured[split_at:]]
         arguments = (*recording.arguments[: carries + xs], *nodes, *recording.arguments[carries + xs :])
-        recording, xs = (
-            replace(recording, arguments=arguments, captured=recording.captured[:split_at]),
-            xs + len(beside),
-        )
+        recording = replace(recording, arguments=arguments, captured=recording.captured[:split_at])
+        xs += len(beside)
     if not all(isinstance(y, fx.Node) for y in ys):
         raise Unsupported("an output that is not a tensor")
     values = [node.meta["val"] for node in recording.arguments[:carries]]
@@ -249,14 +246,12 @@ def try_out(part: fx.GraphModule) -> None:
 
 
 def run_on(part: fx.GraphModule, number: int) -> None:
+    """Run it on tensors of two steps that are this number all over; their matrices may be singular."""
     given = []
     for node in part.graph.find_nodes(op="placeholder"):
         like = node.meta["val"]
         sizes = (TRIED_STEPS * like.shape[0], *like.shape[1:]) if like.dim() else (TRIED_STEPS,)
         given.append(like.new_full(like.shape if node.meta["role"].kind == "param" else sizes, number))
-    with (
-        _disable_current_modes(),
-        torch.no_grad(),
-        suppress(LinAlgError, ArithmeticError),
-    ):  # singular
+    singular = suppress(LinAlgError, ArithmeticError)
+    with _disable_current_modes(), torch.no_grad(), singular:
         part(*given)

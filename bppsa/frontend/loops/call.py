@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from bppsa.errors import BppsaError, Reason, Unsupported, first_line
 from bppsa.frontend.call_log import collecting, explaining, note, unnoted
 from bppsa.frontend.loops.changing import numbers_of, without_numbers
 from bppsa.frontend.loops.first import checked, first_call
-from bppsa.frontend.loops.key import call_of, holds_objects, size_of, unusual
+from bppsa.frontend.loops.key import LoopCall, call_of, holds_objects, size_of, unusual
 from bppsa.frontend.loops.loop_plan import LoopPlan
 from bppsa.frontend.loops.plans import FirstCall
 from bppsa.frontend.loops.state import NEW_KINDS, LeftCall, LoopState
@@ -74,11 +74,7 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
         note(*plan.scans)
         return checked(plan, root, plain, args, kwargs, described, values)
     try:
-        with unnoted() as within:
-            result, kept = plan.result(described, values)
-        put(described.environment.trail, owner(root), plan.state, kept)
-        note(*within)
-        return result
+        return by_plan(plan, root, described, values)
     except Unsupported as unsupported:
         left = left_for(state, unsupported.reason)
     except (RuntimeError, IndexError) as error:  # as of an index out of range: PyTorch raises it at the user's line
@@ -98,6 +94,14 @@ def planning(first: FirstCall, state: LoopState, key: Hashable) -> Any:
     is_general = isinstance(plan, LoopPlan) and plan.is_for_any_numbers
     state.keep(key if is_general else first.described.key, plan, first.described.environment.opaque)
     note(*(plan.decisions if isinstance(plan, LeftCall) else (*plan.scans, *plan.left)))
+    return result
+
+
+def by_plan(plan: LoopPlan, root: Any, described: LoopCall, values: Sequence[float]) -> Any:
+    with unnoted() as within:
+        result, kept = plan.result(described, values)
+    put(described.environment.trail, owner(root), plan.state, kept)
+    note(*within)
     return result
 
 

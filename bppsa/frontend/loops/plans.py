@@ -73,19 +73,9 @@ def planned(
     `Unsupported` where there is none."""
     log, call, shared = logger.log, first.described, first.shared
     leaves, spec = pytree.tree_flatten((result, [now for _, now in state.values()]))
-    with logger.refusing():
-        logger.end_functions()
-    if log.refusal is not None:
-        raise Unsupported(log.refusal)
-    for leaf in leaves:
-        if not isinstance(leaf, (Tensor, *SIMPLE)):
-            raise Unsupported(f"returns {kind_of(leaf)}", mend="return tensors, numbers, containers")
-    tensors = tensors_in(leaves)
-    captured = [value.given.captured for value in log.captured if value.given and value.given.captured is not None]
-    check_gradients(tensors, [*captured, *call.tensors], logger.own.nodes)
-    made = [returned(logger, tensor, call) for tensor in tensors]  # which may write ops down yet
+    made = values_of(logger, leaves, call)  # which may write ops down yet
     truths = read_truths(log)
-    made, tensors = [*made, *truths], [*tensors, *all_true(len(truths))]
+    made, tensors = [*made, *truths], [*tensors_in(leaves), *all_true(len(truths))]
     replay, random = Replay(log), before if any(map(draws, log.ops)) else None
     cells = list(shared.cells.values())
     rerolled = reroll(log, made, shared.fuse, shared.numbers)
@@ -117,6 +107,22 @@ def planned(
     )
     doubted = is_doubted(plan, program, replay, made, tensors, first, result, random)
     return replace(plan, scans=tell_scans(fused, program.run, first.path, doubted), doubted=doubted)
+
+
+def values_of(logger: Logger, leaves: Sequence[Any], call: LoopCall) -> list[LoggedValue]:
+    """What stands in the log for the tensors among the leaves, which the call returned. Raises `Unsupported` where
+    something was refused, or cannot be returned."""
+    with logger.refusing():
+        logger.end_functions()
+    log, tensors = logger.log, tensors_in(leaves)
+    if log.refusal is not None:
+        raise Unsupported(log.refusal)
+    for leaf in leaves:
+        if not isinstance(leaf, (Tensor, *SIMPLE)):
+            raise Unsupported(f"returns {kind_of(leaf)}", mend="return tensors, numbers, containers")
+    captured = [value.given.captured for value in log.captured if value.given and value.given.captured is not None]
+    check_gradients(tensors, [*captured, *call.tensors], logger.own.nodes)
+    return [returned(logger, tensor, call) for tensor in tensors]
 
 
 def is_doubted(

@@ -106,9 +106,8 @@ def max_pool(
     axis, width = x.dim() - 2, x.shape[-1]
     seen = windows(padded(x, padding, -math.inf), sizes, stride, dilation)
     values, tap = torch.max(seen, axis)
-    rows, columns = (
-        torch.arange(n) * step - pad for n, step, pad in zip(seen.shape[-2:], stride, padding, strict=True)
-    )
+    axes = zip(seen.shape[-2:], stride, padding, strict=True)
+    rows, columns = (torch.arange(n) * step - pad for n, step, pad in axes)
     down, across = tap // sizes[1], tap % sizes[1]
     places = (rows[:, None] + down * dilation[0]) * width + columns + across * dilation[1]
     return values, places

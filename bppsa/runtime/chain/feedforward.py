@@ -193,9 +193,8 @@ def read_by_rules(stages: Sequence[ChainStage]) -> tuple[fx.Node, ...]:
     found: dict[fx.Node, None] = {}
     for stage in stages:
         for node in stage.nodes if stage.reason is None else ():
-            around = (
-                (node, *node.all_input_nodes, *node.users) if not is_tensor(node) else (node, *node.all_input_nodes)
-            )
+            results = () if is_tensor(node) else node.users
+            around = (node, *node.all_input_nodes, *results)
             found.update(dict.fromkeys(other for other in around if is_tensor(other)))
     return tuple(found)
 

@@ -97,10 +97,8 @@ class Dropout(RegionStep):
 
     def forward(self, to: Writer, given: StepOperands) -> tuple[Image, Image]:
         (x,), (noise,) = given.inputs, given.brought
-        out, factors = (
-            empty(to, x.shape, kept=given.keeps_output),
-            pack(to, noise, x.shape, repeat=True, kept=given.keeps_own),
-        )
+        out = empty(to, x.shape, kept=given.keeps_output)
+        factors = pack(to, noise, x.shape, repeat=True, kept=given.keeps_own)
         self.multiply(to, x, factors, out)
         if not given.keeps_own:
             to.free(factors.data)

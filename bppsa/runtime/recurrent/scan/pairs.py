@@ -67,9 +67,8 @@ class Pair:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Pair:
         """Every tensor changed in its leading dimensions."""
-        matrix, vector = (
-            ScaledRows(change(rows.values), change(rows.exponents)) for rows in (self.matrix, self.vector)
-        )
+        parts = (self.matrix, self.vector)
+        matrix, vector = (ScaledRows(change(rows.values), change(rows.exponents)) for rows in parts)
         return Pair(matrix, vector, None if self.live is None else change(self.live))
 
 
