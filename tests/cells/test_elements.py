@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import bppsa
+from bppsa.runtime.recurrent.reference import loop
 from tests.cells.support import B, H, fuses, h, random, squashed, x
 
 TABLE, DEEP = random(H, H), random(H, H, 2)
@@ -93,3 +95,34 @@ def test_a_place_out_of_range_is_no_number() -> None:
     last = torch.zeros(B, H, dtype=torch.float64)
     last[:, -1] = 9
     assert bppsa.scan(cell, last, x(H), strategy="sequential")[1].isnan().all()
+
+
+@pytest.mark.parametrize("padding", [0, 2, -1])
+def test_a_row_of_padding_has_no_gradient(padding: int) -> None:
+    table = random(H, H)
+
+    def cell(state: Any, x: Tensor) -> Any:
+        h, token = state
+        h = torch.tanh(h + functional.embedding(token, table, padding_idx=padding) + 3 * x)
+        return (h, h.argmax(1)), h
+
+    fuses(cell, (h(), torch.arange(B) % H), x(H), table)
+
+
+@pytest.mark.parametrize("how", ["scale_grad_by_freq", "sparse"])
+def test_embeddings_whose_gradients_are_no_sums_of_rows(how: str) -> None:
+    table = random(H, H)
+
+    def cell(state: Any, x: Tensor) -> Any:
+        h, token = state
+        h = torch.tanh(h + functional.embedding(token, table, **{how: True}) + x)
+        return (h, h.argmax(1)), h
+
+    def run(scan: Any) -> Tensor:
+        _, ys = scan(cell, (torch.zeros(B, H, dtype=torch.float64), torch.arange(B) % H), xs)
+        return torch.autograd.grad(ys.square().sum(), table)[0]
+
+    xs = x(H).detach()
+    ours, theirs = run(bppsa.scan), run(loop)
+    assert ours.layout == theirs.layout
+    torch.testing.assert_close(ours.to_dense(), theirs.to_dense())

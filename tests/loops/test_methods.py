@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -89,6 +90,67 @@ def test_a_model_without_a_forward() -> None:
     pair.method = "values"
     for _ in range(3):
         assert [decision.strategy for decision in pair.call(x())] == ["sequential"]
+
+
+class Actor(Agent):
+    """Its forward has no loop."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x[:, 0], self.start(x)))
+
+
+class WithActor(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.actor = Actor()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.actor(x) + self.actor.values(x)
+
+
+class Listed(nn.ModuleList):
+    def forward(self, x: Tensor) -> Tensor:
+        h, out = x.new_zeros(len(x), N), []
+        for t in range(x.shape[1]):
+            for layer in self:
+                h = torch.tanh(layer(h + x[:, t]))
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+def unrolled(cell: nn.Module, x: Tensor) -> Tensor:
+    h = x.new_zeros(len(x), H)
+    for t in range(x.shape[1]):
+        h = cell(x[:, t], h)
+    return h
+
+
+class Held(nn.Module):
+    """The function with the loop is one that it holds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(N, H)
+        self.unrolled = functools.partial(unrolled)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.unrolled(self.cell, x)
+
+
+@pytest.mark.parametrize("method", ["values", "__call__"])
+def test_a_method_with_a_loop_beside_a_forward_without(method: str) -> None:
+    pair = Pair(Actor() if method == "values" else WithActor())
+    pair.method = method
+    for steps in (T, T, T + 2):
+        assert [decision.strategy for decision in pair.call(x(steps))] == ["sequential"]
+    if method == "values":
+        pair.method = "__call__"
+        assert pair.call(x()) == ()
+
+
+@pytest.mark.parametrize("model", [Held, lambda: Listed([nn.Linear(N, N), nn.Linear(N, N)])])
+def test_loops_in_functions_that_a_module_holds_and_in_lists_of_modules(model: Any) -> None:
+    assert Pair(model()).strategies(x()) == ["sequential"]
 
 
 def test_kinds_of_calls_that_seldom_come_again(monkeypatch: pytest.MonkeyPatch) -> None:

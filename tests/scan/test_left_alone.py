@@ -3,9 +3,11 @@ way."""
 
 from __future__ import annotations
 
+import random as random_numbers
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -61,6 +63,31 @@ def plain(f: Callable[[Tensor, Tensor], Tensor]) -> Cell:
         return h, h
 
     return cell
+
+
+def by_pythons_numbers(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.tanh(h + x * random_numbers.random()), h
+
+
+def by_numpys_numbers(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.tanh(h + x * numpy.random.rand()), h
+
+
+class Keeps(nn.Module):
+    """What a cell leaves in its module, the next step finds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = torch.zeros(B, H, dtype=torch.float64)
+        self.log: list[Tensor] = []
+        self.table: dict[str, Tensor] = {}
+
+    def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(h + x + self.before)
+        self.before = h.detach() / 2
+        self.log.append(self.before)
+        self.table["last"] = self.before
+        return h, h
 
 
 EYE = torch.eye(H, dtype=torch.float64)
@@ -206,3 +233,26 @@ def test_a_fault_of_a_pass_is_told_and_the_loop_runs(monkeypatch: pytest.MonkeyP
     with pytest.warns(RuntimeWarning, match="fails to plan it: KeyError"):
         decision = check(make(vanilla), tolerance=0)
     assert "please report" in decision.reason
+
+
+@pytest.mark.parametrize("cell", [by_pythons_numbers, by_numpys_numbers])
+def test_numbers_of_python_and_numpy_are_drawn_in_each_step(cell: Cell) -> None:
+    carry, xs = h(), x(H)
+
+    def ran(scan: Any) -> list[Tensor]:
+        random_numbers.seed(0)
+        numpy.random.seed(0)
+        return leaves(scan(cell, carry, xs))
+
+    same(ran(bppsa.scan), ran(loop), 0)
+
+
+def test_what_a_cell_keeps_is_there_after_each_step() -> None:
+    ours, plain, carry = Keeps(), Keeps(), h()
+    for _ in range(2):
+        xs = x(H)
+        with collecting() as taken:
+            got = leaves(bppsa.scan(ours, carry, xs))
+        same(got, leaves(loop(plain, carry, xs)), 0)
+        assert "keeps a tensor in an attribute, a list or a dict" in taken[-1].reason
+        same([*ours.log, ours.before, ours.table["last"]], [*plain.log, plain.before, plain.table["last"]], 0)

@@ -30,6 +30,8 @@ from bppsa.fxpasses.cell.recurrence import Splitter
 from bppsa.fxpasses.cell.rewrites.each_step import CANNOT, TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment.known import known_environment
+from bppsa.fxpasses.environment.libraries import owner
+from bppsa.fxpasses.environment.state import put_back
 from bppsa.fxpasses.environment.walk import Environment
 from bppsa.fxpasses.lines import place_of
 from bppsa.fxpasses.recording.capture import Recording
@@ -45,6 +47,9 @@ MOST = 256  # plans, of cells
 DRAW_BEFORE = (
     "draw them for all steps before and give them in xs (a class is the argmax of logits plus Gumbel noise); or write "
     "the loop in Python and bppsa.compile it, which takes dropout"
+)
+KEEPS = Reason(
+    "keeps a tensor in an attribute, a list or a dict", mend="carry it, or return it as y and keep it after the scan"
 )
 # What a mistake of ours in a pass would raise, once the cell itself has run.
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -147,6 +152,8 @@ def make(
     except (InputError, InputValueError, InputIndexError) as error:  # which the loop raises too, if it is the cell's
         cause = error.__cause__ or error
         return Reason(f"it does not run on stand-ins: {first_line(cause)}", path=place_of(cause))
+    if put_back(environment.trail, owner(cell)):
+        return KEEPS
     recording = replace(recording, result=(recording.result[0], [*recording.result[1], *recorder.truths]))
     fill_uniform(recording.graph, recording.arguments[0].meta["val"].shape[0])
     erase_unread(recording)

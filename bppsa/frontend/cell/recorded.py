@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain, combinations
 from typing import Any
 
@@ -13,7 +16,7 @@ from bppsa.errors import InputError, Unsupported
 from bppsa.fxpasses.cell.cell_recorder import CellRecorder
 from bppsa.fxpasses.cell.instead import INSTEAD
 from bppsa.fxpasses.recording.capture import Recording, do_the_same, record
-from bppsa.fxpasses.recording.recorder import ASKS
+from bppsa.fxpasses.recording.recorder import ASKS, DRAW_OUTSIDE
 
 NO_HOOKS = "saved tensor hooks"  # torch.func's error names them where it meets some
 MOST_ASKED = 4  # the most tensors that a cell may be given which asks for their gradients: each choice is a run
@@ -31,7 +34,8 @@ def recorded(
     def by(hooks: bool, without: Container[int] = ()) -> tuple[Recording, CellRecorder]:
         recorder = CellRecorder(1 + len(args[1]), otherwise, hooks, without)
         instead = {**INSTEAD, torch.autograd.grad: recorder.grad}
-        return record(flat_cell, args, gradients=gradients, instead=instead, recorder=recorder), recorder
+        with without_pythons_draws():
+            return record(flat_cell, args, gradients=gradients, instead=instead, recorder=recorder), recorder
 
     hooks = True
     try:
@@ -46,6 +50,21 @@ def recorded(
         if is_odd or len(given) > MOST_ASKED or not all(do_the_same(recording, by(hooks, n)[0]) for n in others):
             raise Unsupported(ASKS, op="requires_grad", mend="leave it to autograd, or pass a bool")
     return recording, recorder
+
+
+@contextmanager
+def without_pythons_draws() -> Iterator[None]:
+    """Raises `Unsupported` where random numbers of Python's or numpy's are drawn, which a loop draws anew in each step;
+    they stand as before then. torch's are ops, which a recording sees."""
+    numpy = sys.modules.get("numpy.random")
+    before, of_numpy = random.getstate(), numpy and numpy.get_state()
+    yield
+    drawn = random.getstate() != before or (numpy and repr(numpy.get_state()) != repr(of_numpy))
+    if drawn:
+        random.setstate(before)
+        if numpy:
+            numpy.set_state(of_numpy)
+        raise Unsupported("draws random numbers", op="random", mend=DRAW_OUTSIDE)
 
 
 def some_of(numbers: Sequence[int]) -> Iterator[tuple[int, ...]]:

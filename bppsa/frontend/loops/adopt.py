@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
@@ -29,19 +30,27 @@ def adopt_loops(root: nn.Module) -> None:
     for path, module in root.named_modules():
         take_away(module, Looped)  # of a compiled model within this one
         if has_loop(module):
+            gives_way = not forward_loops(module)
             put_before(module, Looped)
             prepare(type(module))
-            state_of(module).loops = LoopState(path)
+            state_of(module).loops = LoopState(path, gives_way=gives_way)
 
 
 def has_loop(module: nn.Module) -> bool:
+    """Whether its forward, or another method that a user may call, reaches one."""
     kind = kind_of(module)
-    if kind.__module__.partition(".")[0] == "torch" or isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+    if kind.__module__.partition(".")[0] == "torch":
         return False
-    if getattr(kind, "forward", None) is nn.Module.forward:
-        return bool(leading(kind))
-    kinds = [kind, *kinds_of_objects(module)]
-    return any(loops(code) or not FOLDS.isdisjoint(code.co_names) for code in reached(module.forward, kinds, DEPTH))
+    return forward_loops(module) or bool(leading(kind))
+
+
+def forward_loops(module: nn.Module) -> bool:
+    if getattr(kind_of(module), "forward", None) is nn.Module.forward:
+        return False
+    kinds = [kind_of(module), *kinds_of_objects(module)]
+    functions = [module.forward, *(value for name, value in vars(module).items() if name not in TABLES)]
+    codes = (code for function in functions for code in reached(function, kinds, DEPTH))
+    return any(loops(code) or not FOLDS.isdisjoint(code.co_names) for code in codes)
 
 
 def kinds_of_objects(module: nn.Module) -> set[type]:
@@ -53,7 +62,8 @@ def kinds_of_objects(module: nn.Module) -> set[type]:
 def reached(function: Any, kinds: Sequence[type], depth: int) -> Iterator[CodeType]:
     """The code of a function of the user's, and of what it finds under the names that it looks up: in its module, in
     others that it names, or as attributes of the classes, of which the first is its owner's."""
-    function = function.__func__ if isinstance(function, MethodType) else function
+    while isinstance(function, (MethodType, functools.partial)):
+        function = function.__func__ if isinstance(function, MethodType) else function.func
     if depth == 0 or not isinstance(function, FunctionType):
         return
     for cell in function.__closure__ or ():  # as of a decorator, which calls what it was given

@@ -59,7 +59,7 @@ class LoopState:
     kinds: RecentMap[Hashable] = field(default_factory=lambda: RecentMap(MOST))  # without these numbers: with them
     shared: SharedSteps = field(default_factory=SharedSteps)
     largest: int = 0  # size of a call
-    gives_way: bool = False  # to the loops of what it calls
+    gives_way: bool = False  # to the loops of what it calls, or of other methods
     idle: int = 0  # calls left to PyTorch since the last plan was made
     last: LeftCall = LeftCall()
     report: Report = field(default_factory=Report)  # of a function
@@ -72,7 +72,7 @@ class LoopState:
         return {**self.of_clone().__dict__}
 
     def of_clone(self) -> LoopState:
-        return LoopState(self.path, self.is_part)
+        return LoopState(self.path, self.is_part, gives_way=self.gives_way and not self.is_part)
 
     @property
     def is_closed(self) -> bool:

@@ -36,6 +36,25 @@ def changed_state(trail: Trail, root: Any) -> dict[StatePlace, tuple[Any, Any]]:
     return found
 
 
+def put_back(trail: Trail, root: Any) -> bool:
+    """Whether a call has left a tensor where the next one may find it, as in an attribute or a list. What stood there
+    before is put there again, and a list is as long as it was, a dict as empty."""
+    changed = changed_state(trail, root)
+    put(trail, root, changed, [then for then, _ in changed.values()])
+    found = bool(changed)
+    for read, value, seen in trail.same:
+        held = root if value is None else value
+        known = set(map(id, seen))
+        found |= any(isinstance(one, Tensor) and id(one) not in known for one in read(held))
+        if read is list and isinstance(held, list):
+            del held[len(seen) :]
+    for filled in trail.empty:
+        if any(isinstance(one, Tensor) for one in pytree.tree_leaves(filled)):
+            filled.clear()
+            found = True
+    return found
+
+
 def put(trail: Trail, root: Any, places: Iterable[StatePlace], values: Iterable[Any]) -> None:
     """Puts the values where a call has put its own that has the trail's key."""
     for place, value in zip(places, values, strict=True):

@@ -212,7 +212,7 @@ class Environment:
     def is_the_users(self, module: str | None) -> bool:
         """Whether it may change while the process runs. Of libraries we take for granted that they do not: a walk
         through one of them would find no end."""
-        package = (module or "").partition(".")[0]
+        package = (module if isinstance(module, str) else "").partition(".")[0]
         return (package == self.home and package != "torch") or not is_library(package)
 
     def visit_spaces(self) -> None:

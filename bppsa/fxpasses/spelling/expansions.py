@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.one_hot import ONE_HOT, as_comparison
 from bppsa.fxpasses.spelling.choosing import (
     aminmax,
@@ -63,6 +64,17 @@ def multivariate_lgamma(x: Tensor, p: int) -> Tensor:
     return sum((torch.lgamma(x - 0.5 * j) for j in range(p)), constant)
 
 
+def embedding(table: Tensor, at: Tensor, padding: int = -1, scale: bool = False, sparse: bool = False) -> Tensor:
+    """The row of the padding has no gradient."""
+    if scale or sparse:
+        what = f"takes gradients that are {'scaled by how often a row is picked' if scale else 'sparse'}"
+        raise Unsupported(what, op=str(aten.embedding.default), mend="pick rows by table[at]")
+    found = lookup(table, at)
+    if padding < 0 or found is NotImplemented:
+        return found
+    return torch.where((at == padding).unsqueeze(-1), found.detach(), found)
+
+
 EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.argmax.default: extremum_place(1.0),
     aten.argmin.default: extremum_place(-1.0),
@@ -99,7 +111,7 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten._native_batch_norm_legit_no_training.default: batch_norm,
     aten.index.Tensor: index,
     aten.index_select.default: selected,
-    aten.embedding.default: lambda table, at, *options: lookup(table, at),
+    aten.embedding.default: embedding,
     aten.gather.default: gather,
     **dict.fromkeys((aten.scatter.value, aten.scatter.src), scatter(replaced)),
     aten.scatter_add.default: scatter(added),
