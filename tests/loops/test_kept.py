@@ -7,7 +7,11 @@ import pickle
 from concurrent.futures import ThreadPoolExecutor
 
 from bppsa.common.recent import RecentMap
+from bppsa.frontend.loops import state
 from bppsa.frontend.loops.state import LoopState
+from tests.loops.beside import Pair
+from tests.loops.cells import x
+from tests.loops.models import Stack
 
 
 def test_the_map_keeps_what_was_used_last() -> None:
@@ -39,8 +43,22 @@ def test_threads_share_the_map() -> None:
 
 def test_a_kind_that_comes_again_has_not_moved() -> None:
     """A call that was left without a plan, or whose plan went, comes with the very same numbers."""
-    state = LoopState("")
-    assert not state.has_moved("kind", ("kind", 1.0))
-    assert not state.has_moved("kind", ("kind", 1.0))
-    assert state.has_moved("kind", ("kind", 2.0))
-    assert not state.has_moved("kind", ("kind", 3.0)), "that is known by now"
+    loop = LoopState("")
+    assert not loop.has_moved("kind", ("kind", 1.0))
+    assert not loop.has_moved("kind", ("kind", 1.0))
+    assert loop.has_moved("kind", ("kind", 2.0))
+    assert not loop.has_moved("kind", ("kind", 3.0)), "that is known by now"
+
+
+def test_a_plan_is_used_behind_odd_calls() -> None:
+    """As of a hook that records one call of each epoch."""
+    pair, seen = Pair(Stack()), list[object]()
+    for _ in range(state.TRIALS + 2):
+        for _ in range(2):
+            assert [decision.strategy for decision in pair.call(x())] == ["sequential"]
+        hooks = [
+            model.cell.register_forward_hook(lambda *given: seen.append(given)) for model in (pair.plain, pair.fast)
+        ]
+        assert [decision.strategy for decision in pair.call(x())] in (["pytorch"], [])
+        for hook in hooks:
+            hook.remove()

@@ -57,6 +57,9 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
     values = numbers.values if numbers is not None else []
     if plan is None and not state.is_part and state.has_moved(without_numbers(described.key), described.key):
         return run()  # from the next call on Python runs what is around the loops, and reads them
+    if plan is None and state.is_tried:
+        state.leave(state.last)
+        return by_pytorch(run, state.last)
     if plan is None and state.waits(key):
         return by_pytorch(run, left_for(state, NEW_KINDS))
     if plan is None:

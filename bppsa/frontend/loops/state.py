@@ -52,6 +52,7 @@ class LoopState:
     is_part: bool = False  # of a function: one loop of it
     plans: PlanCache[Any] = field(default_factory=lambda: PlanCache(MOST))
     in_vain: int = 0
+    has_plans: bool = False
     debt: int = 0  # of all plans made, in runs that would have to pay for them yet
     sightings: RecentMap[int] = field(default_factory=lambda: RecentMap(SIGHTINGS))  # of kinds that wait for a plan
     changes: RecentMap[Changes] = field(default_factory=lambda: RecentMap(MOST))  # of kinds that differ in numbers
@@ -76,8 +77,13 @@ class LoopState:
 
     @property
     def is_closed(self) -> bool:
-        tried = self.in_vain >= TRIALS or self.idle >= IDLE
-        return tried or self.gives_way
+        tried = self.is_tried and not self.has_plans
+        return tried or self.idle >= IDLE or self.gives_way
+
+    @property
+    def is_tried(self) -> bool:
+        """Whether no further kind of call is looked at."""
+        return self.in_vain >= TRIALS
 
     def look_at(self, size: int) -> None:
         """size: of what a call is given. One that is given far more than any before, as behind the single steps of a
@@ -144,5 +150,6 @@ class LoopState:
             self.tell(made)
         else:
             self.in_vain = self.idle = 0
+            self.has_plans = True
             self.debt += SHARED if made.is_shared else PAYS
         self.plans.keep(key, made, named)
