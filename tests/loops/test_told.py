@@ -267,3 +267,22 @@ def test_what_differs_is_named(wrong: Any, said: str, monkeypatch: pytest.Monkey
     (decision,) = Pair(Named()).call({"x": x(20)})
     assert decision.strategy == "pytorch"
     assert said in decision.reason
+
+
+def returns(rewards: Tensor, ended: Tensor) -> Tensor:
+    value, out = torch.zeros_like(rewards[0]), []
+    for t in reversed(range(len(rewards))):
+        value = rewards[t] + 0.9 * (1 - ended[t]) * value
+        out.insert(0, value)
+    return torch.stack(out)
+
+
+def test_what_is_read_in_each_step_is_read_at_once_without_gradients_too() -> None:
+    fast = bppsa.loop(returns)
+    with torch.no_grad():
+        for _ in range(3):
+            given = torch.randn(64, 3, dtype=torch.float64), torch.randn(64, 3, dtype=torch.float64)
+            torch.testing.assert_close(fast(*given), returns(*given))
+    (decision,) = bppsa.report(fast).decisions
+    assert decision.strategy == "sequential"
+    assert "ops beside it" not in decision.reason

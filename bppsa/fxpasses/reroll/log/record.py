@@ -245,6 +245,10 @@ class Logger(TorchDispatchMode):
     def wait(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Tensor) -> None:
         self.memory.postpone(out, args[0], LoggedOp(func, [None, *leaves[1:]], spec, True, self.lines))
 
+    def tells_gradients(self) -> bool:
+        """Whether an op is done with gradients; in a call that has none this is no difference."""
+        return torch.is_grad_enabled() or not self.gradients
+
     def turn(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Tensor) -> None:
         """A view that a tensor becomes in place."""
         assert self.turned is not None
@@ -259,7 +263,7 @@ class Logger(TorchDispatchMode):
         seeded = is_seeded(func)
         if not values or seeded or not all(value.constant for value in values):
             return None
-        grad = torch.is_grad_enabled()
+        grad = self.tells_gradients()
         key = (func, spec, grad, *((type(leaf), leaf) for leaf in leaves))
         op = self.known.get(key)
         if op is None:
@@ -280,7 +284,7 @@ class Logger(TorchDispatchMode):
         self.log.raises = True
 
     def append(self, func: Any, leaves: list[Any], spec: Any, outs: Sequence[Any], single: bool = True) -> LoggedOp:
-        op = LoggedOp(func, leaves, spec, torch.is_grad_enabled(), self.lines).gives(*outs, single=single)
+        op = LoggedOp(func, leaves, spec, self.tells_gradients(), self.lines).gives(*outs, single=single)
         self.log.ops.append(op)
         return op
 
