@@ -30,7 +30,10 @@ TRACING = torch._C._TorchDispatchModeKey.PROXY  # make_fx's, which would see wha
 LAZY: dict[Any, Any] = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 CHOOSE = "use torch.where; what is only logged, read after all steps"
 ASKS = "asks whether a tensor has a gradient, which may be otherwise in another step"
-DRAW_OUTSIDE = "draw them outside and pass them in, or call model.eval() if they are a dropout's"
+DRAW_OUTSIDE = (
+    "draw them outside and pass them in, or call model.eval() if they are a dropout's; a class may be drawn as the "
+    "argmax of logits plus Gumbel noise, as F.gumbel_softmax does"
+)
 
 
 def nothing_of(saved: Tensor) -> None:
