@@ -34,7 +34,7 @@ APART = "; its first step, which may decide otherwise, is PyTorch's"
 
 
 @dataclass(frozen=True)
-class ScanOptions:
+class ScanRequest:
     """What `scan` is asked for. otherwise: numbers of truth values that the cell reads which are not as usual."""
 
     reverse: bool
@@ -53,7 +53,7 @@ def scan(
     forward: str | Forward | None = None,
 ) -> tuple[Any, Any]:
     """Run a cell over time, as `bppsa.scan` says."""
-    options = ScanOptions(reverse, strategy, forward)
+    options = ScanRequest(reverse, strategy, forward)
     try:
         return scanned(cell, carry, xs, options)
     except Missed as missed:
@@ -62,7 +62,7 @@ def scan(
         return after_first(cell, carry, xs, replace(options, otherwise=missed.otherwise))
 
 
-def after_first(cell: CellFunction, carry: Any, xs: Any, options: ScanOptions) -> tuple[Any, Any]:
+def after_first(cell: CellFunction, carry: Any, xs: Any, options: ScanRequest) -> tuple[Any, Any]:
     """The first step by PyTorch, as it decides otherwise than all others by truth values, and then a scan of these."""
     reverse = options.reverse
     first, rest = (-1, slice(None, -1)) if reverse else (0, slice(1, None))
@@ -78,7 +78,7 @@ def after_first(cell: CellFunction, carry: Any, xs: Any, options: ScanOptions) -
     )
 
 
-def scanned(cell: CellFunction, carry: Any, xs: Any, options: ScanOptions) -> tuple[Any, Any]:
+def scanned(cell: CellFunction, carry: Any, xs: Any, options: ScanRequest) -> tuple[Any, Any]:
     """Raises `Missed` where the cell decides otherwise, by truth values, than its plan has it."""
     check_place(cell)
     carry_leaves, carry_spec = pytree.tree_flatten(carry)

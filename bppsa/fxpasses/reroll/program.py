@@ -13,7 +13,7 @@ from bppsa.fxpasses.recording.aliases import is_expanded
 from bppsa.fxpasses.reroll.log.ops import Log, LoggedOp, LoggedValue, draws
 
 aten = torch.ops.aten
-Layout = tuple[Callable[[Tensor, Sequence[int]], Tensor], tuple[int, ...]]
+MemoryLayout = tuple[Callable[[Tensor, Sequence[int]], Tensor], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def program_of(
     ops: Sequence[LoggedOp],
     result: Sequence[LoggedValue],
     gradients: bool,
-    layouts: Mapping[LoggedValue, Layout] = {},
+    layouts: Mapping[LoggedValue, MemoryLayout] = {},
 ) -> LoopProgram:
     """gradients: whether grad mode was on around the call; ops that were done without are detached then. layouts: of
     what has to have memory of its own, as it has without a scan."""
@@ -77,7 +77,7 @@ def program_of(
     )
 
 
-def layout_of(tensor: Tensor) -> Layout:
+def layout_of(tensor: Tensor) -> MemoryLayout:
     """How it lies in memory: its dimensions in that order, the one of the longest strides first; or its strides, where
     other numbers lie between its own."""
     order = tuple(sorted(range(tensor.dim()), key=lambda d: -tensor.stride()[d]))
