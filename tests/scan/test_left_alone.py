@@ -256,3 +256,18 @@ def test_what_a_cell_keeps_is_there_after_each_step() -> None:
         same(got, leaves(loop(plain, carry, xs)), 0)
         assert "keeps a tensor in an attribute, a list or a dict" in taken[-1].reason
         same([*ours.log, ours.before, ours.table["last"]], [*plain.log, plain.before, plain.table["last"]], 0)
+
+
+class KeepsAndReads(Keeps):
+    def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h, y = super().forward(h * random_numbers.random(), x)
+        return (h if bool(x.sum() > 0) else -h), y
+
+
+def test_a_recording_that_is_refused_leaves_nothing() -> None:
+    ours, plain, carry, xs = KeepsAndReads(), KeepsAndReads(), h(), x(H)
+    random_numbers.seed(0)
+    got = leaves(bppsa.scan(ours, carry, xs))
+    random_numbers.seed(0)
+    same(got, leaves(loop(plain, carry, xs)), 0)
+    same(ours.log, plain.log, 0)

@@ -107,3 +107,19 @@ def test_a_first_step_that_decides_otherwise_is_apart(cell: Any, reverse: bool) 
         decision = check(example(cell, carry, x(H)), tolerance=1e-12, reverse=reverse)
         assert decision.strategy == "sequential"
         assert "its first step, which may decide otherwise, is PyTorch's" in decision.reason
+
+
+def asks_for_all_and_for_any(h: Tensor, x: Tensor) -> Any:
+    """Once one of them is otherwise, it does not tell the other."""
+    zero = h == 0
+    if zero.all():
+        h = x.sigmoid()
+    if zero.any():
+        h = h + 1
+    return torch.where(x > 0.5, 0.0, torch.tanh(h + x)), h
+
+
+def test_all_and_any_of_one_value() -> None:
+    torch.manual_seed(0)
+    for _ in range(5):
+        check(example(asks_for_all_and_for_any, torch.zeros_like(h()).requires_grad_(), x(H)), tolerance=1e-12)

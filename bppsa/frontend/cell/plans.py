@@ -152,9 +152,12 @@ def make(
     except (InputError, InputValueError, InputIndexError) as error:  # which the loop raises too, if it is the cell's
         cause = error.__cause__ or error
         return Reason(f"it does not run on stand-ins: {first_line(cause)}", path=place_of(cause))
-    if put_back(environment.trail, owner(cell)):
+    finally:
+        kept = put_back(environment.trail, owner(cell))
+    if kept:
         return KEEPS
-    recording = replace(recording, result=(recording.result[0], [*recording.result[1], *recorder.truths]))
+    read_by_python = [node for node, _ in recorder.truths]
+    recording = replace(recording, result=(recording.result[0], [*recording.result[1], *read_by_python]))
     fill_uniform(recording.graph, recording.arguments[0].meta["val"].shape[0])
     erase_unread(recording)
     try:

@@ -58,12 +58,14 @@ def without_pythons_draws() -> Iterator[None]:
     they stand as before then. torch's are ops, which a recording sees."""
     numpy = sys.modules.get("numpy.random")
     before, of_numpy = random.getstate(), numpy and numpy.get_state()
-    yield
-    drawn = random.getstate() != before or (numpy and repr(numpy.get_state()) != repr(of_numpy))
-    if drawn:
+    try:
+        yield
+    finally:
+        drawn = random.getstate() != before or (numpy and repr(numpy.get_state()) != repr(of_numpy))
         random.setstate(before)
         if numpy:
             numpy.set_state(of_numpy)
+    if drawn:
         raise Unsupported("draws random numbers", op="random", mend=DRAW_OUTSIDE)
 
 

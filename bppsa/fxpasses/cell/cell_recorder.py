@@ -47,15 +47,15 @@ class Truth:
 
 class CellRecorder(SlopeRecorder):
     """Records a cell. alone: how many tensors it is given where it has one carry. otherwise: numbers of truth values
-    that are not as usual. without: numbers of the given tensors that have no gradient. truths: by what they are of.
-    asks: whether the cell asks for gradients."""
+    that are not as usual. without: numbers of the given tensors that have no gradient. truths: by what they are of, and
+    whether of all of it. asks: whether the cell asks for gradients."""
 
     def __init__(
         self, alone: int, otherwise: Container[int] = (), hooks: bool = True, without: Container[int] = ()
     ) -> None:
         super().__init__(hooks)
         self.alone, self.otherwise, self.without = alone, otherwise, without
-        self.truths: dict[fx.Node, Truth] = {}
+        self.truths: dict[tuple[fx.Node, bool], Truth] = {}
         self.asks = False
 
     def watched(self, value: Tensor, node: fx.Node) -> Tensor:
@@ -71,7 +71,7 @@ class CellRecorder(SlopeRecorder):
             if node.target in OF_ALL | OF_ANY:
                 of_all = node.target in OF_ALL
                 taken = Truth(of_all, of_all != (len(self.truths) in self.otherwise))
-                return self.truths.setdefault(node.args[0], taken).value
+                return self.truths.setdefault((node.args[0], of_all), taken).value
         return super().__torch_dispatch__(func, types, args, kwargs)
 
     def grad(self, outputs: Any, inputs: Any, *args: Any, **options: Any) -> Any:
