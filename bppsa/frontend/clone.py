@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import gc
 import types
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -90,6 +91,12 @@ def _mapping(cloner: _Cloner, value: Any, path: str) -> Any:
     for key, item in value.items():
         new[cloner.copy(key, path)] = cloner.copy(item, under(path, str(key)))
     return new
+
+
+def _mapping_proxy(cloner: _Cloner, value: Any, path: str) -> Any:
+    behind = gc.get_referents(value)[0]  # no other way leads to it
+    of_class = "__module__" in value
+    return value if of_class else cloner.remember(value, types.MappingProxyType(cloner.copy(behind, path)))
 
 
 def _sequence(cloner: _Cloner, value: Any, path: str) -> Any:
@@ -182,6 +189,7 @@ _REBUILD: dict[type, Rebuild] = {
     **dict.fromkeys((dict, OrderedDict, defaultdict, Counter), _mapping),
     **dict.fromkeys((list, deque), _sequence),
     set: _set,
+    types.MappingProxyType: _mapping_proxy,
     types.MethodType: _bound_method,
     types.FunctionType: _function,
     functools.partial: _partial,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import types
 import weakref
 from collections import OrderedDict, deque, namedtuple
 from typing import Any
@@ -179,6 +180,16 @@ def test_the_clone_keeps_nothing_of_the_model_alive() -> None:
     del model
     assert gone() is None
     assert copy.encoder._flat_weights[0] is copy.encoder.weight_ih_l0
+
+
+def test_a_mapping_proxy_shows_the_clone_s_own_dict() -> None:
+    model = nn.Linear(2, 2)
+    model.numbers, model.kind = {"scale": 1.0}, vars(Tagger)
+    model.shown = types.MappingProxyType(model.numbers)
+    copy = fast(model)
+    copy.numbers["scale"] = 2.0
+    assert (copy.shown["scale"], model.shown["scale"]) == (2.0, 1.0)
+    assert copy.kind == model.kind
 
 
 @pytest.mark.parametrize("flat", ["_flat_weights", "_flat_weight_refs", "_flat_weights_names", "_all_weights"])

@@ -3,8 +3,11 @@ recording."""
 
 from __future__ import annotations
 
+import builtins
 import functools
 import gc
+import importlib
+import sys
 import types
 import weakref
 from collections import deque
@@ -16,6 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 from torch.nn.utils import parametrizations
 
 import bppsa
@@ -129,6 +133,14 @@ CHANGES: dict[str, Callable[[], Change]] = {
     ),
     "method": method,
     "Python module": lambda: (lambda h, x: twice(h * OTHER.factor + x), lambda: setattr(OTHER, "factor", 5.0)),
+    "Python module by its name": lambda: (
+        lambda h, x: twice(h * sys.modules[__name__].SCALE + x),
+        of_the_module()[1],
+    ),
+    "computed Python module": lambda: (
+        lambda h, x: twice(h * importlib.import_module(__name__).SCALE + x),
+        of_the_module()[1],
+    ),
     "mode": lambda: module(nn.Module.eval),
     "number of a Module": lambda: module(lambda m: setattr(m, "factor", 3.0)),
     "global read by a Module": lambda: (Cellular(), of_the_module()[1]),
@@ -159,6 +171,32 @@ def test_a_call_sees_what_changed(name: str) -> None:
     same(after, leaves(loop(cell, carry, xs)))
     if name not in ("parameter frozen", "function in a dict"):
         assert not torch.allclose(before[0], after[0])
+
+
+LIBRARIES: dict[str, tuple[Cell, Any, str]] = {
+    "number": (lambda h, x: twice(h * torch.test_scale + x), torch, "test_scale"),
+    "number of a class": (lambda h, x: twice(h * nn.Linear.test_scale + x), nn.Linear, "test_scale"),
+    "number among Python's names": (lambda h, x: twice(h * test_scale + x), builtins, "test_scale"),  # noqa: F821
+    "function": (lambda h, x: twice(functional.hardtanh(h * x)), functional, "hardtanh"),
+    "number of a tensor": (lambda h, x: twice(h.test_scale * h * x), Tensor, "test_scale"),
+    "forward of a layer": (Cellular(), nn.Linear, "forward"),
+}
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_what_a_library_has_by_a_name_may_change(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a number of a user's is put there, or a function is replaced."""
+    torch.manual_seed(0)
+    cell, library, attribute = LIBRARIES[name]
+    plain = getattr(library, attribute, None)
+    if plain is None:
+        monkeypatch.setattr(library, attribute, 1.0, raising=False)
+    carry, xs = h(), x(H)
+    before = leaves(bppsa.scan(cell, carry, xs))
+    monkeypatch.setattr(library, attribute, 3.0 if plain is None else lambda *args: plain(*args) * 2)
+    after = leaves(bppsa.scan(cell, carry, xs))
+    same(after, leaves(loop(cell, carry, xs)))
+    assert not torch.allclose(before[0], after[0])
 
 
 def test_new_weights_need_no_new_recording() -> None:

@@ -32,6 +32,7 @@ COMPUTES = (
     }
     | {"__dict__", "__getattribute__", "__getstate__", "__reduce_ex__", "__self__", "_getframe", "currentframe", "gc"}
 )
+FIND_MODULES = {"import_module", "__import__"}  # a Python module by a name that may be computed
 # Packages whose code reads attributes of a user's object at most by names that its own kind has.
 KNOWN = {
     *("torch", "bppsa", "numpy", "einops", "builtins", "math", "cmath", "functools", "itertools", "operator"),

@@ -8,6 +8,7 @@ The walk that finds all this is long; the next call with the same cell only foll
 from __future__ import annotations
 
 import array
+import builtins
 import contextvars
 import copyreg
 import ctypes
@@ -27,8 +28,19 @@ from torch import Tensor, nn
 from bppsa.fxpasses.environment import trail
 from bppsa.fxpasses.environment.key import PLAIN, Key, Reference, exact, reference
 from bppsa.fxpasses.environment.libraries import is_library, owner, package_of
+from bppsa.fxpasses.environment.library_names import LibraryNames, LibrarySpace, is_plain, stand_at
 from bppsa.fxpasses.environment.names import global_names, imported_names, names_in_module, names_of_objects, unnamed
-from bppsa.fxpasses.environment.reading import MACHINERY, OF_EACH, PURE, Holder, is_odd, may_read_anything, names_all
+from bppsa.fxpasses.environment.reading import (
+    FIND_MODULES,
+    MACHINERY,
+    OF_EACH,
+    PURE,
+    Holder,
+    is_odd,
+    may_read_anything,
+    module_of,
+    names_all,
+)
 from bppsa.fxpasses.environment.trail import MISSING, Trail
 from bppsa.fxpasses.environment.uses import gives_away, lets_go
 
@@ -46,6 +58,7 @@ class Environment:
     places: dict[tuple, int] = field(default_factory=dict)  # of tensors in memory: two views may be one
     names: set[str] = field(default_factory=set)  # all that the functions met so far look up, also as attributes
     spaces: dict[Any, set[str]] = field(default_factory=dict)  # where they may find them -> which of them were visited
+    libraries: LibraryNames = field(default_factory=LibraryNames)
     constructed: set[type] = field(default_factory=set)  # classes that they have themselves, not objects of them alone
     attributes: set[str] = field(default_factory=set)  # those of the names that are looked up in objects
     reads_all: bool = False  # whether code that was met may read attributes that it does not name
@@ -113,6 +126,9 @@ class Environment:
         self.visit_all(sorted(value, key=repr))
 
     def visit_dict(self, value: Any) -> None:
+        if value is sys.modules:
+            self.enter_modules()
+            return
         self.trail.add_container(trail.items, value)
         self.visit_items(value)
 
@@ -208,6 +224,13 @@ class Environment:
             self.spaces.setdefault(space, set())
         else:
             self.meet(space)
+            self.libraries.enter(space)
+
+    def enter_modules(self) -> None:
+        """All Python modules of the user's, for code that looks one up by its name."""
+        for name, module in list(sys.modules.items()):
+            if isinstance(module, types.ModuleType) and self.is_the_users(name):
+                self.enter(module)
 
     def is_the_users(self, module: str | None) -> bool:
         """Whether it may change while the process runs. Of libraries we take for granted that they do not: a walk
@@ -225,11 +248,14 @@ class Environment:
             self.trail.add(trail.names(tuple(self.attributes | machinery | done)), vars(space))
         for holder in self.holders:
             self.trail.add(trail.OfModule(frozenset(holder.done)), holder.module)
+        self.trail.add(stand_at, self.libraries.places())
 
     def visit_found(self) -> bool:
         """Whether there was anything that had not been visited."""
         before = len(self.marks), len(self.called)
         self.reads_all |= names_all(self.attributes | self.names)
+        if not FIND_MODULES.isdisjoint(self.attributes | self.names):
+            self.enter_modules()
         for at, (space, done) in enumerate(list(self.spaces.items())):
             machinery = MACHINERY if space in self.called else frozenset()
             named = (self.attributes | machinery) & vars(space).keys()
@@ -248,7 +274,21 @@ class Environment:
                 done.add(name)
                 self.visit_attribute(at, kind.__name__, name, state[name])
             done.update(state.keys() & OF_EACH)
+        for place, value in self.libraries.found(self.names_in_library):
+            self.marks.append((len(self.parts), place))
+            self.visit_in_library(value)
         return before != (len(self.marks), len(self.called))
+
+    def names_in_library(self, space: LibrarySpace) -> set[str]:
+        if space is builtins:
+            return self.names
+        return self.attributes | MACHINERY if space in self.called else self.attributes
+
+    def visit_in_library(self, value: Any) -> None:
+        if value is sys.modules or is_plain(value) or self.is_the_users(module_of(value)):
+            self.visit(value)
+        else:
+            self.visit_address(value)
 
     def visit_attribute(self, at: int, owner: str, name: str, value: Any) -> None:
         self.parts.append((at, name))
