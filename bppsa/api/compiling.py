@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.api.options import options_of
-from bppsa.api.products import PRODUCTS
+from bppsa.api.products import compiled
 from bppsa.decisions import Report
 from bppsa.distributed.compiled import Scheduled, trainer_of
 from bppsa.distributed.steps.trainer import Trainer
@@ -141,7 +141,7 @@ def compile(
         )
     if isinstance(model, Scheduled):
         raise StrategyError("this model has a schedule already; compile the model that it was made from")
-    return PRODUCTS[type(options)](model, options)
+    return compiled(model, options)
 
 
 def report(model: nn.Module | Callable[..., Any]) -> Report:

@@ -8,11 +8,14 @@ from typing import Any
 
 from torch import nn
 
+from bppsa.api.exact_classes import class_question
 from bppsa.api.options import InductorOptions, KernelOptions, ProductOptions, ScanOptions, ScheduleOptions
 from bppsa.decisions import Decision, Report
 from bppsa.distributed.start import check_stages, counterparts, scheduled
 from bppsa.distributed.steps.training import Settings
+from bppsa.errors import Reason
 from bppsa.frontend import call_log
+from bppsa.frontend.clone import clone
 from bppsa.frontend.feedforward import classes
 from bppsa.frontend.loops.adopt import adopt_loops
 from bppsa.frontend.loops.classes import Looped
@@ -27,6 +30,20 @@ from bppsa.plan.chain_options import ChainOptions
 
 STAGES = 8
 NOT_YET = "the model has not run yet: what is found so far, to be decided in a call (scans are found when they run)"
+
+
+def compiled(model: nn.Module, options: ProductOptions) -> nn.Module:
+    """The product that the options are of; nothing is rewritten in a model whose forward would tell by the classes."""
+    fast = PRODUCTS[type(options)](model, options)
+    asked = class_question(fast)
+    return fast if asked is None else as_it_is(model, options, asked)
+
+
+def as_it_is(model: nn.Module, options: Any, asked: Reason) -> nn.Module:
+    fast, _ = clone(model)
+    if not isinstance(options, ScanOptions):
+        give_masks(fast, given_masks(model, options.masks, options.sparse))
+    return reporting(fast, options, (Decision("", "model", "pytorch", str(asked)),), "")
 
 
 def with_kernels(model: nn.Module, options: KernelOptions) -> nn.Module:
@@ -87,10 +104,13 @@ def with_schedule(model: nn.Module, options: ScheduleOptions) -> nn.Module:
     )
     check_stages(settings, options.stages)
     fast, by_path = rewrite(model, options.strategy, options.forward)
+    asked = class_question(fast)
+    if asked is not None:
+        fast, by_path = clone(model)[0], {"": Decision("", "model", "pytorch", str(asked))}
     stages = counterparts(model, fast, options.stages or STAGES)
-    compiled = scheduled(fast, settings, stages, options.example_inputs, options.example_kwargs)
-    show(compiled, Report(tuple(by_path.values()), NOT_YET))
-    return compiled
+    trained = scheduled(fast, settings, stages, options.example_inputs, options.example_kwargs)
+    show(trained, Report(tuple(by_path.values()), NOT_YET))
+    return trained
 
 
 PRODUCTS: Mapping[type[ProductOptions], Callable[[nn.Module, Any], nn.Module]] = {

@@ -49,7 +49,8 @@ def forward_loops(module: nn.Module) -> bool:
         return False
     kinds = [kind_of(module), *kinds_of_objects(module)]
     functions = [module.forward, *(value for name, value in vars(module).items() if name not in TABLES)]
-    codes = (code for function in functions for code in reached(function, kinds, DEPTH))
+    found = (each for function in functions for each in reached(function, kinds, DEPTH))
+    codes = (code for each in found for code in within(each.__code__))
     return any(loops(code) or not FOLDS.isdisjoint(code.co_names) for code in codes)
 
 
@@ -59,8 +60,8 @@ def kinds_of_objects(module: nn.Module) -> set[type]:
     return {kind for kind in found if is_users_name(kind.__module__)}
 
 
-def reached(function: Any, kinds: Sequence[type], depth: int) -> Iterator[CodeType]:
-    """The code of a function of the user's, and of what it finds under the names that it looks up: in its module, in
+def reached(function: Any, kinds: Sequence[type], depth: int) -> Iterator[FunctionType]:
+    """A function of the user's, and those that it finds under the names that it looks up: in its module, in
     others that it names, or as attributes of the classes, of which the first is its owner's."""
     while isinstance(function, (MethodType, functools.partial)):
         function = function.__func__ if isinstance(function, MethodType) else function.func
@@ -71,8 +72,8 @@ def reached(function: Any, kinds: Sequence[type], depth: int) -> Iterator[CodeTy
     package = (function.__globals__.get("__name__") or "").partition(".")[0]
     if is_library(package) and package != kinds[0].__module__.partition(".")[0]:
         return
+    yield function
     for code in within(function.__code__):
-        yield code
         for found in named(code, function.__globals__, kinds):
             if found is not function:
                 yield from reached(found, kinds, depth - 1)
