@@ -3,6 +3,7 @@ way."""
 
 from __future__ import annotations
 
+import itertools
 import random as random_numbers
 from collections.abc import Callable
 from typing import Any
@@ -71,6 +72,25 @@ def by_pythons_numbers(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
 
 def by_numpys_numbers(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.tanh(h + x * numpy.random.rand()), h
+
+
+class Draws(nn.Module):
+    """Of a generator and an iterator of its own."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        generator = numpy.random.default_rng(0)
+        self.draw = {
+            "generator": generator.normal,
+            "state": lambda: generator.normal(),
+            "count": itertools.count().__next__,
+            "next": lambda: next(self.numbers),
+            "python": random_numbers.Random(0).gauss,
+        }[name]
+        self.numbers = iter(range(1000))
+
+    def forward(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(h + x * float(self.draw())), h
 
 
 class Keeps(nn.Module):
@@ -245,6 +265,15 @@ def test_numbers_of_python_and_numpy_are_drawn_in_each_step(cell: Cell) -> None:
         return leaves(scan(cell, carry, xs))
 
     same(ran(bppsa.scan), ran(loop), 0)
+
+
+@pytest.mark.parametrize("name", ["generator", "state", "count", "next", "python"])
+def test_what_goes_on_from_step_to_step_goes_on(name: str) -> None:
+    carry, xs = h(), x(H)
+    with collecting() as taken:
+        got = leaves(bppsa.scan(Draws(name), carry, xs))
+    same(got, leaves(loop(Draws(name), carry, xs)), 0)
+    assert "goes on from step to step" in taken[-1].reason
 
 
 def test_what_a_cell_keeps_is_there_after_each_step() -> None:

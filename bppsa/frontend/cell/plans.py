@@ -29,6 +29,7 @@ from bppsa.fxpasses.cell.heads import split_by_heads
 from bppsa.fxpasses.cell.recurrence import Splitter
 from bppsa.fxpasses.cell.rewrites.each_step import CANNOT, TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
+from bppsa.fxpasses.environment.going_on import generators, iterators
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.libraries import owner
 from bppsa.fxpasses.environment.state import put_back
@@ -51,6 +52,8 @@ DRAW_BEFORE = (
 KEEPS = Reason(
     "keeps a tensor in an attribute, a list or a dict", mend="carry it, or return it as y and keep it after the scan"
 )
+GOES_ON = Reason("reads an iterator, which goes on from step to step", mend="give what it yields in xs")
+DRAWS = Reason("reads a random generator, which goes on from step to step", mend=DRAW_BEFORE)
 # What a mistake of ours in a pass would raise, once the cell itself has run.
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -142,6 +145,10 @@ def make(
         y_leaves, y_spec = pytree.tree_flatten(y)
         return swapped(next_leaves, second), y_leaves
 
+    if iterators(environment.opaque):
+        return GOES_ON
+    if generators(environment.opaque):
+        return DRAWS
     try:
         recording, recorder = recorded(flat_cell, ([*carry], [leaf[0] for leaf in xs]), gradients, otherwise)
     except Unsupported as unsupported:

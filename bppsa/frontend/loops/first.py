@@ -24,6 +24,7 @@ from bppsa.frontend.loops.scans.trust import believe
 from bppsa.frontend.loops.scans.verify import Differs, OtherNumbers
 from bppsa.frontend.loops.state import LeftCall
 from bppsa.frontend.trials import trial
+from bppsa.fxpasses.environment.going_on import iterators
 from bppsa.fxpasses.environment.libraries import owner
 from bppsa.fxpasses.environment.state import StatePlace, changed_state, have_other_names, now_at, put
 from bppsa.fxpasses.environment.trail import own_attributes
@@ -104,7 +105,7 @@ def check_unchanged(logger: Logger, first: FirstCall) -> None:
     call = first.described
     if not call.environment.trail.holds(owner(first.root)):
         logger.refuse(Reason("changes an attribute, a global name or what they hold", mend="keep state in the carry"))
-    if any(hasattr(type(refer()), "__next__") for refer in call.environment.opaque):
+    if iterators(call.environment.opaque):
         logger.refuse(Reason("reads an iterator, which goes on from call to call", mend="hold a list"))
     now, spec = pytree.tree_flatten((first.args, first.kwargs))
     if spec != call.spec or any(one is not other for one, other in zip(now, call.leaves, strict=True)):
