@@ -23,18 +23,16 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-import blocks
 import bppsa
-import marked
-import states
-import store
-from blocks import Shown
 from bppsa.runtime.recurrent.reference import loop
-from command import Command, run
-from comparison import Options, Row, compare
-from parts import Part, names_of
-from problems import training_step
-from tables import number, quartiles, times
+from harness import marked, store
+from harness.command import Command, run
+from harness.comparison import Options, Row, compare
+from harness.parts import Part, names_of
+from harness.tables import number, quartiles, times
+from rows import blocks, states
+from rows.blocks import Shown
+from rows.problems import training_step
 
 PART = "literature"
 QUICK = {"T": 3, "B": 2, "I": 4, "H": 4, "heads": 2, "D": 2}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from problems import KINDS, Problem, Shape
+from rows.problems import KINDS, Problem, Shape
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 WIDTH = 20

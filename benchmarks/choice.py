@@ -18,13 +18,13 @@ import torch
 from rich.console import Console
 
 import bppsa
-import machine
 from bppsa.plan.strategy import NAMES
-from command import Command, Kept
-from comparison import Row
-from problems import KINDS, Problem, Shape, inference
-from tables import number, terminal
-from timing import interleave, milliseconds, significant
+from harness import machine
+from harness.command import Command, Kept
+from harness.comparison import Row
+from harness.tables import number, terminal
+from harness.timing import interleave, milliseconds, significant
+from rows.problems import KINDS, Problem, Shape, inference
 
 WIDTH = 165
 PYTORCH = "pytorch"

@@ -21,9 +21,6 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-import device
-import machine
-import store
 from bppsa.api import measuring
 from bppsa.api.measuring import (
     BLELLOCH,
@@ -42,8 +39,9 @@ from bppsa.plan.forward import LIBRARY, NEWTON, forward_of
 from bppsa.plan.machines import SHIPPED
 from bppsa.plan.strategy import Strategy, strategy_of
 from bppsa.plan.work import PYTORCH
-from comparison import Row
-from timing import significant
+from harness import device, machine, store
+from harness.comparison import Row
+from harness.timing import significant
 
 HERE = Path(__file__).parent
 SIZES = {  # drawn evenly by their logarithms

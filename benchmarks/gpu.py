@@ -22,17 +22,15 @@ from rich.console import Console
 from torch import Tensor, nn
 
 import bppsa
-import device
-import machine
-import store
 from bppsa import cells
 from bppsa.errors import BppsaError
 from bppsa.frontend.planning.sweeps import GPU_PRINTER
-from command import Command
-from comparison import Row
-from problems import KINDS, Problem, Shape
-from tables import terminal
-from timing import interleave, ratio, significant
+from harness import device, machine, store
+from harness.command import Command
+from harness.comparison import Row
+from harness.tables import terminal
+from harness.timing import interleave, ratio, significant
+from rows.problems import KINDS, Problem, Shape
 
 WIDTH = 200  # of the table
 PEER, SCAN = "cuDNN", "MinGRU"

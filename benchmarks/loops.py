@@ -25,15 +25,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 import bppsa
-import loop_models as models
-import marked
-import store
+import rows.loop_models as models
 from clients import CLIENTS, Client
-from command import Command, run
-from comparison import Options, Row, compare
-from parts import Part
-from tables import number, quartiles, times
-from timing import Step
+from harness import marked, store
+from harness.command import Command, run
+from harness.comparison import Options, Row, compare
+from harness.parts import Part
+from harness.tables import number, quartiles, times
+from harness.timing import Step
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "guides" / "loops.md"
@@ -128,7 +127,7 @@ def markdown(results: store.Results, file: str) -> Iterator[str]:
         ratio = f"**{times(row['ratio']['median'])}** ({quartiles(row['ratio'])})"
         yield f"| `{row['loop']}` | {row['T']}, {row['H']} | {' | '.join((*ms, ratio))} | {number(row['first_s'])} s |"
     yield ""
-    what = f"A training step of the models in `benchmarks/loop_models.py`, B={ROWS} where there is a batch"
+    what = f"A training step of the models in `benchmarks/rows/loop_models.py`, B={ROWS} where there is a batch"
     yield marked.footer(what, results, run["on"], file, "python benchmarks/loops.py --page")
 
 

@@ -21,8 +21,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import machine
-import store
 from bppsa.codegen.language.traffic import traffic
 from bppsa.frontend.planning.rates import machine_of
 from bppsa.frontend.planning.sweeps import compile_recurrence, reduction_of
@@ -31,11 +29,12 @@ from bppsa.plan import forward, work
 from bppsa.plan.choose import PlannedCall
 from bppsa.plan.strategy import Strategy, divide
 from bppsa.plan.work import ITERATIONS, PYTORCH, Phase, Size
-from comparison import Row
-from problems import KINDS
-from tables import number
+from harness import machine, store
+from harness.comparison import Row
+from harness.tables import number
+from harness.timing import significant
+from rows.problems import KINDS
 from tests.triton.usage import boundaries_usage, usage
-from timing import significant
 
 FILE = Path(__file__).parent / "results" / "h200-predicted.json"
 STEPS, ROWS, WIDTH = (1000, 10_000, 30_000), 16, 20

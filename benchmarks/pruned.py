@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.table import Table
 
 import bppsa
-import machine
-from command import Command, Kept
-from networks import globally, in_sparseprop, prepared, uniform
-from pruned_steps import NETWORKS, OPTIMIZERS, STEPS, training_step
-from timing import interleave, milliseconds, ratio
+from harness import machine
+from harness.command import Command, Kept
+from harness.timing import interleave, milliseconds, ratio
+from rows.networks import globally, in_sparseprop, prepared, uniform
+from rows.pruned_steps import NETWORKS, OPTIMIZERS, STEPS, training_step
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
 SCHEMES = {"uniform": uniform, "global": globally}

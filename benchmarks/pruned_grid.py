@@ -21,10 +21,10 @@ from torch import nn
 from torch.nn.utils import prune
 
 import bppsa
-import machine
+from harness import machine
+from harness.timing import Spread, interleave, milliseconds, ratio
 from pruned import FORMATS
-from pruned_steps import inference, training_step
-from timing import Spread, interleave, milliseconds, ratio
+from rows.pruned_steps import inference, training_step
 
 SLOWER = 0.97
 DENSITIES = (0.1, 0.3, 0.5, 0.7, 0.9)

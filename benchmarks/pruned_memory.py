@@ -22,13 +22,13 @@ from rich.console import Console
 from rich.table import Table
 
 import bppsa
-import machine
 from child import CLEAR, STATUS, kilobytes
-from command import RESULTS, Kept
-from networks import prepared, uniform
+from harness import machine
+from harness.command import RESULTS, Kept
+from harness.timing import significant
 from pruned import FORMATS
-from pruned_steps import NETWORKS, STEPS
-from timing import significant
+from rows.networks import prepared, uniform
+from rows.pruned_steps import NETWORKS, STEPS
 
 RUNS = 5
 

@@ -13,14 +13,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import fresh
-import grid
-import machine
-import overhead
-import results_page
-import speed
-from command import Command, run
-from parts import Part, names_of
+from harness import machine, results_page
+from harness.command import Command, run
+from harness.parts import Part, names_of
+from rows import fresh, grid, overhead, speed
 
 PARTS = {
     "steps": Part(speed.step_cases, speed.steps),

@@ -48,9 +48,9 @@ def take_turns(network: str) -> None:
     import torch
 
     import bppsa
-    from networks import prepared, uniform
-    from pruned_steps import NETWORKS as MAKERS
-    from pruned_steps import training_step
+    from rows.networks import prepared, uniform
+    from rows.pruned_steps import NETWORKS as MAKERS
+    from rows.pruned_steps import training_step
 
     batch = torch.randn(16, 3, 32, 32)
     model = prepared(MAKERS[network], uniform, NETWORKS[network])
@@ -103,8 +103,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.turns:
         return take_turns(options.turns)
-    import machine
-    import store
+    from harness import machine, store
 
     revision = subprocess.check_output(["git", "rev-parse", "--short", "HEAD"], cwd=options.checkout, text=True).strip()
     rows = [{"before": revision, **row} for row in map(partial(measure, other=options.checkout.resolve()), NETWORKS)]

@@ -19,15 +19,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-import device
-import machine
-import store
 from bppsa.codegen.assembling import program
 from bppsa.codegen.gpu.cuda.native import CudaKernel, cuda_kernel
 from bppsa.codegen.language.ir import Buffer, Kernel
 from bppsa.frontend.planning import sweeps
 from bppsa.fxpasses.network import jacobian
-from tables import terminal
+from harness import device, machine, store
+from harness.tables import terminal
 from tests.codegen.kernels import SHAPES
 
 HERE = Path(__file__).parent

@@ -22,12 +22,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import schedules_threads
 import schedules_waves
-from command import Command, run
-from comparison import Options, Row
-from parts import Part, names_of
-from schedules_cases import CASES, LARGE, RANKS, SMALL, TINY, Case, Size
+from harness.command import Command, run
+from harness.comparison import Options, Row
+from harness.parts import Part, names_of
+from rows import schedules_threads
+from rows.schedules_cases import CASES, LARGE, RANKS, SMALL, TINY, Case, Size
 
 HERE = Path(__file__).parent
 # glibc keeps what is freed, for both sides: fresh pages cost a virtual machine more than the work in them.

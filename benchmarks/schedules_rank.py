@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import bppsa
 from bppsa.schedule import Timeline
-from schedules_cases import RANKS, Case, Size, batch, network
-from schedules_peers import PEERS
-from timing import Step, interleave, milliseconds, ratio, significant
+from harness.timing import Step, interleave, milliseconds, ratio, significant
+from rows.schedules_cases import RANKS, Case, Size, batch, network
+from rows.schedules_peers import PEERS
 
 LOSS = nn.MSELoss()
 

@@ -22,8 +22,8 @@ from torch import nn
 
 import bppsa
 from bppsa.schedule import ddp, wavelet_dp
-from comparison import Options, Row
-from timing import significant
+from harness.comparison import Options, Row
+from harness.timing import significant
 
 WAYS = {"gang": lambda waves: ddp(), "tick-tock": wavelet_dp}
 STATM = Path("/proc/self/statm")

@@ -18,9 +18,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-import machine
-from command import Command, Kept
-from timing import significant
+from harness import machine
+from harness.command import Command, Kept
+from harness.timing import significant
 
 HERE = Path(__file__).parent
 CASES = (  # schedule, S, B: ten times the jobs from row to row, then as many on many workers; the zoo on S workers

@@ -12,11 +12,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import sparse_chain
-import sparse_jacobians
-import sparse_products
-from command import Command, run
-from parts import Part, names_of
+from harness.command import Command, run
+from harness.parts import Part, names_of
+from rows import sparse_chain, sparse_jacobians, sparse_products
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -14,7 +14,7 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
-from tables import number, times
+from harness.tables import number, times
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "amd-epyc-2-cores-avx512.json"

@@ -18,14 +18,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-import device
-import machine
-import store
 from figures import drawing, fig7, fig8, fig9, fig13, page
 from figures.figure import FULL, QUICK, SCALED, Figure, Options, Record
 from figures.schedules import diagrams, groups, time_chunks, wavelet, waves, zero_bubble
 from figures.sparse import fig5, fig6, fig10, table1
 from figures.ways import USUAL, WAYS
+from harness import device, machine, store
 
 # One row a figure. Its file measures it, gives the paper's numbers beside, and draws it.
 FIGURES: dict[str, Figure] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import store
 from figures.drawing import caption
+from harness import store
 
 
 def write(folder: Path, names: list[str]) -> None:

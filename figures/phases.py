@@ -15,7 +15,7 @@ from figures.training import BACKWARD, PHASES, Phases, check, iterate, ran
 from figures.ways import WAYS
 from figures.workload import Batch, Workload
 from gpu import FAILURES, said
-from timing import Spread, Step, interleave, ratio, significant
+from harness.timing import Spread, Step, interleave, ratio, significant
 
 REPEATS = 20  # at most; the paper takes the mean of as many epochs
 FEWEST = 3

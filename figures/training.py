@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn import functional as F
 from torch.optim import Adam, Optimizer
 
-from comparison import strategy
 from figures.figure import Record
 from figures.ways import BASELINE, WAYS
 from figures.workload import Batch, Classifier, Workload
-from problems import difference
-from timing import significant
+from harness.comparison import strategy
+from harness.timing import significant
+from rows.problems import difference
 
 Phases = tuple[float, float, float]  # seconds
 PHASES = "forward", "backward", "rest"  # with the loss; all gradients; the optimizer

@@ -22,8 +22,8 @@ from figures.sparse.images import Batch, Images, images
 from figures.sparse.networks import CLASSES, lenet5
 from figures.training import BACKWARD, Phases, iterate, ran
 from figures.ways import BASELINE, WAYS
-from problems import difference
-from timing import significant
+from harness.timing import significant
+from rows.problems import difference
 
 SCAN = "blelloch"
 

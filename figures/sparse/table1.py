@@ -8,13 +8,13 @@ import torch
 from matplotlib.figure import Figure as Picture
 
 import bppsa
-import comparison
 from bppsa.sparsity import TransposedJacobian
 from figures import drawing
 from figures.figure import QUICK, Figure, Options, Record
 from figures.paper import CONV_CSR_MB, CONV_DENSE_MB, TABLE_1, beside
 from figures.sparse.networks import IMAGE
-from sparse_jacobians import COLUMNS, Values, value_cases, values
+from harness import comparison
+from rows.sparse_jacobians import COLUMNS, Values, value_cases, values
 
 REPEATS, FEWEST = 15, 2
 TIMED = "values of J^T, beside one column at a time"

@@ -34,7 +34,7 @@ def test_without_a_device_it_says_so_and_stops() -> None:
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], dict[str, Any]]:
     """A --quick run on the CPU, by its clock; gives what it keeps."""
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    gpu, device = importlib.import_module("gpu"), importlib.import_module("device")
+    gpu, device = importlib.import_module("gpu"), importlib.import_module("harness.device")
     monkeypatch.setattr(device, "NAME", "cpu")
     monkeypatch.setattr(device, "require", lambda: None)
     monkeypatch.setattr(device, "mark", time.perf_counter)

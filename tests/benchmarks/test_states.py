@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def states(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("states")
+    return importlib.import_module("rows.states")
 
 
 @pytest.mark.parametrize("name", ["gated linear attention", "DeltaNet", "Mamba-2"])

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from timing import Step
+from harness.timing import Step
 
 NAME = "cuda"
 

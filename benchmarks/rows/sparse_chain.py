@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import bppsa
 from bppsa.decisions import Decision
-from comparison import Options, Row
-from timing import Step, interleave, milliseconds, ratio
+from harness.comparison import Options, Row
+from harness.timing import Step, interleave, milliseconds, ratio
 
 GOAL = 0.97  # of PyTorch's speed, at least, under auto
 STRATEGIES = ("hybrid(up_levels=0)", "chunked", "hybrid(up_levels=1)", "hybrid(up_levels=2)", "blelloch")

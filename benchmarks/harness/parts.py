@@ -10,9 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-import machine
-from comparison import Options, Row
-from tables import terminal
+from harness import machine
+from harness.comparison import Options, Row
+from harness.tables import terminal
 
 WIDTH = 165  # of the widest table
 

@@ -15,15 +15,15 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import bppsa
-import chunked
 from bppsa.codegen.language.traffic import traffic
 from bppsa.frontend.cell import plans
 from bppsa.frontend.planning.sweeps import compile_recurrence
 from bppsa.plan.choose import multiply_inline
 from bppsa.runtime.recurrent.reference import loop
-from comparison import Options, Row, compare
-from problems import difference, training_step
-from timing import Step, interleave, milliseconds, significant
+from harness.comparison import Options, Row, compare
+from harness.timing import Step, interleave, milliseconds, significant
+from rows import chunked
+from rows.problems import difference, training_step
 
 STATES, CHUNKED = "states", "chunked"
 SIDE = 1024  # of a large matmul, whose rate stands for the peak of flops

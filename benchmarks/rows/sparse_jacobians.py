@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import bppsa
-from comparison import Options, Row
-from timing import Step, interleave, milliseconds, ratio, significant
+from harness.comparison import Options, Row
+from harness.timing import Step, interleave, milliseconds, ratio, significant
 
 COLUMNS = 64  # of J^T that autograd is timed on; their number times the time of one is the time of all
 CHUNK = 256  # rows of J that jacrev takes at once, which its memory allows

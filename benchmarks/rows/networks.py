@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from timing import interleave, milliseconds
+from harness.timing import interleave, milliseconds
 
 CLASSES = 10
 VGG = (64, "M", 128, "M", 256, 256, "M", 512, 512, "M", 512, 512, "M")

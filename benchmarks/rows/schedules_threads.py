@@ -9,10 +9,10 @@ from typing import Any
 from torch import nn
 
 import bppsa
-from comparison import Options, Row
-from schedules_cases import LARGE, SMALL, TINY, Case, Size, batch, network
+from harness.comparison import Options, Row
+from harness.timing import Step, interleave, milliseconds, ratio
+from rows.schedules_cases import LARGE, SMALL, TINY, Case, Size, batch, network
 from schedules_rank import difference, gradients
-from timing import Step, interleave, milliseconds, ratio
 
 LOSS = nn.MSELoss()
 # One worker with nothing to share, then with stages and micro-batches; then two.

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from store import Results
+from harness.store import Results
 
 
 def write(page: Path, mark: str, lines: Iterable[str]) -> None:

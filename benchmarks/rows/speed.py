@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import bppsa
 from bppsa import cells
 from bppsa.runtime.recurrent.reference import loop
-from comparison import Options, Row, compare, strategy
-from problems import KINDS, Problem, Shape, difference, inference, training_step
-from timing import Step, interleave, milliseconds, ratio, significant
+from harness.comparison import Options, Row, compare, strategy
+from harness.timing import Step, interleave, milliseconds, ratio, significant
+from rows.problems import KINDS, Problem, Shape, difference, inference, training_step
 
 # ---- steps: nn.GRU, nn.LSTM and nn.RNN, a whole training step
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import bppsa
-from comparison import Options, Row, compare, strategy
-from problems import KINDS, Problem, Shape
+from harness.comparison import Options, Row, compare, strategy
+from rows.problems import KINDS, Problem, Shape
 
 LEAST_RATIO = 0.97
 LONGEST_STEP_S = 0.6

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from timing import Step
+from harness.timing import Step
 
 KINDS: dict[str, Callable[..., nn.RNNBase]] = {"GRU": nn.GRU, "LSTM": nn.LSTM, "RNN": nn.RNN}
 GATES = {"GRU": 3, "LSTM": 4, "RNN": 1}

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from networks import mobilenet, resnet18, vgg11
-from timing import Step
+from harness.timing import Step
+from rows.networks import mobilenet, resnet18, vgg11
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
     "vgg11": vgg11,

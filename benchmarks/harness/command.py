@@ -11,12 +11,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-import machine
-import store
-from comparison import Options
-from parts import Part, measure_part, show
+from harness import machine, store
+from harness.comparison import Options
+from harness.parts import Part, measure_part, show
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "results"
 Runs = list[dict[str, Any]]
 
 

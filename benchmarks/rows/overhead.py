@@ -15,9 +15,9 @@ from torch import nn
 import bppsa
 from bppsa.codegen.cpu.native import NativeKernel
 from bppsa.runtime.recurrent.sweep import Sweep
-from comparison import Options, Row, strategy
-from problems import KINDS, Problem, Shape, inference
-from timing import Step, interleave, milliseconds, ratio, significant
+from harness.comparison import Options, Row, strategy
+from harness.timing import Step, interleave, milliseconds, ratio, significant
+from rows.problems import KINDS, Problem, Shape, inference
 
 Method = tuple[type, str]
 

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 
 from bppsa.runtime.recurrent.reference import loop
 
-PAGE = Path(__file__).parents[1] / "docs" / "guides" / "literature.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "literature.md"
 SHARED = re.compile(r"^```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)  # the page's first block
 CELLS = re.compile(r"^### ([^\n]+)\n(?:(?!#|```)[^\n]*\n)*```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 

@@ -17,8 +17,8 @@ from bppsa.codegen.cpu.sparse import LANES, as_lanes
 from bppsa.runtime.sparse import Kernels
 from bppsa.sparsity import Pattern
 from bppsa.sparsity.patterns.windows import Windows, conv_plan
-from comparison import Options, Row
-from timing import Step, interleave, milliseconds, ratio, significant
+from harness.comparison import Options, Row
+from harness.timing import Step, interleave, milliseconds, ratio, significant
 
 SAMPLES = LANES["float"]  # as many as a vector has lanes
 GOAL, GOAL_A_SAMPLE = 4, 20

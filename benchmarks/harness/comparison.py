@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from timing import Step, interleave, milliseconds, ratio
+from harness.timing import Step, interleave, milliseconds, ratio
 
 Row = dict[str, Any]
 FORWARD, BACKWARD = 0, 1

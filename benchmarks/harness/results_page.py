@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-import marked
-from comparison import Row
-from store import Results
-from tables import number, quartiles, sizes, times
+from harness import marked
+from harness.comparison import Row
+from harness.store import Results
+from harness.tables import number, quartiles, sizes, times
 
 
 def write(path: Path, results: Results) -> None:

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from child import STATUS
-from comparison import Options, Row
-from problems import KINDS, Shape
-from timing import significant
+from harness.comparison import Options, Row
+from harness.timing import significant
+from rows.problems import KINDS, Shape
 
-CHILD = Path(__file__).with_name("child.py")
+CHILD = Path(__file__).parents[1] / "child.py"
 WARM_GOAL_MS, COLD_GOAL_MS = 50, 5000
 
 

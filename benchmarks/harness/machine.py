@@ -15,7 +15,7 @@ import torch
 
 from bppsa.codegen.cpu.build import COMPILERS
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CPUINFO = Path("/proc/cpuinfo")
 SIMD = re.compile(r"avx\w*|fma|asimd\w*|sve\w*")
 

@@ -1,0 +1,1 @@
+"""What times, names the machine, and keeps and prints results."""
