@@ -315,6 +315,13 @@ def test_numbers_too_large_for_a_kernel_are_pytorchs() -> None:
     assert pair.strategies(torch.randint(100, (B,))) == ["sequential"]
 
 
+def test_an_empty_batch_is_pytorchs(recwarn: pytest.WarningsRecorder) -> None:
+    (decision,) = Pair(Rolled()).call(x(16).detach()[:0])
+    assert decision.strategy == "pytorch"
+    assert "without elements" in decision.reason
+    assert not [warning for warning in recwarn if "bppsa" in str(warning.message)]
+
+
 @pytest.mark.parametrize("cls", ODD, ids=lambda cls: cls.__name__)
 def test_odd_loop(cls: type[Cell]) -> None:
     torch.manual_seed(1)

@@ -65,6 +65,8 @@ def relu(x: FormulaValue) -> Expr:
 
 
 def clamp(x: FormulaValue, low: FormulaValue = None, high: FormulaValue = None) -> Expr:
+    if any(isinstance(bound, float) and math.isnan(bound) for bound in (low, high)):
+        return const(math.nan)
     x = x if low is None else where(lt(x, low), low, x)
     return expr(x if high is None else where(lt(high, x), high, x))
 
@@ -284,6 +286,15 @@ def hypot(a: FormulaValue, b: FormulaValue) -> Expr:
     length = mul(most, sqrt(add(1.0, mul(ratio, ratio))))
     infinite = le(1.0, add(eq(a, math.inf), eq(b, math.inf)))
     return where(infinite, math.inf, where(eq(most, 0.0), 0.0, length))
+
+
+def lerp(a: FormulaValue, b: FormulaValue, weight: FormulaValue) -> Expr:
+    """a + weight (b - a), from whichever end is nearer: an infinite end is itself at its own weight."""
+    way = sub(b, a)
+    from_start, from_end = add(a, mul(weight, way)), sub(b, mul(way, sub(1.0, weight)))
+    if not isinstance(weight, Expr):
+        return from_start if abs(weight) < 0.5 else from_end
+    return where(lt(absolute(weight), 0.5), from_start, from_end)
 
 
 def xlogy(x: FormulaValue, y: FormulaValue, of: Callable[[FormulaValue], Expr] = log) -> Expr:

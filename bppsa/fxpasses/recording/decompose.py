@@ -16,6 +16,7 @@ from torch._decomp import decomposition_table
 
 from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.pieces import PIECES, added, safe_softmax, standardised
+from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 aten = torch.ops.aten
 
@@ -67,7 +68,10 @@ def var(
     dims = list(dims) if dims else list(range(x.dim()))
     centred = x - x.mean(dims, keepdim=True)
     count = math.prod(x.shape[d] for d in dims) - (1 if correction is None else correction)
-    return (centred * centred).sum(dims, keepdim=keepdim) * inverse(count)
+    squares = ATTACHED(
+        (centred * centred).detach(), x, centred * 2
+    )  # the mean takes no part: its share adds up to zero
+    return squares.sum(dims, keepdim=keepdim) * inverse(count)
 
 
 def split(x: Tensor, size: int, dim: int = 0) -> list[Tensor]:
@@ -85,7 +89,8 @@ def nan_to_num(x: Tensor, nan: float | None = None, high: float | None = None, l
     limits = torch.finfo(x.dtype)
     high, low = limits.max if high is None else high, limits.min if low is None else low
     finite = torch.where(x == math.inf, high, torch.where(x == -math.inf, low, x))
-    return torch.where(torch.isnan(x), nan or 0.0, finite)
+    value = torch.where(torch.isnan(x), nan or 0.0, finite).detach()
+    return ATTACHED(value, x, (x.abs() < math.inf).to(x.dtype))  # PyTorch multiplies, also an infinite cotangent
 
 
 def copy(x: Tensor, new: Tensor, non_blocking: bool = False) -> Tensor:
@@ -129,7 +134,6 @@ DECOMPOSE: dict[Any, Callable[..., Any]] = {
     aten.selu.default: lambda x: aten.elu(x, SELU_ALPHA, SELU_SCALE),
     aten.relu6.default: lambda x: aten.hardtanh(x, 0, 6),
     aten.sgn.default: torch.sign,  # of real numbers
-    aten.lerp.Tensor: lambda a, b, weight: a + weight * (b - a),
     aten.addcdiv.default: lambda a, x, y, *, value=1: a + (x / y if value == 1 else x / y * value),
     aten.nan_to_num.default: nan_to_num,
     aten.addcmul.default: lambda a, x, y, *, value=1: a + (x * y if value == 1 else x * y * value),

@@ -35,13 +35,15 @@ def squared(x: Tensor, target: Tensor) -> Tensor:
 def smooth(x: Tensor, target: Tensor, beta: float = 1.0) -> Tensor:
     rest = x - target
     size = rest.abs()
-    return torch.where(size < beta, rest * rest * (0.5 / beta), size - 0.5 * beta)
+    value = torch.where(size < beta, rest * rest * (0.5 / beta), size - 0.5 * beta)
+    return ATTACHED(value.detach(), rest, rest.clamp(-beta, beta) / beta)
 
 
 def huber(x: Tensor, target: Tensor, delta: float = 1.0) -> Tensor:
     rest = x - target
     size = rest.abs()
-    return torch.where(size <= delta, rest * rest * 0.5, (size - 0.5 * delta) * delta)
+    value = torch.where(size <= delta, rest * rest * 0.5, (size - 0.5 * delta) * delta)
+    return ATTACHED(value.detach(), rest, rest.clamp(-delta, delta))
 
 
 def cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:

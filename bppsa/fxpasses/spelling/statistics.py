@@ -78,7 +78,8 @@ def distances(a: Tensor, b: Tensor, order: float, mode: int | None) -> Tensor:
 
 
 def nansum(x: Tensor, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: Any = None) -> Tensor:
-    return torch.where(torch.isnan(x), 0.0, x).sum(own_axes(x, dim), keepdim=keepdim)
+    numbers = ATTACHED(torch.where(torch.isnan(x), 0.0, x).detach(), x, (x == x).to(x.dtype))
+    return numbers.sum(own_axes(x, dim), keepdim=keepdim)
 
 
 def batch_norm(

@@ -48,7 +48,7 @@ SIXTH = in_single(1 / 6)
 
 
 def elu(x: Tensor, out: Tensor, alpha: Scalar = 1, scale: Scalar = 1, input_scale: Scalar = 1) -> Tensor:
-    return choose(x <= 0, torch.exp(x * input_scale) * (alpha * scale * input_scale), scale, x)
+    return choose(x > 0, scale, torch.exp(x * input_scale) * (alpha * scale * input_scale), x)
 
 
 def softplus(x: Tensor, out: Tensor, beta: Scalar = 1, threshold: Scalar = 20) -> Tensor:
@@ -72,8 +72,8 @@ def beside_zero(x: Tensor, derivative: Tensor) -> Tensor:
 def logit(x: Tensor, out: Tensor, eps: float | None = None) -> Tensor:
     """Outside NaN, or 0 where the value is bounded."""
     low, high, outside = (0.0, 1.0, math.nan) if eps is None else (eps, 1 - eps, 0.0)
-    within = torch.logical_not(torch.logical_or(x < low, x > high))
-    return choose(within, torch.reciprocal(torch.abs(x) * (1 - x)), outside, x)  # of -0.0 too it is inf
+    within = torch.logical_and(x >= low, x <= high)
+    return choose(within, torch.reciprocal(x * (1 - x)), outside, x)
 
 
 DERIVATIVES: dict[Any, Callable[..., Operand]] = {

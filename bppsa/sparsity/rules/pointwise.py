@@ -1,4 +1,5 @@
-"""Pointwise ops: J^T is diagonal. At ties and bounds the values are those of PyTorch's autograd.
+"""Pointwise ops: J^T is diagonal. At ties, bounds and NaN the values are those of PyTorch's autograd: where its code
+for the last few numbers has others than that for many at once, those for many.
 
 Where a derivative is zero on a whole side (relu, clamp, where) the operator selects instead of multiplying by zero.
 """
@@ -93,7 +94,7 @@ def threshold(x: Tensor, threshold: Scalar, value: Scalar, *, out: Tensor) -> Op
 
 @rule(aten.hardshrink.default, aten.softshrink.default)
 def shrink(x: Tensor, bound: Scalar = 0.5, *, out: Tensor) -> Operators:
-    return (select(torch.logical_not(torch.logical_and(x >= -bound, x <= bound)), x),)
+    return (select(torch.logical_or(x < -bound, x > bound), x),)
 
 
 @rule(aten.hardsigmoid.default)
@@ -103,7 +104,7 @@ def hardsigmoid(x: Tensor, *, out: Tensor) -> Operators:
 
 @rule(aten.hardswish.default)
 def hardswish(x: Tensor, *, out: Tensor) -> Operators:
-    return (select(torch.logical_not(x <= -3), x, choose(x < 3, x / 3 + 0.5, 1.0, x)),)
+    return (select(torch.logical_not(x <= -3), x, choose(x >= 3, 1.0, x / 3 + 0.5, x)),)
 
 
 @rule(aten.masked_fill.Scalar)

@@ -5,6 +5,7 @@ J^T stays implicit: block by block it is rank one, or for softmax a diagonal plu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -135,7 +136,7 @@ def glu(x: Tensor, dim: int = -1, *, out: Tensor) -> tuple[Implicit | AcrossRows
 def deviation(x: Tensor, dims: list[int], correction: float | None) -> Tensor:
     """The derivative of the variance: 2 (x - mean) / (n - correction)."""
     freedom = size_of(x, dims) - (1 if correction is None else correction)
-    return (x - x.mean(dims, keepdim=True)) * (2 / freedom)
+    return (x - x.mean(dims, keepdim=True)) * (2 / freedom if freedom > 0 else math.inf)
 
 
 @rule(aten.var.correction)

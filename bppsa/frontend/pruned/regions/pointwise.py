@@ -23,7 +23,7 @@ from bppsa.runtime.sparse_conv.pointwise import Pointwise
 
 aten = torch.ops.aten
 DECOMPOSED = {
-    **{op: DECOMPOSE[op] for op in (aten.lerp.Tensor, aten.addcmul.default)},  # the others are not pointwise
+    aten.addcmul.default: DECOMPOSE[aten.addcmul.default],  # the others are not pointwise
     aten.log_sigmoid_forward.default: lambda x: (-F.softplus(-x, threshold=torch.inf), x),
 }
 
