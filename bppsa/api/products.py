@@ -29,7 +29,7 @@ from bppsa.plan.chain_choice import may_gain
 from bppsa.plan.chain_options import ChainOptions
 
 STAGES = 8
-NOT_YET = "the model has not run yet: what is found so far, to be decided in a call (scans are found when they run)"
+NOT_YET = "nothing is decided in a call yet: what is found so far (scans are found when they run)"
 
 
 def compiled(model: nn.Module, options: ProductOptions) -> nn.Module:

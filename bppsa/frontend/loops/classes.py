@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from bppsa.frontend.rewritten import Rewritten
 from bppsa.frontend.state import is_compiled, show, state_of
 from bppsa.frontend.trials import entered, is_entered, is_tried
 from bppsa.fxpasses.reroll.log.lines import loops
+from bppsa.fxpasses.reroll.outline.wrappers import wrapped_codes
 from bppsa.runtime.untraced import untraced
 
 
@@ -71,21 +72,36 @@ def around_loops(plain: Any, made: Mapping[Any, FunctionType]) -> Callable[..., 
 def outlined(module: Looped) -> dict[Any, FunctionType]:
     """Each method as it is, and with its loops as calls of their own."""
     known: dict[FunctionType, FunctionType | None] = vars(type(module)).get("_bppsa_outlined", {})
+    state, own = state_of(module).loops, {}
     for method in methods(module._bppsa_origin).values():
-        if isinstance(method, FunctionType) and method not in known:
-            known[method] = outline(method, lambda module: state_of(module).loops)
-    state = state_of(module).loops
-    own = dict(known)
-    for method in methods(module._bppsa_origin).values():
-        if isinstance(method, staticmethod):  # which is not given its module
-            static: Any = method.__func__
-            own[static] = outline(static, lambda _: state)
-    return {method: function for method, function in own.items() if function is not None}
+        function: FunctionType = getattr(method, "__func__", method)
+        if isinstance(method, FunctionType) and loops(function.__code__):
+            if function not in known:
+                known[function] = outline(function, lambda module: state_of(module).loops)
+            own[function] = known[function]
+        else:  # a static method is not given its module, nor need be what a decorator calls
+            own[function] = outline(function, lambda _: state)
+    made = {method: function for method, function in own.items() if function is not None}
+    state.wholes = wholes(module._bppsa_origin, made)
+    return made
+
+
+def wholes(kind: type, made: Mapping[Any, FunctionType]) -> frozenset[FunctionType]:
+    """Methods that lead to a loop of another, or of their own, that is no call of its own."""
+    own = {name: getattr(each, "__func__", each) for name, each in functions(kind).items()}
+    names = leading_to(kind, {name for name in methods(kind) if own[name] not in made})
+    plain = {own[name] for name in names if not inspect.isgeneratorfunction(own[name])}
+    return frozenset(plain - made.keys())
 
 
 def methods(kind: type) -> dict[str, Any]:
-    """Methods and static methods that have a loop, of a user's class."""
-    return {name: each for name, each in functions(kind).items() if loops(getattr(each, "__func__", each).__code__)}
+    """Methods and static methods that have a loop, or a decorator around such a function, of a user's class."""
+    own = functions(kind)
+    return {name: each for name, each in own.items() if any(map(loops, codes_of(each)))}
+
+
+def codes_of(method: Any) -> Iterator[CodeType]:
+    return wrapped_codes(getattr(method, "__func__", method))
 
 
 def functions(kind: type) -> dict[str, Any]:
@@ -100,12 +116,16 @@ def is_class_of_users(cls: type) -> bool:
 
 def leading(kind: type) -> set[str]:
     """Names of methods that call one with a loop: a user may call them in the place of the model."""
-    code = {name: getattr(each, "__func__", each).__code__ for name, each in functions(kind).items()}
-    found = set(methods(kind))
+    return leading_to(kind, set(methods(kind)))
+
+
+def leading_to(kind: type, found: set[str]) -> set[str]:
+    """Names of methods that call one of these, or are one."""
+    named = {name: {n for code in codes_of(each) for n in code.co_names} for name, each in functions(kind).items()}
     grew = True
     while grew:
         before = len(found)
-        found |= {name for name, each in code.items() if not found.isdisjoint(each.co_names)}
+        found |= {name for name, names in named.items() if not found.isdisjoint(names)}
         grew = len(found) > before
     return {name for name in found if not hasattr(nn.Module, name)}
 
@@ -162,5 +182,9 @@ def called(module: Looped, plain: Callable[..., Any], *args: Any, **kwargs: Any)
         made = {}
     else:
         made = state.methods = outlined(module) if state.methods is None else state.methods
+    function = getattr(plain, "__func__", plain)
+    is_looked_at = state.outlined is not None or not is_entered(state)
     with reporting(module, only_decisions=True):
+        if is_looked_at and function in state.wholes:
+            return call(plain, plain, state.part(function, is_part=False), args, kwargs)
         return around_loops(plain, made)(*args, **kwargs)

@@ -31,6 +31,7 @@ from bppsa.fxpasses.environment.walk import environment_of
 from bppsa.fxpasses.reroll.log.numbers import FollowedNumber
 from bppsa.fxpasses.reroll.outline.loops import LoopStatement
 from bppsa.fxpasses.reroll.outline.split import LoopSplit, attribute, split
+from bppsa.fxpasses.reroll.outline.wrappers import DEPTH, called_only, rewrapped
 from bppsa.runtime.untraced import untraced
 
 ALIASES = Reason("the loop knows what it changes by two names", mend="give it one")
@@ -59,11 +60,15 @@ class LoopRoot:
         return places.isdisjoint(memory_of(originals)) and are_apart(originals, tensors_in(self.variables))
 
 
-def outline(function: FunctionType, state_of: StateOf) -> FunctionType | None:
-    """The function with its loops as calls of their own; None where that cannot be made. Dynamo, which would not see
-    what they read, leaves it alone."""
+def outline(function: FunctionType, state_of: StateOf, depth: int = DEPTH) -> FunctionType | None:
+    """The function with its loops as calls of their own, or those of what its decorators call; None where that cannot
+    be made. Dynamo, which would not see what they read, leaves it alone."""
     found = split(function)
-    return None if found is None else untraced(found.around(Outlined(found, state_of)))
+    if found is not None:
+        return untraced(found.around(Outlined(found, state_of)))
+    made = {name: outline(each, state_of, depth - 1) for name, each in called_only(function).items() if depth}
+    others = {name: each for name, each in made.items() if each is not None}
+    return rewrapped(function, others) if others else None
 
 
 class Outlined:
@@ -88,7 +93,7 @@ class Outlined:
         plain = self.plain(index, tuple(values))
         if is_tried():
             return self.bound(loop, plain(**values))
-        state = self.state_of(variables.get(self.split.owner)).part(f"{self.split.name} {index}")
+        state = self.state_of(variables.get(self.split.owner)).part((self.split.source.function, index))
         state.look_at(size_of(values))
         if state.is_closed:
             return self.bound(loop, by_pytorch(partial(plain, **values), state.last))

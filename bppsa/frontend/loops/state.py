@@ -66,7 +66,8 @@ class LoopState:
     report: Report = field(default_factory=Report)  # of a function
     outlined: Mapping[Any, FunctionType] | None = None  # of a function: it, with its loops as calls of their own
     methods: Mapping[Any, FunctionType] | None = None  # the same for methods that are not called by forward
-    parts: dict[str, LoopState] = field(default_factory=dict)  # of these loops
+    wholes: frozenset[FunctionType] = frozenset()  # methods whose loops cannot be such calls
+    parts: dict[Hashable, LoopState] = field(default_factory=dict)  # of these loops and methods
     roots: RecentMap[FunctionType] = field(default_factory=lambda: RecentMap(MOST_ROOTS))  # of one such loop
 
     def __getstate__(self) -> dict[str, Any]:
@@ -129,10 +130,11 @@ class LoopState:
         self.kinds.keep(kind, key)
         return moved
 
-    def part(self, name: str) -> LoopState:
-        if name not in self.parts:
-            self.parts[name] = LoopState(self.path, is_part=True)
-        return self.parts[name]
+    def part(self, key: Hashable, is_part: bool = True) -> LoopState:
+        """Of one loop of a function, or of a method that is no forward as a whole."""
+        if key not in self.parts:
+            self.parts[key] = LoopState(self.path, is_part=is_part)
+        return self.parts[key]
 
     def leave(self, left: LeftCall) -> None:
         """A call is left to PyTorch once more."""

@@ -71,21 +71,36 @@ def code_within(code: types.CodeType, name: str) -> types.CodeType:
 
 
 def source_of(function: types.FunctionType) -> FunctionSource | None:
-    """None where the text is not that of the function, as of one that is decorated or was made at run time."""
+    """None where the text is not that of the function, as of a decorator's, or of one that was made at run time."""
+    definition = None if hasattr(function, "__wrapped__") else definition_of(function)
+    if definition is None:
+        return None
+    *_, around, _ = ["<locals>", *function.__qualname__.split(".")]
+    return FunctionSource(function, definition, None if around == "<locals>" else around)
+
+
+def definition_of(function: types.FunctionType) -> ast.FunctionDef | None:
+    """The text of a function's own code; None where its file has another text by now, or is none."""
     own = function.__code__
     place = own.co_name, own.co_firstlineno
-    text = "".join(linecache.getlines(own.co_filename, function.__globals__))
+    tree = tree_of(function)
+    if tree is None:
+        return None
     try:
-        tree = ast.parse(text)
         whole = compile(tree, own.co_filename, "exec", own.co_flags & FUTURES, dont_inherit=True)
     except (SyntaxError, ValueError):
         return None
     found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and place_of(node) == place]
     codes = [code for code in codes_in(whole) if (code.co_name, code.co_firstlineno) == place]
-    if hasattr(function, "__wrapped__") or len(found) != 1 or len(codes) != 1 or not is_same(codes[0], own):
+    return found[0] if len(found) == 1 == len(codes) and is_same(codes[0], own) else None
+
+
+def tree_of(function: types.FunctionType) -> ast.Module | None:
+    """The text of the file that it is in."""
+    try:
+        return ast.parse("".join(linecache.getlines(function.__code__.co_filename, function.__globals__)))
+    except (SyntaxError, ValueError):
         return None
-    *_, around, _ = ["<locals>", *function.__qualname__.split(".")]
-    return FunctionSource(function, found[0], None if around == "<locals>" else around)
 
 
 def place_of(definition: ast.FunctionDef) -> tuple[str, int]:

@@ -23,10 +23,6 @@ class LoopSplit:
     loops: tuple[LoopStatement, ...]
 
     @property
-    def name(self) -> str:
-        return self.source.function.__name__
-
-    @property
     def owner(self) -> str:
         """The name of the first argument."""
         return self.source.function.__code__.co_varnames[0]
