@@ -120,14 +120,21 @@ class TensorMemory:
     def read(self, place: MemoryPlace, windows: bool = True) -> LoggedValue:
         if place.stale:
             assert place.parent is not None
-            window = self.window(place, place.parent) if windows else None
-            place.value = window if window is not None else self.viewed(place, self.read(place.parent))
+            if windows and self.is_untouched(place, place.parent):
+                place.value = self.viewed(place, place.parent.value)
+            else:
+                window = self.window(place, place.parent) if windows else None
+                place.value = window if window is not None else self.viewed(place, self.read(place.parent))
             place.stale = False
         if place.written:
             written = list(place.written)
             place.written.clear()
             place.value = self.joined(place, written)
         return place.value
+
+    def is_untouched(self, place: MemoryPlace, whole: MemoryPlace) -> bool:
+        """Whether what was written to the whole is elsewhere, as in `out[:, t] += h`: it shows the value before."""
+        return not whole.stale and not any(other in whole.written for other in place.meeting())
 
     def window(self, place: MemoryPlace, whole: MemoryPlace) -> LoggedValue | None:
         """What a slice shows of steps that are written one by one, as `out[:, t - 3 : t]` does: a stack of them, which
