@@ -12,12 +12,12 @@ from types import FunctionType
 from torch import nn
 
 from bppsa.errors import Reason
-from bppsa.frontend.loops.adopt import DEPTH, reached
 from bppsa.frontend.pruned.classes import Pruned
 from bppsa.frontend.rewritten import Rewritten, kind_of
 from bppsa.fxpasses.environment.class_questions import questions
 from bppsa.fxpasses.environment.libraries import is_users_name
 from bppsa.fxpasses.lines import shown
+from bppsa.fxpasses.reroll.outline.reach import reached
 
 WHAT = "asks of which class exactly a module is, which is rewritten as one of a class derived from it"
 MEND = "ask by isinstance to have it rewritten"
@@ -39,4 +39,4 @@ def functions_of(kinds: Iterable[type]) -> Iterator[FunctionType]:
     """The forwards of these classes that are the user's, and the functions that these lead to."""
     for kind in kinds:
         if is_users_name(kind.__module__):
-            yield from reached(getattr(kind, "forward", None), [kind], DEPTH)
+            yield from reached(getattr(kind, "forward", None), [kind])

@@ -1,4 +1,4 @@
-"""Models whose loops do what no op shows: a row each, with a word of the reason that is told."""
+"""Models that do what no op shows, in their loop or around it: a row each, with a word of the reason that is told."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from tests.loops.cells import Cell, H
 
+AROUND = ""  # the loop itself has no effect, and is a scan
 EFFECTS: dict[str, tuple[type[Cell], str]] = {}
 counted = 0
 told: list[str] = []
@@ -57,7 +58,7 @@ class Random(Steps):
         return h * (0.5 if random.random() < 0.5 else 1.0)
 
 
-@row("a random number before the loop", "random")
+@row("a random number before the loop", AROUND)
 class RandomBefore(Steps):
     def forward(self, x: Tensor) -> Any:
         self_scale = random.uniform(0.5, 1.5)
@@ -76,7 +77,7 @@ class NumpyNew(Steps):
         return h * float(np.random.default_rng().normal())
 
 
-@row("a view of what is returned is kept", "memory")
+@row("a view of what is returned is kept", AROUND)
 class Kept(Steps):
     def __init__(self) -> None:
         super().__init__()
@@ -213,7 +214,7 @@ class Told(Steps):
         return h * (1.0 if len(told) < 60 else 0.5)
 
 
-@row("a generator of its own", "generator")
+@row("a generator of its own", AROUND)
 class Generator(Steps):
     def __init__(self) -> None:
         super().__init__()
@@ -225,7 +226,7 @@ class Generator(Steps):
         return super().forward(x * noise[:, None])
 
 
-@row("the seed", "manual_seed")
+@row("the seed", AROUND)
 class Seeds(Steps):
     def forward(self, x: Tensor) -> Any:
         torch.manual_seed(5)

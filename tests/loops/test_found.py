@@ -8,7 +8,15 @@ from tests.loops import complex_models, decoders, filters, models, more_models, 
 from tests.loops.beside import Pair
 from tests.loops.cells import FOUND
 
-TABLES = (models, more_models, decoders, filters, complex_models, without_features, written_models)  # whose rows are in FOUND
+TABLES = (
+    models,
+    more_models,
+    decoders,
+    filters,
+    complex_models,
+    without_features,
+    written_models,
+)  # whose rows are in FOUND
 
 
 @pytest.mark.parametrize("name", FOUND)

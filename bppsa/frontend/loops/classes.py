@@ -13,12 +13,14 @@ import torch
 from torch import nn
 
 from bppsa.frontend import call_log
+from bppsa.frontend.call_log import collecting, explaining, note
 from bppsa.frontend.loops.call import call
-from bppsa.frontend.loops.outlined import outline
+from bppsa.frontend.loops.outlined import Outlines
 from bppsa.frontend.loops.state import LoopState
 from bppsa.frontend.rewritten import Rewritten
-from bppsa.frontend.state import is_compiled, show, state_of
+from bppsa.frontend.state import TABLES, is_compiled, show, state_of
 from bppsa.frontend.trials import entered, is_entered, is_tried
+from bppsa.fxpasses.environment.libraries import is_users_name
 from bppsa.fxpasses.reroll.log.lines import loops
 from bppsa.fxpasses.reroll.outline.wrappers import wrapped_codes
 from bppsa.runtime.untraced import untraced
@@ -57,7 +59,11 @@ def run(module: Looped, plain: Callable[..., Any], args: tuple[Any, ...], kwargs
         state.outlined = outlined(module)
     if not state.outlined:
         return call(module, plain, state, args, kwargs)
-    return around_loops(plain, state.outlined)(*args, **kwargs)
+    with collecting(explained=explaining()) as taken:
+        result = around_loops(plain, state.outlined)(*args, **kwargs)
+    if not any(decision.kind == "loop" for decision in taken):
+        note(*state.last.decisions)
+    return result
 
 
 def around_loops(plain: Any, made: Mapping[Any, FunctionType]) -> Callable[..., Any]:
@@ -70,20 +76,20 @@ def around_loops(plain: Any, made: Mapping[Any, FunctionType]) -> Callable[..., 
 
 @untraced
 def outlined(module: Looped) -> dict[Any, FunctionType]:
-    """Each method as it is, and with its loops as calls of their own."""
-    known: dict[FunctionType, FunctionType | None] = vars(type(module)).get("_bppsa_outlined", {})
-    state, own = state_of(module).loops, {}
-    for method in methods(module._bppsa_origin).values():
-        function: FunctionType = getattr(method, "__func__", method)
-        if isinstance(method, FunctionType) and loops(function.__code__):
-            if function not in known:
-                known[function] = outline(function, lambda module: state_of(module).loops)
-            own[function] = known[function]
-        else:  # a static method is not given its module, nor need be what a decorator calls
-            own[function] = outline(function, lambda _: state)
-    made = {method: function for method, function in own.items() if function is not None}
-    state.wholes = wholes(module._bppsa_origin, made)
+    """Each method as it is, and with its loops, and those of what it calls, as calls of their own."""
+    kind, state = module._bppsa_origin, state_of(module).loops
+    outlines = Outlines(state, [kind, *kinds_of_objects(module)])
+    own = [getattr(each, "__func__", each) for each in functions(kind).values()]
+    found = {function: outlines.of(function) for function in own}
+    made = {function: other for function, other in found.items() if other is not None}
+    state.wholes = wholes(kind, made)
     return made
+
+
+def kinds_of_objects(module: nn.Module) -> set[type]:
+    """Classes of the user's of which it holds objects."""
+    found = {type(value) for name, value in vars(module).items() if name not in TABLES}
+    return {kind for kind in found if is_users_name(kind.__module__)}
 
 
 def wholes(kind: type, made: Mapping[Any, FunctionType]) -> frozenset[FunctionType]:
@@ -127,7 +133,7 @@ def leading_to(kind: type, found: set[str]) -> set[str]:
         before = len(found)
         found |= {name for name, names in named.items() if not found.isdisjoint(names)}
         grew = len(found) > before
-    return {name for name in found if not hasattr(nn.Module, name)}
+    return {name for name in found if name == "__call__" or not hasattr(nn.Module, name)}
 
 
 def prepare(cls: Any) -> None:
@@ -141,7 +147,6 @@ def prepare(cls: Any) -> None:
         return Looped.forward(self, *args, **kwargs)
 
     cls.forward = forward
-    cls._bppsa_outlined = {}  # of all modules of the class, and gone with it
     own = functions(cls._bppsa_origin)
     for name in leading(cls._bppsa_origin):
         if isinstance(own[name], FunctionType):

@@ -14,7 +14,7 @@ from bppsa.decisions import RECORD, Report
 from bppsa.errors import ArgumentError, kind_of
 from bppsa.frontend.call_log import collecting
 from bppsa.frontend.loops.call import call
-from bppsa.frontend.loops.outlined import outline
+from bppsa.frontend.loops.outlined import Outlines
 from bppsa.frontend.loops.state import LoopState
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -50,7 +50,7 @@ def run(function: FunctionType, state: LoopState, args: tuple[Any, ...], kwargs:
     if torch.compiler.is_compiling() or build.available() is not None:
         return root(*args, **kwargs)
     if state.outlined is None and state.is_in_vain:
-        made = outline(function, lambda _: state)
+        made = Outlines(state, [] if root is function else [type(root.__self__)]).of(function)
         state.outlined = {} if made is None else {function: made}
     with collecting() as taken:
         if state.outlined:

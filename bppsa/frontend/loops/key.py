@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor
 from torch.nn.modules.module import _has_any_global_hook
@@ -20,7 +18,6 @@ from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.trail import own_attributes
 from bppsa.fxpasses.environment.walk import Environment
 
-IN_NUMPY = {torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int64, torch.int32, torch.bool}
 DTYPES = {torch.complex64, torch.complex128}
 DTYPES |= {torch.float32, torch.float64, torch.bool, torch.int64, torch.int32, torch.uint8, torch.int16, torch.int8}
 
@@ -59,9 +56,6 @@ def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopCal
     seen: dict[int, int] = {}
     memory = [seen.setdefault(tensor.untyped_storage().data_ptr(), i) for i, tensor in enumerate(tensors)]
     shared = {first for first, tensor in zip(memory, tensors, strict=True) if tensors[first] is not tensor}
-    if any(overlap([t for of, t in zip(memory, tensors, strict=True) if of == first]) for first in shared):
-        what = "arguments that share memory and need gradients: whose gradient is which, no log tells"
-        return Reason(what, mend="give a copy of one, by .clone()")
     also_read = read_as_well(tensors, environment) if not environment.memory.isdisjoint(seen) else ()
     if also_read is None:
         return Reason("an argument that shares memory with a tensor that it reads")
@@ -107,17 +101,6 @@ def odd(leaves: Sequence[Any]) -> Reason | None:
 def holds_objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an argument is, or holds, what is neither a tensor nor a number."""
     return not all(isinstance(leaf, (Tensor, *SIMPLE)) for leaf in pytree.tree_leaves((args, kwargs)))
-
-
-def overlap(tensors: Sequence[Tensor]) -> bool:
-    """Whether numbers of two of them are the same ones in memory, and gradients are wanted of one; parts of one tensor,
-    as `chunk` gives them, may lie side by side."""
-    if not any(tensor.requires_grad for tensor in tensors):
-        return False
-    if any(tensor.dtype not in IN_NUMPY for tensor in tensors):
-        return True
-    arrays = [tensor.detach().numpy() for tensor in tensors]
-    return any(numpy.shares_memory(a, b) for a, b in itertools.combinations(arrays, 2))
 
 
 def described(leaf: Any) -> Hashable:

@@ -7,11 +7,12 @@ over. The key of the call is then of what the loop itself looks up, and not of a
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import nn
 
@@ -28,16 +29,17 @@ from bppsa.frontend.state import TABLES
 from bppsa.frontend.trials import is_tried
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.walk import environment_of
+from bppsa.fxpasses.reroll.log.lines import loops
 from bppsa.fxpasses.reroll.log.numbers import FollowedNumber
 from bppsa.fxpasses.reroll.outline.loops import LoopStatement
+from bppsa.fxpasses.reroll.outline.reach import is_of_user, reached
 from bppsa.fxpasses.reroll.outline.split import LoopSplit, attribute, split
-from bppsa.fxpasses.reroll.outline.wrappers import DEPTH, called_only, rewrapped
+from bppsa.fxpasses.reroll.outline.wrappers import DEPTH, called_only, closed_over, rewrapped
 from bppsa.runtime.untraced import untraced
 
 ALIASES = Reason("the loop knows what it changes by two names", mend="give it one")
 HELD = "hold tensors, numbers, or lists, tuples and dicts of these in it, and modules under other names"
 LASTING = (nn.Module, FunctionType, ModuleType, type)
-StateOf = Callable[[Any], LoopState]  # by the first argument
 
 
 @dataclass(frozen=True)
@@ -60,24 +62,62 @@ class LoopRoot:
         return places.isdisjoint(memory_of(originals)) and are_apart(originals, tensors_in(self.variables))
 
 
-def outline(function: FunctionType, state_of: StateOf, depth: int = DEPTH) -> FunctionType | None:
-    """The function with its loops as calls of their own, or those of what its decorators call; None where that cannot
-    be made. Dynamo, which would not see what they read, leaves it alone."""
-    found = split(function)
-    if found is not None:
-        return untraced(found.around(Outlined(found, state_of)))
-    made = {name: outline(each, state_of, depth - 1) for name, each in called_only(function).items() if depth}
-    others = {name: each for name, each in made.items() if each is not None}
-    return rewrapped(function, others) if others else None
+class Outlines:
+    """Functions with their loops as calls of their own, each made when it is asked for. kinds: classes whose methods
+    they may call, the first of which tells whose they are."""
+
+    def __init__(self, state: LoopState, kinds: Sequence[type] = ()) -> None:
+        self.state, self.kinds = state, kinds
+        self.known: MutableMapping[FunctionType, FunctionType | None] = WeakKeyDictionary()
+
+    def of(self, function: FunctionType, depth: int = DEPTH) -> FunctionType | None:
+        """None where neither it has such a loop nor what its decorators, or it, may call. Dynamo, which would not see
+        what these read, leaves it alone."""
+        if function not in self.known:
+            self.known[function] = None  # while it is made
+            self.known[function] = self.made(function, depth)
+        return self.known[function]
+
+    def made(self, function: FunctionType, depth: int) -> FunctionType | None:
+        found = split(function)
+        if found is not None and (found.loops or self.leads(function)):
+            return untraced(found.around(Outlined(found, self)))
+        inner = {name: self.of(each, depth - 1) for name, each in called_only(function).items() if depth}
+        others = {name: each for name, each in inner.items() if each is not None}
+        return rewrapped(function, others) if others else None
+
+    def leads(self, function: FunctionType) -> bool:
+        """Whether it may call a function that has such a loop."""
+        others = (each for each in reached(function, self.kinds) if each is not function and loops(each.__code__))
+        found = (split(each) for each in others if not is_passing(each))
+        return any(each is not None and each.loops for each in found)
+
+    def called(self, function: Any) -> Any:
+        """What is called in the place of a function or a method."""
+        plain = function.__func__ if type(function) is MethodType else function
+        if type(plain) is not FunctionType:
+            return function
+        made = self.known.get(plain, plain)
+        if made is plain:
+            is_near = any(is_of_user(each, self.kinds) for each in (plain, *closed_over(plain).values()))
+            made = self.of(plain) if is_near and not is_passing(plain) else None
+        if made is None:
+            return function
+        return made if plain is function else MethodType(made, function.__self__)
+
+
+def is_passing(function: FunctionType) -> bool:
+    """Whether it is made anew in each call of the function that it stands in."""
+    return "<locals>" in function.__qualname__ and bool(function.__closure__) and not closed_over(function)
 
 
 class Outlined:
-    """The loops of one function; `run` is what it calls in their places."""
+    """The loops of one function; `run` is what it calls in their places, and it asks `called` what else it calls."""
 
     unbound = object()  # of a variable that has no value behind a loop
 
-    def __init__(self, split: LoopSplit, state_of: StateOf) -> None:
-        self.split, self.state_of = split, state_of
+    def __init__(self, split: LoopSplit, outlines: Outlines) -> None:
+        self.split, self.state, self.called = split, outlines.state, outlines.called
         self.plain: Callable[[int, tuple[str, ...]], FunctionType] = cache(split.plain)
 
     @staticmethod
@@ -93,7 +133,7 @@ class Outlined:
         plain = self.plain(index, tuple(values))
         if is_tried():
             return self.bound(loop, plain(**values))
-        state = self.state_of(variables.get(self.split.owner)).part((self.split.source.function, index))
+        state = self.state.part((self.split.source.function, index))
         state.look_at(size_of(values))
         if state.is_closed:
             return self.bound(loop, by_pytorch(partial(plain, **values), state.last))

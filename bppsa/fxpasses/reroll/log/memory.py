@@ -30,11 +30,17 @@ class TensorMemory:
         self.emit = emit
         self.places: dict[Geometry, MemoryPlace] = {}
         self.begun: dict[int, Tensor] = {}  # in which the call has a gradient end, by identity
+        # Arguments, of which one may be a view of another: as they are seen, by identity.
+        self.given: dict[int, tuple[Tensor, Geometry, LoggedValue]] = {}
         self.alive: list[Tensor] = []  # a geometry is an address: it must not be given away again
 
     def find(self, tensor: Tensor, returned: bool = False) -> LoggedValue | None:
         """returned: whether its strides count, which are those of a view."""
-        place = self.places.get(marked_geometry(tensor))
+        here = marked_geometry(tensor)
+        argument, seen, given = self.given.get(id(tensor), (None, None, None))
+        if argument is tensor and seen == here:
+            return given
+        place = self.places.get(here)
         if place is None:
             return None
         value = self.read(place, windows=not returned)

@@ -64,6 +64,7 @@ class Logger(TorchDispatchMode):
                 value.constant = isinstance(tensor, nn.Parameter)  # as if the call had closed over it
                 self.log.arguments.append(value)
                 self.memory.put(tensor, value, None, False)
+                self.memory.given[id(tensor)] = tensor, marked_geometry(tensor), value
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

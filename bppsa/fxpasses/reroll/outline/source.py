@@ -8,8 +8,11 @@ import linecache
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+NamedLine = tuple[str, int]  # name and line
+ParsedFile = tuple[ast.Module, Mapping[NamedLine, list[ast.FunctionDef]], Mapping[NamedLine, list[types.CodeType]]]
 FUTURES = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
 
@@ -83,27 +86,42 @@ def definition_of(function: types.FunctionType) -> ast.FunctionDef | None:
     """The text of a function's own code; None where its file has another text by now, or is none."""
     own = function.__code__
     place = own.co_name, own.co_firstlineno
-    tree = tree_of(function)
-    if tree is None:
-        return None
-    try:
-        whole = compile(tree, own.co_filename, "exec", own.co_flags & FUTURES, dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return None
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and place_of(node) == place]
-    codes = [code for code in codes_in(whole) if (code.co_name, code.co_firstlineno) == place]
-    return found[0] if len(found) == 1 == len(codes) and is_same(codes[0], own) else None
+    _, definitions, codes = file_of(function)
+    found, compiled = definitions.get(place, []), codes.get(place, [])
+    return found[0] if len(found) == 1 == len(compiled) and is_same(compiled[0], own) else None
 
 
-def tree_of(function: types.FunctionType) -> ast.Module | None:
+def tree_of(function: types.FunctionType) -> ast.Module:
     """The text of the file that it is in."""
+    return file_of(function)[0]
+
+
+def file_of(function: types.FunctionType) -> ParsedFile:
+    own = function.__code__
+    text = "".join(linecache.getlines(own.co_filename, function.__globals__))
+    return parsed(text, own.co_filename, own.co_flags & FUTURES)
+
+
+@lru_cache(maxsize=8)
+def parsed(text: str, file: str, flags: int) -> ParsedFile:
+    """The tree of a file, which nobody changes, and its functions and their codes by name and line; nothing where it is
+    no text of Python's."""
     try:
-        return ast.parse("".join(linecache.getlines(function.__code__.co_filename, function.__globals__)))
+        tree = ast.parse(text)
+        whole = compile(tree, file, "exec", flags, dont_inherit=True)
     except (SyntaxError, ValueError):
-        return None
+        return ast.Module([], []), {}, {}
+    definitions: dict[NamedLine, list[ast.FunctionDef]] = {}
+    codes: dict[NamedLine, list[types.CodeType]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            definitions.setdefault(place_of(node), []).append(node)
+    for code in codes_in(whole):
+        codes.setdefault((code.co_name, code.co_firstlineno), []).append(code)
+    return tree, definitions, codes
 
 
-def place_of(definition: ast.FunctionDef) -> tuple[str, int]:
+def place_of(definition: ast.FunctionDef) -> NamedLine:
     return definition.name, min([definition.lineno, *(each.lineno for each in definition.decorator_list)])
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeVar
 
 from bppsa.fxpasses.reroll.outline.joins import with_joins
-from bppsa.fxpasses.reroll.outline.loops import LoopStatement, loops_of
+from bppsa.fxpasses.reroll.outline.loops import LOOKS_AROUND, LoopStatement, loops_of
 from bppsa.fxpasses.reroll.outline.source import FunctionSource, source_of
 
+N = TypeVar("N", bound=ast.AST)
 RUNS = "__bppsa_loops__"  # what such a function closes over: `run(index, locals())`, and what stands for no value
 LOCALS = "__bppsa_locals__"  # what such a loop closes over: `locals`, by a name that no code of the user's has
 
@@ -30,7 +32,8 @@ class LoopSplit:
     def around(self, runs: Any) -> FunctionType:
         """The function, which has `runs` run its loops."""
         memo: dict[int, Any] = {id(loop.statement): call_of(loop, i) for i, loop in enumerate(self.loops)}
-        return self.source.changed(copy.deepcopy(self.source.definition, memo).body, {RUNS: runs})
+        definition = CallsInTurn().visit(copy.deepcopy(self.source.definition, memo))
+        return self.source.changed(definition.body, {RUNS: runs})
 
     def plain(self, index: int, names: Sequence[str]) -> FunctionType:
         """The loop as a function of the variables that have a value; gives all of them as they are behind it."""
@@ -48,6 +51,25 @@ class LoopSplit:
     def parameters(self, names: Sequence[str]) -> list[str]:
         """The owner first, which `super()` asks for."""
         return sorted(names, key=lambda name: name != self.owner)
+
+
+class CallsInTurn(ast.NodeTransformer):
+    """Asks `runs` at each call for what is to be called, which may have loops of its own."""
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if not is_builtin(node.func) and not is_ours(node.func):
+            asked = ast.Attribute(ast.Name(RUNS, ast.Load()), "called", ast.Load())
+            node.func = placed(ast.Call(asked, [node.func], []), node.func)
+        return node
+
+
+def is_builtin(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and hasattr(builtins, node.id)
+
+
+def is_ours(node: ast.expr) -> bool:
+    return isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == RUNS
 
 
 class Attributes(ast.NodeTransformer):
@@ -83,19 +105,20 @@ def call_of(loop: LoopStatement, index: int) -> ast.stmt:
     return placed(made, loop.statement)
 
 
-def placed(made: ast.stmt, statement: ast.stmt) -> ast.stmt:
-    """At the line of the loop."""
+def placed(made: N, where: ast.AST) -> N:
+    """At the line of the loop, or of another expression that it holds already."""
     for node in ast.walk(made):
-        ast.copy_location(node, statement)
+        if not hasattr(node, "lineno") or isinstance(made, ast.stmt):
+            ast.copy_location(node, where)
     return made
 
 
 def split(function: FunctionType) -> LoopSplit | None:
-    """None where it has no loop that may be a function of its own, or its text is not known."""
-    source = source_of(function) if function.__code__.co_argcount else None
+    """None where its text is not known, or what it calls cannot be told from what it looks at."""
+    code = function.__code__
+    source = source_of(function) if code.co_argcount and not LOOKS_AROUND & set(code.co_names) else None
     counts = "range" not in function.__globals__
     if source is None:
         return None
     source = replace(source, definition=with_joins(source.definition, function.__globals__))
-    loops = loops_of(source.definition, function.__code__, counts)
-    return LoopSplit(source, tuple(loops)) if loops else None
+    return LoopSplit(source, tuple(loops_of(source.definition, code, counts)))

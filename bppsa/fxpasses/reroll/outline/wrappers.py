@@ -30,13 +30,13 @@ def closed_over(function: FunctionType) -> dict[str, FunctionType]:
 def called_only(function: FunctionType) -> dict[str, FunctionType]:
     """The functions that it closes over and does nothing with but call, so that another may stand there."""
     found = closed_over(function)
-    definition, tree = (definition_of(function), tree_of(function)) if found else (None, None)
-    if definition is None or tree is None or LOOKS_AROUND & set(function.__code__.co_names):
+    definition = definition_of(function) if found else None
+    if definition is None or LOOKS_AROUND & set(function.__code__.co_names):
         return {}
     body = [node for statement in definition.body for node in ast.walk(statement)]
     harmless = {id(node.func) for node in body if isinstance(node, ast.Call)}
     harmless |= {id(node.value) for node in body if isinstance(node, ast.Attribute) and is_name(node)}
-    bound_anew = {name for node in ast.walk(tree) if isinstance(node, ast.Nonlocal) for name in node.names}
+    bound_anew = {name for node in ast.walk(tree_of(function)) if isinstance(node, ast.Nonlocal) for name in node.names}
     seen = {node.id for node in body if isinstance(node, ast.Name) and id(node) not in harmless}
     return {name: each for name, each in found.items() if name not in seen | bound_anew}
 
