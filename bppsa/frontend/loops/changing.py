@@ -68,7 +68,7 @@ def exactly(numbers: ChangingNumbers) -> list[Hashable]:
 
 def numbers_of(call: LoopCall, args: tuple[Any, ...], kwargs: dict[str, Any], is_part: bool) -> ChangingNumbers | None:
     """None where the call has no such numbers, its code may ask for the type of one, or it is a graph."""
-    names = call.environment.names
+    names = call.environment.lookups.names
     if float not in set(map(type, call.leaves)) or not names or not TELLS_KINDS.isdisjoint(names):
         return None
     met = Arithmetic()

@@ -8,7 +8,6 @@ The walk that finds all this is long; the next call with the same cell only foll
 from __future__ import annotations
 
 import array
-import builtins
 import contextvars
 import copyreg
 import ctypes
@@ -27,20 +26,11 @@ from torch import Tensor, nn
 
 from bppsa.fxpasses.environment import trail
 from bppsa.fxpasses.environment.key import PLAIN, Key, Reference, exact, reference
-from bppsa.fxpasses.environment.libraries import is_library, owner, package_of
-from bppsa.fxpasses.environment.library_names import LibraryNames, LibrarySpace, is_plain, stand_at
-from bppsa.fxpasses.environment.names import global_names, imported_names, names_in_module, names_of_objects, unnamed
-from bppsa.fxpasses.environment.reading import (
-    FIND_MODULES,
-    MACHINERY,
-    OF_EACH,
-    PURE,
-    Holder,
-    is_odd,
-    may_read_anything,
-    module_of,
-    names_all,
-)
+from bppsa.fxpasses.environment.libraries import owner, package_of
+from bppsa.fxpasses.environment.library_names import is_plain
+from bppsa.fxpasses.environment.lookups import FoundValue, Lookups
+from bppsa.fxpasses.environment.names import imported_names, names_in_module
+from bppsa.fxpasses.environment.reading import OF_EACH, PURE, Holder, module_of
 from bppsa.fxpasses.environment.trail import MISSING, Trail
 from bppsa.fxpasses.environment.uses import gives_away, lets_go
 
@@ -50,21 +40,12 @@ class Environment:
     """opaque: references to what the key knows by its address only: it means something while they lead there."""
 
     trail: Trail
-    home: str  # the package that the cell is from
+    lookups: Lookups
     parts: list[Any] = field(default_factory=list)
     tensors: list[Tensor] = field(default_factory=list)
     opaque: list[Reference] = field(default_factory=list)
     seen: dict[int, int] = field(default_factory=dict)
     places: dict[tuple, int] = field(default_factory=dict)  # of tensors in memory: two views may be one
-    names: set[str] = field(default_factory=set)  # all that the functions met so far look up, also as attributes
-    spaces: dict[Any, set[str]] = field(default_factory=dict)  # where they may find them -> which of them were visited
-    libraries: LibraryNames = field(default_factory=LibraryNames)
-    constructed: set[type] = field(default_factory=set)  # classes that they have themselves, not objects of them alone
-    attributes: set[str] = field(default_factory=set)  # those of the names that are looked up in objects
-    reads_all: bool = False  # whether code that was met may read attributes that it does not name
-    holders: list[Holder] = field(default_factory=list)  # modules of which it may read some attributes alone
-    called: set[type] = field(default_factory=set)  # classes of modules that may be called
-    loose: set[type] = field(default_factory=set)  # classes with a method that hands its object on
     marks: list[tuple[int, str]] = field(default_factory=list)  # what the parts from there on are of, for messages
 
     @functools.cached_property
@@ -82,13 +63,13 @@ class Environment:
         if isinstance(value, PLAIN):
             self.parts.append(exact(value))
             if isinstance(value, type):
-                self.constructed.update(value.__mro__)
-                self.visit_classes(value)
+                self.lookups.constructed.update(value.__mro__)
+                self.lookups.enter_classes(value)
             elif isinstance(value, types.ModuleType):
-                self.enter(value)
+                self.lookups.enter(value)
             return
         if isinstance(value, nn.Module) and not held:
-            self.called.update(type(value).__mro__)
+            self.lookups.call(value)
         if id(value) in self.seen:
             self.parts.append(("again", self.seen[id(value)]))
             return
@@ -106,7 +87,7 @@ class Environment:
         first = self.places.setdefault((place, shape, requires_grad), len(self.places))
         self.parts.append(("tensor", shape, dtype, device, requires_grad, first, bool(names)))
         if names:
-            self.spaces.setdefault(value, set())
+            self.lookups.spaces.setdefault(value, set())
 
     def visit_all(self, values: Any) -> None:
         self.parts.append(len(values))
@@ -127,22 +108,21 @@ class Environment:
 
     def visit_dict(self, value: Any) -> None:
         if value is sys.modules:
-            self.enter_modules()
+            self.lookups.enter_modules()
             return
         self.trail.add_container(trail.items, value)
         self.visit_items(value)
 
     def visit_function(self, fn: types.FunctionType) -> None:
-        if not (self.is_the_users(fn.__module__) or self.is_the_users(fn.__globals__.get("__name__"))):
+        if not (self.lookups.is_the_users(fn.__module__) or self.lookups.is_the_users(fn.__globals__.get("__name__"))):
             self.visit_address(fn)
-            self.meet(fn)
+            self.lookups.meet(fn)
             return
         code, names = fn.__code__, names_in_module(fn.__code__)
         self.trail.add(trail.function, fn)
         self.trail.add(trail.names(names), fn.__globals__)
         self.parts.append(code)
-        self.names.update(global_names(code))
-        self.attributes.update(names_of_objects(code))
+        self.lookups.meet_code(code)
         self.visit_all(fn.__defaults__ or ())
         self.visit_items(fn.__kwdefaults__ or {})
         closed = dict(zip(code.co_freevars, map(trail.content, fn.__closure__ or ()), strict=True))
@@ -167,25 +147,27 @@ class Environment:
 
     def visit_module(self, module: nn.Module) -> None:
         state = trail.attributes(module)
-        if all(base in PURE or self.is_the_users(base.__module__) or is_ours(base) for base in type(module).__mro__):
-            self.holders.append(Holder(module, set()))
+        if all(
+            base in PURE or self.lookups.is_the_users(base.__module__) or is_ours(base) for base in type(module).__mro__
+        ):
+            self.lookups.holders.append(Holder(module, set()))
             self.visit_items({name: value for name, value in state.items() if name in OF_EACH})
         else:
             self.trail.add(trail.OfModule(), module)
             self.visit_items(state)
-        self.visit_classes(type(module))
+        self.lookups.enter_classes(type(module))
 
     def visit_object(self, value: Any) -> None:
         """An object we know nothing about: itself, and what it shows of its state."""
         self.visit_address(value)
-        if not self.is_the_users(type(value).__module__):
-            self.meet(value)
+        if not self.lookups.is_the_users(type(value).__module__):
+            self.lookups.meet(value)
         if type(value).__module__.partition(".")[0] not in ("torch", "bppsa"):
             slots = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
             self.trail.add(trail.OfObject(tuple(slots)), value)
             self.visit_items(getattr(value, "__dict__", {}))
             self.visit_all([getattr(value, name, None) for name in slots])
-            self.visit_classes(type(value))
+            self.lookups.enter_classes(type(value))
 
     def visit_address(self, value: Any) -> None:
         self.parts.append(id(value))
@@ -199,17 +181,6 @@ class Environment:
         self.trail.add(lambda value: [read(value)], value)
         self.visit(read(value))
 
-    def visit_classes(self, cls: type) -> None:
-        for base in cls.__mro__:
-            self.enter(base)
-        users = [base for base in cls.__mro__ if self.is_the_users(base.__module__)]
-        self.reads_all |= bool(users) and any(is_odd(base) for base in cls.__mro__ if base not in users)
-        self.reads_all |= self.is_the_users(type(cls).__module__)
-
-    def meet(self, value: Any) -> None:
-        """A function, class, Python module or object of a library, whose code is not walked through."""
-        self.reads_all |= may_read_anything(value)
-
     def visit_named(self, values: dict[str, Any], code: types.CodeType | None = None) -> None:
         """code: of what closes over them, as variables."""
         self.parts.append(tuple(values))
@@ -217,83 +188,26 @@ class Environment:
             self.marks.append((len(self.parts), name))
             self.visit(value, held=code is not None and isinstance(value, nn.Module) and not lets_go(code, name))
 
-    def enter(self, space: type | types.ModuleType) -> None:
-        """A class or Python module of the user's: the functions met may find something in it, as in a tensor's own
-        attributes."""
-        if self.is_the_users(space.__module__ if isinstance(space, type) else space.__name__):
-            self.spaces.setdefault(space, set())
-        else:
-            self.meet(space)
-            self.libraries.enter(space)
-
-    def enter_modules(self) -> None:
-        """All Python modules of the user's, for code that looks one up by its name."""
-        for name, module in list(sys.modules.items()):
-            if isinstance(module, types.ModuleType) and self.is_the_users(name):
-                self.enter(module)
-
-    def is_the_users(self, module: str | None) -> bool:
-        """Whether it may change while the process runs. Of libraries we take for granted that they do not: a walk
-        through one of them would find no end."""
-        package = (module if isinstance(module, str) else "").partition(".")[0]
-        return (package == self.home and package != "torch") or not is_library(package)
-
-    def visit_spaces(self) -> None:
+    def visit_lookups(self) -> None:
         """All that is found by a name that some function looks up, until nothing new turns up."""
         found = True
         while found:
-            found = self.visit_found()
-        for space, done in self.spaces.items():
-            machinery = MACHINERY if space in self.called else frozenset()
-            self.trail.add(trail.names(tuple(self.attributes | machinery | done)), vars(space))
-        for holder in self.holders:
-            self.trail.add(trail.OfModule(frozenset(holder.done)), holder.module)
-        self.trail.add(stand_at, self.libraries.places())
+            before = len(self.marks), len(self.lookups.called)
+            for each in self.lookups.found():
+                self.visit_found(each)
+            found = before != (len(self.marks), len(self.lookups.called))
+        self.lookups.leave(self.trail)
 
-    def visit_found(self) -> bool:
-        """Whether there was anything that had not been visited."""
-        before = len(self.marks), len(self.called)
-        self.reads_all |= names_all(self.attributes | self.names)
-        if not FIND_MODULES.isdisjoint(self.attributes | self.names):
-            self.enter_modules()
-        for at, (space, done) in enumerate(list(self.spaces.items())):
-            machinery = MACHINERY if space in self.called else frozenset()
-            named = (self.attributes | machinery) & vars(space).keys()
-            names = named | unnamed(space, self.names, space in self.constructed)
-            for name in sorted(names - done):
-                done.add(name)
-                if isinstance(space, type) and gives_away(vars(space)[name]):
-                    self.loose.add(space)
-                self.visit_attribute(at, getattr(space, "__name__", "a tensor"), name, vars(space)[name])
-        for at, (module, done) in enumerate(list(self.holders)):
-            state, kind = trail.attributes(module), type(module)
-            if self.reads_all or not self.loose.isdisjoint(kind.__mro__):
-                self.called.update(kind.__mro__)
-            names = state.keys() if self.reads_all else state.keys() & (self.attributes | MACHINERY)
-            for name in sorted(names - done - OF_EACH):
-                done.add(name)
-                self.visit_attribute(at, kind.__name__, name, state[name])
-            done.update(state.keys() & OF_EACH)
-        for place, value in self.libraries.found(self.names_in_library):
-            self.marks.append((len(self.parts), place))
-            self.visit_in_library(value)
-        return before != (len(self.marks), len(self.called))
-
-    def names_in_library(self, space: LibrarySpace) -> set[str]:
-        if space is builtins:
-            return self.names
-        return self.attributes | MACHINERY if space in self.called else self.attributes
-
-    def visit_in_library(self, value: Any) -> None:
-        if value is sys.modules or is_plain(value) or self.is_the_users(module_of(value)):
+    def visit_found(self, found: FoundValue) -> None:
+        value = found.value
+        if found.part is not None:
+            self.parts.append(found.part)
+        self.marks.append((len(self.parts), found.mark))
+        is_walked = found.part is not None or value is sys.modules or is_plain(value)
+        if is_walked or self.lookups.is_the_users(module_of(value)):
             self.visit(value)
         else:
             self.visit_address(value)
-
-    def visit_attribute(self, at: int, owner: str, name: str, value: Any) -> None:
-        self.parts.append((at, name))
-        self.marks.append((len(self.parts), f"{owner}.{name}"))
-        self.visit(value)
 
 
 def is_ours(cls: type) -> bool:
@@ -330,9 +244,8 @@ VISIT: dict[type, Any] = {
 
 
 def environment_of(cell: Any) -> Environment:
-    environment = Environment(Trail(owner(cell)), package_of(cell))
+    environment = Environment(Trail(owner(cell)), Lookups(package_of(cell)))
     environment.visit(cell)
-    environment.visit_spaces()
+    environment.visit_lookups()
     environment.trail.root = None
-    environment.holders.clear()  # what remembers an environment must not keep its modules alive
     return environment
