@@ -51,7 +51,7 @@ ROOMS: dict[str, set[str]] = {
     "sparsity.rules": {"sparsity.patterns", "sparsity.operators"},
     "plan": {"common.chain", "sparsity"},
     "fxpasses": set(),
-    "fxpasses.recording": {"common.chain", "sparsity", "fxpasses.theirs", "fxpasses.lines"},
+    "fxpasses.recording": {"common.chain", "sparsity", "fxpasses.theirs", "fxpasses.lines", "fxpasses.replaced"},
     "fxpasses.network": {"common.chain", "sparsity", "fxpasses.recording", "fxpasses.theirs"},
     "fxpasses.environment": {"fxpasses.network"},
     "fxpasses.axes": {"common.chain", "fxpasses.recording"},
@@ -66,7 +66,8 @@ ROOMS: dict[str, set[str]] = {
     "fxpasses.partition.ops": {"fxpasses.theirs", "fxpasses.lines", "common.stages"},
     "fxpasses.partition.capture": {
         *PASSES,
-        *("fxpasses.theirs", "fxpasses.lines", "fxpasses.partition.call", "fxpasses.partition.ops"),
+        *("fxpasses.theirs", "fxpasses.lines", "fxpasses.replaced"),
+        *("fxpasses.partition.call", "fxpasses.partition.ops"),
     },
     "fxpasses.partition.cut": {f"fxpasses.partition.{room}" for room in ("call", "capture", "ops")} | {"common.stages"},
     "fxpasses.partition.means": {f"fxpasses.partition.{room}" for room in ("call", "capture", "check", "cut", "ops")}
@@ -75,7 +76,7 @@ ROOMS: dict[str, set[str]] = {
     | {"fxpasses.theirs", "common.stages"},
     "fxpasses.reroll": {
         *PASSES,
-        *("common.chain", "sparsity", "fxpasses.cell", "fxpasses.theirs", "fxpasses.lines"),
+        *("common.chain", "sparsity", "fxpasses.cell", "fxpasses.theirs", "fxpasses.lines", "fxpasses.replaced"),
         *("fxpasses.partition.call", "fxpasses.partition.capture"),
     },
     "fxpasses.over_time": {"fxpasses.partition", "fxpasses.theirs", "fxpasses.lines", "common.stages"},

@@ -178,6 +178,7 @@ LIBRARIES: dict[str, tuple[Cell, Any, str]] = {
     "number of a class": (lambda h, x: twice(h * nn.Linear.test_scale + x), nn.Linear, "test_scale"),
     "number among Python's names": (lambda h, x: twice(h * test_scale + x), builtins, "test_scale"),  # noqa: F821
     "function": (lambda h, x: twice(functional.hardtanh(h * x)), functional, "hardtanh"),
+    "method of a tensor": (lambda h, x: twice(h.sigmoid() * x), Tensor, "sigmoid"),
     "number of a tensor": (lambda h, x: twice(h.test_scale * h * x), Tensor, "test_scale"),
     "forward of a layer": (Cellular(), nn.Linear, "forward"),
 }
@@ -193,7 +194,7 @@ def test_what_a_library_has_by_a_name_may_change(name: str, monkeypatch: pytest.
         monkeypatch.setattr(library, attribute, 1.0, raising=False)
     carry, xs = h(), x(H)
     before = leaves(bppsa.scan(cell, carry, xs))
-    monkeypatch.setattr(library, attribute, 3.0 if plain is None else lambda *args: plain(*args) * 2)
+    monkeypatch.setattr(library, attribute, 3.0 if plain is None else lambda *args, **kw: plain(*args, **kw) * 2)
     after = leaves(bppsa.scan(cell, carry, xs))
     same(after, leaves(loop(cell, carry, xs)))
     assert not torch.allclose(before[0], after[0])

@@ -15,6 +15,7 @@ from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.lines import is_users_frame
 from bppsa.fxpasses.recording.recorder import Recorder
+from bppsa.fxpasses.replaced import of_pytorch
 from bppsa.fxpasses.theirs import theirs
 
 HANDS_OUT = Reason("hands a tensor's values to Python", mend="stay in torch ops")
@@ -42,6 +43,7 @@ class NoEscape(TorchFunctionMode):
         self.recorder, self.instead = recorder, instead
 
     def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict | None = None) -> Any:
+        func = of_pytorch(func)
         if func in REFUSED and func not in self.instead:
             raise Unsupported(replace(REFUSED[func], op=getattr(func, "__name__", str(func))))
         if func in OF_AUTOGRAD and is_users_frame(sys._getframe(1)) and self.recorder.is_recorded(args[0]):

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 from bppsa.fxpasses.lines import innermost
+from bppsa.fxpasses.replaced import of_pytorch
 from bppsa.fxpasses.theirs import theirs
 
 PLACE, RECOMPUTED = "bppsa_place", "bppsa_recomputed"
@@ -25,6 +26,7 @@ PLACE, RECOMPUTED = "bppsa_place", "bppsa_recomputed"
 
 class Lines(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = of_pytorch(func)
         if asks(func):
             return theirs(func, *args, **(kwargs or {}))
         with noted():

@@ -24,6 +24,7 @@ from bppsa.fxpasses.partition.capture.contents import are_same
 from bppsa.fxpasses.partition.capture.since import LookedUp
 from bppsa.fxpasses.partition.capture.watched import STATE, Functions, Watched, generators, is_near, of_model
 from bppsa.fxpasses.partition.ops.effects import EffectWatch
+from bppsa.fxpasses.replaced import of_pytorch
 from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
 GRADIENTS = "Python asks whether a gradient flows to a tensor, which differs from call to call; decide by self.training"
@@ -119,7 +120,7 @@ class LostCalls(TorchFunctionMode):
         self.refuse = refuse
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = of_pytorch(func), kwargs or {}
         if func in LOST:
             self.refuse(place_here(), LOST[func])
         if func in ASKED and (frame := asking()) is not None:

@@ -36,6 +36,7 @@ from bppsa.fxpasses.partition.capture.watched import (
 )
 from bppsa.fxpasses.recording.one_hot import one_hot
 from bppsa.fxpasses.recording.refused import REFUSED
+from bppsa.fxpasses.replaced import of_pytorch
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic, is_reader, may_read
 from bppsa.fxpasses.theirs import theirs
 
@@ -104,7 +105,7 @@ class UnseenCalls(TorchFunctionMode):
         self.refuse, self.arithmetic, self.policy = refuse, arithmetic, policy
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        func, kwargs = of_pytorch(func), kwargs or {}
         if func in BEGINS:
             is_lost = not self.policy.may_begin(*args, **kwargs)
         else:
