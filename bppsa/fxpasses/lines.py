@@ -17,6 +17,7 @@ import torch
 OURS = Path(__file__).parents[1]
 FRAME = re.compile(r'File "(.+)", line (\d+), in .*\n\s*(.+)')
 PYTHON = f"{sysconfig.get_path('stdlib')}{os.sep}"  # which may hold site-packages
+MODULES = tuple(Path(torch.__file__).parent / "nn" / folder for folder in ("modules", "utils"))
 NOT_THE_USERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, OURS))
 
 
@@ -46,6 +47,20 @@ def place_here() -> str:
 
 def innermost(frames: Iterable[tuple[types.FrameType, int]]) -> str:
     return next((place_at(frame.f_code.co_filename, line) for frame, line in frames if is_users_frame(frame)), "")
+
+
+def instead_of(mend: str) -> str:
+    """What to do about a change in place: `mend` where it stands in the user's code. A module of PyTorch's that keeps
+    state of its own in training, as batch norm does, makes it without a line of theirs."""
+    for frame, _ in traceback.walk_stack(sys._getframe(1)):
+        file = Path(frame.f_code.co_filename)
+        if is_users_frame(frame):
+            break
+        if file.parent in MODULES and file.stem != "module":
+            return (
+                f"in training torch.nn's {file.stem} changes what it keeps: call its eval(), or run it outside the scan"
+            )
+    return mend
 
 
 def place_at(file: str, line: int) -> str:

@@ -17,6 +17,8 @@ from tests.scan.support import check
 from tests.scan.zoo import example
 
 W, V, TABLE = random(H, H), random(I, H), random(H, I)
+PAIRS = torch.tensor([0, 2, -1]), torch.tensor([1, 0, 1])
+BAGS = nn.EmbeddingBag(H, H, mode="sum").double()
 BOUNDS, POINTS = torch.tensor([-0.5, -0.1, 0.2, 0.7]).double(), torch.linspace(0.05, 0.95, H).double()
 ORDER, NONE = torch.tensor([3, 0, -1, 1, 1, 2]), torch.zeros(B, dtype=torch.int64)
 EMBEDDING, NORM = nn.Embedding(H, I).double(), nn.BatchNorm1d(H).double().eval()
@@ -99,6 +101,15 @@ CHOICES: dict[str, Any] = {
         h + functional.one_hot(h.argmax(1), H) - functional.one_hot(h.max(1)[1], H + 1)[:, 1:]
     ),
     "one-hot within heads": lambda h: h + functional.one_hot(h.view(-1, 2, 3).argmax(-1), 3).flatten(1).to(h.dtype),
+    "columns of heads by pairs": lambda h: h.view(-1, 3, 2)[:, PAIRS[0], PAIRS[1]].repeat(1, 2),
+    "a sum at each place": lambda h: h.scatter_reduce(1, ORDER[:5].expand(len(h), -1) % H, h[:, 1:] + h[:, :1], "sum"),
+    "a mean at each place": lambda h: h.scatter_reduce(
+        1, ORDER.expand(len(h), -1) % H, h.exp(), "mean", include_self=False
+    ),
+    "the largest at each place": lambda h: h.scatter_reduce(1, ORDER.expand(len(h), -1) % H, h.relu(), "amax"),
+    "the least at each place": lambda h: h.scatter_reduce(
+        1, ORDER.expand(len(h), -1) % H, h.relu(), "amin", include_self=False
+    ),
     "columns by a table": lambda h: h[:, ORDER.view(2, 3)].flatten(1),
     "gather within heads": lambda h: (
         h.view(-1, 2, 3).gather(2, h.view(-1, 2, 3).argsort(-1)[:, :1]).repeat(1, 2, 1).flatten(1)
@@ -115,6 +126,7 @@ CHOICES: dict[str, Any] = {
     "columns by a mask": lambda h: written(h, (slice(None), V[0] > 0), 0.5),
     "batch norm in evaluation": NORM,
     "cosine to the state reversed": lambda h: h * functional.cosine_similarity(h, h.flip(1), dim=1).unsqueeze(1),
+    "bags of rows": lambda h: h + BAGS(h.topk(2, 1).indices) + functional.embedding_bag(h.topk(2, 1).indices, W),
     "gate by a vector": lambda h: torch.sigmoid(h @ W[0]).unsqueeze(1) * h,
     "in place": lambda h: (2 * h).add_(1).mul_(0.5),
     "the class of a number": lambda h: h + torch.bucketize(h, BOUNDS).to(h.dtype) / 9,

@@ -164,6 +164,13 @@ SPELLINGS: Table = [
     ("householder", lambda h, x: twice(0.5 * (h - (h @ BIAS.conj()).unsqueeze(1) * BIAS) + x)),
     ("all that is carried", lambda h, x: (x, torch.linalg.matrix_exp(W) @ (h + x).unsqueeze(2))),
     ("nothing that is carried", lambda h, x: (torch.zeros(B, H, dtype=C), h * x)),
+    ("transform of the last", lambda h, x: (bounded(torch.fft.fft(h, norm="ortho") + x), torch.fft.ifft(h).real)),
+    ("transform of planes", lambda h, x: twice(bounded(torch.fft.ifft2(h.view(B, 2, 3)).reshape(B, H) + x))),
+    (
+        "a signal and back",
+        lambda h, x: twice(torch.fft.irfft(torch.fft.rfft(h.real, dim=1)[:, :3] * x[:, :3], 6) + 0j),
+    ),
+    ("an odd signal", lambda h, x: twice(bounded(torch.fft.irfft(h[:, :2], 3).repeat(1, 2) + x))),
     ("a norm", lambda h, x: twice(h / (1 + h.norm(dim=1, keepdim=True)) + x)),
     ("of x alone", lambda h, x: (bounded(h + torch.fft.fft(x, dim=1) + x.prod(1, keepdim=True)), torch.asin(x))),
     ("for outputs alone", lambda h, x: (bounded(h + x), (torch.fft.ifft(h), torch.asin(h / 9), h.prod(1)))),

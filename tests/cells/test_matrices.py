@@ -64,6 +64,8 @@ OPS: dict[str, Any] = {
     "logdet": accumulated(lambda P: torch.logdet(definite(P))),
     "logdet and inverse": lambda P, x: torch.linalg.inv(S := definite(P)) @ x + torch.logdet(S)[:, None, None],
     "matrix_power": lambda P, x: torch.linalg.matrix_power(mixed(P), -2) + x,
+    "matrix_exp": lambda P, x: torch.linalg.matrix_exp(P) @ x,
+    "matrix_exp of a larger one": lambda P, x: torch.matrix_exp(3 * P).tanh() + x,
     "diagonal": lambda P, x: x * P.diagonal(dim1=-2, dim2=-1).unsqueeze(-1),
     "diagonal beside": lambda P, x: x * P.diagonal(P.shape[1] - 1, 2, 1).unsqueeze(-1),
     "trace": accumulated(lambda P: P.diagonal(dim1=-2, dim2=-1).sum(-1)),
@@ -254,6 +256,23 @@ def test_a_matrix_whose_rows_are_the_batch_runs_by_pytorch(name: str) -> None:
     torch.manual_seed(0)
     cell = lambda a, x: ((n := torch.tanh(ACROSS[name](3 * torch.eye(B) + 0.1 * a) + x)), n)  # noqa: E731
     assert check(example(cell, random(B, B), random(T, B, B)), tolerance=1e-9).strategy == "pytorch"
+
+
+def test_rows_are_right_sides_of_what_is_the_same_for_all() -> None:
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.linalg.solve_triangular(factor(W), torch.tanh(h + x).T, upper=False).T
+        return torch.linalg.solve(mixed(W), h.mT).mT, h
+
+    fuses(cell, random(B, 8), random(T, B, 8), W)
+
+
+@pytest.mark.parametrize(("size", "strategy"), [(1.0, "sequential"), (40.0, "pytorch")])
+def test_the_exponential_of_a_large_matrix_is_pytorchs(size: float, strategy: str) -> None:
+    def cell(P: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.matrix_exp(P - P.mT).sin() * size + x, P
+
+    given = example(cell, random(B, 3, 3), random(T, B, 3, 3))
+    assert check(given, tolerance=1e-9).strategy == strategy
 
 
 ALONE: dict[str, Any] = {

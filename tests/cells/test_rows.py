@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tests.breadth import alternate
-from tests.cells.support import H, fuses, h, random, squashed, x
+from tests.cells.support import H, T, fuses, h, random, squashed, x
 
 W, V, U, TENSOR = random(H, H), random(H), random(H, H), random(H, H, 2)
 GROUPS, NORM, RMS = nn.GroupNorm(2, H).double(), nn.LayerNorm(H).double(), nn.RMSNorm(H).double()
@@ -84,6 +85,10 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "layer norm": NORM,
     "group norm": GROUPS,
     "group norm, function": lambda h: functional.group_norm(h, 3),
+    "instance norm": lambda h: functional.instance_norm(h.view(-1, 2, 3), weight=V[:2], bias=V[2:4]).flatten(1),
+    "pixel shuffle": lambda h: functional.pixel_shuffle(h.repeat(1, 2).view(-1, 4, 1, 3), 2).flatten(1)[:, ::2],
+    "pixel unshuffle": lambda h: functional.pixel_unshuffle(h.repeat(1, 2).view(-1, 1, 2, 6), 2).flatten(1)[:, ::2],
+    "infinities": lambda h: torch.where(torch.isposinf(h / 0) | torch.isneginf(h), h, -h),
     "rms norm": RMS,
     "rms norm, written out": lambda h: h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * V,
     "top k": lambda h: h * (h >= h.topk(3, 1).values[:, -1:]),
@@ -169,6 +174,19 @@ def test_of_the_carry(name: str) -> None:
     f = ROWS[name]
     parameters = [*GROUPS.parameters(), *NORM.parameters(), *RMS.parameters()]
     fuses(squashed(lambda h, x: f(torch.tanh(h @ W + x))), h(), x(H), W, V, U, TENSOR, *parameters)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_numbers_of_each_row_on_top_of_each_other(rows: int) -> None:
+    """Of a batch of one row any dimension of size one may be the batch."""
+
+    def cell(state: Any, x: Tensor) -> Any:
+        a, b = state
+        both = torch.stack([a + x, b * x])
+        a, b = torch.tanh(both.logsumexp(0)), torch.stack([a, both.sum(0)]).T.softmax(1)[:, 1]
+        return (a, b), (both.T, both.amax(0))
+
+    fuses(cell, (random(rows), random(rows)), random(T, rows))
 
 
 @pytest.mark.parametrize("order", [0, 0.5, 1, 1.5, 2, 3, torch.inf])

@@ -11,6 +11,8 @@ from torch import Tensor
 import bppsa
 from bppsa.frontend.call_log import collecting
 from tests.cells.support import B, Cell, H, T, fuses, h, random, x
+from tests.scan.support import check
+from tests.scan.zoo import example
 
 W, V = random(H, H), random(H)
 PERIODS = torch.tensor([1, 1, 2, 2, 3, 3])
@@ -83,6 +85,26 @@ def halves(state: Any, x: Tensor) -> Any:
     return (torch.tanh(h @ W + n * x), n), n
 
 
+def rounded(state: Any, x: Tensor) -> Any:
+    return (torch.tanh(state[0] + x), (100 * state[0]).long()), state[1]
+
+
+def constants(state: Any, x: Tensor) -> Any:
+    h, seen = state
+    seen = ((seen | (x > 1)) & True) ^ False
+    return (torch.tanh(torch.where(seen | False, h @ W, h) + x), seen ^ True), (seen | True, seen & False)
+
+
+def delay_line(state: Any, x: Tensor) -> Any:
+    """Read between two places."""
+    h, n = state
+    delay = 1.5 + 2 * torch.sigmoid(h[:, :1]) + n
+    at = torch.floor(delay).long()
+    part = delay - at
+    y = h.gather(1, at % H) * (1 - part) + h.gather(1, (at + 1) % H) * part
+    return (torch.cat([torch.tanh(x[:, :1] + y), h[:, :-1]], 1), n + 1), at
+
+
 CELLS: dict[str, tuple[Cell, Tensor]] = {
     "counter": (counter, NONE),
     "clockwork": (clockwork, NONE),
@@ -97,6 +119,9 @@ CELLS: dict[str, tuple[Cell, Tensor]] = {
     "bits": (bits, ROW[:, None] - 1),
     "halves": (halves, ROW[:, None] - 1),
     "chosen": (chosen, NONE),
+    "rounded": (rounded, torch.zeros(B, H, dtype=torch.int64)),
+    "truth values and constants": (constants, torch.zeros(B, H, dtype=torch.bool)),
+    "delay line": (delay_line, NONE),
     "chosen by max": (chosen_by_max, NONE),
 }
 
@@ -123,17 +148,21 @@ LEFT: dict[str, tuple[str, Cell, Tensor]] = {
     "bits": ("bitwise_xor", lambda s, x: ((torch.tanh(s[0] + x), s[1] ^ (s[1] // 2)), s[1]), NONE),
     "shifted": ("grow by more", lambda s, x: ((torch.tanh(s[0] + x + s[1]), s[1] << 1), s[1]), NONE),
     "large": ("whole numbers of up to", counter, NONE + 2**53),
-    "rounded": ("without a bound", lambda s, x: ((torch.tanh(s[0] + x), (100 * s[0]).long()), s[1]), 0 * ROW[:, None]),
 }
 
 
 @pytest.mark.parametrize("name", LEFT)
 def test_what_might_not_be_exact_runs_by_the_loop(name: str) -> None:
     reason, cell, state = LEFT[name]
-    state = state if name != "rounded" else torch.zeros(B, H, dtype=torch.int64)
     with collecting() as taken:
         bppsa.scan(cell, (h(), state), x(H))
     assert (taken[-1].strategy, reason in taken[-1].reason) == ("pytorch", True), taken[-1].reason
+
+
+@pytest.mark.parametrize("large", [2.0**21, -torch.inf, torch.nan])
+def test_a_number_too_large_for_a_whole_one_is_pytorchs(large: float) -> None:
+    given = example(lambda h, x: (x + h.long() % 7, h), h(), x(H).detach().masked_fill(x(H) > 1, large))
+    assert check(given).strategy == "pytorch"
 
 
 def test_a_counter_beyond_float32_runs_by_the_loop() -> None:

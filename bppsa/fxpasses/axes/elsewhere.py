@@ -107,6 +107,23 @@ def along_one(graph: fx.Graph, node: fx.Node, before: AxisLayout) -> AxisLayout 
     return replace(before, node=value).exchanged(axis, (own,) if own.size != 1 else ())
 
 
+def solved(graph: fx.Graph, node: fx.Node, matrix: AxisLayout, before: AxisLayout) -> AxisLayout | None:
+    """The layout of what one matrix for all rows gives for right sides that are columns, one for each row: a product
+    with its inverse, which is made once. None for another form."""
+    options = dict(zip(("left", "check_errors"), node.args[2:], strict=False)) | node.kwargs
+    if matrix.rows is not None or len(before.dims) != 2 or before.in_front or not options.get("left", True):
+        return None
+    a = matrix.node
+    if node.target is aten.linalg_solve_triangular.default:
+        eye = call(graph, aten.eye.default, len(a.meta["val"]), dtype=a.meta["val"].dtype)
+        inverse = call(graph, node.target, a, eye, **options)
+    else:
+        inverse = call(graph, aten.inverse.default, a)
+    rows = placed(graph, before, before.axes)
+    value = call(graph, aten.mm.default, rows, call(graph, aten.t.default, inverse))
+    return replace(before, node=value)
+
+
 def joined(graph: fx.Graph, node: fx.Node, given: Sequence[AxisLayout]) -> AxisLayout | None:
     """The layout of a cat. None where it works along the rows, or an operand has none."""
     dim = (node.args[1] if len(node.args) > 1 else 0) % node.meta["val"].dim()

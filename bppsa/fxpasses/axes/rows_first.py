@@ -6,6 +6,7 @@ back; products in between are written in terms of values with rows in front. Siz
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import fx
 from bppsa.common.chain import is_pointwise
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.axes import elsewhere
-from bppsa.fxpasses.axes.contract import contracted, placed, reshaped
+from bppsa.fxpasses.axes.contract import contracted, placed, refused, reshaped
 from bppsa.fxpasses.axes.layout import Axis, AxisGroup, AxisLayout, layout_of
 
 aten = torch.ops.aten
@@ -45,6 +46,7 @@ class RowsFirst:
     ) -> None:
         self.graph, self.waiting, self.refused = graph, set(waiting), refused
         rows = carries[0].meta["val"].shape[:1]
+        (self.rows,) = rows
         self.with_rows = {node for node in (*carries, *xs) if node.meta["val"].shape[:1] == rows}
         # Not waited for, and as it was: such ops run before or after the loop whatever they do.
         self.unchanged = {node for node in xs if node not in self.with_rows}
@@ -96,7 +98,7 @@ class RowsFirst:
     def visit(self, node: fx.Node) -> None:
         rows, odd = node in self.with_rows, any(arg in self.layouts for arg in node.all_input_nodes)
         follow = FOLLOW.get(node.target)
-        if follow is None and rows and odd:
+        if follow is None and rows and (odd or self.joins_one_row(node)):
             follow = RowsFirst.pointwise if is_pointwise(node.target) else ELSEWHERE.get(node.target)
         if follow is None or not (rows or odd or node.target is aten.expand.default):
             if any(arg in self.layouts and arg in self.with_rows for arg in node.all_input_nodes):
@@ -112,6 +114,12 @@ class RowsFirst:
             self.put(node, layout)
         elif rows or any(axis.kind == "repeated" for group in layout.dims for axis in group):
             self.layouts[node] = layout
+
+    def joins_one_row(self, node: fx.Node) -> bool:
+        """Whether it puts values of a batch of one row one behind the other in the dimension that is taken for the
+        rows: then it is another one."""
+        first = node.target is aten.cat.default and (node.args[1:] or (0,))[0] % node.meta["val"].dim() == 0
+        return first and self.rows == 1
 
     def layout(self, node: fx.Node) -> AxisLayout:
         return self.layouts.get(node) or layout_of(node, node in self.with_rows)
@@ -160,6 +168,19 @@ class RowsFirst:
     def joined(self, node: fx.Node) -> AxisLayout:
         return self.kept(node, elsewhere.joined(self.graph, node, [self.layout(arg) for arg in node.args[0]]))
 
+    def solved(self, node: fx.Node) -> AxisLayout:
+        matrix, right = (self.layout(arg) for arg in node.args[:2])
+        found = None if matrix.node in self.by_step else elsewhere.solved(self.graph, node, matrix, right)
+        if found is None:
+            raise refused(node)
+        return found
+
+    def solution(self, node: fx.Node) -> AxisLayout:
+        solve, item = node.args
+        if solve.target is not aten._linalg_solve_ex.default or item:
+            raise refused(node)
+        return self.layouts[solve]
+
     def expand(self, node: fx.Node) -> AxisLayout:
         before, sizes = self.layout(node.args[0]), node.meta["val"].shape
         new = len(sizes) - len(before.dims)
@@ -190,6 +211,8 @@ ELSEWHERE: dict[Any, Callable[[RowsFirst, fx.Node], AxisLayout]] = {
     **dict.fromkeys(elsewhere.FOLDS, RowsFirst.folded),
     **dict.fromkeys(elsewhere.ONE_DIM, RowsFirst.along_one),
     aten.cat.default: RowsFirst.joined,
+    **dict.fromkeys((aten.linalg_solve_triangular.default, aten._linalg_solve_ex.default), RowsFirst.solved),
+    operator.getitem: RowsFirst.solution,
 }
 SIZED = {aten.view.default, aten._unsafe_view.default, aten.expand.default}  # name the size of the batch
 
@@ -208,6 +231,8 @@ def keeps_front(node: fx.Node) -> bool:
         return bool(node.args[1][0] % node.meta["val"].dim() == 0)
     if node.target is aten.transpose.int:
         return all(d % node.meta["val"].dim() for d in node.args[1:])
+    if node.target is aten.unsqueeze.default:
+        return bool(node.args[1] % node.meta["val"].dim())
     return node.target not in (aten.t.default, aten.bmm.default)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bppsa.fxpasses.cartesian import fourier
 from bppsa.fxpasses.cartesian.numbers import Cartesian, cartesian, each, multiply, over
 from bppsa.fxpasses.cartesian.rows import ARITHMETIC, CartesianRow
 
@@ -187,5 +188,8 @@ FUNCTIONS: dict[Any, CartesianRow] = {
     aten.var.correction: variance,
     **dict.fromkeys((aten.eq.Tensor, aten.eq.Scalar), equal),
     **dict.fromkeys((aten.ne.Tensor, aten.ne.Scalar), lambda a, b: torch.logical_not(equal(a, b))),
+    aten._fft_r2c.default: fourier.of_real,
+    aten._fft_c2c.default: fourier.of_complex,
+    aten._fft_c2r.default: fourier.to_real,
     aten.isnan.default: lambda z: torch.logical_or(*map(torch.isnan, both(z))),
 }

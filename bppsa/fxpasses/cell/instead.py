@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from bppsa.fxpasses.cell import modules
 from bppsa.fxpasses.recording.one_hot import one_hot
-from bppsa.fxpasses.recording.pieces import counted
+from bppsa.fxpasses.recording.pieces import counted, standardised
 from bppsa.sparsity.rules.derivatives import in_single
 
 
@@ -77,6 +77,55 @@ def fill_diagonal(input: Tensor, fill_value: float, wrap: bool = False) -> Any:
     return input.copy_(torch.where(hit, fill_value, input))
 
 
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """Of each channel by itself; NotImplemented with running statistics."""
+    if not use_input_stats or running_mean is not None or input.dim() < 3:
+        return NotImplemented
+    out = standardised(input, list(range(2, input.dim())), eps)[0]
+    own = (-1, *[1] * (input.dim() - 2))
+    out = out if weight is None else out * weight.view(own)
+    return out if bias is None else out + bias.view(own)
+
+
+def embedding_bag(
+    input: Tensor,
+    weight: Tensor,
+    offsets: Tensor | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2,
+    scale_grad_by_freq: bool = False,
+    mode: str = "mean",
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
+) -> Any:
+    """Bags of one size, the rows of `input`; NotImplemented for others, and for gradients that are not plain."""
+    if input.dim() != 2 or max_norm is not None or scale_grad_by_freq or sparse or padding_idx is not None:
+        return NotImplemented
+    found = functional.embedding(input, weight)
+    if mode == "max":
+        return found.max(1)[0]
+    found = found if per_sample_weights is None else found * per_sample_weights.unsqueeze(-1)
+    return found.sum(1) if mode == "sum" else found.mean(1)
+
+
+def rrelu(
+    input: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False, inplace: bool = False
+) -> Any:
+    """Draws nothing in evaluation."""
+    return NotImplemented if training else functional.leaky_relu(input, (lower + upper) / 2, inplace)
+
+
 def one_step(cell: Callable[..., Any], states: int) -> Callable[..., Any]:
     """What stands for `torch.lstm` and its kin, called for one step; NotImplemented for all other calls."""
 
@@ -117,6 +166,9 @@ INSTEAD: dict[Any, Callable[..., Any]] = {
     torch.cosine_similarity: cosine_similarity,
     functional.pad: circular_pad,
     functional.bilinear: bilinear,
+    functional.instance_norm: instance_norm,
+    functional.rrelu: rrelu,
+    functional.embedding_bag: embedding_bag,
     **dict.fromkeys((torch.quantile, Tensor.quantile), quantile),
     functional.one_hot: one_hot,
     Tensor.fill_diagonal_: fill_diagonal,

@@ -17,6 +17,7 @@ from bppsa.fxpasses.cell.rewrites.rewritten import rewritten, waiting
 from bppsa.fxpasses.cell.rowwise import check_rowwise
 from bppsa.fxpasses.recording.capture import Recording
 from bppsa.sparsity.rules import lookup
+from bppsa.sparsity.rules.registry import UNDERIVED
 
 NO_KERNEL = "write it with ops that have one; of x alone any op will do"
 # Where complex values that have no parts meet those that have some.
@@ -43,7 +44,7 @@ def told(first: Reason, recording: Recording, carries: int, xs: int, in_kernels:
     own = own or next((reason for reason in found if reason.op and reason.op == first.op), None)
     path = own.path if own is not None else first.path or only_line(recording.graph, first.op)
     others = tuple(reason for reason in found if reason is not own)
-    return Reasons(first.what, first.op, first.mend or (own.mend if own is not None else ""), path, others)
+    return Reasons(first.what, first.op, (own.mend if own is not None else "") or first.mend, path, others)
 
 
 def only_line(graph: fx.Graph, op: str) -> str:
@@ -88,4 +89,4 @@ def check_known(node: fx.Node, in_kernels: Collection[Any]) -> None:
     if node.target not in in_kernels:
         raise Unsupported("has no kernel", op=str(node.target), mend=NO_KERNEL)
     if node.meta["val"].is_floating_point() and isinstance(found := lookup(node.target), Reason):
-        raise Unsupported(found)
+        raise Unsupported(found if node.target in UNDERIVED else replace(found, mend=NO_KERNEL))

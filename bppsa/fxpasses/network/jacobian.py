@@ -24,6 +24,7 @@ from bppsa.common.graph import nodes_in
 from bppsa.fxpasses.recording.capture import saving_to
 from bppsa.fxpasses.recording.recorder import Recorder
 from bppsa.sparsity.rules import rule_of
+from bppsa.sparsity.rules.registry import UNDERIVED
 
 aten = torch.ops.aten
 
@@ -158,6 +159,14 @@ class JacobianWalk:
         return None if value is None else self.recorder.node_of(value)
 
 
+def passes_on(node: fx.Node) -> list[fx.Node]:
+    """What a gradient may go on to. An op without a derivative is given numbers too, as in h // 0.5, that take none."""
+    given = node.all_input_nodes
+    if node.target not in UNDERIVED:
+        return given
+    return [arg for arg in given if arg.op != "placeholder" or arg.meta["role"].kind != "param"]
+
+
 def differentiable(graph: fx.Graph) -> set[fx.Node]:
     """The nodes that a gradient may pass: real-valued, and reached from an input without a detach or a comparison."""
     found: set[fx.Node] = set()
@@ -167,6 +176,6 @@ def differentiable(graph: fx.Graph) -> set[fx.Node]:
             continue
         if node.target is aten.detach.default or node.target in FILLS:
             continue
-        if node.op == "placeholder" or any(arg in found for arg in node.all_input_nodes):
+        if node.op == "placeholder" or any(arg in found for arg in passes_on(node)):
             found.add(node)
     return found

@@ -133,6 +133,8 @@ DECOMPOSE: dict[Any, Callable[..., Any]] = {
     aten._prelu_kernel.default: lambda x, slope: torch.where(x > 0, x, slope * x),
     aten.selu.default: lambda x: aten.elu(x, SELU_ALPHA, SELU_SCALE),
     aten.relu6.default: lambda x: aten.hardtanh(x, 0, 6),
+    aten.isposinf.default: lambda x: x == math.inf,
+    aten.isneginf.default: lambda x: x == -math.inf,
     aten.sgn.default: torch.sign,  # of real numbers
     aten.addcdiv.default: lambda a, x, y, *, value=1: a + (x / y if value == 1 else x / y * value),
     aten.nan_to_num.default: nan_to_num,

@@ -190,12 +190,26 @@ def safe_softmax(x: Tensor, dim: int, dtype: Any = None) -> Tensor:
     return torch.where(nothing, 0.0, torch.softmax(torch.where(nothing, 0.0, x), dim))
 
 
+def pixel_shuffle(x: Tensor, by: int) -> Tensor:
+    *rows, channels, high, wide = x.shape
+    apart = x.reshape(*rows, channels // by**2, by, by, high, wide)
+    return apart.movedim((-4, -3), (-3, -1)).reshape(*rows, channels // by**2, high * by, wide * by)
+
+
+def pixel_unshuffle(x: Tensor, by: int) -> Tensor:
+    *rows, channels, high, wide = x.shape
+    apart = x.reshape(*rows, channels, high // by, by, wide // by, by)
+    return apart.movedim((-3, -1), (-4, -3)).reshape(*rows, channels * by**2, high // by, wide // by)
+
+
 PIECES: dict[Any, Callable[..., Any]] = {
     aten.squeeze.default: lambda x: x.squeeze([dim for dim, size in enumerate(x.shape) if size == 1]),
     aten.baddbmm.default: added(torch.bmm),
     aten.mv.default: lambda matrix, vector: torch.mm(matrix, vector.unsqueeze(1)).squeeze(1),
     aten.stack.default: stack,
     aten.roll.default: roll,
+    aten.pixel_shuffle.default: pixel_shuffle,
+    aten.pixel_unshuffle.default: pixel_unshuffle,
     aten.constant_pad_nd.default: constant_pad,
     aten.slice_scatter.default: slice_scatter,
     aten.select_scatter.default: select_scatter,

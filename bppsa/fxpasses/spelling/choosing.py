@@ -176,6 +176,10 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     lists = [at for at in indices if at is not None]
     if len(lists) == len(indices):
         return lookup(x.flatten(0, len(lists) - 1), one_place(x.shape, lists))
+    given = [axis for axis, at in enumerate(indices) if at is not None]
+    if len(given) > 1 and given[0] and given == list(range(given[0], given[-1] + 1)):  # side by side: as one
+        first, last = given[0], given[-1]
+        return columns_at(x.flatten(first, last), first, one_place(x.shape[first:], lists))
     axis, at = only_axis(indices)
     return columns_at(x, axis, from_start(at, x.shape[axis]))
 

@@ -21,6 +21,7 @@ from bppsa.fxpasses.recording.recorder import Recorder
 from bppsa.fxpasses.spelling import matrices
 from bppsa.fxpasses.spelling.bounded import check_places
 from bppsa.fxpasses.spelling.expansions import EXPANSIONS
+from bppsa.fxpasses.spelling.whole import made_whole, within_limit
 from bppsa.sparsity.rules.matrix_ops import MATRICES
 
 aten = torch.ops.aten
@@ -98,6 +99,8 @@ def cancel(graph: fx.Graph) -> dict[fx.Node, fx.Node]:
 
 
 def expansion_of(node: fx.Node) -> Callable[..., Any] | None:
+    if made_whole(node):
+        return within_limit
     return matrices.EXPANSIONS.get(node.target) or (EXPANSIONS.get(node.target) if applies(node) else None)
 
 

@@ -29,12 +29,13 @@ from bppsa.fxpasses.spelling.choosing import (
     topk,
 )
 from bppsa.fxpasses.spelling.convolution import convolution, max_pool, mean_pool
+from bppsa.fxpasses.spelling.exponential import matrix_exp
 from bppsa.fxpasses.spelling.integers import OF_BITS
 from bppsa.fxpasses.spelling.losses import LOSSES
 from bppsa.fxpasses.spelling.moving import cross, mirrored, nearest, pad, repeat, rot90, unfold, without_empty
 from bppsa.fxpasses.spelling.running import count, holds, prod, running, running_extremum, running_logsumexp
 from bppsa.fxpasses.spelling.statistics import batch_norm, distances, nansum, norm, var_mean, vector_norm
-from bppsa.fxpasses.spelling.writing import added, index_fill, index_put, put_columns, replaced, scatter
+from bppsa.fxpasses.spelling.writing import added, index_fill, index_put, put_columns, replaced, scatter, scatter_reduce
 
 aten = torch.ops.aten
 
@@ -115,6 +116,7 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.gather.default: gather,
     **dict.fromkeys((aten.scatter.value, aten.scatter.src), scatter(replaced)),
     aten.scatter_add.default: scatter(added),
+    aten.scatter_reduce.two: scatter_reduce,
     aten.index_add.default: put_columns(added),
     aten.index_copy.default: put_columns(replaced),
     **dict.fromkeys((aten.index_fill.int_Scalar, aten.index_fill.int_Tensor), index_fill),
@@ -130,6 +132,7 @@ EXPANSIONS: dict[Any, Callable[..., Any]] = {
     aten.avg_pool2d.default: mean_pool(2),
     aten.max_pool2d_with_indices.default: max_pool,
     aten.sinc.default: sinc,
+    aten.linalg_matrix_exp.default: matrix_exp,
     aten.mvlgamma.default: multivariate_lgamma,
     aten.round.decimals: round_to,
     aten.logaddexp2.default: logaddexp2,

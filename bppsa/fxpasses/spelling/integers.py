@@ -1,4 +1,4 @@
-"""Bits of whole numbers, and their quotients, as products, quotients and remainders by constants.
+"""Bits of whole numbers and truth values, and quotients, as products, quotients and remainders by constants.
 
 Whole numbers are real ones in a kernel. Remainders have the sign of the divisor, so that negative numbers have the bits
 of their two's complement.
@@ -46,6 +46,16 @@ def with_constant(combine: Callable[[Tensor, int], Tensor], most: int = 2**MOST_
     return spelled
 
 
+def of_truths(
+    combine: Callable[[Tensor, int], Tensor], with_truth: Callable[[Tensor, bool], Tensor]
+) -> Callable[..., Tensor]:
+    def spelled(x: Any, constant: Any) -> Tensor:
+        truths = isinstance(x, Tensor) and x.dtype is torch.bool and isinstance(constant, bool)
+        return with_truth(x, constant) if truths else with_constant(combine)(x, constant)
+
+    return spelled
+
+
 def divide(x: Any, divisor: Any, *, rounding_mode: str | None = None) -> Tensor:
     if not (whole(x) and isinstance(divisor, int) and divisor > 0 and rounding_mode):
         return NotImplemented
@@ -57,9 +67,13 @@ to_left = with_constant(lambda x, by: x * 2**by, MOST_BITS)
 to_right = with_constant(lambda x, by: x // 2**by, MOST_BITS)
 
 OF_BITS: dict[Any, Callable[..., Tensor]] = {
-    aten.bitwise_and.Scalar: with_constant(masked),
-    aten.bitwise_or.Scalar: with_constant(lambda x, mask: x - masked(x, mask) + mask),
-    aten.bitwise_xor.Scalar: with_constant(lambda x, mask: x - masked(x, mask) * 2 + mask),
+    aten.bitwise_and.Scalar: of_truths(masked, lambda x, truth: x if truth else torch.zeros_like(x)),
+    aten.bitwise_or.Scalar: of_truths(
+        lambda x, mask: x - masked(x, mask) + mask, lambda x, truth: torch.ones_like(x) if truth else x
+    ),
+    aten.bitwise_xor.Scalar: of_truths(
+        lambda x, mask: x - masked(x, mask) * 2 + mask, lambda x, truth: torch.logical_not(x) if truth else x
+    ),
     **dict.fromkeys((aten.__lshift__.Scalar, aten.bitwise_left_shift.Tensor_Scalar), to_left),
     **dict.fromkeys((aten.__rshift__.Scalar, aten.bitwise_right_shift.Tensor_Scalar), to_right),
     **dict.fromkeys((aten.div.Tensor_mode, aten.div.Scalar_mode), divide),

@@ -5,6 +5,7 @@ How large they can become is known from the ops: a step makes the largest of the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from torch import Tensor, fx
 
 from bppsa.common.chain import FILLS, HANDED_ON, Recurrence
 from bppsa.errors import Unsupported
+from bppsa.sparsity.rules.matrix_ops import CHECKED, as_one
 
 aten = torch.ops.aten
 
@@ -106,6 +108,22 @@ def bound_of(node: fx.Node, sizes: dict[fx.Node, MagnitudeBound]) -> MagnitudeBo
 
 
 UNKNOWN = MagnitudeBound(float("inf"), float("inf"))
+
+
+def made_whole(node: fx.Node) -> bool:
+    """Whether real numbers become whole ones, and the code does not bound them."""
+    if node.target is not aten._to_copy.default or node.meta["val"].dtype not in (torch.int32, torch.int64):
+        return False
+    return bool(node.args[0].meta["val"].dtype.is_floating_point and clamped(node.args[0]) is UNKNOWN)
+
+
+def within_limit(x: Tensor, *, dtype: torch.dtype, **options: Any) -> Tensor:
+    """Whole numbers, looked at: where one is larger than kernels count, or none at all, PyTorch runs the call."""
+    found = torch.where(x.detach().abs() <= MOST, x.detach(), math.nan)
+    return as_one(CHECKED, found).clamp(-MOST, MOST).to(dtype)
+
+
+MOST = 2**20  # of a real number that becomes a whole one; float32 counts to 2^24
 
 
 def clamped(node: fx.Node) -> MagnitudeBound:

@@ -3,14 +3,16 @@ what was there and what is new."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from bppsa.errors import Unsupported
-from bppsa.fxpasses.recording.pieces import places
+from bppsa.fxpasses.recording.pieces import places, taken
 from bppsa.fxpasses.spelling.choosing import along, few, from_start, narrowed, only_axis, own_axis, within
+from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 Written = Callable[[Tensor, "Tensor | float"], "Tensor | float"]  # of what was there and what is given
 MASKS = (torch.bool, torch.uint8)
@@ -44,6 +46,33 @@ def scatter(write: Written) -> Callable[..., Tensor]:
         return x
 
     return scattered
+
+
+def scatter_reduce(
+    x: Tensor, dim: int, at: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Sums, means and extrema of what is given for each place, and of what was there unless `include_self` is false.
+    Equal extrema share the gradient."""
+    if reduce not in REDUCTIONS:
+        raise Unsupported(f"scatters by reduce={reduce!r}", mend=f"use one of {', '.join(REDUCTIONS)}")
+    ones = torch.ones_like(source)
+    own = torch.ones_like(x) if include_self else torch.zeros_like(x)
+    count = scatter(added)(own, dim, at, ones)
+    if not include_self:
+        x = torch.where(count == 0, x, REDUCTIONS[reduce])
+    if reduce in ("sum", "mean"):
+        total = scatter(added)(x, dim, at, source)
+        return total if reduce == "sum" else total / count.clamp(min=1)
+    better = torch.maximum if reduce == "amax" else torch.minimum
+    best = scatter(lambda old, new: better(old, torch.as_tensor(new)))(x.detach(), dim, at, source.detach())
+    axis = own_axis(x, dim)
+    hit = torch.cat([taken(best, axis, place) for place in at.split(1, axis)], axis) == source
+    shares = scatter(added)((x == best).to(x.dtype), dim, at, hit.to(x.dtype)).detach()
+    given = scatter(added)(torch.where(x == best, x, 0.0), dim, at, torch.where(hit, source, 0.0))
+    return ATTACHED(best, given, torch.reciprocal(shares))
+
+
+REDUCTIONS = {"sum": 0.0, "mean": 0.0, "amax": -math.inf, "amin": math.inf}  # and what changes none
 
 
 def put_columns(write: Written) -> Callable[..., Tensor]:

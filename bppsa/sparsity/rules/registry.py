@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from torch import ops
 from torch._ops import OpOverload
 
 from bppsa.errors import Reason, Unsupported
 
+aten = ops.aten
 # A rule takes an op's arguments and, by keyword, its output. It returns one J^T operator for each tensor argument in
 # flattened order, None where no gradient flows; for an op with several outputs, a tuple of these, one for each output.
 Rule = Callable[..., tuple[Any, ...]]
 R = TypeVar("R", bound=Rule)
 RULES: dict[OpOverload, Rule] = {}
+# PyTorch raises an error for a gradient through one of these.
+UNDERIVED = frozenset(
+    {
+        *(aten.heaviside.default, aten.floor_divide.default, aten.floor_divide.Scalar, aten.nextafter.default),
+        *(aten.remainder.Scalar_Tensor, aten.special_zeta.default, aten.special_zeta.other_scalar),
+    }
+)
 
 
 def rule(*targets: OpOverload) -> Callable[[R], R]:
@@ -33,7 +42,10 @@ def rule(*targets: OpOverload) -> Callable[[R], R]:
 
 def lookup(target: Any) -> Rule | Reason:
     """The rule of a graph node's target, or why there is none."""
-    return RULES.get(target) or Reason("no rule for its transposed Jacobian", op=str(target), mend="kept as a VJP")
+    found = RULES.get(target)
+    if found is None and target in UNDERIVED:
+        return Reason("has no derivative in PyTorch either", op=str(target), mend="take it of h.detach()")
+    return found or Reason("no rule for its transposed Jacobian", op=str(target), mend="kept as a VJP")
 
 
 def rule_of(target: Any) -> Rule:
