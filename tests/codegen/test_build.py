@@ -248,8 +248,7 @@ def test_child_forked_during_a_build_builds_too(compiler: Wrapper) -> None:
 def test_a_long_build_says_once_where_kernels_are_kept(
     compiler: Wrapper, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], told: bool
 ) -> None:
-    monkeypatch.setattr(progress, "AFTER_S", 0.05 if told else 1000.0)
-    monkeypatch.setattr(progress, "BUILDS", progress.LateNotice())
+    monkeypatch.setattr(progress, "BUILDS", progress.LateNotice(0.05 if told else 1000.0))
     compiler.does("sleep 0.3")
     for value in (1, 2):
         build.library(source(value))

@@ -168,8 +168,7 @@ def test_a_memory_that_stays_is_none_of_the_states() -> None:
 def test_a_long_look_at_a_loop_is_announced_once(
     told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "AFTER_S", 0.01 if told else 1000.0)
-    monkeypatch.setattr(progress, "LOOPS", progress.LateNotice())
+    monkeypatch.setattr(progress, "LOOPS", progress.LateNotice(0.01 if told else 1000.0))
     for _ in range(2):
         Pair(Started("zeros")).call(x(20))
     line = inspect.getsourcelines(Started.forward)[1] + 3

@@ -9,35 +9,37 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-AFTER_S = 2.0
+BUILDS_AFTER_S = 2.0
+LOOPS_AFTER_S = 1.0
+AGAIN_S = 10.0
 
 
 class LateNotice:
-    """Told once a process, when all that it is about has together taken AFTER_S."""
+    """Told once a process, when all that it is about has together taken `after_s`; a part that takes long after that
+    is told of from time to time."""
 
-    def __init__(self) -> None:
-        self.spent_s, self.told = 0.0, False
+    def __init__(self, after_s: float) -> None:
+        self.after_s, self.spent_s, self.told = after_s, 0.0, False
 
     @contextmanager
     def during(self, text: str) -> Iterator[None]:
-        timer = threading.Timer(max(0.0, AFTER_S - self.spent_s), self.tell, [text])
-        timer.daemon = True
-        start = time.perf_counter()
-        if not self.told:
-            timer.start()
+        over, start = threading.Event(), time.perf_counter()
+        threading.Thread(target=self.tell, args=(text, over, start), daemon=True).start()
         try:
             yield
         finally:
-            timer.cancel()
+            over.set()
             self.spent_s += time.perf_counter() - start
 
-    def tell(self, text: str) -> None:
-        if not self.told:
-            self.told = True
-            print(f"bppsa: {text}", file=sys.stderr, flush=True)
+    def tell(self, text: str, over: threading.Event, start: float) -> None:
+        wait_s = AGAIN_S if self.told else max(0.0, self.after_s - self.spent_s)
+        while not over.wait(wait_s):
+            so_far = f", {time.perf_counter() - start:.0f} s so far" if self.told else ""
+            self.told, wait_s = True, AGAIN_S
+            print(f"bppsa: {text}{so_far}", file=sys.stderr, flush=True)
 
 
-BUILDS, LOOPS = LateNotice(), LateNotice()
+BUILDS, LOOPS = LateNotice(BUILDS_AFTER_S), LateNotice(LOOPS_AFTER_S)
 
 
 def building(kept_in: Path) -> AbstractContextManager[None]:

@@ -16,6 +16,8 @@ from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, draws
 from bppsa.fxpasses.reroll.repetition.relate import Made, Outside, UnrolledLoop, VaryingNumber
 
 OF_NUMBERS = "carry a number for each row, as [B] or [B, 1], or count in Python"
+DRAWN = "draws random numbers by what the step before has made"
+OF_DRAWN = "draw a class by torch.nn.functional.gumbel_softmax(hard=True), or numbers before the loop"
 OF_OTHERS = "keep the batch in front, and one dtype"
 WHOLE = (torch.int64, torch.int32)
 
@@ -103,6 +105,9 @@ class LoopStep:
             found |= {j for j in range(self.loop.period) if level[j] is Level.CARRIED and j not in within}
         found = reaching(self.loop, found)
         if all(made.op in found for made in carried):
+            drawn = next((self.model[j] for j in odd if draws(self.model[j])), None)
+            if drawn is not None:
+                raise Unsupported(DRAWN, str(drawn.target), OF_DRAWN, place(drawn.lines))
             what = ", ".join(sorted({f"{list(v.shape)} of {v.dtype}" for j in odd for v in self.model[j].outs}))
             line = place(self.model[odd[0]].lines) if odd else ""
             mend = OF_NUMBERS if any(not v.shape for j in odd for v in self.model[j].outs) else OF_OTHERS

@@ -86,6 +86,10 @@ class Logger(TorchDispatchMode):
             self.memory.begun[id(tensor)] = tensor
         return is_own
 
+    def is_own(self, tensor: Tensor) -> bool:
+        """Whether the call itself has made it."""
+        return self.memory.holds(tensor)
+
     def may_differentiate(self) -> bool:
         """Whether gradients that the call takes itself are ops as all others: no torch.autograd.Function has a part in
         them."""

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason
 from bppsa.fxpasses.environment.harmless import BUILTINS, CONTAINERS
 from bppsa.fxpasses.environment.libraries import is_users_name, owner, package_of
@@ -37,6 +38,7 @@ from bppsa.fxpasses.partition.capture.watched import (
 from bppsa.fxpasses.recording.one_hot import one_hot
 from bppsa.fxpasses.recording.refused import REFUSED
 from bppsa.fxpasses.replaced import of_pytorch
+from bppsa.fxpasses.reroll.log.memory import LIVES_ON
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic, is_reader, may_read
 from bppsa.fxpasses.theirs import theirs
 
@@ -44,7 +46,7 @@ Refuse = Callable[[Reason, str], None]
 
 
 class GradientPolicy(Protocol):
-    """Tells what a call may do to gradients: what stays within it."""
+    """Tells what a call may do to gradients and tensors: what stays within it."""
 
     def may_begin(self, tensor: Tensor, wanted: bool = True) -> bool:
         """Whether a tensor may be made to require a gradient, which is noted."""
@@ -52,8 +54,12 @@ class GradientPolicy(Protocol):
     def may_differentiate(self) -> bool:
         """Whether gradients may be taken."""
 
+    def is_own(self, tensor: Tensor) -> bool:
+        """Whether the call has made it."""
+
 
 IN_EVERY_CALL = "do it outside of the loop"
+INTO_OUT = Reason("writes into out=", mend="use what it returns")
 GRADIENT = Reason("asks for or changes a gradient, a tensor's data or its memory", mend=IN_EVERY_CALL)
 UNKNOWN = Reason("calls a function that may have effects, or another result in another call", mend=IN_EVERY_CALL)
 LIBRARY = Reason("calls a library whose effects are not known", mend=IN_EVERY_CALL)
@@ -116,7 +122,8 @@ class UnseenCalls(TorchFunctionMode):
         if kwargs.get("generator") is not None:
             self.refuse(Reason("draws from a generator of its own", mend="use the default one"), place_here())
         if kwargs.get("out") is not None:
-            self.refuse(Reason("writes into out=", mend="use what it returns"), place_here())
+            is_own = all(map(self.policy.is_own, tensors_in(kwargs["out"])))
+            self.refuse(INTO_OUT if is_own else Reason(LIVES_ON, "out=", mend=IN_EVERY_CALL), place_here())
         if func is functional.one_hot:
             found = theirs(one_hot, *args, **kwargs)
             return theirs(func, *args, **kwargs) if found is NotImplemented else found

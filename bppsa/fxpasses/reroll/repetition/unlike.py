@@ -28,6 +28,13 @@ def unlike(loop: WrittenLoop | None) -> Reason:
             if colour[one] != colour[other]:
                 what = f"{NOT_ALIKE}{what_differs(one, other)}{in_a_row(steps)}"
                 return Reason(what, op=str(other.target), mend=MEND, path=place(other.lines))
+    whole = loop.steps[1:-1]  # the last one ends where the next would begin
+    for before, after in zip(whole, whole[1:], strict=False):
+        shorter, longer = sorted((before, after), key=len)
+        if len(shorter) < len(longer):
+            op = longer[len(shorter)]
+            what = f"{NOT_ALIKE}: this is done in one, and not in the one {'before' if longer is after else 'behind'}"
+            return Reason(f"{what}{in_a_row(steps)}", op=str(op.target), mend=MEND, path=place(op.lines))
     return Reason(f"{NOT_ALIKE}{in_a_row(steps)}", mend=MEND)
 
 
