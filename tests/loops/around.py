@@ -68,6 +68,26 @@ class FirstStep(Normed):
 
 
 @around
+class Written(Normed):
+    """Into tensors that the model holds, one of them by two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("trace", torch.zeros(64, H))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, h = self.norm(x.transpose(1, 2)).transpose(1, 2), self.start(x)
+        self.out = out = x.new_zeros(*x.shape[:2], H)
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            self.out[:, t] = h
+            self.out[:, t] *= 2.0
+            self.trace[t] += h.detach().mean(0)
+        self.out = self.out.detach()
+        return out
+
+
+@around
 class Stateful(Cell):
     h: Tensor | None = None
 

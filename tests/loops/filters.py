@@ -38,3 +38,19 @@ class Filter(nn.Module):
             likelihood = likelihood - (error * torch.linalg.solve(S, error)).sum(-1) - torch.logdet(S)
             out.append(state)
         return torch.stack(out, 1), likelihood
+
+
+@row("a covariance by a frozen matrix")
+class Covariance(nn.Module):
+    """A product with what needs no gradient is one of matrices of the batch, each of them the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Parameter(torch.eye(STATE) + 0.1 * torch.randn(STATE, STATE), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        P, out = torch.eye(STATE, dtype=x.dtype).expand(len(x), STATE, STATE), []
+        for t in range(x.shape[1]):
+            P = torch.tanh(self.step @ P @ self.step.T) + x[:, t].diag_embed()
+            out.append(P)
+        return torch.stack(out, 1)

@@ -15,16 +15,17 @@ AGAIN_S = 10.0
 
 
 class LateNotice:
-    """Told once a process, when all that it is about has together taken `after_s`; a part that takes long after that
-    is told of from time to time."""
+    """Told once a process, when all that it is about has together taken `after_s`; where `again_s` is given, a part
+    that takes longer than that is told of again."""
 
-    def __init__(self, after_s: float) -> None:
-        self.after_s, self.spent_s, self.told = after_s, 0.0, False
+    def __init__(self, after_s: float, again_s: float | None = None) -> None:
+        self.after_s, self.again_s, self.spent_s, self.told = after_s, again_s, 0.0, False
 
     @contextmanager
     def during(self, text: str) -> Iterator[None]:
         over, start = threading.Event(), time.perf_counter()
-        threading.Thread(target=self.tell, args=(text, over, start), daemon=True).start()
+        if self.again_s or not self.told:
+            threading.Thread(target=self.tell, args=(text, over, start), daemon=True).start()
         try:
             yield
         finally:
@@ -32,14 +33,16 @@ class LateNotice:
             self.spent_s += time.perf_counter() - start
 
     def tell(self, text: str, over: threading.Event, start: float) -> None:
-        wait_s = AGAIN_S if self.told else max(0.0, self.after_s - self.spent_s)
-        while not over.wait(wait_s):
+        wait_s = self.again_s if self.told else max(0.0, self.after_s - self.spent_s)
+        while wait_s is not None and not over.wait(wait_s):
             so_far = f", {time.perf_counter() - start:.0f} s so far" if self.told else ""
-            self.told, wait_s = True, AGAIN_S
-            print(f"bppsa: {text}{so_far}", file=sys.stderr, flush=True)
+            if self.again_s or not self.told:
+                self.told = True
+                print(f"bppsa: {text}{so_far}", file=sys.stderr, flush=True)
+            wait_s = self.again_s
 
 
-BUILDS, LOOPS = LateNotice(BUILDS_AFTER_S), LateNotice(LOOPS_AFTER_S)
+BUILDS, LOOPS = LateNotice(BUILDS_AFTER_S), LateNotice(LOOPS_AFTER_S, AGAIN_S)
 
 
 def building(kept_in: Path) -> AbstractContextManager[None]:

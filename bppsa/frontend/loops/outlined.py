@@ -58,8 +58,14 @@ class LoopRoot:
             environment = environment_of(self.function)
             if any(id(original) in environment.seen for original in originals):
                 return False
-        places = environment.memory | set(memory_of(self.attributes))
-        return places.isdisjoint(memory_of(originals)) and are_apart(originals, tensors_in(self.variables))
+        given = tensors_in((self.variables, self.attributes))
+        return environment.memory.isdisjoint(memory_of(originals)) and are_apart(originals, given)
+
+    def changeable(self, loop: LoopStatement, owner: str) -> list[Any]:
+        """What the loop may change of what it is given."""
+        changed = {attribute(owner, name) for name in loop.changed}
+        attributes = {name: value for name, value in self.attributes.items() if name in changed}
+        return changeable(self.variables | attributes, loop.written | changed)
 
 
 class Outlines:
@@ -140,7 +146,7 @@ class Outlined:
         if reason := unusual_moment():
             return self.bound(loop, self.by_pytorch(plain, values, loop, state, reason))
         root = self.root(index, values, state)
-        originals = changeable(root.variables, loop.written) if root is not None else []
+        originals = root.changeable(loop, self.split.owner) if root is not None else []
         if root is None or not root.changes_alone(originals):
             reason = ALIASES if root is not None else holds_others(plain, values)
             return self.bound(loop, self.by_pytorch(plain, values, loop, state, reason))
@@ -225,9 +231,10 @@ def on_copies(
     too, where these are followed and the owner has others."""
     copies = Copies(originals)
     values = {name: copies.of(value) for name, value in variables.items()}
-    follows = any(type(value) is FollowedNumber for value in attributes.values())
+    own = {name: copies.of(value) for name, value in attributes.items()}
+    follows = any(value is not own[name] or type(value) is FollowedNumber for name, value in attributes.items())
     try:
-        found = closed(**values, **attributes) if follows else plain(**values, **others)
+        found = closed(**values, **own) if follows else plain(**values, **others)
     except BaseException:  # an interrupt too: what the loop has done so far is there for who goes on
         put_back(originals, copies.contents())
         raise

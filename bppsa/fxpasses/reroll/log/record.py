@@ -266,7 +266,7 @@ class Logger(TorchDispatchMode):
         """The op, done once for all times, where it is made of constants alone."""
         values = [leaf for leaf in leaves if isinstance(leaf, LoggedValue)]
         seeded = is_seeded(func)
-        if not values or seeded or not all(value.constant for value in values):
+        if not values or seeded or is_spread(func, outs) or not all(value.constant for value in values):
             return None
         grad = self.tells_gradients()
         key = (func, spec, grad, *((type(leaf), leaf) for leaf in leaves))
@@ -299,6 +299,11 @@ class Logger(TorchDispatchMode):
         op = LoggedOp(target, list(leaves), spec, True, self.lines).gives(like)
         self.log.ops.append(op)
         return op.outs[0]
+
+
+def is_spread(func: Any, outs: Sequence[Any]) -> bool:
+    """Whether it repeats a matrix for each row, as a product with one does; a step shows that they are one."""
+    return func is aten.expand.default and len(outs[0].shape) > 2
 
 
 def reads_truth(func: Any, args: Sequence[Any]) -> bool:

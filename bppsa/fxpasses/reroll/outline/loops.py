@@ -24,7 +24,8 @@ LOOKS_AROUND = {"locals", "vars", "eval", "exec", "dir", "globals"}
 @dataclass(frozen=True)
 class LoopStatement:
     """names: variables of the function in it; bound: those that it may bind and that are read behind it; written: those
-    whose tensors it may change in place; attributes: of the owner, where it looks at nothing else of it. steps: the
+    whose tensors it may change in place; attributes: of the owner, where it looks at nothing else of it, and changed:
+    those of them whose tensors it may change. steps: the
     range it goes over, which the function around it makes, as it may ask a tensor for a value; alone: the statement,
     that range by the names in `counters`."""
 
@@ -35,6 +36,7 @@ class LoopStatement:
     bound: tuple[str, ...]
     written: frozenset[str]
     attributes: tuple[str, ...] | None
+    changed: frozenset[str]
 
     @property
     def counters(self) -> tuple[str, ...]:
@@ -139,6 +141,7 @@ def loop_of(
         tuple(sorted(behind)),
         frozenset(name for node in ast.walk(statement) for name in written_by(node)) & names,
         attributes_of(owner, statement, bound),
+        frozenset(name for node in ast.walk(statement) for name in changed_by(node, owner)),
     )
 
 
@@ -177,16 +180,31 @@ def bound_by(node: ast.AST) -> set[str]:
 
 def written_by(node: ast.AST) -> set[str]:
     """Variables whose tensors a node may change in place."""
-    if isinstance(node, ast.AugAssign):
-        return root_of(node.target)
-    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-        return root_of(node)
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
-        return root_of(node.func)
+    return root_of(target_of(node))
+
+
+def changed_by(node: ast.AST, owner: str) -> set[str]:
+    """The same for attributes of the owner: `out` of `self.out[t] = h`."""
+    target = target_of(node)
+    while isinstance(target, (ast.Attribute, ast.Subscript, ast.Call)):
+        inner = target.func if isinstance(target, ast.Call) else target.value
+        if isinstance(target, ast.Attribute) and isinstance(inner, ast.Name):
+            return {target.attr} if inner.id == owner else set()
+        target = inner
     return set()
 
 
-def root_of(node: ast.AST) -> set[str]:
+def target_of(node: ast.AST) -> ast.AST | None:
+    """What a node may change in place, as it is written."""
+    if isinstance(node, ast.AugAssign):
+        return node.target
+    if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
+        return node
+    is_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_")
+    return node.func if is_method else None  # type: ignore[attr-defined]
+
+
+def root_of(node: ast.AST | None) -> set[str]:
     """The variable that an expression begins with: `out` of `out[:, t].view(-1)`."""
     while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
         node = node.func if isinstance(node, ast.Call) else node.value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from bppsa.errors import Reason
@@ -29,7 +30,7 @@ def unlike(loop: WrittenLoop | None) -> Reason:
                 what = f"{NOT_ALIKE}{what_differs(one, other)}{in_a_row(steps)}"
                 return Reason(what, op=str(other.target), mend=MEND, path=place(other.lines))
     whole = loop.steps[1:-1]  # the last one ends where the next would begin
-    for before, after in zip(whole, whole[1:], strict=False):
+    for before, after in itertools.pairwise(whole):
         shorter, longer = sorted((before, after), key=len)
         if len(shorter) < len(longer):
             op = longer[len(shorter)]
