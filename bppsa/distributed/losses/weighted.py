@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from bppsa.distributed.losses.trying import LossTrial, as_given
 from bppsa.errors import ArgumentError, InputError, PartitionError
 from bppsa.fxpasses.partition.means.outputs import own_loss
 from bppsa.fxpasses.theirs import theirs
+from bppsa.runtime.worker.over_nothing import OverNothing
 
 UNREAD = object()  # in the place of a target: the loss does not read this micro-batch's output
 
@@ -58,25 +60,33 @@ class WeightedLoss:
             self.trial(batch, loss, given, target)
         return loss * self.weights[batch], metrics
 
+    def around(self, batch: int) -> AbstractContextManager[Any]:
+        """What a model that returns its loss is to run in."""
+        return OverNothing() if self.loss_fn is None and not self.weights[batch] else nullcontext()
+
     def nothing(self, output: Any, target: Any, batch: int) -> tuple[Tensor, Any]:
-        """The loss of a micro-batch that counts for nothing, such as a mean over nothing, which is no number."""
-        zero = tensors_in(output)[0].new_zeros(())
+        """The loss of a micro-batch that counts for nothing, such as a mean over nothing: zero, through which gradients
+        flow as they do in the whole batch, or NaN where it is not finite."""
         if target is UNREAD:
-            return zero, None
-        with torch.no_grad():
-            value = output if self.loss_fn is None else theirs(self.loss_fn, output, target)
-        loss, metrics = (own_loss(value), None) if self.loss_fn is None else split_loss(value)
+            return tensors_in(output)[0].new_zeros(()), None
+        if self.loss_fn is None:
+            loss, metrics = own_loss(output), None
+        else:
+            with torch.no_grad():
+                _, metrics = split_loss(theirs(self.loss_fn, as_given(output), target))
+            with OverNothing():
+                loss, _ = split_loss(theirs(self.loss_fn, output, target))
         if self.counted:
             check_is_nothing(float(loss.detach()), batch)
-        return zero, metrics
+        return loss * 0, metrics
 
 
 def check_is_nothing(loss: float, batch: int) -> None:
     """Raises InputError where a micro-batch without a count has a loss: zero divided by zero is no number."""
     if loss and not math.isnan(loss):
         raise InputError(
-            f"the loss divides by a count that is zero in micro-batch {batch}, which has a loss all the same: divided "
-            f"by nothing it is {loss:g}, and what it is among the others is lost; give the count a least value, as "
+            f"the loss divides by a count that is zero in micro-batch {batch}, which has a loss all the same: {loss:g} "
+            f"before it is divided, and what it is among the others is lost; give the count a least value, as "
             f".clamp(min=1) does, or take microbatches=1"
         )
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +24,13 @@ from bppsa.runtime.worker.shell import Shell
 from bppsa.schedule.programs.messages import Item
 from bppsa.schedule.programs.program import Action
 
-Loss = Callable[[Any, int], tuple[Tensor, Any]]  # of what the model returns and the micro-batch: the loss, metrics
+
+class Loss(Protocol):
+    def __call__(self, output: Any, batch: int) -> tuple[Tensor, Any]:
+        """The loss [] of what the model returns for a micro-batch, and metrics."""
+
+    def around(self, batch: int) -> AbstractContextManager[Any]:
+        """What the stage with the model's own loss runs in."""
 
 
 @dataclass(frozen=True)
@@ -80,12 +87,13 @@ class Pipeline:
             tree_unflatten([x if leaf is None else leaf for x, leaf in zip(xs, new, strict=True)], spec)
             for (xs, spec), new in zip(flat, leaves, strict=True)
         ]
-        with drawing_from(self.call.seeds[b]), watched(shell.norms) as seen:
+        last = s == len(self.stages) - 1
+        counting = self.call.loss.around(b) if last and self.call.loss is not None else nullcontext()
+        with drawing_from(self.call.seeds[b]), watched(shell.norms) as seen, counting:
             made = shell.module(*given)
         made, middles = made if shell.readings else (made, ())
         made = shell.apart(made)
         results.seen[s, b] = seen
-        last = s == len(self.stages) - 1
         if last:
             made = self.finish(b, made)
         if gradients:
