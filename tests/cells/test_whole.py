@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import bppsa
+from bppsa.errors import CarryError
 from bppsa.frontend.call_log import collecting
 from tests.cells.support import B, Cell, H, T, fuses, h, random, x
 from tests.scan.support import check
@@ -157,6 +158,20 @@ def test_what_might_not_be_exact_runs_by_the_loop(name: str) -> None:
     with collecting() as taken:
         bppsa.scan(cell, (h(), state), x(H))
     assert (taken[-1].strategy, reason in taken[-1].reason) == ("pytorch", True), taken[-1].reason
+
+
+def test_whole_numbers_alone() -> None:
+    flags = torch.zeros(B, H, dtype=torch.bool)
+
+    def cell(state: Any, x: Tensor) -> Any:
+        n, best, seen = state
+        n = torch.where(x > 0, n + 1, 0)
+        best, seen = torch.maximum(best, n), seen ^ (x > 1)
+        return (n, best, seen), (best, V * torch.where(seen, x, -x))
+
+    fuses(cell, (flags.long(), flags.long(), flags), x(H), V)
+    with pytest.raises(CarryError, match=r"carry was \[3\] torch.int64 and is \[3\] torch.float64"):
+        bppsa.scan(lambda n, x: (n.double(), x), flags[:, 0].long(), x(H))
 
 
 @pytest.mark.parametrize("large", [2.0**21, -torch.inf, torch.nan])

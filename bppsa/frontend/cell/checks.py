@@ -118,10 +118,17 @@ def checked(cell: CellFunction, leaves: Sequence[Tensor], spec: Any) -> CellFunc
     return checked_step
 
 
+def with_zero(cell: CellFunction, state: tuple[Any, Tensor], x: Any) -> tuple[tuple[Any, Tensor], Any]:
+    """A step of a cell beside a number that stays what it is."""
+    carry, zero = state
+    nexts, y = cell(carry, x)
+    return (nexts, zero), y
+
+
 def name_of(cell: Any) -> str:
     """The name of a cell as a reader would look for it: "decay", "Model.decay", "MinGRU", "lambda (model.py:12)"."""
     while isinstance(cell, functools.partial):
-        cell = cell.func
+        cell = cell.args[0] if cell.func is with_zero else cell.func
     if isinstance(cell, types.FunctionType) and cell.__name__ == "<lambda>":
         return place_of(cell.__code__)
     return str(getattr(cell, "__qualname__", type(cell).__qualname__)).rpartition("<locals>.")[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,12 +12,13 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from bppsa.decisions import Decision, warn_once, warn_without_kernels
-from bppsa.errors import BuildError, PartitionError, Reason, Unsupported, first_line
+from bppsa.errors import BuildError, CarryError, InputError, PartitionError, Reason, Unsupported, first_line
 from bppsa.frontend.call_log import explaining, forward_of_model, note, strategy_of_model
 from bppsa.frontend.cell.checks import CellFunction, check_inputs, checked, name_of
 from bppsa.frontend.cell.fused_cell import resolved
 from bppsa.frontend.cell.plans import find
 from bppsa.frontend.cell.second import batch_second, swapped
+from bppsa.frontend.cell.whole_alone import beside_zero
 from bppsa.frontend.planning.decided import Missed
 from bppsa.frontend.planning.forward import open_forward, solver_of, told
 from bppsa.frontend.planning.predict import choose_scan
@@ -54,11 +56,21 @@ def scan(
 ) -> tuple[Any, Any]:
     """Run a cell over time, as `bppsa.scan` says."""
     options = ScanRequest(reverse, strategy, forward)
+    beside = beside_zero(cell, carry, xs)
+    if beside is not None:
+        with contextlib.suppress(CarryError, InputError):  # told below of the carry as its user has it
+            (last, _), ys = decided(*beside, xs, options)
+            return last, ys
+    return decided(cell, carry, xs, options)
+
+
+def decided(cell: CellFunction, carry: Any, xs: Any, options: ScanRequest) -> tuple[Any, Any]:
+    """The scan, with what it needs where the cell decides otherwise than its plan has it."""
     try:
         return scanned(cell, carry, xs, options)
     except Missed as missed:
         if not missed.otherwise:
-            return by_pytorch(cell, carry, xs, reverse, missed.reason)
+            return by_pytorch(cell, carry, xs, options.reverse, missed.reason)
         return after_first(cell, carry, xs, replace(options, otherwise=missed.otherwise))
 
 

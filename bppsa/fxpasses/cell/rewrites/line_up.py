@@ -72,11 +72,13 @@ def inserted(graph: fx.Graph, node: fx.Node, level: dict[fx.Node, int], op: Any,
 def own_rows(
     arg: fx.Node, node: fx.Node, level: dict[fx.Node, int], x: fx.Node, rows: int
 ) -> tuple[Any, tuple, dict] | None:
-    """A tensor that the cell closes over, with a row for each of the batch's: the same at every step."""
+    """A tensor that the cell closes over, with a row for each of the batch's: the same at every step. A single one is
+    for all rows, but where it is put beside a batch of one."""
     value, out = arg.meta["val"], node.meta["val"]
     if level[arg] != PARAM or arg.target in FILLS or not isinstance(value, torch.Tensor):
         return None
-    return (beside, (arg, x), {}) if value.dim() == out.dim() > 0 and value.shape[0] == rows > 1 else None
+    fits = value.dim() == out.dim() > 0 and value.shape[0] == rows and (rows > 1 or not is_pointwise(node.target))
+    return (beside, (arg, x), {}) if fits else None
 
 
 def number(arg: fx.Node, node: fx.Node, level: dict[fx.Node, int]) -> tuple[Any, tuple, dict] | None:
