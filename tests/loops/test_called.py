@@ -171,3 +171,18 @@ def test_a_loop_that_is_given_a_view_of_what_it_reads() -> None:
         pair.both(lambda model, view=view: setattr(model, "view", view))  # type: ignore[misc]
         (decision,) = pair.call(x())
     assert decision.strategy == "sequential"
+
+
+def test_a_function_that_gets_other_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a notebook gives it that loads a file again."""
+
+    def other(step: Callable[..., Any], x: Tensor, h: Tensor) -> Tensor:
+        return step(x[:, 0], h)
+
+    pair = Pair(Bound())
+    for _ in range(3):
+        pair.call(x())
+    monkeypatch.setattr(unrolled, "__code__", other.__code__)
+    pair.call(x())
+    monkeypatch.setattr(Bound.forward, "__code__", Counting.begin.__code__)
+    pair.call(x())

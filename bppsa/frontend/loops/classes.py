@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch import nn
 from bppsa.frontend import call_log
 from bppsa.frontend.call_log import collecting, explaining, note
 from bppsa.frontend.loops.call import call
-from bppsa.frontend.loops.outlined import Outlines
+from bppsa.frontend.loops.outlined import Outlines, in_place_of
 from bppsa.frontend.loops.state import LoopState
 from bppsa.frontend.rewritten import Rewritten
 from bppsa.frontend.state import TABLES, is_compiled, show, state_of
@@ -69,9 +69,8 @@ def run(module: Looped, plain: Callable[..., Any], args: tuple[Any, ...], kwargs
 def around_loops(plain: Any, made: Mapping[Any, FunctionType]) -> Callable[..., Any]:
     """plain: a method, or a function of a class. With its loops as calls of their own, where there is such a one."""
     function = made.get(getattr(plain, "__func__", plain))
-    if function is None:
-        return plain
-    return MethodType(function, plain.__self__) if isinstance(plain, MethodType) else function
+    found: Callable[..., Any] = plain if function is None else in_place_of(plain, function)
+    return found
 
 
 @untraced

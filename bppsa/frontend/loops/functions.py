@@ -14,7 +14,7 @@ from bppsa.decisions import RECORD, Report
 from bppsa.errors import ArgumentError, kind_of
 from bppsa.frontend.call_log import collecting
 from bppsa.frontend.loops.call import call
-from bppsa.frontend.loops.outlined import Outlines
+from bppsa.frontend.loops.outlined import Outlines, in_place_of
 from bppsa.frontend.loops.state import LoopState
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -54,8 +54,7 @@ def run(function: FunctionType, state: LoopState, args: tuple[Any, ...], kwargs:
         state.outlined = {} if made is None else {function: made}
     with collecting() as taken:
         if state.outlined:
-            own = state.outlined[function]
-            result = own(*args, **kwargs) if root is function else own(root.__self__, *args, **kwargs)
+            result = in_place_of(root, state.outlined[function])(*args, **kwargs)
         else:
             result = call(root, root, state, args, kwargs)
     state.report = Report(tuple(taken))

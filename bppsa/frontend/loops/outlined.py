@@ -39,6 +39,7 @@ from bppsa.runtime.untraced import untraced
 
 ALIASES = Reason("the loop knows what it changes by two names", mend="give it one")
 HELD = "hold tensors, numbers, or lists, tuples and dicts of these in it, and modules under other names"
+CODE = "__bppsa_code__"  # of what a function was made of
 LASTING = (nn.Module, FunctionType, ModuleType, type)
 
 
@@ -81,7 +82,9 @@ class Outlines:
         what these read, leaves it alone."""
         if function not in self.known:
             self.known[function] = None  # while it is made
-            self.known[function] = self.made(function, depth)
+            self.known[function] = made = self.made(function, depth)
+            if made is not None:
+                setattr(made, CODE, function.__code__)
         return self.known[function]
 
     def made(self, function: FunctionType, depth: int) -> FunctionType | None:
@@ -107,9 +110,16 @@ class Outlines:
         if made is plain:
             is_near = any(is_of_user(each, self.kinds) for each in (plain, *closed_over(plain).values()))
             made = self.of(plain) if is_near and not is_passing(plain) else None
-        if made is None:
-            return function
-        return made if plain is function else MethodType(made, function.__self__)
+            self.known[plain] = made
+        return function if made is None else in_place_of(function, made)
+
+
+def in_place_of(function: Any, made: FunctionType) -> Any:
+    """What was made of a function or a method, unless that has other code by now, as a notebook that reloads gives."""
+    plain = getattr(function, "__func__", function)
+    if getattr(made, CODE) is not plain.__code__:
+        return function
+    return MethodType(made, function.__self__) if isinstance(function, MethodType) else made
 
 
 def is_passing(function: FunctionType) -> bool:
