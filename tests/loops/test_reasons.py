@@ -63,9 +63,21 @@ class KeysAndValues(Cell):
         return y
 
 
+class Segments(Cell):
+    def forward(self, x: Tensor) -> Any:
+        h, out = self.start(x), []
+        for segment in x.split(4, 1):
+            for t in range(segment.shape[1]):
+                h = self.cell(segment[:, t], h)
+                out.append(h)
+            h = h.detach()
+        return torch.stack(out, 1)
+
+
 REASONS = {
+    Segments: ["runs 4 steps at most before it ends and begins again"],
     Halves: ["h = h * 0.5", "this is done in one, and not in the one before"],
-    Spectral: ["self.norm(", "given or holds, as norms in training do"],
+    Spectral: ["self.norm(", "given or holds, as a batch norm or spectral norm in training does"],
     Classes: ["torch.multinomial(", "gumbel_softmax(hard=True)"],
     KeysAndValues: ["keys", "a tensor of [3, 1, 3] is one of [3, 2, 3] a step later"],
 }

@@ -10,7 +10,7 @@ from bppsa.frontend.loops.state import LeftCall
 from bppsa.frontend.loops.told import named, refusals, refused
 from bppsa.fxpasses.reroll.find import Repetition, short_loop
 from bppsa.fxpasses.reroll.log.ops import Log
-from bppsa.fxpasses.reroll.repetition.unlike import unlike
+from bppsa.fxpasses.reroll.repetition.unlike import in_parts, unlike
 from bppsa.fxpasses.reroll.repetition.written import WrittenLoop, is_over_time, loop_over_time
 
 
@@ -31,7 +31,10 @@ def not_repeated(path: str, log: Log, around_others: bool) -> LeftCall:
     loop = loop_over_time((*log.ops, *log.rest))
     if log.refusal is not None:
         return left(path, log, (), log.refusal, around_others) if loop is not None else LeftCall()
-    short = as_written(loop, unlike(loop)) if loop is not None and is_over_time(loop) else short_loop(log)
+    if loop is not None and is_over_time(loop):
+        short = as_written(loop, in_parts(loop, log.ops) or unlike(loop))
+    else:
+        short = short_loop(log)
     return LeftCall((refused(short, path),), is_short=True) if short is not None else LeftCall()
 
 

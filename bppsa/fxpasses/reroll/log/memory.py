@@ -21,7 +21,7 @@ from bppsa.fxpasses.reroll.log.put_back import PUT_BACK, Emit, emit_shaped, put_
 from bppsa.fxpasses.theirs import raise_if_ours
 
 aten = torch.ops.aten
-LIVES_ON = "changes a tensor in place that it was given or holds, as norms in training do their buffers"
+LIVES_ON = "changes a tensor in place that it was given or holds, as a batch norm or spectral norm in training does"
 WINDOW = 32  # steps of a slice that may be read in each step
 
 

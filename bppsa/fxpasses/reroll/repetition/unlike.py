@@ -13,6 +13,7 @@ from bppsa.fxpasses.reroll.repetition.written import WrittenLoop
 
 NOT_ALIKE = "its steps are not alike"
 MEND = "do the same ops on the same shapes in each step, and choose with torch.where, by a mask made before the loop"
+LONGER = "detach less often, or make its parts longer"
 FEWEST = 2  # steps that repeat one another
 MOST_STEPS = 0.75  # of all
 
@@ -37,6 +38,22 @@ def unlike(loop: WrittenLoop | None) -> Reason:
             what = f"{NOT_ALIKE}: this is done in one, and not in the one {'before' if longer is after else 'behind'}"
             return Reason(f"{what}{in_a_row(steps)}", op=str(op.target), mend=MEND, path=place(op.lines))
     return Reason(f"{NOT_ALIKE}{in_a_row(steps)}", mend=MEND)
+
+
+def in_parts(loop: WrittenLoop, ops: Sequence[LoggedOp]) -> Reason | None:
+    """Returns why it is no scan where it ends and begins again, each time after few steps, as between detached states.
+    ops: all that the call did."""
+    at = {op: i for i, op in enumerate(ops)}
+    parts = [1]
+    for before, after in itertools.pairwise(loop.steps):
+        if at[after[0]] == at[before[-1]] + 1:
+            parts[-1] += 1
+        else:
+            parts.append(1)
+    if len(parts) < FEWEST or max(parts) >= LEAST_STEPS:
+        return None
+    what = f"runs {max(parts)} steps at most before it ends and begins again"
+    return Reason(f"{what}; fewer than {LEAST_STEPS} gain nothing by a scan", mend=LONGER)
 
 
 def in_a_row(steps: Sequence[list[int]]) -> str:

@@ -14,6 +14,7 @@ from bppsa.fxpasses.reroll.repetition.period import LEAST_STEPS
 
 OpKind = tuple[str, Any]  # the name of an op, and its lines
 LoopHeader = tuple[CodeType, int]  # the function a loop is in, and its first line
+LEAST_WAITING = 3  # steps that wait for one another, of a loop that may end and begin again
 MOST = 0.75  # of the kinds of ops that a loop does
 
 
@@ -89,5 +90,5 @@ def is_over_time(loop: WrittenLoop) -> bool:
             made = [depth[value.op] for value in op.operands if value.op in depth]
             depth[op] = k, max((waited + (at < k) for at, waited in made), default=0)
         weights.update({value for op in step for value in op.operands if value.constant})
-    carries = any(waited >= LEAST_STEPS // 2 for _, waited in depth.values())
+    carries = any(waited >= LEAST_WAITING for _, waited in depth.values())
     return carries and (not weights or max(weights.values()) >= len(loop.steps) // 2)
