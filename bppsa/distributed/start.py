@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -164,7 +165,14 @@ def start_in_group(
     light = without_weights(training.stages)
     training.again, training.follows = recutting(stages, compiled, Twin(model)), False
     keep = {name for s, at in owners.items() if transport.rank in at for name in stages.stages[s].names.values()}
+    had_weights = holds_weights(compiled)
     leave_others(compiled, stages, keep)
+    if had_weights and not holds_weights(compiled):
+        warnings.warn(
+            f"rank {transport.rank} owns no weights under {settings.schedule}, and torch.optim makes no optimizer of "
+            f"none; cut more stages, or let the other ranks alone make and step theirs",
+            stacklevel=2,
+        )
     fill(compiled, named_tensors(compiled), device_for(compiled), training.seed)
     training.use(light)
     training.engine = Ranks(light, compiled, owners, transport, neighbours(transport.size), settings.asked)
@@ -212,6 +220,10 @@ def leave_others(model: nn.Module, stages: Stages, keep: set[str]) -> None:
             module, attribute = holder(model, name)
             table = module._parameters if attribute in module._parameters else module._buffers
             table[attribute] = None
+
+
+def holds_weights(model: nn.Module) -> bool:
+    return next(model.parameters(), None) is not None
 
 
 def device_for(model: nn.Module) -> torch.device:

@@ -110,6 +110,14 @@ def bits(rank: int, case: str) -> list[Seen]:
     return [seen(compiled_for(case, seed=1), 7) for _ in range(2)]
 
 
+def told(rank: int) -> list[str]:
+    """What is warned about where there are fewer stages than ranks to own them."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        compile(nn.Linear(3, 3), schedule=schedule.fsdp(), stages=1, microbatches=2, example_inputs=torch.randn(4, 3))
+    return [str(one.message) for one in caught]
+
+
 def local_rows(rank: int, case: str) -> Any:
     """Each rank brings rows of its own: more of them, the higher it is."""
     compiled = compiled_for(case, data="local")

@@ -50,6 +50,7 @@ def on_two(tmp_path_factory: pytest.TempPathFactory) -> Ran:
     jobs |= {f"norm {name}": (on_ranks.normed, name) for name in ("gpipe", "ddp", "fsdp", "lpp")}
     for change in on_ranks.CHANGES:
         jobs |= {f"{change} {name}": (on_ranks.changed, name, change) for name in ("lpp", "ddp", "fsdp")}
+    jobs["told"] = (on_ranks.told,)
     folder = tmp_path_factory.mktemp("checkpoint")
     jobs["checkpoint"] = (on_ranks.through_a_checkpoint, "lpp", "fsdp", str(folder))
     return Ran(2, jobs)
@@ -58,6 +59,12 @@ def on_two(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 @pytest.fixture(scope="module")
 def on_four() -> Ran:
     return Ran(4, {name: (on_ranks.steps, name) for name in FOUR})
+
+
+def test_a_rank_that_owns_no_weights_is_told(on_two: Ran) -> None:
+    first, second = on_two["told"]
+    assert not first
+    assert "rank 1 owns no weights under fsdp" in second[0]
 
 
 def expected(rows: int, model: zoo.Drawn | None = None) -> tuple[zoo.Drawn, Tensor, Any, list[Tensor]]:

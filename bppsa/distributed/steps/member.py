@@ -96,7 +96,7 @@ class Member:
                     work,
                     mailbox,
                     run.transport,
-                    run.plan.readers[self.worker],
+                    run.plan.readers(self.worker),
                     partial(inside, threads, run.results.decisions, run.asked),
                     run.results.times,
                     run.fetches,

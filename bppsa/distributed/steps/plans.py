@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import groupby
 
@@ -31,11 +31,11 @@ KINDS: Mapping[str, Callable[[str], bool]] = {  # which directions a call runs
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:
-    """steps: of each worker and lane. readers: of each worker, how many of its steps read an item."""
+    """steps: of each worker and lane. counted: by worker, how many of its steps read an item, once that was asked."""
 
     timeline: Timeline
     steps: tuple[tuple[tuple[JobStep, ...], ...], ...]
-    readers: tuple[Counter[Item], ...]
+    counted: dict[int, Counter[Item]] = field(default_factory=dict, repr=False)
 
     @property
     def split(self) -> bool:
@@ -54,6 +54,12 @@ class StepPlan:
     def kinds(self) -> list[str]:
         """The kinds of its jobs."""
         return sorted({action.kind for worker in range(len(self.steps)) for action in self.actions(worker)})
+
+    def readers(self, worker: int) -> Counter[Item]:
+        """How many of the worker's steps read an item: a rank asks for its own alone."""
+        if worker not in self.counted:
+            self.counted[worker] = Counter(item for lane in self.steps[worker] for step in lane for item in step.reads)
+        return self.counted[worker]
 
     def actions(self, worker: int) -> list[Action]:
         return [step.action for lane in self.steps[worker] for step in lane]
@@ -85,13 +91,13 @@ def make_plan(
         lambda action: [*reads(action), *waits.get(action, ())],
         lambda action: [*writes(action), *signals.get(action, ())],
     )
-    lanes = tuple(tuple(map(tuple, by_lane(worker, timeline))) for worker in steps)
-    readers = tuple(Counter(item for step in worker for item in step.reads) for worker in steps)
-    return StepPlan(timeline, lanes, readers)
+    return StepPlan(timeline, tuple(tuple(map(tuple, by_lane(worker, timeline))) for worker in steps))
 
 
 def by_lane(steps: Sequence[JobStep], timeline: Timeline) -> list[list[JobStep]]:
     """A worker's steps, for each of its lanes."""
+    if timeline.lanes == 1:
+        return [list(steps)]
     found: list[list[JobStep]] = [[] for _ in range(timeline.lanes)]
     for step in steps:
         found[timeline.lane[step.action]].append(step)
@@ -211,9 +217,10 @@ def tokens(timeline: Timeline) -> tuple[Tokens, Tokens]:
     waits: dict[Action, list[Item]] = {}
     signals: dict[Action, list[Item]] = {}  # one of a job, whoever waits for it
     graph, jobs = timeline.graph, timeline.jobs
-    data = set(graph.inputs())
-    for p, q in graph.edges():
-        if (p, q) in data or graph.line[p] == graph.line[q]:
+    between = [(p, q) for p, q in graph.orders() if graph.line[p] != graph.line[q]]
+    data = set(graph.inputs()) if between else set()
+    for p, q in between:
+        if (p, q) in data:
             continue
         s, b, d = made_by = Action(*jobs[p])
         token = Item(TOKEN + d, s, b)

@@ -56,9 +56,13 @@ class JobGraph:
         """Edges (p, q) between jobs along which data goes."""
         return input_edges(self.schedule, self.jobs)
 
+    def orders(self) -> Iterator[tuple[int, int]]:
+        """Edges (p, q) of pred."""
+        return order_edges(self.schedule, self.jobs)
+
     def edges(self) -> Iterator[tuple[int, int]]:
         """Edges (p, q) between jobs of all kinds but a strict order's: q starts after p."""
-        return chain(self.inputs(), order_edges(self.schedule, self.jobs))
+        return chain(self.inputs(), self.orders())
 
     def lists(self) -> list[list[int]]:
         """The jobs of each line in the order of n."""

@@ -58,11 +58,7 @@ class JobStep(NamedTuple):
 Items = Callable[[Action], Sequence[Item]]
 
 
-class Sender(NamedTuple):
-    """Who makes an item, and the messages that it is sent by."""
-
-    worker: int
-    messages: list[Message]
+Sent = dict[Item, list[Message]]
 
 
 def with_messages(lists: Sequence[Sequence[Action]], reads: Items, writes: Items) -> list[list[JobStep]]:
@@ -72,33 +68,32 @@ def with_messages(lists: Sequence[Sequence[Action]], reads: Items, writes: Items
     Raises ScheduleError where an item is read that no job makes.
     """
     written = [[tuple(writes(action)) for action in actions] for actions in lists]
-    senders = {item: Sender(worker, []) for worker, jobs in enumerate(written) for items in jobs for item in items}
+    makers = {item: worker for worker, jobs in enumerate(written) for items in jobs for item in items}
+    sent: Sent = {}
     numbers = count()
-    read = [list(received(worker, actions, reads, senders, numbers)) for worker, actions in enumerate(lists)]
+    read = [list(received(worker, actions, reads, makers, sent, numbers)) for worker, actions in enumerate(lists)]
     return [
-        [JobStep(action, *given, made, sent(made, senders)) for action, given, made in zip(*of_worker, strict=True)]
+        [
+            JobStep(action, *given, made, tuple([message for item in made for message in sent.get(item, ())]))
+            for action, given, made in zip(*of_worker, strict=True)
+        ]
         for of_worker in zip(lists, read, written, strict=True)
     ]
 
 
 def received(
-    worker: int, actions: Sequence[Action], reads: Items, senders: Mapping[Item, Sender], numbers: Iterator[int]
+    worker: int, actions: Sequence[Action], reads: Items, makers: Mapping[Item, int], sent: Sent, numbers: Iterator[int]
 ) -> Iterator[tuple[tuple[Item, ...], tuple[Message, ...]]]:
-    """What each job of a worker reads, and the messages that come for it: they are new, and their senders have them
-    too."""
+    """What each job of a worker reads, and the messages that come for it: they are new, and noted as sent."""
     seen = set[Item]()
     for action in actions:
         items, messages = tuple(reads(action)), list[Message]()
         for item in items:
-            sender = senders.get(item)
-            if sender is None:
+            maker = makers.get(item)
+            if maker is None:
                 raise ScheduleError(f"{action} of worker {worker} reads {item}, which no job makes")
-            if sender.worker != worker and item not in seen:
+            if maker != worker and item not in seen:
                 seen.add(item)
-                messages.append(Message(item, sender.worker, worker, next(numbers)))
-                sender.messages.append(messages[-1])
+                messages.append(Message(item, maker, worker, next(numbers)))
+                sent.setdefault(item, []).append(messages[-1])
         yield items, tuple(messages)
-
-
-def sent(items: Sequence[Item], senders: Mapping[Item, Sender]) -> tuple[Message, ...]:
-    return tuple(message for item in items for message in senders[item].messages)
