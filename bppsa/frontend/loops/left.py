@@ -31,6 +31,7 @@ def not_repeated(path: str, log: Log, around_others: bool) -> LeftCall:
     loop = loop_over_time((*log.ops, *log.rest))
     if log.refusal is not None:
         return left(path, log, (), log.refusal, around_others) if loop is not None else LeftCall()
+    short: Repetition | None
     if loop is not None and is_over_time(loop):
         short = as_written(loop, in_parts(loop, log.ops) or unlike(loop))
     else:

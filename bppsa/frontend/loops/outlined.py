@@ -7,6 +7,7 @@ over. The key of the call is then of what the loop itself looks up, and not of a
 from __future__ import annotations
 
 import dis
+import inspect
 from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -27,7 +28,9 @@ from bppsa.frontend.loops.state import LoopState
 from bppsa.frontend.ordinary import unusual_moment
 from bppsa.frontend.state import TABLES
 from bppsa.frontend.trials import is_tried
+from bppsa.fxpasses.environment.key import SIMPLE
 from bppsa.fxpasses.environment.known import known_environment
+from bppsa.fxpasses.environment.trail import MISSING
 from bppsa.fxpasses.environment.walk import environment_of
 from bppsa.fxpasses.reroll.log.lines import loops
 from bppsa.fxpasses.reroll.log.numbers import FollowedNumber
@@ -224,7 +227,10 @@ def attributes_of(loop: LoopStatement, owner: Any) -> dict[str, Any] | None:
 
 def is_held(owner: Any, name: str) -> bool:
     """Whether it is there as it is: a property would run once more than it does without us, and may draw."""
-    own = getattr(owner, "__dict__", {})
+    own, of_class = getattr(owner, "__dict__", {}), inspect.getattr_static(type(owner), name, MISSING)
+    if of_class is not MISSING:  # a default, before which goes what the object has; a property goes before that
+        is_property = hasattr(type(of_class), "__set__") or hasattr(type(of_class), "__delete__")
+        return not is_property and (name in own or isinstance(of_class, SIMPLE))
     return not hasattr(type(owner), name) and (name in own or any(name in own.get(table, ()) for table in TABLES))
 
 
