@@ -32,10 +32,8 @@ def not_repeated(path: str, log: Log, around_others: bool) -> LeftCall:
     if log.refusal is not None:
         return left(path, log, (), log.refusal, around_others) if loop is not None else LeftCall()
     short: Repetition | None
-    if loop is not None and is_over_time(loop):
-        short = as_written(loop, in_parts(loop, log.ops) or unlike(loop))
-    else:
-        short = short_loop(log)
+    written = loop if loop is not None and is_over_time(loop) else None
+    short = short_loop(log) if written is None else as_written(written, in_parts(written, log.ops) or unlike(written))
     return LeftCall((refused(short, path),), is_short=True) if short is not None else LeftCall()
 
 
