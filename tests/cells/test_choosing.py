@@ -102,6 +102,9 @@ CHOICES: dict[str, Any] = {
     ),
     "one-hot within heads": lambda h: h + functional.one_hot(h.view(-1, 2, 3).argmax(-1), 3).flatten(1).to(h.dtype),
     "columns of heads by pairs": lambda h: h.view(-1, 3, 2)[:, PAIRS[0], PAIRS[1]].repeat(1, 2),
+    "columns of heads by pairs, written": lambda h: written(
+        h.view(-1, 3, 2), (slice(None), *PAIRS), h[:, :3] * 2
+    ).flatten(1),
     "a sum at each place": lambda h: h.scatter_reduce(1, ORDER[:5].expand(len(h), -1) % H, h[:, 1:] + h[:, :1], "sum"),
     "a mean at each place": lambda h: h.scatter_reduce(
         1, ORDER.expand(len(h), -1) % H, h.exp(), "mean", include_self=False

@@ -86,6 +86,7 @@ ROWS: dict[str, Callable[[Tensor], Tensor]] = {
     "group norm": GROUPS,
     "group norm, function": lambda h: functional.group_norm(h, 3),
     "instance norm": lambda h: functional.instance_norm(h.view(-1, 2, 3), weight=V[:2], bias=V[2:4]).flatten(1),
+    "channel shuffle": lambda h: functional.channel_shuffle(h.view(-1, H, 1), 3).flatten(1),
     "pixel shuffle": lambda h: functional.pixel_shuffle(h.repeat(1, 2).view(-1, 4, 1, 3), 2).flatten(1)[:, ::2],
     "pixel unshuffle": lambda h: functional.pixel_unshuffle(h.repeat(1, 2).view(-1, 1, 2, 6), 2).flatten(1)[:, ::2],
     "infinities": lambda h: torch.where(torch.isposinf(h / 0) | torch.isneginf(h), h, -h),
@@ -184,7 +185,7 @@ def test_numbers_of_each_row_on_top_of_each_other(rows: int) -> None:
         a, b = state
         both = torch.stack([a + x, b * x])
         a, b = torch.tanh(both.logsumexp(0)), torch.stack([a, both.sum(0)]).T.softmax(1)[:, 1]
-        return (a, b), (both.T, both.amax(0))
+        return (a, b), (both.T, both.amax(0), *both.max(0))
 
     fuses(cell, (random(rows), random(rows)), random(T, rows))
 

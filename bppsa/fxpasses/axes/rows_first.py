@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from bppsa.common.chain import is_pointwise
+from bppsa.common.graph import call
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.axes import elsewhere
 from bppsa.fxpasses.axes.contract import contracted, placed, refused, reshaped
@@ -98,7 +100,7 @@ class RowsFirst:
     def visit(self, node: fx.Node) -> None:
         rows, odd = node in self.with_rows, any(arg in self.layouts for arg in node.all_input_nodes)
         follow = FOLLOW.get(node.target)
-        if follow is None and rows and (odd or self.joins_one_row(node)):
+        if follow is None and rows and (odd or self.spreads_one_row(node)):
             follow = RowsFirst.pointwise if is_pointwise(node.target) else ELSEWHERE.get(node.target)
         if follow is None or not (rows or odd or node.target is aten.expand.default):
             if any(arg in self.layouts and arg in self.with_rows for arg in node.all_input_nodes):
@@ -115,11 +117,11 @@ class RowsFirst:
         elif rows or any(axis.kind == "repeated" for group in layout.dims for axis in group):
             self.layouts[node] = layout
 
-    def joins_one_row(self, node: fx.Node) -> bool:
-        """Whether it puts values of a batch of one row one behind the other in the dimension that is taken for the
-        rows: then it is another one."""
-        first = node.target is aten.cat.default and (node.args[1:] or (0,))[0] % node.meta["val"].dim() == 0
-        return first and self.rows == 1
+    def spreads_one_row(self, node: fx.Node) -> bool:
+        """Whether there is more in the dimension that is taken for the rows than a batch of one row has: it is another
+        dimension, as of values that are put one behind the other."""
+        value = node.meta["val"]
+        return self.rows == 1 and isinstance(value, torch.Tensor) and value.shape[:1] not in ((), (1,))
 
     def layout(self, node: fx.Node) -> AxisLayout:
         return self.layouts.get(node) or layout_of(node, node in self.with_rows)
@@ -168,6 +170,15 @@ class RowsFirst:
     def joined(self, node: fx.Node) -> AxisLayout:
         return self.kept(node, elsewhere.joined(self.graph, node, [self.layout(arg) for arg in node.args[0]]))
 
+    def written(self, node: fx.Node) -> AxisLayout:
+        """PyTorch drops the dimension of a batch of one row from what is written."""
+        x, indices, values, *options = node.args
+        if self.rows != 1 or any(arg in self.layouts for arg in node.all_input_nodes if arg is not values):
+            raise refused(node)
+        given = self.layout(values)
+        own = call(self.graph, node.target, x, indices, placed(self.graph, given, given.axes), *options)
+        return replace(layout_of(node, True), node=own)
+
     def solved(self, node: fx.Node) -> AxisLayout:
         matrix, right = (self.layout(arg) for arg in node.args[:2])
         found = None if matrix.node in self.by_step else elsewhere.solved(self.graph, node, matrix, right)
@@ -211,8 +222,10 @@ ELSEWHERE: dict[Any, Callable[[RowsFirst, fx.Node], AxisLayout]] = {
     **dict.fromkeys(elsewhere.FOLDS, RowsFirst.folded),
     **dict.fromkeys(elsewhere.ONE_DIM, RowsFirst.along_one),
     aten.cat.default: RowsFirst.joined,
+    aten._to_copy.default: RowsFirst.pointwise,
     **dict.fromkeys((aten.linalg_solve_triangular.default, aten._linalg_solve_ex.default), RowsFirst.solved),
     operator.getitem: RowsFirst.solution,
+    aten.index_put.default: RowsFirst.written,
 }
 SIZED = {aten.view.default, aten._unsafe_view.default, aten.expand.default}  # name the size of the batch
 
@@ -231,8 +244,10 @@ def keeps_front(node: fx.Node) -> bool:
         return bool(node.args[1][0] % node.meta["val"].dim() == 0)
     if node.target is aten.transpose.int:
         return all(d % node.meta["val"].dim() for d in node.args[1:])
-    if node.target is aten.unsqueeze.default:
-        return bool(node.args[1] % node.meta["val"].dim())
+    if node.target in (aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims):
+        rank = max(node.meta["val"].dim(), node.args[0].meta["val"].dim())
+        dims = node.args[1] if isinstance(node.args[1], (list, tuple)) else [node.args[1]]
+        return all(d % rank for d in dims)
     return node.target not in (aten.t.default, aten.bmm.default)
 
 

@@ -29,6 +29,7 @@ TRACING = torch._C._TorchDispatchModeKey.PROXY  # make_fx's, which would see wha
 # Views that only mark the numbers they show, and what makes such numbers.
 LAZY: dict[Any, Any] = {aten._conj.default: aten._conj_physical.default, aten._neg_view.default: aten.neg.default}
 CHOOSE = "use torch.where; what is only logged, read after all steps"
+BY_NUMBERS = "index by numbers, mask.nonzero().squeeze(1) of a mask from before the loop, or use torch.where"
 ASKS = "asks whether a tensor has a gradient, which may be otherwise in another step"
 DRAW_OUTSIDE = (
     "draw them outside and pass them in, or call model.eval() if they are a dropout's; a class may be drawn as the "
@@ -138,7 +139,9 @@ class Recorder(TorchDispatchMode):
         if torch._C._get_dispatch_mode(TRACING) is not None:
             raise Unsupported("is traced within, as by torch.func.linearize", str(func), "use torch.func.jvp")
         if reads_values(func, args):
-            raise Unsupported("reads the value of a tensor", str(func), CHOOSE)
+            raise Unsupported(
+                "reads the value of a tensor", str(func), BY_NUMBERS if func is aten.index.Tensor else CHOOSE
+            )
         if is_seeded(func) and not self.may_draw:
             raise Unsupported("draws random numbers", str(func), DRAW_OUTSIDE, self.where())
         if func is aten._linalg_check_errors.default:

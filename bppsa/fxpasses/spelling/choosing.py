@@ -176,12 +176,21 @@ def index(x: Tensor, indices: Sequence[Tensor | None]) -> Tensor:
     lists = [at for at in indices if at is not None]
     if len(lists) == len(indices):
         return lookup(x.flatten(0, len(lists) - 1), one_place(x.shape, lists))
-    given = [axis for axis, at in enumerate(indices) if at is not None]
-    if len(given) > 1 and given[0] and given == list(range(given[0], given[-1] + 1)):  # side by side: as one
-        first, last = given[0], given[-1]
-        return columns_at(x.flatten(first, last), first, one_place(x.shape[first:], lists))
+    together = side_by_side(x, indices)
+    if together is not None:
+        return columns_at(*together)
     axis, at = only_axis(indices)
     return columns_at(x, axis, from_start(at, x.shape[axis]))
+
+
+def side_by_side(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[Tensor, int, Tensor] | None:
+    """x with the dimensions that several indices are for as one, which that is, and the places in it, -1 for none. None
+    of other indices."""
+    given = [axis for axis, at in enumerate(indices) if at is not None]
+    if len(given) < 2 or given[0] == 0 or given != list(range(given[0], given[-1] + 1)):
+        return None
+    at = one_place(x.shape[given[0] :], [at for at in indices if at is not None])
+    return x.flatten(given[0], given[-1]), given[0], at
 
 
 def only_axis(indices: Sequence[Tensor | None]) -> tuple[int, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bppsa.errors import Unsupported
 from bppsa.fxpasses.recording.pieces import places, taken
-from bppsa.fxpasses.spelling.choosing import along, few, from_start, narrowed, only_axis, own_axis, within
+from bppsa.fxpasses.spelling.choosing import along, few, from_start, narrowed, only_axis, own_axis, side_by_side, within
 from bppsa.sparsity.rules.own_gradient import ATTACHED
 
 Written = Callable[[Tensor, "Tensor | float"], "Tensor | float"]  # of what was there and what is given
@@ -100,12 +100,14 @@ def index_put(x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accum
     masks = [(d, at.bool()) for d, at in enumerate(indices) if at is not None and at.dtype in MASKS]
     if masks and sum(at is not None for at in indices) == 1:
         return put_where(x, *masks[0], values, write)
-    axis, at = only_axis(indices)
+    together = side_by_side(x, indices)
+    flat, axis, at = together or (x, *only_axis(indices))
     if at.dim() != 1:
         raise Unsupported(f"writes at an index of {list(at.shape)}", mend="use torch.scatter")
     few(len(at))
-    values = values.expand([len(at) if d == axis else n for d, n in enumerate(x.shape)])
-    return put_columns(write)(x, axis, from_start(at, x.shape[axis]), values)
+    values = values.expand([len(at) if d == axis else n for d, n in enumerate(flat.shape)])
+    at = at if together else from_start(at, x.shape[axis])
+    return put_columns(write)(flat, axis, at, values).reshape(x.shape)
 
 
 def put_where(x: Tensor, first: int, mask: Tensor, values: Tensor, write: Written) -> Tensor:
