@@ -110,8 +110,8 @@ CHOICES: dict[str, Any] = {
         1, ORDER.expand(len(h), -1) % H, h.exp(), "mean", include_self=False
     ),
     "the largest at each place": lambda h: h.scatter_reduce(1, ORDER.expand(len(h), -1) % H, h.relu(), "amax"),
-    "the least at each place": lambda h: h.scatter_reduce(
-        1, ORDER.expand(len(h), -1) % H, h.relu(), "amin", include_self=False
+    "the least at each place": lambda h: torch.zeros_like(h).scatter_reduce(
+        1, ORDER.expand(len(h), -1) % H, (2 * h).round().detach() + h - h.detach(), "amin", include_self=False
     ),
     "columns by a table": lambda h: h[:, ORDER.view(2, 3)].flatten(1),
     "gather within heads": lambda h: (

@@ -52,12 +52,13 @@ def scatter_reduce(
     x: Tensor, dim: int, at: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
 ) -> Tensor:
     """Sums, means and extrema of what is given for each place, and of what was there unless `include_self` is false.
-    Equal extrema share the gradient."""
+    Equal extrema share the gradient, in PyTorch with what was there even where that is left out."""
     if reduce not in REDUCTIONS:
         raise Unsupported(f"scatters by reduce={reduce!r}", mend=f"use one of {', '.join(REDUCTIONS)}")
     ones = torch.ones_like(source)
     own = torch.ones_like(x) if include_self else torch.zeros_like(x)
     count = scatter(added)(own, dim, at, ones)
+    before = x
     if not include_self:
         x = torch.where(count == 0, x, REDUCTIONS[reduce])
     if reduce in ("sum", "mean"):
@@ -67,7 +68,7 @@ def scatter_reduce(
     best = scatter(lambda old, new: better(old, torch.as_tensor(new)))(x.detach(), dim, at, source.detach())
     axis = own_axis(x, dim)
     hit = torch.cat([taken(best, axis, place) for place in at.split(1, axis)], axis) == source
-    shares = scatter(added)((x == best).to(x.dtype), dim, at, hit.to(x.dtype)).detach()
+    shares = scatter(added)((before == best).to(x.dtype), dim, at, hit.to(x.dtype)).detach()
     given = scatter(added)(torch.where(x == best, x, 0.0), dim, at, torch.where(hit, source, 0.0))
     return ATTACHED(best, given, torch.reciprocal(shares))
 
