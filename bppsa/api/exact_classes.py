@@ -6,20 +6,23 @@ A rewritten module is of a class derived from its own, for which such a question
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from itertools import chain
 from types import FunctionType
 
 from torch import nn
 
 from bppsa.errors import Reason
+from bppsa.frontend.loops.classes import kinds_of_objects
 from bppsa.frontend.pruned.classes import Pruned
 from bppsa.frontend.rewritten import Rewritten, kind_of
-from bppsa.fxpasses.environment.class_questions import questions
 from bppsa.fxpasses.environment.libraries import is_users_name
 from bppsa.fxpasses.lines import shown
+from bppsa.fxpasses.reroll.outline.class_questions import questions
 from bppsa.fxpasses.reroll.outline.reach import reached
 
-WHAT = "asks of which class exactly a module is, which is rewritten as one of a class derived from it"
+HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+WHAT = "asks for the exact class of a module, and bppsa would give it one derived from that"
 MEND = "ask by isinstance to have it rewritten"
 
 
@@ -28,15 +31,21 @@ def class_question(model: nn.Module) -> Reason | None:
     modules = list(model.modules())
     everywhere = any(isinstance(module, Pruned) for module in modules)  # its parts may be rewritten later
     rewritten = {kind_of(module) for module in modules if everywhere or isinstance(module, Rewritten)}
-    for function in functions_of(dict.fromkeys(map(kind_of, modules))):
+    for function in dict.fromkeys(chain.from_iterable(map(functions_of, modules))):
         for line in questions(function, rewritten):
             file = function.__code__.co_filename
             return Reason(WHAT, mend=MEND, path=shown(file, line, linecache.getline(file, line).strip()))
     return None
 
 
-def functions_of(kinds: Iterable[type]) -> Iterator[FunctionType]:
-    """The forwards of these classes that are the user's, and the functions that these lead to."""
-    for kind in kinds:
-        if is_users_name(kind.__module__):
-            yield from reached(getattr(kind, "forward", None), [kind])
+def functions_of(module: nn.Module) -> Iterator[FunctionType]:
+    """What a call of the module may run that is the user's: its forward, hooks and properties, and the functions that
+    these lead to."""
+    hooks = [hook for name in HOOKS for hook in getattr(module, name).values()]
+    if not (is_users_name(kind_of(module).__module__) or hooks):
+        return
+    kinds = [kind_of(module), *kinds_of_objects(module)]
+    own = [value.fget for base in kinds[0].__mro__ for value in vars(base).values() if isinstance(value, property)]
+    forward = vars(module).get("forward", getattr(kinds[0], "forward", None))
+    for function in (forward, *hooks, *own):
+        yield from reached(function, kinds)

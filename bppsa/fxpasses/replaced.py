@@ -7,23 +7,36 @@ then, and has called PyTorch's: called once more by the mode, it would do its pa
 from __future__ import annotations
 
 import sys
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch._C import TensorBase
+from torch.nn import functional
 from torch.overrides import handle_torch_function
 
 from bppsa.fxpasses.lines import is_users
 
+# Those that are written in Python, and ask modes themselves.
+IN_PYTHON: dict[CodeType, FunctionType] = {
+    value.__code__: value
+    for space in (torch, torch.functional, torch.autograd, functional, Tensor)
+    for value in vars(space).values()
+    if type(value) is FunctionType and not is_users(value.__code__.co_filename)
+}
+
 
 def of_pytorch(func: Any) -> Any:
-    """func: as a mode's `__torch_function__`, which calls this, is given it."""
+    """func: as a mode's `__torch_function__`, which calls this, is given it. One of a user's that asks modes itself is
+    what it is."""
     if type(func) is not FunctionType or not is_users(func.__code__.co_filename):
         return func
     frame = sys._getframe(2)
-    asking = frame.f_back if frame.f_code is handle_torch_function.__code__ else None  # one that is in Python
-    if asking is not None and not asking.f_code.co_freevars:
-        return FunctionType(asking.f_code, asking.f_globals, asking.f_code.co_name)
+    if frame.f_code is handle_torch_function.__code__ and frame.f_back is not None:
+        code, names = frame.f_back.f_code, frame.f_back.f_globals
+        if is_users(code.co_filename) or code.co_freevars:
+            return func
+        return IN_PYTHON.get(code) or FunctionType(code, names, code.co_name)  # replaced before this was imported
     names = [name for name, value in vars(Tensor).items() if value is func]
     return next((vars(TensorBase)[name] for name in names if name in vars(TensorBase)), func)

@@ -74,6 +74,71 @@ class ByList(Encoder):
         return type(self.rnn) in kinds
 
 
+class InLoop(Encoder):
+    def is_long(self) -> bool:
+        return any(type(module) is nn.LSTM for module in self.children())
+
+
+class Named(Encoder):
+    def is_long(self) -> bool:
+        return (kind := type(self.rnn)) is nn.LSTM and kind is not nn.GRU
+
+
+class OfSeveral(Encoder):
+    def is_long(self) -> bool:
+        kind, _ = type(self.rnn), 1
+        return kind is nn.LSTM
+
+
+class ByMap(Encoder):
+    def is_long(self) -> bool:
+        return nn.LSTM in map(type, self.children())
+
+
+class OfTwo(Encoder):
+    def is_long(self) -> bool:
+        other = nn.LSTM(1, 1)
+        return type(self.rnn) is type(other)
+
+
+class Chooser:
+    def says(self, module: Any) -> bool:
+        return type(module) is nn.LSTM
+
+
+class ByObject(Encoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.chooser = Chooser()
+
+    def is_long(self) -> bool:
+        return self.chooser.says(self.rnn)
+
+
+class ByProperty(Encoder):
+    @property
+    def long(self) -> bool:
+        return type(self.rnn) is nn.LSTM
+
+    def is_long(self) -> bool:
+        return self.long
+
+
+class ByHook(Encoder):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_forward_hook(lambda module, given, made: made * (2 if type(module.rnn) is nn.LSTM else 1))
+
+    def is_long(self) -> bool:
+        return True
+
+
+ASKING = [
+    *(ByIdentity, ByEquality, ByFunction, AmongOthers, ByTable, ByGet, ByVariable, ByList, InLoop, Named, OfSeveral),
+    *(ByMap, OfTwo, ByObject, ByProperty, ByHook),
+]
+
+
 class OfOthers(Encoder):
     def is_long(self) -> bool:
         return type(self.rnn) is not nn.GRU and type((1, 2)) is tuple
@@ -89,7 +154,7 @@ class ByName(Encoder):
         return type(self.rnn).__name__ == "LSTM"
 
 
-@pytest.mark.parametrize("kind", [ByIdentity, ByEquality, ByFunction, AmongOthers, ByTable, ByGet, ByVariable, ByList])
+@pytest.mark.parametrize("kind", ASKING)
 def test_what_asks_for_the_class_itself_is_left(kind: type[Encoder]) -> None:
     model = kind()
     fast = bppsa.compile(model)

@@ -200,6 +200,30 @@ def test_what_a_library_has_by_a_name_may_change(name: str, monkeypatch: pytest.
     assert not torch.allclose(before[0], after[0])
 
 
+def test_a_replaced_function_is_refused_as_pytorch_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = Tensor.register_hook
+    monkeypatch.setattr(Tensor, "register_hook", lambda tensor, hook: plain(tensor, hook))
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(h + x)
+        if h.requires_grad:
+            h.register_hook(lambda g: 2 * g)
+        return h, h
+
+    assert check(example(cell, h(), x(H))).strategy == "pytorch"
+
+
+def halved(given: Tensor, by: float = 2.0) -> Tensor:
+    """It may be overridden, as functions of libraries are."""
+    if torch.overrides.has_torch_function_unary(given):
+        return torch.overrides.handle_torch_function(halved, (given,), given)
+    return given / by
+
+
+def test_a_function_of_a_user_s_that_asks_modes_is_his() -> None:
+    assert check(example(lambda h, x: twice(torch.tanh(halved(h) + x)), h(), x(H))).strategy == "sequential"
+
+
 def test_new_weights_need_no_new_recording() -> None:
     cell = Cellular()
     for _ in range(3):
