@@ -109,7 +109,9 @@ CHOICES: dict[str, Any] = {
     "a mean at each place": lambda h: h.scatter_reduce(
         1, ORDER.expand(len(h), -1) % H, h.exp(), "mean", include_self=False
     ),
-    "the largest at each place": lambda h: h.scatter_reduce(1, ORDER.expand(len(h), -1) % H, h.relu(), "amax"),
+    "the largest at each place": lambda h: h.scatter_reduce(
+        1, ORDER.expand(len(h), -1) % H, torch.cat([h.relu(), h], 1), "amax"
+    ),
     "the least at each place": lambda h: torch.zeros_like(h).scatter_reduce(
         1, ORDER.expand(len(h), -1) % H, (2 * h).round().detach() + h - h.detach(), "amin", include_self=False
     ),

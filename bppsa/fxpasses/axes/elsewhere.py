@@ -118,7 +118,8 @@ def solved(graph: fx.Graph, node: fx.Node, matrix: AxisLayout, before: AxisLayou
         eye = call(graph, aten.eye.default, len(a.meta["val"]), dtype=a.meta["val"].dtype)
         inverse = call(graph, node.target, a, eye, **options)
     else:
-        inverse = call(graph, aten.inverse.default, a)
+        inverse = graph.call_function(aten.inverse.default, (a,))  # not run here: stand-ins may be singular
+        inverse.meta["val"] = torch.empty_like(a.meta["val"])
     rows = placed(graph, before, before.axes)
     value = call(graph, aten.mm.default, rows, call(graph, aten.t.default, inverse))
     return replace(before, node=value)

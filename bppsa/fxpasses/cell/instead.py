@@ -87,8 +87,8 @@ def instance_norm(
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """Of each channel by itself; NotImplemented with running statistics."""
-    if not use_input_stats or running_mean is not None or input.dim() < 3:
+    """Of each channel by itself; NotImplemented with running statistics, and for one place, which PyTorch refuses."""
+    if not use_input_stats or running_mean is not None or input.dim() < 3 or input.shape[2:].numel() == 1:
         return NotImplemented
     out = standardised(input, list(range(2, input.dim())), eps)[0]
     own = (-1, *[1] * (input.dim() - 2))
@@ -109,8 +109,16 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """Bags of one size, the rows of `input`; NotImplemented for others, and for gradients that are not plain."""
-    if input.dim() != 2 or max_norm is not None or scale_grad_by_freq or sparse or padding_idx is not None:
+    """Bags of one size, the rows of `input`; NotImplemented for others and empty ones, and for gradients that are not
+    plain."""
+    if (
+        input.dim() != 2
+        or not input.shape[1]
+        or max_norm is not None
+        or scale_grad_by_freq
+        or sparse
+        or padding_idx is not None
+    ):
         return NotImplemented
     found = functional.embedding(input, weight)
     if mode == "max":

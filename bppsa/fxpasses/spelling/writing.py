@@ -55,6 +55,7 @@ def scatter_reduce(
     Equal extrema share the gradient, in PyTorch with what was there even where that is left out."""
     if reduce not in REDUCTIONS:
         raise Unsupported(f"scatters by reduce={reduce!r}", mend=f"use one of {', '.join(REDUCTIONS)}")
+    source = source[tuple(slice(size) for size in at.shape)]
     ones = torch.ones_like(source)
     own = torch.ones_like(x) if include_self else torch.zeros_like(x)
     count = scatter(added)(own, dim, at, ones)
