@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 # compat: a path of the clone, so that a script beside the clone does not take its folder for the package.
 EDITABLE := --config-settings editable_mode=compat --editable
 
-TORCH ?= 2.15.0
+TORCH ?= 2.12.1
 
 # Two processes share the tests, those of one group in one of them. Memory that is freed stays with the process: to give
 # it back and ask for it again takes glibc one second of fifteen.
@@ -58,7 +58,7 @@ clients: $(READY)
 	$(PY) -m pip install --quiet --constraint constraints.txt $(TORCH_INDEX:%=--extra-index-url=%) $(EDITABLE) ".[clients]"
 
 # Pruned models with another torch, which brings some gigabytes along where the index has it for CUDA alone:
-#   make test-torch TORCH=2.15.0
+#   make test-torch TORCH=2.12.1
 test-torch:
 	test -x .venv-torch/bin/python || $(PYTHON) -m venv .venv-torch
 	.venv-torch/bin/python -m pip install $(TORCH_INDEX:%=--extra-index-url=%) torch==$(TORCH)

@@ -8,3 +8,9 @@ conditions as asserts.
 Does not belong here: what an op's transposed Jacobian is (`sparsity`), loops and memory layout (`codegen`), buffers and
 autograd (`runtime`).
 """
+
+import torch
+
+NEWEST = 2, 13  # passes stand on PyTorch's internals
+if tuple(map(int, str(torch.__version__).split(".")[:2])) > NEWEST:
+    raise ImportError(f"bppsa works with torch 2.11 to 2.13, and this is {torch.__version__}: pip install 'torch<2.14'")

@@ -34,9 +34,9 @@ def of_pytorch(func: Any) -> Any:
         return func
     frame = sys._getframe(2)
     if frame.f_code is handle_torch_function.__code__ and frame.f_back is not None:
-        code, names = frame.f_back.f_code, frame.f_back.f_globals
+        code, space = frame.f_back.f_code, frame.f_back.f_globals
         if is_users(code.co_filename) or code.co_freevars:
             return func
-        return IN_PYTHON.get(code) or FunctionType(code, names, code.co_name)  # replaced before this was imported
+        return IN_PYTHON.get(code) or FunctionType(code, space, code.co_name)  # replaced before this was imported
     names = [name for name, value in vars(Tensor).items() if value is func]
     return next((vars(TensorBase)[name] for name in names if name in vars(TensorBase)), func)

@@ -11,7 +11,7 @@ from bppsa.frontend.pruned.classes import Pruned, adopt, holds_pruned
 from bppsa.frontend.pruned.masking.layer import ask_for_products
 from bppsa.frontend.rewritten import take_away
 
-TOO_OLD = "pruned layers have kernels with torch 2.13 and newer, whose TorchDynamo captures them"
+TOO_OLD = "pruned layers have kernels with torch 2.13, whose TorchDynamo captures them"
 
 
 def adopt_pruned(root: nn.Module) -> dict[str, Decision]:
