@@ -9,9 +9,10 @@ from typing import Any
 
 
 class LoggedCall:
-    """One call that is logged. has_inner: whether it called what would be looked at on its own, were it not logged."""
+    """One call that is logged. has_inner: whether it called what would be looked at on its own, were it not logged.
+    has_scan: whether that was a `bppsa.scan`."""
 
-    has_inner = False
+    has_inner = has_scan = False
 
 
 class _ThreadTrial(threading.local):
@@ -47,6 +48,12 @@ def is_tried() -> bool:
         return False
     _thread.trial.has_inner = True
     return True
+
+
+def tell_of_scan() -> None:
+    """Tells a call that is logged that a scan is within it, whose steps are no loop of the user's."""
+    if _thread.trial is not None:
+        _thread.trial.has_inner = _thread.trial.has_scan = True
 
 
 @contextmanager

@@ -147,3 +147,35 @@ def test_parts_of_one_tensor_that_overlap(start: int) -> None:
             found.append([y, *torch.autograd.grad(y.square().sum(), whole)])
         for theirs, ours in zip(*found, strict=True):
             torch.testing.assert_close(theirs, ours)
+
+
+class EitherWay(Cell):
+    """Its own scan where it is asked for, and then a loop over what that gives."""
+
+    scans = True
+
+    def step(self, h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.cell(x, h)
+        return h, h
+
+    def forward(self, x: Tensor) -> Any:
+        h, out = self.start(x), []
+        if self.scans:
+            return bppsa.scan(self.step, h, x.transpose(0, 1))[1]
+        for t in range(x.shape[1]):
+            h, y = self.step(h, x[:, t])
+            out.append(y)
+        return torch.stack(out)
+
+
+def test_the_steps_of_a_scan_are_no_loop() -> None:
+    pair = Pair(EitherWay())
+    for _ in range(3):
+        pair.call(x())
+    (scan,) = bppsa.report(pair.fast).decisions
+    assert (scan.kind, scan.strategy) == ("scan", "sequential")
+    for model in (pair.fast, pair.plain):
+        model.scans = False
+    for _ in range(3):
+        pair.call(x())
+    assert pair.decisions()[0].kind == "loop"

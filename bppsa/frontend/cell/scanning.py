@@ -23,6 +23,7 @@ from bppsa.frontend.planning.decided import Missed
 from bppsa.frontend.planning.forward import open_forward, solver_of, told
 from bppsa.frontend.planning.predict import choose_scan
 from bppsa.frontend.planning.sweeps import with_structure
+from bppsa.frontend.trials import tell_of_scan
 from bppsa.fxpasses.network.models import recording_model
 from bppsa.plan.forward import AUTO as OPEN
 from bppsa.plan.forward import Forward, forward_of
@@ -55,6 +56,7 @@ def scan(
     forward: str | Forward | None = None,
 ) -> tuple[Any, Any]:
     """Run a cell over time, as `bppsa.scan` says."""
+    tell_of_scan()
     options = ScanRequest(reverse, strategy, forward)
     beside = beside_zero(cell, carry, xs)
     if beside is not None:

@@ -64,7 +64,10 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
     made = [result, *(now for _, now in state.values())]
     if have_other_names(made, first.described.environment.seen, (first.args, first.kwargs)):
         logger.refuse(Reason("returns or keeps a list, dict or deque that has another name", mend="give a copy"))
-    plan = plan_or_left(logger, first, result, state, arithmetic, before, tried.has_inner)
+    if tried.has_scan:  # whose steps are no loop; those of the user's are looked at alone
+        plan: LoopPlan | LeftCall = LeftCall((), around_others=True)
+    else:
+        plan = plan_or_left(logger, first, result, state, arithmetic, before, tried.has_inner)
     if isinstance(plan, LeftCall):
         note(*within)
     return result, plan
