@@ -52,7 +52,8 @@ class Logger(TorchDispatchMode):
         self.literals: dict[Any, LoggedValue] = {}
         self.lines: tuple[tuple[Any, int], ...] = ()
         self.outermost = sys._getframe(1).f_code
-        self.gradients = torch.is_grad_enabled()
+        self.enabled = torch.is_grad_enabled()
+        self.gradients = self.enabled and any(tensor.requires_grad for tensor in arguments)  # or what is met later has
         self.own = OwnGradients(self)
         self.changes = ChangesInPlace(self)
         self.numbers = NumberInputs(arithmetic, self.append) if arithmetic is not None else None
@@ -125,6 +126,7 @@ class Logger(TorchDispatchMode):
         if self.log.refusal is None:
             with self.refusing():
                 given, spec = flatten(args, kwargs)
+                self.gradients = self.gradients or (self.enabled and any(map(has_gradient, given)))
                 self.check(func, args)
                 write = self.noting(func, args)
                 unread = args[0] if write == self.wait or func in OVERWRITES else None
@@ -251,7 +253,7 @@ class Logger(TorchDispatchMode):
         self.memory.postpone(out, args[0], LoggedOp(func, [None, *leaves[1:]], spec, True, self.lines))
 
     def tells_gradients(self) -> bool:
-        """Whether an op is done with gradients; in a call that has none this is no difference."""
+        """Whether an op is done with gradients; as long as a call has met none this is no difference."""
         return torch.is_grad_enabled() or not self.gradients
 
     def turn(self, func: Any, args: Any, kwargs: Any, leaves: list[Any], spec: Any, out: Tensor) -> None:
@@ -321,3 +323,7 @@ class Refusing(suppress):
         if isinstance(error, Unsupported):
             self.logger.refuse(error.reason)
         return super().__exit__(kind, error, trace)
+
+
+def has_gradient(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad
