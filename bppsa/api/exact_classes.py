@@ -42,10 +42,12 @@ def functions_of(module: nn.Module) -> Iterator[FunctionType]:
     """What a call of the module may run that is the user's: its forward, hooks and properties, and the functions that
     these lead to."""
     hooks = [hook for name in HOOKS for hook in getattr(module, name).values()]
-    if not (is_users_name(kind_of(module).__module__) or hooks):
-        return
-    kinds = [kind_of(module), *kinds_of_objects(module)]
-    own = [value.fget for base in kinds[0].__mro__ for value in vars(base).values() if isinstance(value, property)]
-    forward = vars(module).get("forward", getattr(kinds[0], "forward", None))
-    for function in (forward, *hooks, *own):
+    kind = kind_of(module)
+    if not is_users_name(kind.__module__):  # a library's code is none to look into
+        kinds, functions = [], hooks
+    else:
+        kinds = [kind, *kinds_of_objects(module)]
+        own = [value.fget for base in kind.__mro__ for value in vars(base).values() if isinstance(value, property)]
+        functions = [vars(module).get("forward", getattr(kind, "forward", None)), *hooks, *own]
+    for function in functions:
         yield from reached(function, kinds)

@@ -221,3 +221,25 @@ def test_statistics_that_another_tensor_replaces_before_the_backward() -> None:
         (g,) = torch.autograd.grad(y, x, create_graph=True)
         found.append(torch.autograd.grad(g.square().sum(), x)[0])
     assert error(*found) < 1e-10
+
+
+class Averaged(nn.Module):
+    """A mean over all places of an image, as residual networks end."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.conv, self.head, self.how = nn.Conv2d(2, 6, 3, 2, 1, groups=2), nn.Linear(6, 3), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.conv(x))
+        if self.how == "method":
+            return self.head(x.mean((2, 3)))
+        return self.head(torch.mean(x, dim=[-2, -1], keepdim=True).flatten(1))
+
+
+@pytest.mark.parametrize("how", ["method", "function"])
+def test_a_mean_over_all_places_is_a_pool(how: str) -> None:
+    plain = pruned(Averaged(how).double(), 0.5)
+    fast = bppsa.compile(plain)
+    assert_same_step(plain, fast, torch.randn(4, 2, 8, 8, dtype=torch.float64))
+    assert [d.strategy for d in bppsa.report(fast).decisions] == ["sparse", "sparse"]

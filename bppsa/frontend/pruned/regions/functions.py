@@ -96,6 +96,16 @@ def adaptive_avg_pool(draft: Draft, x: Any, output_size: Any) -> RegionValue:
     return draft.add(MeanPool(size, down, across), (x,))
 
 
+def mean(draft: Draft, x: Any, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> RegionValue:
+    """Of all places of each channel, which is a pool too."""
+    x = image(x)
+    dims = dim if isinstance(dim, (tuple, list)) else (dim,)
+    of_places = dtype is None and all(isinstance(d, int) for d in dims) and sorted(d % 4 for d in dims) == [2, 3]
+    refuse(not of_places, "a mean over other dimensions than height and width")
+    pooled = adaptive_avg_pool(draft, x, 1)
+    return pooled if keepdim else flatten(draft, pooled, 1)
+
+
 def add(draft: Draft, a: Any, b: Any, alpha: float = 1) -> RegionValue:
     if not isinstance(a, RegionValue) or not isinstance(b, RegionValue) or alpha != 1:
         return pointwise(draft, "add", torch.add, (a, b), {"alpha": alpha})
@@ -165,6 +175,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     torch.max_pool2d: max_pool,
     F.avg_pool2d: avg_pool,
     F.adaptive_avg_pool2d: adaptive_avg_pool,
+    torch.mean: mean,
     operator.add: add,
     torch.add: add,
     operator.iadd: add_in_place,
@@ -174,6 +185,7 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
 }
 METHODS: dict[str, Callable[..., Any]] = {
     "contiguous": contiguous,
+    "mean": mean,
     "relu": relu,
     "relu_": lambda draft, x: relu(draft, x, True),
     "add": add,

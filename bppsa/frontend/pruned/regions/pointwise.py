@@ -96,7 +96,7 @@ def recorded(
         raise no_kernel(name, error.reason) from error
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         raise_if_ours(error)
-        raise no_kernel(name, first_line(error)) from error
+        raise no_kernel(name, "it is more than a function of each number alone") from error
     result, own = recording.result
     changed = [node.args[:1] != (argument,) for node, argument in zip(own, recording.arguments, strict=True)]
     if not isinstance(result, fx.Node) or result not in differentiable(recording.graph) or recording.captured:
