@@ -23,7 +23,7 @@ SIZES = {"T": T, "B": B, "I": I, "H": H, "heads": 2, "D": H // 2}
 
 
 def reader() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("blocks", BENCHMARKS / "blocks.py")
+    spec = importlib.util.spec_from_file_location("blocks", BENCHMARKS / "rows" / "blocks.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

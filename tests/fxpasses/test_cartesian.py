@@ -89,6 +89,13 @@ SAMPLES: dict[Any, list[Sample]] = {
     aten.div.Tensor: [lambda: (z(3, 4), z(4)), lambda: (z(3), r(3)), lambda: (r(3), z(3)), lambda: (z(3), 2 - 1j)],
     aten.div.Scalar: [lambda: (z(3), 2j), lambda: (z(3), 3.0)],
     aten.pow.Tensor_Scalar: [lambda n=n: (z(3), n) for n in (1, 2, 3, 8, -1, -3, 0.5, 2.0)],
+    aten._fft_r2c.default: [
+        lambda: (r(2, 5), [1], 0, True),
+        lambda: (r(4, 3), [0, 1], 1, True),
+        lambda: (r(4), [0], 2, False),
+    ],
+    aten._fft_c2c.default: [lambda: (z(2, 5), [1], 0, True), lambda: (z(4, 3), [0, 1], 2, False)],
+    aten._fft_c2r.default: [lambda: (z(2, 3), [1], 0, 4), lambda: (z(2, 3), [0, 1], 1, 5)],
     aten.linalg_vector_norm.default: [lambda: (z(3, 4), 2, [1], True), lambda: (z(3, 4), 3)],
     aten.var.correction: [lambda: (z(3, 4), [1])],
     aten.eq.Tensor: [lambda: (torch.tensor([1, 1j, 2]), torch.tensor([1, 1, 2j]))],

@@ -16,9 +16,9 @@ from tests.loops.cells import Cell, H, x
 CALLS = []  # of a function, as its module keeps them
 
 
-def unrolled(step: Callable[..., Any], x: Tensor, h: Tensor) -> Tensor:
+def unrolled(step: Callable[..., Any], x: Tensor, h: Tensor, scale: float = 1.0) -> Tensor:
     CALLS.append(len(x))
-    out = []
+    out, x = [], scale * x
     for t in range(x.shape[1]):
         h = step(x[:, t], h)
         out.append(h)
@@ -182,6 +182,8 @@ def test_a_function_that_gets_other_code(monkeypatch: pytest.MonkeyPatch) -> Non
     pair = Pair(Bound())
     for _ in range(3):
         pair.call(x())
+    monkeypatch.setattr(unrolled, "__defaults__", (0.5,))
+    pair.call(x())
     monkeypatch.setattr(unrolled, "__code__", other.__code__)
     pair.call(x())
     monkeypatch.setattr(Bound.forward, "__code__", Counting.begin.__code__)

@@ -276,6 +276,15 @@ def test_what_goes_on_from_step_to_step_goes_on(name: str) -> None:
     assert "goes on from step to step" in taken[-1].reason
 
 
+def test_a_generator_that_a_cell_only_holds_is_no_obstacle() -> None:
+    generator, scale = numpy.random.default_rng(0), [0.5]
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.tanh(h + x * (scale[0] if scale else generator.normal())), h
+
+    assert check(example(cell, h(), x(H))).strategy == "sequential"
+
+
 def test_what_a_cell_keeps_is_there_after_each_step() -> None:
     ours, plain, carry = Keeps(), Keeps(), h()
     for _ in range(2):

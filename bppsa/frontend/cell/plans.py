@@ -29,6 +29,7 @@ from bppsa.fxpasses.cell.heads import split_by_heads
 from bppsa.fxpasses.cell.recurrence import Splitter
 from bppsa.fxpasses.cell.rewrites.each_step import CANNOT, TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
+from bppsa.fxpasses.environment import going_on
 from bppsa.fxpasses.environment.going_on import generators, iterators
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.libraries import owner
@@ -53,7 +54,7 @@ KEEPS = Reason(
     "keeps a tensor in an attribute, a list or a dict", mend="carry it, or return it as y and keep it after the scan"
 )
 GOES_ON = Reason("reads an iterator, which goes on from step to step", mend="give what it yields in xs")
-DRAWS = Reason("reads a random generator, which goes on from step to step", mend=DRAW_BEFORE)
+DRAWS = Reason("draws from a random generator, which goes on from step to step", mend=DRAW_BEFORE)
 # What a mistake of ours in a pass would raise, once the cell itself has run.
 FAULTS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
@@ -147,8 +148,7 @@ def make(
 
     if iterators(environment.opaque):
         return GOES_ON
-    if generators(environment.opaque):
-        return DRAWS
+    drawn = generators(environment.opaque)
     try:
         recording, recorder = recorded(flat_cell, ([*carry], [leaf[0] for leaf in xs]), gradients, otherwise)
     except Unsupported as unsupported:
@@ -160,9 +160,9 @@ def make(
         cause = error.__cause__ or error
         return Reason(f"it does not run on stand-ins: {first_line(cause)}", path=place_of(cause))
     finally:
-        kept = put_back(environment.trail, owner(cell))
-    if kept:
-        return KEEPS
+        kept, has_drawn = put_back(environment.trail, owner(cell)), going_on.put_back(drawn)
+    if kept or has_drawn:
+        return KEEPS if kept else DRAWS
     read_by_python = [node for node, _ in recorder.truths]
     recording = replace(recording, result=(recording.result[0], [*recording.result[1], *read_by_python]))
     fill_uniform(recording.graph, recording.arguments[0].meta["val"].shape[0])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import FunctionType, MethodType, ModuleType
@@ -35,14 +35,15 @@ from bppsa.fxpasses.environment.walk import environment_of
 from bppsa.fxpasses.reroll.log.lines import loops
 from bppsa.fxpasses.reroll.log.numbers import FollowedNumber
 from bppsa.fxpasses.reroll.outline.loops import LoopStatement
-from bppsa.fxpasses.reroll.outline.reach import is_of_user, reached
+from bppsa.fxpasses.reroll.outline.reach import is_of_user, reached, within
 from bppsa.fxpasses.reroll.outline.split import LoopSplit, attribute, split
 from bppsa.fxpasses.reroll.outline.wrappers import DEPTH, called_only, closed_over, rewrapped
 from bppsa.runtime.untraced import untraced
 
 ALIASES = Reason("the loop knows what it changes by two names", mend="give it one")
 HELD = "hold tensors, numbers, or lists, tuples and dicts of these in it, and modules under other names"
-CODE = "__bppsa_code__"  # of what a function was made of
+FRAMES = {"_getframe", "currentframe"}  # who names one reads the variables of its callers
+OF = "__bppsa_of__"  # what a function was made of
 LASTING = (nn.Module, FunctionType, ModuleType, type)
 
 
@@ -85,18 +86,21 @@ class Outlines:
         what these read, leaves it alone."""
         if function not in self.known:
             self.known[function] = None  # while it is made
-            self.known[function] = made = self.made(function, depth)
-            if made is not None:
-                setattr(made, CODE, function.__code__)
+            self.known[function] = self.made(function, depth)
         return self.known[function]
 
     def made(self, function: FunctionType, depth: int) -> FunctionType | None:
+        if any(FRAMES & set(code.co_names) for each in reached(function, self.kinds) for code in within(each.__code__)):
+            return None
         found = split(function)
         if found is not None and (found.loops or self.leads(function)):
-            return untraced(found.around(Outlined(found, self)))
+            return made_of(function, untraced(found.around(Outlined(found, self))))
         inner = {name: self.of(each, depth - 1) for name, each in called_only(function).items() if depth}
         others = {name: each for name, each in inner.items() if each is not None}
-        return rewrapped(function, others) if others else None
+        if not others:
+            return None
+        held = closed_over(function)
+        return made_of(function, rewrapped(function, others), {name: held[name] for name in others})
 
     def leads(self, function: FunctionType) -> bool:
         """Whether it may call a function that has such a loop."""
@@ -117,11 +121,22 @@ class Outlines:
         return function if made is None else in_place_of(function, made)
 
 
+def made_of(function: FunctionType, made: FunctionType, replaced: Mapping[str, FunctionType] | None = None) -> Any:
+    """Notes what a function was made of. replaced: what the function closes over where another stands in what was
+    made."""
+    setattr(made, OF, (function.__code__, replaced or {}))
+    return made
+
+
 def in_place_of(function: Any, made: FunctionType) -> Any:
-    """What was made of a function or a method, unless that has other code by now, as a notebook that reloads gives."""
+    """What was made of a function or a method, with the defaults that it has by now; the function itself where its code
+    is another, as a notebook that reloads gives it, or what it closes over."""
     plain = getattr(function, "__func__", function)
-    if getattr(made, CODE) is not plain.__code__:
+    code, replaced = getattr(made, OF)
+    held = closed_over(plain) if replaced else {}
+    if code is not plain.__code__ or any(held.get(name) is not each for name, each in replaced.items()):
         return function
+    made.__defaults__, made.__kwdefaults__ = plain.__defaults__, plain.__kwdefaults__
     return MethodType(made, function.__self__) if isinstance(function, MethodType) else made
 
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy
 
 from bppsa.fxpasses.environment.key import Reference
 
-GENERATORS = (random.Random, numpy.random.Generator, numpy.random.RandomState)
+StateAccess = tuple[Callable[[Any], Any], Callable[[Any, Any], None]]
+GENERATORS: dict[type, StateAccess] = {  # how their states are read, and set
+    random.Random: (random.Random.getstate, random.Random.setstate),
+    numpy.random.RandomState: (numpy.random.RandomState.get_state, numpy.random.RandomState.set_state),
+    numpy.random.Generator: (
+        lambda value: value.bit_generator.state,
+        lambda value, state: setattr(value.bit_generator, "state", state),
+    ),
+}
 
 
 def iterators(opaque: Iterable[Reference]) -> bool:
@@ -18,8 +26,25 @@ def iterators(opaque: Iterable[Reference]) -> bool:
     return any(hasattr(type(value), "__next__") for value in behind(opaque))
 
 
-def generators(opaque: Iterable[Reference]) -> bool:
-    return any(isinstance(value, GENERATORS) for value in behind(opaque))
+def generators(opaque: Iterable[Reference]) -> list[tuple[Any, Any]]:
+    """Each generator, and its state."""
+    found = [value for value in behind(opaque) if isinstance(value, tuple(GENERATORS))]
+    return [(value, state_of(value)[0](value)) for value in found]
+
+
+def put_back(states: Iterable[tuple[Any, Any]]) -> bool:
+    """Whether one has gone on since, which stands as before then."""
+    gone_on = False
+    for value, before in states:
+        read, write = state_of(value)
+        if repr(read(value)) != repr(before):
+            gone_on = True
+            write(value, before)
+    return gone_on
+
+
+def state_of(value: Any) -> StateAccess:
+    return next(GENERATORS[base] for base in type(value).__mro__ if base in GENERATORS)
 
 
 def behind(opaque: Iterable[Reference]) -> Iterator[Any]:
