@@ -29,7 +29,7 @@ from bppsa.plan.chain_choice import may_gain
 from bppsa.plan.chain_options import ChainOptions
 
 STAGES = 8
-NOT_YET = "nothing is decided in a call yet: what is found so far (scans are found when they run)"
+NOT_YET = "no call has run yet; this is what was found before one (scans appear once they run)"
 
 
 def compiled(model: nn.Module, options: ProductOptions) -> nn.Module:

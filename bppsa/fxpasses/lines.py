@@ -49,7 +49,7 @@ def innermost(frames: Iterable[tuple[types.FrameType, int]]) -> str:
     return next((place_at(frame.f_code.co_filename, line) for frame, line in frames if is_users_frame(frame)), "")
 
 
-def instead_of(mend: str) -> str:
+def mend_in_place(mend: str) -> str:
     """What to do about a change in place: `mend` where it stands in the user's code. A module of PyTorch's that keeps
     state of its own in training, as batch norm does, makes it without a line of theirs."""
     for frame, _ in traceback.walk_stack(sys._getframe(1)):

@@ -28,7 +28,7 @@ from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
 IRREGULAR = Reason(
     "a matrix that is singular or not positive definite, or nearly so, equal numbers that topk, kthvalue or median "
-    "chooses among, numbers that are not finite, or whole ones of more than 2^20 made of real ones",
+    "chooses among, numbers that are not finite, or whole numbers above 2^20 that are made of real ones",
     mend="PyTorch's own ops decide",
 )
 

@@ -18,7 +18,7 @@ from bppsa.frontend.cell.checks import CellFunction, check_inputs, checked, name
 from bppsa.frontend.cell.fused_cell import resolved
 from bppsa.frontend.cell.plans import find
 from bppsa.frontend.cell.second import batch_second, swapped
-from bppsa.frontend.cell.whole_alone import beside_zero
+from bppsa.frontend.cell.whole_alone import with_real_carry
 from bppsa.frontend.planning.decided import Missed
 from bppsa.frontend.planning.forward import open_forward, solver_of, told
 from bppsa.frontend.planning.predict import choose_scan
@@ -58,7 +58,7 @@ def scan(
     """Run a cell over time, as `bppsa.scan` says."""
     tell_of_scan()
     options = ScanRequest(reverse, strategy, forward)
-    beside = beside_zero(cell, carry, xs)
+    beside = with_real_carry(cell, carry, xs)
     if beside is not None:
         with contextlib.suppress(CarryError, InputError):  # told below of the carry as its user has it
             (last, _), ys = decided(*beside, xs, options)

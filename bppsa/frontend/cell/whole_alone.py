@@ -16,7 +16,7 @@ from bppsa.frontend.cell.plans import WHOLE
 REAL = (torch.float32, torch.float64)
 
 
-def beside_zero(cell: CellFunction, carry: Any, xs: Any) -> tuple[CellFunction, Any] | None:
+def with_real_carry(cell: CellFunction, carry: Any, xs: Any) -> tuple[CellFunction, Any] | None:
     """The cell and its carry with the number beside; None where the carry has one of its own, or no rows."""
     leaves: Sequence[Any] = pytree.tree_leaves(carry)
     if not leaves or not all(isinstance(leaf, Tensor) and leaf.dim() and leaf.dtype in WHOLE for leaf in leaves):

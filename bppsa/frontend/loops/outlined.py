@@ -37,7 +37,7 @@ from bppsa.fxpasses.reroll.log.numbers import FollowedNumber
 from bppsa.fxpasses.reroll.outline.loops import LoopStatement
 from bppsa.fxpasses.reroll.outline.reach import is_of_user, reached, within
 from bppsa.fxpasses.reroll.outline.split import LoopSplit, attribute, split
-from bppsa.fxpasses.reroll.outline.wrappers import DEPTH, called_only, closed_over, rewrapped
+from bppsa.fxpasses.reroll.outline.wrappers import DECORATORS, called_only, closed_over, rewrapped
 from bppsa.runtime.untraced import untraced
 
 ALIASES = Reason("the loop knows what it changes by two names", mend="give it one")
@@ -81,7 +81,7 @@ class Outlines:
         self.state, self.kinds = state, kinds
         self.known: MutableMapping[FunctionType, FunctionType | None] = WeakKeyDictionary()
 
-    def of(self, function: FunctionType, depth: int = DEPTH) -> FunctionType | None:
+    def of(self, function: FunctionType, depth: int = DECORATORS) -> FunctionType | None:
         """None where neither it has such a loop nor what its decorators, or it, may call. Dynamo, which would not see
         what these read, leaves it alone."""
         if function not in self.known:

@@ -50,7 +50,7 @@ def stand_at(places: Sequence[tuple[LibrarySpace, str]]) -> Sequence[Any]:
     return [vars(space).get(name, MISSING) for space, name in places]
 
 
-def is_plain(value: Any) -> bool:
+def is_value(value: Any) -> bool:
     """Whether it is a number or another value that equality tells from others, or a list, tuple or dict of such."""
     if isinstance(value, (list, tuple)):
         return all(isinstance(each, PLAIN) for each in value)

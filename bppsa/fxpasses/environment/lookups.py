@@ -13,7 +13,7 @@ from torch import nn
 
 from bppsa.fxpasses.environment import trail
 from bppsa.fxpasses.environment.libraries import is_library
-from bppsa.fxpasses.environment.library_names import LibraryNames, LibrarySpace, stand_at
+from bppsa.fxpasses.environment.library_names import LibraryNames, LibrarySpace, is_value, stand_at
 from bppsa.fxpasses.environment.names import global_names, names_of_objects, unnamed
 from bppsa.fxpasses.environment.reading import (
     FIND_MODULES,
@@ -22,6 +22,7 @@ from bppsa.fxpasses.environment.reading import (
     Holder,
     is_odd,
     may_read_anything,
+    module_of,
     names_all,
 )
 from bppsa.fxpasses.environment.trail import Trail
@@ -29,11 +30,13 @@ from bppsa.fxpasses.environment.uses import gives_away
 
 
 class FoundValue(NamedTuple):
-    """mark: for messages. part: for a key; None for what a library has."""
+    """mark: for messages. part: for a key, of what is the user's. walked: whether what it holds counts, and not only
+    which object it is."""
 
     mark: str
     value: Any
-    part: tuple[int, str] | None = None
+    part: tuple[int, str] | None
+    walked: bool = True
 
 
 @dataclass
@@ -110,7 +113,8 @@ class Lookups:
                 yield FoundValue(f"{kind.__name__}.{name}", state[name], (at, name))
             done.update(state.keys() & OF_EACH)
         for mark, value in self.libraries.found(self.names_in_library):
-            yield FoundValue(mark, value)
+            walked = value is sys.modules or is_value(value) or self.is_the_users(module_of(value))
+            yield FoundValue(mark, value, None, walked)
 
     def machinery_of(self, space: Any) -> frozenset[str]:
         return MACHINERY if space in self.called else frozenset()

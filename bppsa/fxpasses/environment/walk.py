@@ -27,10 +27,9 @@ from torch import Tensor, nn
 from bppsa.fxpasses.environment import trail
 from bppsa.fxpasses.environment.key import PLAIN, Key, Reference, exact, reference
 from bppsa.fxpasses.environment.libraries import owner, package_of
-from bppsa.fxpasses.environment.library_names import is_plain
 from bppsa.fxpasses.environment.lookups import FoundValue, Lookups
 from bppsa.fxpasses.environment.names import imported_names, names_in_module
-from bppsa.fxpasses.environment.reading import OF_EACH, PURE, Holder, module_of
+from bppsa.fxpasses.environment.reading import OF_EACH, PURE, Holder
 from bppsa.fxpasses.environment.trail import MISSING, Trail
 from bppsa.fxpasses.environment.uses import gives_away, lets_go
 
@@ -199,15 +198,10 @@ class Environment:
         self.lookups.leave(self.trail)
 
     def visit_found(self, found: FoundValue) -> None:
-        value = found.value
         if found.part is not None:
             self.parts.append(found.part)
         self.marks.append((len(self.parts), found.mark))
-        is_walked = found.part is not None or value is sys.modules or is_plain(value)
-        if is_walked or self.lookups.is_the_users(module_of(value)):
-            self.visit(value)
-        else:
-            self.visit_address(value)
+        (self.visit if found.walked else self.visit_address)(found.value)
 
 
 def is_ours(cls: type) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from bppsa.errors import Unsupported
-from bppsa.fxpasses.lines import instead_of
+from bppsa.fxpasses.lines import mend_in_place
 from bppsa.fxpasses.recording.parts import Part
 
 RETURN_NEW = "use the form that returns a new one"
@@ -122,7 +122,7 @@ class Aliases:
         for place, known in [*self.nodes.items(), *captured]:
             if isinstance(known, fx.Node) and meets(place):
                 if known.op == "placeholder":
-                    raise Unsupported("changes an input in place", op=op, mend=instead_of(RETURN_NEW))
+                    raise Unsupported("changes an input in place", op=op, mend=mend_in_place(RETURN_NEW))
                 self.nodes[place] = Stale(op, line)
         self.nodes[geometry(changed)] = node
 

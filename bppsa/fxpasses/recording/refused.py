@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 
 from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason, Unsupported
-from bppsa.fxpasses.lines import instead_of, is_users_frame
+from bppsa.fxpasses.lines import is_users_frame, mend_in_place
 from bppsa.fxpasses.recording.recorder import Recorder
 from bppsa.fxpasses.replaced import of_pytorch
 from bppsa.fxpasses.theirs import theirs
@@ -49,7 +49,7 @@ class NoEscape(TorchFunctionMode):
         if func in OF_AUTOGRAD and is_users_frame(sys._getframe(1)) and self.recorder.is_recorded(args[0]):
             return self.recorder.asked(OF_AUTOGRAD[func], theirs(func, *args))
         if kwargs and kwargs.get("out") is not None:
-            raise Unsupported("writes into out=", op=func.__name__, mend=instead_of("use what it returns"))
+            raise Unsupported("writes into out=", op=func.__name__, mend=mend_in_place("use what it returns"))
         if func in self.instead:
             result = theirs(self.instead[func], *args, **(kwargs or {}))
             if result is not NotImplemented:

@@ -62,7 +62,7 @@ class LoopStep:
         """The rows of what is carried, and its dtype, or that of its parts where it is complex."""
         values = [self.made(made) for made in carried]
         if any(0 in value.shape for value in values):
-            raise Unsupported("carries a tensor without elements", mend="none is needed for an empty batch")
+            raise Unsupported("carries a tensor without elements", mend="an empty batch is left to PyTorch")
         real = [value for value in values if value.dtype.is_floating_point or value.dtype.is_complex]
         shaped = [value for value in real if value.shape or self.cut.alone]
         if not shaped:

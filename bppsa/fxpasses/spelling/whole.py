@@ -118,7 +118,8 @@ def made_whole(node: fx.Node) -> bool:
 
 
 def within_limit(x: Tensor, *, dtype: torch.dtype, **options: Any) -> Tensor:
-    """Whole numbers, looked at: where one is larger than kernels count, or none at all, PyTorch runs the call."""
+    """Whole numbers made of real ones: PyTorch runs a call in which one is larger than a kernel counts, or is not
+    finite."""
     found = torch.where(x.detach().abs() <= MOST, x.detach(), math.nan)
     return as_one(CHECKED, found).clamp(-MOST, MOST).to(dtype)
 

@@ -10,11 +10,11 @@ from bppsa.fxpasses.environment.trail import content
 from bppsa.fxpasses.reroll.outline.loops import LOOKS_AROUND
 from bppsa.fxpasses.reroll.outline.source import definition_of, tree_of
 
-DEPTH = 4  # of decorators
+DECORATORS = 4  # the most, one within another
 NAMES = {"__name__", "__qualname__", "__module__", "__doc__"}
 
 
-def wrapped_codes(function: FunctionType, depth: int = DEPTH) -> Iterator[CodeType]:
+def wrapped_codes(function: FunctionType, depth: int = DECORATORS) -> Iterator[CodeType]:
     """Its code, and that of the functions that it closes over."""
     yield function.__code__
     for each in closed_over(function).values() if depth else ():
