@@ -100,8 +100,36 @@ def test_it_is_called_in_the_place_of_the_model(method: str) -> None:
         decisions = pair.call(x())
         before, after = pair.plain.calls, pair.fast.calls
         assert before[1] == after[1]
-        assert "in a call yet" not in str(bppsa.report(pair.fast))
+        assert "no call has run yet" not in str(bppsa.report(pair.fast))
     assert [decision.strategy for decision in decisions] == ["sequential"]
+
+
+class Late(Cell):
+    calls = 0, ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.rollout(x)
+
+    @counted
+    def rollout(self, x: Tensor, scale: float = 0.5) -> Tensor:
+        h, out = self.start(x), []
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+            out.append(self.head(h))
+        return scale * torch.stack(out, 1)
+
+
+def test_what_is_changed_in_a_decorated_function_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    pair, inner = Pair(Late()), Late.rollout.__wrapped__  # type: ignore[attr-defined]
+    pair.method = "rollout"
+    for _ in range(3):
+        (decision,) = pair.call(x())
+    assert decision.strategy == "sequential"
+    monkeypatch.setattr(inner, "__defaults__", (0.25,))
+    pair.call(x())
+    (cell,) = (cell for cell in Late.rollout.__closure__ or () if cell.cell_contents is inner)
+    monkeypatch.setattr(cell, "cell_contents", lambda self, x: self.head(x[:, 0, :1].expand(-1, self.cell.hidden_size)))
+    pair.call(x())
 
 
 def test_what_a_decorator_does_goes_on() -> None:

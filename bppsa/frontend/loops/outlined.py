@@ -42,6 +42,7 @@ from bppsa.runtime.untraced import untraced
 
 ALIASES = Reason("the loop knows what it changes by two names", mend="give it one")
 HELD = "hold tensors, numbers, or lists, tuples and dicts of these in it, and modules under other names"
+Replaced = tuple[FunctionType, FunctionType]
 FRAMES = {"_getframe", "currentframe"}  # who names one reads the variables of its callers
 OF = "__bppsa_of__"  # what a function was made of
 LASTING = (nn.Module, FunctionType, ModuleType, type)
@@ -100,7 +101,9 @@ class Outlines:
         if not others:
             return None
         held = closed_over(function)
-        return made_of(function, rewrapped(function, others), {name: held[name] for name in others})
+        return made_of(
+            function, rewrapped(function, others), {name: (held[name], each) for name, each in others.items()}
+        )
 
     def leads(self, function: FunctionType) -> bool:
         """Whether it may call a function that has such a loop."""
@@ -121,8 +124,8 @@ class Outlines:
         return function if made is None else in_place_of(function, made)
 
 
-def made_of(function: FunctionType, made: FunctionType, replaced: Mapping[str, FunctionType] | None = None) -> Any:
-    """Notes what a function was made of. replaced: what the function closes over where another stands in what was
+def made_of(function: FunctionType, made: FunctionType, replaced: Mapping[str, Replaced] | None = None) -> Any:
+    """Notes what a function was made of. replaced: what the function closes over, and what stands there in what was
     made."""
     setattr(made, OF, (function.__code__, replaced or {}))
     return made
@@ -134,7 +137,8 @@ def in_place_of(function: Any, made: FunctionType) -> Any:
     plain = getattr(function, "__func__", function)
     code, replaced = getattr(made, OF)
     held = closed_over(plain) if replaced else {}
-    if code is not plain.__code__ or any(held.get(name) is not each for name, each in replaced.items()):
+    stands = (held.get(name) is each and in_place_of(each, other) is other for name, (each, other) in replaced.items())
+    if code is not plain.__code__ or not all(stands):
         return function
     made.__defaults__, made.__kwdefaults__ = plain.__defaults__, plain.__kwdefaults__
     return MethodType(made, function.__self__) if isinstance(function, MethodType) else made
