@@ -75,7 +75,6 @@ class Stage:
     changes: tuple[str, ...] = ()  # buffers that the forward changes in place, by the model's names
     root: str = ""  # where in `module` the model is, whose paths go on from there
     draws: tuple[tuple[str, int], ...] = ()  # nodes of `module` that draw random numbers, and their places in the model
-    counted: tuple[str, ...] = ()  # nodes, of any stage, by which a count comes into the loss that the model returns
     seconds: Seconds | None = None  # where it was measured
     recomputed: tuple[RecomputedPart, ...] = ()  # at first the calls of torch.utils.checkpoint
     recomputable: tuple[RecomputedPart, ...] = ()  # all that can be: what is changed in place outside cannot
@@ -103,7 +102,6 @@ class LossMeans:
     ways: tuple[tuple[tuple[int, int], ...], ...] = ()
     place: str = ""  # where it ceases to be one, or terms of unlike ways are put together
     why: str = ""  # no weights would do, where it is not that
-    counted: tuple[str, ...] = ()  # nodes of that graph by which a quantity comes into the loss
 
 
 @dataclass(frozen=True)

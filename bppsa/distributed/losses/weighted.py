@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from bppsa.common.graph import tensors_in
@@ -18,7 +19,7 @@ from bppsa.distributed.losses.trying import LossTrial, as_given
 from bppsa.errors import ArgumentError, InputError, PartitionError
 from bppsa.fxpasses.partition.means.outputs import own_loss
 from bppsa.fxpasses.theirs import theirs
-from bppsa.runtime.worker.over_nothing import OverNothing, counting
+from bppsa.runtime.worker.over_nothing import OverNothing
 
 UNREAD = object()  # in the place of a target: the loss does not read this micro-batch's output
 
@@ -61,7 +62,7 @@ class WeightedLoss:
 
     def around(self, batch: int) -> AbstractContextManager[Any]:
         """What a model that returns its loss is to run in."""
-        return counting(self.loss_fn is None and not self.weights[batch])
+        return OverNothing() if self.loss_fn is None and not self.weights[batch] else nullcontext()
 
     def nothing(self, output: Any, target: Any, batch: int) -> tuple[Tensor, Any]:
         """The loss of a micro-batch that counts for nothing, such as a mean over nothing: zero, through which gradients
@@ -71,25 +72,22 @@ class WeightedLoss:
         if self.loss_fn is None:
             loss, metrics = own_loss(output), None
         else:
-            with OverNothing(row=is_one_row(output)) as over:
-                loss, metrics = split_loss(theirs(self.loss_fn, output, target))
-            loss = over.beside(loss)
+            with torch.no_grad():
+                _, metrics = split_loss(theirs(self.loss_fn, as_given(output), target))
+            with OverNothing():
+                loss, _ = split_loss(theirs(self.loss_fn, output, target))
         if self.counted:
             check_is_nothing(float(loss.detach()), batch)
         return loss * 0, metrics
-
-
-def is_one_row(output: Any) -> bool:
-    return any(x.dim() > 0 and len(x) == 1 for x in tensors_in(output))
 
 
 def check_is_nothing(loss: float, batch: int) -> None:
     """Raises InputError where a micro-batch without a count has a loss: zero divided by zero is no number."""
     if loss and not math.isnan(loss):
         raise InputError(
-            f"the loss divides by a count that is zero in micro-batch {batch}, and what it divides there is {loss:g}; "
-            f"that number belongs to the whole batch's loss, and a division by zero loses it; give the count a least "
-            f"value, as .clamp(min=1) does, or take microbatches=1"
+            f"the loss divides by a count that is zero in micro-batch {batch}, which has a loss all the same: {loss:g} "
+            f"before it is divided, and what it is among the others is lost; give the count a least value, as "
+            f".clamp(min=1) does, or take microbatches=1"
         )
 
 

@@ -121,10 +121,8 @@ def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Or
     weights = tuple(frozenset(stage.names.values()) for stage in found.stages)
     means = means_of(model, graph, arguments.examples, rows, own_loss)
     outputs = [size_of(node) for node in graph.graph.output_node().args[0]]  # of arguments too, by now
-    counted = () if means is None else means.counted
     return replace(
         found,
-        stages=tuple(replace(stage, counted=counted) for stage in found.stages),
         by_rows=rows,
         shapes=shapes_of(arguments.leaves),
         situation=situation_of(model, arguments.examples),

@@ -30,7 +30,7 @@ class Loss(Protocol):
         """The loss [] of what the model returns for a micro-batch, and metrics."""
 
     def around(self, batch: int) -> AbstractContextManager[Any]:
-        """What a stage runs in."""
+        """What the stage with the model's own loss runs in."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,8 @@ class Pipeline:
             for (xs, spec), new in zip(flat, leaves, strict=True)
         ]
         last = s == len(self.stages) - 1
-        counted = self.call.loss.around(b) if self.call.loss is not None else nullcontext()
-        with drawing_from(self.call.seeds[b]), watched(shell.norms) as seen, counted:
+        counting = self.call.loss.around(b) if last and self.call.loss is not None else nullcontext()
+        with drawing_from(self.call.seeds[b]), watched(shell.norms) as seen, counting:
             made = shell.module(*given)
         made, middles = made if shell.readings else (made, ())
         made = shell.apart(made)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map, tree_map_only
 
@@ -25,7 +25,7 @@ from bppsa.errors import WorkerError
 from bppsa.runtime.worker.draws import drawing_from, seed_here
 from bppsa.runtime.worker.modes import Harmless, Modes
 from bppsa.runtime.worker.norms import watched
-from bppsa.runtime.worker.over_nothing import counting, counts_nothing
+from bppsa.runtime.worker.over_nothing import OverNothing
 
 Norms = Sequence[tuple[str, _NormBase]]
 OTHERWISE = (
@@ -119,7 +119,7 @@ class SavedRun:
     def __init__(self, part: Rerun, args: Sequence[Any]) -> None:
         self.part, self.seed = part, seed_here()
         self.modes = Modes(True, False, Modes.here().autocast)
-        self.nothing = counts_nothing()
+        self.over_nothing = any(isinstance(mode, OverNothing) for mode in _get_current_function_mode_stack())
         self.args = tree_map(without_graph, args)
         self.saved: list[TensorKind] = []
         self.found: dict[int, Tensor] = {}
@@ -150,7 +150,7 @@ class SavedRun:
             stack.enter_context(watched(self.part.norms))
             stack.enter_context(saved_tensors_hooks(finding.keep, lambda x: x))
             stack.enter_context(self.holding(Replaying(self.products)))
-            stack.enter_context(counting(self.nothing))
+            stack.enter_context(OverNothing() if self.over_nothing else nullcontext())
             with suppress(Enough), finding:
                 self.part.run(*self.args)
         if self.saved != [TensorKind(x.shape, x.dtype) for x in finding.found]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from bppsa.common.graph import modules_in
 from bppsa.common.stages import Stage
 from bppsa.runtime.worker.draws import Drawing
 from bppsa.runtime.worker.norms import norms_of
-from bppsa.runtime.worker.over_nothing import CountedOp
 from bppsa.runtime.worker.recomputing import recompute, storage_of
 from bppsa.runtime.worker.split import readings, show
 
@@ -36,9 +35,7 @@ class Shell:
         own = named_tensors(self.module)
         self.slots = [(stage.names[name], *holder(self.module, name)) for name in own if name in stage.names]
         if isinstance(self.module, fx.GraphModule):
-            numbers = dict(stage.draws)
-            call_through(self.module, numbers, lambda run, name: Drawing(run, numbers[name]))
-            call_through(self.module, stage.counted, lambda run, name: CountedOp(run))
+            draw_by_number(self.module, dict(stage.draws))
         self.norms = norms_of(self.module)
         if isinstance(self.module, fx.GraphModule):
             recompute(self.module, stage.recomputed, self.norms, split)
@@ -109,14 +106,13 @@ def holder(root: nn.Module, name: str) -> tuple[nn.Module, str]:
     return root.get_submodule(path), attribute
 
 
-def call_through(module: fx.GraphModule, names: Container[str], made: Callable[[Any, str], nn.Module]) -> None:
-    """Nodes with these names go through a module that is made of what they call, and of the name."""
+def draw_by_number(module: fx.GraphModule, numbers: Mapping[str, int]) -> None:
+    """Ops that draw, by the names of their nodes, go through `Drawing`."""
     for node in list(module.graph.nodes):
-        if node.name not in names:
+        if node.name not in numbers:
             continue
-        through = made(called(module, node), node.name)
-        name = f"_{type(through).__name__.lower()}_{node.name}"
-        module.add_submodule(name, through)
+        name = f"_drawing_{numbers[node.name]}"
+        module.add_submodule(name, Drawing(called(module, node), numbers[node.name]))
         node.op, node.target = "call_module", name
     module.recompile()
 

@@ -17,10 +17,8 @@ from bppsa.fxpasses.partition.cut.modules import stage_module
 from bppsa.fxpasses.partition.means.classes import Classes, of_classes
 from bppsa.fxpasses.partition.means.reading import LossReading
 from bppsa.fxpasses.partition.means.sharding import ROWS, ClassCount, Inseparable, Partial, Quantity, SelectedCount
-from bppsa.fxpasses.partition.means.sizes import is_tensor
 from bppsa.fxpasses.partition.means.trials import Trials
 
-CALLS = ("call_function", "call_module")
 CHANGES = "loss_fn changes its buffer {} once a micro-batch, and not once a step; change it after `optimizer.step()`"
 
 
@@ -62,26 +60,7 @@ def means_of(
     if not isinstance(found, Partial) or found.rows:  # what has rows is no loss: its size is not known
         node = found.node if isinstance(found, Inseparable) else end
         return LossMeans(place=node.meta.get("place", ""))
-    of_counts = counted(reading, end)
-    return LossMeans(*quantities(model, graph, reading, found), joined_at(reading, end), counted=of_counts)
-
-
-def counted(reading: LossReading, end: fx.Node) -> tuple[str, ...]:
-    """The nodes by which a quantity comes into the loss, and those that the quantity itself is computed by from numbers
-    of micro-batches, such as a reciprocal."""
-    found, below = dict[fx.Node, None](), ancestors([end])
-    for node, sharding in reading.shardings.items():
-        given = [reading.shardings.get(source) for source in node.all_input_nodes]
-        if node not in below or not isinstance(sharding, Partial):
-            continue
-        if not any(isinstance(x, Partial) and x.weights == sharding.weights for x in given):
-            found[node] = None
-    of_weights = (weight for x in reading.shardings.values() if isinstance(x, Partial) for weight in x.weights)
-    counts = {q for weight in of_weights for q, _ in weight if isinstance(q, fx.Node)}
-    for node in ancestors(counts):
-        if is_tensor(node) and reading.quantity(node) is not None:
-            found[node] = None
-    return tuple(node.name for node in found if node.op in CALLS)
+    return LossMeans(*quantities(model, graph, reading, found), joined_at(reading, end))
 
 
 def joined_at(reading: LossReading, end: fx.Node) -> str:
