@@ -40,10 +40,16 @@ def compiled(model: nn.Module, options: ProductOptions) -> nn.Module:
 
 
 def as_it_is(model: nn.Module, options: Any, asked: Reason) -> nn.Module:
+    """The model with no class changed but those of layers that were given a mask. Inductor takes it as any other."""
     fast, _ = clone(model)
     if not isinstance(options, ScanOptions):
         give_masks(fast, given_masks(model, options.masks, options.sparse))
-    return reporting(fast, options, (Decision("", "model", "pytorch", str(asked)),), "")
+    reporting(fast, options, (left(asked),), "")
+    return by_inductor(fast, options) if isinstance(options, InductorOptions) else fast
+
+
+def left(asked: Reason) -> Decision:
+    return Decision("", "model", "pytorch", str(asked))
 
 
 def with_kernels(model: nn.Module, options: KernelOptions) -> nn.Module:
@@ -75,13 +81,16 @@ def with_scan(model: nn.Module, options: ScanOptions) -> nn.Module:
 
 def with_inductor(model: nn.Module, options: InductorOptions) -> nn.Module:
     """What is not rewritten goes to Inductor, which is given pruned layers and chains as they are."""
-    from bppsa.frontend.dynamo.backend import backend  # Dynamo takes a second to import
-
     fast, by_path = masked(model, options)
     runs = "sequential" if options.strategy.name == "auto" else str(options.strategy)
     reason = "one op of the graph, where the call can be traced"  # for all calls, as it is decided in the trace
     found = (replace(d, strategy=runs, reason=reason) if d.strategy == "waiting" else d for d in by_path.values())
-    reporting(fast, options, tuple(found), "")
+    return by_inductor(reporting(fast, options, tuple(found), ""), options)
+
+
+def by_inductor(fast: nn.Module, options: InductorOptions) -> nn.Module:
+    from bppsa.frontend.dynamo.backend import backend  # Dynamo takes a second to import
+
     asked = {"fallback": "inductor", "strategy": str(options.strategy), "forward": str(options.forward)}
     fast.compile(backend=backend, options=asked)
     return fast
@@ -106,7 +115,7 @@ def with_schedule(model: nn.Module, options: ScheduleOptions) -> nn.Module:
     fast, by_path = rewrite(model, options.strategy, options.forward)
     asked = class_question(fast)
     if asked is not None:
-        fast, by_path = clone(model)[0], {"": Decision("", "model", "pytorch", str(asked))}
+        fast, by_path = clone(model)[0], {"": left(asked)}
     stages = counterparts(model, fast, options.stages or STAGES)
     trained = scheduled(fast, settings, stages, options.example_inputs, options.example_kwargs)
     show(trained, Report(tuple(by_path.values()), NOT_YET))

@@ -370,3 +370,12 @@ def test_which_of_equal_ones_is_chosen_is_pytorchs(op: Callable[[Tensor], Tensor
     decision = check(example(cell, start, 0.1 * step * random(T, B, 1)), tolerance=1e-12)
     assert decision.strategy == ("sequential" if step else "pytorch")
     assert step or "equal numbers" in decision.reason
+
+
+def test_weights_of_a_mean_of_bags_are_refused_as_by_pytorch() -> None:
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = functional.embedding_bag(h.topk(2, 1).indices, W, per_sample_weights=h[:, :2], mode="mean") + x
+        return h, h
+
+    with pytest.raises(NotImplementedError):
+        bppsa.scan(cell, h(), x(H))

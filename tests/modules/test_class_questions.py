@@ -170,6 +170,10 @@ def test_other_questions_are_none(kind: type[Encoder]) -> None:
     assert isinstance(bppsa.compile(kind()).rnn, Rewritten)
 
 
+def test_inductor_takes_it_as_any_other() -> None:
+    assert bppsa.compile(ByIdentity(), fallback="inductor")._compiled_call_impl is not None
+
+
 def test_a_schedule_s_stages_are_left_too() -> None:
     model, x = ByIdentity(), torch.randn(5, 4, 2)
     fast = bppsa.compile(

@@ -276,6 +276,13 @@ def test_what_goes_on_from_step_to_step_goes_on(name: str) -> None:
     assert "goes on from step to step" in taken[-1].reason
 
 
+def test_numbers_of_the_system_are_drawn_in_each_step() -> None:
+    draw = random_numbers.SystemRandom().random
+    with collecting() as taken:
+        bppsa.scan(lambda h, x: (torch.tanh(h + x * draw()), h), h(), x(H))
+    assert "goes on from step to step" in taken[-1].reason
+
+
 def test_a_generator_that_a_cell_only_holds_is_no_obstacle() -> None:
     generator, scale = numpy.random.default_rng(0), [0.5]
 

@@ -30,7 +30,6 @@ from bppsa.fxpasses.cell.recurrence import Splitter
 from bppsa.fxpasses.cell.rewrites.each_step import CANNOT, TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment import going_on
-from bppsa.fxpasses.environment.going_on import generators, iterators
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.libraries import owner
 from bppsa.fxpasses.environment.state import put_back
@@ -146,9 +145,9 @@ def make(
         y_leaves, y_spec = pytree.tree_flatten(y)
         return swapped(next_leaves, second), y_leaves
 
-    if iterators(environment.opaque):
+    if going_on.iterators(environment.opaque):
         return GOES_ON
-    drawn = generators(environment.opaque)
+    drawn = going_on.generators(environment.opaque)
     try:
         recording, recorder = recorded(flat_cell, ([*carry], [leaf[0] for leaf in xs]), gradients, otherwise)
     except Unsupported as unsupported:

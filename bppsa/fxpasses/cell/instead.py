@@ -109,16 +109,11 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int | None = None,
 ) -> Any:
-    """Bags of one size, the rows of `input`; NotImplemented for others and empty ones, and for gradients that are not
-    plain."""
-    if (
-        input.dim() != 2
-        or not input.shape[1]
-        or max_norm is not None
-        or scale_grad_by_freq
-        or sparse
-        or padding_idx is not None
-    ):
+    """Bags of one size, the rows of `input`; NotImplemented for others and empty ones, for gradients that are not
+    plain, and for what PyTorch refuses."""
+    others = (offsets, max_norm, padding_idx, per_sample_weights if mode != "sum" else None)
+    has_others = any(each is not None for each in others) or scale_grad_by_freq or sparse
+    if has_others or mode not in ("sum", "mean", "max") or input.dim() != 2 or not input.shape[1]:
         return NotImplemented
     found = functional.embedding(input, weight)
     if mode == "max":

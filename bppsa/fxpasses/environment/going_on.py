@@ -12,6 +12,7 @@ from bppsa.fxpasses.environment.key import Reference
 
 StateAccess = tuple[Callable[[Any], Any], Callable[[Any, Any], None]]
 GENERATORS: dict[type, StateAccess] = {  # how their states are read, and set
+    random.SystemRandom: (lambda value: object(), lambda value, state: None),  # nobody can draw again: no two are alike
     random.Random: (random.Random.getstate, random.Random.setstate),
     numpy.random.RandomState: (numpy.random.RandomState.get_state, numpy.random.RandomState.set_state),
     numpy.random.Generator: (
@@ -52,4 +53,5 @@ def behind(opaque: Iterable[Reference]) -> Iterator[Any]:
     for refer in opaque:
         value = refer()
         yield value
-        yield getattr(value, "__self__", None)
+        if hasattr(type(value), "__self__"):  # an object of the user's is not asked: it may answer anything
+            yield value.__self__

@@ -111,8 +111,8 @@ def values(nodes: list[ast.expr], names: Mapping[str, Any]) -> list[Any]:
     """Of these expressions, and of what is in them."""
     found: list[Any] = []
     for node in nodes:
-        value = value_of(node, names)
-        found += list(value) if isinstance(value, (list, tuple, set, frozenset, dict)) else [value]
+        one = value_of(node, names)
+        found += list(one) if isinstance(one, (list, tuple, set, frozenset, dict)) else [one]
     return found
 
 
