@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+import bppsa
 from bppsa.frontend.rnn import recurrent
 from tests.modules.conftest import Taken
 from tests.modules.models import KINDS, equal, fast
@@ -132,6 +133,12 @@ def test_script_and_trace(taken: list[Taken]) -> None:
     assert equal(torch.jit.script(ours)(x), model(x))
     assert equal(torch.jit.trace(ours, (x,), check_trace=False)(x), model(x))
     assert not taken
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning", "ignore::UserWarning")
+def test_traces_what_is_chosen_by_its_size() -> None:
+    model, x = nn.GRU(3, 4), torch.randn(12, 2, 3)
+    assert equal(torch.jit.trace(bppsa.compile(model), (x,), check_trace=False)(x), model(x))
 
 
 def test_fx_sees_a_leaf() -> None:

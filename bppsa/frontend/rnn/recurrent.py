@@ -117,8 +117,8 @@ def dtype_of(x: Tensor) -> torch.dtype:
 def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
     """Whether PyTorch is to run the call, for its few steps or on a GPU: asked before anything else, so that it costs
     such a call next to nothing."""
-    if type(input) is not Tensor or input.dim() not in (2, 3):
-        return False
+    if type(input) is not Tensor or input.dim() not in (2, 3) or torch._C._get_tracing_state() is not None:
+        return False  # where torch.jit traces, a size is a tensor
     steps, rows = (input.size(0), 1) if input.dim() == 2 else input.shape[:2]
     if input.dim() == 3 and module.batch_first:
         steps, rows = rows, steps
