@@ -46,9 +46,13 @@ def test_a_gain_has_to_be_sure() -> None:
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_the_fewest_steps_are_pytorchs_whatever_is_predicted(steps: int) -> None:
-    assert choose(AUTO, call(machine(**SLOW_PYTORCH), steps), {}).strategy == "pytorch"
-    assert choose(Strategy("sequential"), call(machine(**SLOW_PYTORCH), steps), {}).strategy == "sequential"
+def test_few_steps_have_to_gain_more(steps: int) -> None:
+    twice = machine(GRU_forward=Rates(20, 2, 2, 2), GRU_backward=Rates(20, 2, 2, 2))
+    assert choose(AUTO, call(twice, 1000), {}).strategy == "sequential"
+    assert choose(AUTO, call(twice, steps), {}).strategy == "pytorch"
+    assert choose(AUTO, call(machine(**SLOW_PYTORCH), steps), {}).strategy == "sequential"
+    on_gpu = replace(machine("cuda", 1000, **SLOW_PYTORCH), short=1000)
+    assert choose(AUTO, call(on_gpu, steps), {}).strategy == "pytorch"  # its host is what takes time
 
 
 def test_scans_are_for_devices_whose_kernels_combine_pairs() -> None:

@@ -21,7 +21,7 @@ from bppsa.frontend.planning.sweeps import UNSCANNED, compile_recurrence, with_s
 from bppsa.frontend.rnn.by_pytorch import by_pytorch, in_one, layer_by_pytorch
 from bppsa.frontend.rnn.spec import Spec
 from bppsa.frontend.state import show, state_of
-from bppsa.plan.choose import Numbers, PlannedCall, choose, is_too_short, multiply_inline, too_short
+from bppsa.plan.choose import Numbers, PlannedCall, choose, multiply_inline
 from bppsa.plan.cost import Machine
 from bppsa.plan.forward import LIBRARY, SEQUENTIAL, Forward
 from bppsa.plan.strategy import AUTO, Strategy, strategy_of
@@ -202,11 +202,8 @@ def decide(
 ) -> Decision:
     """ahead: the forward that is asked for. library: whether PyTorch has a kernel for a whole forward."""
     numbers: Numbers = {"T": steps, "B": rows, "H": spec.hidden}
-    if is_too_short(strategy, ahead, steps) and not explained:
-        choice = too_short(numbers)
-    else:
-        call = PlannedCall(spec.counts(dtype, rows, device), Size(steps, rows), training, machine_of(device), library)
-        choice = choose(strategy, call, numbers, ahead=ahead, explained=explained)
+    call = PlannedCall(spec.counts(dtype, rows, device), Size(steps, rows), training, machine_of(device), library)
+    choice = choose(strategy, call, numbers, ahead=ahead, explained=explained)
     decision = Decision(path, spec.mode.lower(), choice.strategy, choice.reason, choice.numbers, *choice.told)
     # a call that is left alone records no cell: it may be watched
     return with_structure(decision, spec.recurrence) if explained or choice.strategy not in UNSCANNED else decision
