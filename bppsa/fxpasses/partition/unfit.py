@@ -62,8 +62,6 @@ def check_fit(model: nn.Module) -> None:
 
 def check_traceable(model: nn.Module) -> None:
     """Raises PartitionError where a module can only be part of a stage that is cut by hand."""
-    if isinstance(model, torch.jit.ScriptModule):
-        raise PartitionError(f"{type(model).__name__}: TorchScript cannot be cut; give the model as it was before")
     check(model, UNTRACEABLE)
 
 

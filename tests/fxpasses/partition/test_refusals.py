@@ -118,7 +118,7 @@ UNFIT = (
     (lambda: nn.Sequential(weight_norm(nn.Linear(4, 4))), r"0 \(Linear\) sets its weight anew .*parametrizations"),
     (lambda: nn.DataParallel(nn.Linear(4, 4)), r"the model \(DataParallel\) spreads .* \.module"),
     (lambda: torch.compile(nn.Linear(4, 4), backend="eager"), "was made by torch.compile; cut the model as it was"),
-    (lambda: torch.jit.script(nn.Linear(4, 4)), "TorchScript cannot be cut"),
+    (lambda: torch.jit.script(nn.Linear(4, 4)), "is TorchScript, which cannot be cut"),
 )
 
 

@@ -28,6 +28,14 @@ def shapes_of(leaves: Iterable[Any]) -> tuple[LeafShape, ...]:
     return tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
 
 
+def sized(shape: Sequence[Any], like: Sequence[int], sizes: Mapping[Any, int]) -> list[int]:
+    """The shape with numbers for its symbols; of one that is not known, the number that it was."""
+    found = [size.xreplace(sizes) if hasattr(size, "xreplace") else size for size in shape]
+    return [
+        int(size) if isinstance(size, int) or size.is_Integer else was for size, was in zip(found, like, strict=True)
+    ]
+
+
 def named_leaves(name: str, value: Any) -> list[tuple[str, Any]]:
     """The leaves of an argument, and how a reader would write them."""
     return [(f"{name}{keystr(path)}", leaf) for path, leaf in tree_flatten_with_path(value)[0]]

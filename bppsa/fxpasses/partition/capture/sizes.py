@@ -21,7 +21,7 @@ from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves
 
 from bppsa.errors import PartitionError
-from bppsa.fxpasses.partition.call.arguments import Arguments, shapes_of
+from bppsa.fxpasses.partition.call.arguments import Arguments, shapes_of, sized
 from bppsa.fxpasses.partition.capture.batched import SymbolicShape, batched
 from bppsa.fxpasses.partition.capture.exported import Exported
 
@@ -145,7 +145,7 @@ class Sizes:
         """The leaves of the arguments, those that are tensors as others on meta, with so many rows."""
         leaves = list(zip(tree_leaves(arguments), self.shapes, strict=True))
         known = {s: n for x, shape in leaves for s, n in zip(shape or (), x.shape if shape else (), strict=True)}
-        sizes = {s: (rows if s in self.rows else n, "") for s, n in known.items() if isinstance(s, sympy.Symbol)}
+        sizes = {s: rows if s in self.rows else n for s, n in known.items() if isinstance(s, sympy.Symbol)}
         return [x if shape is None else torch.empty(sized(shape, x.shape, sizes), device="meta") for x, shape in leaves]
 
     def groups(self) -> list[frozenset[Any]]:
@@ -166,14 +166,6 @@ class Sizes:
 
 def value_of(expression: sympy.Basic, known: KnownSizes) -> Any:
     return expression.xreplace({symbol: sympy.Integer(size) for symbol, (size, _) in known.items()})
-
-
-def sized(shape: SymbolicShape, like: Sequence[int], known: KnownSizes) -> list[int]:
-    """The shape in numbers; of one that is none of the known symbols, the number that it was."""
-    pairs = zip(shape, like, strict=True)
-    return [
-        was if isinstance(n, int) or not n.free_symbols <= known.keys() else int(value_of(n, known)) for n, was in pairs
-    ]
 
 
 def sizes_of(found: Exported, arguments: Arguments) -> Sizes:

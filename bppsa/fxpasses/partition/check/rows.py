@@ -153,7 +153,7 @@ class PartRuns:
                 singles += whole.is_floating_point()
                 fits = fits and (not whole.is_floating_point() or self.makes_up(whole, pieces))
                 continue
-            expected = [of_rows(whole, x, self.rows, of) for x, of in zip(pieces, self.chosen, strict=True)]
+            expected = [parts_like(whole, x, self.rows, of) for x, of in zip(pieces, self.chosen, strict=True)]
             if any(ways and not any(same(x, y) for y in ways) for x, ways in zip(pieces, expected, strict=True)):
                 return None
             by_rows += all(expected)
@@ -213,17 +213,26 @@ def copies(leaves: Sequence[Any]) -> list[Any]:
     return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
 
-def of_rows(whole: Tensor, part: Tensor, rows: int, chosen: Sequence[int]) -> list[Tensor]:
+def axis_of_rows(whole: Tensor, part: Tensor, rows: int, chosen: int) -> int | None:
+    """The dimension along which the part has so many of the rows; None where there is not one."""
+    unlike = [axis for axis, (n, m) in enumerate(zip(whole.shape, part.shape, strict=False)) if n != m]
+    if whole.dim() != part.dim() or len(unlike) != 1:
+        return None
+    n, m = whole.shape[unlike[0]], part.shape[unlike[0]]
+    return unlike[0] if n % rows == 0 and n * chosen == m * rows else None
+
+
+def of_rows(x: Tensor, axis: int, rows: int, chosen: Sequence[int], inner: bool) -> Tensor:
+    """Some of the rows. inner: whether a dimension that has rows and others together has rows inside."""
+    each = x.shape[axis] // rows
+    sizes, at = ((each, rows), axis + 1) if inner else ((rows, each), axis)
+    return x.unflatten(axis, sizes).index_select(at, torch.tensor(chosen, device=x.device)).flatten(axis, axis + 1)
+
+
+def parts_like(whole: Tensor, part: Tensor, rows: int, chosen: Sequence[int]) -> list[Tensor]:
     """What the part may be where one dimension is of rows, or of rows and something else, in either order."""
-    axes = [axis for axis, (n, m) in enumerate(zip(part.shape, whole.shape, strict=False)) if n != m]
-    if part.dim() != whole.dim() or len(axes) != 1:
-        return []
-    axis, each = axes[0], whole.shape[axes[0]] // rows
-    if whole.shape[axis] != each * rows or part.shape[axis] != each * len(chosen):
-        return []
-    at = torch.tensor(chosen, device=whole.device)
-    ways = (((rows, each), axis), ((each, rows), axis + 1))
-    return [whole.unflatten(axis, sizes).index_select(n, at).flatten(axis, axis + 1) for sizes, n in ways]
+    axis = axis_of_rows(whole, part, rows, len(chosen))
+    return [] if axis is None else [of_rows(whole, axis, rows, chosen, inner) for inner in (False, True)]
 
 
 def dot(xs: Tensors, ys: Tensors) -> float:

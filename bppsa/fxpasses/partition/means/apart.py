@@ -49,13 +49,8 @@ MATRICES = {
     for name in (
         *("tril", "triu", "tril_", "triu_", "inverse", "linalg_inv", "linalg_inv_ex", "cholesky", "linalg_cholesky"),
         *("linalg_cholesky_ex", "linalg_eigh", "linalg_qr", "linalg_svd", "matrix_exp", "linalg_matrix_power"),
-        *(
-            "linalg_solve",
-            "linalg_solve_triangular",
-            "scaled_dot_product_attention",
-            "trapezoid",
-            "cumulative_trapezoid",
-        ),
+        *("linalg_solve", "linalg_solve_triangular", "scaled_dot_product_attention", "trapezoid"),
+        "cumulative_trapezoid",
     )
 }
 KEEPING = frozenset((*MOVING, *CUTTING, *RESHAPING, "_to_copy", "to", "clone", "contiguous", "expand_as", "alias"))

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bppsa.fxpasses.partition.call.arguments import sized
+
 FEW = 4  # rows
 
 
@@ -73,14 +75,6 @@ def few_by_hand(outputs: Sequence[Any], leaves: Sequence[Any], by_rows: Sequence
         for x in outputs
     ]
     return few(outputs, shapes, [None] * len(leaves), by_rows)
-
-
-def sized(shape: Sequence[Any], like: Sequence[int], sizes: Mapping[Any, int]) -> list[int]:
-    """The shape with numbers for its symbols; of one that is not known, the number that it was."""
-    found = [size.xreplace(sizes) if hasattr(size, "xreplace") else size for size in shape]
-    return [
-        int(size) if isinstance(size, int) or size.is_Integer else was for size, was in zip(found, like, strict=True)
-    ]
 
 
 def resized(x: Tensor, shape: Sequence[int]) -> Tensor:

@@ -72,7 +72,7 @@ class Quantities:
         return arg if arg in self.data and is_one and not isinstance(self.shardings[arg], Replicated) else None
 
     def has_rows(self, size: Any) -> bool:
-        return bool(getattr(size, "free_symbols", set()) & self.rows)
+        return bool(symbols(size) & self.rows)
 
     def note_selected(self, node: fx.Node) -> None:
         """A size that comes about here, as of x[mask], is one of rows."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bppsa.fxpasses.partition.check.rows import axis_of_rows, of_rows
 from bppsa.fxpasses.partition.check.verify import same
 
 ROWS = 4  # how many there are in a trial
@@ -42,18 +43,11 @@ class SomeRows:
     inner: bool
 
     def of(self, x: Tensor, axis: int) -> Tensor:
-        each = x.shape[axis] // ROWS
-        sizes, at = ((each, ROWS), axis + 1) if self.inner else ((ROWS, each), axis)
-        chosen = torch.tensor(self.rows, device=x.device)
-        return x.unflatten(axis, sizes).index_select(at, chosen).flatten(axis, axis + 1)
+        return of_rows(x, axis, ROWS, self.rows, self.inner)
 
     def axis(self, whole: Tensor, part: Tensor) -> int | None:
         """The dimension along which the part has some of the rows; None where there is not one."""
-        unlike = [i for i, (n, m) in enumerate(zip(whole.shape, part.shape, strict=False)) if n != m]
-        if whole.dim() != part.dim() or len(unlike) != 1:
-            return None
-        n, m = whole.shape[unlike[0]], part.shape[unlike[0]]
-        return unlike[0] if n % ROWS == 0 and n * len(self.rows) == m * ROWS else None
+        return axis_of_rows(whole, part, ROWS, len(self.rows))
 
 
 def number(size: Any, numbers: Mapping[Any, int]) -> int:

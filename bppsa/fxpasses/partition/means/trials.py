@@ -16,10 +16,10 @@ from torch import Tensor, fx, nn
 
 from bppsa.common.graph import tensors_in
 from bppsa.common.leaves import wanting
-from bppsa.fxpasses.partition.call.kept import kept, modes_kept
+from bppsa.fxpasses.partition.call.kept import kept
 from bppsa.fxpasses.partition.check.verify import same, tried
 from bppsa.fxpasses.partition.means.samples import PARTS, ROWS, SAMPLES, Sample, SomeRows, add_up, number
-from bppsa.fxpasses.partition.means.sizes import dtype, is_tensor, size_of, symbols
+from bppsa.fxpasses.partition.means.sizes import dtype, is_tensor, rows_at, size_of, symbols
 from bppsa.fxpasses.partition.ops.regions import enter
 from bppsa.fxpasses.theirs import theirs
 
@@ -55,7 +55,7 @@ class Trials:
         at = {source: axes[0] for source, axes in found.items() if axes}
         numbers, random = {**self.known, **dict.fromkeys(rows, ROWS)}, torch.Generator().manual_seed(0)
         outputs: list[Tensor] = []
-        with kept(self.model), modes_kept(self.model.modules()):
+        with kept(self.model):
             for module in self.model.modules():
                 module.training = False  # what is dropped is drawn for all rows at once
             for sample in SAMPLES:
@@ -140,7 +140,7 @@ def axes_of(source: fx.Node, rows: Set[Any]) -> list[int] | None:
     size = size_of(source)
     if not is_tensor(source):
         return None if size is None or symbols(size) & rows else []
-    return [i for i, n in enumerate(size) if symbols(n) & rows]
+    return rows_at(source, rows)
 
 
 def drawn(sample: Sample, random: torch.Generator, outputs: Sequence[Tensor]) -> Sequence[Tensor]:
