@@ -16,6 +16,10 @@ def wanting(x: Any) -> Any:
     return x.detach().requires_grad_(x.is_floating_point() or x.is_complex())
 
 
+def wants_gradient(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.requires_grad
+
+
 def without_graph(x: Any) -> Any:
     """Returns a tensor cut off from its graph, which still says whether a gradient flows to it; all else as it is."""
     return x.detach().requires_grad_(x.requires_grad) if isinstance(x, Tensor) else x

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import bppsa
 from bppsa.frontend.loops import plans
-from bppsa.fxpasses.reroll.log import record
+from bppsa.fxpasses.reroll.log import writing
 
 aten = torch.ops.aten
 B, T, H = 3, 12, 4
@@ -68,7 +68,7 @@ def test_what_a_state_starts_at(name: str) -> None:
 
 def test_a_wrong_log_is_no_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake in what is written down shows, though loop and scan are made of the same log."""
-    monkeypatch.setattr(record, "sized", zeros_instead)
+    monkeypatch.setattr(writing, "sized", zeros_instead)
     torch.manual_seed(0)
     model = Started(STARTS["new_full"])
     fast: Any = bppsa.compile(copy.deepcopy(model), strategy="sequential")

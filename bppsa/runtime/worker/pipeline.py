@@ -13,7 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from bppsa.common.graph import tensors_in
-from bppsa.common.leaves import without_graph
+from bppsa.common.leaves import wants_gradient, without_graph
 from bppsa.common.stages import INPUT, Stages
 from bppsa.runtime.worker.draws import Seed, drawing_from
 from bppsa.runtime.worker.gradients import Grads, Sums
@@ -199,10 +199,6 @@ def writes(stages: Stages, action: Action) -> list[Item]:
     if d == "B":
         return [Item("G", v, b, s) for v in stage.inputs if stages.values[v].source != INPUT]
     return []
-
-
-def wants_gradient(x: Any) -> bool:
-    return isinstance(x, Tensor) and x.requires_grad
 
 
 def leaf_of(x: Any, gradients: bool) -> Tensor | None:

@@ -62,7 +62,7 @@ class ChangesInPlace:
         if func is aten.copy_.default:
             return self.copied(leaves[1], changed)
         if func in FILLS_PLACE:
-            number = FILLS_PLACE[func] if len(leaves) < 2 else leaves[1]
+            number = leaves[1] if func is aten.fill_.Scalar else 0
             target, leaves, spec = sized(aten.full_like.default, [leaves[0], number], changed)
             return self.logger.append(target, leaves, spec, [changed]).outs[0]
         if func is aten.bernoulli_.float and len(leaves) == 1:

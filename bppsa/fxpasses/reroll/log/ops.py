@@ -105,9 +105,8 @@ class ReadTruth(NamedTuple):
 
 @dataclass
 class Log:
-    """prologue: what is made of captured tensors alone. result: of the call, values in the place of tensors.
-    refusal: the first thing it did that ops cannot tell; branches: it is that a loop reads a value, by which its steps
-    may differ."""
+    """prologue: what is made of captured tensors alone. refusal: the first thing it did that ops cannot tell; branches:
+    it is that a loop reads a value, by which its steps may differ."""
 
     ops: list[LoggedOp] = field(default_factory=list)
     prologue: list[LoggedOp] = field(default_factory=list)
@@ -115,7 +114,6 @@ class Log:
     literals: list[LoggedValue] = field(default_factory=list)
     arguments: list[LoggedValue] = field(default_factory=list)
     numbers: list[LoggedValue] = field(default_factory=list)
-    result: Any = None
     refusal: Reason | None = None
     branches: bool = False
     raises: bool = False  # whether an op raises errors for some matrices

@@ -1,17 +1,22 @@
-"""Which op is written down for one that a call has done: of sizes, of new values, of an element of each row."""
+"""Which op is written down for one that a call has done: of sizes, of new values, of an element of each row; and which
+ops for that of a whole layer, where it is called for one step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from bppsa.common.chain import HANDED_ON
+from bppsa.fxpasses.cell import modules
 from bppsa.fxpasses.recording.row_elements import OF_ROWS, may_be_of_rows, numbers_rows
 from bppsa.fxpasses.reroll.log.ops import LoggedValue, Nesting
 
 aten = torch.ops.aten
+LSTM = 2  # of the modes of oneDNN's op
 
 
 # Whose result depends on the sizes of what they are given alone, as ops of these sizes: no carry begins there.
@@ -32,7 +37,7 @@ SIZED: dict[Any, Any] = {
 POSTPONED = {aten.select.int, aten.slice.Tensor, aten.view.default, aten.t.default, aten.transpose.int}
 
 
-FILLS_PLACE = {aten.zero_.default: 0, aten.fill_.Scalar: None}
+FILLS_PLACE = {aten.zero_.default, aten.fill_.Scalar}
 
 
 OVERWRITES = {aten.copy_.default, *FILLS_PLACE}
@@ -75,3 +80,33 @@ def is_of_rows(x: LoggedValue, rows: Any, at: Any) -> bool:
     while op is not None and op.target in HANDED_ON:
         op = op.leaves[0].op
     return op is not None and numbers_rows(op.target, op.leaves, x.shape[0])
+
+
+def spelled(func: Any, args: Sequence[Any]) -> Callable[[], Sequence[Tensor]] | None:
+    """What gives the op's outputs but those that its backward alone reads; None where the op is written down itself."""
+    of = SPELLINGS.get(func)
+    return None if of is None else of(*args)
+
+
+def lstm(
+    x: Tensor, w_x: Tensor, w_h: Tensor, b_x: Tensor, b_h: Tensor, h: Tensor, c: Tensor, *options: Any
+) -> Callable[[], Sequence[Tensor]] | None:
+    """One layer of oneDNN's nn.LSTM, which PyTorch takes for float32. x: [T, B, I]; h, c: [B, H] or [1, B, H]."""
+    _, _, mode, _, _, has_biases, *_ = options
+    if mode != LSTM or x.shape[0] != 1:
+        return None
+    biases = (b_x, b_h) if has_biases else (None, None)
+    return partial(lstm_step, x, (w_x, w_h), biases, h, c)
+
+
+def lstm_step(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None], h: Tensor, c: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    carry = h.reshape(-1, h.shape[-1]), c.reshape(-1, c.shape[-1])
+    (y, now), _ = modules.lstm(carry, x[0], *weights, *biases)
+    return y.unsqueeze(0), y.reshape(h.shape), now.reshape(c.shape)
+
+
+SPELLINGS: Mapping[Any, Callable[..., Callable[[], Sequence[Tensor]] | None]] = {
+    aten.mkldnn_rnn_layer.default: lstm,
+}

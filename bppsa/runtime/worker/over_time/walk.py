@@ -14,8 +14,8 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
 from bppsa.common.graph import tensors_in
+from bppsa.common.leaves import wants_gradient
 from bppsa.runtime.recurrent.scan.extent import Given
-from bppsa.runtime.worker.pipeline import wants_gradient
 
 
 class ChunkWalk(fx.Interpreter):
