@@ -84,7 +84,7 @@ def planned(
         raise Unsupported(found[0].reason if found and found[0].reason else unlike(loop_over_time(log.ops)))
     alone = zip(rerolled.result, tensors, are_alone(tensors, call), strict=True)
     layouts = {value: layout_of(tensor) for value, tensor, is_alone in alone if is_alone}
-    program = program_of(log, rerolled.ops, rerolled.result, torch.is_grad_enabled(), layouts)
+    program = program_of(log, rerolled.ops, rerolled.result, layouts)
     fused = [one for one in found if one.scan is not None]
     scans: list[Any] = [one.scan.target for one in fused if one.scan is not None]
     picks = log.raises or bool(truths) or any(scan.plan.refuses for scan in scans)

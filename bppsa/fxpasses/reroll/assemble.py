@@ -33,9 +33,8 @@ class Assembler:
         outs: Sequence[LoggedValue],
         finals: Mapping[LoggedValue, int],
         places: Mapping[LoggedValue, tuple[int, int]],
-        steps: int,
     ) -> None:
-        self.outs, self.places, self.steps = outs, places, steps
+        self.outs, self.places = outs, places
         self.write = OpWriter()
         self.stands: dict[LoggedValue, LoggedValue] = {value: outs[i] for value, i in finals.items()}
         self.copies: dict[LoggedValue, LoggedValue] = {}

@@ -44,11 +44,11 @@ def program_of(
     log: Log,
     ops: Sequence[LoggedOp],
     result: Sequence[LoggedValue],
-    gradients: bool,
     layouts: Mapping[LoggedValue, MemoryLayout] = {},
 ) -> LoopProgram:
-    """gradients: whether grad mode was on around the call; ops that were done without are detached then. layouts: of
-    what has to have memory of its own, as it has without a scan."""
+    """Ops that were done without gradients, in a call with them, are detached. layouts: of what has to have memory of
+    its own, as it has without a scan."""
+    gradients = torch.is_grad_enabled()
     alive = living([*log.prologue, *ops], result)
     read = {*result, *(value for op in alive for value in op.operands)}
     given = [v for group in (log.arguments, log.captured, log.literals, log.numbers) for v in group if v in read]

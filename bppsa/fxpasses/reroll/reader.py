@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from bppsa.fxpasses.reroll.levels import Level
 from bppsa.fxpasses.reroll.log.lines import place
 from bppsa.fxpasses.reroll.log.ops import Like, LoggedOp, LoggedValue
 from bppsa.fxpasses.reroll.repetition.relate import Made, Outside, Plain, Relation, VaryingNumber
+from bppsa.fxpasses.reroll.repetition.unroll import made
 from bppsa.fxpasses.reroll.step import LoopStep
 from bppsa.fxpasses.reroll.views.columns import OpWriter, column, numbers, with_rows
 
@@ -28,8 +28,8 @@ def body_of(step: LoopStep) -> tuple[Body, OpWriter, list[LoggedValue]]:
     """The step as a function, and ops that write what it is given for all steps."""
     reader = OperandReader(step)
     ops = tuple(reader.op(j) for j in step.needed)
-    nexts = [Made(made.op, made.item, made.before - 1) for made in step.carries]
-    following = tuple(reader.source(made, None) for made in nexts)
+    nexts = [Made(carry.op, carry.item, carry.before - 1) for carry in step.carries]
+    following = tuple(reader.source(after, None) for after in nexts)
     outputs = tuple(reader.source(Made(j, item), None) for j, item in step.outputs)
     given, same = list(reader.given.values()), list(reader.same)
     if not given:  # a kernel counts the steps by what they are given
@@ -83,14 +83,7 @@ class OperandReader:
                 if relation.before
                 else OperandSource("made", relation.op, relation.item)
             )
-        return self.row(tuple(self.over_steps(relation)), reader)
-
-    def over_steps(self, made: Made) -> Iterator[LoggedValue]:
-        for k in range(self.step.loop.steps):
-            if k < made.before:
-                yield self.step.loop.starts[Made(made.op, made.item, made.before - k)]
-            else:
-                yield self.step.value(made.op, made.item, k - made.before)
+        return self.row(tuple(made(relation, step.loop, k, step.ops) for k in range(step.loop.steps)), reader)
 
     def unchanging(self, value: LoggedValue, reader: LoggedOp | None) -> OperandSource:
         if not value.constant and len(value.shape) > 1 and value.shape[0] == self.step.rows:
@@ -112,11 +105,11 @@ class OperandReader:
             raise Unsupported(what, path=place(lines))
         key = values, has_rows or wide
         if key not in self.given:
-            made = column(values, self.write)
+            steps = column(values, self.write)
             if not has_rows and rows is not None:
                 shape = (len(values), rows, *(1,) * (wide - 1 - dims), *first.shape[max(0, dims - wide + 1) :])
-                made = self.write.one(with_rows, [made, rows, wide], shape, first.dtype)
-            self.given[key] = made
+                steps = self.write.one(with_rows, [steps, rows, wide], shape, first.dtype)
+            self.given[key] = steps
         return OperandSource("given", list(self.given).index(key))
 
     def number(self, relation: VaryingNumber, reader: LoggedOp | None) -> OperandSource:

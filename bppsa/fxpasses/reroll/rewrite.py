@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -20,11 +21,6 @@ ScanFunction = Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]], 
 Fuse = Callable[[Body, int], ScanFunction]  # a step, and how many; raises `Unsupported` where it cannot be one kernel
 
 CUTS = (StepCut(), StepCut(given=True), StepCut(given=True, tail=True))
-OF_WHOLE = tuple(replace(cut, whole=True) for cut in CUTS)  # where the carry waits for whole numbers
-ALONE = tuple(replace(cut, alone=True) for cut in CUTS)  # where no dimension of the carry is the batch's
-ALONE_OF_WHOLE = tuple(replace(cut, alone=True) for cut in OF_WHOLE)
-OF_MATRICES = tuple(replace(cut, moved=True) for cut in CUTS)  # where it waits for values whose rows are elsewhere
-OF_BOTH = tuple(replace(cut, moved=True) for cut in OF_WHOLE)
 
 
 class Unsurveyed(Unsupported):
@@ -60,18 +56,17 @@ def rewritten(
 
 
 def cuts(ops: Sequence[LoggedOp], loop: UnrolledLoop) -> Iterator[StepCut]:
+    """whole: where the carry waits for whole numbers; moved: where it waits for values whose rows are elsewhere; alone:
+    where no dimension of the carry is the batch's."""
     values = [value for op in ops[loop.start : loop.stop] for value in op.outs]
-    yield from CUTS
-    whole, matrices = any(value.dtype in WHOLE for value in values), any(len(value.shape) > 2 for value in values)
-    if whole:
-        yield from OF_WHOLE
-    if matrices:
-        yield from OF_MATRICES
-    if whole and matrices:
-        yield from OF_BOTH
-    yield from ALONE
-    if whole:
-        yield from ALONE_OF_WHOLE
+    of_whole = (False, True) if any(value.dtype in WHOLE for value in values) else (False,)
+    of_matrices = (False, True) if any(len(value.shape) > 2 for value in values) else (False,)
+    ways = [
+        *((False, moved, whole) for moved in of_matrices for whole in of_whole),
+        *((True, False, w) for w in of_whole),
+    ]
+    for (alone, moved, whole), cut in itertools.product(ways, CUTS):
+        yield replace(cut, alone=alone, moved=moved, whole=whole)
 
 
 def finished(
@@ -87,7 +82,7 @@ def finished(
     ]
     starts = [loop.starts[made] for made in step.carries]
     scan = write(fused, [starts, given, list(body.same)], *likes, single=False)
-    assembler = Assembler(scan.outs, step.finals(), step.places(len(body.carries)), loop.steps)
+    assembler = Assembler(scan.outs, step.finals(), step.places(len(body.carries)))
     assembler.same(step.same_values())
     inside = [*step.ops_before(), *write.ops, *step.ops_behind(), *ops[loop.stop :]]
     return [*ops[: loop.start], *(new for op in inside for new in assembler.read_by(op))], scan, assembler

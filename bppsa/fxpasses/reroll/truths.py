@@ -16,11 +16,11 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.cell_recorder import OF_ALL, OF_ANY
 from bppsa.fxpasses.recording.recorder import CHOOSE
 from bppsa.fxpasses.reroll.log.lines import place
-from bppsa.fxpasses.reroll.log.ops import Like, Log, LoggedOp, LoggedValue, Nesting, ReadTruth, stack_spec
+from bppsa.fxpasses.reroll.log.ops import Log, LoggedValue, ReadTruth
+from bppsa.fxpasses.reroll.views.columns import OpWriter
 
 aten = torch.ops.aten
 READS = Reason("reads the value of a tensor", str(aten._local_scalar_dense.default), CHOOSE)
-OF_ONE = ((None,), ())  # how the arguments of an op of one tensor are nested
 
 
 def read_truths(log: Log) -> list[LoggedValue]:
@@ -32,7 +32,10 @@ def read_truths(log: Log) -> list[LoggedValue]:
         op = read.value.op
         made = (op.target, *(operand.shape for operand in op.operands)) if op is not None else ()
         groups.setdefault((read.lines, made), []).append(read)
-    return [as_read(log, alike) for reads in groups.values() for alike in decided_alike(reads)]
+    write = OpWriter()
+    found = [as_read(write, alike) for reads in groups.values() for alike in decided_alike(reads)]
+    log.ops += write.ops
+    return found
 
 
 def decided_alike(reads: Sequence[ReadTruth]) -> list[list[ReadTruth]]:
@@ -53,16 +56,11 @@ def witness_of(read: ReadTruth) -> LoggedValue:
     return read.value
 
 
-def as_read(log: Log, reads: Sequence[ReadTruth]) -> LoggedValue:
+def as_read(write: OpWriter, reads: Sequence[ReadTruth]) -> LoggedValue:
     witnesses = [witness_of(read) for read in reads]
     shape = (len(reads), *witnesses[0].shape)
-    stacked = append(log, aten.stack.default, [*witnesses, 0], stack_spec(len(reads)), shape)
+    stacked = write.one(aten.stack.default, [witnesses, 0], shape, torch.bool)
     if reads[0].holds:
-        return append(log, aten.all.default, [stacked], OF_ONE, ())
-    return append(log, aten.logical_not.default, [append(log, aten.any.default, [stacked], OF_ONE, ())], OF_ONE, ())
-
-
-def append(log: Log, target: Any, leaves: Sequence[Any], spec: Nesting, shape: Sequence[int]) -> LoggedValue:
-    op = LoggedOp(target, list(leaves), spec, True, ()).gives(Like(torch.Size(shape), torch.bool))
-    log.ops.append(op)
-    return op.outs[0]
+        return write.one(aten.all.default, [stacked], (), torch.bool)
+    found = write.one(aten.any.default, [stacked], (), torch.bool)
+    return write.one(aten.logical_not.default, [found], (), torch.bool)

@@ -104,7 +104,7 @@ def check_in_double(witness: Witness, differs: OtherNumbers) -> None:
     rerolled = reroll(double.log, result, fuse)
     if all(one.scan is None for one in rerolled.found):
         raise differs
-    program = program_of(double.log, rerolled.ops, rerolled.result, torch.is_grad_enabled())
+    program = program_of(double.log, rerolled.ops, rerolled.result)
     tensors = {double.values[value]: in_double(tensor) for value, tensor in witness.tensors.items()}
     try:
         for moves in (MOVES, (unmoved,)):

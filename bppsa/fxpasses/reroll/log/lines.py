@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from types import CodeType, FrameType
 
-from bppsa.fxpasses.lines import is_users, shown
+from bppsa.fxpasses.lines import is_users, place_at
 from bppsa.fxpasses.reroll.log.ops import LoggedOp
 
 
@@ -77,7 +77,4 @@ def of_users(code: CodeType) -> bool:
 
 def place(lines: Sequence[tuple[CodeType, int]]) -> str:
     """The innermost, as a message shows it; "" where no line of the user's is known."""
-    if not lines:
-        return ""
-    file, line = lines[0][0].co_filename, lines[0][1]
-    return shown(file, line, linecache.getline(file, line).strip())
+    return place_at(lines[0][0].co_filename, lines[0][1]) if lines else ""

@@ -19,9 +19,7 @@ class MemoryPlace:
         *("span", "stale", "value", "view", "written"),
     )
 
-    def __init__(
-        self, like: LoggedValue, parent: MemoryPlace | None = None, view: LoggedOp | None = None, item: int = 0
-    ) -> None:
+    def __init__(self, like: LoggedValue, parent: MemoryPlace | None, view: LoggedOp | None, item: int = 0) -> None:
         self.like, self.parent, self.view, self.item = like, parent, view, item
         self.value = like
         self.detached: LoggedValue | None = None  # of the same memory, without its gradient

@@ -33,21 +33,14 @@ def put_between(
     return emit(aten.cat.default, [*parts, dim], (stack_spec(len(parts)), like))
 
 
-def slice_scatter(
+def scattered(
     emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
 ) -> LoggedValue:
     span = span_of(view, like.shape)
     if span is not None:
         return put_between(emit, value, piece, *span, like)
     given = view.leaves[1:]
-    return emit(aten.slice_scatter.default, [value, piece, *given], (((None,) * (2 + len(given)), ()), like))
-
-
-def diagonal_scatter(
-    emit: Emit, value: LoggedValue, piece: LoggedValue, view: LoggedOp, item: int, like: LoggedValue
-) -> LoggedValue:
-    given = view.leaves[1:]
-    return emit(aten.diagonal_scatter.default, [value, piece, *given], (((None,) * (2 + len(given)), ()), like))
+    return emit(SCATTERS[view.target], [value, piece, *given], (((None,) * (2 + len(given)), ()), like))
 
 
 def split_scatter(
@@ -70,9 +63,12 @@ def again(
     return emit(view.target, [piece, *view.leaves[1:]], (view.spec, like))
 
 
+SCATTERS: Mapping[Any, Any] = {
+    aten.slice.Tensor: aten.slice_scatter.default,
+    aten.diagonal.default: aten.diagonal_scatter.default,
+}
 PUT_BACK: Mapping[Any, Callable[..., LoggedValue]] = {
-    aten.slice.Tensor: slice_scatter,
-    aten.diagonal.default: diagonal_scatter,
+    **dict.fromkeys(SCATTERS, scattered),
     **dict.fromkeys((aten.split.Tensor, aten.unsafe_split.Tensor), split_scatter),
     **dict.fromkeys((aten.view.default, aten._unsafe_view.default), reshaped),
     **dict.fromkeys((aten.unsqueeze.default, aten.squeeze.dim), reshaped),

@@ -57,22 +57,17 @@ def taken_from(value: LoggedValue) -> tuple[LoggedValue, int, int] | None:
 
 def sliced(base: LoggedValue, dim: int, indices: list[int]) -> tuple[Callable[..., torch.Tensor], list[Any]]:
     steps = {after - before for before, after in itertools.pairwise(indices)}
-    if steps == {1}:
-        return ahead, [base, dim, indices[0], len(indices)]
-    if steps == {-1}:
-        return back, [base, dim, indices[-1], len(indices)]
+    if steps in ({1}, {-1}):
+        return in_a_row, [base, dim, min(indices), len(indices), steps == {-1}]
     return picked, [base, dim, indices]
 
 
 # Targets of ops: with steps first, what `column` has found to be slices of one tensor.
 
 
-def ahead(base: torch.Tensor, dim: int, first: int, count: int) -> torch.Tensor:
-    return base.movedim(dim, 0)[first : first + count]
-
-
-def back(base: torch.Tensor, dim: int, first: int, count: int) -> torch.Tensor:
-    return base.movedim(dim, 0)[first : first + count].flip(0)
+def in_a_row(base: torch.Tensor, dim: int, first: int, count: int, back: bool) -> torch.Tensor:
+    found = base.movedim(dim, 0)[first : first + count]
+    return found.flip(0) if back else found
 
 
 def picked(base: torch.Tensor, dim: int, indices: Sequence[int]) -> torch.Tensor:
