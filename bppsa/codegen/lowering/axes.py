@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import prod
 
-from bppsa.codegen.language.expr import Access, Expr, Shape, Strides, topological
+from bppsa.codegen.language.expr import Access, Expr, Shape, Strides, rewrite
 from bppsa.codegen.lowering.row import RowSegment
 
 StridesMove = Callable[
@@ -30,19 +30,18 @@ def is_product(segment: RowSegment) -> bool:
 
 def moved(expr: Expr, move: StridesMove) -> Expr:
     """The expression with the strides of every load changed."""
-    done: dict[Expr, Expr] = {}
-    for node in topological((expr,)):
+
+    def there(node: Expr) -> Expr | None:
         payload = node.payload
-        if isinstance(payload, Access) and not payload.broadcast:
-            strides, later = move(payload.strides or (1,))
-            some = any(strides)
-            access = replace(
-                payload, column=payload.column + later, broadcast=not some, strides=strides if some else ()
-            )
-            done[node] = Expr(node.op, payload=access)
-        else:
-            done[node] = Expr(node.op, *(done[arg] for arg in node.args), payload=payload)
-    return done[expr]
+        if not isinstance(payload, Access) or payload.broadcast:
+            return None
+        strides, later = move(payload.strides or (1,))
+        some = any(strides)
+        column = payload.column + later
+        access = replace(payload, column=column, broadcast=not some, strides=strides if some else ())
+        return Expr(node.op, payload=access)
+
+    return rewrite(expr, there)
 
 
 def subdivided(one: Shape, other: Shape) -> Shape | None:
@@ -124,9 +123,10 @@ def coalesced(segment: RowSegment) -> RowSegment:
 
 
 def plain(expr: Expr) -> Expr:
-    """Whether it has one axis, along which every load moves by one or not at all."""
-    done: dict[Expr, Expr] = {}
-    for node in topological((expr,)):
-        payload = replace(node.payload, strides=()) if isinstance(node.payload, Access) else node.payload
-        done[node] = Expr(node.op, *(done[arg] for arg in node.args), payload=payload)
-    return done[expr]
+    """The expression of one axis, along which every load moves by one or not at all."""
+
+    def there(node: Expr) -> Expr | None:
+        payload = node.payload
+        return Expr(node.op, payload=replace(payload, strides=())) if isinstance(payload, Access) else None
+
+    return rewrite(expr, there)
