@@ -16,7 +16,7 @@ from torch import fx
 
 from bppsa.codegen.assembling.assemble import assemble, name_of, row_of
 from bppsa.codegen.assembling.inplace import reuse_streams
-from bppsa.codegen.assembling.program import BackwardLowering, ForwardLowering, projections
+from bppsa.codegen.assembling.sweeps import BackwardLowering, ForwardLowering, projections
 from bppsa.codegen.language.expr import Access, Expr, Op, const, contiguous, load
 from bppsa.codegen.language.ir import Buffer, Kernel, Kind, Reduce
 from bppsa.codegen.language.verify import verify
@@ -79,7 +79,7 @@ class ReductionLowering:
 
     def number_by_number(self) -> Iterator[Root]:
         for target, place, segment in self.segments():
-            shift = self.unless_entering(Expr(Op.EXPONENT, segment.expr), broadcast=True)
+            shift = unless_entering(Expr(Op.EXPONENT, segment.expr))
             yield root_of(target, replace(segment, expr=scaled(segment.expr, shift)))
             place = replace(place, strides=contiguous(segment.shape))
             yield root_of(place, replace(segment, expr=Expr(Op.ADD, load(place), shift)))
@@ -92,7 +92,7 @@ class ReductionLowering:
             yield Root(sizes[-1], Expr(Op.ABS, segment.expr), segment.width, Reduce.ROWS, segment.shape)
         size = reduce(lambda a, b: Expr(Op.ADD, a, b), map(load, sizes))
         kept = Access(self.lowering.new_scratch(1), broadcast=True)
-        yield Root(kept, self.unless_entering(Expr(Op.EXPONENT, size), broadcast=True), 1)
+        yield Root(kept, unless_entering(Expr(Op.EXPONENT, size)), 1)
         for target, _, segment in self.segments():
             yield root_of(target, replace(segment, expr=scaled(segment.expr, load(kept))))
         total = Access(EXPONENTS)
@@ -108,9 +108,10 @@ class ReductionLowering:
                 at += segment.width
             start += self.widths[i]
 
-    def unless_entering(self, value: Expr, *, broadcast: bool) -> Expr:
-        """The column of entering cotangents stays as it is: others are added to it."""
-        return Expr(Op.WHERE, load(Access(ENTERING, broadcast=broadcast)), const(0.0), value)
+
+def unless_entering(value: Expr) -> Expr:
+    """The column of entering cotangents stays as it is: others are added to it."""
+    return Expr(Op.WHERE, load(Access(ENTERING, broadcast=True)), const(0.0), value)
 
 
 def scaled(value: Expr, shift: Expr) -> Expr:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.codegen.assembling.program import BufferRows, Program
+from bppsa.codegen.assembling.program import Program
+from bppsa.codegen.assembling.sweeps import BufferRows
 from bppsa.codegen.cpu.products import OuterProduct, Projection
 from bppsa.codegen.lowering.lower import ColumnRun
 from bppsa.common.chain import Weight

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from bppsa.codegen.assembling.program import BufferRows
+from bppsa.codegen.assembling.sweeps import BufferRows
 from bppsa.codegen.cpu import calls
 from bppsa.runtime.programs.program import Place
 from bppsa.runtime.recurrent.programs.products import outer, projection
