@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -15,18 +14,18 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from bppsa.common.stages import Stages
-from bppsa.distributed.batch.batches import Batch, comparable
+from bppsa.distributed.batch.batches import comparable
 from bppsa.distributed.losses.metrics import gathered
 from bppsa.distributed.script.given import given_for
 from bppsa.distributed.script.scaling import scale_of, skip_together
 from bppsa.distributed.script.states import like
 from bppsa.distributed.script.step_loss import StepLoss
-from bppsa.distributed.steps.plans import StepPlan
+from bppsa.distributed.steps.called import ApplyModel, warn_of_step
 from bppsa.distributed.steps.training import Settings, Training
-from bppsa.errors import ScheduleError, WorkerError
+from bppsa.errors import ScheduleError
 from bppsa.runtime.worker.modes import Modes
 from bppsa.runtime.worker.shell import named_tensors
 from bppsa.schedule.timeline import Timeline
@@ -233,46 +232,6 @@ def device_of(model: nn.Module) -> torch.device:
     return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
 
 
-class ApplyModel(torch.autograd.Function):
-    """All forwards as one op, and all backwards as its gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, training: Training, batch: Batch, names: tuple[str, ...], spec: list[Any], *tensors: Tensor
-    ) -> tuple[Any, ...]:
-        """tensors: the Parameters by `names`, and what of the arguments wants a gradient."""
-        call = replace(batch.call, modes=replace(batch.call.modes, grad=True), outputs=True)
-        found, ctx.state = training.run("forward", call)
-        leaves, structure = tree_flatten(training.outputs(found, batch))
-        spec.append(structure)
-        ctx.training, ctx.batch, ctx.call, ctx.names = training, batch, call, names
-        ctx.made = next(iter(found.outputs.values()))
-        flows = [isinstance(x, Tensor) and x.requires_grad for x in tree_leaves(training.stages.assemble(ctx.made))]
-        pairs = zip(leaves, flows, strict=True)
-        ctx.mark_non_differentiable(*(x for x, flow in pairs if isinstance(x, Tensor) and not flow))
-        ctx.set_materialize_grads(False)
-        return tuple(leaves)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
-        """Raises WorkerError where it is asked for a second time, or for gradients of gradients."""
-        if torch.is_grad_enabled():  # create_graph=True
-            raise WorkerError(
-                "a scheduled model gives no gradients of gradients: its jobs free what they kept; take a penalty on "
-                "gradients of the model itself"
-            )
-        if ctx.state is None:
-            raise WorkerError(
-                "a second backward through one call of a scheduled model: the first has freed what its jobs kept; call "
-                "the model again"
-            )
-        call = replace(ctx.call, cotangents=ctx.training.cotangents(ctx.made, ctx.batch, grads))
-        with ctx.training.engine.call():
-            (found, _), ctx.state = ctx.training.run("backward", call, ctx.state), None
-        weights = (found.grads.get(name) for name in ctx.names)
-        return (None, None, None, None, *weights, *ctx.batch.gradients(found.arguments))
-
-
 @torch.no_grad()
 def accumulate(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> None:
     """Adds gradients up as a backward does: in place where there is a gradient, through hooks and graphs, and not where
@@ -289,13 +248,3 @@ def accumulate(tensors: Sequence[Tensor], grads: Sequence[Tensor | None]) -> Non
             x.grad += grad
     if through:
         torch.autograd.backward([x for x, _ in through], [grad for _, grad in through])
-
-
-def warn_of_step(plan: StepPlan) -> None:
-    graph = plan.timeline.graph
-    if any(graph.jobs[p][2] != "F" and graph.jobs[q][2] == "F" for p, q in graph.edges()):
-        warnings.warn(
-            "called as a module, a schedule runs all forwards before the first backward, and holds the activations of "
-            "all micro-batches; compiled.step(x, target) runs it as it is, and under torch.no_grad() nothing is held",
-            stacklevel=7,
-        )
