@@ -215,11 +215,6 @@ class ChainStage:
         """The path of the module that it ends in."""
         return self.end.meta.get("path", "")
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(N, M) of J^T, of one sample."""
-        return self.start.meta["val"].shape[1:].numel(), self.end.meta["val"].shape[1:].numel()
-
 
 @dataclass(frozen=True, eq=False)
 class Chain:

@@ -54,7 +54,7 @@ class NativeKernel:
     def __init__(self, kernel: Kernel, real: str) -> None:
         text = printed(kernel, real)
         library = build.library(text.source)
-        self.kernel, self.real = kernel, real
+        self.kernel = kernel
         self._count = len(kernel.arguments)
         self._shares = text.shares
         self._row_ns = sum(

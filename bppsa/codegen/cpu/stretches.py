@@ -52,7 +52,7 @@ class CallWords:
     """What the native call reads, as int64 words, and a thread's memory laid out."""
 
     def __init__(self, work: StretchWork, runners: Sequence[NativeKernel], block: int, size: int) -> None:
-        self.work, self.block, self.size, self.used = work, block, size, 0
+        self.work, self.block, self.used = work, block, 0
         self.arrays: list[array[int]] = []  # kept as long as this
         stretches, buffers = work.stretches, work.buffers()
         self.places = {

@@ -47,7 +47,8 @@ def split_by_heads(splitter: Splitter) -> Recurrence:
 
 def heads_of(recurrence: Recurrence) -> int | None:
     """The size of the dimension behind the rows, where all carries have it and a head's state is large."""
-    shapes = [node.meta["val"].shape for node in recurrence.body.nodes if is_input(node, "carry")]
+    given = [node for node in recurrence.body.nodes if node.op == "placeholder"]
+    shapes = [node.meta["val"].shape for node in given if node.meta["role"].kind == "carry"]
     sizes = {shape[1] if len(shape) > 1 else 1 for shape in shapes}
     if len(sizes) != 1 or sizes == {1}:
         return None
@@ -190,10 +191,6 @@ def keeps_numbers(node: fx.Node, apart: set[fx.Node]) -> bool:
 
 def listed(dims: Any) -> list[int]:
     return list(dims) if isinstance(dims, (list, tuple)) else [dims]
-
-
-def is_input(node: fx.Node, kind: str) -> bool:
-    return node.op == "placeholder" and node.meta["role"].kind == kind
 
 
 # What tells of an op whether it treats each head alike, and by itself; asked in order.

@@ -208,15 +208,22 @@ class Splitter:
         self.streams[node] = Stream(index, weight, width(node), width(source))
         return self.body.input(node, role)
 
-    def hoisted(self) -> fx.Graph | None:
-        """None where all that crosses into the loop are leaves."""
-        if len(self.sources) == len(self.xs) and len(self.constants) == len(self.params):
-            return None
+    def part_of_all_steps(self, outputs: Sequence[fx.Node] = ()) -> CellPart:
+        """A part that is given outputs of the body, the leaves of x and the parameters."""
         part = CellPart()
+        for i, node in enumerate(outputs):
+            part.input(node, Role("output", i))
         for i, leaf in enumerate(self.xs):
             part.steps_input(leaf, Role("stream", i))
         for i, leaf in enumerate(self.params):
             part.input(leaf, Role("param", i))
+        return part
+
+    def hoisted(self) -> fx.Graph | None:
+        """None where all that crosses into the loop are leaves."""
+        if len(self.sources) == len(self.xs) and len(self.constants) == len(self.params):
+            return None
+        part = self.part_of_all_steps()
         wanted = (*self.sources, *self.constants)
         for node in self.sorted(self.waiting_for(wanted, at_least=PARAM)):
             self.add(part, node)
@@ -225,13 +232,7 @@ class Splitter:
         return part.graph
 
     def tail(self, ys: tuple[fx.Node, ...], outputs: Sequence[fx.Node], nodes: Iterable[fx.Node]) -> fx.Graph:
-        part = CellPart()
-        for i, node in enumerate(outputs):
-            part.input(node, Role("output", i))
-        for i, leaf in enumerate(self.xs):
-            part.steps_input(leaf, Role("stream", i))
-        for i, leaf in enumerate(self.params):
-            part.input(leaf, Role("param", i))
+        part = self.part_of_all_steps(outputs)
         for node in self.sorted(self.waiting_for(nodes, at_least=PARAM) | set(nodes)):
             if node in part or node.op == "placeholder":
                 continue

@@ -38,8 +38,8 @@ class Conv(RegionStep):
 
     masks = reads_input = True
 
-    def __init__(self, window: Window, channels: int, entries: Callable[[], Entries], relu: bool) -> None:
-        self.window, self.channels, self.entries, self.relu = window, channels, entries, relu
+    def __init__(self, window: Window, channels: int, entries: Callable[[], Entries]) -> None:
+        self.window, self.channels, self.entries, self.relu = window, channels, entries, False
         self.pool: MaxPool | None = None
 
     def pool_by(self, pool: MaxPool) -> None:

@@ -29,8 +29,8 @@ class BatchNorm(RegionStep):
 
     reads_input = True
 
-    def __init__(self, of_batch: bool, follow: bool, relu: bool) -> None:
-        self.of_batch, self.follow, self.relu = of_batch, follow, relu
+    def __init__(self, of_batch: bool, follow: bool) -> None:
+        self.of_batch, self.follow, self.relu = of_batch, follow, False
         self._numbers: tuple[tuple[float, ...], Tensor] | None = None
 
     def shape(self, *inputs: ImageShape) -> ImageShape:

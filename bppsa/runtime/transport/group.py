@@ -56,8 +56,8 @@ class GroupTransport:
     device: where received tensors are put that were not on the CPU. The group is used by nobody else meanwhile.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None, device: torch.device | str = "cpu") -> None:
-        group = dist.group.WORLD if group is None else group
+    def __init__(self, device: torch.device | str = "cpu") -> None:
+        group = dist.group.WORLD
         if group is None:
             raise WorkerError("there is no process group: call torch.distributed.init_process_group first")
         self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)

@@ -51,7 +51,7 @@ class AxesStepPrinter:
     """units: what a program takes of each group. scratch: where in its memory each SCRATCH buffer begins."""
 
     def __init__(self, kernel: Kernel, units: ColumnUnits, residence: Residence, scratch: Mapping[str, int]) -> None:
-        self.kernel, self.units, self.residence, self.scratch = kernel, units, residence, scratch
+        self.kernel, self.residence, self.scratch = kernel, residence, scratch
         self.kinds = kernel.kinds
         self.head: list[str] = []
         self.lines: list[str] = []

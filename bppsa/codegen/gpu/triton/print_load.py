@@ -37,7 +37,7 @@ class Loads:
     `loop`."""
 
     def __init__(self, kernel: Kernel, block: Block, hold: bool, early: bool) -> None:
-        self.kernel, self.block, self.hold, self.early = kernel, block, hold, early
+        self.block, self.hold, self.early = block, hold, early
         self.head: list[str] = []
         self.fetched: dict[str, str] = {}  # variable -> the buffer whose columns it holds in every step
         self.columns_fetched = 0

@@ -151,7 +151,7 @@ class Draft:
             entries = KeptEntries(path, own.shape, window, groups, self.dtype)
             self.entries[self.node, window, self.dtype] = entries
         count = entries.show([with_versions(self.known[mask], path) for mask in masks])
-        first, step = x.number in self.inputs, Conv(window, own.shape[0], entries, relu=False)
+        first, step = x.number in self.inputs, Conv(window, own.shape[0], entries)
         sizes = x.shape.channels, groups, x.shape.samples
         self.layers.append(RegionLayer(path, kind, step, *sizes, entries, tuple(masks), count, first))
         return self.add(step, (x,), (weight, bias))

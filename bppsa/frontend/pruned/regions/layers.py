@@ -21,9 +21,9 @@ from bppsa.frontend.pruned.regions.products import masked_conv2d, masked_linear
 from bppsa.runtime.sparse_conv.norm import BatchNorm
 
 
-def refuse(condition: bool, what: str, mend: str = "") -> None:
+def refuse(condition: bool, what: str) -> None:
     if condition:
-        raise Unsupported(what, mend=mend)
+        raise Unsupported(what)
 
 
 def pair(value: int | Sequence[int]) -> IntPair:
@@ -93,7 +93,7 @@ def batch_norm(draft: Draft, node: fx.Node) -> RegionValue:
     tensors = [draft.tensor_of(p) for p in (mean, variance, weight, bias)]
     channels = value.shape.channels
     refuse(any(t is not None and (t.shape != (channels,) or not t.is_contiguous()) for t in tensors), "odd statistics")
-    step = BatchNorm(of_batch=training, follow=training and tracks, relu=False)
+    step = BatchNorm(of_batch=training, follow=training and tracks)
     if step.follow:
         draft.changes(mean, variance)
     return draft.add(step, (value,), (weight, bias), (mean, variance, momentum, eps))
