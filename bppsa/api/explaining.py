@@ -107,7 +107,7 @@ def parts(decisions: Sequence[Decision]) -> list[Decision]:
     return [decision for decision in decisions if (decision.kind, decision.strategy) != ("chain", "pytorch")]
 
 
-def summary(decisions: Sequence[Decision], what: str, hint: str = "") -> str:
+def summary(decisions: Sequence[Decision], what: str, hint: str) -> str:
     """A sentence: what will be faster and by how much, or that nothing is rewritten and why."""
     found = parts(decisions)
     rewritten = [decision for decision in found if decision.strategy != PYTORCH]

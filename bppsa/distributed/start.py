@@ -36,8 +36,8 @@ def scheduled(
     model: nn.Module,
     settings: Settings,
     stages: int | Sequence[nn.Module],
-    example: Any = None,
-    keywords: Mapping[str, Any] | None = None,
+    example: Any,
+    keywords: Mapping[str, Any] | None,
 ) -> Scheduled:
     """example, keywords: a batch of the model's arguments; None: the first call's. Raises as `bppsa.compile` says."""
 

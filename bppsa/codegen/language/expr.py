@@ -201,7 +201,7 @@ def contiguous(shape: Shape) -> Strides:
     return tuple(reversed(strides))
 
 
-def span(access: Access, width: int, shape: Shape = ()) -> tuple[int, int]:
+def span(access: Access, width: int, shape: Shape) -> tuple[int, int]:
     """The columns [start, stop) among which a group's elements touch some."""
     if access.broadcast:
         return access.column, access.column + 1

@@ -78,7 +78,7 @@ class Outlines:
     """Functions with their loops as calls of their own, each made when it is asked for. kinds: classes whose methods
     they may call, the first of which tells whose they are."""
 
-    def __init__(self, state: LoopState, kinds: Sequence[type] = ()) -> None:
+    def __init__(self, state: LoopState, kinds: Sequence[type]) -> None:
         self.state, self.kinds = state, kinds
         self.known: MutableMapping[FunctionType, FunctionType | None] = WeakKeyDictionary()
 

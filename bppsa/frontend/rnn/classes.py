@@ -105,7 +105,7 @@ def why_not(module: nn.Module) -> Reason | None:
     return None
 
 
-def adopt(module: nn.Module, path: str, strategy: Strategy = AUTO, forward: Forward = SEQUENTIAL) -> None:
+def adopt(module: nn.Module, path: str, strategy: Strategy, forward: Forward) -> None:
     """Give `module`, which must belong to a clone, its rewritten class; `why_not` has said None."""
     cls: type = type(module)
     if parametrize.is_parametrized(module):

@@ -20,7 +20,7 @@ MOST_BY_STEP = 1024  # numbers of a matrix without rows that is given anew in ea
 
 
 def contracted(
-    graph: fx.Graph, node: fx.Node, left: AxisLayout, right: AxisLayout, by_step: Container[fx.Node] = ()
+    graph: fx.Graph, node: fx.Node, left: AxisLayout, right: AxisLayout, by_step: Container[fx.Node]
 ) -> AxisLayout:
     """The layout of left @ right, mm or bmm, whose nodes are put where the graph is being inserted to. by_step: values
     without rows that are others in each step, so no weights."""

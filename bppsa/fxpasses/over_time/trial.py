@@ -34,7 +34,7 @@ class TrialRun(fx.Interpreter):
     """One run of the graph, whose values stay in `env`. before: the run on the chunk before, whose final states its
     recurrent modules begin with."""
 
-    def __init__(self, module: nn.Module, graph: fx.Graph, before: TrialRun | None = None) -> None:
+    def __init__(self, module: nn.Module, graph: fx.Graph, before: TrialRun | None) -> None:
         super().__init__(module, garbage_collect_values=False, graph=graph)
         self.before = before
         self.readings: dict[fx.Node, LayerCall] = {}  # of each call of a recurrent module

@@ -40,7 +40,7 @@ class Unsaved(NamedTuple):
         return Unsaved(tensor, version_of(tensor))
 
 
-def run(region: Region, tensors: Sequence[Tensor], extras: Sequence[Any] = ()) -> tuple[Tensor, ...]:
+def run(region: Region, tensors: Sequence[Tensor], extras: Sequence[Any]) -> tuple[Tensor, ...]:
     """The region's outputs, with gradients if autograd wants any. tensors: the inputs, then the parameters. extras:
     buffers and numbers, which have no gradients."""
     if torch.is_grad_enabled() and any([t.requires_grad for t in tensors]):

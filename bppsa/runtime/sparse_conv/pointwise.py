@@ -32,7 +32,7 @@ class Pointwise(RegionStep):
 
     reads_input = True
 
-    def __init__(self, function: Elementwise, flat: Sequence[int] = ()) -> None:
+    def __init__(self, function: Elementwise, flat: Sequence[int]) -> None:
         self.function, self.flat = function, tuple(flat)
 
     def kernels(self, dtype: torch.dtype) -> tuple[Kernel, ...]:

@@ -26,7 +26,7 @@ class Shell:
     these ops give), and `readings` has the model's names of what each reads.
     """
 
-    def __init__(self, stage: Stage, split: bool = False) -> None:
+    def __init__(self, stage: Stage, split: bool) -> None:
         self.module = hollow(stage)
         found = readings(self.module) if split else []
         self.readings = [[stage.names[name] for name in names] for _, names in found]

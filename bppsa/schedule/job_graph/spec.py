@@ -118,7 +118,7 @@ def check_counts(**counts: int | None) -> None:
             raise ScheduleError(f"{name}={value!r}: a schedule has at least one stage, one micro-batch and one worker")
 
 
-def bound_to(schedule: Schedule | Recipe | Build, S: int, B: int, W: int | None = None) -> Schedule:
+def bound_to(schedule: Schedule | Recipe | Build, S: int, B: int, W: int | None) -> Schedule:
     """The schedule itself, or what a recipe, or a function of (S, B, W), builds for these numbers.
 
     Raises ScheduleError where S, B or W counts nothing, where there is no schedule for them, or it is none at all.

@@ -68,7 +68,7 @@ class GroupAxes:
     """A group's axes, as few as its accesses allow, and how each access moves along them. cut: the axis of which each
     of `units` programs has a part."""
 
-    def __init__(self, group: Group, cut: int | None = None, units: int = 1) -> None:
+    def __init__(self, group: Group, cut: int | None, units: int) -> None:
         accesses = [node.payload for node in group.nodes() if isinstance(node.payload, Access)]
         strides: dict[Access | Store, Strides] = {access: moving(access, group) for access in accesses}
         strides |= {store: moving(store.target, group, store) for store in group.stores}

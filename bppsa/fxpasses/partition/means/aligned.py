@@ -48,7 +48,7 @@ RULES: Mapping[Any, Alignment] = {
 }
 
 
-def is_aligned(node: fx.Node, axis: Callable[[fx.Node], int | None], module: nn.Module | None = None) -> bool:
+def is_aligned(node: fx.Node, axis: Callable[[fx.Node], int | None], module: nn.Module | None) -> bool:
     """axis: of rows. module: whose call it is, if any."""
     inputs = [arg for arg in (*node.args, *node.kwargs.values()) if isinstance(arg, fx.Node) and is_tensor(arg)]
     at = [axis(x) for x in inputs]
