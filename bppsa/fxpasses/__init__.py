@@ -11,6 +11,8 @@ autograd (`runtime`).
 
 import torch
 
+from bppsa.fxpasses.theirs import RELEASE
+
 NEWEST = 2, 13  # passes stand on PyTorch's internals
-if tuple(map(int, str(torch.__version__).split(".")[:2])) > NEWEST:
+if RELEASE > NEWEST:
     raise ImportError(f"bppsa works with torch 2.11 to 2.13, and this is {torch.__version__}: pip install 'torch<2.14'")

@@ -22,6 +22,7 @@ PACKAGE = Path(__file__).parents[1]
 OURS = f"{PACKAGE}{os.sep}"
 CELLS = f"{PACKAGE / 'cells'}{os.sep}"  # a user's cells, ready to take
 PYTORCH = f"{Path(torch.__file__).parent}{os.sep}"
+RELEASE = tuple(map(int, str(torch.__version__).split(".")[:2]))  # of torch
 
 
 def theirs(function: Callable[..., R], *args: Any, **kwargs: Any) -> R:

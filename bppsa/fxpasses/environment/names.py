@@ -24,6 +24,11 @@ FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property)
 DATA = (int, float, complex, str, bytes, type(None), tuple, list, dict, set)
 
 
+def globals_read(code: types.CodeType) -> set[str]:
+    """The names that a function itself reads in its Python module, or among the builtins."""
+    return {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
+
+
 @functools.lru_cache(maxsize=1024)
 def global_names(code: types.CodeType) -> tuple[str, ...]:
     """The names a function, and the functions inside it, look up outside themselves."""

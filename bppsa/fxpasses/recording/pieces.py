@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bppsa.sparsity.rules.rearrange import shuffled
+
 aten = torch.ops.aten
 
 
@@ -202,10 +204,6 @@ def pixel_unshuffle(x: Tensor, by: int) -> Tensor:
     return apart.movedim((-3, -1), (-4, -3)).reshape(*rows, channels * by**2, high // by, wide // by)
 
 
-def channel_shuffle(x: Tensor, groups: int) -> Tensor:
-    return x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
-
-
 PIECES: dict[Any, Callable[..., Any]] = {
     aten.squeeze.default: lambda x: x.squeeze([dim for dim, size in enumerate(x.shape) if size == 1]),
     aten.baddbmm.default: added(torch.bmm),
@@ -213,7 +211,7 @@ PIECES: dict[Any, Callable[..., Any]] = {
     aten.stack.default: stack,
     aten.roll.default: roll,
     aten.pixel_shuffle.default: pixel_shuffle,
-    **dict.fromkeys((aten.channel_shuffle.default, aten.native_channel_shuffle.default), channel_shuffle),
+    **dict.fromkeys((aten.channel_shuffle.default, aten.native_channel_shuffle.default), shuffled),
     aten.pixel_unshuffle.default: pixel_unshuffle,
     aten.constant_pad_nd.default: constant_pad,
     aten.slice_scatter.default: slice_scatter,

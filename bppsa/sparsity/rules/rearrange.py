@@ -69,11 +69,12 @@ def pixel_unshuffle(x: Tensor, factor: int, *, out: Tensor) -> tuple[Moved]:
     return (picked(x, out, lambda n: aten.pixel_unshuffle(n, factor), lambda g: aten.pixel_shuffle(g, factor)),)
 
 
+def shuffled(x: Tensor, groups: int) -> Tensor:
+    return x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
+
+
 @rule(aten.channel_shuffle.default)
 def channel_shuffle(x: Tensor, groups: int, *, out: Tensor) -> tuple[Moved]:
-    def shuffled(g: Tensor, groups: int) -> Tensor:
-        return g.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)
-
     return (picked(x, out, lambda n: shuffled(n, groups), lambda g: shuffled(g, x.shape[1] // groups)),)
 
 

@@ -200,9 +200,9 @@ class _SweepPrinter:
             self.step.lines.append("tl.debug_barrier()")
         size = padded(piece.tile.width)
         c = self.loads.columns(size)
-        mask = " & ".join(["live", *span(c, *piece.columns, size)])
+        within = mask(["live", *span(c, *piece.columns, size)], other="")
         at = f"{self.loads.place(name, after, 't')} + {piece.start - piece.offset} + {c}"
-        self.step.lines.append(f"tl.store({at}, {piece.tile.name}, mask={mask})")
+        self.step.lines.append(f"tl.store({at}, {piece.tile.name}{within})")
 
     def carry(self) -> None:
         """In a packed batch, rows that take no part in the step keep what they had. What one carries on of another is
@@ -248,12 +248,17 @@ class _SweepPrinter:
 
     def initial(self, c: Carried) -> str:
         """A row that joins within the chunk starts from the STATE before its own first step."""
+        if c.buffer.kind is Kind.STATE:
+            return self.loads.row(c.buffer.name, not self.front(c.buffer), c.column, c.width, "entry", "enters")
+        at, conditions = self.running(c)
+        return f"tl.load({at}{mask(conditions)})"
+
+    def running(self, c: Carried) -> tuple[str, list[str]]:
+        """Where columns of a RUNNING stand in memory, and the conditions that they are a row's own."""
         size, name = padded(c.width), c.buffer.name
         columns = self.loads.columns(size)
-        if c.buffer.kind is Kind.STATE:
-            return self.loads.row(name, not self.front(c.buffer), c.column, c.width, "entry", "enters")
-        mask = " & ".join(["inside", *span(columns, 0, c.width, size)])
-        return f"tl.load({name}_rows + part.to(tl.int64) * {name}_c + {c.column} + {columns}, mask={mask}, other=0.0)"
+        at = f"{name}_rows + part.to(tl.int64) * {name}_c + {c.column} + {columns}"
+        return at, ["inside", *span(columns, 0, c.width, size)]
 
     def finals(self) -> Iterator[str]:
         """Over what other threads may have read before the first step, where a program has no step that waits."""
@@ -261,11 +266,8 @@ class _SweepPrinter:
         if last:
             yield "tl.debug_barrier()"
         for c in last:
-            size, name = padded(c.width), c.buffer.name
-            columns = self.loads.columns(size)
-            mask = " & ".join(["inside", *span(columns, 0, c.width, size)])
-            at = f"{name}_rows + part.to(tl.int64) * {name}_c + {c.column} + {columns}"
-            yield f"tl.store({at}, {c.name}, mask={mask})"
+            at, conditions = self.running(c)
+            yield f"tl.store({at}, {c.name}{mask(conditions, other='')})"
 
     def partial_sums(self) -> Iterator[str]:
         for (name, column, width), total in self.step.sums.items():

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import torch
 from torch import fx, nn
 
 from bppsa.errors import Reason, Unsupported, first_line
@@ -27,7 +26,7 @@ from bppsa.frontend.pruned.capture.refusals import part, refusing
 from bppsa.frontend.pruned.masking.state import Capture, pruned_state
 from bppsa.frontend.pruned.regions.graph import DynamoGraph
 from bppsa.fxpasses.lines import is_users, shown
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import RELEASE, is_ours, theirs
 
 OLDEST = (2, 13)  # of torch: before, Dynamo's options and graphs differ
 MOST_GRAPHS = 32  # of a module: for its modes, flags and dtypes, and for numbers that its forward branches on
@@ -54,8 +53,7 @@ def entry(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def is_available() -> bool:
-    numbers = torch.__version__.split("+")[0].split(".")[:2]
-    return tuple(map(int, numbers)) >= OLDEST
+    return RELEASE >= OLDEST
 
 
 def captured() -> CapturedCall:

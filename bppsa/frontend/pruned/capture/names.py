@@ -9,7 +9,6 @@ there, so that a builtin is taken, or what the class of an object has that is on
 
 from __future__ import annotations
 
-import dis
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -20,6 +19,7 @@ from typing import Any
 from torch import nn
 
 from bppsa.fxpasses.environment.libraries import NOT_THE_USERS, is_users_name
+from bppsa.fxpasses.environment.names import globals_read
 from bppsa.fxpasses.environment.trail import content
 
 NameTable = dict[str, Any] | MappingProxyType[str, Any]
@@ -78,7 +78,7 @@ class Names:
         return [function for function in functions if is_users_name(function.__module__)]
 
     def _watch_function(self, function: FunctionType) -> Iterator[type | FunctionType | partial[Any]]:
-        names, space = global_names(function.__code__), function.__globals__
+        names, space = globals_read(function.__code__), function.__globals__
         absent = [name for name in names if name not in space]
         self._spaces += [space] * len(absent)
         self._absent += absent
@@ -92,10 +92,6 @@ class Names:
             and list(map(_code, self._functions)) == self._codes
             and not any(map(contains, self._spaces, self._absent))
         )
-
-
-def global_names(code: CodeType) -> set[str]:
-    return {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
 
 
 def followed(value: Any) -> Iterator[type | FunctionType | partial[Any]]:

@@ -24,7 +24,7 @@ from bppsa.fxpasses.partition.call.refusals import BY_HAND, refusal
 from bppsa.fxpasses.partition.capture.intricate import Intricate, bearable
 from bppsa.fxpasses.partition.capture.lines import lines_noted
 from bppsa.fxpasses.partition.capture.whole import OpaqueCalls, kept_whole
-from bppsa.fxpasses.theirs import is_ours, theirs
+from bppsa.fxpasses.theirs import RELEASE, is_ours, theirs
 
 INSIDE = "model."  # where the model is in what is exported
 
@@ -44,8 +44,7 @@ OLDEST = (2, 13)  # of torch: what export gives was seen from there on
 
 
 def check_version() -> None:
-    numbers = torch.__version__.split("+")[0].split(".")[:2]
-    if tuple(map(int, numbers)) < OLDEST:
+    if RELEASE < OLDEST:
         raise PartitionError(
             f"torch {torch.__version__} does not export models so that they can be cut, {'.'.join(map(str, OLDEST))} "
             f"does; take that, or {BY_HAND}"

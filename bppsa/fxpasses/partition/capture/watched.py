@@ -23,6 +23,7 @@ from torch import nn
 from bppsa.decisions import RECORD, Report, under
 from bppsa.fxpasses.environment.key import SIMPLE
 from bppsa.fxpasses.environment.libraries import is_users_name
+from bppsa.fxpasses.environment.names import globals_read
 from bppsa.fxpasses.environment.trail import content, items
 from bppsa.fxpasses.lines import innermost, is_users_frame, place_at
 from bppsa.fxpasses.network.models import TABLES, caches, state_of
@@ -69,10 +70,10 @@ def generators_in(values: Sequence[Any]) -> list[Watched]:
     return [Watched("random numbers that it holds", partial(read, value), RANDOM) for value, read in found]
 
 
-def held(what: str, value: Any, met: dict[int, Any] | None = None) -> Iterator[Watched]:
+def held(what: str, value: Any, met: dict[int, Any]) -> Iterator[Watched]:
     """What is in a container, a function's defaults, an object or a class of the user's, and in what these lead to, but
     for modules. met: values by their ids, which are not looked into; those that are come to them."""
-    met, todo = {} if met is None else met, [value]
+    todo = [value]
     while todo:
         value = todo.pop()
         if id(value) in met or isinstance(value, (*SIMPLE, nn.Module)) or is_librarys(value):
@@ -228,7 +229,7 @@ def is_near(frame: FrameType) -> bool:
 def globals_of(frame: FrameType) -> Iterator[tuple[str, Callable[[], Any]]]:
     """The global names that a frame's code reads, also those that are not there and are looked up among the
     builtins."""
-    for name in sorted({i.argval for i in dis.get_instructions(frame.f_code) if i.opname == "LOAD_GLOBAL"}):
+    for name in sorted(globals_read(frame.f_code)):
         yield f"the global name {name}", partial(frame.f_globals.get, name)
 
 
