@@ -138,6 +138,26 @@ class InAnObject(Cell):
         return self.head(self.memory.seen["sum"])
 
 
+@stateful
+class BegunByForward(Cell):
+    """Its attributes are there from its first call on; a method of its own adds to one in place."""
+
+    h: Tensor
+    memory: Tensor
+
+    def decode(self, x: Tensor) -> Tensor:
+        self.h = self.cell(x, self.h - 0.1 * self.memory)
+        self.memory += self.h
+        return self.head(self.h)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.h, self.memory = self.start(x), self.start(x)
+        out = []
+        for t in range(x.shape[1]):
+            out.append(self.decode(x[:, t]))
+        return torch.stack(out, 1)
+
+
 def kept(model: nn.Module) -> list[Any]:
     found = []
     for module in model.modules():

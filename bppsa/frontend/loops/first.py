@@ -4,6 +4,7 @@ BPPSA_CHECK=1 each."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -70,6 +71,7 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
         plan = plan_or_left(logger, first, result, state, arithmetic, before, tried.has_inner)
     if isinstance(plan, LeftCall):
         note(*within)
+        plan = replace(plan, begins=trail.has_grown(holds))
     return result, plan
 
 

@@ -36,11 +36,13 @@ NEW_KINDS = Reason(
 class LeftCall:
     """A call that PyTorch runs, and what is told of it; nothing where no loop over time was found. around_others: it
     has effects, and what has loops of its own was called within it. is_short: its loop
-    has too few steps, which says nothing of other calls."""
+    has too few steps, which says nothing of other calls. begins: it gave an object or a module an attribute that it did
+    not have, as the first call of a model that keeps its state does, which says nothing of the next call."""
 
     decisions: tuple[Decision, ...] = ()
     around_others: bool = False
     is_short: bool = False
+    begins: bool = False
 
 
 @dataclass(eq=False)
@@ -97,7 +99,9 @@ class LoopState:
     def is_in_vain(self) -> bool:
         """Whether calls were logged, and none of them as a whole got a plan that is for more of them."""
         tells = bool(self.last.decisions) and not self.last.is_short
-        return self.moves or (tells and all(isinstance(made, LeftCall) for made in self.plans))
+        made = list(self.plans)
+        only_begun = len(made) == 1 and isinstance(made[0], LeftCall) and made[0].begins
+        return self.moves or (tells and not only_begun and all(isinstance(each, LeftCall) for each in made))
 
     def find(self, key: Hashable) -> Any:
         found = self.plans.get(key)

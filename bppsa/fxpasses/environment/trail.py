@@ -56,6 +56,14 @@ class Trail:
                 return False
         return all(read(value) == seen for read, value, seen in self.equal)
 
+    def has_grown(self, root: Any) -> bool:
+        """Whether an object or a module has got an attribute that it did not have."""
+        return any(
+            len(read(root if value is None else value)) > len(seen)
+            for read, value, seen in self.same
+            if isinstance(read, (OfModule, OfObject))
+        )
+
 
 def items(value: Any) -> Sequence[Any]:
     return [*value, *value.values()]
