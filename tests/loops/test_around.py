@@ -306,3 +306,29 @@ def test_what_the_loop_does_not_read_makes_no_new_kind_of_call(monkeypatch: pyte
     pair.both(lambda model: setattr(model, "scale", 3))
     pair.call(x())
     assert len(logged) == 3
+
+
+class ReturnsWhatItHolds(Cell):
+    """In evaluation a Parameter and a buffer that no op reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spread = nn.Parameter(torch.randn(2))
+        self.register_buffer("last", torch.zeros(H))
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h)
+        if self.training:
+            self.last = h.detach()
+        return self.head(h), self.last, None if self.training else self.spread
+
+
+def test_a_tensor_that_it_holds_is_returned_as_it_is() -> None:
+    pair = Pair(ReturnsWhatItHolds())
+    for training in (True, False):
+        pair.both(lambda model: model.train(training))  # noqa: B023
+        assert pair.strategies(x()) == ["sequential"]
+    _, *held = pair.fast(x())
+    assert all(one is other for one, other in zip(held, (pair.fast.last, pair.fast.spread), strict=True))

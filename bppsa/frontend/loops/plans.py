@@ -171,6 +171,9 @@ def tensor_of(value: LoggedValue, call: LoopCall, numbers: Sequence[float]) -> T
 
 def returned(logger: Logger, tensor: Tensor, call: LoopCall) -> LoggedValue:
     value = logger.memory.find(tensor, returned=True)
+    if value is None and any(tensor is held for held in call.environment.tensors):
+        value = logger.captured(tensor)  # which no op has read
+        logger.memory.put(tensor, value, None, False)
     if value is None:
         raise Unsupported("returns a tensor that none of its ops has made")
     if tensor.untyped_storage()._cdata in logger.begun:
