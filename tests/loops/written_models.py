@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tests.loops.cells import Cell, H, N, row
+from tests.loops.cells import B, Cell, H, N, row
 
 
 @row("adds to what is there")
@@ -39,3 +39,22 @@ class Residual(Cell):
             losses[0] += h.pow(2).mean()
             losses[1] += h.abs().mean() / x.shape[1]
         return y, losses
+
+
+@row("midpoint rule", lambda: torch.randn(B, N, dtype=torch.float64, requires_grad=True))
+class Midpoint(nn.Module):
+    """Both halves of a step do the same ops."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(N, N)
+
+    def slope(self, y: Tensor) -> Tensor:
+        return torch.tanh(self.net(y))
+
+    def forward(self, y: Tensor) -> Tensor:
+        found = []
+        for _ in range(12):
+            y = y + 0.1 * self.slope(y + 0.05 * self.slope(y))
+            found.append(y)
+        return torch.stack(found)

@@ -16,7 +16,7 @@ from bppsa.fxpasses.reroll.log.lines import innermost, loop_at
 from bppsa.fxpasses.reroll.log.ops import Log, LoggedOp, LoggedValue
 from bppsa.fxpasses.reroll.program import living
 from bppsa.fxpasses.reroll.repetition.period import LEAST_STEPS, PeriodicRun, colours, longest
-from bppsa.fxpasses.reroll.repetition.relate import NOTHING_CARRIED, UnrolledLoop, relate
+from bppsa.fxpasses.reroll.repetition.relate import NOTHING_CARRIED, UnrolledLoop, relate_parts
 from bppsa.fxpasses.reroll.repetition.unroll import is_as_logged
 from bppsa.fxpasses.reroll.rewrite import Fuse, rewritten
 from bppsa.fxpasses.reroll.views.grown import of_last_pieces
@@ -68,7 +68,7 @@ def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse, settle: Settle |
         line = loop_at(members[len(members) // 2 :][: run.period])
         known = left.ops
         try:
-            loop = relate(left.ops, run)
+            loop = relate_parts(left.ops, run)
             if not is_as_logged(loop, left.ops):
                 raise Unsupported("its steps differ in what they read")
             if settle is not None:

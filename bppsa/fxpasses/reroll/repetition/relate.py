@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,7 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, is_number
 from bppsa.fxpasses.reroll.repetition.period import LEAST_STEPS, PeriodicRun
 
+MOST_ALIKE = 4  # parts of one step that may do the same ops, as the stages of a Runge-Kutta method do
 NOTHING_CARRIED = Reason("no step reads what another has made")
 
 
@@ -86,6 +88,20 @@ def relate(ops: Sequence[LoggedOp], run: PeriodicRun) -> UnrolledLoop:
     if not loop.starts:
         raise Unsupported(NOTHING_CARRIED)
     return loop
+
+
+def relate_parts(ops: Sequence[LoggedOp], run: PeriodicRun) -> UnrolledLoop:
+    """The loop in a run, whose steps may be of some periods each: parts of a step that do the same ops tell themselves
+    apart by what they read. Raises `Unsupported` as `relate` does."""
+    try:
+        return relate(ops, run)
+    except Unsupported:
+        for times in range(2, MOST_ALIKE + 1):
+            longer = run._replace(period=times * run.period)
+            if run.stop - run.start >= LEAST_STEPS * longer.period:
+                with suppress(Unsupported):
+                    return relate(ops, longer)
+        raise
 
 
 def phase(ops: Sequence[LoggedOp], run: PeriodicRun) -> int:
