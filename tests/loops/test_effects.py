@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from bppsa.frontend.loops.state import IDLE
 from bppsa.frontend.state import state_of
 from tests.loops import effects
 from tests.loops.beside import Pair
-from tests.loops.cells import x
+from tests.loops.cells import B, N, x
 from tests.loops.effects import EFFECTS
 
 
@@ -92,3 +92,57 @@ def test_model_without_a_loop_over_time_is_soon_left_alone() -> None:
     for seed in range(IDLE + 2):
         assert pair.call(x(), seed=seed) == ()
     assert state_of(pair.fast).loops.is_closed
+
+
+class Slope(nn.Module):
+    """Counts its evaluations, as a differential equation's right side often does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.evaluations = nn.Linear(N, N), 0
+
+    def forward(self, y: Tensor) -> Tensor:
+        self.evaluations += 1
+        return torch.tanh(self.net(y))
+
+
+class Read(Slope):
+    def forward(self, y: Tensor) -> Tensor:
+        return super().forward(y) / self.evaluations
+
+
+class Overridden(Slope):
+    """Counts by a property, whose code runs each time."""
+
+    evaluations = property(lambda self: 2 * self.scale, lambda self, to: setattr(self, "scale", 0.5 * to))
+
+    def forward(self, y: Tensor) -> Tensor:
+        return self.scale * super().forward(y)
+
+
+class Counted(nn.Module):
+    def __init__(self, slope: nn.Module) -> None:
+        super().__init__()
+        self.slope, self.steps = slope, 0
+
+    def forward(self, y: Tensor) -> Tensor:
+        found = []
+        for _ in range(12):
+            y = y + 0.1 * self.slope(y + 0.05 * self.slope(y))
+            self.steps -= 2
+            found.append(y)
+        return torch.stack(found)
+
+
+@pytest.mark.parametrize("kind", [Slope, Read, Overridden])
+def test_counts_go_on(kind: type[Slope]) -> None:
+    """A plan adds what the call would have; where a number is read as well, the loop is PyTorch's."""
+    torch.manual_seed(0)
+    pair, y = Pair(Counted(kind())), torch.randn(B, N, dtype=torch.float64, requires_grad=True)
+    for seed in range(6):
+        (decision,) = pair.call(y, seed=seed)
+        counts = [(each.steps, each.slope.evaluations) for each in (pair.plain, pair.fast)]
+        assert counts[0] == counts[1]
+        if seed == 3:
+            pair.both(lambda each: setattr(each, "steps", 1000))
+    assert decision.strategy == ("sequential" if kind is Slope else "pytorch")

@@ -25,7 +25,7 @@ from bppsa.frontend.loops.state import NEW_KINDS, LeftCall, LoopState
 from bppsa.frontend.rewritten import kind_of
 from bppsa.frontend.trials import is_tried
 from bppsa.fxpasses.environment.libraries import owner
-from bppsa.fxpasses.environment.state import put
+from bppsa.fxpasses.environment.state import count, put
 from bppsa.fxpasses.reroll.log.lines import loops
 from bppsa.runtime.recurrent.check import asked
 from bppsa.runtime.untraced import untraced
@@ -103,7 +103,9 @@ def planning(first: FirstCall, state: LoopState, key: Hashable) -> Any:
 def by_plan(plan: LoopPlan, root: Any, described: LoopCall, values: Sequence[float]) -> Any:
     with unnoted() as within:
         result, kept = plan.result(described, values)
-    put(described.environment.trail, owner(root), plan.state, kept)
+    trail, holds = described.environment.trail, owner(root)
+    put(trail, holds, plan.state, kept)
+    count(trail, holds, plan.counts)
     note(*within)
     return result
 

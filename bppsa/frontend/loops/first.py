@@ -27,7 +27,7 @@ from bppsa.frontend.loops.state import LeftCall
 from bppsa.frontend.trials import trial
 from bppsa.fxpasses.environment.going_on import iterators
 from bppsa.fxpasses.environment.libraries import owner
-from bppsa.fxpasses.environment.state import StatePlace, changed_state, have_other_names, now_at, put
+from bppsa.fxpasses.environment.state import StatePlace, changed_state, counters, have_other_names, now_at, put
 from bppsa.fxpasses.environment.trail import own_attributes
 from bppsa.fxpasses.reroll.find import Repetition, is_repeated
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
@@ -47,6 +47,8 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
     before = torch.get_rng_state()
     state: Mapping[StatePlace, tuple[Any, Any]] = {}
     trail, holds = first.described.environment.trail, owner(first.root)
+    counted: Mapping[StatePlace, int] = {}
+    uncounted = counters(trail, holds)
     opaque = [refer() for refer in first.described.environment.opaque]
     try:
         with (
@@ -57,11 +59,14 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
         ):
             result = first.plain(*args, **kwargs)
             state = changed_state(trail, holds)
+            counted = counters(trail, holds)
             put(trail, holds, state, [then for then, _ in state.values()])
+            put(trail, holds, uncounted, uncounted.values())
         result = settled(result, arithmetic)
         check_unchanged(logger, first)
     finally:
         put(trail, holds, state, [now for _, now in state.values()])
+        put(trail, holds, counted, counted.values())
     made = [result, *(now for _, now in state.values())]
     if have_other_names(made, first.described.environment.seen, (first.args, first.kwargs)):
         logger.refuse(Reason("returns or keeps a list, dict or deque that has another name", mend="give a copy"))
@@ -71,8 +76,9 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
         plan = plan_or_left(logger, first, result, state, arithmetic, before, tried.has_inner)
     if isinstance(plan, LeftCall):
         note(*within)
-        plan = replace(plan, begins=trail.has_grown(holds))
-    return result, plan
+        return result, replace(plan, begins=trail.has_grown(holds))
+    added = ((place, now - uncounted[place]) for place, now in counted.items())
+    return result, replace(plan, counts=tuple((place, number) for place, number in added if number))
 
 
 def plan_or_left(

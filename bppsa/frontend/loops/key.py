@@ -52,7 +52,7 @@ def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopCal
     reason = odd(leaves)
     if reason is not None:
         return reason
-    environment = known_environment(root)
+    environment = known_environment(root, counts=True)
     seen: dict[int, int] = {}
     memory = [seen.setdefault(tensor.untyped_storage().data_ptr(), i) for i, tensor in enumerate(tensors)]
     shared = {first for first, tensor in zip(memory, tensors, strict=True) if tensors[first] is not tensor}

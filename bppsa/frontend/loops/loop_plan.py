@@ -40,6 +40,7 @@ class LoopPlan:
     picks: bool  # whether it may refuse the numbers it is given: whole ones too large, matrices that are singular
     is_shared: bool  # whether its cells are those of other lengths
     state: tuple[StatePlace, ...] = ()  # whose values stand behind what the call returns
+    counts: tuple[tuple[StatePlace, int], ...] = ()  # what a call adds to numbers that it does not read
     scans: tuple[Decision, ...] = ()
     draws: bool = False  # random numbers
     doubted: bool = False  # whether its numbers are not PyTorch's in float32, and are in float64

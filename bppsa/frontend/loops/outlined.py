@@ -58,7 +58,7 @@ class LoopRoot:
 
     def changes_alone(self, originals: list[Any]) -> bool:
         """Whether what is copied for the loop is known to it by no other way."""
-        environment = known_environment(self.function)
+        environment = known_environment(self.function, counts=True)
         if any(id(original) in environment.seen for original in originals):
             # or at the address of what that walk has met and let go since, as nothing is that lives through this one
             environment = environment_of(self.function)

@@ -15,15 +15,16 @@ _known: dict[Hashable, tuple[weakref.ref[Any], Environment]] = {}
 REMEMBERED = 64  # cells
 
 
-def known_environment(cell: Any) -> Environment:
-    """The environment of the cell, from an earlier call if all is still the same."""
+def known_environment(cell: Any, counts: bool = False) -> Environment:
+    """The environment of the cell, from an earlier call if all is still the same. counts: as `environment_of` has
+    it."""
     root = owner(cell)
-    key = id(root), getattr(cell, "__func__", None)
+    key = id(root), getattr(cell, "__func__", None), counts
     found = _known.get(key)
     known = found[1] if found is not None and found[0]() is root else None
     if known is not None and known.trail.holds(root):
         return known
-    environment = (known and moved(known, root)) or environment_of(cell)
+    environment = (known and moved(known, root)) or environment_of(cell, counts)
     if type(root).__weakrefoffset__:
         _known[key] = weakref.ref(root, functools.partial(forget, _known, key)), environment
         for oldest in list(_known)[:-REMEMBERED]:

@@ -14,7 +14,7 @@ from torch import nn
 from bppsa.fxpasses.environment import trail
 from bppsa.fxpasses.environment.libraries import is_library
 from bppsa.fxpasses.environment.library_names import LibraryNames, LibrarySpace, is_value, stand_at
-from bppsa.fxpasses.environment.names import global_names, names_of_objects, unnamed
+from bppsa.fxpasses.environment.names import counted_names, global_names, names_of_objects, unnamed
 from bppsa.fxpasses.environment.reading import (
     FIND_MODULES,
     MACHINERY,
@@ -42,8 +42,10 @@ class FoundValue(NamedTuple):
 @dataclass
 class Lookups:
     home: str  # the package that the cell is from
+    counts: bool = False  # whether what is only added to is left out, as `counted_names` has it
     names: set[str] = field(default_factory=set)  # all that the functions met so far look up, also as attributes
     attributes: set[str] = field(default_factory=set)  # those of the names that are looked up in objects
+    counted: set[str] = field(default_factory=set)  # names of such
     reads_all: bool = False  # whether code that was met may read attributes that it does not name
     spaces: dict[Any, set[str]] = field(default_factory=dict)  # where names may be found -> which of them were visited
     libraries: LibraryNames = field(default_factory=LibraryNames)
@@ -60,7 +62,9 @@ class Lookups:
 
     def meet_code(self, code: types.CodeType) -> None:
         self.names.update(global_names(code))
-        self.attributes.update(names_of_objects(code))
+        counted = counted_names(code) if self.counts else frozenset()
+        self.counted.update(counted)
+        self.attributes.update(names_of_objects(code) - counted)
 
     def meet(self, value: Any) -> None:
         """A function, class, Python module or object of a library, whose code is not walked through."""
@@ -96,7 +100,7 @@ class Lookups:
         if not FIND_MODULES.isdisjoint(self.attributes | self.names):
             self.enter_modules()
         for at, (space, done) in enumerate(list(self.spaces.items())):
-            named = (self.attributes | self.machinery_of(space)) & vars(space).keys()
+            named = (self.attributes | self.counted | self.machinery_of(space)) & vars(space).keys()
             names = named | unnamed(space, self.names, space in self.constructed)
             for name in sorted(names - done):
                 done.add(name)
@@ -107,7 +111,8 @@ class Lookups:
             state, kind = trail.attributes(module), type(module)
             if self.reads_all or not self.loose.isdisjoint(kind.__mro__):
                 self.call(module)
-            names = state.keys() if self.reads_all else state.keys() & (self.attributes | MACHINERY)
+            looked_up = self.attributes | MACHINERY | (self.counted - set(self.counters(module)))
+            names = state.keys() if self.reads_all else state.keys() & looked_up
             for name in sorted(names - done - OF_EACH):
                 done.add(name)
                 yield FoundValue(f"{kind.__name__}.{name}", state[name], (at, name))
@@ -120,13 +125,25 @@ class Lookups:
         return MACHINERY if space in self.called else frozenset()
 
     def names_in_library(self, space: LibrarySpace) -> set[str]:
-        return self.names if space is builtins else self.attributes | self.machinery_of(space)
+        return self.names if space is builtins else self.attributes | self.counted | self.machinery_of(space)
+
+    def counters(self, module: nn.Module) -> list[str]:
+        """Its attributes that code adds to and nobody reads."""
+        if type(module).__setattr__ is not nn.Module.__setattr__:
+            return []
+        names = self.counted - self.attributes
+        held = sorted(name for name in names if type(vars(module).get(name)) is int)
+        return [name for name in held if not hasattr(type(module), name)]
 
     def leave(self, followed: Trail) -> None:
         """Has a trail read all that a walk would find."""
         for space, done in self.spaces.items():
-            followed.add(trail.names(tuple(self.attributes | self.machinery_of(space) | done)), vars(space))
+            names = self.attributes | self.counted | self.machinery_of(space) | done
+            followed.add(trail.names(tuple(names)), vars(space))
         for holder in self.holders:
             followed.add(trail.OfModule(frozenset(holder.done)), holder.module)
+            counters = tuple(name for name in self.counters(holder.module) if name not in holder.done)
+            if counters:
+                followed.add(trail.OfCounters(counters), holder.module)
         followed.add(stand_at, self.libraries.places())
         self.holders.clear()  # what remembers a trail must not keep its modules alive

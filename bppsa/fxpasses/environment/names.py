@@ -17,6 +17,8 @@ FROM_TEXT = BY_STRING | {"eval", "exec", "globals"}
 # Ops that read a name of a function's own Python module, and those that read one of an object.
 OF_GLOBALS = {f"{what}_{kind}" for what in ("LOAD", "STORE", "DELETE") for kind in ("GLOBAL", "NAME")}
 OF_OBJECTS = {"LOAD_ATTR", "LOAD_METHOD", "STORE_ATTR", "DELETE_ATTR", "LOAD_SUPER_ATTR", "IMPORT_NAME", "IMPORT_FROM"}
+ADDS = {("BINARY_OP", "+="), ("BINARY_OP", "-=")}
+PASSED_OVER = {"EXTENDED_ARG", "CACHE", "NOP"}
 PATTERNS = "__match_args__"  # stands for all that a `case Class(...)` reads
 CONSTRUCTS = {"__init__", "__new__", "__post_init__"}
 RUN_BY_AUTOGRAD = {"forward", "backward", "setup_context", "vjp", "jvp"}
@@ -47,6 +49,34 @@ def names_of_objects(code: types.CodeType) -> frozenset[str]:
     found = set(global_names(code)) - read_by_none_but(code, OF_GLOBALS)
     matches = any(i.opname == "MATCH_CLASS" for inner in codes(code) for i in dis.get_instructions(inner))
     return frozenset(found | {PATTERNS} if matches else found)
+
+
+@functools.lru_cache(maxsize=1024)
+def counted_names(code: types.CodeType) -> frozenset[str]:
+    """The attributes that it does nothing with but `self.calls += 1`, which no number but their own depends on."""
+    met: dict[str, int] = {}
+    counted: dict[str, int] = {}
+    for inner in codes(code):
+        instructions = [each for each in dis.get_instructions(inner) if each.opname not in PASSED_OVER]
+        for each in instructions:
+            if each.opcode in dis.hasname:
+                met[str(each.argval)] = met.get(str(each.argval), 0) + 1
+        for at in range(len(instructions) - 4):
+            if counts(*instructions[at : at + 5]):
+                name = str(instructions[at].argval)
+                counted[name] = counted.get(name, 0) + 2
+    by_text = {name for inner in codes(code) for name in by_string(inner)}
+    return frozenset(name for name, times in counted.items() if met[name] == times) - by_text
+
+
+def counts(
+    load: dis.Instruction, number: dis.Instruction, add: dis.Instruction, swap: dis.Instruction, store: dis.Instruction
+) -> bool:
+    """Whether these five add a whole number to an attribute, in the place of what stood there."""
+    names = load.opname == "LOAD_ATTR" and store.opname == "STORE_ATTR" and load.argval == store.argval
+    adds = add.opname in ("INPLACE_ADD", "INPLACE_SUBTRACT") or (add.opname, add.argrepr) in ADDS
+    constant = number.opname in ("LOAD_CONST", "LOAD_SMALL_INT") and type(number.argval) is int
+    return names and adds and constant and swap.opname in ("SWAP", "ROT_TWO")
 
 
 def read_by_none_but(code: types.CodeType, ops: Set[str]) -> set[str]:

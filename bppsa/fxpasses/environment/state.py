@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from bppsa.fxpasses.environment.trail import OfModule, OfObject, Read, Trail, attributes, items
+from bppsa.fxpasses.environment.trail import OfCounters, OfModule, OfObject, Read, Trail, attributes, items
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,22 @@ def put(trail: Trail, root: Any, places: Iterable[StatePlace], values: Iterable[
         container_of(trail, root, place)[place.key] = value
 
 
+def counters(trail: Trail, root: Any) -> dict[StatePlace, int]:
+    """Numbers that a call adds to, and reads for nothing else."""
+    found: dict[StatePlace, int] = {}
+    for at, (read, value, _) in enumerate(trail.same):
+        if isinstance(read, OfCounters):
+            numbers = vars(root if value is None else value)
+            found |= {StatePlace(at, name): numbers[name] for name in read.names if type(numbers.get(name)) is int}
+    return found
+
+
+def count(trail: Trail, root: Any, added: Iterable[tuple[StatePlace, int]]) -> None:
+    """Adds what a call has added that has the trail's key."""
+    for place, number in added:
+        container_of(trail, root, place)[place.key] += number
+
+
 def now_at(trail: Trail, root: Any, places: Sequence[StatePlace]) -> list[Any]:
     """What stands there."""
     return [container_of(trail, root, place)[place.key] for place in places]
@@ -77,6 +93,8 @@ def container(read: Read, value: Any) -> tuple[Any, Sequence[Any]] | None:
     """What holds the last of the things that `read` finds, and their keys; None where nothing can be put there."""
     if isinstance(read, OfModule):
         return vars(value), read.names(attributes(value))
+    if isinstance(read, OfCounters):
+        return vars(value), ()
     if isinstance(read, OfObject):
         return (vars(value), list(vars(value))) if hasattr(value, "__dict__") else None
     if read is items and isinstance(value, dict):

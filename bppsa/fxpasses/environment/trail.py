@@ -83,6 +83,16 @@ class OfModule:
         return [name for name in state if self.wanted is None or name in self.wanted]
 
 
+@dataclass(frozen=True)
+class OfCounters:
+    """Reads the classes of attributes of a module that its code adds to, and whose numbers it does not read."""
+
+    names: tuple[str, ...]
+
+    def __call__(self, value: nn.Module) -> Sequence[Any]:
+        return [type(vars(value).get(name)) for name in self.names]
+
+
 def attributes(value: nn.Module) -> dict[str, Any]:
     """The attributes of a module, without what has no say in its forward, or is made anew for each."""
     made = [hook._tensor_name for hook in hooks_of(value).values()] if value._forward_pre_hooks else ()

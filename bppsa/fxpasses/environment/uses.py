@@ -10,12 +10,11 @@ from typing import Any
 
 from torch import nn
 
-from bppsa.fxpasses.environment.names import OF_OBJECTS, codes
+from bppsa.fxpasses.environment.names import OF_OBJECTS, PASSED_OVER, codes
 
 # Methods of each module that may give the module itself, or call it.
 GIVES_ITSELF = frozenset(name for name, value in vars(nn.Module).items() if callable(value))
 BINDS = {"STORE_FAST", "STORE_DEREF", "DELETE_FAST", "DELETE_DEREF", "LOAD_CLOSURE", "MAKE_CELL"}
-PASSED_OVER = {"EXTENDED_ARG", "CACHE", "NOP"}
 
 
 @functools.lru_cache(maxsize=4096)

@@ -237,8 +237,9 @@ VISIT: dict[type, Any] = {
 }
 
 
-def environment_of(cell: Any) -> Environment:
-    environment = Environment(Trail(owner(cell)), Lookups(package_of(cell)))
+def environment_of(cell: Any, counts: bool = False) -> Environment:
+    """counts: whether who asks adds to the counters of a call itself, as `counters` in `state.py` finds them."""
+    environment = Environment(Trail(owner(cell)), Lookups(package_of(cell), counts))
     environment.visit(cell)
     environment.visit_lookups()
     environment.trail.root = None
