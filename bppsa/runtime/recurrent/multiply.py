@@ -8,14 +8,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from bppsa.codegen import isa
 from bppsa.codegen.cpu.products import NativeProducts, OuterProduct, Projection
 from bppsa.runtime import pool
 
 Multiply = Callable[[Sequence[OuterProduct], Sequence[Projection]], None]
 
-# Widest product for our own kernel, measured for 1 to 16000 rows on two cores with AVX-512: from 20 to 256 columns it
-# takes 0.4 to 0.9 of the time of the matmuls, from 384 up to 1.4. With fewer rows than columns it is no faster.
-WIDEST = 256
+# Widest product for our own kernel, measured for 1 to 16000 rows on two cores. With AVX-512 it takes 0.4 to 0.9 of the
+# time of the matmuls from 20 to 256 columns, and up to 1.4 from 384 on; with AVX2 0.7 to 1.1 up to 48, and 1 to 1.5
+# from 64 on. With fewer rows than columns it is no faster.
+WIDEST = {True: 256, False: 48}  # by whether registers are wide
 
 # MKL sums a product of so few rows or columns one by one: over BLOCK rows at a time the sum rounds much less.
 NARROW, BLOCK = 32, 32
@@ -71,7 +73,7 @@ class Faster:
 
 def suits(rows: int, depth: int, width: int) -> bool:
     """Whether our kernel takes a product over so many rows whose weight, or gradient of one, is [depth, width]."""
-    return 0 < min(depth, width) <= min(rows, WIDEST)
+    return 0 < min(depth, width) <= min(rows, WIDEST[isa.chosen().wide])
 
 
 def store_product(out: Tensor, a: Tensor, b: Tensor) -> None:
