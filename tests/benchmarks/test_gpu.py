@@ -79,13 +79,13 @@ def test_what_raises_or_is_left_to_pytorch_is_a_row(
     def compiled(module: Any, strategy: str, forward: str) -> Any:
         if strategy == "chunked":
             raise RuntimeError("no such kernel")
-        return compile(module, strategy="auto", forward=forward)  # leaves so short a call to PyTorch
+        return compile(module, strategy="auto", forward=forward)  # leaves so short a call of an RNN to PyTorch
 
     monkeypatch.setattr(bppsa, "compile", compiled)
     rows = quick()["gpu"][0]["rows"]
     by_way = {way: [row for row in rows if row["way"] == way] for way in ("cuDNN", "sequential", "chunked")}
     assert {row["error"] for row in by_way["chunked"]} == {"RuntimeError: no such kernel"}
-    assert [row["ran"] for row in by_way["sequential"] if row["kind"] != "MinGRU"] == ["pytorch"] * 3
     left = [row for row in by_way["sequential"] if row["ran"] == "pytorch"]
+    assert "RNN" in {row["kind"] for row in left}
     assert all(row["reason"] and "forward_ms" not in row for row in left)
     assert all(row["forward_ms"] > 0 for row in by_way["cuDNN"])

@@ -129,8 +129,8 @@ class Last(nn.Module):
 
 
 def test_dropout_between_layers_is_the_same_by_kernels_and_by_pytorch() -> None:
-    model, x, found = Last(), torch.randn(6, 2, 4), []
-    for strategy, runs in (("sequential", "sequential"), ("auto", "pytorch")):  # which takes few steps itself
+    model, x, found = Last(), torch.randn(6, 1, 4), []
+    for strategy, runs in (("sequential", "sequential"), ("auto", "pytorch")):  # which takes one step itself
         compiled = scheduled(model, gpipe(), stages=2, strategy=strategy, seed=1, loss_fn=nn.MSELoss())
         found.append((compiled.step(x, x), support.gradients(compiled)))
         assert [d.strategy for d in compiled.report.decisions] == [runs]

@@ -15,7 +15,7 @@ from bppsa.runtime import pool
 Multiply = Callable[[Sequence[OuterProduct], Sequence[Projection]], None]
 
 # Widest product for our own kernel, measured for 1 to 16000 rows on two cores. With AVX-512 it takes 0.4 to 0.9 of the
-# time of the matmuls from 20 to 256 columns, and up to 1.4 from 384 on; with AVX2 0.7 to 1.1 up to 48, and 1 to 1.5
+# time of the matmuls from 20 to 256 columns, and up to 1.4 from 384 on; with AVX2 0.7 to 1.2 up to 48, and 1 to 1.5
 # from 64 on. With fewer rows than columns it is no faster.
 WIDEST = {True: 256, False: 48}  # by whether registers are wide
 
