@@ -15,6 +15,7 @@ from bppsa.common.recent import remember
 from bppsa.decisions import Decision, Report, warn_without_kernels
 from bppsa.errors import BuildError, first_line
 from bppsa.frontend.call_log import explaining, note
+from bppsa.frontend.ordinary import is_ordinary_moment
 from bppsa.frontend.planning.forward import open_forward, solver_of, told
 from bppsa.frontend.planning.rates import machine_of
 from bppsa.frontend.planning.sweeps import UNSCANNED, compile_recurrence, with_structure
@@ -117,8 +118,8 @@ def dtype_of(x: Tensor) -> torch.dtype:
 def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
     """Whether PyTorch is to run the call, for its few steps or on a GPU: asked before anything else, so that it costs
     such a call next to nothing."""
-    if type(input) is not Tensor or input.dim() not in (2, 3) or torch._C._get_tracing_state() is not None:
-        return False  # where torch.jit traces, a size is a tensor
+    if type(input) is not Tensor or input.dim() not in (2, 3):
+        return False
     steps, rows = (input.size(0), 1) if input.dim() == 2 else input.shape[:2]
     if input.dim() == 3 and module.batch_first:
         steps, rows = rows, steps
@@ -131,6 +132,8 @@ def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
     key, machine = (steps, rows, input.dtype, torch.is_grad_enabled(), device), machine_of(device)
     predicted, known = decided.get(key, (None, None))
     if known is None or predicted is not machine:
+        if not is_ordinary_moment():  # what is recorded for a decision would be transformed or watched too
+            return False
         spec = Spec.of(module)
         known = decide(state.path, AUTO, spec, *key, ahead, library=is_cudnns(spec, input))
         remember(decided, key, (machine, known), MOST_SIZES)
