@@ -117,7 +117,7 @@ def with_schedule(model: nn.Module, options: ScheduleOptions) -> nn.Module:
     if asked is not None:
         fast, by_path = clone(model)[0], {"": left(asked)}
     stages = counterparts(model, fast, options.stages or STAGES)
-    trained = scheduled(fast, settings, stages, options.example_inputs, options.example_kwargs)
+    trained = scheduled(fast, settings, stages, options.example_inputs, options.example_kwargs, model)
     show(trained, Report(tuple(by_path.values()), NOT_YET))
     return trained
 

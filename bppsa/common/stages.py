@@ -123,6 +123,8 @@ class Stages:
     few: Callable[[Sequence[Any]], Sequence[Any]] | None = field(default=None, kw_only=True, repr=False)
     # of the model as it is now, and arguments as `bind` gives them: stages with the same weights
     again: Callable[[nn.Module, Sequence[Any]], Stages] | None = field(default=None, kw_only=True, repr=False)
+    # (path of a module, name) of attributes that each call of the model sets for itself: stages leave nothing there
+    left: tuple[tuple[str, str], ...] = field(default=(), kw_only=True, repr=False)
     # which attribute of the model has changed since it was cut, "" where none has
     changed: Callable[[], str] = field(default=lambda: "", kw_only=True, repr=False)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -24,6 +25,7 @@ from bppsa.distributed.steps.recut import Twin, recutting
 from bppsa.distributed.steps.speeds import stage_speeds, threads_of_one, workers_of
 from bppsa.distributed.steps.training import Settings, Training
 from bppsa.errors import ScheduleError, StrategyError
+from bppsa.fxpasses.partition.call.left import leave
 from bppsa.runtime.worker.shell import holder, named_tensors
 from bppsa.schedule.job_graph.spec import bound_to
 from bppsa.schedule.timeline import Timeline
@@ -38,13 +40,19 @@ def scheduled(
     stages: int | Sequence[nn.Module],
     example: Any,
     keywords: Mapping[str, Any] | None,
+    source: nn.Module,
 ) -> Scheduled:
-    """example, keywords: a batch of the model's arguments; None: the first call's. Raises as `bppsa.compile` says."""
+    """example, keywords: a batch of the model's arguments; None: the first call's. source: what the model is a copy of,
+    which a loss may read. Raises as `bppsa.compile` says."""
+    users = weakref.ref(source)  # it may hold weights that other ranks own
 
     def begin(compiled: Scheduled, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Training:
         cutting = partial(cut, model, stages, args, kwargs)
         starting = start_in_group if in_group() else start
-        return starting(compiled, model, settings, cutting)
+        training = starting(compiled, model, settings, cutting)
+        if (still := users()) is not None:
+            leave(still, training.stages.left)
+        return training
 
     compiled = kind_for(model)(model, settings, begin)
     if example is not None or keywords is not None:

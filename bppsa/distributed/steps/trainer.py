@@ -26,6 +26,7 @@ from bppsa.distributed.script.step_loss import StepLoss
 from bppsa.distributed.steps.called import ApplyModel, warn_of_step
 from bppsa.distributed.steps.training import Settings, Training
 from bppsa.errors import ScheduleError
+from bppsa.fxpasses.partition.call.left import leave
 from bppsa.runtime.worker.modes import Modes
 from bppsa.runtime.worker.shell import named_tensors
 from bppsa.schedule.timeline import Timeline
@@ -47,6 +48,7 @@ class Trainer:
         if self.training is None:
             self.training = self._cut(self.model, args, kwargs)
         self.training = self.training.now(args, kwargs)
+        leave(self.model, self.training.stages.left)  # also where the script has set them to None before the call
         return self.training
 
     def step(

@@ -110,6 +110,7 @@ def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: i
         outputs_axes=found.axes,
         end_cost=sum(costs[ends:]) / chunks,
         example=example_of(found, traced),
+        left=traced.left,
     )
 
 

@@ -20,10 +20,11 @@ from bppsa.fxpasses.partition.call.arguments import Arguments, arguments_of, lea
 from bppsa.fxpasses.partition.call.kept import kept, unchanging
 from bppsa.fxpasses.partition.call.layers import layer_of
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, meaning
+from bppsa.fxpasses.partition.call.results import are_same_results
 from bppsa.fxpasses.partition.capture.lines import is_checkpoint, stack
 from bppsa.fxpasses.partition.check.rows import by_rows
 from bppsa.fxpasses.partition.check.sideways import check_sideways
-from bppsa.fxpasses.partition.check.verify import are_same_results, called
+from bppsa.fxpasses.partition.check.verify import called
 from bppsa.fxpasses.partition.cut.modules import ROOT, first_names, names_of, stage_module
 from bppsa.fxpasses.partition.means.outputs import few_by_hand
 from bppsa.fxpasses.partition.ops.changes import changed_by

@@ -131,6 +131,7 @@ def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Or
         means=means,
         few=few(graph.examples, outputs, graph.sizes.shapes, rows),
         check_rows=sizes.check_rows,
+        left=graph.left,
     )
 
 

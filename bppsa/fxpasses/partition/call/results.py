@@ -1,4 +1,5 @@
-"""Whether a model returns what tensors are found in: PyTorch's pytrees, and those that others have told it of."""
+"""What a model returns: whether tensors are found in it, in PyTorch's pytrees and those that others have told it of,
+and whether two results are the same."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ import sys
 from dataclasses import is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from bppsa.errors import PartitionError
 
@@ -36,3 +38,29 @@ def check_result(model: nn.Module, result: Any) -> None:
 
 def others_in(result: Any) -> list[Any]:
     return [leaf for leaf in tree_leaves(result) if not isinstance(leaf, PLAIN)]
+
+
+def are_same_results(found: Any, expected: Any) -> bool:
+    """Whether the two results are those of the same computation."""
+    (leaves, spec), (others, other_spec) = tree_flatten(found), tree_flatten(expected)
+    return spec == other_spec and all(map(same, leaves, others))
+
+
+def same(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b) and a == b
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    if a.is_meta:
+        return True
+    if a.is_sparse and b.is_sparse:  # gradients of nn.Embedding(sparse=True)
+        return same(a.to_dense(), b.to_dense())
+    if not a.dtype.is_floating_point:
+        return bool((a == b).all())
+    tolerance = torch.finfo(a.dtype).eps ** 0.5
+    return bool(torch.isclose(a, b, rtol=tolerance, atol=tolerance * magnitude(b), equal_nan=True).all())
+
+
+def magnitude(x: Tensor) -> float:
+    finite = x[x.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0

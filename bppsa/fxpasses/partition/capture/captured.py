@@ -8,6 +8,7 @@ from torch import nn
 
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.call.kept import kept
+from bppsa.fxpasses.partition.call.left import left
 from bppsa.fxpasses.partition.call.progress import telling
 from bppsa.fxpasses.partition.call.results import check_result
 from bppsa.fxpasses.partition.capture.copied import copied
@@ -26,7 +27,9 @@ def captured(model: nn.Module, arguments: Arguments) -> CapturedGraph:
     with telling(model, "running it on the example"), kept(model):
         seen = look(model, arguments)
         check_result(model, seen.result)
-    with telling(model, "exporting it"), kept(model), lengths_as_sizes(seen.lengths):
+    with telling(model, "exporting it"), left(model, seen.left), lengths_as_sizes(seen.lengths):
         found = exported(model, arguments)
     with telling(model, "running its graph"), kept(model):
-        return replace(copied(model, arguments, found, sizes_of(found, arguments)), looked_up=seen.looked_up)
+        return replace(
+            copied(model, arguments, found, sizes_of(found, arguments)), looked_up=seen.looked_up, left=seen.left
+        )

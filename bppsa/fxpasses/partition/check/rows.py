@@ -24,7 +24,8 @@ from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.call.certain import Certain
 from bppsa.fxpasses.partition.call.kept import is_on_meta, kept, modes_kept
-from bppsa.fxpasses.partition.check.verify import in_a_row, magnitude, same, tried
+from bppsa.fxpasses.partition.call.results import magnitude, same
+from bppsa.fxpasses.partition.check.verify import in_a_row, tried
 from bppsa.fxpasses.theirs import theirs
 
 KnownRows = Sequence[bool | None]

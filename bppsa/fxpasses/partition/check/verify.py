@@ -18,6 +18,7 @@ from bppsa.errors import PartitionError
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.call.kept import is_on_meta, kept
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
+from bppsa.fxpasses.partition.call.results import are_same_results
 from bppsa.fxpasses.partition.capture.sizes import Sizes
 from bppsa.fxpasses.partition.ops.effects import EffectWatch
 from bppsa.fxpasses.theirs import is_ours, raise_if_ours, theirs
@@ -40,12 +41,6 @@ def called(model: nn.Module, arguments: Arguments) -> Any:
     args, kwargs = arguments.call(arguments.examples)
     with torch.no_grad(), EffectWatch():
         return theirs(model, *args, **kwargs)
-
-
-def are_same_results(found: Any, expected: Any) -> bool:
-    """Whether the two results are those of the same computation."""
-    (leaves, spec), (others, other_spec) = tree_flatten(found), tree_flatten(expected)
-    return spec == other_spec and all(map(same, leaves, others))
 
 
 def in_a_row(stages: Stages, arguments: Sequence[Any]) -> Any:
@@ -143,23 +138,3 @@ def of_model(model: nn.Module, arguments: Arguments, values: Sequence[Any]) -> E
             if is_ours(error) or way == WAYS[-1]:
                 raise
     raise AssertionError("the last way returns or raises")
-
-
-def same(a: Any, b: Any) -> bool:
-    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
-        return type(a) is type(b) and a == b
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return False
-    if a.is_meta:
-        return True
-    if a.is_sparse and b.is_sparse:  # gradients of nn.Embedding(sparse=True)
-        return same(a.to_dense(), b.to_dense())
-    if not a.dtype.is_floating_point:
-        return bool((a == b).all())
-    tolerance = torch.finfo(a.dtype).eps ** 0.5
-    return bool(torch.isclose(a, b, rtol=tolerance, atol=tolerance * magnitude(b), equal_nan=True).all())
-
-
-def magnitude(x: Tensor) -> float:
-    finite = x[x.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bppsa.fxpasses.partition.call.results import same
 from bppsa.fxpasses.partition.check.rows import axis_of_rows, of_rows
-from bppsa.fxpasses.partition.check.verify import same
 
 ROWS = 4  # how many there are in a trial
 PARTS = ((2, 0), (3, 1))  # those that are run by themselves

@@ -17,7 +17,8 @@ from torch import Tensor, fx, nn
 from bppsa.common.graph import tensors_in
 from bppsa.common.leaves import wanting
 from bppsa.fxpasses.partition.call.kept import kept
-from bppsa.fxpasses.partition.check.verify import same, tried
+from bppsa.fxpasses.partition.call.results import same
+from bppsa.fxpasses.partition.check.verify import tried
 from bppsa.fxpasses.partition.means.samples import PARTS, ROWS, SAMPLES, Sample, SomeRows, add_up, number
 from bppsa.fxpasses.partition.means.sizes import dtype, is_tensor, rows_at, size_of, symbols
 from bppsa.fxpasses.partition.ops.regions import enter
