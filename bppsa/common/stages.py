@@ -86,6 +86,7 @@ class Situation(NamedTuple):
     training: tuple[bool, ...]  # of each module whose forward is in the graph
     dtypes: tuple[torch.dtype, ...]  # of the tensors among its arguments, and those that its Parameters have
     autocast: tuple[torch.dtype | None, ...]  # around the call, by device
+    form: str  # of its arguments: which are tensors, None, or containers of these
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,9 @@ class Stages:
     check_rows: Callable[[Sequence[Any]], None] = field(default=lambda leaves: None, kw_only=True, repr=False)
     # of the leaves of the arguments of a call, stand-ins for what the last stage returns for a few rows of it
     few: Callable[[Sequence[Any]], Sequence[Any]] | None = field(default=None, kw_only=True, repr=False)
-    # of the model as it is now, and arguments as `bind` gives them: stages with the same weights
+    # as `bind`, for calls of all forms
+    taken: Callable[..., list[Any]] | None = field(default=None, kw_only=True, repr=False)
+    # of the model as it is now, and arguments as `taken` gives them: stages with the same weights
     again: Callable[[nn.Module, Sequence[Any]], Stages] | None = field(default=None, kw_only=True, repr=False)
     # (path of a module, name) of attributes that each call of the model sets for itself: stages leave nothing there
     left: tuple[tuple[str, str], ...] = field(default=(), kw_only=True, repr=False)

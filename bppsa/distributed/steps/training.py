@@ -130,7 +130,7 @@ class Training:
             check_names(first_names(named_tensors(self.model)), self.names)
             warn_once(f"{changed} has changed since the model was cut, so it is cut again, as after each such change")
             self.others.clear()
-        values = self.stages.bind(*args, **kwargs)
+        values = (self.stages.taken or self.stages.bind)(*args, **kwargs)
         situation = situation_of(self.model, values)
         if situation not in self.others:
             other = type(self)(self.model, self.settings, self.again(values))

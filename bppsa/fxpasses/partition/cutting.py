@@ -126,6 +126,7 @@ def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Or
         by_rows=rows,
         shapes=shapes_of(arguments.leaves),
         situation=situation_of(model, arguments.examples),
+        taken=arguments.taken,
         again=partial(cut_again, weights, arguments),
         changed=since(model, graph.looked_up),
         means=means,
@@ -137,7 +138,7 @@ def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Or
 
 def cut_again(weights: Placement, arguments: Arguments, model: nn.Module, values: Sequence[Any]) -> Stages:
     """The model as it is now, as in evaluation, in as many stages with the same weights in each. values: of the
-    arguments, as `bind` gives them. Raises PartitionError where it cannot be cut so."""
+    arguments, as `taken` gives them. Raises PartitionError where it cannot be cut so."""
     given = arguments.like(values)
     graph = captured(model, given)
     order = ordered(graph.graph)

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten
 
 from bppsa.common.graph import modules_in, tensors_in
 from bppsa.common.stages import Situation
@@ -21,7 +22,14 @@ def situation_of(model: nn.Module, arguments: Sequence[Any]) -> Situation:
         tuple(module.training for module in opened(model)),
         (*(leaf.dtype for leaf in given), *sorted(dtypes_of(model), key=str)),
         tuple(torch.get_autocast_dtype(d) if torch.is_autocast_enabled(d) else None for d in devices),
+        form_of(arguments),
     )
+
+
+def form_of(arguments: Sequence[Any]) -> str:
+    """Flags and numbers are alike here: a graph is for one value of each, and says so."""
+    leaves, spec = tree_flatten(list(arguments))
+    return f"{spec} {[Tensor if isinstance(x, Tensor) else None if x is None else 'value' for x in leaves]}"
 
 
 def opened(model: nn.Module) -> Iterator[nn.Module]:

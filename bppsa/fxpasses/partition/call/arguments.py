@@ -66,14 +66,19 @@ class Arguments:
         Raises TypeError where the model cannot be called like this, and PartitionError where the call is not one that
         the graph was traced for: it has other arguments, containers or flags.
         """
+        found = self.taken(*args, **kwargs)
+        for name, value, example in zip(self.names, found, self.examples, strict=True):
+            check(name, value, example)
+        return found
+
+    def taken(self, *args: Any, **kwargs: Any) -> list[Any]:
+        """The same, where the call may be one that another graph is for: None for a tensor, or the other way round."""
         found = flatten(self.signature, args, kwargs)
         if tuple(found) != self.names:  # a forward may look at the order of **kwargs
             raise PartitionError(
                 f"called with arguments {', '.join(found)}, and partitioned for {', '.join(self.names)}; "
                 f"call it as the example was called, or partition it for such a call"
             )
-        for name, value, example in zip(self.names, found.values(), self.examples, strict=True):
-            check(name, value, example)
         return list(found.values())
 
     def like(self, values: Sequence[Any]) -> Arguments:
