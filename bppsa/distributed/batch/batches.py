@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa.common.graph import tensors_in
 from bppsa.errors import InputError
+from bppsa.fxpasses.partition.means.outputs import own_loss
 from bppsa.runtime.worker.pipeline import PipelineCall
 
 
@@ -77,7 +79,8 @@ def output_of(pieces: Sequence[Any], sizes: Sequence[int]) -> Any:
         if not is_batched(piece, size):
             raise InputError(
                 f"the model returns a tensor {list(piece.shape)} for a micro-batch of {size} rows: without rows in "
-                f"dimension 0 those of the micro-batches cannot be joined; compute it in loss_fn, and use step()"
+                f"dimension 0 those of the micro-batches cannot be joined; compute it in loss_fn, and use step(), or "
+                f"return it as loss, where it is a mean or a sum over rows"
             )
     return torch.cat(list(pieces))
 
@@ -86,7 +89,7 @@ def output_of(pieces: Sequence[Any], sizes: Sequence[int]) -> Any:
 class Batch:
     """call: of all micro-batches. mine: those whose rows are here; all, but where each rank brings its own. rows: of
     these; sizes: the rows of each micro-batch. arguments: of each argument of the model, its tensors, whole; values:
-    the arguments."""
+    the arguments. weights: of the micro-batches' losses, where the model returns one."""
 
     call: PipelineCall
     mine: Sequence[int]
@@ -94,6 +97,7 @@ class Batch:
     sizes: list[int]
     arguments: list[list[Tensor]]
     values: Sequence[Any] = field(default=(), kw_only=True)
+    weights: Sequence[float] = field(default=(), kw_only=True)
 
     @property
     def wanted(self) -> list[Tensor]:
@@ -114,12 +118,27 @@ class Batch:
 
     def cotangents(self, grads: Sequence[Tensor | None]) -> list[list[Tensor | None]]:
         """The cotangents of each micro-batch. grads: the batch's, for each tensor that the last stage returned."""
-        cut = [[None] * len(self.sizes) if grad is None else list(grad.split(self.sizes)) for grad in grads]
-        return [list(column) for column in zip(*cut, strict=True)]
+        return [list(column) for column in zip(*map(self.cotangents_of, grads), strict=True)]
+
+    def cotangents_of(self, grad: Tensor | None) -> list[Tensor | None]:
+        if grad is None:
+            return [None] * len(self.sizes)
+        if grad.dim():
+            return list(grad.split(self.sizes))
+        return [grad * weight if weight else None for weight in self.weights]  # of the loss: no other has no rows
 
     def outputs(self, made: Mapping[int, Any]) -> Any:
         """made: what the model returned, by micro-batch."""
-        return joined([made[b] for b in self.mine], [self.sizes[b] for b in self.mine], output_of)
+        trees = [made[b] for b in self.mine]
+        losses = [own_loss(tree) for tree in trees] if self.weights else []
+        sums = [isinstance(loss, Tensor) and not loss.dim() for loss in losses]
+
+        def join(pieces: Sequence[Any], sizes: Sequence[int]) -> Any:
+            if sums and all(sums) and all(map(is_, pieces, losses)):
+                return sum(loss * weight for loss, weight in zip(losses, self.weights, strict=True) if weight)
+            return output_of(pieces, sizes)
+
+        return joined(trees, [self.sizes[b] for b in self.mine], join)
 
 
 @dataclass(frozen=True)

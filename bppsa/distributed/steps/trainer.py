@@ -103,7 +103,7 @@ class Trainer:
         if not return_outputs:
             return total
         with torch.no_grad():
-            return total, training.outputs(found, batch)
+            return total, training.outputs(found, training.weighted(batch))
 
     def outputs(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns for the whole batch: all forwards, and in `.backward()` all backwards."""
@@ -113,7 +113,7 @@ class Trainer:
 
     def _outputs(self, training: Training, number: int, args: Any, kwargs: Mapping[str, Any]) -> Any:
         modes = Modes.here()
-        batch = training.batch(number, args, kwargs, modes)
+        batch = training.weighted(training.batch(number, args, kwargs, modes))
         if not modes.grad:
             return training.outputs(training.run("forward", replace(batch.call, outputs=True))[0], batch)
         if self.settings.local:

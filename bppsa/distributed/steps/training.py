@@ -262,6 +262,12 @@ class Training:
         """The loss of the micro-batches' outputs. Raises InputError where the target has not the batch's rows."""
         return self.losses.of(batch, target, self.gathered, partial(self.together, len(batch.sizes)))
 
+    def weighted(self, batch: Batch) -> Batch:
+        """The batch with the weights that make the loss that the model returns for it from the micro-batches'."""
+        if self.settings.loss_fn is not None or self.settings.local:
+            return batch
+        return replace(batch, weights=self.loss(batch, None).weights)
+
     def together(self, count: int) -> bool:
         """Whether the losses of all micro-batches come about in one process."""
         if not self.settings.local and self.engine.ranks == 1:
