@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bppsa import compile, trainer
-from bppsa.errors import InputError, ScheduleError
+from bppsa.errors import InputError, ScheduleError, WorkerError
 from bppsa.schedule import Recipe, ddp, one_f_one_b
 from tests.workers import support
 
@@ -58,6 +58,34 @@ def test_the_loss_is_the_batchs(schedule: Recipe) -> None:
     with torch.no_grad():
         support.close(compiled(**given), reference(**given))
         support.close(compiled(given["ids"]), reference(given["ids"]))
+
+
+class InATuple(Tagger):
+    """As nanoGPT, whose model returns (logits, loss)."""
+
+    def forward(self, ids: Tensor, labels: Tensor | None = None) -> Any:
+        made = super().forward(ids, labels)
+        return made["logits"], made["loss"]
+
+
+class Twice(InATuple):
+    def forward(self, ids: Tensor, labels: Tensor | None = None) -> Any:
+        logits, loss = super().forward(ids, labels)
+        return logits.mean(), loss
+
+
+def test_a_loss_in_a_tuple() -> None:
+    model = InATuple()
+    reference = copy.deepcopy(model)
+    compiled = compile(model, schedule=one_f_one_b(), stages=2, microbatches=4)
+    given = batch(7)
+    logits, loss = reference(**given)
+    loss.backward()
+    found, outputs = trainer(compiled).step(given, return_outputs=True)
+    support.close([found.detach().as_subclass(Tensor), outputs], [loss.detach(), (logits, loss)])
+    support.same(support.gradients(compiled), support.gradients(reference))
+    with pytest.raises(WorkerError, match=r"the model returns a tuple, and a step needs a loss"):
+        compile(Twice(), schedule=one_f_one_b(), stages=2, microbatches=4).step(given)
 
 
 def test_what_is_no_loss_is_refused() -> None:

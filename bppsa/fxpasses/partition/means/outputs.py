@@ -15,9 +15,13 @@ FEW = 4  # rows
 
 
 def own_loss(output: Any) -> Any:
-    """What the model says is its loss: all that it returns, or a field or key of that name."""
+    """What the model says is its loss: all that it returns, a field or key of that name, or the only
+    number of a tuple, as of (logits, loss)."""
     if isinstance(output, Mapping):
         return output.get("loss", output)
+    if isinstance(output, (tuple, list)) and not hasattr(output, "loss"):
+        numbers = [x for x in output if isinstance(x, Tensor) and not x.dim() and x.is_floating_point()]
+        return numbers[0] if len(numbers) == 1 else output
     return output if isinstance(output, Tensor) else getattr(output, "loss", output)
 
 

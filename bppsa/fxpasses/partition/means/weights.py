@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from bppsa.common.graph import ancestors
 from bppsa.common.stages import LossMeans
 from bppsa.fxpasses.partition.call.arguments import leaf_of
-from bppsa.fxpasses.partition.capture.graph import CapturedGraph, Output
+from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.cut.modules import stage_module
 from bppsa.fxpasses.partition.means.classes import Classes, of_classes
 from bppsa.fxpasses.partition.means.reading import LossReading
@@ -35,13 +35,14 @@ def means_of(
     arguments: of the example. loss: takes it from what the model returns. made: how many of the arguments, the first
     ones, a model has made, so that they are not known before it runs.
     """
-    leaf = loss(graph.assemble([Output(i) for i in range(len(graph.examples))]))
-    if not isinstance(leaf, Output):
+    leaf = loss(graph.assemble(graph.examples))
+    number = next((i for i, x in enumerate(graph.examples) if x is leaf), None)
+    if number is None:
         return None
-    end = graph.graph.output_node().args[0][leaf.number]
+    end = graph.graph.output_node().args[0][number]
     pairs = zip(graph.sizes.shapes, by_rows, strict=True)
     rows = frozenset(s for shape, yes in pairs if shape and yes for s in getattr(shape[0], "free_symbols", ()))
-    if not rows or not isinstance(graph.examples[leaf.number], Tensor) or graph.examples[leaf.number].dim():
+    if not rows or not isinstance(leaf, Tensor) or leaf.dim():
         return None
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     reading = LossReading(rows, lambda path: path not in parameters, trials_of(model, graph, arguments), made == 0)
