@@ -14,8 +14,18 @@ NOT_THE_USERS = sys.stdlib_module_names | {"torch", "numpy", "bppsa"}
 
 @functools.cache
 def is_library(package: str) -> bool:
-    file = getattr(sys.modules.get(package), "__file__", None) or ""
-    return package in NOT_THE_USERS or not INSTALLED.isdisjoint(Path(file).parts)
+    file = Path(getattr(sys.modules.get(package), "__file__", None) or "")
+    return package in NOT_THE_USERS or not INSTALLED.isdisjoint(file.parts) or was_installed(file)
+
+
+def was_installed(file: Path) -> bool:
+    """Whether an installer put a module or a package there, as `pip install --target` does: its record has the file."""
+    if not file.name:
+        return False
+    file = file.absolute()
+    at = file.parents[1] if file.name == "__init__.py" else file.parent
+    line = f"{file.relative_to(at).as_posix()},"
+    return any(line in record.read_text(errors="replace") for record in at.glob("*.dist-info/RECORD"))
 
 
 def is_users_name(module: str | None) -> bool:
