@@ -36,11 +36,10 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "decisions": set(),
     "common": set(),
+    "common.process": set(),
     "common.chain": set(),  # what the passes hand to the rooms after them
     "common.stages": {"schedule"},  # the same for a model that is cut for a schedule
-    "common.collector": set(),
     "common.graph": set(),
-    "common.forks": set(),
     "common.recent": set(),
     "cells": set(),  # a file a family
     "schedule": set(),
@@ -113,7 +112,7 @@ ROOMS: dict[str, set[str]] = {
     "plan_training": {"api"},
     "api": LOWER | {"cells", "fxpasses", "runtime", "schedule", "common.stages", "frontend", "distributed"},
 }
-FOR_ALL = {"errors", "decisions", *(f"common.{name}" for name in ("collector", "forks", "graph", "leaves", "recent"))}
+FOR_ALL = {"errors", "decisions", *(f"common.{name}" for name in ("graph", "leaves", "process", "recent"))}
 
 # What may be imported from outside the standard library.
 LIBRARIES: dict[str, set[str]] = {

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Any, Generic, TypeVar
 
-from bppsa.common.forks import renewed_in_children
+from bppsa.common.process.forks import renewed_in_children
 
 V = TypeVar("V")
 

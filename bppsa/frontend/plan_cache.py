@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from bppsa.common.forks import renewed_in_children
+from bppsa.common.process.forks import renewed_in_children
 from bppsa.common.recent import RecentMap
 from bppsa.errors import Unsupported
 

@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 import numpy
 import torch
 
-from bppsa.common.forks import renewed_in_children
+from bppsa.common.process.forks import renewed_in_children
 
 SMALLEST = 64 << 10  # bytes; below, the allocator is as fast and reuses its pages itself
 LARGEST_IDLE = 256 << 20  # bytes that may wait for the next step

@@ -10,6 +10,7 @@ from itertools import pairwise
 from numbers import Real
 from typing import Any
 
+from bppsa.common.process.collector import collector_paused
 from bppsa.errors import ScheduleError
 from bppsa.schedule.job_graph import spec
 from bppsa.schedule.job_graph.answers import no_cost
@@ -26,6 +27,7 @@ Cost = Number | Sequence[Number] | Callable[[int, int], Number]
 MOST_TOLD = 16  # of jobs that wait for each other, in an error
 
 
+@collector_paused()
 def simulate(
     schedule: Schedule | Recipe | Build,
     *,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import bppsa
 from bppsa.codegen.cpu import progress
-from bppsa.common.collector import collector_paused
+from bppsa.common.process.collector import collector_paused
 from bppsa.frontend.loops.scans.fuse import Fused
 from tests.loops.beside import Pair
 from tests.loops.cells import Cell, H, N, x

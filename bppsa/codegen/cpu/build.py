@@ -21,7 +21,7 @@ import torch  # noqa: F401  its OpenMP runtime must be in the process before our
 
 from bppsa.codegen import cache, isa
 from bppsa.codegen.cpu import progress, shipped
-from bppsa.common.forks import in_children
+from bppsa.common.process.forks import in_children
 from bppsa.errors import BuildError, MachineError, Reason
 
 BASE = ("-std=c++17", "-O3", "-fno-math-errno", "-shared", "-fPIC")

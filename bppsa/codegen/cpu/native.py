@@ -15,7 +15,7 @@ from torch import Tensor
 from bppsa.codegen.cpu import build
 from bppsa.codegen.cpu.print_cpp import printed
 from bppsa.codegen.language.ir import Kernel
-from bppsa.common.forks import in_children
+from bppsa.common.process.forks import in_children
 
 REAL = {torch.float32: "float", torch.float64: "double"}
 # Rough costs on one thread, only used to choose how many threads work on what.

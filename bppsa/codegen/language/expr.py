@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from bppsa.common.forks import renewed_in_children
+from bppsa.common.process.forks import renewed_in_children
 
 
 class Op(enum.Enum):

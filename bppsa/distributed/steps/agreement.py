@@ -27,7 +27,6 @@ BATCH = (
 def fingerprint(training: Training) -> dict[str, str]:
     """Describes the model as it is cut, and what runs it."""
     plan = training.plan("step", training.settings.microbatches)
-    program = [[str(step) for step in lane] for lanes in plan.steps for lane in lanes]
     tensors = {
         name: f"{list(tensor.shape)} {tensor.dtype}, {'trained' if tensor.requires_grad else 'frozen'}, in stage {s}"
         for s, stage in enumerate(training.stages.stages)
@@ -38,7 +37,7 @@ def fingerprint(training: Training) -> dict[str, str]:
         "microbatches": f"{training.settings.microbatches}",
         "data": "local" if training.settings.local else "whole batches",
         "seed": f"{training.seed}",
-        "the program of the schedule": blake2b(repr(program).encode(), digest_size=4).hexdigest(),
+        "the program of the schedule": plan.digest(),
         **tensors,
     }
 

@@ -61,7 +61,7 @@ class MessageNumbers:
 
 
 def make_exchange(plan: StepPlan, stages: Stages, owners: Owners) -> Exchange:
-    numbers, workers = MessageNumbers(plan.messages), range(len(plan.steps))
+    numbers, workers = MessageNumbers(plan.handovers.messages), range(plan.timeline.W)
     fetches, frees = {}, set()
     for lane in foreign(plan, owners):
         for before, action, after in zip([None, *lane], lane, [*lane[1:], None], strict=False):
@@ -80,9 +80,9 @@ def make_exchange(plan: StepPlan, stages: Stages, owners: Owners) -> Exchange:
 
 def foreign(plan: StepPlan, owners: Owners) -> Iterator[list[Action]]:
     """Gives for each lane the jobs of stages that its worker does not own, in order."""
-    for worker, lanes in enumerate(plan.steps):
-        for lane in lanes:
-            yield [step.action for step in lane if worker not in owners[step.action.stage]]
+    for worker in range(plan.timeline.W):
+        for lane in plan.lanes(worker):
+            yield [action for action in lane if worker not in owners[action.stage]]
 
 
 def together(stages: Stages) -> dict[tuple[int, ...], dict[str, int]]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bppsa.common.stages import Stages
 from bppsa.distributed.steps.member import Member, SweepChoice, WorkerCall
-from bppsa.distributed.steps.plans import StepPlan, batches
+from bppsa.distributed.steps.plans import StepPlan
 from bppsa.runtime.transport.mailbox import Alarm, Threads
 from bppsa.runtime.worker.execute import run_all
 from bppsa.runtime.worker.gradients import Sums, total
@@ -41,10 +41,10 @@ class Local:
         self, plan: StepPlan, call: PipelineCall, state: Sequence[Results] = ()
     ) -> tuple[Outcome, Sequence[Results]]:
         """state: what the forward gave, for a backward alone."""
-        alarm, count = Alarm(), len(plan.steps)
+        alarm, count = Alarm(), plan.timeline.W
         transport = Threads(alarm)
         results = [before.going_on() for before in state] or [Results() for _ in range(count)]
-        sums = [Sums(batches(lanes)) for lanes in plan.steps]
+        sums = [Sums(plan.batches(worker)) for worker in range(count)]
         lanes = []
         for worker in range(count):
             run = WorkerCall(

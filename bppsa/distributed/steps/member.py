@@ -78,8 +78,9 @@ class Member:
         modules = modules_in(self.model)
         self.follow(tensors_of_modules(modules))
         mailbox, found = Mailbox(run.alarm), []
-        threads = self.neighbours * sum(map(bool, run.plan.steps[self.worker]))
-        for lane, steps in enumerate(run.plan.steps[self.worker]):
+        program = run.plan.program(self.worker)
+        threads = self.neighbours * sum(map(bool, program.lanes))
+        for lane, steps in enumerate(program.lanes):
             used = sorted({step.action.stage for step in steps})
             work = work_of(
                 self.stages,
@@ -96,7 +97,7 @@ class Member:
                     work,
                     mailbox,
                     run.transport,
-                    run.plan.readers(self.worker),
+                    program.readers,
                     partial(inside, threads, run.results.decisions, run.asked),
                     run.results.times,
                     run.fetches,

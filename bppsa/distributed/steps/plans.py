@@ -6,15 +6,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import groupby
+from hashlib import blake2b
+from itertools import chain, groupby
+from operator import itemgetter
 
-from bppsa.common.collector import collector_paused
 from bppsa.errors import ScheduleError
 from bppsa.fxpasses.partition.ops.changes import Change
 from bppsa.schedule.job_graph.graph import numbered
 from bppsa.schedule.job_graph.jobs import PerJob
-from bppsa.schedule.job_graph.spec import F, Jobs, Schedule, W
-from bppsa.schedule.programs.messages import TOKEN, Item, Items, JobStep, with_messages
+from bppsa.schedule.job_graph.spec import B, F, Jobs, Schedule, W
+from bppsa.schedule.programs.handovers import Handovers
+from bppsa.schedule.programs.messages import Item, Items, JobStep
 from bppsa.schedule.programs.program import Action
 from bppsa.schedule.recompute import Recompute
 from bppsa.schedule.simulator import Cost, simulate
@@ -29,13 +31,25 @@ KINDS: Mapping[str, Callable[[str], bool]] = {  # which directions a call runs
 }
 
 
+@dataclass(frozen=True)
+class WorkerProgram:
+    """What one worker does. lanes: the steps of each; together they are read item by item."""
+
+    lanes: tuple[tuple[JobStep, ...], ...]
+
+    @cached_property
+    def readers(self) -> Counter[Item]:
+        """How many of the steps read an item."""
+        return Counter(item for lane in self.lanes for step in lane for item in step.reads)
+
+
 @dataclass(frozen=True, eq=False)
 class StepPlan:
-    """steps: of each worker and lane. counted: by worker, how many of its steps read an item, once that was asked."""
+    """What a call runs, and where. programs: of the workers that were asked for, as a rank asks for its own alone."""
 
     timeline: Timeline
-    steps: tuple[tuple[tuple[JobStep, ...], ...], ...]
-    counted: dict[int, Counter[Item]] = field(default_factory=dict, repr=False)
+    handovers: Handovers
+    programs: dict[int, WorkerProgram] = field(default_factory=dict, repr=False)
 
     @property
     def split(self) -> bool:
@@ -44,32 +58,54 @@ class StepPlan:
     @cached_property
     def computing(self) -> dict[int, list[int]]:
         """The workers that compute gradients of a stage's weights, ascending, by stage."""
-        found: dict[int, set[int]] = {}
-        for worker, lanes in enumerate(self.steps):
-            for stage in batches(lanes):
-                found.setdefault(stage, set()).add(worker)
-        return {stage: sorted(workers) for stage, workers in found.items()}
-
-    @cached_property
-    def kinds(self) -> list[str]:
-        """The kinds of its jobs."""
-        return sorted({action.kind for worker in range(len(self.steps)) for action in self.actions(worker)})
-
-    def readers(self, worker: int) -> Counter[Item]:
-        """How many of the worker's steps read an item: a rank asks for its own alone."""
-        if worker not in self.counted:
-            self.counted[worker] = Counter(item for lane in self.steps[worker] for step in lane for item in step.reads)
-        return self.counted[worker]
-
-    def actions(self, worker: int) -> list[Action]:
-        return [step.action for lane in self.steps[worker] for step in lane]
+        last = last_direction(self.timeline)
+        pairs = {
+            (s, at) for (s, _, d), at in zip(self.timeline.jobs, self.timeline.graph.worker, strict=True) if d == last
+        }
+        return {s: sorted(at for _, at in of) for s, of in groupby(sorted(pairs), key=itemgetter(0))}
 
     @property
-    def messages(self) -> int:
-        return sum(len(step.receives) for lanes in self.steps for lane in lanes for step in lane)
+    def kinds(self) -> list[str]:
+        """The kinds of its jobs."""
+        return sorted(self.timeline.jobs.directions)
+
+    def program(self, worker: int) -> WorkerProgram:
+        if worker not in self.programs:
+            steps = {step.action: step for step in self.handovers.steps(worker)}
+            lanes = (tuple(steps[action] for action in lane) for lane in self.lanes(worker))
+            self.programs[worker] = WorkerProgram(tuple(lanes))
+        return self.programs[worker]
+
+    def lanes(self, worker: int) -> list[list[Action]]:
+        """The jobs of each lane of a worker, in order."""
+        found: list[list[Action]] = [[] for _ in range(self.timeline.lanes)]
+        for job in self.timeline.jobs_of[worker]:
+            found[self.timeline.lane[job]].append(Action(*job))
+        return found
+
+    def actions(self, worker: int) -> list[Action]:
+        return list(chain(*self.lanes(worker)))
+
+    def batches(self, worker: int) -> dict[int, list[int]]:
+        """The micro-batches whose weight gradients the worker computes, by stage."""
+        last, found = last_direction(self.timeline), dict[int, list[int]]()
+        for stage, batch, kind in self.actions(worker):
+            if kind == last:
+                found.setdefault(stage, []).append(batch)
+        return found
+
+    def digest(self) -> str:
+        """The same where all workers do the same."""
+        jobs, handovers = self.timeline.jobs_of, self.handovers
+        told = repr((jobs, handovers.reads, handovers.writes, handovers.waits))
+        return blake2b(told.encode(), digest_size=4).hexdigest()
 
 
-@collector_paused()
+def last_direction(timeline: Timeline) -> str:
+    """That of the jobs which compute the gradients of weights."""
+    return W if W in timeline.jobs.directions else B
+
+
 def make_plan(
     schedule: Schedule,
     S: int,
@@ -84,24 +120,7 @@ def make_plan(
     """Raises ScheduleError where the schedule cannot run."""
     timeline = simulate(schedule, S=S, B=B, W=workers, costs=costs, recompute=recompute, units=units)
     check_runs(timeline)
-    waits, signals = tokens(timeline)
-    lists = [[Action(*job) for job in jobs] for jobs in timeline.jobs_of]
-    steps = with_messages(
-        lists,
-        lambda action: [*reads(action), *waits.get(action, ())],
-        lambda action: [*writes(action), *signals.get(action, ())],
-    )
-    return StepPlan(timeline, tuple(tuple(map(tuple, by_lane(worker, timeline))) for worker in steps))
-
-
-def by_lane(steps: Sequence[JobStep], timeline: Timeline) -> list[list[JobStep]]:
-    """A worker's steps, for each of its lanes."""
-    if timeline.lanes == 1:
-        return [list(steps)]
-    found: list[list[JobStep]] = [[] for _ in range(timeline.lanes)]
-    for step in steps:
-        found[timeline.lane[step.action]].append(step)
-    return found
+    return StepPlan(timeline, Handovers(timeline, reads, writes))
 
 
 def own_batches(plan: StepPlan, rank: int) -> list[int]:
@@ -118,7 +137,7 @@ def own_batches(plan: StepPlan, rank: int) -> list[int]:
     mine = [b for b, (worker,) in sorted(workers.items()) if worker == rank]
     if not mine:
         raise ScheduleError(
-            f"data='local': rank {rank} has no micro-batch to bring rows for; give microbatches={len(plan.steps)}, or "
+            f"data='local': rank {rank} has no micro-batch to bring rows for; give microbatches={plan.timeline.W}, or "
             f"more"
         )
     return mine
@@ -207,34 +226,3 @@ def site(change: str) -> str:
     """Where and how, as far as that is known."""
     place = change.site.place if isinstance(change, Change) else ""
     return f"{place} ({change.site.op}): " if isinstance(change, Change) and place else ""
-
-
-Tokens = Mapping[Action, Sequence[Item]]
-
-
-def tokens(timeline: Timeline) -> tuple[Tokens, Tokens]:
-    """What each job waits for and what it signals: the edges of pred that the order of a lane does not keep."""
-    waits: dict[Action, list[Item]] = {}
-    signals: dict[Action, list[Item]] = {}  # one of a job, whoever waits for it
-    graph, jobs = timeline.graph, timeline.jobs
-    between = [(p, q) for p, q in graph.orders() if graph.line[p] != graph.line[q]]
-    data = set(graph.inputs()) if between else set()
-    for p, q in between:
-        if (p, q) in data:
-            continue
-        s, b, d = made_by = Action(*jobs[p])
-        token = Item(TOKEN + d, s, b)
-        waits.setdefault(Action(*jobs[q]), []).append(token)
-        signals[made_by] = [token]
-    return waits, signals
-
-
-def batches(lanes: Sequence[Sequence[JobStep]]) -> dict[int, list[int]]:
-    """The micro-batches whose weight gradients these steps compute, by stage."""
-    actions = [step.action for steps in lanes for step in steps]
-    last = "W" if any(action.kind == "W" for action in actions) else "B"
-    found: dict[int, list[int]] = {}
-    for stage, batch, kind in actions:
-        if kind == last:
-            found.setdefault(stage, []).append(batch)
-    return found

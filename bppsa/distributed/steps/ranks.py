@@ -17,7 +17,7 @@ from bppsa.common.stages import Stages
 from bppsa.distributed.steps.agreement import check_replicas, checksums, signature
 from bppsa.distributed.steps.exchange import Exchange, MessageNumbers, Owners, make_exchange
 from bppsa.distributed.steps.member import Member, SweepChoice, WorkerCall, tensors_of
-from bppsa.distributed.steps.plans import StepPlan, batches
+from bppsa.distributed.steps.plans import StepPlan
 from bppsa.distributed.steps.reducing import Reducing
 from bppsa.errors import ScheduleError
 from bppsa.runtime.transport.group import GroupTransport
@@ -91,7 +91,7 @@ class Ranks:
         if self.ran_nothing:
             check_replicas(self.all_gather(checksums(named_tensors(self.model))))
         results = state[0].going_on() if state else Results()
-        sums = Sums(batches(plan.steps[self.rank]))
+        sums = Sums(plan.batches(self.rank))
         reducing = Reducing(self.transport, self.rank, exchange.reductions, sums)
         threads = torch.get_num_threads()
         try:

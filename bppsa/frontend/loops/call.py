@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from bppsa.codegen.cpu.progress import looking_at_loop
-from bppsa.common.collector import collector_paused
+from bppsa.common.process.collector import collector_paused
 from bppsa.decisions import Decision
 from bppsa.errors import BppsaError, Reason, Unsupported, first_line
 from bppsa.frontend.call_log import collecting, explaining, note, unnoted

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from bppsa.common.forks import renewed_in_children
+from bppsa.common.process.forks import renewed_in_children
 from bppsa.errors import InputError
 from bppsa.runtime.sparse_conv.kept import KEEPING, KeptValues
 from bppsa.runtime.untraced import untraced

@@ -16,7 +16,7 @@ import time
 import weakref
 from typing import Protocol
 
-from bppsa.common.forks import in_children
+from bppsa.common.process.forks import in_children
 from bppsa.runtime.transport.frames import CHUNK, Frame, Line
 
 _BYE = 0  # kind of the frame that announces a closed connection; other kinds are the listener's

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice, starmap
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -18,17 +19,18 @@ T = TypeVar("T")
 
 def answers(
     role: str, function: Callable[[int, int, str], T], jobs: Iterable[Job], takes: str = "(s, b, d)"
-) -> Iterator[T]:
+) -> list[T]:
     """The function's answer for each job. Raises ScheduleError where the function cannot be asked, or fails."""
-    for s, b, d in jobs:
-        try:
-            answer = function(s, b, d)
-        except (ArithmeticError, LookupError, TypeError) as error:
-            raise ScheduleError(
-                f"{role} of job {s, b, d} raises {type(error).__name__}: {error}; "
-                f"{role} has to be a function of {takes}"
-            ) from error
-        yield answer
+    found: list[T] = []
+    try:
+        for answer in starmap(function, jobs):  # within the try: of a million jobs, entering one each takes a while
+            found.append(answer)
+    except (ArithmeticError, LookupError, TypeError) as error:
+        s, b, d = next(islice(jobs, len(found), None))
+        raise ScheduleError(
+            f"{role} of job {s, b, d} raises {type(error).__name__}: {error}; {role} has to be a function of {takes}"
+        ) from error
+    return found
 
 
 def outside(values: Sequence[Any], limit: float) -> Iterator[int]:

@@ -26,17 +26,19 @@ def order_edges(schedule: Schedule, jobs: Grid | Listed) -> Iterator[tuple[int, 
 def named(role: str, function: Jobs, jobs: Grid | Listed) -> Iterator[tuple[int, int]]:
     """Edges from the jobs that a function of a job names. Raises ScheduleError where one is not there."""
     number = jobs.number
-    for q, (said, (s, b, d)) in enumerate(zip(answers(role, function, jobs), jobs, strict=True)):
+    for q, said in enumerate(answers(role, function, jobs)):
+        if not said:
+            continue
         try:
-            named_jobs = iter(said or ())
+            named_jobs = iter(said)
         except TypeError:
-            raise ScheduleError(f"{role}{s, b, d} is {said!r}, and has to be a list of jobs (s, b, d)") from None
+            raise ScheduleError(f"{role}{jobs[q]} is {said!r}, and has to be a list of jobs (s, b, d)") from None
         for job in named_jobs:
             try:
                 p = number(job)
             except (KeyError, ValueError, TypeError):
                 raise ScheduleError(
-                    f"{role}{s, b, d} names {job!r}, and there is no such job; it has to be a list of jobs (s, b, d) "
+                    f"{role}{jobs[q]} names {job!r}, and there is no such job; it has to be a list of jobs (s, b, d) "
                     f"with s < {jobs.S}, b < {jobs.B} and d of {', '.join(jobs.directions)}"
                 ) from None
             yield p, q

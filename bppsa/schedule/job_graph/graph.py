@@ -51,18 +51,15 @@ class JobGraph:
     duration: list[Any]  # [N + transfers]
     successors: list[list[int]]  # [N + transfers]
     waiting: list[int]  # [N + transfers]: how many predecessors there are
+    orders: list[tuple[int, int]]  # edges (p, q) of pred
 
     def inputs(self) -> Iterator[tuple[int, int]]:
         """Edges (p, q) between jobs along which data goes."""
         return input_edges(self.schedule, self.jobs)
 
-    def orders(self) -> Iterator[tuple[int, int]]:
-        """Edges (p, q) of pred."""
-        return order_edges(self.schedule, self.jobs)
-
     def edges(self) -> Iterator[tuple[int, int]]:
         """Edges (p, q) between jobs of all kinds but a strict order's: q starts after p."""
-        return chain(self.inputs(), self.orders())
+        return chain(self.inputs(), self.orders)
 
     def lists(self) -> list[list[int]]:
         """The jobs of each line in the order of n."""
@@ -74,14 +71,15 @@ def build_graph(schedule: Schedule, jobs: Grid | Listed, W: int | None, prices: 
     owner, worker, workers = places(schedule, jobs, W)
     lanes, line = lines(schedule, jobs, worker)
     rank, duration = ranks(schedule, jobs), durations(jobs, owner, worker, prices)
-    after: Edges = order_edges(schedule, jobs)
+    orders = list(order_edges(schedule, jobs))
+    after: Edges = orders
     if schedule.policy == "strict":
         after = chain(after, *map(pairwise, by_line(line, rank, workers * lanes)))
     inputs: Edges = input_edges(schedule, jobs)
     if prices.activation or prices.gradient:
         inputs = delayed(inputs, jobs, worker, prices, line, duration)
     successors, waiting = linked(chain(inputs, after), len(line))
-    return JobGraph(schedule, jobs, workers, lanes, owner, worker, rank, line, duration, successors, waiting)
+    return JobGraph(schedule, jobs, workers, lanes, owner, worker, rank, line, duration, successors, waiting, orders)
 
 
 def numbered(schedule: Schedule, S: int, B: int) -> Grid | Listed:
@@ -112,7 +110,7 @@ def is_job(job: Any) -> bool:
 
 def places(schedule: Schedule, jobs: Grid | Listed, W: int | None) -> tuple[list[int], list[int], int]:
     """Owner and worker of each job, and the number of workers, among which both are."""
-    found = list(answers("w", schedule.w, jobs))
+    found = answers("w", schedule.w, jobs)
     try:
         owner, worker = [owner for owner, _ in found], [worker for _, worker in found]
     except (TypeError, ValueError):
@@ -137,7 +135,7 @@ def lines(schedule: Schedule, jobs: Grid | Listed, worker: list[int]) -> tuple[i
     """How many lanes a worker has, and the line of each job."""
     if schedule.lane is None:
         return 1, list(worker)
-    lane = list(answers("lane", schedule.lane, jobs))
+    lane = answers("lane", schedule.lane, jobs)
     for number in outside(lane, math.inf):
         raise ScheduleError(f"job {jobs[number]} is on lane {lane[number]!r}: lanes are ints from 0 on")
     lanes = 1 + max(lane)
@@ -147,7 +145,7 @@ def lines(schedule: Schedule, jobs: Grid | Listed, worker: list[int]) -> tuple[i
 def ranks(schedule: Schedule, jobs: Grid | Listed) -> list[int]:
     if schedule.n is None:
         return list(range(len(jobs)))
-    key = list(answers("n", schedule.n, jobs))
+    key = answers("n", schedule.n, jobs)
     try:
         ordered = sorted(range(len(key)), key=key.__getitem__)
     except TypeError as error:
@@ -165,7 +163,7 @@ def ranks(schedule: Schedule, jobs: Grid | Listed) -> list[int]:
 def durations(jobs: Grid | Listed, owner: list[int], worker: list[int], prices: Prices) -> list[Any]:
     """How long each job takes, with the fetch of its weights where that is not hidden."""
     price, fetch = prices.job, prices.weights
-    duration = list(answers("the cost", lambda s, b, d: price[d](s, b), jobs, takes="(s, b)"))
+    duration = answers("the cost", lambda s, b, d: price[d](s, b), jobs, takes="(s, b)")
     for number in no_cost(duration):
         raise ScheduleError(f"job {jobs[number]} takes {duration[number]!r}: a cost is a finite number from 0 on")
     if fetch is not None:

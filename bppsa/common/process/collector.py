@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from bppsa.common.forks import in_children
+from bppsa.common.process.forks import in_children
 
 _lock = threading.Lock()
 _pauses = 0  # of all threads

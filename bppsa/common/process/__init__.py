@@ -1,0 +1,1 @@
+"""What concerns the whole process: Python's collector, and children that it forks."""
