@@ -103,6 +103,36 @@ def scaled_of_all(rank: int, name: str) -> Any:
     return scaled(rank, name)
 
 
+def scaled_on_one_rank(rank: int, frozen: int, microbatches: int) -> tuple[int, list[float], dict[str, Tensor]]:
+    """How many gradients a rank has, of whose model the first layers are frozen, or which has no micro-batch, and the
+    scales and weights of steps of which one overflows on rank 0 or 1."""
+    torch.set_default_dtype(torch.float64)
+    model = perceptron()
+    for layer in model[: 2 * frozen]:
+        layer.requires_grad_(False)
+    made = schedule.one_f_one_b() if frozen else schedule.ddp()
+    compiled = compile(
+        model, schedule=made, stages=2, microbatches=microbatches, loss_fn=F.cross_entropy, example_inputs=batch(0)[0]
+    )
+    x, target = batch(0)
+    trainer(compiled).step(x, target)
+    optimizers = [torch.optim.AdamW(compiled.parameters(), lr=0.1)] if list(compiled.parameters()) else []
+    scaler = GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    scales = []
+    for step in range(STEPS):
+        compiled.zero_grad()
+        trainer(compiled).step(x * float("inf") if step == 1 else x, target, scaler=scaler)
+        for optimizer in optimizers:
+            scaler.unscale_(optimizer)
+        trainer(compiled).clip_grad_norm_(0.5)
+        for optimizer in optimizers:
+            scaler.step(optimizer)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    gradients = sum(p.grad is not None for p in compiled.parameters())
+    return gradients, scales, trainer(compiled).full_state_dict()
+
+
 def noisy() -> nn.Sequential:
     with torch.random.fork_rng(), support.float64():
         torch.manual_seed(2)

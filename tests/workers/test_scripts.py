@@ -69,10 +69,11 @@ def test_a_rank_skips_with_any_gradient() -> None:
     assert not image.weight.grad.is_contiguous()
     words = nn.Embedding(5, 2, sparse=True)
     words(torch.tensor([1, 3])).sum().backward()
+    scaler, here = GradScaler("cpu"), torch.device("cpu")
     for model, grad in ((image, image.weight.grad), (words, words.weight.grad)):
-        skip_together(model.parameters(), lambda mine: [mine, False])
+        skip_together(scaler, model.parameters(), here, lambda mine: [mine, False])
         assert all(x.to_dense().isfinite().all() for x in support.gradients(model).values())
-        skip_together(model.parameters(), lambda mine: [mine, True])
+        skip_together(scaler, model.parameters(), here, lambda mine: [mine, True])
         assert not grad.to_dense().isfinite().all()
 
 
@@ -145,3 +146,11 @@ def test_all_ranks_skip_where_one_overflows(name: str) -> None:
         assert scales == [1024.0, 512.0, 512.0, 512.0]
         support.close(torch.tensor(found), torch.tensor(losses), 1e-8)
         support.close(dict(weights), dict(state), 1e-8)
+
+
+@pytest.mark.parametrize(("frozen", "microbatches"), [(2, 3), (0, 1)], ids=["frozen", "no micro-batch"])
+def test_a_rank_without_gradients_scales_as_the_others(frozen: int, microbatches: int) -> None:
+    told = run_ranks(scripts.scaled_on_one_rank, 2, frozen, microbatches)
+    assert 0 in [gradients for gradients, _, _ in told]
+    assert [scales for _, scales, _ in told] == [[8.0, 4.0, 4.0, 8.0]] * 2
+    support.close(dict(told[0][2]), dict(told[1][2]), 0)

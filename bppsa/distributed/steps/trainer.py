@@ -88,16 +88,19 @@ class Trainer:
             batch = training.batch(number, given, kwargs, Modes(True, False, Modes.here().autocast))
             loss = training.loss(batch, target)
             brought = () if self.settings.local else (*batch.call.brought, *comparable(tree_leaves(target)))
-            scale = scale_of(scaler, device_of(self.model)) * share
+            device = device_of(self.model)
+            scale = scale_of(scaler, device) * share
             call = replace(batch.call, loss=loss, outputs=return_outputs, brought=brought, scale=scale)
             found, _ = training.run("step", call)
         named = named_tensors(self.model)
         wanted = [named[name] for name in found.grads] + batch.wanted
-        scaling = scaler is not None and scaler.is_enabled()
-        with training.engine.call() if scaling else nullcontext():  # where a hook raises on one rank, all are told
+        scaling = scaler if scaler is not None and scaler.is_enabled() else None
+        with (
+            nullcontext() if scaling is None else training.engine.call()
+        ):  # where a hook raises on one rank, all are told
             accumulate(wanted, [*found.grads.values(), *batch.gradients(found.arguments)])
-            if scaling:
-                skip_together(self.model.parameters(), training.engine.all_gather)
+            if scaling is not None:
+                skip_together(scaling, self.model.parameters(), device, training.engine.all_gather)
         total = (torch.stack([found.losses[b] for b in sorted(found.losses)]).sum() * share).as_subclass(StepLoss)
         total.metrics, total.weights = gathered(found.metrics, batch.sizes), total.new_tensor(loss.weights)
         if not return_outputs:
