@@ -10,6 +10,7 @@ from hashlib import blake2b
 from itertools import chain, groupby
 from operator import itemgetter
 
+from bppsa.common.process.collector import collector_paused
 from bppsa.errors import ScheduleError
 from bppsa.fxpasses.partition.ops.changes import Change
 from bppsa.schedule.job_graph.graph import numbered
@@ -106,6 +107,7 @@ def last_direction(timeline: Timeline) -> str:
     return W if W in timeline.jobs.directions else B
 
 
+@collector_paused()
 def make_plan(
     schedule: Schedule,
     S: int,
