@@ -17,6 +17,7 @@ import bppsa
 from bppsa.codegen.cpu import progress
 from bppsa.common.process.collector import collector_paused
 from bppsa.frontend.loops.scans.fuse import Fused
+from tests.loops import effects
 from tests.loops.beside import Pair
 from tests.loops.cells import Cell, H, N, x
 
@@ -285,3 +286,11 @@ def test_what_is_read_in_each_step_is_read_at_once_without_gradients_too() -> No
     (decision,) = bppsa.report(fast).decisions
     assert decision.strategy == "sequential"
     assert "ops beside it" not in decision.reason
+
+
+@pytest.mark.parametrize(("kind", "text"), [(effects.Logs, "self.log.append"), (effects.Global, "counted += 1")])
+def test_what_writes_is_named_with_its_line(kind: type[effects.Steps], text: str) -> None:
+    pair = Pair(kind())
+    pair.call(x())
+    (decision,) = [d for d in pair.decisions() if d.kind == "loop"]
+    assert f"effects.py:{line_of(kind, text)}: " in decision.reason

@@ -36,11 +36,11 @@ def skip_together(
     if anywhere and not mine and values:
         values[0].fill_(math.inf)
     found = {device: torch.full((), float(anywhere), dtype=torch.float32, device=device)}
-    scaler._per_optimizer_states = defaultdict(lambda: OptimizerState(found))
+    scaler._per_optimizer_states = defaultdict(lambda: ScalerState(found))
     scaler._per_optimizer_states[NO_OPTIMIZER]["found_inf_per_device"] = found
 
 
-class OptimizerState(dict[str, Any]):
+class ScalerState(dict[str, Any]):
     """What a scaler keeps of an optimizer until its update. found: in the place of what gradients tell where there are
     none."""
 

@@ -10,10 +10,11 @@ import dis
 import gc
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType
 from typing import Any
 
@@ -45,6 +46,10 @@ STATE = (
     "which other stages and the next micro-batch do not see; keep state in buffers, changed in place, and return what "
     "others need"
 )
+CHANGES = {  # methods that change a container
+    *("append", "appendleft", "extend", "insert", "pop", "popleft", "remove", "clear", "add", "discard", "update"),
+    *("setdefault", "popitem", "sort", "reverse", "rotate", "__setitem__", "__delitem__", "__setattr__"),
+}
 WRAPPERS = ("torch._compile", "torch._dynamo.eval_frame")
 RANDOM = "which stages would not draw again; draw by torch.rand, randn or rand_like, and choose by torch.where"
 
@@ -247,9 +252,33 @@ def listed(value: Callable[[], Any]) -> list[Any]:
 
 def line_of_store(code: CodeType, name: str) -> str:
     """The line on which a function binds a variable of an outer one."""
+    line = next((line for line, ops in by_line(code).items() if ("STORE_DEREF", name) in ops), code.co_firstlineno)
+    return place_at(code.co_filename, line)
+
+
+def line_of_change(codes: Iterable[CodeType], what: str) -> str:
+    """The line that binds the attribute or global name that a `Watched` is called by, or else changes what stands
+    there, as `self.log.append(h)` does, or else reads it; "" where none does."""
+    name = what.rpartition(" ")[2].rpartition(".")[2]
+
+    def nearness(ops: set[tuple[str, Any]]) -> tuple[bool, bool]:
+        binds = ("STORE_ATTR", name) in ops or ("STORE_GLOBAL", name) in ops
+        return binds, any(op == "STORE_SUBSCR" or value in CHANGES for op, value in ops)
+
+    found = [
+        (nearness(ops), place_at(code.co_filename, line))
+        for code in sorted(codes, key=lambda code: (code.co_filename, code.co_firstlineno))
+        for line, ops in by_line(code).items()
+        if any(value == name and op.startswith(("LOAD_", "STORE_")) for op, value in ops)
+    ]
+    return max(found, key=itemgetter(0), default=((), ""))[1]
+
+
+def by_line(code: CodeType) -> dict[int, set[tuple[str, Any]]]:
+    """Python's ops on each line of a function, with what they name."""
+    found: dict[int, set[tuple[str, Any]]] = {}
     line = code.co_firstlineno
     for instruction in dis.get_instructions(code):
         line = instruction.starts_line or line
-        if instruction.opname == "STORE_DEREF" and instruction.argval == name:
-            break
-    return place_at(code.co_filename, line)
+        found.setdefault(line, set()).add((instruction.opname, instruction.argval))
+    return found

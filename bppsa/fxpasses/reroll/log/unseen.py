@@ -33,6 +33,7 @@ from bppsa.fxpasses.partition.capture.watched import (
     Watched,
     generators,
     generators_in,
+    line_of_change,
     of_model,
 )
 from bppsa.fxpasses.recording.one_hot import one_hot
@@ -236,7 +237,7 @@ def watched(
         refuse(Reason(f"binds {name}, a variable of the function around it, anew", mend=IN_EVERY_CALL), place)
     for one, then in (*state, *calls.found):
         if not are_same(one.read(), then):
-            refuse(changed(one), "")
+            refuse(changed(one), line_of_change(calls.codes, one.what))
 
 
 def changed(one: Watched) -> Reason:
