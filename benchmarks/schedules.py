@@ -1,6 +1,6 @@
 """Schedules that run on two ranks of this machine, one thread each: beside their simulation, and beside PyTorch.
 
-    python benchmarks/schedules.py                       everything, some ten minutes; nothing else should run
+    python benchmarks/schedules.py                       everything, some twenty minutes; nothing else should run
     python benchmarks/schedules.py --only pipelines      some parts; the others stay as they were in the file
     python benchmarks/schedules.py --only schedules --schedules gpipe,ddp       the same for some rows of a part
     python benchmarks/schedules.py --quick               sizes of nothing: only shows that all of it runs
@@ -22,6 +22,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import schedules_many
 import schedules_waves
 from harness.command import Command, run
 from harness.comparison import Options, Row
@@ -89,6 +90,7 @@ PARTS = {
     "pipelines": Part(pipeline_cases, pipelines),
     "workers": Part(schedules_threads.cases, schedules_threads.measure),
     "waves": Part(schedules_waves.cases, schedules_waves.measure),
+    "many": Part(schedules_many.cases, schedules_many.measure),
 }
 
 

@@ -242,6 +242,15 @@ COLUMNS: dict[str, tuple[Column, ...]] = {
         ("difference", value("difference")),
     ),
     "workers": (("jobs", value("jobs")), *SCHEDULE, *MS, *RATIO, ("difference", value("difference"))),
+    "many": (
+        ("schedule", value("schedule")),
+        ("ranks", value("ranks")),
+        ("s to start", value("start_s")),
+        ("s to cut", value("cut_s")),
+        ("first step s", value("first_step_s")),
+        ("step s", value("step_s")),
+        ("MiB a rank", value("MiB")),
+    ),
     "waves": (
         ("", value("way")),
         ("waves", value("waves")),
@@ -288,6 +297,7 @@ TITLES = {
     "schedules": "Two ranks: measured makespan and step over the simulated makespan, with the times that jobs took",
     "pipelines": "Two ranks: PyTorch's own pipelines, DDP and FSDP beside the same schedule",
     "workers": "One process, workers that are threads: a loop over the same micro-batches beside a schedule",
+    "many": "Many ranks of a tiny model on this machine: the slowest rank, and the largest",
     "waves": "Memory of one device in a step: waves one after the other, and in tick-tock",
 }
 

@@ -41,6 +41,7 @@ def test_measures_and_keeps(tmp_path: Path) -> None:
         assert row["difference"] < 1e-5, "the two have the same gradients"
     assert len(found["workers"]) == 4
     assert [row["way"] for row in found["waves"]] in (["gang", "tick-tock"], [])
+    assert all(row["MiB"] > 0 and row["step_s"] > 0 for row in found["many"])
 
     shown = subprocess.run([*command, "--show"], env=env, capture_output=True, text=True, check=True).stdout
     assert all(name in shown for name in ("one_f_one_b", "ZBV", "tick-tock" if found["waves"] else ""))
