@@ -157,8 +157,7 @@ def _recurrence(kind: str, strategy: str, forward: str, x: Tensor, *args: Any) -
     final state or states."""
     hx, weights, _, layers, dropout, training, bidirectional, batch_first = args
     states = [hx] if isinstance(hx, Tensor) else list(hx)
-    if batch_first:
-        x = x.transpose(0, 1)
+    x = (x.transpose(0, 1) if batch_first else x).contiguous()  # as PyTorch's: the caller may change x meanwhile
     masks = []
     if training and dropout > 0:
         width = states[0].shape[-1] * (2 if bidirectional else 1)

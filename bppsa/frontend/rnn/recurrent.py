@@ -78,6 +78,11 @@ def run(
     return result
 
 
+def own(x: Tensor) -> Tensor:
+    """What a backward may read, though the caller changes x: PyTorch copies what it has to lay out otherwise."""
+    return x.contiguous() if torch.is_grad_enabled() else x
+
+
 class Settled(NamedTuple):
     """All that there is to decide for a call of one size, where nothing changes from one call to the next."""
 
@@ -97,7 +102,7 @@ def by_settled(
 ) -> tuple[Tensor, States] | Any:
     """What `run` does once another call of the size has been made."""
     try:
-        y, *finals = autograd.apply(settled.call, [x, *(states or settled.spec.zeros), *weights])
+        y, *finals = autograd.apply(settled.call, [own(x), *(states or settled.spec.zeros), *weights])
     except BuildError as error:
         return without_kernels(module, settled.decision, error)
     noted(module, settled.decision)
@@ -177,7 +182,7 @@ def by_sweeps(
         (source, *masks), lengths = pad([x, *masks], batch_sizes)
         extent = Extent(len(batch_sizes), len(lengths), active=batch_sizes, lengths=lengths, device=x.device)
     inline = multiply_inline(extent.rows, extent.device.type)
-    tensors = [x if lengths is None else source, *(states or spec.zeros), *weights, *masks]
+    tensors = [own(x) if lengths is None else source, *(states or spec.zeros), *weights, *masks]
     tensors = [t if t is None or t.dtype == dtype else t.to(dtype) for t in tensors]
     how = spec, dtype, extent, bool(masks), strategy, solver, inline, module.training, library
     call = known_call(*how) if solver is None and lengths is None else stack(*how)
