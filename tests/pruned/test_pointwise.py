@@ -238,12 +238,13 @@ def test_a_change_in_place_through_a_view_is_seen_by_all(change: nn.Module) -> N
 
 
 @pytest.mark.parametrize("samples", [3, 16])
-def test_dropout_draws_what_pytorch_draws(samples: int) -> None:
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_dropout_draws_what_pytorch_draws(samples: int, layout: torch.memory_format) -> None:
     plain, fast = both(
         *(nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Dropout2d(0.4), nn.Conv2d(6, 4, 3), nn.Dropout(0.3, inplace=True)),
         *(nn.ReLU(), nn.Flatten(), nn.Dropout(), nn.Linear(100, 3)),
     )
-    x = torch.randn(samples, 3, 9, 9).double()
+    x = torch.randn(samples, 3, 9, 9).double().to(memory_format=layout)
     for _ in range(2):
         for model in (plain, fast):
             torch.manual_seed(7)

@@ -82,17 +82,17 @@ def product(dtype: torch.dtype) -> Kernel:
 
 class Dropout(RegionStep):
     """Dropout in training: the draws are PyTorch's, of single numbers or of whole channels, in PyTorch's order. sizes:
-    of the tensor, [B, C] or [B, C, H, W]."""
+    of the tensor, [B, C] or [B, C, H, W]. layout: in which they are drawn."""
 
-    def __init__(self, p: float, channels: bool, sizes: tuple[int, ...]) -> None:
-        self.p, self.sizes = p, sizes
+    def __init__(self, p: float, channels: bool, sizes: tuple[int, ...], layout: torch.memory_format) -> None:
+        self.p, self.sizes, self.layout = p, sizes, layout
         self.drawn = (*sizes[:2], 1, 1) if channels else sizes
 
     def kernels(self, dtype: torch.dtype) -> tuple[Kernel]:
         return (product(dtype),)
 
     def brings(self, dtype: torch.dtype, extras: Sequence[Any]) -> Sequence[Tensor]:
-        noise = torch.empty(self.drawn, dtype=dtype).bernoulli_(1 - self.p).div_(1 - self.p)
+        noise = torch.empty(self.drawn, dtype=dtype, memory_format=self.layout).bernoulli_(1 - self.p).div_(1 - self.p)
         return (noise.expand(self.sizes).contiguous(),)
 
     def forward(self, to: Writer, given: StepOperands) -> tuple[Image, Image]:

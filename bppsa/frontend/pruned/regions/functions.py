@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import fx
+from torch import Tensor, fx
 
 from bppsa.codegen.sparse_conv.window import Window
 from bppsa.frontend.pruned.regions.draft import Draft, RegionValue
 from bppsa.frontend.pruned.regions.layers import image, own, pair, refuse
+from bppsa.frontend.pruned.regions.nodes import format_of
 from bppsa.frontend.pruned.regions.pointwise import pointwise
 from bppsa.runtime.sparse_conv.pointwise import Dropout
 from bppsa.runtime.sparse_conv.pooling import MaxPool, MeanPool, adaptive, average
@@ -44,7 +45,12 @@ def drop(draft: Draft, x: Any, p: float, inplace: bool, *, channels: bool) -> Re
     x = own(x)
     refuse(not 0 < p < 1, f"dropout with p={p}")
     refuse(inplace and not draft.is_own(x), "a change in place of what others read")
-    return draft.add(Dropout(p, channels, x.shape.sizes(x.dims)), (x,))
+    assert draft.node is not None
+    layout = torch.contiguous_format if channels else format_of(draft.node)  # PyTorch draws as the tensor lies
+    made = draft.node.meta.get("example_value")
+    lies_otherwise = not (isinstance(made, Tensor) and made.is_contiguous(memory_format=layout))
+    refuse(not channels and lies_otherwise, "dropout of a tensor that is laid out in an order of its own")
+    return draft.add(Dropout(p, channels, x.shape.sizes(x.dims), layout), (x,))
 
 
 def max_pool(

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from bppsa.errors import Reason, Unsupported
 from bppsa.frontend.pruned.regions.draft import Draft, EntriesByLayer, RegionLayer, RegionValue, is_image
 from bppsa.frontend.pruned.regions.lay import lay
-from bppsa.frontend.pruned.regions.nodes import run_node
+from bppsa.frontend.pruned.regions.nodes import format_of, run_node
 from bppsa.runtime.sparse_conv.apply import run
 from bppsa.runtime.sparse_conv.region import Region
 
@@ -108,16 +108,6 @@ def finish(draft: Draft, inside: list[fx.Node], start: int, ended: Reason | None
         aliases=tuple(aliases),
         ended=ended,
     )
-
-
-def format_of(node: fx.Node) -> torch.memory_format:
-    """The memory format of what a node gave. Channels may come last, as in the input: somebody may ask, or see it by a
-    view."""
-    value = node.meta.get("example_value")
-    if not isinstance(value, Tensor) or value.dim() != 4 or value.shape[1] == 1:
-        return torch.contiguous_format
-    step = value.stride(1)
-    return torch.channels_last if type(step) is int and step == 1 else torch.contiguous_format
 
 
 def fits(segment: GraphSegment, known: KnownValues) -> bool:

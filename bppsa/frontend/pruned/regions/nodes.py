@@ -115,3 +115,13 @@ def computes_with_numbers(node: fx.Node) -> bool:
     return node.op == "call_function" and (
         getattr(node.target, "__module__", "") in ("_operator", "math") or node.target in (torch.sym_int, torch.sym_max)
     )
+
+
+def format_of(node: fx.Node) -> torch.memory_format:
+    """The memory format of what a node gave. Channels may come last, as in the input: somebody may ask, or see it by a
+    view."""
+    value = node.meta.get("example_value")
+    if not isinstance(value, Tensor) or value.dim() != 4 or value.shape[1] == 1:
+        return torch.contiguous_format
+    step = value.stride(1)
+    return torch.channels_last if type(step) is int and step == 1 else torch.contiguous_format
