@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils import weight_norm as old_weight_norm
+from torch.nn.utils.rnn import pack_sequence
 
 import bppsa
 from bppsa.frontend.rnn.classes import Recurrent, rewrite
@@ -246,6 +247,17 @@ def test_spectral_norm_takes_as_many_steps(taken: list[Taken]) -> None:
         assert all(torch.allclose(a, b) for a, b in zip(flat(ours(X)), flat(twin(X)), strict=True))
         assert all(torch.equal(a, b) for a, b in zip(ours.buffers(), twin.buffers(), strict=True))
     assert len(taken) == 3
+
+
+def test_spectral_norm_takes_as_many_steps_where_pytorch_runs_the_call(taken: list[Taken]) -> None:
+    for given in (torch.randn(1, 1, 4), pack_sequence([torch.randn(1, 4)])):
+        twin = parametrizations.spectral_norm(nn.RNN(4, 3), "weight_hh_l0")
+        ours = bppsa.compile(parametrizations.spectral_norm(nn.RNN(4, 3), "weight_hh_l0"))
+        ours.load_state_dict(twin.state_dict())
+        for _ in range(2):
+            ours(given), twin(given)
+            assert all(torch.equal(a, b) for a, b in zip(ours.buffers(), twin.buffers(), strict=True))
+    assert not taken
 
 
 @pytest.mark.parametrize("when", ["before", "after"])

@@ -104,7 +104,7 @@ def _lay_out(module: nn.RNNBase, input: Any) -> tuple[Tensor, Tensor | None, For
     """x, batch_sizes, how it was given, B."""
     if isinstance(input, PackedSequence):
         x, batch_sizes, there, back = input
-        if not is_plain(x) or x.dim() != 2 or not _is_sound(batch_sizes, there, len(x)):
+        if not is_sound(input):
             return None
         return x, batch_sizes, _packed(batch_sizes, there, back), int(batch_sizes[0])
     if not is_plain(input) or (input.dim(), module.batch_first) not in _FORMS or not input.numel():
@@ -136,11 +136,16 @@ def _fit(tensors: Sequence[Any], shapes: Sequence[tuple[int, ...]]) -> bool:
     return all([is_plain(tensor) and tensor.shape == shape for tensor, shape in zip(tensors, shapes, strict=True)])
 
 
-def _is_sound(batch_sizes: Any, there: Any, rows: int) -> bool:
+def is_sound(packed: PackedSequence) -> bool:
     """A PackedSequence may be made by hand; a kernel that trusted its numbers would read elsewhere."""
+    x: Any
+    batch_sizes: Any
+    x, batch_sizes, there, _ = packed
+    if not is_plain(x) or x.dim() != 2:
+        return False
     if not is_plain(batch_sizes) or batch_sizes.dtype != torch.int64 or batch_sizes.dim() != 1 or not len(batch_sizes):
         return False
     if there is not None and not (is_plain(there) and there.shape == (int(batch_sizes[0]),)):
         return False
     falling = bool((batch_sizes[1:] <= batch_sizes[:-1]).all())
-    return falling and int(batch_sizes[-1]) > 0 and int(batch_sizes.sum()) == rows
+    return falling and int(batch_sizes[-1]) > 0 and int(batch_sizes.sum()) == len(x)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.utils.rnn import PackedSequence
 
 from bppsa.common.recent import remember
 from bppsa.decisions import Decision, Report, warn_without_kernels
@@ -20,6 +21,7 @@ from bppsa.frontend.planning.forward import open_forward, solver_of, told
 from bppsa.frontend.planning.rates import machine_of
 from bppsa.frontend.planning.sweeps import UNSCANNED, compile_recurrence, with_structure
 from bppsa.frontend.rnn.by_pytorch import by_pytorch, in_one, layer_by_pytorch
+from bppsa.frontend.rnn.calls import is_sound
 from bppsa.frontend.rnn.spec import Spec
 from bppsa.frontend.state import show, state_of
 from bppsa.plan.choose import Numbers, PlannedCall, choose, multiply_inline
@@ -122,30 +124,42 @@ def dtype_of(x: Tensor) -> torch.dtype:
 
 def is_left_alone(module: nn.RNNBase, input: Any) -> bool:
     """Whether PyTorch is to run the call, for its few steps or on a GPU: asked before anything else, so that it costs
-    such a call next to nothing."""
-    if type(input) is not Tensor or input.dim() not in (2, 3):
+    such a call next to nothing. Of a module whose weights are computed it is asked for any size, as reading them is a
+    step of a spectral norm, or draws random numbers: only one of us may."""
+    computed = "parametrizations" in module._modules
+    sizes = sizes_of(module, input, packed=computed)
+    if sizes is None:
         return False
-    steps, rows = (input.size(0), 1) if input.dim() == 2 else input.shape[:2]
-    if input.dim() == 3 and module.batch_first:
-        steps, rows = rows, steps
+    steps, rows = sizes
     state = state_of(module)
     ahead, decided = state.forward, state.decided
     asked = state.strategy.name != "auto" or ahead.name == "newton"
-    if (steps > FEW and not input.is_cuda) or asked or explaining():
+    if (steps > FEW and not input.is_cuda and not computed) or asked or explaining():
         return False
-    device = "cuda" if input.is_cuda else "cpu"
-    key, machine = (steps, rows, input.dtype, torch.is_grad_enabled(), device), machine_of(device)
+    x = input if type(input) is Tensor else input.data
+    device = "cuda" if x.is_cuda else "cpu"
+    key, machine = (steps, rows, x.dtype, torch.is_grad_enabled(), device), machine_of(device)
     predicted, known = decided.get(key, (None, None))
     if known is None or predicted is not machine:
         if not is_ordinary_moment():  # what is recorded for a decision would be transformed or watched too
             return False
         spec = Spec.of(module)
-        known = decide(state.path, AUTO, spec, *key, ahead, library=is_cudnns(spec, input))
+        known = decide(state.path, AUTO, spec, *key, ahead, library=is_cudnns(spec, x))
         remember(decided, key, (machine, known), MOST_SIZES)
     if known.strategy != "pytorch":
         return False
     noted(module, known)
     return True
+
+
+def sizes_of(module: nn.RNNBase, input: Any, *, packed: bool) -> tuple[int, int] | None:
+    """T and B; None of what is neither a tensor of 2 or 3 dimensions nor, where these count, a packed sequence."""
+    if type(input) is Tensor and input.dim() in (2, 3):
+        steps, rows = (input.size(0), 1) if input.dim() == 2 else input.shape[:2]
+        return (rows, steps) if input.dim() == 3 and module.batch_first else (steps, rows)
+    if packed and isinstance(input, PackedSequence) and is_sound(input):
+        return len(input.batch_sizes), int(input.batch_sizes[0])
+    return None
 
 
 def is_cudnns(spec: Spec, x: Tensor) -> bool:
