@@ -15,7 +15,7 @@ from typing import Any
 from bppsa.schedule import Timeline, lpp, one_f_one_b, search, simulate, zero_bubble
 
 RECIPES = {"one_f_one_b": one_f_one_b(), "zero_bubble": zero_bubble(), "lpp": lpp(G=128)}
-NO_METRICS = {"durations", "jobs_of", "lane", "text", "svg", "chrome_trace"}
+NO_METRICS = {"durations", "jobs_of", "jobs_on", "lane", "text", "svg", "chrome_trace"}
 METRICS = sorted(name for name in vars(Timeline) if not name.startswith("_") and name not in NO_METRICS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fractions import Fraction
 from graphlib import CycleError, TopologicalSorter
@@ -137,10 +138,11 @@ def run(graph: JobGraph) -> tuple[list[Any], list[int], list[int]]:
     At each time at which something ends, first all that ends is taken note of, then each free line starts the best of
     its ready jobs. That is the paper's recursion (its section on latency from w and n), with each step a logarithm.
     """
-    line, rank, duration, successors = graph.line, graph.rank, graph.duration, graph.successors
-    waiting = list(graph.waiting)
+    # Read all over: the ints of a list of millions would each be a miss of the cache.
+    line, rank, waiting = (array("q", numbers) for numbers in (graph.line, graph.rank, graph.waiting))
+    duration, successors = graph.duration, graph.successors
     N, pending = len(graph.jobs), graph.schedule.policy == "pending"
-    by_rank = sorted(range(N), key=rank.__getitem__)
+    by_rank = array("q", sorted(range(N), key=rank.__getitem__))
     ready: list[list[Any]] = [[] for _ in range(graph.workers * graph.lanes)]  # heaps
     free = [True] * len(ready)
     start: list[Any] = [None] * N

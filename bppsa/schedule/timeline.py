@@ -96,10 +96,17 @@ class Timeline:
     @cached_property
     def jobs_of(self) -> list[list[Job]]:
         """The jobs of each worker, in the order in which they start."""
-        found: list[list[Job]] = [[] for _ in range(self.W)]
-        jobs = list(self.jobs)
+        return list(map(self.jobs_on, range(self.W)))
+
+    def jobs_on(self, worker: int) -> list[Job]:
+        """Those of one worker."""
+        return list(map(self.jobs.__getitem__, self._numbers_of[worker]))
+
+    @cached_property
+    def _numbers_of(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in range(self.W)]
         for number in self.order:
-            found[self.graph.worker[number]].append(jobs[number])
+            found[self.graph.worker[number]].append(number)
         return found
 
     @cached_property

@@ -80,7 +80,7 @@ class StepPlan:
     def lanes(self, worker: int) -> list[list[Action]]:
         """The jobs of each lane of a worker, in order."""
         found: list[list[Action]] = [[] for _ in range(self.timeline.lanes)]
-        for job in self.timeline.jobs_of[worker]:
+        for job in self.timeline.jobs_on(worker):
             found[self.timeline.lane[job]].append(Action(*job))
         return found
 
@@ -175,9 +175,11 @@ def check_runs(timeline: Timeline) -> None:
             "a schedule without a flush, as pipedream, updates weights within the step: it can only be "
             "simulated; take one_f_one_b, which has its order"
         )
-    workers = list(zip(timeline.jobs, timeline.graph.worker, strict=True))
-    forward = {(s, b): worker for (s, b, d), worker in workers if d == F}
-    for (s, b, d), worker in workers:
+    forward = {}
+    for (s, b, d), worker in zip(timeline.jobs, timeline.graph.worker, strict=True):
+        if d == F:
+            forward[s, b] = worker
+    for (s, b, d), worker in zip(timeline.jobs, timeline.graph.worker, strict=True):
         if forward.get((s, b), worker) != worker:
             raise ScheduleError(
                 f"job {(s, b, d)} is on worker {worker}, and what it needs of its forward is on worker "

@@ -51,7 +51,7 @@ class Handovers:
     def steps(self, worker: int) -> Iterator[JobStep]:
         """The jobs of a worker as they start, in all of its lanes."""
         seen = set[Item]()
-        for s, b, d in self.timeline.jobs_of[worker]:
+        for s, b, d in self.timeline.jobs_on(worker):
             action = Action(s, b, d)
             read = (*of_batch(self.reads[s, d], b), *self.waits.get(action, ()))
             made = (*of_batch(self.writes[s, d], b), *self.signals.get(action, ()))
