@@ -122,12 +122,12 @@ class Stages:
     check_rows: Callable[[Sequence[Any]], None] = field(default=lambda leaves: None, kw_only=True, repr=False)
     # of the leaves of the arguments of a call, stand-ins for what the last stage returns for a few rows of it
     few: Callable[[Sequence[Any]], Sequence[Any]] | None = field(default=None, kw_only=True, repr=False)
-    # as `bind`, for calls of all forms
+    # as `bind`, but without its checks: the call may be one that other stages, of `again`, are for
     taken: Callable[..., list[Any]] | None = field(default=None, kw_only=True, repr=False)
     # of the model as it is now, and arguments as `taken` gives them: stages with the same weights
     again: Callable[[nn.Module, Sequence[Any]], Stages] | None = field(default=None, kw_only=True, repr=False)
     # (path of a module, name) of attributes that each call of the model sets for itself: stages leave nothing there
-    left: tuple[tuple[str, str], ...] = field(default=(), kw_only=True, repr=False)
+    transient: tuple[tuple[str, str], ...] = field(default=(), kw_only=True, repr=False)
     # which attribute of the model has changed since it was cut, "" where none has
     changed: Callable[[], str] = field(default=lambda: "", kw_only=True, repr=False)
 

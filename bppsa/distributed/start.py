@@ -25,7 +25,6 @@ from bppsa.distributed.steps.recut import Twin, recutting
 from bppsa.distributed.steps.speeds import stage_speeds, threads_of_one, workers_of
 from bppsa.distributed.steps.training import Settings, Training
 from bppsa.errors import ScheduleError, StrategyError
-from bppsa.fxpasses.partition.call.left import leave
 from bppsa.runtime.worker.shell import holder, named_tensors
 from bppsa.schedule.job_graph.spec import bound_to
 from bppsa.schedule.timeline import Timeline
@@ -44,17 +43,14 @@ def scheduled(
 ) -> Scheduled:
     """example, keywords: a batch of the model's arguments; None: the first call's. source: what the model is a copy of,
     which a loss may read. Raises as `bppsa.compile` says."""
-    users = weakref.ref(source)  # it may hold weights that other ranks own
 
     def begin(compiled: Scheduled, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Training:
         cutting = partial(cut, model, stages, args, kwargs)
         starting = start_in_group if in_group() else start
-        training = starting(compiled, model, settings, cutting)
-        if (still := users()) is not None:
-            leave(still, training.stages.left)
-        return training
+        return starting(compiled, model, settings, cutting)
 
     compiled = kind_for(model)(model, settings, begin)
+    trainer_of(compiled).source = weakref.ref(source)  # it may hold weights that other ranks own
     if example is not None or keywords is not None:
         args = example if isinstance(example, tuple) else () if example is None else (example,)
         trainer_of(compiled).begin(*args, **(keywords or {}))

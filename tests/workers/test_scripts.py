@@ -77,6 +77,28 @@ def test_a_rank_skips_with_any_gradient() -> None:
         assert not grad.to_dense().isfinite().all()
 
 
+def test_a_scaler_of_two_models_keeps_what_it_knows_of_each() -> None:
+    critic, compiled, (x, target) = scripts.perceptron(), compiled_for("gpipe"), scripts.batch(0)
+    plain = copy.deepcopy(critic)
+    plain(x).mean().backward()
+    scaler, optimizer = GradScaler("cpu", init_scale=8.0), torch.optim.SGD(critic.parameters(), 0.1)
+    scaler.scale(critic(x).mean()).backward()
+    scaler.unscale_(optimizer)
+    trainer(compiled).step(x, target, scaler=scaler)
+    support.same(support.gradients(critic), support.gradients(plain))
+    scaler.step(optimizer)  # which would divide them again
+    support.same(support.gradients(critic), support.gradients(plain))
+    with pytest.raises(RuntimeError, match="called after step"):
+        scaler.unscale_(optimizer)
+
+
+def test_update_asks_for_a_step_as_ever() -> None:
+    compiled, scaler, (x, target) = compiled_for("gpipe"), GradScaler("cpu", init_scale=8.0), scripts.batch(0)
+    trainer(compiled).step(x, target, scaler=scaler)
+    with pytest.raises(AssertionError, match="prior to update"):
+        scaler.update()
+
+
 def test_a_scaled_loss_over_time() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_structure
 
 from bppsa.distributed.batch.batches import is_batched, joined
-from bppsa.fxpasses.partition.means.outputs import own_loss
+from bppsa.fxpasses.partition.means.outputs import stated_loss
 
 
 def split_loss(value: Any) -> tuple[Any, Any]:
@@ -23,7 +23,7 @@ def split_loss(value: Any) -> tuple[Any, Any]:
     if isinstance(value, tuple) and value:
         loss, *rest = value
         return loss, (rest[0] if len(rest) == 1 else tuple(rest)) if rest else None
-    return own_loss(value), None
+    return stated_loss(value), None
 
 
 def gathered(metrics: Mapping[int, Any], sizes: Sequence[int]) -> Any:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from bppsa.common.graph import tensors_in
+from bppsa.decisions import warn_once
 from bppsa.distributed.losses.counts import LossFunction
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.distributed.losses.reads import NameOf, check_reads, edges, unnamed
 from bppsa.distributed.losses.trying import LossTrial, as_given
 from bppsa.errors import ArgumentError, InputError, PartitionError
-from bppsa.fxpasses.partition.means.outputs import own_loss
+from bppsa.fxpasses.partition.means.outputs import own_loss, stated_loss
 from bppsa.fxpasses.theirs import theirs
 from bppsa.runtime.worker.over_nothing import OverNothing
 
@@ -45,7 +46,7 @@ class WeightedLoss:
         if self.sizes is not None:
             check_sizes(self.sizes, output, target)
         if self.loss_fn is None:
-            loss, metrics, given = own_loss(output), None, None
+            loss, metrics, given = self.own(output), None, None
         else:
             ends = edges(output)
             given = None if self.trial is None else as_given(output)
@@ -60,6 +61,13 @@ class WeightedLoss:
             self.trial(batch, loss, given, target)
         return loss * self.weights[batch], metrics
 
+    def own(self, output: Any) -> Any:
+        """That of a model which returns its loss."""
+        loss = own_loss(output)
+        if loss is not stated_loss(output):
+            warn_once("the only number in the tuple that the model returns is taken for its loss; give loss_fn= if not")
+        return loss
+
     def around(self, batch: int) -> AbstractContextManager[Any]:
         """What a model that returns its loss is to run in."""
         return OverNothing() if self.loss_fn is None and not self.weights[batch] else nullcontext()
@@ -70,7 +78,7 @@ class WeightedLoss:
         if target is UNREAD:
             return tensors_in(output)[0].new_zeros(()), None
         if self.loss_fn is None:
-            loss, metrics = own_loss(output), None
+            loss, metrics = self.own(output), None
         else:
             with torch.no_grad():
                 _, metrics = split_loss(theirs(self.loss_fn, as_given(output), target))

@@ -142,8 +142,9 @@ class TimeTraining(Training):
             )
         return self.time_loss.weighted(target, batch.parts, names_in(self.model))
 
-    def weighted(self, batch: Batch) -> Batch:
-        return batch
+    @property
+    def returns_loss(self) -> bool:
+        return False
 
     def outputs(self, found: Outcome, batch: Batch) -> Any:
         return batch.outputs(found.outputs)

@@ -24,29 +24,38 @@ def scale_of(scaler: GradScaler | None, device: torch.device) -> float:
 def skip_together(
     scaler: GradScaler, parameters: Iterable[Tensor], device: torch.device, all_gather: Callable[[bool], Sequence[bool]]
 ) -> None:
-    """Where a gradient of any rank is infinite or no number, one of each rank is: `scaler.step` skips on all of them
-    then, and `scaler.update` gives all the same scale. all_gather: gives what each rank says.
+    """Where a gradient of any rank is infinite or no number, all of all ranks are: `scaler.step` skips everywhere then,
+    whichever of them an optimizer has, and `scaler.update` gives all the same scale. all_gather: gives what each rank
+    says.
 
-    A rank may have an optimizer without gradients, or none, for which PyTorch's scaler raises: here it knows what all
-    ranks have found."""
+    PyTorch's scaler raises for an optimizer without gradients, and for an update without an optimizer. A rank that has
+    none goes by what the others have found.
+    """
     grads = (p.grad for p in parameters if p.grad is not None)
     values = [grad._values() if grad.is_sparse else grad for grad in grads]
     mine = not math.isfinite(float(get_total_norm(values, math.inf)))
-    anywhere = any(all_gather(mine))
-    if anywhere and not mine and values:
-        values[0].fill_(math.inf)
-    found = {device: torch.full((), float(anywhere), dtype=torch.float32, device=device)}
-    scaler._per_optimizer_states = defaultdict(lambda: ScalerState(found))
-    scaler._per_optimizer_states[NO_OPTIMIZER]["found_inf_per_device"] = found
+    found = any(all_gather(mine))
+    if found:
+        for value in values:
+            value.fill_(math.inf)
+    states = scaler._per_optimizer_states
+    known = states.get(NO_OPTIMIZER)  # of another model since the last update
+    before = isinstance(known, ScalerState) and bool(known.skips)
+    skips = torch.full((), float(found or before), dtype=torch.float32, device=device)
+    scaler._per_optimizer_states = defaultdict(lambda: ScalerState(skips), states)
+    if not values:
+        scaler._per_optimizer_states[NO_OPTIMIZER] = ScalerState(skips)
+        scaler._per_optimizer_states[NO_OPTIMIZER]["found_inf_per_device"] = {}
 
 
 class ScalerState(dict[str, Any]):
-    """What a scaler keeps of an optimizer until its update. found: in the place of what gradients tell where there are
-    none."""
+    """What a scaler keeps of an optimizer until its update. skips: [], 1 where a rank has found what is not finite: it
+    takes the place of what gradients tell where there are none."""
 
-    def __init__(self, found: dict[torch.device, Tensor]) -> None:
+    def __init__(self, skips: Tensor) -> None:
         super().__init__(stage=OptState.READY, found_inf_per_device={})
-        self.found = found
+        self.skips = skips
 
     def __setitem__(self, key: str, value: Any) -> None:
-        super().__setitem__(key, value or self.found if key == "found_inf_per_device" else value)
+        empty = key == "found_inf_per_device" and not value
+        super().__setitem__(key, {self.skips.device: self.skips} if empty else value)

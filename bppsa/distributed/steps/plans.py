@@ -34,13 +34,13 @@ KINDS: Mapping[str, Callable[[str], bool]] = {  # which directions a call runs
 
 @dataclass(frozen=True)
 class WorkerProgram:
-    """What one worker does. lanes: the steps of each; together they are read item by item."""
+    """What one worker does. lanes: the steps of each."""
 
     lanes: tuple[tuple[JobStep, ...], ...]
 
     @cached_property
     def readers(self) -> Counter[Item]:
-        """How many of the steps read an item."""
+        """How many of the worker's steps read an item."""
         return Counter(item for lane in self.lanes for step in lane for item in step.reads)
 
 
@@ -84,21 +84,19 @@ class StepPlan:
             found[self.timeline.lane[job]].append(Action(*job))
         return found
 
-    def actions(self, worker: int) -> list[Action]:
-        return list(chain(*self.lanes(worker)))
-
     def batches(self, worker: int) -> dict[int, list[int]]:
         """The micro-batches whose weight gradients the worker computes, by stage."""
         last, found = last_direction(self.timeline), dict[int, list[int]]()
-        for stage, batch, kind in self.actions(worker):
+        for stage, batch, kind in chain(*self.lanes(worker)):
             if kind == last:
                 found.setdefault(stage, []).append(batch)
         return found
 
     def digest(self) -> str:
-        """The same where all workers do the same."""
-        jobs, handovers = self.timeline.jobs_of, self.handovers
-        told = repr((jobs, handovers.reads, handovers.writes, handovers.waits))
+        """A hash of all that ranks number messages by: it differs where their plans do."""
+        graph, handovers = self.timeline.graph, self.handovers
+        placed = self.timeline.jobs_of, graph.line[: len(self.timeline.jobs)], graph.owner
+        told = repr((placed, handovers.reads, handovers.writes, handovers.waits))
         return blake2b(told.encode(), digest_size=4).hexdigest()
 
 

@@ -27,6 +27,7 @@ from bppsa.runtime.worker.gradients import Sums
 from bppsa.runtime.worker.pipeline import PipelineCall
 from bppsa.runtime.worker.results import Outcome, Results, outcome
 from bppsa.runtime.worker.shell import hollow, named_tensors
+from bppsa.schedule.job_graph.spec import Job
 from bppsa.schedule.programs.program import Action
 
 T = TypeVar("T")
@@ -173,7 +174,7 @@ class Ranks:
 
     def report(self, plan: StepPlan, exchange: Exchange, results: Results) -> None:
         """Reports to all others, which need it when they have their gradients."""
-        mine = report(plan.actions(self.rank), results)
+        mine = report(plan.timeline.jobs_of[self.rank], results)
         for message in exchange.reports.values():
             if message.source == self.rank:
                 self.transport.send(message, mine)
@@ -186,7 +187,7 @@ class Ranks:
                 found.append(results)
             else:
                 told = self.transport.receive(exchange.reports[rank, self.rank])
-                found.append(reported(plan.actions(rank), told))
+                found.append(reported(plan.timeline.jobs_of[rank], told))
         return found
 
 
@@ -205,9 +206,9 @@ def sendable(name: str, tensor: Tensor, like: Tensor) -> Tensor:
     return sent
 
 
-def report(actions: Sequence[Action], results: Results) -> dict[str, Any]:
+def report(jobs: Sequence[Job], results: Results) -> dict[str, Any]:
     return {
-        "times": array("d", [time for action in actions for time in results.times[action]]),
+        "times": array("d", [time for job in jobs for time in results.times[Action(*job)]]),
         "peak": results.peak,
         "losses": results.losses,
         "metrics": results.metrics,
@@ -217,10 +218,10 @@ def report(actions: Sequence[Action], results: Results) -> dict[str, Any]:
     }
 
 
-def reported(actions: Sequence[Action], told: Mapping[str, Any]) -> Results:
+def reported(jobs: Sequence[Job], told: Mapping[str, Any]) -> Results:
     results = Results()
     starts, ends = told["times"][::2], told["times"][1::2]
-    results.times = dict(zip(actions, zip(starts, ends, strict=True), strict=True))
+    results.times = dict(zip(map(Action._make, jobs), zip(starts, ends, strict=True), strict=True))
     results.peak = told["peak"]
     results.losses, results.metrics, results.outputs = told["losses"], told["metrics"], told["outputs"]
     results.arguments, results.seen = told["arguments"], told["seen"]

@@ -26,7 +26,7 @@ from bppsa.distributed.script.step_loss import StepLoss
 from bppsa.distributed.steps.called import ApplyModel, warn_of_step
 from bppsa.distributed.steps.training import Settings, Training
 from bppsa.errors import ScheduleError
-from bppsa.fxpasses.partition.call.left import leave
+from bppsa.fxpasses.partition.call.transient import mark
 from bppsa.runtime.worker.modes import Modes
 from bppsa.runtime.worker.shell import named_tensors
 from bppsa.schedule.timeline import Timeline
@@ -40,15 +40,20 @@ class Trainer:
         of the arguments of the first call, the model cut for its workers."""
         self.model, self.given, self.settings = model, given, settings
         self.training: Training | None = None
+        # The user's own, as long as it is there: `given` is a copy of it, and a loss may read it.
+        self.source: Callable[[], nn.Module | None] = lambda: None
         self.names = list(given.state_dict())  # of the whole model
         self._cut = cut
 
     def begin(self, *args: Any, **kwargs: Any) -> Training:
         """Cut the model, the first time, and for another mode."""
         if self.training is None:
+            self.given.training = self.model.training  # its root is a module of its own, its children are the model's
             self.training = self._cut(self.model, args, kwargs)
         self.training = self.training.now(args, kwargs)
-        leave(self.model, self.training.stages.left)  # also where the script has set them to None before the call
+        for model in (self.model, self.source()):
+            if model is not None:  # in each call: the script may have set them to None before it
+                mark(model, self.training.stages.transient)
         return self.training
 
     def step(
@@ -95,9 +100,8 @@ class Trainer:
         named = named_tensors(self.model)
         wanted = [named[name] for name in found.grads] + batch.wanted
         scaling = scaler if scaler is not None and scaler.is_enabled() else None
-        with (
-            nullcontext() if scaling is None else training.engine.call()
-        ):  # where a hook raises on one rank, all are told
+        together = nullcontext() if scaling is None else training.engine.call()
+        with together:  # where a hook raises on one rank, all are told
             accumulate(wanted, [*found.grads.values(), *batch.gradients(found.arguments)])
             if scaling is not None:
                 skip_together(scaling, self.model.parameters(), device, training.engine.all_gather)
@@ -106,7 +110,7 @@ class Trainer:
         if not return_outputs:
             return total
         with torch.no_grad():
-            return total, training.outputs(found, training.weighted(batch))
+            return total, training.outputs(found, training.weighted(batch, loss.weights))
 
     def outputs(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns for the whole batch: all forwards, and in `.backward()` all backwards."""
@@ -116,7 +120,9 @@ class Trainer:
 
     def _outputs(self, training: Training, number: int, args: Any, kwargs: Mapping[str, Any]) -> Any:
         modes = Modes.here()
-        batch = training.weighted(training.batch(number, args, kwargs, modes))
+        batch = training.batch(number, args, kwargs, modes)
+        if training.returns_loss:
+            batch = training.weighted(batch, training.loss(batch, None).weights)
         if not modes.grad:
             return training.outputs(training.run("forward", replace(batch.call, outputs=True))[0], batch)
         if self.settings.local:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from bppsa.common.graph import tensors_in
+from bppsa.common.recent import remember
 from bppsa.common.stages import COST, Situation, Stages
 from bppsa.decisions import Report, warn_once
 from bppsa.distributed.batch.batches import Batch, by_leaf, check_rows, comparable, parts, rows_of
@@ -44,6 +45,7 @@ from bppsa.schedule.timeline import Timeline
 from bppsa.schedule.units import Units
 
 T = TypeVar("T")
+MOST_FORMS = 16  # of calls for which a model is kept cut: modes, dtypes, and which arguments there are
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ class Training:
             other.drawing, other.others = self.drawing, self.others
             other.again, other.follows = self.again, self.follows
             other.engine = self.engine.for_stages(other.stages)
-            self.others[situation] = other
+            remember(self.others, situation, other, MOST_FORMS)
         return self.others[situation]
 
     @property
@@ -262,11 +264,14 @@ class Training:
         """The loss of the micro-batches' outputs. Raises InputError where the target has not the batch's rows."""
         return self.losses.of(batch, target, self.gathered, partial(self.together, len(batch.sizes)))
 
-    def weighted(self, batch: Batch) -> Batch:
-        """The batch with the weights that make the loss that the model returns for it from the micro-batches'."""
-        if self.settings.loss_fn is not None or self.settings.local:
-            return batch
-        return replace(batch, weights=self.loss(batch, None).weights)
+    @property
+    def returns_loss(self) -> bool:
+        """Whether the model returns its loss, that of all rows here."""
+        return self.settings.loss_fn is None and not self.settings.local
+
+    def weighted(self, batch: Batch, weights: Sequence[float]) -> Batch:
+        """The batch with what makes the loss that the model returns for it from those of the micro-batches."""
+        return replace(batch, weights=weights) if self.returns_loss else batch
 
     def together(self, count: int) -> bool:
         """Whether the losses of all micro-batches come about in one process."""

@@ -23,9 +23,15 @@ def was_installed(file: Path) -> bool:
     if not file.name:
         return False
     file = file.absolute()
-    at = file.parents[1] if file.name == "__init__.py" else file.parent
-    line = f"{file.relative_to(at).as_posix()},"
-    return any(line in record.read_text(errors="replace") for record in at.glob("*.dist-info/RECORD"))
+    folder = file.parents[1] if file.name == "__init__.py" else file.parent
+    return file.relative_to(folder).as_posix() in recorded(folder)
+
+
+@functools.cache
+def recorded(folder: Path) -> frozenset[str]:
+    """The files that installers have put into a folder, by their records there: lines of path, hash and size."""
+    texts = [record.read_text(errors="replace") for record in folder.glob("*.dist-info/RECORD")]
+    return frozenset(line.rsplit(",", 2)[0] for text in texts for line in text.splitlines())
 
 
 def is_users_name(module: str | None) -> bool:

@@ -118,10 +118,15 @@ def restore(state: ContainerCopies) -> str:
     return changed
 
 
+def is_namespace(container: Any) -> bool:
+    """Whether a container of state_of holds the attributes of a module."""
+    return isinstance(container, dict) and "_modules" in container
+
+
 def attribute(path: str, container: Any, before: Any) -> str:
     """The path of the attribute in which a container of state_of differs; "" where that is a cache."""
     owner, _, table = path.rpartition(".")
-    if table not in TABLES and not (isinstance(container, dict) and "_modules" in container):
+    if table not in TABLES and not is_namespace(container):
         return path
     keys = [key for key in {**container, **before} if container.get(key) is not before.get(key)]
     key = next((key for key in keys if key not in caches(container)), "")

@@ -67,7 +67,7 @@ def over_time(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
             return replace(
                 found,
                 shapes=shapes_of(leaves),
-                situation=situation_of(model, leaves),
+                situation=situation_of(model, list(given.values())),
                 again=partial(over_time_again, chunks, Arguments(signature, tuple(given), ())),
             )
         except (Mixed, PartitionError) as error:
@@ -110,7 +110,7 @@ def cut(root: nn.Module, arguments: Arguments, axes: tuple[Axes, ...], chunks: i
         outputs_axes=found.axes,
         end_cost=sum(costs[ends:]) / chunks,
         example=example_of(found, traced),
-        left=traced.left,
+        transient=traced.transient,
     )
 
 

@@ -132,7 +132,7 @@ def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Or
         means=means,
         few=few(graph.examples, outputs, graph.sizes.shapes, rows),
         check_rows=sizes.check_rows,
-        left=graph.left,
+        transient=graph.transient,
     )
 
 

@@ -15,7 +15,7 @@ from bppsa.schedule.programs.messages import TOKEN, Item, Items, JobStep, Messag
 from bppsa.schedule.programs.program import Action
 from bppsa.schedule.timeline import Timeline
 
-JobKind = tuple[int, str]  # (stage, direction)
+StageDirection = tuple[int, str]  # (stage, direction)
 MessageNumberOf = dict[int, int]  # of the messages that carry an item, by the worker that receives it
 
 
@@ -24,7 +24,7 @@ class Handovers:
     first job that reads it.
 
     Attributes:
-        messages: all numbers of messages are below.
+        messages: the numbers of messages are below it.
     """
 
     def __init__(self, timeline: Timeline, reads: Items, writes: Items) -> None:
@@ -33,20 +33,21 @@ class Handovers:
         Raises ScheduleError where an item is read that no job makes.
         """
         self.timeline = timeline
-        kinds = job_kinds(timeline)
+        kinds = stage_directions(timeline)
         self.reads = {(s, d): tuple(reads(Action(s, 0, d))) for s, d in kinds}
         self.writes = {(s, d): tuple(writes(Action(s, 0, d))) for s, d in kinds}
         self.maker = {item: kind for kind, items in self.writes.items() for item in items}
-        self.readers: dict[Item, list[JobKind]] = {}
+        self.readers: dict[Item, list[StageDirection]] = {}
         for kind, items in self.reads.items():
             for item in items:
                 self.readers.setdefault(item, []).append(kind)
         self._check_makers()
         edges = [0, *accumulate(map(len, self.readers.values()))]
         self.first = dict(zip(self.readers, edges, strict=False))
-        self.messages = edges[-1] * timeline.jobs.B
         self.waits, self.signals = tokens(timeline)
-        self.token_numbers = self._numbers_of_tokens()
+        numbers = count(edges[-1] * timeline.jobs.B)
+        self.token_numbers = self._numbers_of_tokens(numbers)
+        self.messages = next(numbers)
 
     def steps(self, worker: int) -> Iterator[JobStep]:
         """The jobs of a worker as they start, in all of its lanes."""
@@ -80,26 +81,25 @@ class Handovers:
         targets = sorted(readers - {self._made_by(item)})
         return {target: (self.first[alike] + at) * jobs.B + b for at, target in enumerate(targets)}
 
-    def _numbers_of_tokens(self) -> dict[Item, MessageNumberOf]:
+    def _numbers_of_tokens(self, numbers: Iterator[int]) -> dict[Item, MessageNumberOf]:
         """They go between micro-batches too, and are few: all are numbered, behind the others."""
         waiting: dict[Item, set[int]] = {}
         for action, items in self.waits.items():
             for item in items:
                 waiting.setdefault(item, set()).add(self.timeline.worker[action])
-        numbers = count(self.messages)
-        found = {
+        return {
             item: {worker: next(numbers) for worker in sorted(workers - {self._made_by(item)})}
             for item, workers in waiting.items()
         }
-        self.messages = next(numbers)
-        return found
 
     def _check_makers(self) -> None:
         jobs, worker = self.timeline.jobs, self.timeline.worker
         for (s, d), items in self.reads.items():
             for item in items:
                 maker = self.maker.get(item)
-                for b in range(jobs.B if maker is None or not isinstance(jobs, Grid) else 0):
+                if maker is not None and isinstance(jobs, Grid):
+                    continue  # a grid has all jobs
+                for b in range(jobs.B):
                     if (s, b, d) in jobs and (maker is None or (maker[0], b, maker[1]) not in jobs):
                         raise ScheduleError(
                             f"{Action(s, b, d)} of worker {worker[s, b, d]} reads {item._replace(batch=b)}, which no "
@@ -107,7 +107,7 @@ class Handovers:
                         )
 
 
-def job_kinds(timeline: Timeline) -> Sequence[JobKind]:
+def stage_directions(timeline: Timeline) -> Sequence[StageDirection]:
     jobs = timeline.jobs
     if isinstance(jobs, Grid):
         return [(s, d) for d in jobs.directions for s in range(jobs.S)]

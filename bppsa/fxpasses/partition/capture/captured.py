@@ -8,9 +8,9 @@ from torch import nn
 
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.call.kept import kept
-from bppsa.fxpasses.partition.call.left import left
 from bppsa.fxpasses.partition.call.progress import telling
 from bppsa.fxpasses.partition.call.results import check_result
+from bppsa.fxpasses.partition.call.transient import marked
 from bppsa.fxpasses.partition.capture.copied import copied
 from bppsa.fxpasses.partition.capture.exported import exported
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
@@ -27,9 +27,8 @@ def captured(model: nn.Module, arguments: Arguments) -> CapturedGraph:
     with telling(model, "running it on the example"), kept(model):
         seen = look(model, arguments)
         check_result(model, seen.result)
-    with telling(model, "exporting it"), left(model, seen.left), lengths_as_sizes(seen.lengths):
+    with telling(model, "exporting it"), marked(model, seen.transient), lengths_as_sizes(seen.lengths):
         found = exported(model, arguments)
     with telling(model, "running its graph"), kept(model):
-        return replace(
-            copied(model, arguments, found, sizes_of(found, arguments)), looked_up=seen.looked_up, left=seen.left
-        )
+        graph = copied(model, arguments, found, sizes_of(found, arguments))
+        return replace(graph, looked_up=seen.looked_up, transient=seen.transient)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx
 from torch.utils._pytree import TreeSpec, tree_unflatten
 
-from bppsa.fxpasses.partition.call.left import Attribute
+from bppsa.fxpasses.partition.call.transient import Attribute
 from bppsa.fxpasses.partition.capture.since import LookedUp
 from bppsa.fxpasses.partition.capture.sizes import Sizes
 
@@ -24,7 +24,7 @@ class CapturedGraph:
     """graph: a placeholder for each argument; the output is a tuple of nodes. Nodes have Facts in meta["facts"].
 
     leaves, spec: of what the model returns, with an Output in the place of each output. sizes: of the calls for which
-    it holds. looked_up: what it may have been made from. left: attributes that each call sets for itself.
+    it holds. looked_up: what it may have been made from. transient: attributes that each call sets for itself.
     """
 
     graph: fx.Graph
@@ -35,7 +35,7 @@ class CapturedGraph:
 
     sizes: Sizes
     looked_up: LookedUp = field(default_factory=LookedUp)
-    left: tuple[Attribute, ...] = ()
+    transient: tuple[Attribute, ...] = ()
 
     def assemble(self, outputs: Sequence[Any]) -> Any:
         leaves = [outputs[leaf.number] if isinstance(leaf, Output) else leaf for leaf in self.leaves]

@@ -33,16 +33,17 @@ TABLES = frozenset((*HOOKS, "_backward_hooks", "_backward_pre_hooks", "_modules"
 @dataclass(frozen=True)
 class LookedUp:
     """What the user's code looks up. names: also those of attributes; what stands under others may change. outside:
-    globals and closures, and what gives their values. left: attributes that each call sets before it reads them."""
+    globals and closures, and what gives their values. transient: attributes that each call sets before it reads
+    them."""
 
     names: frozenset[str] = frozenset()
     outside: tuple[tuple[str, Callable[[], Any]], ...] = ()
-    left: frozenset[str] = frozenset()
+    transient: frozenset[str] = frozenset()
 
 
 def since(model: nn.Module, looked_up: LookedUp) -> Callable[[], str]:
     """A function that tells what has changed since now, "" where nothing has."""
-    walk = Walk(looked_up.names | {"forward"}, looked_up.left)
+    walk = Walk(looked_up.names | {"forward"}, looked_up.transient)
     found = [LookedUpValues(looked_up.outside), *walk.of_model(model), *walk.outside(looked_up), Empty(walk.empty)]
 
     def changed() -> str:
@@ -56,7 +57,7 @@ class Walk:
     """Through all that code may have read that looks up these names."""
 
     names: frozenset[str]
-    left: frozenset[str]
+    transient: frozenset[str]
     met: dict[int, Any] = field(default_factory=dict)
     empty: list[tuple[str, Any]] = field(default_factory=list)
 
@@ -74,7 +75,7 @@ class Walk:
         space, whole, names = vars(module), is_one_node(module), self.names | layer_names(type(module))
 
         def matters(name: str) -> bool:
-            own = name in names and name not in NOT_ITS_OWN and under(path, name) not in self.left
+            own = name in names and name not in NOT_ITS_OWN and under(path, name) not in self.transient
             return own and not isinstance(space.get(name), Report)
 
         def is_read(name: str, value: Any) -> bool:

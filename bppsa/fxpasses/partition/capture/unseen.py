@@ -21,8 +21,8 @@ from bppsa.errors import PartitionError
 from bppsa.fxpasses.lines import innermost, is_users_frame, place_here
 from bppsa.fxpasses.network.models import restore, state_of
 from bppsa.fxpasses.partition.call.arguments import Arguments
-from bppsa.fxpasses.partition.call.left import Attribute, left_by
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, failure, state_changed, untraced
+from bppsa.fxpasses.partition.call.transient import Attribute, put_back, transient
 from bppsa.fxpasses.partition.capture.contents import are_same
 from bppsa.fxpasses.partition.capture.since import LookedUp
 from bppsa.fxpasses.partition.capture.watched import STATE, Functions, Watched, generators, is_near, of_model
@@ -60,12 +60,12 @@ FUNCTIONS: dict[Any, str] = {  # by their code, where they are not built in
 @dataclass(frozen=True)
 class WatchedRun:
     """What was seen of a run. result: what the model returned. lengths: the global names of functions that ask for
-    `len`. left: attributes that it sets for itself alone."""
+    `len`. transient: attributes that it sets for itself alone."""
 
     result: Any
     looked_up: LookedUp
     lengths: tuple[dict[str, Any], ...]
-    left: tuple[Attribute, ...]
+    transient: tuple[Attribute, ...]
 
 
 def look(model: nn.Module, arguments: Arguments) -> WatchedRun:
@@ -94,7 +94,8 @@ def look(model: nn.Module, arguments: Arguments) -> WatchedRun:
     for name, place in functions.rebound.items():
         why = f"the forward binds {name}, a variable of the function around it, anew, {STATE}"
         raise state_changed(model, place, name, why)
-    left = left_by(model, attributes, run)
+    own = transient(model, attributes, run)
+    put_back(model, attributes, own)
     for one, before in (*watched, *functions.found):
         if not are_same(one.read(), before):
             once = is_done_once(run, one)
@@ -103,8 +104,8 @@ def look(model: nn.Module, arguments: Arguments) -> WatchedRun:
             if near or not once:
                 why = f"the forward changes {one.what}, {one.mend}"
                 raise state_changed(model, place, one.what, why) if one.mend is STATE else untraced(model, place, why)
-    looked_up = LookedUp(functions.names(), tuple(functions.outside), frozenset(starmap(under, left)))
-    return WatchedRun(result, looked_up, tuple(functions.lengths), left)
+    looked_up = LookedUp(functions.names(), tuple(functions.outside), frozenset(starmap(under, own)))
+    return WatchedRun(result, looked_up, tuple(functions.lengths), own)
 
 
 def is_done_once(run: Callable[[], Any], one: Watched) -> bool:

@@ -27,7 +27,7 @@ from bppsa.fxpasses.environment.libraries import is_users_name
 from bppsa.fxpasses.environment.names import globals_read
 from bppsa.fxpasses.environment.trail import content, items
 from bppsa.fxpasses.lines import innermost, is_users_frame, place_at
-from bppsa.fxpasses.network.models import TABLES, caches, state_of
+from bppsa.fxpasses.network.models import TABLES, caches, is_namespace, state_of
 from bppsa.fxpasses.partition.capture.contents import (
     GENERATORS,
     PLAIN,
@@ -108,7 +108,7 @@ def of_model(model: nn.Module) -> list[Watched]:
         owner, _, table = path.rpartition(".")
         if table in TABLES:
             found += names_in(owner, container)
-        elif isinstance(container, dict) and "_modules" in container:
+        elif is_namespace(container):
             found += names_in(path, container)
             for key, value in container.items():
                 if key not in (*TABLES, RECORD, *caches(container)):
@@ -279,6 +279,7 @@ def by_line(code: CodeType) -> dict[int, set[tuple[str, Any]]]:
     found: dict[int, set[tuple[str, Any]]] = {}
     line = code.co_firstlineno
     for instruction in dis.get_instructions(code):
-        line = instruction.starts_line or line
+        # From Python 3.13 on `starts_line` is a bool.
+        line = getattr(instruction, "line_number", instruction.starts_line) or line
         found.setdefault(line, set()).add((instruction.opname, instruction.argval))
     return found

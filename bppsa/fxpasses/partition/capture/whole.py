@@ -28,7 +28,11 @@ from bppsa.fxpasses.partition.call.refusals import BY_HAND, WHAT_FORWARDS_RAISE,
 from bppsa.fxpasses.partition.capture.lines import noted
 from bppsa.fxpasses.theirs import is_ours, raise_if_ours, theirs
 
-OPENED = (nn.Sequential, nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder)  # they hold layers
+# They hold layers.
+OPENED = (
+    *(nn.Sequential, nn.ModuleList, nn.ModuleDict),
+    *(nn.Transformer, nn.TransformerEncoder, nn.TransformerDecoder),
+)
 HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 # Whose `apply` that of every Function calls, also one that was looked up before: `function = MyFunction.apply`.
 APPLIED: Any = torch.autograd.function._SingleLevelFunction

@@ -15,13 +15,20 @@ FEW = 4  # rows
 
 
 def own_loss(output: Any) -> Any:
-    """What the model says is its loss: all that it returns, a field or key of that name, or the only
-    number of a tuple, as of (logits, loss)."""
+    """The loss of what a model returns: what `stated_loss` says, or the first or last element of a tuple, as of
+    (logits, loss), where no other is a number."""
+    if not isinstance(output, (tuple, list)) or hasattr(output, "loss"):
+        return stated_loss(output)
+    numbers = [i for i, x in enumerate(output) if isinstance(x, Tensor) and not x.dim() and x.is_floating_point()]
+    if len(numbers) != 1 or numbers[0] not in (0, len(output) - 1):
+        return output
+    return output[numbers[0]]
+
+
+def stated_loss(output: Any) -> Any:
+    """All of it, or a field or key `loss`."""
     if isinstance(output, Mapping):
         return output.get("loss", output)
-    if isinstance(output, (tuple, list)) and not hasattr(output, "loss"):
-        numbers = [x for x in output if isinstance(x, Tensor) and not x.dim() and x.is_floating_point()]
-        return numbers[0] if len(numbers) == 1 else output
     return output if isinstance(output, Tensor) else getattr(output, "loss", output)
 
 

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from bppsa.decisions import RECORD, Report, under
 from bppsa.errors import PartitionError
-from bppsa.fxpasses.network.models import TABLES, ContainerCopies, caches, restore
+from bppsa.fxpasses.network.models import TABLES, ContainerCopies, caches, is_namespace, restore
 from bppsa.fxpasses.partition.call.kept import kept
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE
 from bppsa.fxpasses.partition.call.results import are_same_results
@@ -33,7 +33,7 @@ class NotKept(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        path = next((x.path for x in args if isinstance(x, cls)), "an attribute")
+        path = next((x.path for x in tree_leaves((args, kwargs)) if isinstance(x, cls)), "an attribute")
         raise PartitionError(
             f"{path} is set by the forward, and stages hand on its value without keeping it; let the model return what "
             f"the loss, metrics or the next call read of it"
@@ -56,8 +56,8 @@ def not_kept(path: str) -> NotKept:
     return found
 
 
-def leave(model: nn.Module, attributes: Iterable[Attribute]) -> None:
-    """Takes from the model what its forward sets."""
+def mark(model: nn.Module, attributes: Iterable[Attribute]) -> None:
+    """Puts a `NotKept` in the place of each."""
     for path, name in attributes:
         module = model.get_submodule(path)
         if not isinstance(getattr(module, name, None), NotKept):
@@ -65,31 +65,44 @@ def leave(model: nn.Module, attributes: Iterable[Attribute]) -> None:
 
 
 @contextmanager
-def left(model: nn.Module, attributes: Iterable[Attribute]) -> Iterator[None]:
-    """The same within the block, after which the model is as it was."""
+def marked(model: nn.Module, attributes: Iterable[Attribute]) -> Iterator[None]:
+    """Within the block they are marked; after it the model is as it was."""
     with kept(model):
-        leave(model, attributes)
+        mark(model, attributes)
         yield
 
 
-def left_by(model: nn.Module, before: ContainerCopies, run: Callable[[], Any]) -> tuple[Attribute, ...]:
-    """Which attributes a run of the forward has left so; they are put back. before: as `state_of` gave it then."""
+def transient(model: nn.Module, before: ContainerCopies, run: Callable[[], Any]) -> tuple[Attribute, ...]:
+    """The attributes that a run of the forward has set, and that it reads only afterwards. before: as `state_of` gave
+    it before that run."""
     anew = set_anew(before)
     if not anew:
         return ()
     with kept(model):
         restore(before)
-        found = anew if are_left(model, anew, run) else tuple(one for one in anew if are_left(model, [one], run))
-        if found != anew and not are_left(model, found, run):
-            found = ()
-    then = {path: copy for path, container, copy in before if is_module(container)}
-    for path, name in found:
+        found = among(model, anew, run)
+        return found if found == anew or are_transient(model, found, run) else ()
+
+
+def among(model: nn.Module, attributes: tuple[Attribute, ...], run: Callable[[], Any]) -> tuple[Attribute, ...]:
+    """Those that are transient, by halves: one that is not, among many, is found in a few runs."""
+    if are_transient(model, attributes, run):
+        return attributes
+    if len(attributes) == 1:
+        return ()
+    middle = len(attributes) // 2
+    return among(model, attributes[:middle], run) + among(model, attributes[middle:], run)
+
+
+def put_back(model: nn.Module, before: ContainerCopies, attributes: Iterable[Attribute]) -> None:
+    """Has these attributes be what they were."""
+    then = {path: copy for path, container, copy in before if is_namespace(container)}
+    for path, name in attributes:
         space = vars(model.get_submodule(path))
         if name in then[path]:
             space[name] = then[path][name]
         else:
             del space[name]
-    return found
 
 
 class OpsSeen(TorchDispatchMode):
@@ -106,15 +119,11 @@ class OpsSeen(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def is_module(container: Any) -> bool:
-    return isinstance(container, dict) and "_modules" in container
-
-
 def set_anew(before: ContainerCopies) -> tuple[Attribute, ...]:
     """Attributes that are others than before, but for modules, Parameters and buffers."""
     found = []
     for path, container, then in before:
-        if is_module(container):
+        if is_namespace(container):
             others = {*TABLES, RECORD, "training", *caches(container)}.union(*(container[table] for table in TABLES))
             found += [
                 (path, name)
@@ -124,7 +133,7 @@ def set_anew(before: ContainerCopies) -> tuple[Attribute, ...]:
     return tuple(found)
 
 
-def are_left(model: nn.Module, attributes: Sequence[Attribute], run: Callable[[], Any]) -> bool:
+def are_transient(model: nn.Module, attributes: Sequence[Attribute], run: Callable[[], Any]) -> bool:
     """Whether the forward reads none of these before it sets it: it gives the same whether there is what was there,
     nothing to be read, or what the last call has left. Ops are compared too: meta tensors have no numbers."""
 

@@ -79,21 +79,32 @@ def test_nothing_is_left_to_read() -> None:
     compiled = compiled_for(Balanced(), gpipe(), example_inputs=torch.randn(6, 4))
     layer = compiled.layers[1]
     for _ in range(2):
-        with pytest.raises(PartitionError, match=r"layers\.1\.balance is set by the forward, .* let the model return"):
-            float(layer.balance)
+        for read in (float, lambda balance: torch.stack([balance])):
+            with pytest.raises(
+                PartitionError, match=r"layers\.1\.balance is set by the forward, .* let the model return"
+            ):
+                read(layer.balance)
         layer.balance = None  # as a loop does that starts anew
         compiled.step(torch.randn(6, 4), torch.randn(6, 4))
     assert isinstance(layer.balance, Tensor)  # so that nobody who asks passes it over
     assert repr(pickle.loads(pickle.dumps(layer)).balance) == repr(copy.deepcopy(layer).balance) == repr(layer.balance)
 
 
-def test_a_loss_that_reads_one() -> None:
+@pytest.mark.parametrize("begin", ["training", "evaluation"])
+def test_a_loss_that_reads_one(begin: str) -> None:
+    """Of the user's own model, which is marked in each call: what sets it may come with another mode."""
     model = Balanced()
+    for layer in model.layers:
+        layer.balance = torch.zeros(())
 
     def reading(output: Any, target: Tensor) -> Tensor:
         return F.mse_loss(output[0], target) + model.layers[0].balance
 
     compiled = compile(model, schedule=gpipe(), stages=2, microbatches=3, loss_fn=reading)
+    if begin == "evaluation":
+        with torch.no_grad():
+            compiled.eval()(torch.randn(6, 4))
+        compiled.train()
     with pytest.raises(WorkerError, match=r"layers\.0\.balance is set by the forward"):
         compiled.step(torch.randn(6, 4), torch.randn(6, 4))
 
@@ -118,7 +129,7 @@ def doubles_unless_first(self: Any, x: Tensor) -> Tensor:
 
 def prepares(self: Any, x: Tensor) -> Tensor:
     if self.last is None:
-        self.last = torch.ones(4)
+        self.last = torch.ones(4, device=x.device)
     return x * self.last
 
 
@@ -135,7 +146,7 @@ def test_what_the_next_call_reads_is_refused(forward: Any, device: str) -> None:
             return forward(self, self.layer(x))
 
     model = Remembering().to(device)
-    with pytest.raises(PartitionError, match=r"test_left.py:\d+: .*the forward changes last, which other stages"):
+    with pytest.raises(PartitionError, match=r"test_transient.py:\d+: .*the forward changes last, which other stages"):
         partition(model, torch.randn(3, 4, device=device), 2)
     assert model.last is None
     assert model.layer.balance is None
