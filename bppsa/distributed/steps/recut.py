@@ -16,8 +16,11 @@ Source = Callable[[], nn.Module]
 
 
 def recutting(stages: Stages, compiled: nn.Module, source: Source) -> Callable[[Sequence[Any]], Stages] | None:
-    """A function of the model's arguments, as `Stages.taken` gives them. source: gives the model that was cut; its modules are
-    to be in the modes that those of `compiled` are in. None where the stages serve all modes."""
+    """A function of the model's arguments, as `Stages.taken` gives them.
+
+    source: gives the model that was cut; its modules are to be in the modes that those of `compiled` are in. None where
+    the stages serve all modes.
+    """
     again = stages.again
     if again is None:
         return None
