@@ -9,7 +9,7 @@ import multiprocessing
 import tempfile
 import time
 from datetime import timedelta
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +41,15 @@ def measure(case: tuple[str, int], options: Options) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         begin = time.time()
         each = (schedule, count, begin, f"{folder}/store")
-        ranks = [CONTEXT.Process(target=on_rank, args=(rank, *each, told)) for rank in range(count)]
+        ranks = [CONTEXT.Process(target=on_rank, args=(rank, *each, told), daemon=True) for rank in range(count)]
         for rank in ranks:
             rank.start()
+        while (running := [rank for rank in ranks if rank.exitcode is None]) and not any(
+            rank.exitcode for rank in ranks
+        ):
+            wait([rank.sentinel for rank in running])
         for rank in ranks:
+            rank.kill()  # the others would wait for one that has failed
             rank.join()
     if any(rank.exitcode for rank in ranks):
         raise SystemExit(f"a rank of {schedule} on {count} ranks has failed")

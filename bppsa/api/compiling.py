@@ -85,8 +85,8 @@ def compile(
         stages: how many stages of equal cost to cut (8), or a list of modules that are the stages.
         workers: how many workers; by default as many as the schedule needs.
         loss_fn: a function of (output, target), a mean over rows, or a sum where its `reduction` says so. Without it
-            the model returns its loss, something with a field or key `loss`, or a tuple with one number, as (logits,
-            loss).
+            the model returns its loss, something with a field or key `loss`, or a tuple whose first or last element
+            is its only number, as (logits, loss).
         loss_weight: a function of a target: what a micro-batch counts, where that is not its rows.
         example_inputs: a whole batch to cut the model by, a tensor or a tuple; by default the first call's.
         example_kwargs: its keyword arguments.

@@ -214,3 +214,11 @@ def test_directions_that_mean_nothing(directions: Any, words: str) -> None:
 def test_the_error_is_of_the_project_and_a_value_error() -> None:
     assert issubclass(ScheduleError, BppsaError)
     assert issubclass(ScheduleError, ValueError)
+
+
+def test_an_iterator_that_ends_in_a_function_is_an_error() -> None:
+    """It would end a walk over the jobs, and leave the others out."""
+    owners = iter(range(3))
+    schedule = Schedule(w=lambda s, b, d: (next(owners), 0))
+    with pytest.raises((StopIteration, RuntimeError)):
+        simulate(schedule, S=2, B=2)

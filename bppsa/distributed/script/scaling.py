@@ -24,9 +24,9 @@ def scale_of(scaler: GradScaler | None, device: torch.device) -> float:
 def skip_together(
     scaler: GradScaler, parameters: Iterable[Tensor], device: torch.device, all_gather: Callable[[bool], Sequence[bool]]
 ) -> None:
-    """Where a gradient of any rank is infinite or no number, all of all ranks are: `scaler.step` skips everywhere then,
-    whichever of them an optimizer has, and `scaler.update` gives all the same scale. all_gather: gives what each rank
-    says.
+    """Where a gradient of any rank is infinite or no number, all gradients of all ranks become infinite: `scaler.step`
+    skips everywhere then, for each optimizer, and `scaler.update` gives all ranks the same scale. all_gather: gives
+    what each rank says.
 
     PyTorch's scaler raises for an optimizer without gradients, and for an update without an optimizer. A rank that has
     none goes by what the others have found.
@@ -44,8 +44,8 @@ def skip_together(
     skips = torch.full((), float(found or before), dtype=torch.float32, device=device)
     scaler._per_optimizer_states = defaultdict(lambda: ScalerState(skips), states)
     if not values:
-        scaler._per_optimizer_states[NO_OPTIMIZER] = ScalerState(skips)
-        scaler._per_optimizer_states[NO_OPTIMIZER]["found_inf_per_device"] = {}
+        of_none = scaler._per_optimizer_states[NO_OPTIMIZER] = ScalerState(skips)
+        of_none["found_inf_per_device"] = {}  # as `unscale_` says where there are no gradients
 
 
 class ScalerState(dict[str, Any]):

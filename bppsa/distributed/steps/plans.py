@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 
 from bppsa.common.process.collector import collector_paused
@@ -87,7 +87,7 @@ class StepPlan:
     def batches(self, worker: int) -> dict[int, list[int]]:
         """The micro-batches whose weight gradients the worker computes, by stage."""
         last, found = last_direction(self.timeline), dict[int, list[int]]()
-        for stage, batch, kind in chain(*self.lanes(worker)):
+        for stage, batch, kind in (step.action for lane in self.program(worker).lanes for step in lane):
             if kind == last:
                 found.setdefault(stage, []).append(batch)
         return found

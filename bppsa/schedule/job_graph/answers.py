@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice, starmap
 from numbers import Integral, Real
 from typing import Any, TypeVar
 
@@ -23,10 +22,9 @@ def answers(
     """The function's answer for each job. Raises ScheduleError where the function cannot be asked, or fails."""
     found: list[T] = []
     try:
-        for answer in starmap(function, jobs):  # within the try: of a million jobs, entering one each takes a while
-            found.append(answer)
+        for s, b, d in jobs:
+            found.append(function(s, b, d))
     except (ArithmeticError, LookupError, TypeError) as error:
-        s, b, d = next(islice(jobs, len(found), None))
         raise ScheduleError(
             f"{role} of job {s, b, d} raises {type(error).__name__}: {error}; {role} has to be a function of {takes}"
         ) from error

@@ -16,7 +16,7 @@ from bppsa.schedule.programs.program import Action
 from bppsa.schedule.timeline import Timeline
 
 StageDirection = tuple[int, str]  # (stage, direction)
-MessageNumberOf = dict[int, int]  # of the messages that carry an item, by the worker that receives it
+NumberByTarget = dict[int, int]  # of the messages that carry an item, by the worker that receives it
 
 
 class Handovers:
@@ -28,7 +28,7 @@ class Handovers:
     """
 
     def __init__(self, timeline: Timeline, reads: Items, writes: Items) -> None:
-        """reads, writes: of a job, and the same in all micro-batches but for their number.
+        """reads, writes: what a job reads and makes, the same for all micro-batches but for the items' `batch`.
 
         Raises ScheduleError where an item is read that no job makes.
         """
@@ -72,7 +72,7 @@ class Handovers:
         s, d = (item.number, item.kind.removeprefix(TOKEN)) if item.is_token else self.maker[item._replace(batch=0)]
         return self.timeline.worker[s, item.batch, d]
 
-    def _numbers(self, item: Item) -> MessageNumberOf:
+    def _numbers(self, item: Item) -> NumberByTarget:
         if item.is_token:
             return self.token_numbers[item]
         b, alike = item.batch, item._replace(batch=0)
@@ -81,7 +81,7 @@ class Handovers:
         targets = sorted(readers - {self._made_by(item)})
         return {target: (self.first[alike] + at) * jobs.B + b for at, target in enumerate(targets)}
 
-    def _numbers_of_tokens(self, numbers: Iterator[int]) -> dict[Item, MessageNumberOf]:
+    def _numbers_of_tokens(self, numbers: Iterator[int]) -> dict[Item, NumberByTarget]:
         """They go between micro-batches too, and are few: all are numbered, behind the others."""
         waiting: dict[Item, set[int]] = {}
         for action, items in self.waits.items():
