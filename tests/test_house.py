@@ -39,6 +39,7 @@ ROOMS: dict[str, set[str]] = {
     "common.process": set(),
     "common.chain": set(),  # what the passes hand to the rooms after them
     "common.stages": {"schedule"},  # the same for a model that is cut for a schedule
+    "common.terms": set(),  # who cuts a model marks them, and who runs it counts them
     "common.graph": set(),
     "common.recent": set(),
     "cells": set(),  # a file a family
@@ -68,9 +69,12 @@ ROOMS: dict[str, set[str]] = {
         *("fxpasses.theirs", "fxpasses.lines", "fxpasses.replaced"),
         *("fxpasses.partition.call", "fxpasses.partition.ops"),
     },
-    "fxpasses.partition.cut": {f"fxpasses.partition.{room}" for room in ("call", "capture", "ops")} | {"common.stages"},
-    "fxpasses.partition.means": {f"fxpasses.partition.{room}" for room in ("call", "capture", "check", "cut", "ops")}
-    | {"fxpasses.theirs", "common.stages"},
+    "fxpasses.partition.cut": {f"fxpasses.partition.{room}" for room in ("call", "capture", "ops")}
+    | {"common.stages", "common.terms"},
+    "fxpasses.partition.means": {f"fxpasses.partition.{room}" for room in ("call", "capture", "check", "ops")}
+    | {"fxpasses.theirs", "common.terms"},
+    "fxpasses.partition.losses": {f"fxpasses.partition.{room}" for room in ("call", "capture", "cut", "means", "ops")}
+    | {"common.stages", "common.terms"},
     "fxpasses.partition.check": {f"fxpasses.partition.{room}" for room in ("call", "capture", "ops")}
     | {"fxpasses.theirs", "common.stages"},
     "fxpasses.reroll": {
@@ -108,7 +112,7 @@ ROOMS: dict[str, set[str]] = {
     "frontend.jacobian": LOWER | {"fxpasses"},
     "frontend.dynamo": LOWER | {"codegen", "fxpasses", "runtime", "frontend"},
     "frontend.pruned": LOWER | {"codegen", "fxpasses", "runtime", "frontend"},
-    "distributed": LOWER | {"fxpasses", "runtime", "schedule", "common.stages", "frontend"},
+    "distributed": LOWER | {"fxpasses", "runtime", "schedule", "common.stages", "common.terms", "frontend"},
     "plan_training": {"api"},
     "api": LOWER | {"cells", "fxpasses", "runtime", "schedule", "common.stages", "frontend", "distributed"},
 }

@@ -33,6 +33,9 @@ class StageValue:
     bytes: int = 0  # of the example's, 0 where it holds no tensor
 
 
+Way = tuple[tuple[int, int], ...]  # numbers of quantities, and their powers
+
+
 class Seconds(NamedTuple):
     """What a stage was measured to take, of the whole example."""
 
@@ -77,6 +80,7 @@ class Stage:
     draws: tuple[tuple[str, int], ...] = ()  # nodes of `module` that draw random numbers, and their places in the model
     seconds: Seconds | None = None  # where it was measured
     recomputed: tuple[RecomputedPart, ...] = ()  # at first the calls of torch.utils.checkpoint
+    counts: bool = False  # whether the loss, or terms of it that are added up, come about here
     recomputable: tuple[RecomputedPart, ...] = ()  # all that can be: what is changed in place outside cannot
 
 
@@ -94,13 +98,14 @@ class LossMeans:
     """The weights of micro-batches' losses. count: of the arguments of the graph that gives the loss, quantities.
 
     ways: each a product of the number of rows (-1) and of these quantities, to powers; a micro-batch's loss counts by
-    the product for it over that for the batch. If two ways give different factors, no weight is right and the call is
-    refused.
+    the product for it over that for the batch. If two ways give different factors, no weight is right: then each
+    `term` counts by its own of `terms`, and where there are none the call is refused.
     """
 
     count: Callable[..., Sequence[torch.Tensor]] | None = None  # None: it is no sum or mean over rows
     sums: tuple[bool, ...] = ()  # of each quantity, whether micro-batches' add up to the batch's
-    ways: tuple[tuple[tuple[int, int], ...], ...] = ()
+    ways: tuple[Way, ...] = ()
+    terms: tuple[Way, ...] = ()  # of each `term` in the graph, whose sum is the loss then
     place: str = ""  # where it ceases to be one, or terms of unlike ways are put together
     why: str = ""  # no weights would do, where it is not that
 

@@ -245,16 +245,18 @@ def untraced(rank: int, data: str) -> str:
 
 
 class Weighted(nn.Module):
-    """x: [B, T, 4], labels: [B, T] -> a loss with ignored labels and class weights."""
+    """x: [B, T, 4], labels: [B, T] -> a loss with ignored labels and class weights, and a mean over all rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, penalty: float) -> None:
         super().__init__()
+        self.penalty = penalty
         self.a, self.b = nn.Linear(4, 5), nn.Linear(5, 3)
         self.register_buffer("classes", torch.tensor([1.0, 3.0, 0.5], dtype=torch.float64))
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
         logits = self.b(self.a(x).tanh())
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), weight=self.classes)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), weight=self.classes)
+        return loss + self.penalty * logits.square().mean() if self.penalty else loss
 
 
 def labelled() -> tuple[Tensor, Tensor]:
@@ -264,18 +266,18 @@ def labelled() -> tuple[Tensor, Tensor]:
     return torch.randn(7, 3, 4, dtype=torch.float64, generator=generator), labels
 
 
-def weighted() -> Weighted:
+def weighted(penalty: float = 0.0) -> Weighted:
     with torch.random.fork_rng(), support.float64():
         torch.manual_seed(3)
-        return Weighted()
+        return Weighted(penalty)
 
 
-def ignoring(rank: int, name: str, data: str) -> tuple[float, dict[str, Tensor | None]]:
+def ignoring(rank: int, name: str, data: str, penalty: float = 0.0) -> tuple[float, dict[str, Tensor | None]]:
     """A step of ranks that bring all rows, or some."""
     torch.set_default_dtype(torch.float64)
     x, labels = labelled()
     model = compile(
-        weighted(), schedule=SCHEDULES[name], stages=2, microbatches=3, example_inputs=(x, labels), data=data
+        weighted(penalty), schedule=SCHEDULES[name], stages=2, microbatches=3, example_inputs=(x, labels), data=data
     )
     rows = {"global": slice(None), "local": [slice(0, 4), slice(4, None)][rank]}[data]
     loss = trainer(model).step(x[rows], labels[rows])

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from bppsa.common.graph import tensors_in
 from bppsa.errors import InputError
-from bppsa.fxpasses.partition.means.outputs import own_loss
+from bppsa.fxpasses.partition.losses.outputs import own_loss
 from bppsa.runtime.worker.pipeline import PipelineCall
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_structure
 
 from bppsa.distributed.batch.batches import is_batched, joined
-from bppsa.fxpasses.partition.means.outputs import stated_loss
+from bppsa.fxpasses.partition.losses.outputs import stated_loss
 
 
 def split_loss(value: Any) -> tuple[Any, Any]:

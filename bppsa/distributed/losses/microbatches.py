@@ -56,18 +56,19 @@ class MicrobatchLosses:
         if traced.means is not None:
             given = {b: batch.call.arguments[b] if loss_fn is None else (None, targets[b]) for b in batch.mine}
             whole, mend = (batch.values, OWN) if loss_fn is None else ((None, target), OF_FUNCTIONS)
-            counted = weights(traced.means, batch, given, whole, gathered, mend)
-            trial = None if traced.seen else self.trial(counted, batch.sizes, together, UNSEEN)
-            return replace(found, weights=counted, sizes=traced.sizes, trial=trial, counted=True)
+            shares = weights(traced.means, batch, given, whole, gathered, mend)
+            trial = None if traced.seen else self.trial(shares.weights, batch.sizes, together, UNSEEN)
+            found = replace(found, weights=shares.weights, terms=shares.terms, apart=traced.apart)
+            return replace(found, sizes=traced.sizes, trial=trial, counted=True)
         if is_sum(loss_fn):
             return found
         count = gathered({b: counts(loss_fn, self.loss_weight, targets[b], batch.sizes[b]) for b in batch.mine})
         by_batch = [count[b] for b in order]
         total = sum(by_batch)
-        shares = [each / total if total else each for each in by_batch]
+        parts_of_all = [each / total if total else each for each in by_batch]
         if not self.is_tried():
-            return replace(found, weights=shares, counted=self.loss_weight is None)
-        found = found if says_sum(loss_fn) else replace(found, weights=shares, counted=True)
+            return replace(found, weights=parts_of_all, counted=self.loss_weight is None)
+        found = found if says_sum(loss_fn) else replace(found, weights=parts_of_all, counted=True)
         return replace(found, trial=self.trial(found.weights, batch.sizes, together, UNTRACED))
 
     def read(self, target: Any, batch: Batch, gathered: Gathered) -> TracedLoss:

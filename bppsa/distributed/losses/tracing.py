@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_structure, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_map, tree_structure, tree_unflatten
 
 from bppsa.common.graph import tensors_in
 from bppsa.common.stages import LossMeans, Stages
 from bppsa.distributed.batch.batches import is_batched, rows_in
 from bppsa.distributed.losses.metrics import split_loss
+from bppsa.distributed.losses.trying import copied
 from bppsa.errors import ArgumentError, PartitionError
 from bppsa.fxpasses.partition.call.arguments import arguments_of
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, StateChanged
 from bppsa.fxpasses.partition.capture.since import since
 from bppsa.fxpasses.partition.capture.whole import Custom
-from bppsa.fxpasses.partition.means.outputs import FEW, resized
+from bppsa.fxpasses.partition.losses.outputs import FEW, resized
+from bppsa.fxpasses.partition.ops.regions import copied_in_regions
 from bppsa.fxpasses.theirs import raise_if_ours, theirs
 
 if TYPE_CHECKING:
-    from bppsa.fxpasses.partition.capture.sizes import Sizes  # which imports sympy
+    from bppsa.fxpasses.partition.capture.graph import CapturedGraph  # which imports sympy, as the next does
+    from bppsa.fxpasses.partition.capture.sizes import Sizes
 
 PYTORCHS = ("aten", "prims", "higher_order")  # whose ops a table knows, or nobody else writes
 MOST = 8  # graphs that are kept, and times that a loss is traced in vain
@@ -35,7 +38,8 @@ class TracedLoss:
 
     means: None where its graph cannot be read, and with count=None where it was read, and is neither a sum nor a mean.
     target, structure: of each tensor that the graph takes its dtype and number of dimensions, all else as it is, and
-    how they are put together. sizes: the check of an output and a target.
+    how they are put together. sizes: the check of an output and a target. apart: its graph, in which the terms of the
+    loss have factors; None where they count alike.
     """
 
     means: LossMeans | None = None
@@ -43,6 +47,7 @@ class TracedLoss:
     structure: TreeSpec | None = None
     changed: Callable[[], str] = lambda: ""
     sizes: Sizes | None = None
+    apart: Callable[[Any, Any], Any] | None = None
     seen: bool = True  # whether the graph tells what all of its calls do
 
     def holds(self, output: Any, target: Any) -> bool:
@@ -170,14 +175,17 @@ def once_a_microbatch(what: str) -> str:
 def traced(function: Callable[..., Any], output: Any, target: Any) -> TracedLoss | None:
     """The graph of a function of (output, target), which have a few rows. None where it cannot be traced."""
     from bppsa.fxpasses.partition.capture.captured import captured  # imports sympy, as the next does
-    from bppsa.fxpasses.partition.means.weights import means_of
+    from bppsa.fxpasses.partition.losses.loss_graph import LossGraph
+    from bppsa.fxpasses.partition.losses.weights import means_of
 
     module = function if isinstance(function, nn.Module) else LossOf(function)
     try:
         arguments = arguments_of(module, (output, target), {})
         graph = theirs(captured, module, arguments)
         by_rows = [is_batched(x, FEW) for x in arguments.leaves]
-        means = means_of(module, graph, arguments.examples, by_rows, lambda value: split_loss(value)[0], made=1)
+        of = LossGraph(module, graph, arguments.examples, by_rows, loss_in, made=1)
+        apart = loss_by_terms(module, graph) if of.separate_terms() else None
+        means = means_of(of)
     except StateChanged as error:
         return TracedLoss(LossMeans(place=error.place, why=once_a_microbatch(error.what)))
     except (PartitionError, ArgumentError):
@@ -194,7 +202,35 @@ def traced(function: Callable[..., Any], output: Any, target: Any) -> TracedLoss
     if means.count is None and any(isinstance(node.target, Custom) for node in graph.graph.nodes):
         return None  # what a Function gives is found out by trying
     checked = since(module, graph.looked_up)
-    return TracedLoss(means, likes(target), tree_structure(target), checked, graph.sizes, seen)
+    if apart is not None and not (seen and gives_the_same(apart, module, (output, target))):
+        means, apart = replace(means, terms=()), None
+    return TracedLoss(means, likes(target), tree_structure(target), checked, graph.sizes, apart, seen)
+
+
+def loss_in(value: Any) -> Any:
+    return split_loss(value)[0]
+
+
+def loss_by_terms(module: nn.Module, graph: CapturedGraph) -> Callable[[Any, Any], Any]:
+    """The loss of (output, target) as its graph gives it."""
+    from bppsa.fxpasses.partition.cut.modules import stage_module
+
+    nodes, new = list(graph.graph.nodes), fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+
+    def copy(node: fx.Node) -> None:
+        copies[node] = new.node_copy(node, copies.__getitem__)
+
+    copied_in_regions(new, nodes, copy)
+    run = stage_module(module, new, graph.constants)
+    return lambda output, target: graph.assemble(run(output, target))
+
+
+def gives_the_same(apart: Callable[[Any, Any], Any], function: nn.Module, given: tuple[Any, Any]) -> bool:
+    """Whether the graph gives the loss that the function gives."""
+    with torch.no_grad():
+        found, expected = (loss_in(theirs(run, *tree_map(copied, given))) for run in (apart, function))
+    return bool(torch.isclose(found, expected, rtol=torch.finfo(expected.dtype).eps ** 0.5, equal_nan=True))
 
 
 def is_unseen(node: fx.Node) -> bool:

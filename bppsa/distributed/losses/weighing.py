@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,16 @@ import torch
 from bppsa.common.stages import LossMeans
 from bppsa.distributed.batch.batches import Batch
 from bppsa.errors import InputError, ScheduleError
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What makes the losses of micro-batches up to the batch's: each is multiplied by its weight, and before that the
+    terms of each by its factors, where these differ."""
+
+    weights: Sequence[float]
+    terms: Sequence[Sequence[float]] = ()  # of each micro-batch, by number of the term
+
 
 OWN = "return outputs and give a loss of each row as loss_fn="
 OF_FUNCTIONS = "where it is a mean all the same give loss_weight=, what a micro-batch counts"
@@ -25,14 +36,14 @@ def weights(
     whole: Sequence[Any],
     all_gather: Callable[..., Any],
     mend: str,
-) -> list[float]:
-    """The weight of each micro-batch. given: by those that are here, the arguments of the loss's graph; whole: the
+) -> Shares:
+    """The shares of the micro-batches. given: by those that are here, the arguments of the loss's graph; whole: the
     batch's. all_gather: gives what all ranks know of their micro-batches. mend: of a loss that is no mean.
 
     Raises ScheduleError where the loss is no sum or mean over rows, InputError where its terms count otherwise.
     """
     if len(batch.sizes) == 1:
-        return [1.0]
+        return Shares([1.0])
     if means.why:
         raise ScheduleError(f"{means.place or 'the loss'}: {means.why}")
     if means.count is None:
@@ -54,14 +65,17 @@ def weights(
     totals.append(float(sum(batch.sizes)))
     rounding = EXACT if all(is_exact(x) for of in (totals, *quantities) for x in of) else ROUNDING
     ways = [[factor(way, quantities, totals, b) for b in range(len(batch.sizes))] for way in means.ways]
-    for other in ways[1:]:
-        if not all(math.isclose(x, y, rel_tol=rounding, abs_tol=rounding) for x, y in zip(ways[0], other, strict=True)):
-            raise InputError(
-                f"{means.place and f'{means.place}: '}the loss has terms that count otherwise in this batch's "
-                "micro-batches, such as a mean over labels of which some are ignored and one over all rows; take "
-                "microbatches=1, or divide sums yourself"
-            )
-    return ways[0]
+    pairs = [pair for way in ways[1:] for pair in zip(ways[0], way, strict=True)]
+    if all(math.isclose(*pair, rel_tol=rounding, abs_tol=rounding) for pair in pairs):
+        return Shares(ways[0])
+    if means.terms:
+        terms = [[factor(way, quantities, totals, b) for way in means.terms] for b in range(len(batch.sizes))]
+        return Shares([1.0] * len(batch.sizes), terms)
+    raise InputError(
+        f"{means.place and f'{means.place}: '}the loss has terms that count otherwise in this batch's micro-batches, "
+        "such as a mean over labels of which some are ignored and one over all rows, and they cannot be told apart; "
+        "take microbatches=1, or divide sums yourself"
+    )
 
 
 def is_exact(count: float) -> bool:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +11,14 @@ import torch
 from torch import Tensor
 
 from bppsa.common.graph import tensors_in
+from bppsa.common.terms import check_is_nothing, factored
 from bppsa.decisions import warn_once
 from bppsa.distributed.losses.counts import LossFunction
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.distributed.losses.reads import NameOf, check_reads, edges, unnamed
 from bppsa.distributed.losses.trying import LossTrial, as_given
-from bppsa.errors import ArgumentError, InputError, PartitionError
-from bppsa.fxpasses.partition.means.outputs import own_loss, stated_loss
+from bppsa.errors import ArgumentError, PartitionError
+from bppsa.fxpasses.partition.losses.outputs import own_loss, stated_loss
 from bppsa.fxpasses.theirs import theirs
 from bppsa.runtime.worker.over_nothing import OverNothing
 
@@ -28,7 +28,8 @@ UNREAD = object()  # in the place of a target: the loss does not read this micro
 @dataclass(frozen=True)
 class WeightedLoss:
     """The loss of each micro-batch, weighted so that their sum is the batch's: a mean over rows by rows / B, or by what
-    loss_weight says of all that it says, and a sum by one."""
+    loss_weight says of all that it says, and a sum by one. Where its terms count in unlike ways each has a factor, and
+    the graph of loss_fn runs in its place."""
 
     loss_fn: LossFunction | None  # None: the model returns its loss
     targets: Sequence[Any]
@@ -36,6 +37,8 @@ class WeightedLoss:
     trial: LossTrial | None = None  # whether the loss is the mean that it is taken for
     sizes: Callable[..., None] | None = None  # the check of what a traced loss takes for granted
     names: NameOf = unnamed  # of Parameters
+    terms: Sequence[Sequence[float]] = ()  # factors of each micro-batch's terms
+    apart: LossFunction | None = None  # loss_fn, by a graph in which terms have factors
     counted: bool = False  # whether the weights are of what the loss divides by, and not what somebody says
 
     def __call__(self, output: Any, batch: int) -> tuple[Tensor, Any]:
@@ -50,7 +53,7 @@ class WeightedLoss:
         else:
             ends = edges(output)
             given = None if self.trial is None else as_given(output)
-            loss, metrics = split_loss(theirs(self.loss_fn, output, target))
+            loss, metrics = self.computed(output, target, batch)
         if not (isinstance(loss, Tensor) and loss.dim() == 0):
             got = f"a tensor {list(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
             whose = "the model returns" if self.loss_fn is None else "loss_fn gives"
@@ -68,9 +71,30 @@ class WeightedLoss:
             warn_once("the only number in the tuple that the model returns is taken for its loss; give loss_fn= if not")
         return loss
 
+    def computed(self, output: Any, target: Any, batch: int) -> tuple[Any, Any]:
+        """What loss_fn gives, by itself or by its graph."""
+        assert self.loss_fn is not None
+        if self.apart is None or not self.terms:
+            return split_loss(theirs(self.loss_fn, output, target))
+        metrics = self.metrics(output, target)
+        with self.terms_of(batch):
+            return split_loss(theirs(self.apart, output, target))[0], metrics
+
+    @torch.no_grad()
+    def metrics(self, output: Any, target: Any) -> Any:
+        """What loss_fn gives beside the loss, as it gives it for the micro-batch alone."""
+        assert self.loss_fn is not None
+        return split_loss(theirs(self.loss_fn, as_given(output), target))[1]
+
     def around(self, batch: int) -> AbstractContextManager[Any]:
-        """What a model that returns its loss is to run in."""
-        return OverNothing() if self.loss_fn is None and not self.weights[batch] else nullcontext()
+        """What a model that returns its loss is to run in, forward and backward."""
+        return nullcontext() if self.loss_fn is not None else self.terms_of(batch)
+
+    @contextmanager
+    def terms_of(self, batch: int) -> Iterator[None]:
+        factors = self.terms[batch] if self.terms else ()
+        with factored(batch, factors), nullcontext() if self.weights[batch] and all(factors) else OverNothing():
+            yield
 
     def nothing(self, output: Any, target: Any, batch: int) -> tuple[Tensor, Any]:
         """The loss of a micro-batch that counts for nothing, such as a mean over nothing: zero, through which gradients
@@ -80,23 +104,12 @@ class WeightedLoss:
         if self.loss_fn is None:
             loss, metrics = self.own(output), None
         else:
-            with torch.no_grad():
-                _, metrics = split_loss(theirs(self.loss_fn, as_given(output), target))
+            metrics = self.metrics(output, target)
             with OverNothing():
                 loss, _ = split_loss(theirs(self.loss_fn, output, target))
         if self.counted:
             check_is_nothing(float(loss.detach()), batch)
         return loss * 0, metrics
-
-
-def check_is_nothing(loss: float, batch: int) -> None:
-    """Raises InputError where a micro-batch without a count has a loss: zero divided by zero is no number."""
-    if loss and not math.isnan(loss):
-        raise InputError(
-            f"the loss divides by a count that is zero in micro-batch {batch}, which has a loss all the same: {loss:g} "
-            f"before it is divided, and what it is among the others is lost; give the count a least value, as "
-            f".clamp(min=1) does, or take microbatches=1"
-        )
 
 
 def check_sizes(sizes: Callable[..., None], output: Any, target: Any) -> None:

@@ -95,7 +95,9 @@ class Trainer:
             brought = () if self.settings.local else (*batch.call.brought, *comparable(tree_leaves(target)))
             device = device_of(self.model)
             scale = scale_of(scaler, device) * share
-            call = replace(batch.call, loss=loss, outputs=return_outputs, brought=brought, scale=scale)
+            call = replace(
+                batch.call, loss=loss, around=loss.around, outputs=return_outputs, brought=brought, scale=scale
+            )
             found, _ = training.run("step", call)
         named = named_tensors(self.model)
         wanted = [named[name] for name in found.grads] + batch.wanted
@@ -110,7 +112,7 @@ class Trainer:
         if not return_outputs:
             return total
         with torch.no_grad():
-            return total, training.outputs(found, training.weighted(batch, loss.weights))
+            return total, training.outputs(found, training.weighted(batch, loss))
 
     def outputs(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns for the whole batch: all forwards, and in `.backward()` all backwards."""
@@ -122,7 +124,7 @@ class Trainer:
         modes = Modes.here()
         batch = training.batch(number, args, kwargs, modes)
         if training.returns_loss:
-            batch = training.weighted(batch, training.loss(batch, None).weights)
+            batch = training.weighted(batch, training.loss(batch, None))
         if not modes.grad:
             return training.outputs(training.run("forward", replace(batch.call, outputs=True))[0], batch)
         if self.settings.local:

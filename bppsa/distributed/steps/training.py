@@ -269,9 +269,11 @@ class Training:
         """Whether the model returns its loss, that of all rows here."""
         return self.settings.loss_fn is None and not self.settings.local
 
-    def weighted(self, batch: Batch, weights: Sequence[float]) -> Batch:
+    def weighted(self, batch: Batch, loss: WeightedLoss) -> Batch:
         """The batch with what makes the loss that the model returns for it from those of the micro-batches."""
-        return replace(batch, weights=weights) if self.returns_loss else batch
+        if not self.returns_loss:
+            return batch
+        return replace(batch, weights=loss.weights, call=replace(batch.call, around=loss.around))
 
     def together(self, count: int) -> bool:
         """Whether the losses of all micro-batches come about in one process."""

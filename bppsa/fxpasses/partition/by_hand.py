@@ -26,7 +26,7 @@ from bppsa.fxpasses.partition.check.rows import by_rows
 from bppsa.fxpasses.partition.check.sideways import check_sideways
 from bppsa.fxpasses.partition.check.verify import called
 from bppsa.fxpasses.partition.cut.modules import ROOT, first_names, names_of, stage_module
-from bppsa.fxpasses.partition.means.outputs import few_by_hand
+from bppsa.fxpasses.partition.losses.outputs import few_by_hand
 from bppsa.fxpasses.partition.ops.changes import changed_by
 from bppsa.fxpasses.partition.ops.costs import NORMS
 from bppsa.fxpasses.partition.ops.effects import EffectWatch, Site, storage, written

@@ -25,9 +25,10 @@ from bppsa.fxpasses.partition.cut.balance import balanced
 from bppsa.fxpasses.partition.cut.building import build, set_sizes
 from bppsa.fxpasses.partition.cut.order import Order, ordered
 from bppsa.fxpasses.partition.cut.placement import Placement, ends_as_before
-from bppsa.fxpasses.partition.means.outputs import few, own_loss
+from bppsa.fxpasses.partition.losses.loss_graph import LossGraph
+from bppsa.fxpasses.partition.losses.outputs import few, own_loss
+from bppsa.fxpasses.partition.losses.weights import means_of
 from bppsa.fxpasses.partition.means.sizes import size_of
-from bppsa.fxpasses.partition.means.weights import means_of
 from bppsa.fxpasses.partition.ops.effects import facts
 from bppsa.fxpasses.partition.situations import situation_of
 from bppsa.fxpasses.partition.timing import GatherSeconds, alone, measured_cut
@@ -78,7 +79,7 @@ def partition(
         return by_hand(model, stages, example_inputs, example_kwargs or {})
     check_traceable(model)
     arguments = arguments_of(model, example_inputs, example_kwargs or {})
-    graph = captured(model, arguments)
+    graph = graph_of(model, arguments)
     order = ordered(graph.graph)
     if not 1 <= stages <= len(order.blocks):
         raise too_many(model, order, stages)
@@ -90,6 +91,13 @@ def partition(
         return replace(found, stages=tuple(timed))
     costs = [sum(facts(node).cost for node in block) for block in order.blocks]
     return made(model, arguments, graph, order, balanced(costs, order.crossing(), stages, speeds))
+
+
+def graph_of(model: nn.Module, arguments: Arguments) -> CapturedGraph:
+    """The graph of the model, and of its loss where it returns one: terms that count in unlike ways have factors."""
+    graph = captured(model, arguments)
+    LossGraph(model, graph, arguments.examples, list(map(bool, graph.sizes.of_rows)), own_loss).separate_terms()
+    return graph
 
 
 def check_options(
@@ -119,7 +127,7 @@ def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Or
         sizes = replace(graph.sizes, of_rows=rows)
         set_sizes(found, replace(sizes, never_one=never_one(model, found, arguments, sizes)))
     weights = tuple(frozenset(stage.names.values()) for stage in found.stages)
-    means = means_of(model, graph, arguments.examples, rows, own_loss)
+    means = means_of(LossGraph(model, graph, arguments.examples, rows, own_loss))
     outputs = [size_of(node) for node in graph.graph.output_node().args[0]]  # of arguments too, by now
     return replace(
         found,
@@ -140,7 +148,7 @@ def cut_again(weights: Placement, arguments: Arguments, model: nn.Module, values
     """The model as it is now, as in evaluation, in as many stages with the same weights in each. values: of the
     arguments, as `taken` gives them. Raises PartitionError where it cannot be cut so."""
     given = arguments.like(values)
-    graph = captured(model, given)
+    graph = graph_of(model, given)
     order = ordered(graph.graph)
     return made(model, given, graph, order, ends_as_before(model, weights, order))
 

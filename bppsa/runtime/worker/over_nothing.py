@@ -21,20 +21,26 @@ DIVISIONS = frozenset(
 )
 OVER_CLASSES = frozenset(("cross_entropy", "cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"))
 MEAN, SUM = (1, "mean"), {1: 2, "mean": "sum"}  # as ATen numbers reductions, and as torch.nn.functional names them
+LOGITS = ("input", "self")  # the first argument, as torch.nn.functional and ATen name it
 PLACE = 3  # of ATen's argument `reduction`
 
 
 class OverNothing(Harmless, TorchFunctionMode):
-    """Within the block what is divided by nothing is left as it is, so that the loss is its numerator."""
+    """Within the block what is divided by nothing is left as it is, so that the loss is its numerator; parts that run
+    without gradients inside a block with them are no loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gradients = torch.is_grad_enabled()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not torch.is_grad_enabled():
+        if torch.is_grad_enabled() != self.gradients:
             return func(*args, **kwargs)
         name = getattr(func, "overloadpacket", func).__name__
         if name in DIVISIONS and len(args) > 1 and is_nothing(args[1]):
             return func(args[0], args[1] + 1, *args[2:], **kwargs)
-        if name in OVER_CLASSES:
+        if name in OVER_CLASSES and counts_nothing(func, args, kwargs):
             args, kwargs = summed(args, kwargs)
         made = func(*args, **kwargs)
         return of_nothing(made, args, kwargs) if is_scalar(made) and not made.isfinite() else made
@@ -45,6 +51,15 @@ def is_nothing(divisor: Any) -> bool:
     if isinstance(divisor, Tensor):
         return divisor.numel() == 1 and not divisor.requires_grad and not divisor.item()
     return not divisor
+
+
+def counts_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a mean over classes leaves out all targets: it is no number then, whatever it is given."""
+    name = next((name for name in LOGITS if name in kwargs), "")
+    zeros = torch.zeros_like(kwargs[name] if name else args[0])
+    with torch.no_grad():
+        made = func(*args, **{**kwargs, name: zeros}) if name else func(zeros, *args[1:], **kwargs)
+    return is_scalar(made) and bool(made.isnan())
 
 
 def summed(args: Any, kwargs: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any]]:

@@ -29,9 +29,6 @@ class Loss(Protocol):
     def __call__(self, output: Any, batch: int) -> tuple[Tensor, Any]:
         """The loss [] of what the model returns for a micro-batch, and metrics."""
 
-    def around(self, batch: int) -> AbstractContextManager[Any]:
-        """What the stage with the model's own loss runs in."""
-
 
 @dataclass(frozen=True)
 class PipelineCall:
@@ -43,6 +40,7 @@ class PipelineCall:
     signature: str = ""  # of what decides the shapes that jobs hand on
     brought: Sequence[Any] = ()  # leaves of the batch, which each rank has whole
     scale: float = 1.0  # of gradients
+    around: Callable[[int], AbstractContextManager[Any]] = nullcontext  # what the model's own loss is to run in
     loss: Loss | None = None  # None: the model is called as a module, and `cotangents` come later
     split: bool = False  # whether W is a job of its own
     outputs: bool = False  # whether what the model returns is kept
@@ -68,7 +66,8 @@ class Pipeline:
         self.gradients = call.modes.grad and not call.modes.inference
 
     def run(self, action: Action, inputs: Sequence[Any]) -> Sequence[Any]:
-        with self.call.modes.entered():
+        counting = self.call.around(action.batch) if self.stages.stages[action.stage].counts else nullcontext()
+        with self.call.modes.entered(), counting:
             return self.jobs[action.kind](action.stage, action.batch, inputs)
 
     def forward(self, s: int, b: int, inputs: Sequence[Any]) -> list[Any]:
@@ -88,8 +87,7 @@ class Pipeline:
             for (xs, spec), new in zip(flat, leaves, strict=True)
         ]
         last = s == len(self.stages) - 1
-        counting = self.call.loss.around(b) if last and self.call.loss is not None else nullcontext()
-        with drawing_from(self.call.seeds[b]), watched(shell.norms) as seen, counting:
+        with drawing_from(self.call.seeds[b]), watched(shell.norms) as seen:
             made = shell.module(*given)
         made, middles = made if shell.readings else (made, ())
         made = shell.apart(made)

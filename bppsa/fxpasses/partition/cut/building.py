@@ -11,6 +11,7 @@ from torch import fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from bppsa.common.stages import INPUT, WHOLE, Stage, Stages, StageValue
+from bppsa.common.terms import term
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.capture.sizes import Sizes
@@ -69,6 +70,7 @@ def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[
                 root=ROOT,
                 draws=tuple((node.name, number[node]) for node in part.nodes if facts(node).draws),
                 recomputed=parts_of(copied, marks.asked),
+                counts=part is placed[-1] or any(node.target is term for node in part.nodes),
                 recomputable=parts_of(copied, marks.all),
             )
         )

@@ -1,1 +1,1 @@
-"""By what the losses of micro-batches are weighted, so that they make up the batch's: read from a loss's graph."""
+"""How values of the whole batch are made of those of its micro-batches, read from the graph of a loss."""

@@ -9,6 +9,7 @@ from torch import fx
 from bppsa.fxpasses.partition.means.apart import OVER
 from bppsa.fxpasses.partition.means.quantities import Quantities
 from bppsa.fxpasses.partition.means.sharding import (
+    BY_ROWS,
     Inseparable,
     Monomial,
     Partial,
@@ -22,14 +23,22 @@ from bppsa.fxpasses.partition.means.sizes import argument, is_tensor, name_of, s
 
 VIEWS = ("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "expand", "flatten", "select", "slice", "permute")
 CASTS = ("to", "_to_copy", "type_as", "clone", "contiguous", "alias", "detach", "lift_fresh_copy", "transpose", "t")
+ADDING = frozenset(["add", "add_", "sub", "sub_", "stack", "cat"])
 LINEAR = frozenset((*VIEWS, *CASTS, "neg", "positive", "sum", "mean"))
 
 
 class LinearShardings(Quantities):
-    """Finds the sharding of what a linear op gives by those of its operands."""
+    """Finds the sharding of what a linear op gives by those of its operands. apart: whether terms have factors of their
+    own."""
+
+    def __init__(self, rows: frozenset[Any], apart: bool) -> None:
+        super().__init__(rows)
+        self.apart = apart
+        self.terms: dict[int, Monomial] = {}  # their ways, by number
 
     def added(self, node: fx.Node) -> Sharding:
-        """The sharding of a sum. What all micro-batches have goes with means alone: their factors add up to one."""
+        """The sharding of a sum. What all micro-batches have goes with means, whose factors add up to one, and counts
+        by rows where there are none."""
         shardings = [self.sharding_of(arg) for arg in addends(node)]
         mixed = inseparable(shardings)
         if mixed is not None or isinstance(argument(node, "alpha", 1), fx.Node):
@@ -42,7 +51,22 @@ class LinearShardings(Quantities):
         if any(isinstance(sharding, Partial) and sharding.rows for sharding in shardings):
             return Partial.of(True) if all(map(is_rowwise, shardings)) else Inseparable(node)
         same = any(isinstance(sharding, Replicated) for sharding in shardings)
-        return Inseparable(node) if same and not all(map(self.is_mean, weights)) else Partial(frozenset(weights), False)
+        if same and not all(map(self.is_mean, weights)):
+            weights.add(BY_ROWS)
+        return Partial(frozenset(weights), False)
+
+    def share(self, node: fx.Node) -> Sharding:
+        """The sharding of a term that a factor of its own makes the batch's: micro-batches' add up to it."""
+        sharding = self.sharding_of(node.args[0])
+        if not self.apart:
+            return sharding
+        if isinstance(sharding, Replicated):
+            sharding = Partial.of(False, BY_ROWS)
+        if isinstance(sharding, Inseparable) or sharding.rows or len(sharding.weights) > 1:
+            return Inseparable(node)
+        number: Any = node.args[1]
+        self.terms[number] = next(iter(sharding.weights))
+        return Partial.of(False)
 
     def is_mean(self, weight: Monomial) -> bool:
         """Whether its factors add up to one: they are shares of what adds up."""

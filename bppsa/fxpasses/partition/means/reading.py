@@ -8,12 +8,13 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.modules.loss import _Loss
 
+from bppsa.common.terms import term
 from bppsa.fxpasses.partition.capture.whole import Custom
 from bppsa.fxpasses.partition.means.aligned import is_aligned
 from bppsa.fxpasses.partition.means.apart import PRODUCT, mixes, takes_size
 from bppsa.fxpasses.partition.means.layers import is_apart
 from bppsa.fxpasses.partition.means.layouts import RowOrders
-from bppsa.fxpasses.partition.means.linear import LinearShardings
+from bppsa.fxpasses.partition.means.linear import ADDING, LinearShardings
 from bppsa.fxpasses.partition.means.quantities import ITEM
 from bppsa.fxpasses.partition.means.sharding import (
     ClassCount,
@@ -40,17 +41,19 @@ from bppsa.fxpasses.partition.means.trials import Trials
 from bppsa.fxpasses.partition.ops.effects import facts
 
 MEAN, SUM = 1, 2  # as ATen numbers reductions
-ADDING = frozenset(["add", "add_", "sub", "sub_", "stack", "cat"])
 CLASSES = frozenset(["cross_entropy_loss", "nll_loss_nd", "nll_loss", "nll_loss2d"])
 SIZES = frozenset(("sym_size", "sym_numel", "sym_stride"))
 
 
 class LossReading(LinearShardings):
     """Finds the sharding of each value of a loss. rows: symbols of the number of rows. is_fixed: whether an attribute
-    is no Parameter. norms: whether those of the batch are taken to, as they are in a model."""
+    is no Parameter. norms: whether those of the batch are taken to, as they are in a model. apart: whether terms have
+    factors of their own."""
 
-    def __init__(self, rows: frozenset[Any], is_fixed: Callable[[str], bool], trials: Trials, norms: bool) -> None:
-        super().__init__(rows)
+    def __init__(
+        self, rows: frozenset[Any], is_fixed: Callable[[str], bool], trials: Trials, norms: bool, apart: bool
+    ) -> None:
+        super().__init__(rows, apart)
         self.is_fixed, self.trials, self.norms = is_fixed, trials, norms
         self.layouts = RowOrders(self.rows, trials.known)
         self.state: dict[fx.Node, fx.Node] = {}  # attributes that are changed in place, and by what
@@ -89,6 +92,8 @@ class LossReading(LinearShardings):
             if self.is_fixed(str(node.target)):
                 self.data.add(node)
             return Replicated()
+        if node.target is term:
+            return self.share(node)
         inputs = [self.shardings[source] for source in node.all_input_nodes]
         if node.op == "call_function" and not facts(node).draws and self.data.issuperset(node.all_input_nodes):
             self.data.add(node)

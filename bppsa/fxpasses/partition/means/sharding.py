@@ -34,6 +34,7 @@ class SelectedCount:
 Quantity: TypeAlias = str | fx.Node | ClassCount | SelectedCount
 Monomial: TypeAlias = frozenset[tuple[Quantity, int]]  # a product of quantities to powers
 ONE: Monomial = frozenset()
+BY_ROWS: Monomial = frozenset({(ROWS, 1)})
 
 
 @dataclass(frozen=True)
