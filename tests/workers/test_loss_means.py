@@ -96,7 +96,18 @@ def by_length(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.square().sum() / len(logits)
 
 
-MEANS = [plain, shifted, likelihood, masked, normalised, selected, summed, by_sequence, picked, by_length]
+MEANS = [
+    plain,
+    shifted,
+    likelihood,
+    masked,
+    normalised,
+    selected,
+    summed,
+    by_sequence,
+    picked,
+    by_length,
+]
 
 
 def check(compiled: Any, model: nn.Module, given: tuple[Tensor, ...], loss: Tensor, found: Tensor) -> None:
@@ -114,6 +125,19 @@ def test_a_model_that_returns_its_loss(loss: Callable[..., Tensor]) -> None:
     for labels in (LABELS.clamp(min=0), LABELS, LABELS[:5].flip(0)):
         x = torch.randn(len(labels), 3, 4)
         check(compiled, model, (x, labels), model(x, labels)["loss"], compiled.step(x, labels))
+
+
+def test_a_size_that_is_ignored() -> None:
+    """As where an answer begins or ends behind the last token."""
+
+    def answer(logits: Tensor, labels: Tensor) -> Tensor:
+        steps = logits.size(1)
+        ends = [F.cross_entropy(logits[..., i], labels[:, i].abs().clamp(0, steps), ignore_index=steps) for i in (0, 1)]
+        return (ends[0] + ends[1]) / 2
+
+    model, x = Tagger(answer), torch.randn(7, 3, 4)
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=7)
+    check(compiled, model, (x, LABELS), model(x, LABELS)["loss"], compiled.step(x, LABELS))
 
 
 @pytest.mark.parametrize("loss", MEANS)

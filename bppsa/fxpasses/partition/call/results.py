@@ -4,7 +4,7 @@ and whether two results are the same."""
 from __future__ import annotations
 
 import importlib
-import sys
+from contextlib import suppress
 from dataclasses import is_dataclass
 from typing import Any
 
@@ -24,15 +24,16 @@ def check_result(model: nn.Module, result: Any) -> None:
     unknown = others_in(result)
     if unknown and (tell := TELLING.get(type(unknown[0]).__module__.partition(".")[0])):
         module, function = tell
-        if module.partition(".")[0] in sys.modules:
+        with suppress(ModuleNotFoundError):  # an older version of the library
             getattr(importlib.import_module(module), function)(model)
             unknown = others_in(result)
     if unknown:
         name = type(unknown[0]).__name__
         known = "export.register_dataclass" if is_dataclass(unknown[0]) else "utils._pytree.register_pytree_node"
         raise PartitionError(
-            f"{type(model).__name__} returns a {name}, in which no tensors are found; return a tuple or a dict, or say "
-            f"what is in it by torch.{known}({name}{'' if is_dataclass(unknown[0]) else ', ...'})"
+            f"{type(model).__name__} returns a {name}, in which no tensors are found; leave it out, by an option of "
+            f"the model if it has one, such as use_cache=False, return a tuple or a dict, or say what is in it by "
+            f"torch.{known}({name}{'' if is_dataclass(unknown[0]) else ', ...'})"
         )
 
 

@@ -77,7 +77,8 @@ def quantities(
     def first(quantity: Quantity) -> tuple[list[int], str, int]:
         """The same on every rank."""
         ignored = quantity.ignored if isinstance(quantity, ClassCount) else 0
-        return [place[node] for node in nodes_of(quantity)], type(quantity).__name__, ignored
+        number = 0 if isinstance(ignored, fx.Node) else ignored
+        return [place[node] for node in nodes_of(quantity)], type(quantity).__name__, number
 
     order = sorted({q for way in ways for q, _ in way if q != ROWS}, key=first)
     number: Mapping[Quantity, int] = {ROWS: -1} | {q: i for i, q in enumerate(order)}
@@ -100,7 +101,7 @@ def counting(model: nn.Module, graph: CapturedGraph, order: Sequence[Quantity]) 
 
 def nodes_of(quantity: Quantity) -> list[fx.Node]:
     if isinstance(quantity, ClassCount):
-        return [node for node in (quantity.target, quantity.weight) if isinstance(node, fx.Node)]
+        return [x for x in (quantity.target, quantity.weight, quantity.ignored) if isinstance(x, fx.Node)]
     if isinstance(quantity, SelectedCount):
         return [quantity.mask]
     return [quantity] if isinstance(quantity, fx.Node) else []
@@ -108,11 +109,13 @@ def nodes_of(quantity: Quantity) -> list[fx.Node]:
 
 def call_for(quantity: Quantity, copies: Mapping[fx.Node, fx.Node]) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     if isinstance(quantity, ClassCount):
-        weight = quantity.weight
-        if isinstance(weight, Tensor):
-            return Classes(weight, quantity.ignored), (copies[quantity.target],)
-        known = None if weight is None else copies.get(weight)
-        return of_classes, (copies[quantity.target], known, quantity.ignored)
+        given = quantity.target, quantity.weight, quantity.ignored
+        target, weight, ignored = (copies[x] if isinstance(x, fx.Node) else x for x in given)
+        return (
+            (Classes(weight), (target, ignored))
+            if isinstance(weight, Tensor)
+            else (of_classes, (target, weight, ignored))
+        )
     if isinstance(quantity, SelectedCount):
         return torch.sum, (copies[quantity.mask],)
     assert isinstance(quantity, fx.Node)

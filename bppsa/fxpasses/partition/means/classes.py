@@ -19,8 +19,7 @@ class Classes:
     """`of_classes` with a module's weight."""
 
     weight: Tensor
-    ignored: int
     __name__ = "classes"  # in the code that torch.fx writes
 
-    def __call__(self, target: Tensor) -> Tensor:
-        return of_classes(target, self.weight, self.ignored)
+    def __call__(self, target: Tensor, ignored: int) -> Tensor:
+        return of_classes(target, self.weight, ignored)

@@ -8,6 +8,7 @@ from typing import Any
 from torch import fx, nn
 from torch.nn.modules.loss import _Loss
 
+from bppsa.common.graph import nodes_in
 from bppsa.common.terms import term
 from bppsa.fxpasses.partition.capture.whole import Custom
 from bppsa.fxpasses.partition.means.aligned import is_aligned
@@ -204,8 +205,8 @@ class LossReading(LinearShardings):
         (count,) = counts if len(counts) == 1 else (None,)
         return Inseparable(node) if count is None else Partial.of(False, frozenset({(count, 1)}))
 
-    def over_classes(self, node: fx.Node, target: Any, weight: Any, ignored: int) -> Sharding:
-        if target not in self.data or (isinstance(weight, fx.Node) and weight not in self.data):
+    def over_classes(self, node: fx.Node, target: Any, weight: Any, ignored: int | fx.Node) -> Sharding:
+        if not self.data.issuperset(nodes_in([target, weight, ignored])):
             return Inseparable(node)
         if dtype(target).is_floating_point:  # probabilities
             return self.over_rows(node)

@@ -20,7 +20,7 @@ class ClassCount:
 
     target: fx.Node
     weight: Tensor | fx.Node | None  # [classes]
-    ignored: int
+    ignored: int | fx.Node  # such as the length of the sequence
 
 
 @dataclass(frozen=True)
