@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, fx, nn
 
 import bppsa
+from bppsa.codegen.cpu import progress
 from bppsa.frontend.call_log import collecting
 from tests.backend.support import compiled
 from tests.breadth import alternate
@@ -180,3 +182,11 @@ def test_report_names_the_line() -> None:
     (decision,) = (d for d in bppsa.report(model).decisions if d.kind == "loop")
     assert decision.strategy == "sequential"
     assert decision.path.startswith("models.py:")
+
+
+def test_who_waits_is_told_of_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(progress.LOOPS, "during", lambda text: nullcontext(told.append(text)))
+    compiled(Rnn())(x().detach().float())
+    assert len(told) == 2  # the trial, and the first call
+    assert all(text.startswith("looking at the loop at models.py:") for text in told)

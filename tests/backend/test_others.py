@@ -11,10 +11,11 @@ import torch
 from torch import fx, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._dynamo.utils import counters
+from torch.utils._pytree import tree_map
 
 from bppsa.errors import StrategyError
 from bppsa.frontend.dynamo import backend
-from tests.backend.support import B, H, I, T, Within, compiled, leaves, recurrences
+from tests.backend.support import B, H, I, T, Within, compiled, leaves, random, recurrences, results, same
 
 
 def seen_by(backend: str, model: nn.Module) -> Any:
@@ -36,6 +37,8 @@ def test_other_backends_see_what_they_saw(
     with torch._dynamo.config.patch(allow_rnn=allow_rnn):
         with monkeypatch.context() as bare:  # Dynamo as it is without this backend
             bare.setattr(backend.VariableBuilder, "wrap_module", backend.VariableBuilder.wrap_module.__wrapped__)
+            module = backend.UnspecializedNNModuleVariable
+            bare.setattr(module, "var_getattr", module.var_getattr.__wrapped__)
             handlers = backend.TorchInGraphFunctionVariable._get_handlers()
             for kind in backend.KINDS:
                 bare.delitem(handlers, getattr(torch, kind))
@@ -88,3 +91,20 @@ def test_unknown_options_list_the_known(options: dict[str, str], names: tuple[st
 def test_mode_is_no_option() -> None:
     with pytest.raises(StrategyError, match="mode"):
         torch.compile(nn.Linear(2, 2), backend="bppsa", mode="max-autotune")(torch.ones(2))
+
+
+@pytest.mark.parametrize("part", ["", "enter", "inner"])
+def test_hooks_that_come_and_go_are_seen(part: str) -> None:
+    """By Dynamo's default those that come after the first call are left out."""
+    model, x = Within(nn.GRU(I, H)).double(), random(T, B, I)
+    fast, parameters = compiled(model, fullgraph=False), list(model.parameters())
+    hooked = model.get_submodule(part)
+    fast(x)
+    for add in (
+        lambda: hooked.register_forward_hook(lambda module, args, output: tree_map(lambda y: y * 2, output)),
+        lambda: hooked.register_forward_pre_hook(lambda module, args: (args[0] * 2, *args[1:])),
+    ):
+        hook = add()
+        same(results(fast, [x], parameters), results(model, [x], parameters))
+        hook.remove()
+        same(results(fast, [x], parameters), results(model, [x], parameters))

@@ -1,9 +1,10 @@
 """torch.compile's entry: `torch.compile(model, backend="bppsa", options={"fallback": ...})`.
 
-Importing this file, as torch does when the name is first looked up, adds one question to two places in Dynamo: is it
+Importing this file, as torch does when the name is first looked up, adds one question to three places in Dynamo: is it
 this backend that compiles? If so, nn.RNN, nn.GRU and nn.LSTM are let in, torch.gru and its kin become one
-`bppsa::recurrence` op each, and `bppsa.scan` a scan node. For other backends, and outside Dynamo, both places do what
-they did before. What Dynamo traced then comes to `backend`, which turns scan nodes into `bppsa::scan` ops.
+`bppsa::recurrence` op each, `bppsa.scan` becomes a scan node, and hooks that come later are seen. For other backends,
+and outside Dynamo, these places do what they did before. What Dynamo traced then comes to `backend`, which turns scan
+nodes into `bppsa::scan` ops.
 
 Dynamo remembers what it gave up on: after another backend compiled a model here, call torch._dynamo.reset() first.
 """
@@ -22,8 +23,11 @@ from torch import Tensor, fx, nn
 from torch._dynamo.backends.registry import lookup_backend
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.exc import ShortenTraceback, TorchRuntimeError, UncapturedHigherOrderOpError
+from torch._dynamo.guards import GuardBuilder, install_guard
+from torch._dynamo.source import AttrSource
 from torch._dynamo.variables.base import VariableTracker
 from torch._dynamo.variables.builder import VariableBuilder
+from torch._dynamo.variables.nn_module import UnspecializedNNModuleVariable
 from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 from torch._higher_order_ops.scan import scan as scan_node
 from torch.autograd import forward_ad
@@ -41,6 +45,7 @@ from bppsa.plan.strategy import strategy_of
 OPTIONS: Mapping[str, str] = {"fallback": "inductor", "strategy": "auto", "forward": "sequential"}
 FALLBACKS = ("inductor", "eager")
 KINDS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
+HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
 DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
 
 
@@ -128,6 +133,20 @@ def _admit_modules() -> None:
     VariableBuilder.wrap_module = wrap_module  # type: ignore[method-assign]
 
 
+def _guard_hooks() -> None:
+    """Dynamo takes it that no hook comes later (`skip_nnmodule_hook_guards`), and would leave one out silently."""
+    read = UnspecializedNNModuleVariable.var_getattr
+
+    @functools.wraps(read)
+    def var_getattr(self: Any, tx: Any, name: str) -> VariableTracker:
+        none_yet = name in HOOKS and self.source and compiles(tx) and not getattr(self.value, name)
+        if none_yet and not tx.output.side_effects.has_pending_mutation_of_attr(self, name):
+            install_guard(AttrSource(self.source, name).make_guard(GuardBuilder.SEQUENCE_LENGTH))
+        return read(self, tx, name)
+
+    UnspecializedNNModuleVariable.var_getattr = var_getattr  # type: ignore[method-assign]
+
+
 def _admit(function: Callable[..., Any], handle: Callable[..., VariableTracker | None]) -> None:
     """Have Dynamo ask `handle` when it meets a call of `function`; where the answer is None it goes on as ever."""
     handlers = TorchInGraphFunctionVariable._get_handlers()
@@ -206,6 +225,7 @@ def _admit_scan() -> None:
 
 
 _admit_modules()
+_guard_hooks()
 _admit_scan()
 for _kind in KINDS:
     _admit_recurrence(_kind)

@@ -15,6 +15,7 @@ from torch import Tensor, fx, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from bppsa.codegen.cpu import build
+from bppsa.codegen.cpu.progress import looking_at_loop
 from bppsa.errors import Reason
 from bppsa.frontend.call_log import collecting, unnoted
 from bppsa.frontend.loops.call import call
@@ -39,11 +40,11 @@ def rerolled(graph: fx.GraphModule, strategy: str, forward: str) -> Callable[...
     repeated = often(graph.graph)
     if repeated is None or build.available() is not None:
         return None
-    how = strategy_of(strategy), forward_of(forward)
-    with unnoted(), collecting(*how):
+    how, place = (strategy_of(strategy), forward_of(forward)), named(repeated)
+    with unnoted(), collecting(*how), looking_at_loop(place):
         if not has_scan(graph):
             return None
-    state = LoopState(named(repeated))
+    state = LoopState(place, place=place)
 
     def run(*args: Any) -> Any:
         with collecting(*how):

@@ -92,7 +92,7 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
 
 def planning(first: FirstCall, state: LoopState, key: Hashable) -> Any:
     """What the first call of a kind returns. Its plan is kept, under the key where it is for any numbers."""
-    with looking_at_loop(loop_of(first.root)), collector_paused():
+    with looking_at_loop(state.place or loop_of(first.root)), collector_paused():
         result, plan = first_call(first)
     is_general = isinstance(plan, LoopPlan) and plan.is_for_any_numbers
     state.keep(key if is_general else first.described.key, plan, first.described.environment.opaque)

@@ -51,6 +51,7 @@ class LoopState:
     to one object in one process: a copy begins anew."""
 
     path: str
+    place: str = field(default="", kw_only=True)  # "file:line" of a loop that no function of its own has
     is_part: bool = False  # of a function: one loop of it
     plans: PlanCache[Any] = field(default_factory=lambda: PlanCache(MOST))
     in_vain: int = 0
@@ -76,7 +77,7 @@ class LoopState:
         return {**self.of_clone().__dict__}
 
     def of_clone(self) -> LoopState:
-        return LoopState(self.path, self.is_part, gives_way=self.gives_way and not self.is_part)
+        return LoopState(self.path, self.is_part, place=self.place, gives_way=self.gives_way and not self.is_part)
 
     @property
     def is_closed(self) -> bool:
