@@ -7,16 +7,18 @@ from torch import nn
 from bppsa.codegen.cpu import build
 from bppsa.decisions import Decision
 from bppsa.frontend.pruned.capture.frames import is_available
-from bppsa.frontend.pruned.classes import Pruned, adopt, holds_pruned
+from bppsa.frontend.pruned.classes import Pruned, adopt, holds_masks, holds_pruned
 from bppsa.frontend.pruned.masking.layer import ask_for_products
 from bppsa.frontend.rewritten import take_away
 
 TOO_OLD = "pruned layers have kernels with torch 2.13, whose TorchDynamo captures them"
 
 
-def adopt_pruned(root: nn.Module) -> dict[str, Decision]:
-    """Give those modules the class that runs them so; by path what they are."""
-    if not holds_pruned(root) or build.available() is not None:
+def adopt_pruned(root: nn.Module, by_forwards: bool) -> dict[str, Decision]:
+    """Give those modules the class that runs them so; by path what they are. by_forwards: whether masks count that no
+    layer has, and a forward may multiply weights by."""
+    found = holds_masks(root) if by_forwards else holds_pruned(root)
+    if not found or build.available() is not None:
         return {}
     if not is_available():
         return {"": Decision("", "pruned", "pytorch", TOO_OLD)}

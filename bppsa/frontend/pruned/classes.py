@@ -16,7 +16,7 @@ from bppsa.frontend import call_log
 from bppsa.frontend.pruned.capture.frames import NotCaptured, captured
 from bppsa.frontend.pruned.capture.names import Names
 from bppsa.frontend.pruned.masking.left import DenseCall
-from bppsa.frontend.pruned.masking.masks import LAYERS, is_masked
+from bppsa.frontend.pruned.masking.masks import LAYERS, is_masked, may_mask_in_forward
 from bppsa.frontend.pruned.masking.state import Capture, has_backward_hooks, mode_of, pruned_state
 from bppsa.frontend.pruned.regions.graph import take_last_run
 from bppsa.frontend.pruned.unusual import unusual
@@ -115,8 +115,8 @@ def tell(module: nn.Module, capture: Capture, args: tuple[Any, ...], kwargs: dic
 
 
 def adopt(module: nn.Module, path: str) -> list[str]:
-    """Have the topmost of `module` and its parts that hold pruned layers captured; the paths of these."""
-    if not holds_pruned(module):
+    """Have the topmost of `module` and its parts that hold masks captured; the paths of these."""
+    if not holds_masks(module):
         return []
     if not hasattr(type(module), "forward") or isinstance(module, (nn.ModuleList, nn.ModuleDict)):  # is never called
         return adopt_parts(module, path)
@@ -132,3 +132,8 @@ def adopt_parts(module: nn.Module, path: str) -> list[str]:
 
 def holds_pruned(module: nn.Module) -> bool:
     return any(isinstance(child, LAYERS) and is_masked(child) for child in module.modules())
+
+
+def holds_masks(module: nn.Module) -> bool:
+    """Of pruned layers, or such as a forward may multiply weights by."""
+    return holds_pruned(module) or any(map(may_mask_in_forward, module.modules()))

@@ -1,5 +1,5 @@
-"""Which layers are pruned (by torch.nn.utils.prune, a parametrization, `masks=`, or their own zeros), and what a mask
-keeps."""
+"""Which weights are pruned (by torch.nn.utils.prune, a parametrization, a forward, `masks=`, or their own zeros), and
+what a mask keeps."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize, prune
 
 from bppsa.errors import ArgumentError, InputError, InputValueError, Unsupported
@@ -74,9 +75,19 @@ def may_be_masked_by_parametrization(layer: PrunableLayer) -> bool:
     return any(buffer.shape in shapes and may_be_mask(buffer) for buffer in steps.buffers())
 
 
-def may_be_mask(buffer: Tensor) -> bool:
-    """Whether the buffer holds zeros and ones alone, which the base of torch's `orthogonal` does not."""
-    return buffer.dtype is torch.bool or buffer.is_meta or not bool(((buffer != 0) & (buffer != 1)).any())
+def may_mask_in_forward(module: nn.Module) -> bool:
+    """It holds a tensor of zeros and ones that has the shape of a weight, its own or that of a layer directly below."""
+    weights = [x for part in (module, *module.children()) for x in part._parameters.values() if x is not None]
+    shapes = {x.shape for x in weights if not is_lazy(x) and x.dim() > 1}
+    held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
+    return any(isinstance(x, Tensor) and not is_lazy(x) and x.shape in shapes and may_be_mask(x) for x in held)
+
+
+def may_be_mask(x: Tensor) -> bool:
+    """Whether it holds zeros and ones alone, which the base of torch's `orthogonal` does not, and not only zeros."""
+    if x.requires_grad or x.dtype is torch.bool or x.is_meta:
+        return not x.requires_grad
+    return bool(x.any()) and not bool(((x != 0) & (x != 1)).any())
 
 
 def kept(masks: Sequence[Tensor], shape: torch.Size, path: str) -> Tensor:

@@ -16,7 +16,7 @@ from bppsa.frontend.pruned.regions.functions import FUNCTIONS, METHODS
 from bppsa.frontend.pruned.regions.layers import LAYERS, refuse
 from bppsa.frontend.pruned.regions.nodes import computes_with_numbers, is_counter, is_leaf, is_tally
 from bppsa.frontend.pruned.regions.pointwise import pointwise
-from bppsa.frontend.pruned.regions.products import is_cast, is_masking
+from bppsa.frontend.pruned.regions.products import is_masking
 
 OF_AUTOGRAD = frozenset(("detach", "detach_", "requires_grad_", "retain_grad", "register_hook"))
 
@@ -46,7 +46,7 @@ def lay(draft: Draft, node: fx.Node) -> Any:
 
 def is_of_leaf(node: fx.Node) -> bool:
     """A mask's conversion, or a number that the graph is given as a tensor."""
-    return (is_cast(node) or (node.op, node.target) == ("call_method", "item")) and is_leaf(node.args[0])
+    return node.op == "call_method" and node.target in ("to", "item") and is_leaf(node.args[0])
 
 
 def with_known_arguments(

@@ -36,6 +36,9 @@ def masked_linear(x: Tensor, weight: Tensor, masks: Sequence[Tensor], bias: Tens
 
 LAYERS = {masked_conv2d: "conv2d", masked_linear: "linear"}
 PLAIN = {torch.conv2d: "conv2d", F.linear: "linear"}
+SELECTING = (torch.where, "where", torch.masked_fill, "masked_fill")
+INVERTING = (operator.invert, torch.logical_not, torch.bitwise_not, "logical_not", "bitwise_not")
+CASTS = ("to", "float", "double", "bool", "type", "type_as", "detach")
 GEOMETRY = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1}
 
 
@@ -48,7 +51,7 @@ def take_products_in(graph: fx.Graph) -> None:
                 continue
             replace(graph, node, (argument(node, 0, "input"), *found, bias))
     for node in reversed(graph.nodes):
-        if not node.users and (is_masking(node) or is_cast(node)):
+        if not node.users and is_of_mask(node):
             graph.erase_node(node)
 
 
@@ -92,13 +95,9 @@ def factors(node: Any) -> tuple[fx.Node, tuple[fx.Node, ...]] | None:
 
 
 def masking(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """(weight, mask) of `mask * weight`, either way round, or of `where(mask, weight, 0)`."""
-    if node.target is torch.where:
-        mask, weight, other = (*node.args, None, None, None)[:3]
-        if not isinstance(mask, fx.Node) or not isinstance(weight, fx.Node) or other != 0:
-            return None
-        leaf = mask_of(mask, weight)
-        return (weight, leaf) if leaf is not None and dtype_of(leaf) is torch.bool else None
+    """(weight, mask) of `mask * weight`, either way round, or of `where(mask, weight, 0)` and its like."""
+    if node.target in SELECTING:
+        return selection(node)
     if node.target not in (torch.mul, operator.mul, "mul") or len(node.args) != 2 or node.kwargs:
         return None
     for weight, mask in (node.args, node.args[::-1]):
@@ -109,16 +108,41 @@ def masking(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     return None
 
 
+def selection(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """(weight, mask) of `where(mask, weight, 0)` or `masked_fill(weight, ~mask, 0)`, by a mask of bools."""
+    first, second, other = (*node.args, None, None, None)[:3]
+    fills = node.target not in (torch.where, "where")
+    weight, mask = (first, inverted(second)) if fills else (second, first)
+    if not isinstance(mask, fx.Node) or not isinstance(weight, fx.Node) or not is_zero(other, weight) or node.kwargs:
+        return None
+    leaf = mask_of(mask, weight)
+    return (weight, leaf) if leaf is not None and dtype_of(leaf) is torch.bool else None
+
+
+def inverted(node: Any) -> Any:
+    return node.args[0] if isinstance(node, fx.Node) and node.target in INVERTING and len(node.args) == 1 else None
+
+
+def is_zero(x: Any, weight: fx.Node) -> bool:
+    """Whether it is zero, or zeros of the weight's shape and dtype."""
+    if not isinstance(x, fx.Node):
+        return bool(x == 0)
+    return x.target is torch.zeros_like and x.args == (weight,) and not x.kwargs
+
+
 def mask_of(node: fx.Node, weight: fx.Node) -> fx.Node | None:
     """The tensor that `node` is, or is a conversion of; None where `product` would read other numbers from it, give
     another dtype, or lose its gradient."""
-    leaf = uncast(node)
-    given, before, after, kind = leaf.meta.get("example_value"), *map(dtype_of, (leaf, node, weight))
-    if not is_leaf(leaf) or is_parameter(leaf) or before is None or after is None or kind is None:
+    steps = conversions(node)
+    leaf, kind = steps[-1], dtype_of(weight)
+    after, *_, before = (*map(dtype_of, steps), dtype_of(leaf))
+    if not is_leaf(leaf) or before is None or after is None or kind is None or leaf.meta["example_value"].requires_grad:
         return None
-    same_numbers = before is torch.bool or after in (before, kind)
+    if is_parameter(leaf) and not weight.meta["example_value"].requires_grad:  # a weight that is not trained either
+        return None
+    same_numbers = before is torch.bool or all(dtype_of(step) in (before, kind) for step in steps)
     same_dtype = torch.promote_types(after, kind) is kind
-    return leaf if same_numbers and same_dtype and not given.requires_grad else None
+    return leaf if same_numbers and same_dtype else None
 
 
 def dtype_of(node: fx.Node) -> torch.dtype | None:
@@ -131,14 +155,21 @@ def is_masking(node: fx.Node) -> bool:
     return node.op in ("call_function", "call_method") and factors(node) is not None
 
 
-def uncast(node: fx.Node) -> fx.Node:
-    """A mask before its conversion to the weight's dtype or device."""
-    source = node.args[0] if is_cast(node) else node
-    return source if isinstance(source, fx.Node) else node
+def conversions(node: fx.Node) -> list[fx.Node]:
+    """A mask, and what it was before its conversions to other dtypes or devices."""
+    found = [node]
+    while is_cast(found[-1]):
+        found.append(found[-1].args[0])
+    return found
 
 
 def is_cast(node: fx.Node) -> bool:
-    return node.op == "call_method" and node.target == "to" and isinstance(node.args[0], fx.Node)
+    return node.op == "call_method" and node.target in CASTS and isinstance(node.args[0], fx.Node)
+
+
+def is_of_mask(node: fx.Node) -> bool:
+    """Whether it can go where a product that read it has gone."""
+    return is_masking(node) or is_cast(node) or node.target in (*INVERTING, torch.zeros_like)
 
 
 def is_changed(graph: fx.Graph, layer: fx.Node, weight: Any, leaves: Sequence[fx.Node]) -> bool:

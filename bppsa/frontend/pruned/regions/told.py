@@ -19,7 +19,10 @@ from bppsa.frontend.pruned.regions.products import LAYERS, PLAIN
 from bppsa.plan.choose import Choice
 from bppsa.plan.sparse import LayerWork, choose_region, gain_of
 
-COMPUTED = Reason("its weight is no Parameter times masks", mend="prune by torch.nn.utils.prune")
+COMPUTED = Reason(
+    "its weight is no Parameter times masks",
+    mend="prune by torch.nn.utils.prune, or multiply the Parameter by a mask of its shape",
+)
 
 
 def work_of(layer: RegionLayer) -> LayerWork:
