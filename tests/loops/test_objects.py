@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,3 +104,44 @@ def test_a_mode_is_told_where_no_call_was_without_it() -> None:
     assert "autocast" in str(bppsa.report(model))
     run(model, (torch.randn(2, T, N),), {}, 0)
     assert "autocast" not in str(bppsa.report(model))
+
+
+logger = logging.getLogger(__name__)
+
+
+class Shared:
+    """Copies of a model have it together."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
+        return self
+
+
+class Logs(Cell):
+    """What it would write to are files."""
+
+    is_verbose = False
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            if self.is_verbose:
+                logger.info("step %d", t)
+                print(t, file=self.shared.file)
+            h = self.cell(x[:, t], h)
+        return h
+
+
+def test_a_file_that_is_written_is_no_iterator() -> None:
+    handler = logging.StreamHandler(io.StringIO())
+    logger.addHandler(handler)
+    with open(os.devnull, "w") as file:
+        pair = Pair(Logs(Shared(file)))
+        assert pair.strategies(x()) == ["sequential"]
+    logger.removeHandler(handler)

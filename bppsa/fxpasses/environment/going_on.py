@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,7 +26,15 @@ GENERATORS: dict[type, StateAccess] = {  # how their states are read, and set
 
 def iterators(opaque: Iterable[Reference]) -> bool:
     """opaque: of an environment."""
-    return any(hasattr(type(value), "__next__") for value in behind(opaque))
+    return any(hasattr(type(value), "__next__") and not is_written(value) for value in behind(opaque))
+
+
+def is_written(value: Any) -> bool:
+    """Whether it is a file that takes what is written, as a logger's handler holds one; a file of lines to be read is
+    an iterator."""
+    if any(value is stream for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
+        return True
+    return isinstance(value, io.IOBase) and not value.closed and not value.readable()
 
 
 def generators(opaque: Iterable[Reference]) -> list[tuple[Any, Any]]:

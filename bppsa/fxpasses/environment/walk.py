@@ -13,6 +13,7 @@ import copyreg
 import ctypes
 import enum
 import functools
+import logging
 import sys
 import types
 import weakref
@@ -257,8 +258,10 @@ VISIT: dict[type, Any] = {
         lambda environment, value: environment.visit_equal(lambda v: memoryview(v).tobytes(), value),
     ),
     nn.Module: Environment.visit_module,
+    logging.Handler: Environment.visit_address,  # of a logger: what it writes to has no say in a call
 }
-WHOLE = {types.FunctionType, types.MethodType, numpy.ma.MaskedArray, nn.Module}  # whose visits leave nothing out
+# Whose visits leave nothing out that counts.
+WHOLE = {types.FunctionType, types.MethodType, numpy.ma.MaskedArray, nn.Module, logging.Handler}
 
 
 def environment_of(cell: Any, counts: bool = False) -> Environment:
