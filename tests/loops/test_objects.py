@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,3 +147,28 @@ def test_a_file_that_is_written_is_no_iterator() -> None:
         pair = Pair(Logs(Shared(file)))
         assert pair.strategies(x()) == ["sequential"]
     logger.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def doubled() -> Iterator[None]:
+    yield
+
+
+@doubled()
+def never(h: Tensor) -> Tensor:
+    return h
+
+
+class Decorated(Cell):
+    is_odd = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], never(h) if self.is_odd else h)
+        return h
+
+
+def test_a_generator_that_decorates_is_no_iterator() -> None:
+    """It is made anew for each call of the function; the one that stands there is never begun."""
+    assert Pair(Decorated()).strategies(x()) == ["sequential"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import random
 import sys
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -24,9 +26,16 @@ GENERATORS: dict[type, StateAccess] = {  # how their states are read, and set
 }
 
 
-def iterators(opaque: Iterable[Reference]) -> bool:
-    """opaque: of an environment."""
-    return any(hasattr(type(value), "__next__") and not is_written(value) for value in behind(opaque))
+def iterators(opaque: Iterable[Reference], behind_call: bool = False) -> bool:
+    """opaque: of an environment. behind_call: whether the code has run since; what it has not begun is then nothing
+    that it reads, as the generator in what `@contextmanager` makes of a function that decorates another."""
+    found = (value for value in behind(opaque) if hasattr(type(value), "__next__") and not is_written(value))
+    return not all(behind_call and is_new(value) for value in found)
+
+
+def is_new(value: Any) -> bool:
+    """Whether it is a generator of which nothing has run."""
+    return isinstance(value, types.GeneratorType) and inspect.getgeneratorstate(value) == inspect.GEN_CREATED
 
 
 def is_written(value: Any) -> bool:
