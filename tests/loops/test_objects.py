@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,3 +106,69 @@ def test_a_mode_is_told_where_no_call_was_without_it() -> None:
     assert "autocast" in str(bppsa.report(model))
     run(model, (torch.randn(2, T, N),), {}, 0)
     assert "autocast" not in str(bppsa.report(model))
+
+
+logger = logging.getLogger(__name__)
+
+
+class Shared:
+    """Copies of a model have it together."""
+
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
+        return self
+
+
+class Logs(Cell):
+    """What it would write to are files."""
+
+    is_verbose = False
+
+    def __init__(self, shared: Shared) -> None:
+        super().__init__()
+        self.shared = shared
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            if self.is_verbose:
+                logger.info("step %d", t)
+                print(t, file=self.shared.file)
+            h = self.cell(x[:, t], h)
+        return h
+
+
+def test_a_file_that_is_written_is_no_iterator() -> None:
+    handler = logging.StreamHandler(io.StringIO())
+    logger.addHandler(handler)
+    with open(os.devnull, "w") as file:
+        pair = Pair(Logs(Shared(file)))
+        assert pair.strategies(x()) == ["sequential"]
+    logger.removeHandler(handler)
+
+
+@contextlib.contextmanager
+def doubled() -> Iterator[None]:
+    yield
+
+
+@doubled()
+def never(h: Tensor) -> Tensor:
+    return h
+
+
+class Decorated(Cell):
+    is_odd = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], never(h) if self.is_odd else h)
+        return h
+
+
+def test_a_generator_that_decorates_is_no_iterator() -> None:
+    """It is made anew for each call of the function; the one that stands there is never begun."""
+    assert Pair(Decorated()).strategies(x()) == ["sequential"]

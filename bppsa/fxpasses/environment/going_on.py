@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import random
+import sys
+import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -22,9 +26,24 @@ GENERATORS: dict[type, StateAccess] = {  # how their states are read, and set
 }
 
 
-def iterators(opaque: Iterable[Reference]) -> bool:
-    """opaque: of an environment."""
-    return any(hasattr(type(value), "__next__") for value in behind(opaque))
+def iterators(opaque: Iterable[Reference], behind_call: bool = False) -> bool:
+    """opaque: of an environment. behind_call: whether the code has run since; what it has not begun is then nothing
+    that it reads, as the generator in what `@contextmanager` makes of a function that decorates another."""
+    found = (value for value in behind(opaque) if hasattr(type(value), "__next__") and not is_written(value))
+    return not all(behind_call and is_new(value) for value in found)
+
+
+def is_new(value: Any) -> bool:
+    """Whether it is a generator of which nothing has run."""
+    return isinstance(value, types.GeneratorType) and inspect.getgeneratorstate(value) == inspect.GEN_CREATED
+
+
+def is_written(value: Any) -> bool:
+    """Whether it is a file that takes what is written, as a logger's handler holds one; a file of lines to be read is
+    an iterator."""
+    if any(value is stream for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)):
+        return True
+    return isinstance(value, io.IOBase) and not value.closed and not value.readable()
 
 
 def generators(opaque: Iterable[Reference]) -> list[tuple[Any, Any]]:

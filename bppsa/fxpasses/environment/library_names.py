@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from bppsa.fxpasses.environment.key import PLAIN
-from bppsa.fxpasses.environment.trail import MISSING
+from bppsa.fxpasses.environment.trail import MISSING, elements, items
 
 LibrarySpace = type | types.ModuleType
 OF_ALL_CODE: tuple[LibrarySpace, ...] = (builtins, *Tensor.__mro__)  # whatever its own names lead to
@@ -42,7 +42,7 @@ class LibraryNames:
 
 def goes_before(one: LibrarySpace, other: LibrarySpace) -> bool:
     """Whether a name is looked up in the one, and then in the other; each goes before itself."""
-    return one is other or (isinstance(one, type) and isinstance(other, type) and issubclass(one, other))
+    return one is other or (isinstance(one, type) and any(base is other for base in one.__mro__))
 
 
 def stand_at(places: Sequence[tuple[LibrarySpace, str]]) -> Sequence[Any]:
@@ -53,7 +53,7 @@ def stand_at(places: Sequence[tuple[LibrarySpace, str]]) -> Sequence[Any]:
 def is_value(value: Any) -> bool:
     """Whether it is a number or another value that equality tells from others, or a list, tuple or dict of such."""
     if isinstance(value, (list, tuple)):
-        return all(isinstance(each, PLAIN) for each in value)
+        return all(isinstance(each, PLAIN) for each in elements(value))
     if isinstance(value, dict):
-        return all(isinstance(each, PLAIN) for each in (*value, *value.values()))
+        return all(isinstance(each, PLAIN) for each in items(value))
     return isinstance(value, PLAIN)

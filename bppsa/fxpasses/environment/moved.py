@@ -22,7 +22,7 @@ def moved(environment: Environment, root: Any) -> Environment | None:
     before = environment.trail
     now = [read(root if value is None else value) for read, value, _ in before.same]
     others = exchanged([seen for _, _, seen in before.same], now)
-    if any(before.empty) or others is None or not environment.seen.keys().isdisjoint(map(id, others.values())):
+    if before.has_filled() or others is None or not environment.seen.keys().isdisjoint(map(id, others.values())):
         return None
     equal = [(read, others.get(id(value), value), seen) for read, value, seen in before.equal]
     read_now = [read(value) for read, value, _ in equal]

@@ -23,41 +23,49 @@ PATTERNS = "__match_args__"  # stands for all that a `case Class(...)` reads
 CONSTRUCTS = {"__init__", "__new__", "__post_init__"}
 RUN_BY_AUTOGRAD = {"forward", "backward", "setup_context", "vjp", "jvp"}
 FUNCTIONS = (types.FunctionType, staticmethod, classmethod, property)
+KEPT = 8192  # functions of which something is known: a model of a large package leads to thousands
 DATA = (int, float, complex, str, bytes, type(None), tuple, list, dict, set)
+
+
+@functools.lru_cache(maxsize=256)
+def instructions_of(code: types.CodeType) -> tuple[dis.Instruction, ...]:
+    """Those of a function itself. Several questions are asked about each function one after the other."""
+    return tuple(dis.get_instructions(code))
 
 
 def globals_read(code: types.CodeType) -> set[str]:
     """The names that a function itself reads in its Python module, or among the builtins."""
-    return {instruction.argval for instruction in dis.get_instructions(code) if instruction.opname == "LOAD_GLOBAL"}
+    return {instruction.argval for instruction in instructions_of(code) if instruction.opname == "LOAD_GLOBAL"}
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=KEPT)
 def global_names(code: types.CodeType) -> tuple[str, ...]:
     """The names a function, and the functions inside it, look up outside themselves."""
     return tuple(dict.fromkeys(name for inner in codes(code) for name in (*inner.co_names, *by_string(inner))))
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=KEPT)
 def names_in_module(code: types.CodeType) -> tuple[str, ...]:
     """The names that may be looked up in the function's Python module."""
-    return tuple(name for name in global_names(code) if name not in read_by_none_but(code, OF_OBJECTS))
+    elsewhere = read_by_none_but(code, OF_OBJECTS)  # once: of a long function with many names it takes long
+    return tuple(name for name in global_names(code) if name not in elsewhere)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=KEPT)
 def names_of_objects(code: types.CodeType) -> frozenset[str]:
     """The names that may be attributes of something."""
     found = set(global_names(code)) - read_by_none_but(code, OF_GLOBALS)
-    matches = any(i.opname == "MATCH_CLASS" for inner in codes(code) for i in dis.get_instructions(inner))
+    matches = any(i.opname == "MATCH_CLASS" for inner in codes(code) for i in instructions_of(inner))
     return frozenset(found | {PATTERNS} if matches else found)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=KEPT)
 def counted_names(code: types.CodeType) -> frozenset[str]:
     """The attributes that it does nothing with but `self.calls += 1`, which no number but their own depends on."""
     met: dict[str, int] = {}
     counted: dict[str, int] = {}
     for inner in codes(code):
-        instructions = [each for each in dis.get_instructions(inner) if each.opname not in PASSED_OVER]
+        instructions = [each for each in instructions_of(inner) if each.opname not in PASSED_OVER]
         for each in instructions:
             if each.opcode in dis.hasname:
                 met[str(each.argval)] = met.get(str(each.argval), 0) + 1
@@ -83,7 +91,7 @@ def read_by_none_but(code: types.CodeType, ops: Set[str]) -> set[str]:
     """Names that no other ops than these read; an op that is not known may read them anywhere."""
     read: dict[str, set[str]] = {}
     for inner in codes(code):
-        for instruction in dis.get_instructions(inner):
+        for instruction in instructions_of(inner):
             if instruction.opcode in dis.hasname:
                 read.setdefault(str(instruction.argval), set()).add(instruction.opname)
     by_text = {name for inner in codes(code) for name in by_string(inner)}
@@ -98,10 +106,10 @@ def by_string(code: types.CodeType) -> Iterator[str]:
                 yield from re.findall(r"[^\W\d]\w*", constant)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=KEPT)
 def imported_names(code: types.CodeType) -> tuple[str, ...]:
     """The Python modules that they import, by their whole names."""
-    found = (i.argval for inner in codes(code) for i in dis.get_instructions(inner) if i.opname == "IMPORT_NAME")
+    found = (i.argval for inner in codes(code) for i in instructions_of(inner) if i.opname == "IMPORT_NAME")
     return tuple(dict.fromkeys(found))
 
 

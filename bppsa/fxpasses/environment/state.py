@@ -10,7 +10,17 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from bppsa.fxpasses.environment.trail import OfCounters, OfModule, OfObject, Read, Trail, attributes, items
+from bppsa.fxpasses.environment.trail import (
+    OfCounters,
+    OfModule,
+    OfObject,
+    Read,
+    Trail,
+    attributes,
+    elements,
+    items,
+    size,
+)
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,7 @@ def put_back(trail: Trail, root: Any) -> bool:
         held = root if value is None else value
         known = set(map(id, seen))
         found |= any(isinstance(one, Tensor) and id(one) not in known for one in read(held))
-        if read is list and isinstance(held, list):
+        if read is elements and isinstance(held, list):
             del held[len(seen) :]
     for filled in trail.empty:
         if any(isinstance(one, Tensor) for one in pytree.tree_leaves(filled)):
@@ -98,8 +108,8 @@ def container(read: Read, value: Any) -> tuple[Any, Sequence[Any]] | None:
     if isinstance(read, OfObject):
         return (vars(value), list(vars(value))) if hasattr(value, "__dict__") else None
     if read is items and isinstance(value, dict):
-        return value, list(value)
-    return (value, range(len(value))) if read is list and isinstance(value, (list, deque)) else None
+        return value, elements(value)
+    return (value, range(size(value))) if read is elements and isinstance(value, (list, deque)) else None
 
 
 def is_state(value: Any) -> bool:

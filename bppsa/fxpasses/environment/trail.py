@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -21,6 +22,7 @@ INTERNAL = {"_state_dict_hooks", "_load_state_dict_pre_hooks", RECORD}
 Read = Callable[[Any], Sequence[Any]]
 
 MISSING = object()
+CONTAINERS: set[type] = {list, tuple, set, dict, OrderedDict, deque, types.MappingProxyType}
 
 
 @dataclass
@@ -36,7 +38,7 @@ class Trail:
         self.same.append((read, None if value is self.root else value, read(value)))
 
     def add_container(self, read: Read, value: Any) -> None:
-        if len(value):
+        if size(value):
             self.add(read, value)
         else:
             self.empty.append(value)
@@ -48,13 +50,17 @@ class Trail:
 
     def holds(self, root: Any) -> bool:
         """Whether a walk from `root` would read the same again."""
-        if any(self.empty):
+        if self.has_filled():
             return False
         for read, value, seen in self.same:
             found = read(root if value is None else value)
             if len(found) != len(seen) or not all(map(is_, found, seen)):
                 return False
         return all(read(value) == seen for read, value, seen in self.equal)
+
+    def has_filled(self) -> bool:
+        """Whether something is in a container that was empty."""
+        return any(map(size, self.empty))
 
     def has_grown(self, root: Any) -> bool:
         """Whether an object or a module has got an attribute that it did not have."""
@@ -65,8 +71,23 @@ class Trail:
         )
 
 
+def container_type(value: Any) -> Any:
+    """The container that a class derives from: its methods read what is there, while those of the class may be code
+    of anybody's, such as one that imports what is asked for."""
+    return next(base for base in type(value).__mro__ if base in CONTAINERS)
+
+
+def size(value: Any) -> int:
+    found: int = container_type(value).__len__(value)
+    return found
+
+
+def elements(value: Any) -> list[Any]:
+    return list(container_type(value).__iter__(value))
+
+
 def items(value: Any) -> Sequence[Any]:
-    return [*value, *value.values()]
+    return [*elements(value), *container_type(value).values(value)]
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from typing import Any
 
 from torch import nn
 
-from bppsa.fxpasses.environment.names import OF_OBJECTS, PASSED_OVER, codes
+from bppsa.fxpasses.environment.names import KEPT, OF_OBJECTS, PASSED_OVER, codes, instructions_of
 
 # Methods of each module that may give the module itself, or call it.
 GIVES_ITSELF = frozenset(name for name, value in vars(nn.Module).items() if callable(value))
 BINDS = {"STORE_FAST", "STORE_DEREF", "DELETE_FAST", "DELETE_DEREF", "LOAD_CLOSURE", "MAKE_CELL"}
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=KEPT)
 def lets_go(code: types.CodeType, name: str) -> bool:
     """Whether the code, or a function within it, may do something else with the variable than look up attributes."""
     return any(lets_go_alone(inner, name) for inner in codes(code))
@@ -26,7 +26,7 @@ def lets_go(code: types.CodeType, name: str) -> bool:
 def lets_go_alone(code: types.CodeType, name: str) -> bool:
     if "locals" in code.co_names or ("super" in code.co_names and not GIVES_ITSELF.isdisjoint(code.co_names)):
         return True
-    instructions = [each for each in dis.get_instructions(code) if each.opname not in PASSED_OVER]
+    instructions = [each for each in instructions_of(code) if each.opname not in PASSED_OVER]
     for each, behind in zip(instructions, [*instructions[1:], None], strict=True):
         if each.opcode not in dis.haslocal and each.opcode not in dis.hasfree:
             continue

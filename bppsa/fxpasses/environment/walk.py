@@ -11,7 +11,9 @@ import array
 import contextvars
 import copyreg
 import ctypes
+import enum
 import functools
+import logging
 import sys
 import types
 import weakref
@@ -25,11 +27,11 @@ import torch
 from torch import Tensor, nn
 
 from bppsa.fxpasses.environment import trail
-from bppsa.fxpasses.environment.key import PLAIN, Key, Reference, exact, reference
+from bppsa.fxpasses.environment.key import PLAIN, SIMPLE, Key, Reference, exact, reference
 from bppsa.fxpasses.environment.libraries import owner, package_of
 from bppsa.fxpasses.environment.lookups import FoundValue, Lookups
 from bppsa.fxpasses.environment.names import imported_names, names_in_module
-from bppsa.fxpasses.environment.reading import OF_EACH, PURE, Holder
+from bppsa.fxpasses.environment.reading import KNOWN, OF_EACH, PURE, Holder, package_of_module
 from bppsa.fxpasses.environment.trail import MISSING, Trail
 from bppsa.fxpasses.environment.uses import gives_away, lets_go
 
@@ -66,6 +68,9 @@ class Environment:
                 self.lookups.enter_classes(value)
             elif isinstance(value, types.ModuleType):
                 self.lookups.enter(value)
+            elif type(value) not in SIMPLE and not isinstance(value, enum.Enum) and id(value) not in self.seen:
+                self.seen[id(value)] = len(self.seen)
+                self.visit_own(value)
             return
         if isinstance(value, nn.Module) and not held:
             self.lookups.call(value)
@@ -76,9 +81,11 @@ class Environment:
         if isinstance(value, Tensor):
             self.visit_tensor(value)
             return
-        visit = next((VISIT[base] for base in type(value).__mro__ if base in VISIT), Environment.visit_object)
+        kind = next((base for base in type(value).__mro__ if base in VISIT), None)
         self.parts.append(type(value))
-        visit(self, value)
+        (VISIT[kind] if kind is not None else Environment.visit_object)(self, value)
+        if kind is not None and kind not in WHOLE:
+            self.visit_own(value)
 
     def visit_tensor(self, value: Tensor) -> None:
         self.tensors.append(value)
@@ -89,21 +96,22 @@ class Environment:
             self.lookups.spaces.setdefault(value, set())
 
     def visit_all(self, values: Any) -> None:
+        values = trail.elements(values)
         self.parts.append(len(values))
         for value in values:
             self.visit(value)
 
     def visit_items(self, value: Any) -> None:
-        self.visit_all(list(value))
-        self.visit_all(list(value.values()))
+        self.visit_all(value)
+        self.visit_all(list(trail.container_type(value).values(value)))
 
     def visit_sequence(self, value: Any) -> None:
-        self.trail.add_container(list, value)
+        self.trail.add_container(trail.elements, value)
         self.visit_all(value)
 
     def visit_set(self, value: set[Any]) -> None:
-        self.trail.add_container(list, value)
-        self.visit_all(sorted(value, key=repr))
+        self.trail.add_container(trail.elements, value)
+        self.visit_all(sorted(trail.elements(value), key=repr))
 
     def visit_dict(self, value: Any) -> None:
         if value is sys.modules:
@@ -161,12 +169,24 @@ class Environment:
         self.visit_address(value)
         if not self.lookups.is_the_users(type(value).__module__):
             self.lookups.meet(value)
-        if type(value).__module__.partition(".")[0] not in ("torch", "bppsa"):
-            slots = copyreg._slotnames(type(value))  # type: ignore[attr-defined]
-            self.trail.add(trail.OfObject(tuple(slots)), value)
-            self.visit_items(getattr(value, "__dict__", {}))
-            self.visit_all([getattr(value, name, None) for name in slots])
+        if package_of_module(type(value).__module__) not in ("torch", "bppsa"):
+            self.visit_attributes(value)
             self.lookups.enter_classes(type(value))
+
+    def visit_own(self, value: Any) -> None:
+        """What one has beside what its kind has, as a dict has that derives from `dict`: attributes, methods."""
+        if hasattr(value, "__dict__") or slots_of(value):
+            self.visit_attributes(value)
+        if package_of_module(type(value).__module__) not in KNOWN:
+            if not self.lookups.is_the_users(type(value).__module__):
+                self.lookups.meet(value)
+            self.lookups.enter_classes(type(value))
+
+    def visit_attributes(self, value: Any) -> None:
+        slots = slots_of(value)
+        self.trail.add(trail.OfObject(slots), value)
+        self.visit_items(getattr(value, "__dict__", {}))
+        self.visit_all([getattr(value, name, None) for name in slots])
 
     def visit_address(self, value: Any) -> None:
         self.parts.append(id(value))
@@ -204,6 +224,10 @@ class Environment:
         (self.visit if found.walked else self.visit_address)(found.value)
 
 
+def slots_of(value: Any) -> tuple[str, ...]:
+    return tuple(copyreg._slotnames(type(value)))  # type: ignore[attr-defined]
+
+
 def is_ours(cls: type) -> bool:
     """Whether it is a class that a compiled module has before its own, and that reads nothing of its user's."""
     return cls.__module__.startswith("bppsa.frontend.")
@@ -234,7 +258,10 @@ VISIT: dict[type, Any] = {
         lambda environment, value: environment.visit_equal(lambda v: memoryview(v).tobytes(), value),
     ),
     nn.Module: Environment.visit_module,
+    logging.Handler: Environment.visit_address,  # of a logger: what it writes to has no say in a call
 }
+# Whose visits leave nothing out that counts.
+WHOLE = {types.FunctionType, types.MethodType, numpy.ma.MaskedArray, nn.Module, logging.Handler}
 
 
 def environment_of(cell: Any, counts: bool = False) -> Environment:
