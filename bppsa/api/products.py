@@ -17,7 +17,7 @@ from bppsa.errors import Reason
 from bppsa.frontend import call_log
 from bppsa.frontend.clone import clone
 from bppsa.frontend.feedforward import classes
-from bppsa.frontend.loops.adopt import adopt_loops, has_loop
+from bppsa.frontend.loops.adopt import adopt_loops, may_go_over_time
 from bppsa.frontend.loops.classes import Looped
 from bppsa.frontend.pruned.adopt import adopt_pruned
 from bppsa.frontend.pruned.classes import Pruned
@@ -55,7 +55,7 @@ def left(asked: Reason) -> Decision:
 def with_kernels(model: nn.Module, options: KernelOptions) -> nn.Module:
     """What is not rewritten runs as it is."""
     fast, by_path = masked(model, options)
-    straight = not by_path and not any(map(has_loop, fast.modules()))
+    straight = not by_path and not any(map(may_go_over_time, fast.modules()))
     pruned = adopt_pruned(fast, by_forwards=straight)  # a step over time may multiply its weights by masks
     if options.loops and not pruned:
         adopt_loops(fast)

@@ -136,6 +136,26 @@ def test_a_tensor_of_zeros_is_no_mask() -> None:
     assert type(bppsa.compile(model)) is nn.Sequential
 
 
+class Stacked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        spelling, hold = KERNELS["weight * mask"]
+        self.layers = nn.ModuleList(MaskedLinear(spelling, hold, 10, 10) for _ in range(3))
+        self.norms = nn.ModuleList(nn.LayerNorm(10) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer, norm in zip(self.layers[:-1], self.norms, strict=True):
+            x = norm(layer(x)).relu()
+        return self.layers[-1](x)
+
+
+def test_a_loop_over_layers_is_none_over_time() -> None:
+    plain = Stacked().double()
+    fast = bppsa.compile(copy.deepcopy(plain))
+    assert_same_step(plain, fast, torch.randn(5, 10).double())
+    assert {decision.kind for decision in fast.report.decisions} == {"linear"}
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
