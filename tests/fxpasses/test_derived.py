@@ -13,6 +13,7 @@ import pytest
 from torch import Tensor
 
 from bppsa.fxpasses.environment.names import global_names, names_in_module, names_of_objects
+from bppsa.fxpasses.environment.trail import names_among
 from tests.fxpasses.test_environment import closing_over, key
 
 FACTOR = 1.0
@@ -112,3 +113,18 @@ def test_a_function_is_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None
     assert len(names_in_module(code)) == len(global_names(code)) == 200
     assert not names_of_objects(code)
     assert taken == [code]
+
+
+def test_a_namespace_is_read_and_not_each_name() -> None:
+    """The code of a large package spells thousands of names, and a class has some dozens."""
+
+    class Asked(set[str]):
+        asked = 0
+
+        def __contains__(self, name: object) -> bool:
+            self.asked += 1
+            return super().__contains__(name)
+
+    wanted = Asked(f"name{i}" for i in range(1000))
+    assert names_among(wanted)({"name1": 1, "other": 2}) == ["name1", 1]
+    assert wanted.asked == 2

@@ -139,7 +139,7 @@ class Lookups:
         """Has a trail read all that a walk would find."""
         for space, done in self.spaces.items():
             names = self.attributes | self.counted | self.machinery_of(space) | done
-            followed.add(trail.names(tuple(names)), vars(space))
+            followed.add(trail.names_among(names), vars(space))
         for holder in self.holders:
             followed.add(trail.OfModule(frozenset(holder.done)), holder.module)
             counters = tuple(name for name in self.counters(holder.module) if name not in holder.done)

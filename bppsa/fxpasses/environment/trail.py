@@ -148,6 +148,12 @@ def names(wanted: Sequence[str]) -> Read:
     return lambda space: list(map(space.get, wanted, repeat(MISSING)))
 
 
+def names_among(wanted: Set[str]) -> Read:
+    """What a namespace has under those of many names that it has. A class has some dozens, and the code of a large
+    package spells thousands."""
+    return lambda space: [each for name, value in list(space.items()) if name in wanted for each in (name, value)]
+
+
 @dataclass(frozen=True)
 class OfObject:
     """Reads the class of an object, these slots and its attributes."""
