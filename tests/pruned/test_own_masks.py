@@ -136,6 +136,17 @@ def test_a_tensor_of_zeros_is_no_mask() -> None:
     assert type(bppsa.compile(model)) is nn.Sequential
 
 
+def test_tensors_that_are_no_masks() -> None:
+    """A matrix of neighbours, one that tells which steps are past, codes of a quantized weight."""
+    model = nn.Sequential(nn.Linear(4, 4))
+    model[0].register_buffer("past", torch.ones(4, 4).tril())
+    model[0].register_buffer("neighbours", torch.eye(4).to_sparse())
+    model[0].register_buffer("codes", torch.quantize_per_tensor(torch.eye(4), 0.1, 0, torch.qint8))
+    model[0].unused = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    model.append(nn.LazyLinear(4))
+    assert type(bppsa.compile(model)) is nn.Sequential
+
+
 class Stacked(nn.Module):
     def __init__(self) -> None:
         super().__init__()

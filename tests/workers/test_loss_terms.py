@@ -63,11 +63,16 @@ def nested(logits: Tensor, labels: Tensor) -> Tensor:
     return (both / 3 + classes(logits, labels.clamp(min=0), reduction="sum").view(1)).squeeze() * 0.5 + 4.0
 
 
+def penalised(logits: Tensor, labels: Tensor) -> Tensor:
+    """What all micro-batches have counts though one has no labels."""
+    return 2 - (-classes(logits, labels) + 0.25) * 1.5
+
+
 def beside_rows(logits: Tensor, labels: Tensor) -> Tensor:
     return classes(logits, labels) + 0.01 * len(logits)
 
 
-LOSSES = [regular, in_place, masks, selected, stacked, nested, beside_rows]
+LOSSES = [regular, penalised, in_place, masks, selected, stacked, nested, beside_rows]
 
 
 class Tagger(nn.Module):
@@ -165,6 +170,41 @@ def test_in_several_stages(schedule: Recipe, recompute: str | None) -> None:
     x = torch.randn(B, 3, 4)
     found = trainer(compiled).step(x, LABELS, mask)
     check(compiled, model, model(x, LABELS, mask)["loss"], found)
+
+
+class Early(nn.Module):
+    """Terms that divide by a count are stages away from their sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = nn.ModuleList(nn.Linear(4, 4) for _ in range(4)), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        seen, mask = [classes(self.head(x), labels)], (labels == 1).double()
+        for layer in self.layers:
+            x = layer(x).tanh()
+            seen.append((x.square().sum(-1) * mask).sum() / mask.sum())
+        weight = sum(layer.weight.square().sum() for layer in self.layers)
+        return {"loss": sum(seen) + x.abs().mean() + 0.1 * weight, "logits": x}
+
+
+def test_terms_of_early_stages() -> None:
+    model, x = Early(), torch.randn(B, 3, 4)
+    compiled = compile(copy.deepcopy(model), schedule=one_f_one_b(), stages=4, microbatches=B)
+    check(compiled, model, model(x, LABELS)["loss"], trainer(compiled).step(x, LABELS))
+    with torch.no_grad():
+        support.close(compiled.eval()(x, LABELS), model.eval()(x, LABELS))
+
+
+def test_a_term_without_a_count_in_the_batch_is_no_number() -> None:
+    """Though another has none in a micro-batch alone."""
+
+    def both(logits: Tensor, labels: Tensor) -> Tensor:
+        return classes(logits, labels.clamp(max=-100)) + logits[labels == 1].square().mean() + logits.abs().mean()
+
+    compiled, x = compile(Tagger(both), schedule=gpipe(), stages=2, microbatches=B), torch.randn(B, 3, 4)
+    assert torch.isnan(Tagger(both)(x, LABELS)["loss"])
+    assert torch.isnan(trainer(compiled).step(x, LABELS))
 
 
 def test_a_term_without_a_count_that_has_a_loss_is_an_error() -> None:

@@ -58,8 +58,8 @@ class MicrobatchLosses:
             whole, mend = (batch.values, OWN) if loss_fn is None else ((None, target), OF_FUNCTIONS)
             shares = weights(traced.means, batch, given, whole, gathered, mend)
             trial = None if traced.seen else self.trial(shares.weights, batch.sizes, together, UNSEEN)
-            found = replace(found, weights=shares.weights, terms=shares.terms, apart=traced.apart)
-            return replace(found, sizes=traced.sizes, trial=trial, counted=True)
+            found = replace(found, weights=shares.weights, terms=shares.terms, is_number=shares.is_number)
+            return replace(found, apart=traced.apart, sizes=traced.sizes, trial=trial, counted=True)
         if is_sum(loss_fn):
             return found
         count = gathered({b: counts(loss_fn, self.loss_weight, targets[b], batch.sizes[b]) for b in batch.mine})

@@ -21,6 +21,7 @@ class Shares:
 
     weights: Sequence[float]
     terms: Sequence[Sequence[float]] = ()  # of each micro-batch, by number of the term
+    is_number: bool = True  # whether each term has a count in the batch: PyTorch's mean of nothing is no number
 
 
 OWN = "return outputs and give a loss of each row as loss_fn="
@@ -70,7 +71,8 @@ def weights(
         return Shares(ways[0])
     if means.terms:
         terms = [[factor(way, quantities, totals, b) for way in means.terms] for b in range(len(batch.sizes))]
-        return Shares([1.0] * len(batch.sizes), terms)
+        is_number = all(totals[i] for way in means.terms for i, _ in way)
+        return Shares([1.0] * len(batch.sizes), terms, is_number)
     raise InputError(
         f"{means.place and f'{means.place}: '}the loss has terms that count otherwise in this batch's micro-batches, "
         "such as a mean over labels of which some are ignored and one over all rows, and they cannot be told apart; "

@@ -38,6 +38,7 @@ class WeightedLoss:
     sizes: Callable[..., None] | None = None  # the check of what a traced loss takes for granted
     names: NameOf = unnamed  # of Parameters
     terms: Sequence[Sequence[float]] = ()  # factors of each micro-batch's terms
+    is_number: bool = True  # whether each term has a count in the batch
     apart: LossFunction | None = None  # loss_fn, by a graph in which terms have factors
     counted: bool = False  # whether the weights are of what the loss divides by, and not what somebody says
 
@@ -93,7 +94,8 @@ class WeightedLoss:
     @contextmanager
     def terms_of(self, batch: int) -> Iterator[None]:
         factors = self.terms[batch] if self.terms else ()
-        with factored(batch, factors), nullcontext() if self.weights[batch] and all(factors) else OverNothing():
+        counts = (self.weights[batch] and all(factors)) or not self.is_number
+        with factored(batch, factors), nullcontext() if counts else OverNothing():
             yield
 
     def nothing(self, output: Any, target: Any, batch: int) -> tuple[Tensor, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bppsa.fxpasses.environment.key import SIMPLE
+from bppsa.fxpasses.environment.key import SIMPLE, is_simple
 
 
 class GivenNumber(int):
@@ -26,7 +26,7 @@ def is_data(value: Any) -> bool:
         return all(map(is_data, value))
     if type(value) is dict:
         return all(isinstance(key, SIMPLE) and is_data(each) for key, each in value.items())
-    return isinstance(value, (Tensor, *SIMPLE))
+    return isinstance(value, Tensor) or is_simple(value)
 
 
 def is_sequence(value: Any) -> bool:

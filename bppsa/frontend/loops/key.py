@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from bppsa.errors import Reason
 from bppsa.frontend.ordinary import is_plain, unusual_moment
-from bppsa.fxpasses.environment.key import SIMPLE, exact
+from bppsa.fxpasses.environment.key import exact, is_simple
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.trail import own_attributes
 from bppsa.fxpasses.environment.walk import Environment
@@ -93,14 +93,14 @@ def odd(leaves: Sequence[Any]) -> Reason | None:
                 return Reason("an argument with hooks on its gradient")
             if own_attributes(leaf):
                 return Reason(f"a tensor with attributes of its own ({', '.join(own_attributes(leaf))})")
-        elif not isinstance(leaf, SIMPLE):
+        elif not is_simple(leaf):
             return Reason(f"an argument of type {type(leaf).__name__}", mend="give tensors, numbers and containers")
     return None
 
 
 def holds_objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an argument is, or holds, what is neither a tensor nor a number."""
-    return not all(isinstance(leaf, (Tensor, *SIMPLE)) for leaf in pytree.tree_leaves((args, kwargs)))
+    return not all(isinstance(leaf, Tensor) or is_simple(leaf) for leaf in pytree.tree_leaves((args, kwargs)))
 
 
 def described(leaf: Any) -> Hashable:

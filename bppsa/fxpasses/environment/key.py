@@ -9,12 +9,18 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy
 import torch
 
 SIMPLE = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device, torch.Size)  # they stay
 
 
 PLAIN = (*SIMPLE, type, types.ModuleType)
+
+
+def is_simple(value: Any) -> bool:
+    """Whether it is such a value itself, or numpy's: what derives from a number may have attributes and methods."""
+    return type(value) in SIMPLE or (isinstance(value, SIMPLE) and isinstance(value, numpy.generic))
 
 
 Reference = Callable[[], Any]

@@ -86,9 +86,12 @@ class Lookups:
         self.reads_all |= self.is_the_users(type(cls).__module__)
 
     def enter_modules(self) -> None:
-        """All Python modules of the user's, for code that looks one up by its name."""
+        """All Python modules of the user's, for code that looks one up by its name; of a library's model the library's,
+        since its code knows no script that uses it."""
+        of_library = is_library(self.home)
         for name, module in list(sys.modules.items()):
-            if isinstance(module, types.ModuleType) and self.is_the_users(name):
+            wanted = name.partition(".")[0] == self.home if of_library else self.is_the_users(name)
+            if isinstance(module, types.ModuleType) and wanted:
                 self.enter(module)
 
     def call(self, module: nn.Module) -> None:
@@ -139,7 +142,8 @@ class Lookups:
         """Has a trail read all that a walk would find."""
         for space, done in self.spaces.items():
             names = self.attributes | self.counted | self.machinery_of(space) | done
-            followed.add(trail.names_among(names), vars(space))
+            few = len(names) < len(vars(space))
+            followed.add(trail.names(tuple(names)) if few else trail.names_among(names), vars(space))
         for holder in self.holders:
             followed.add(trail.OfModule(frozenset(holder.done)), holder.module)
             counters = tuple(name for name in self.counters(holder.module) if name not in holder.done)

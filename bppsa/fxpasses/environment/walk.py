@@ -11,9 +11,7 @@ import array
 import contextvars
 import copyreg
 import ctypes
-import enum
 import functools
-import logging
 import sys
 import types
 import weakref
@@ -68,7 +66,7 @@ class Environment:
                 self.lookups.enter_classes(value)
             elif isinstance(value, types.ModuleType):
                 self.lookups.enter(value)
-            elif type(value) not in SIMPLE and not isinstance(value, enum.Enum) and id(value) not in self.seen:
+            elif type(value) not in SIMPLE and id(value) not in self.seen:
                 self.seen[id(value)] = len(self.seen)
                 self.visit_own(value)
             return
@@ -258,10 +256,9 @@ VISIT: dict[type, Any] = {
         lambda environment, value: environment.visit_equal(lambda v: memoryview(v).tobytes(), value),
     ),
     nn.Module: Environment.visit_module,
-    logging.Handler: Environment.visit_address,  # of a logger: what it writes to has no say in a call
 }
 # Whose visits leave nothing out that counts.
-WHOLE = {types.FunctionType, types.MethodType, numpy.ma.MaskedArray, nn.Module, logging.Handler}
+WHOLE = {types.FunctionType, types.MethodType, numpy.ma.MaskedArray, nn.Module}
 
 
 def environment_of(cell: Any, counts: bool = False) -> Environment:

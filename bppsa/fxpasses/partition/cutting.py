@@ -96,8 +96,13 @@ def partition(
 def graph_of(model: nn.Module, arguments: Arguments) -> CapturedGraph:
     """The graph of the model, and of its loss where it returns one: terms that count in unlike ways have factors."""
     graph = captured(model, arguments)
-    LossGraph(model, graph, arguments.examples, list(map(bool, graph.sizes.of_rows)), own_loss).separate_terms()
+    loss_graph(model, graph, arguments, list(map(bool, graph.sizes.of_rows))).separate_terms()
     return graph
+
+
+def loss_graph(model: nn.Module, graph: CapturedGraph, arguments: Arguments, by_rows: Sequence[bool]) -> LossGraph:
+    """Of the loss that the model returns. by_rows: of the leaves of the arguments, whether they have rows."""
+    return LossGraph(model, graph, arguments.examples, by_rows, own_loss)
 
 
 def check_options(
@@ -119,7 +124,8 @@ def check_options(
 
 def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Order, ends: Sequence[int]) -> Stages:
     """ends: for each stage, the index of the first block behind it."""
-    found = build(model, graph, order, ends, arguments)
+    of_loss = loss_graph(model, graph, arguments, list(map(bool, graph.sizes.of_rows))).numbers()
+    found = build(model, graph, order, ends, arguments, of_loss)
     with telling(model, "comparing its stages with it"):
         check_stages(model, found, arguments)
         rows = by_rows(model, found, arguments, graph.sizes.of_rows)
@@ -127,7 +133,7 @@ def made(model: nn.Module, arguments: Arguments, graph: CapturedGraph, order: Or
         sizes = replace(graph.sizes, of_rows=rows)
         set_sizes(found, replace(sizes, never_one=never_one(model, found, arguments, sizes)))
     weights = tuple(frozenset(stage.names.values()) for stage in found.stages)
-    means = means_of(LossGraph(model, graph, arguments.examples, rows, own_loss))
+    means = means_of(loss_graph(model, graph, arguments, rows))
     outputs = [size_of(node) for node in graph.graph.output_node().args[0]]  # of arguments too, by now
     return replace(
         found,

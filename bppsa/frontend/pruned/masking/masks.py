@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize, prune
 
 from bppsa.errors import ArgumentError, InputError, InputValueError, Unsupported
+from bppsa.frontend.ordinary import is_plain
 from bppsa.frontend.pruned.masking.masked import mask_given
 from bppsa.frontend.rewritten import kind_of
 
@@ -78,9 +78,15 @@ def may_be_masked_by_parametrization(layer: PrunableLayer) -> bool:
 def may_mask_in_forward(module: nn.Module) -> bool:
     """It holds a tensor of zeros and ones that has the shape of a weight, its own or that of a layer directly below."""
     weights = [x for part in (module, *module.children()) for x in part._parameters.values() if x is not None]
-    shapes = {x.shape for x in weights if not is_lazy(x) and x.dim() > 1}
+    shapes = {x.shape for x in weights if is_plain(x) and x.dim() > 1}
     held = (*module._parameters.values(), *module._buffers.values(), *vars(module).values())
-    return any(isinstance(x, Tensor) and not is_lazy(x) and x.shape in shapes and may_be_mask(x) for x in held)
+    masks = [x for x in held if isinstance(x, Tensor) and is_plain(x) and x.shape in shapes and may_be_mask(x)]
+    return not all(map(is_triangle, masks))
+
+
+def is_triangle(mask: Tensor) -> bool:
+    """Whether it is one that tells which steps are past, as attention has them."""
+    return mask.dim() == 2 and bool(torch.equal(mask, torch.ones_like(mask).tril()))
 
 
 def may_be_mask(x: Tensor) -> bool:

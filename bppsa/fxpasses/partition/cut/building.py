@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
@@ -11,7 +11,6 @@ from torch import fx, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from bppsa.common.stages import INPUT, WHOLE, Stage, Stages, StageValue
-from bppsa.common.terms import term
 from bppsa.fxpasses.partition.call.arguments import Arguments
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.capture.sizes import Sizes
@@ -36,8 +35,15 @@ class StagePart:
         return {source for node in self.nodes for source in node.all_input_nodes} | set(self.results)
 
 
-def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[int], arguments: Arguments) -> Stages:
-    """ends: for each stage, the index of the first block behind it."""
+def build(
+    model: nn.Module,
+    traced: CapturedGraph,
+    order: Order,
+    ends: Sequence[int],
+    arguments: Arguments,
+    numbers_of_loss: Set[fx.Node] = frozenset(),
+) -> Stages:
+    """ends: for each stage, the index of the first block behind it. numbers_of_loss: what makes a loss of rows."""
     check_statistics(traced.graph, model)
     placed = parts(traced.graph, order, ends)
     number = {node: i for i, node in enumerate(traced.graph.nodes)}
@@ -70,7 +76,7 @@ def build(model: nn.Module, traced: CapturedGraph, order: Order, ends: Sequence[
                 root=ROOT,
                 draws=tuple((node.name, number[node]) for node in part.nodes if facts(node).draws),
                 recomputed=parts_of(copied, marks.asked),
-                counts=part is placed[-1] or any(node.target is term for node in part.nodes),
+                counts=not numbers_of_loss.isdisjoint(part.nodes),
                 recomputable=parts_of(copied, marks.all),
             )
         )

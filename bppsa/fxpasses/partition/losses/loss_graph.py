@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
+from bppsa.common.graph import ancestors
 from bppsa.fxpasses.partition.call.arguments import leaf_of
 from bppsa.fxpasses.partition.capture.graph import CapturedGraph
 from bppsa.fxpasses.partition.losses.terms import adds_terms, separate
 from bppsa.fxpasses.partition.means.reading import LossReading
+from bppsa.fxpasses.partition.means.sizes import rows_at
 from bppsa.fxpasses.partition.means.trials import Trials
 
 
@@ -61,10 +63,15 @@ class LossGraph:
                 reading.read(node)
         return reading
 
+    def numbers(self) -> set[fx.Node]:
+        """What makes the loss of values of rows: counts, means of terms, and what is made of these."""
+        rows = self.rows
+        return set() if self.end is None else ancestors([self.end], lambda node: not rows_at(node, rows))
+
     def separate_terms(self) -> bool:
         """Gives the terms of the loss factors of their own where they count in unlike ways; says whether they do."""
         end, output = self.end, self.graph.graph.output_node()
-        if end is None or not self.rows or not adds_terms(end, self.rows):
+        if end is None or not self.rows or not adds_terms(self.numbers()):
             return False
         found = separate(self.graph.graph, self.read(), end)
         if found is not None:

@@ -17,14 +17,13 @@ from bppsa.common.terms import term
 from bppsa.fxpasses.partition.means.linear import ADDING, addends
 from bppsa.fxpasses.partition.means.reading import LossReading
 from bppsa.fxpasses.partition.means.sharding import Partial
-from bppsa.fxpasses.partition.means.sizes import name_of, rows_at, written
+from bppsa.fxpasses.partition.means.sizes import name_of, written
 from bppsa.fxpasses.partition.ops.effects import Facts, facts
 
 
-def adds_terms(end: fx.Node, rows: Set[Any]) -> bool:
-    """Whether a loss is a sum of terms, which may count in unlike ways. rows: symbols of the number of rows."""
-    of_loss = ancestors([end], lambda node: not rows_at(node, rows))
-    return any(name_of(node) in ADDING and len(addends(node)) > 1 for node in of_loss)
+def adds_terms(numbers: Set[fx.Node]) -> bool:
+    """Whether a loss is a sum of terms, which may count in unlike ways. numbers: what makes it of values of rows."""
+    return any(name_of(node) in ADDING and len(addends(node)) > 1 for node in numbers)
 
 
 def separate(graph: fx.Graph, reading: LossReading, end: fx.Node) -> fx.Node | None:

@@ -23,7 +23,7 @@ from bppsa.fxpasses.partition.means.sizes import argument, is_tensor, name_of, s
 
 VIEWS = ("view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "expand", "flatten", "select", "slice", "permute")
 CASTS = ("to", "_to_copy", "type_as", "clone", "contiguous", "alias", "detach", "lift_fresh_copy", "transpose", "t")
-ADDING = frozenset(["add", "add_", "sub", "sub_", "stack", "cat"])
+ADDING = frozenset(["add", "add_", "sub", "sub_", "rsub", "stack", "cat"])
 LINEAR = frozenset((*VIEWS, *CASTS, "neg", "positive", "sum", "mean"))
 
 
@@ -37,8 +37,7 @@ class LinearShardings(Quantities):
         self.terms: dict[int, Monomial] = {}  # their ways, by number
 
     def added(self, node: fx.Node) -> Sharding:
-        """The sharding of a sum. What all micro-batches have goes with means, whose factors add up to one, and counts
-        by rows where there are none."""
+        """The sharding of a sum. What all micro-batches have counts by rows, whose shares add up to one."""
         shardings = [self.sharding_of(arg) for arg in addends(node)]
         mixed = inseparable(shardings)
         if mixed is not None or isinstance(argument(node, "alpha", 1), fx.Node):
@@ -50,8 +49,7 @@ class LinearShardings(Quantities):
         )
         if any(isinstance(sharding, Partial) and sharding.rows for sharding in shardings):
             return Partial.of(True) if all(map(is_rowwise, shardings)) else Inseparable(node)
-        same = any(isinstance(sharding, Replicated) for sharding in shardings)
-        if same and not all(map(self.is_mean, weights)):
+        if any(isinstance(sharding, Replicated) for sharding in shardings):
             weights.add(BY_ROWS)
         return Partial(frozenset(weights), False)
 
@@ -67,10 +65,6 @@ class LinearShardings(Quantities):
         number: Any = node.args[1]
         self.terms[number] = next(iter(sharding.weights))
         return Partial.of(False)
-
-    def is_mean(self, weight: Monomial) -> bool:
-        """Whether its factors add up to one: they are shares of what adds up."""
-        return len(weight) == 1 and all(power == 1 and self.adds_up(quantity) for quantity, power in weight)
 
     def linear(self, node: fx.Node, rows: bool) -> Sharding:
         """The sharding of a linear op: it commutes with the sum over micro-batches."""
