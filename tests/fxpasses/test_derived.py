@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dis
 import functools
+import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from enum import IntEnum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import hypothesis
@@ -55,6 +57,24 @@ class Named(NamedTuple):
 
     def scaled(self, value: float) -> float:
         return value * self.rate * FACTOR
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Watching(logging.StreamHandler[Any]):
+    rate = 1.0
+
+
+def test_members_of_an_enum_and_handlers_have_attributes() -> None:
+    for value in (Level.LOW, Watching()):
+        cell = closing_over(value)
+        value.rate = 0.5  # type: ignore[attr-defined]
+        before = key(cell)
+        assert key(cell) == before
+        value.rate = 0.25  # type: ignore[attr-defined]
+        assert key(cell) != before
 
 
 @pytest.mark.parametrize("kind", [Options, Steps, Tags, Window, Sizes, Rate, lambda: functools.partial(len)])

@@ -69,6 +69,31 @@ def test_a_model_is_given_a_config() -> None:
     assert decided == ["sequential"]
 
 
+class Rate(float):
+    factor = 1.0
+
+
+class Rated(Cell):
+    """What its number has changes after the loop is run alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = Rate(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.start(x)
+        for t in range(x.shape[1]):
+            h = self.cell(x[:, t], h) * self.rate.factor
+        return h
+
+
+def test_what_derives_from_a_number_has_attributes() -> None:
+    pair = Pair(Rated())
+    for factor in (1.0, 0.5, 0.25, 0.125, 0.0625, 0.75):
+        Rate.factor = factor
+        pair.strategies(x())
+
+
 class Simulator:
     """No module."""
 

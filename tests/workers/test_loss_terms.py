@@ -196,6 +196,18 @@ def test_terms_of_early_stages() -> None:
         support.close(compiled.eval()(x, LABELS), model.eval()(x, LABELS))
 
 
+def test_a_number_that_is_given_is_not_counted() -> None:
+    """Though it is infinite, and made of nothing that is not."""
+
+    def limited(logits: Tensor, labels: Tensor) -> Tensor:
+        limit = torch.full((), torch.inf)
+        return classes(logits, labels) + torch.minimum(3 * logits, limit).square().mean()
+
+    model, x = Tagger(limited), torch.randn(B, 3, 4)
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=B)
+    check(compiled, model, model(x, LABELS)["loss"], trainer(compiled).step(x, LABELS))
+
+
 def test_a_term_without_a_count_in_the_batch_is_no_number() -> None:
     """Though another has none in a micro-batch alone."""
 

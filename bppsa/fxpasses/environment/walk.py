@@ -12,6 +12,7 @@ import contextvars
 import copyreg
 import ctypes
 import functools
+import logging
 import sys
 import types
 import weakref
@@ -171,6 +172,13 @@ class Environment:
             self.visit_attributes(value)
             self.lookups.enter_classes(type(value))
 
+    def visit_stream_handler(self, handler: logging.StreamHandler[Any]) -> None:
+        """All but what it writes to, which has no say in a call."""
+        self.visit_address(handler)
+        self.trail.add(trail.OfObject(()), handler)
+        self.visit_items({name: value for name, value in vars(handler).items() if name != "stream"})
+        self.lookups.enter_classes(type(handler))
+
     def visit_own(self, value: Any) -> None:
         """What one has beside what its kind has, as a dict has that derives from `dict`: attributes, methods."""
         if hasattr(value, "__dict__") or slots_of(value):
@@ -256,9 +264,10 @@ VISIT: dict[type, Any] = {
         lambda environment, value: environment.visit_equal(lambda v: memoryview(v).tobytes(), value),
     ),
     nn.Module: Environment.visit_module,
+    logging.StreamHandler: Environment.visit_stream_handler,
 }
 # Whose visits leave nothing out that counts.
-WHOLE = {types.FunctionType, types.MethodType, numpy.ma.MaskedArray, nn.Module}
+WHOLE = {types.FunctionType, types.MethodType, numpy.ma.MaskedArray, nn.Module, logging.StreamHandler}
 
 
 def environment_of(cell: Any, counts: bool = False) -> Environment:

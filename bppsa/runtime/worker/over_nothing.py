@@ -21,6 +21,9 @@ DIVISIONS = frozenset(
 )
 OVER_CLASSES = frozenset(("cross_entropy", "cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d"))
 MEAN, SUM = (1, "mean"), {1: 2, "mean": "sum"}  # as ATen numbers reductions, and as torch.nn.functional names them
+GIVEN = frozenset(
+    ("full", "full_like", "new_full", "tensor", "new_tensor", "scalar_tensor", "fill_", "lift_fresh_copy")
+)
 LOGITS = ("input", "self")  # the first argument, as torch.nn.functional and ATen name it
 PLACE = 3  # of ATen's argument `reduction`
 
@@ -43,7 +46,8 @@ class OverNothing(Harmless, TorchFunctionMode):
         if name in OVER_CLASSES and counts_nothing(func, args, kwargs):
             args, kwargs = summed(args, kwargs)
         made = func(*args, **kwargs)
-        return of_nothing(made, args, kwargs) if is_scalar(made) and not made.isfinite() else made
+        computed = is_scalar(made) and name not in GIVEN and not made.isfinite()
+        return of_nothing(made, args, kwargs) if computed else made
 
 
 def is_nothing(divisor: Any) -> bool:
