@@ -75,8 +75,10 @@ class TermCopies:
         return True
 
     def is_join(self, node: fx.Node) -> bool:
+        """Whether it adds up such terms. What arguments alone decide is a count, and no term."""
         sharding = self.reading.shardings.get(node)
-        return name_of(node) in ADDING and isinstance(sharding, Partial) and len(sharding.weights) > 1
+        joins = name_of(node) in ADDING and isinstance(sharding, Partial) and len(sharding.weights) > 1
+        return joins and node not in self.reading.data
 
     def with_terms(self, given: tuple[Any, ...], node: fx.Node) -> tuple[Any, ...]:
         first, *others = given
