@@ -55,10 +55,12 @@ def means_of(of: LossGraph) -> LossMeans | None:
 
 def ways_of_terms(of: LossGraph, end: fx.Node) -> list[Monomial]:
     """The ways of terms with factors, by their numbers; none where the loss is not the sum of such."""
-    if not of.graph.graph.find_nodes(op="call_function", target=term):
+    marked = of.graph.graph.find_nodes(op="call_function", target=term)
+    if not marked:
         return []
     reading = of.read(apart=True)
-    return [reading.terms[i] for i in sorted(reading.terms)] if reading.shardings[end] == Partial.of(False) else []
+    known = len(reading.terms) == len(marked) and reading.shardings[end] == Partial.of(False)
+    return [reading.terms[i] for i in range(len(marked))] if known else []
 
 
 def joined_at(reading: LossReading, end: fx.Node) -> str:
