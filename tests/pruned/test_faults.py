@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -48,6 +49,7 @@ def test_masks_of_other_numbers_are_pytorchs(value: float) -> None:
 
 
 def test_a_mask_of_another_shape_than_the_weight_is_pytorchs_error() -> None:
+    importlib.import_module("bppsa.frontend.dynamo.backend")  # its patches of Dynamo stay in the process
     _, fast, batch = twins("lenet")
     fast(batch(2))
     fast[3].weight_mask = torch.ones(6, 4, 3, 5).double()

@@ -38,6 +38,7 @@ from bppsa.frontend.cell import scanning
 from bppsa.frontend.dynamo import ops as _ops  # defines torch.ops.bppsa
 from bppsa.frontend.dynamo.scan_node import inline_scan
 from bppsa.frontend.dynamo.unrolled import rerolled
+from bppsa.fxpasses.theirs import theirs
 from bppsa.plan.forward import forward_of
 from bppsa.plan.strategy import strategy_of
 
@@ -142,7 +143,7 @@ def _guard_hooks() -> None:
         none_yet = name in HOOKS and self.source and compiles(tx) and not getattr(self.value, name)
         if none_yet and not tx.output.side_effects.has_pending_mutation_of_attr(self, name):
             install_guard(AttrSource(self.source, name).make_guard(GuardBuilder.SEQUENCE_LENGTH))
-        return read(self, tx, name)
+        return theirs(read, self, tx, name)  # an error on the way is no mistake of ours
 
     UnspecializedNNModuleVariable.var_getattr = var_getattr  # type: ignore[method-assign]
 
