@@ -55,8 +55,7 @@ def left(asked: Reason) -> Decision:
 def with_kernels(model: nn.Module, options: KernelOptions) -> nn.Module:
     """What is not rewritten runs as it is."""
     fast, by_path = masked(model, options)
-    straight = not by_path and not any(map(may_go_over_time, fast.modules()))
-    pruned = adopt_pruned(fast, by_forwards=straight)  # a step over time may multiply its weights by masks
+    pruned = adopt_pruned(fast, lambda: bool(by_path) or any(map(may_go_over_time, fast.modules())))
     if options.loops and not pruned:
         adopt_loops(fast)
     by_path |= pruned or chains(fast, ChainOptions(options.strategy))

@@ -80,8 +80,8 @@ class Stage:
     draws: tuple[tuple[str, int], ...] = ()  # nodes of `module` that draw random numbers, and their places in the model
     seconds: Seconds | None = None  # where it was measured
     recomputed: tuple[RecomputedPart, ...] = ()  # at first the calls of torch.utils.checkpoint
-    counts: bool = False  # whether the loss, or terms of it that are added up, come about here
     recomputable: tuple[RecomputedPart, ...] = ()  # all that can be: what is changed in place outside cannot
+    counts: bool = False  # whether it makes numbers of the loss of rows, such as counts and means
 
 
 class Situation(NamedTuple):

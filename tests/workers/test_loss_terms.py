@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from bppsa import compile, trainer
-from bppsa.errors import ScheduleError
+from bppsa.errors import InputError, ScheduleError
 from bppsa.schedule import Recipe, ddp, fsdp, gpipe, one_f_one_b
 from tests.breadth import alternate
 from tests.workers import scripts, support
@@ -243,6 +243,26 @@ def test_what_is_no_number_is_not_lost(row: int) -> None:
     compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=B)
     assert torch.isnan(model(x, LABELS)["loss"])
     assert torch.isnan(trainer(compiled).step(x, LABELS))
+
+
+class Halved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x / 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad / 2
+
+
+def test_terms_beside_a_function_of_the_users_are_an_error_where_they_count_otherwise() -> None:
+    """No graph tells what that does, so none runs in the place of loss_fn."""
+    model, x = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), torch.randn(B, 3, 4)
+    loss = lambda *given: regular(Halved.apply(given[0]), given[1])  # noqa: E731
+    compiled = compile(copy.deepcopy(model), schedule=gpipe(), stages=2, microbatches=3, loss_fn=loss)
+    check(compiled, model, loss(model(x), LABELS.clamp(min=0)), compiled.step(x, LABELS.clamp(min=0)))
+    with pytest.raises(InputError, match=r"test_loss_terms.py:\d+: .*terms that count otherwise"):
+        compiled.step(x, LABELS)
 
 
 def test_views_that_are_written_to_are_an_error() -> None:

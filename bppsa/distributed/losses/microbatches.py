@@ -80,7 +80,7 @@ class MicrobatchLosses:
         self.traces = self.traces or Traces(self.loss_fn, self.stages)
         found = self.traces.of(target, batch.values, sum(batch.sizes))
         means = found.means
-        ways = None if means is None else (means.count is None, means.sums, means.ways)
+        ways = None if means is None else (means.count is None, means.sums, means.ways, means.terms)
         of_all = list(gathered(dict.fromkeys(batch.mine, ways)).values())  # ranks may have targets of unlike dtypes
         return found if all(way == of_all[0] for way in of_all) else TracedLoss()
 

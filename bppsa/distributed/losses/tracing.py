@@ -227,8 +227,10 @@ def loss_by_terms(module: nn.Module, graph: CapturedGraph) -> Callable[[Any, Any
 
 
 def gives_the_same(apart: Callable[[Any, Any], Any], function: nn.Module, given: tuple[Any, Any]) -> bool:
-    """Whether the graph gives the loss that the function gives."""
-    with torch.no_grad():
+    """Whether the graph gives the loss that the function gives, which are left as they were."""
+    from bppsa.fxpasses.partition.call.kept import kept
+
+    with kept(function), torch.no_grad():
         found, expected = (loss_in(theirs(run, *tree_map(copied, given))) for run in (apart, function))
     return bool(torch.isclose(found, expected, rtol=torch.finfo(expected.dtype).eps ** 0.5, equal_nan=True))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from types import CodeType, FunctionType
 
 from torch import nn
@@ -53,13 +54,14 @@ def may_go_over_time(module: nn.Module) -> bool:
     return not looping or not all(goes_over_layers(each, module) for each in looping)
 
 
-def functions_of(module: nn.Module) -> list[FunctionType]:
+def functions_of(module: nn.Module) -> Iterator[FunctionType]:
     """The functions of the user's that its forward leads to."""
     if getattr(kind_of(module), "forward", None) is nn.Module.forward:
-        return []
+        return
     kinds = [kind_of(module), *kinds_of_objects(module)]
     functions = [module.forward, *(value for name, value in vars(module).items() if name not in TABLES)]
-    return [each for function in functions for each in reached(function, kinds)]
+    for function in functions:
+        yield from reached(function, kinds)
 
 
 def code_loops(code: CodeType) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import nn
 
 from bppsa.codegen.cpu import build
@@ -14,10 +16,10 @@ from bppsa.frontend.rewritten import take_away
 TOO_OLD = "pruned layers have kernels with torch 2.13, whose TorchDynamo captures them"
 
 
-def adopt_pruned(root: nn.Module, by_forwards: bool) -> dict[str, Decision]:
-    """Give those modules the class that runs them so; by path what they are. by_forwards: whether masks count that no
-    layer has, and a forward may multiply weights by."""
-    found = holds_masks(root) if by_forwards else holds_pruned(root)
+def adopt_pruned(root: nn.Module, goes_over_time: Callable[[], bool]) -> dict[str, Decision]:
+    """Give those modules the class that runs them so; by path what they are. goes_over_time: whether something in it
+    may, asked where no layer is pruned: a step may multiply its weights by masks."""
+    found = holds_pruned(root) or (holds_masks(root) and not goes_over_time())
     if not found or build.available() is not None:
         return {}
     if not is_available():

@@ -76,8 +76,8 @@ def build(
                 root=ROOT,
                 draws=tuple((node.name, number[node]) for node in part.nodes if facts(node).draws),
                 recomputed=parts_of(copied, marks.asked),
-                counts=not numbers_of_loss.isdisjoint(part.nodes),
                 recomputable=parts_of(copied, marks.all),
+                counts=not numbers_of_loss.isdisjoint(part.nodes),
             )
         )
     return Stages(tuple(stages), values, len(given), arguments.bind, traced.assemble)
