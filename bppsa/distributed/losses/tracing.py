@@ -17,6 +17,7 @@ from bppsa.distributed.losses.metrics import split_loss
 from bppsa.distributed.losses.trying import copied
 from bppsa.errors import ArgumentError, PartitionError
 from bppsa.fxpasses.partition.call.arguments import arguments_of
+from bppsa.fxpasses.partition.call.kept import kept
 from bppsa.fxpasses.partition.call.refusals import WHAT_FORWARDS_RAISE, StateChanged
 from bppsa.fxpasses.partition.capture.since import since
 from bppsa.fxpasses.partition.capture.whole import Custom
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
 
 PYTORCHS = ("aten", "prims", "higher_order")  # whose ops a table knows, or nobody else writes
 MOST = 8  # graphs that are kept, and times that a loss is traced in vain
+
+
+@dataclass(frozen=True)
+class LossByTerms:
+    """The loss of (output, target) as its graph gives it. has_metrics: whether loss_fn gives something beside it."""
+
+    run: nn.Module
+    assemble: Callable[[Any], Any]
+    has_metrics: bool
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        return loss_in(self.assemble(self.run(output, target)))
 
 
 @dataclass(frozen=True)
@@ -47,7 +60,7 @@ class TracedLoss:
     structure: TreeSpec | None = None
     changed: Callable[[], str] = lambda: ""
     sizes: Sizes | None = None
-    apart: Callable[[Any, Any], Any] | None = None
+    apart: LossByTerms | None = None
     seen: bool = True  # whether the graph tells what all of its calls do
 
     def holds(self, output: Any, target: Any) -> bool:
@@ -211,8 +224,7 @@ def loss_in(value: Any) -> Any:
     return split_loss(value)[0]
 
 
-def loss_by_terms(module: nn.Module, graph: CapturedGraph) -> Callable[[Any, Any], Any]:
-    """The loss of (output, target) as its graph gives it."""
+def loss_by_terms(module: nn.Module, graph: CapturedGraph) -> LossByTerms:
     from bppsa.fxpasses.partition.cut.modules import stage_module
 
     nodes, new = list(graph.graph.nodes), fx.Graph()
@@ -223,15 +235,13 @@ def loss_by_terms(module: nn.Module, graph: CapturedGraph) -> Callable[[Any, Any
 
     copied_in_regions(new, nodes, copy)
     run = stage_module(module, new, graph.constants)
-    return lambda output, target: graph.assemble(run(output, target))
+    return LossByTerms(run, graph.assemble, split_loss(graph.assemble(graph.examples))[1] is not None)
 
 
-def gives_the_same(apart: Callable[[Any, Any], Any], function: nn.Module, given: tuple[Any, Any]) -> bool:
+def gives_the_same(apart: LossByTerms, function: nn.Module, given: tuple[Any, Any]) -> bool:
     """Whether the graph gives the loss that the function gives, which are left as they were."""
-    from bppsa.fxpasses.partition.call.kept import kept
-
     with kept(function), torch.no_grad():
-        found, expected = (loss_in(theirs(run, *tree_map(copied, given))) for run in (apart, function))
+        found, expected = theirs(apart, *tree_map(copied, given)), loss_in(theirs(function, *tree_map(copied, given)))
     return bool(torch.isclose(found, expected, rtol=torch.finfo(expected.dtype).eps ** 0.5, equal_nan=True))
 
 

@@ -16,6 +16,7 @@ from bppsa.decisions import warn_once
 from bppsa.distributed.losses.counts import LossFunction
 from bppsa.distributed.losses.metrics import split_loss
 from bppsa.distributed.losses.reads import NameOf, check_reads, edges, unnamed
+from bppsa.distributed.losses.tracing import LossByTerms
 from bppsa.distributed.losses.trying import LossTrial, as_given
 from bppsa.errors import ArgumentError, PartitionError
 from bppsa.fxpasses.partition.losses.outputs import own_loss, stated_loss
@@ -39,7 +40,7 @@ class WeightedLoss:
     names: NameOf = unnamed  # of Parameters
     terms: Sequence[Sequence[float]] = ()  # factors of each micro-batch's terms
     is_number: bool = True  # whether each term has a count in the batch
-    apart: LossFunction | None = None  # loss_fn, by a graph in which terms have factors
+    apart: LossByTerms | None = None  # loss_fn, by a graph in which terms have factors
     counted: bool = False  # whether the weights are of what the loss divides by, and not what somebody says
 
     def __call__(self, output: Any, batch: int) -> tuple[Tensor, Any]:
@@ -77,9 +78,9 @@ class WeightedLoss:
         assert self.loss_fn is not None
         if self.apart is None or not self.terms:
             return split_loss(theirs(self.loss_fn, output, target))
-        metrics = self.metrics(output, target)
+        metrics = self.metrics(output, target) if self.apart.has_metrics else None
         with self.terms_of(batch):
-            return split_loss(theirs(self.apart, output, target))[0], metrics
+            return theirs(self.apart, output, target), metrics
 
     @torch.no_grad()
     def metrics(self, output: Any, target: Any) -> Any:
