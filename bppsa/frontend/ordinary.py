@@ -6,7 +6,7 @@ All of this runs in each step of a streaming model, so each test is a cheap ques
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -80,6 +80,11 @@ def is_plain(tensor: Any) -> bool:
         return False
     keys = _keys(tensor)
     return keys in _PLAIN or (tensor.is_cuda and keys in _plain_on_gpu())
+
+
+def device_of(tensors: Iterable[Tensor]) -> torch.device:
+    """The first GPU that one of them is on, or the CPU."""
+    return next((tensor.device for tensor in tensors if tensor.is_cuda), torch.device("cpu"))
 
 
 def mixed(tensors: Sequence[Tensor]) -> Reason | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import warnings
 from collections import OrderedDict
@@ -155,6 +156,31 @@ def test_scans(name: str, launched: list[str]) -> None:
         same(torch.autograd.grad(loss(strategy), wanted), expected)
     assert launched.count("reduction") == 1
     assert launched.count("backward") == 2
+
+
+class Loop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = nn.Linear(I + H, H)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h, out = x.new_zeros(x.shape[1], H), []
+        for t, x_t in enumerate(x):
+            h = torch.tanh(self.cell(torch.cat([x_t, h], 1))) * (t / len(x))
+            out.append(h)
+        return torch.stack(out)
+
+
+def test_a_loop(launched: list[str]) -> None:
+    torch.manual_seed(0)
+    model = Loop().double().to(DEVICE)
+    fast = bppsa.compile(copy.deepcopy(model), strategy="sequential")
+    for _ in range(3):
+        x = torch.randn(2 * T, B, I, dtype=torch.float64, device=DEVICE, requires_grad=True)
+        expected = gradients(model, x, [x, *model.parameters()])
+        launched.clear()
+        same(gradients(fast, x, [x, *fast.parameters()]), expected)
+    assert launched == ["forward", "backward"], bppsa.report(fast)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES[:2], ids=str)

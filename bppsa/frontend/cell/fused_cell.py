@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -51,6 +51,9 @@ class CellPlan:
     truths: tuple[Truth, ...] = ()  # so many of the ys, the last, tell whether they hold
     memory: NewtonHistory = field(default_factory=NewtonHistory, compare=False)
     runs: Runs = field(default_factory=Runs, compare=False)
+    elsewhere: dict[torch.device, tuple[fx.GraphModule | None, fx.GraphModule | None]] = field(
+        default_factory=dict, compare=False
+    )
 
     @property
     def refuses(self) -> bool:
@@ -81,9 +84,10 @@ class CellPlan:
             first = len(captured) - len(self.beside)
             xs, captured = [*xs, *self.each_step(captured[first:], steps)], captured[:first]
         sources, params = xs, captured
-        stacked = [] if self.hoisted is self.tail is None else list(map(as_one_batch, xs))
-        if self.hoisted is not None:
-            sources, params = outside(self.hoisted, *stacked, *captured)
+        hoisted, tail = self.around(xs[0].device)
+        stacked = [] if hoisted is tail is None else list(map(as_one_batch, xs))
+        if hoisted is not None:
+            sources, params = outside(hoisted, *stacked, *captured)
         if self.growth is not None:
             self.check_whole(carry, [sources[i] for i in sorted(self.used)], params, steps)
         rows_of = [self.rows(s, (steps, rows, -1)) if i in self.used else None for i, s in enumerate(sources)]
@@ -97,7 +101,7 @@ class CellPlan:
         count, last = len(results) - len(carry) - checks, len(results) - len(carry)
         if not all(bool(found.isfinite().all()) for found in results[count:last]):
             raise Unsupported(IRREGULAR)
-        ys = self.all_ys(results[:count], (*stacked, *captured), steps)
+        ys = self.all_ys(results[:count], tail, (*stacked, *captured), steps)
         if self.truths:
             count = len(ys) - len(self.truths)
             self.check_truths(ys[count:], reverse)
@@ -109,13 +113,23 @@ class CellPlan:
         in_front = [tensor.transpose(0, dim) for tensor, dim in zip(beside, self.beside, strict=True)]
         return [tensor.expand(steps, *tensor.shape) for tensor in in_front]
 
-    def all_ys(self, outputs: Sequence[Tensor], given: Sequence[Tensor], steps: int) -> list[Tensor]:
+    def around(self, device: torch.device) -> tuple[fx.GraphModule | None, fx.GraphModule | None]:
+        """What is hoisted, and the tail: they are recorded on the CPU, and make what they make on this device."""
+        if device.type == "cpu":
+            return self.hoisted, self.tail
+        if device not in self.elsewhere:
+            self.elsewhere[device] = on_device(self.hoisted, device), on_device(self.tail, device)
+        return self.elsewhere[device]
+
+    def all_ys(
+        self, outputs: Sequence[Tensor], tail: fx.GraphModule | None, given: Sequence[Tensor], steps: int
+    ) -> list[Tensor]:
         """The ys of all steps, made of the sweep's outputs. given: what the tail reads beside them."""
         like = [node.meta["val"] for node in self.recurrence.output_nodes[: len(outputs)]]
         ys = [o if o.dtype is a.dtype else o.to(a.dtype) for o, a in zip(outputs, like, strict=True)]
-        if self.tail is not None:
+        if tail is not None:
             flat = [y.reshape(-1, *shape) for y, shape in zip(ys, self.recurrence.output_shapes, strict=False)]
-            ys = outside(self.tail, *flat, *given)
+            ys = outside(tail, *flat, *given)
         shaped = zip(ys, self.y_shapes, strict=True)
         return [y if y.shape[1:] == shape else y.reshape(steps, *shape) for y, shape in shaped]
 
@@ -180,6 +194,23 @@ class CellPlan:
         """The tensor as a sweep takes it, without a call of PyTorch's where it is so already."""
         tensor = tensor if tensor.dtype is self.dtype else tensor.to(self.dtype)
         return tensor if tensor.dim() == len(shape) and tensor.shape[:-1] == shape[:-1] else tensor.reshape(shape)
+
+
+def on_device(part: fx.GraphModule | None, device: torch.device) -> fx.GraphModule | None:
+    """The same with its new tensors on the device."""
+    if part is None or not any("device" in node.kwargs for node in part.graph.nodes):
+        return part
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(part.graph, {}))
+    put_on(graph.nodes, device)
+    return fx.GraphModule({}, graph)
+
+
+def put_on(nodes: Iterable[fx.Node], device: torch.device) -> None:
+    """Has them make what they make on the device."""
+    for node in nodes:
+        if "device" in node.kwargs:
+            node.kwargs = {**node.kwargs, "device": device}
 
 
 def outside(part: fx.GraphModule, *tensors: Tensor) -> Any:

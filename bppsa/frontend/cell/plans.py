@@ -30,6 +30,7 @@ from bppsa.fxpasses.cell.recurrence import Splitter
 from bppsa.fxpasses.cell.rewrites.each_step import CANNOT, TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment import going_on
+from bppsa.fxpasses.environment.given import of_containers
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.libraries import owner
 from bppsa.fxpasses.environment.state import put_back
@@ -52,6 +53,7 @@ DRAW_BEFORE = (
 KEEPS = Reason(
     "keeps a tensor in an attribute, a list or a dict", mend="carry it, or return it as y and keep it after the scan"
 )
+OF_METHODS = Reason("a method of a container that it is given reads a tensor of its module", mend="give it to the cell")
 GOES_ON = Reason("reads an iterator, which goes on from step to step", mend="give what it yields in xs")
 DRAWS = Reason("draws from a random generator, which goes on from step to step", mend=DRAW_BEFORE)
 # What a mistake of ours in a pass would raise, once the cell itself has run.
@@ -85,8 +87,12 @@ def find(
         made.append(environment)
         return make(cell, carry, carry_spec, xs, x_spec, second, environment, gradients, otherwise)
 
-    key = environment.key, carry_spec, x_spec, shapes, second, otherwise, *modes
-    plan = _plans.find(key, read, environment.opaque)
+    methods = of_containers(carry_spec) + of_containers(x_spec)
+    if any(each.tensors for each in methods):
+        return OF_METHODS
+    reads = environment.key, *(each.key for each in methods)
+    key = reads, carry_spec, x_spec, shapes, second, otherwise, *modes
+    plan = _plans.find(key, read, [refer for each in (environment, *methods) for refer in each.opaque])
     reading = reading_of(cell, environment, bool(made))
     if isinstance(plan, Reason):
         return plan

@@ -31,6 +31,7 @@ SCANS: dict[str, Any] = {}
 # our sources, is an argument, so that a graph of another version is not taken for one of ours.
 VERSION = zlib.crc32(b"".join(path.read_bytes() for path in sorted(Path(__file__).parents[2].rglob("*.py"))))
 MODULE = "str kind, int layers, bool bidirectional, str strategy, str forward, int version"
+DEVICES = ("cpu", "cuda")
 CELL = "str cell, bool reverse, str strategy, str forward"
 
 
@@ -53,7 +54,7 @@ def module_call(
     return stack(
         spec,
         working(x.dtype),
-        Extent(x.shape[0], x.shape[1]),
+        Extent(x.shape[0], x.shape[1], device=x.device),
         bool(masks),
         strategy_of(strategy),
         solver_of(forward, NewtonHistory()),
@@ -67,7 +68,7 @@ def cell_call(
 ) -> RecurrenceCall:
     """The call that `bppsa::scan` stands for: one of a cell that the backend has planned."""
     cell, reverse, strategy, forward = flags
-    extent = Extent(sources[0].shape[0], sources[0].shape[1], reverse)
+    extent = Extent(sources[0].shape[0], sources[0].shape[1], reverse, device=sources[0].device)
     solver = solver_of(forward, NewtonHistory())
     plan = SCANS[cell]
     how = extent, len(sources), len(carries), strategy_of(strategy), True, solver
@@ -97,7 +98,7 @@ def defined_forward(name: str, groups: Sequence[str], flags: str, call_of: Any) 
     schema = f"({', '.join(groups)}, {flags}, bool save) -> Tensor[]"
     many = len(groups)
 
-    @torch.library.custom_op(f"bppsa::{name}", mutates_args=(), device_types="cpu", schema=schema)
+    @torch.library.custom_op(f"bppsa::{name}", mutates_args=(), device_types=DEVICES, schema=schema)
     def forward(*args: Any) -> list[Tensor]:
         tensors, save = flat(args[:many]), args[-1]
         dtype = tensors[0].dtype
@@ -121,7 +122,7 @@ def defined_backward(name: str, groups: Sequence[str], flags: str, call_of: Any)
     schema = f"(Tensor?[] grads, {', '.join(groups)}, Tensor[] private, {flags}, bool[] needs) -> Tensor[]"
     many = len(groups)
 
-    @torch.library.custom_op(f"bppsa::{name}_backward", mutates_args=(), device_types="cpu", schema=schema)
+    @torch.library.custom_op(f"bppsa::{name}_backward", mutates_args=(), device_types=DEVICES, schema=schema)
     def backward(*args: Any) -> list[Tensor]:
         grads, groups_, private, needs = args[0], args[1 : 1 + many], args[1 + many], args[-1]
         tensors = flat(groups_)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from bppsa.codegen.cpu import build as compiler
 from bppsa.errors import Unsupported
-from bppsa.frontend.cell.fused_cell import CellPlan
+from bppsa.frontend.cell.fused_cell import CellPlan, put_on
 from bppsa.frontend.cell.plans import plan_of
 from bppsa.frontend.dynamo.ops import SCANS, VERSION
+from bppsa.frontend.ordinary import device_of
 from bppsa.fxpasses.cell.instead import INSTEAD
 from bppsa.fxpasses.cell.rewrites.each_step import counts_rows
 from bppsa.fxpasses.recording.capture import record
@@ -31,20 +33,30 @@ def inline_scan(graph: fx.GraphModule, node: fx.Node, strategy: str, forward: st
     """
     cell, *groups = node.args
     examples: list[list[Any]] = [[getattr(arg, "meta", {}).get("example_value") for arg in g] for g in groups]
-    if node.kwargs or compiler.available() or not all(isinstance(v, Tensor) for group in examples for v in group):
+    values = [value for group in examples for value in group]
+    if node.kwargs or not all(isinstance(value, Tensor) for value in values):
         return  # a size that changes from call to call is an input too
+    device = device_of(values)
+    if not has_kernels(device) or any(value.device != device for value in values):
+        return
     try:
         key, plan = plan_for(graph.get_submodule(cell.target), *examples)
     except Unsupported:
         return
+    if device.type == "cuda" and plan.without_gpu is not None:
+        return
     save = any(value.requires_grad for value in node.meta["example_value"])
     with graph.graph.inserting_before(node):
-        results = Inline(graph.graph, plan, groups).emit(key, strategy, forward, save)
+        results = Inline(graph.graph, plan, groups, device).emit(key, strategy, forward, save)
     for user in list(node.users):
         assert user.target is operator.getitem
         user.replace_all_uses_with(results[user.args[1]])
         graph.graph.erase_node(user)
     graph.graph.erase_node(node)
+
+
+def has_kernels(device: torch.device) -> bool:
+    return not compiler.available() if device.type == "cpu" else find_spec("triton") is not None
 
 
 def plan_for(
@@ -96,8 +108,10 @@ def stand_in(fake: Tensor, skip: int = 0) -> Tensor:
 class Inline:
     """The nodes of one plan, put where the graph is being inserted to."""
 
-    def __init__(self, graph: fx.Graph, plan: CellPlan, groups: Sequence[Sequence[fx.Node]]) -> None:
-        self.graph, self.plan = graph, plan
+    def __init__(
+        self, graph: fx.Graph, plan: CellPlan, groups: Sequence[Sequence[fx.Node]], device: torch.device
+    ) -> None:
+        self.graph, self.plan, self.device = graph, plan, device
         self.carry, self.xs, self.extra = groups
         self.steps, self.rows = (self.call(aten.sym_size.int, self.xs[0], dim) for dim in (0, 1))
 
@@ -130,10 +144,14 @@ class Inline:
 
     def inline(self, part: fx.Graph, inputs: Sequence[fx.Node]) -> Any:
         copies = dict(zip((n for n in part.nodes if n.op == "placeholder"), inputs, strict=True))
-        return self.graph.graph_copy(part, copies)
+        results = self.graph.graph_copy(part, copies)
+        put_on((copies[node] for node in part.nodes if node in copies), self.device)
+        return results
 
     def constant(self, tensor: Any) -> fx.Node:
-        return self.graph.call_function(torch.tensor, (tensor.tolist(),), {"dtype": tensor.dtype})
+        return self.graph.call_function(
+            torch.tensor, (tensor.tolist(),), {"dtype": tensor.dtype, "device": self.device}
+        )
 
     def reshape(self, value: fx.Node, *sizes: Any) -> fx.Node:
         return self.call(torch.reshape, value, list(sizes))

@@ -85,7 +85,7 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
             raise
         left = left_for(state, first_line(error))
     if not plan.runs.pay:
-        state.keep(key, left, described.environment.opaque)
+        state.keep(key, left, described.opaque)
     note(*left.decisions)
     return run()  # where an error is PyTorch's alone
 
@@ -95,7 +95,7 @@ def planning(first: FirstCall, state: LoopState, key: Hashable) -> Any:
     with looking_at_loop(state.place or loop_of(first.root)), collector_paused():
         result, plan = first_call(first)
     is_general = isinstance(plan, LoopPlan) and plan.is_for_any_numbers
-    state.keep(key if is_general else first.described.key, plan, first.described.environment.opaque)
+    state.keep(key if is_general else first.described.key, plan, first.described.opaque)
     note(*(plan.decisions if isinstance(plan, LeftCall) else (*plan.scans, *plan.left)))
     return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,9 @@ from torch.nn.modules.module import _has_any_global_hook
 from torch.utils import _pytree as pytree
 
 from bppsa.errors import Reason
-from bppsa.frontend.ordinary import is_plain, unusual_moment
-from bppsa.fxpasses.environment.key import exact, is_simple
+from bppsa.frontend.ordinary import device_of, is_plain, unusual_moment
+from bppsa.fxpasses.environment.given import of_containers
+from bppsa.fxpasses.environment.key import Reference, exact, is_simple
 from bppsa.fxpasses.environment.known import known_environment
 from bppsa.fxpasses.environment.trail import own_attributes
 from bppsa.fxpasses.environment.walk import Environment
@@ -24,13 +26,24 @@ DTYPES |= {torch.float32, torch.float64, torch.bool, torch.int64, torch.int32, t
 
 @dataclass(frozen=True)
 class LoopCall:
-    """leaves: of the arguments, and spec: what they are in. tensors: those of them that are tensors."""
+    """leaves: of the arguments, and spec: what they are in. tensors: those of them that are tensors. methods: what the
+    methods of the containers that these are in read."""
 
     key: Hashable
     spec: Any
     leaves: Sequence[Any]
     tensors: Sequence[Tensor]
     environment: Environment
+    methods: Sequence[Environment] = ()
+
+    @property
+    def opaque(self) -> list[Reference]:
+        return [refer for environment in (self.environment, *self.methods) for refer in environment.opaque]
+
+    @functools.cached_property
+    def device(self) -> torch.device:
+        """The GPU of what it reads, or the CPU where it reads none there."""
+        return device_of((*self.tensors, *self.environment.tensors))
 
 
 def unusual() -> Reason | None:
@@ -68,8 +81,10 @@ def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopCal
     )
     at = tuple(t.storage_offset() if first in shared else None for first, t in zip(memory, tensors, strict=True))
     deterministic = torch.are_deterministic_algorithms_enabled()
-    key = environment.key, spec, given, tuple(memory), at, also_read, modes, deterministic
-    return LoopCall(key, spec, leaves, tensors, environment)
+    methods = of_containers(spec)
+    read = tuple(each.key for each in methods)
+    key = environment.key, spec, given, tuple(memory), at, also_read, modes, deterministic, read
+    return LoopCall(key, spec, leaves, tensors, environment, methods)
 
 
 def read_as_well(tensors: Sequence[Tensor], environment: Environment) -> tuple[tuple[int, int], ...] | None:
@@ -86,9 +101,9 @@ def read_as_well(tensors: Sequence[Tensor], environment: Environment) -> tuple[t
 def odd(leaves: Sequence[Any]) -> Reason | None:
     for leaf in leaves:
         if isinstance(leaf, Tensor):
-            if not (is_plain(leaf) and leaf.is_cpu and leaf.dtype in DTYPES):
+            if not (is_plain(leaf) and leaf.dtype in DTYPES):
                 what = f"a tensor of {leaf.dtype} on {leaf.device}"
-                return Reason(f"{what}, which is not plain or has no kernels", mend="use float32 or float64 on a CPU")
+                return Reason(f"{what}, which is not plain or has no kernels", mend="use float32 or float64")
             if leaf._backward_hooks:
                 return Reason("an argument with hooks on its gradient")
             if own_attributes(leaf):
@@ -105,7 +120,7 @@ def holds_objects(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def described(leaf: Any) -> Hashable:
     if isinstance(leaf, Tensor):
-        return leaf.shape, leaf.stride(), leaf.dtype, leaf.requires_grad, leaf.is_inference()
+        return leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_inference()
     return exact(leaf)
 
 

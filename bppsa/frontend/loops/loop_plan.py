@@ -52,7 +52,7 @@ class LoopPlan:
         tensors = [*(given[i] for i in self.arguments), *(held[i] for i in self.places), *self.literals]
         if self.numbers:
             values = self.arithmetic.values(numbers or self.values)
-            tensors += [torch.tensor(values[term], dtype=dtype) for term, dtype in self.numbers]
+            tensors += [torch.tensor(values[term], dtype=dtype, device=call.device) for term, dtype in self.numbers]
         return tensors
 
     @property

@@ -55,8 +55,8 @@ class FirstCall:
     numbers: Sequence[float] = ()
 
 
-def all_true(count: int) -> list[Tensor]:
-    return [torch.tensor(True) for _ in range(count)]
+def all_true(count: int, device: torch.device) -> list[Tensor]:
+    return [torch.tensor(True, device=device) for _ in range(count)]
 
 
 def planned(
@@ -75,10 +75,10 @@ def planned(
     leaves, spec = pytree.tree_flatten((result, [now for _, now in state.values()]))
     made = values_of(logger, leaves, call)  # which may write ops down yet
     truths = read_truths(log)
-    made, tensors = [*made, *truths], [*tensors_in(leaves), *all_true(len(truths))]
+    made, tensors = [*made, *truths], [*tensors_in(leaves), *all_true(len(truths), call.device)]
     replay, random = Replay(log), before if any(map(draws, log.ops)) else None
     cells = list(shared.cells.values())
-    rerolled = reroll(log, made, shared.fuse, shared.numbers)
+    rerolled = reroll(log, made, partial(shared.fuse, device=call.device), shared.numbers)
     found += rerolled.found
     if all(one.scan is None for one in found):
         raise Unsupported(found[0].reason if found and found[0].reason else unlike(loop_over_time(log.ops)))
@@ -164,7 +164,7 @@ def tensor_of(value: LoggedValue, call: LoopCall, numbers: Sequence[float]) -> T
     given = value.given
     assert given is not None
     if given.number >= 0:
-        return torch.tensor(numbers[given.number], dtype=value.dtype)
+        return torch.tensor(numbers[given.number], dtype=value.dtype, device=call.device)
     found = given.captured if given.captured is not None else given.literal
     return call.tensors[given.argument] if found is None else found
 
@@ -191,7 +191,7 @@ def places(program: LoopProgram, call: LoopCall) -> tuple[int, ...]:
     found = []
     for tensor in program.captured:
         at = place(tensor, call.environment.tensors, "module")
-        if not isinstance(at, int) or not (is_plain(tensor) and tensor.is_cpu):
+        if not isinstance(at, int) or not is_plain(tensor):
             what = f"reads a tensor of shape {list(tensor.shape)} in a way that cannot be followed"
             raise Unsupported(what, mend="make it an attribute")
         if tensor._backward_hooks:

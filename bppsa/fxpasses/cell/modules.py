@@ -28,23 +28,31 @@ def rnn(activation: Callable[[Tensor], Tensor]) -> Callable[..., tuple[Carry, Te
 def gru(
     carry: Carry, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> tuple[Carry, Tensor]:
-    (h,) = carry
-    x_r, x_z, x_n = linear(x, w_ih, b_ih).chunk(3, 1)
-    h_r, h_z, h_n = linear(h, w_hh, b_hh).chunk(3, 1)
+    h = gru_gates(carry[0], linear(x, w_ih, b_ih), linear(carry[0], w_hh, b_hh))
+    return (h,), h
+
+
+def gru_gates(h: Tensor, x_gates: Tensor, h_gates: Tensor) -> Tensor:
+    """The next h, of what the inputs and h give to the gates, [B, 3 H] each."""
+    x_r, x_z, x_n = x_gates.chunk(3, 1)
+    h_r, h_z, h_n = h_gates.chunk(3, 1)
     z = torch.sigmoid(x_z + h_z)
     n = torch.tanh(x_n + torch.sigmoid(x_r + h_r) * h_n)
-    h = (h - n) * z + n
-    return (h,), h
+    return (h - n) * z + n
 
 
 def lstm(
     carry: Carry, x: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
 ) -> tuple[Carry, Tensor]:
-    h, c = carry
-    i, f, g, o = (linear(x, w_ih, b_ih) + linear(h, w_hh, b_hh)).chunk(4, 1)
-    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
-    h = torch.sigmoid(o) * torch.tanh(c)
+    h, c = lstm_gates(carry[1], linear(x, w_ih, b_ih) + linear(carry[0], w_hh, b_hh))
     return (h, c), h
+
+
+def lstm_gates(c: Tensor, gates: Tensor) -> tuple[Tensor, Tensor]:
+    """The next h and c, of gates [B, 4 H]."""
+    i, f, g, o = gates.chunk(4, 1)
+    c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(c), c
 
 
 def projected_lstm(carry: Carry, x: Tensor, *params: Tensor) -> tuple[Carry, Tensor]:

@@ -34,7 +34,7 @@ def body_of(step: LoopStep) -> tuple[Body, OpWriter, list[LoggedValue]]:
     given, same = list(reader.given.values()), list(reader.same)
     if not given:  # a kernel counts the steps by what they are given
         sizes = (step.loop.steps, *(() if step.rows is None else (step.rows,)), 1)
-        start = step.loop.starts[next(iter(step.carries))]
+        start = first_start(step)
         given = [reader.write(nothing_like, [start, *sizes], Like(sizes, start.dtype)).outs[0]]
     carries = tuple(map(step.made, step.carries))
     body = Body(ops, carries, tuple(given), tuple(same), following, outputs, step.rows)
@@ -44,6 +44,11 @@ def body_of(step: LoopStep) -> tuple[Body, OpWriter, list[LoggedValue]]:
 def differs(op: LoggedOp | None) -> Reason:
     what, mend = "a number that differs from step to step", "make it a tensor"
     return Reason(what, mend=mend) if op is None else Reason(what, str(op.target), mend, place(op.lines))
+
+
+def first_start(step: LoopStep) -> LoggedValue:
+    """What the first carry begins with, which lies where the scan runs."""
+    return step.loop.starts[next(iter(step.carries))]
 
 
 def nothing_like(start: Tensor, *sizes: int) -> Tensor:
@@ -121,6 +126,6 @@ class OperandReader:
         key = "numbers", relation.values, dims
         if key not in self.given:
             shape = (len(relation.values), *sizes)
-            args = [list(relation.values), sizes, self.step.dtype, torch.device("cpu")]
+            args = [first_start(self.step), list(relation.values), sizes, self.step.dtype]
             self.given[key] = self.write.one(numbers, args, shape, self.step.dtype)
         return OperandSource("given", list(self.given).index(key))

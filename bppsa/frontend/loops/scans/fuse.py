@@ -17,6 +17,7 @@ from bppsa.errors import Unsupported, first_line
 from bppsa.frontend.call_log import explaining, forward_of_model, note, strategy_of_model
 from bppsa.frontend.cell.fused_cell import CellPlan, resolved
 from bppsa.frontend.cell.plans import plan_of
+from bppsa.frontend.ordinary import device_of, mixed
 from bppsa.frontend.planning.forward import open_forward, solver_of, told
 from bppsa.frontend.planning.predict import choose_scan
 from bppsa.frontend.planning.sweeps import with_structure
@@ -53,10 +54,14 @@ class Fused:
         if self.alone:
             carry, given = [value[None] for value in carry], [value[:, None] for value in given]
         places: Any = self.plan.places
-        carry, given, same = map(resolved, (carry, given, same))
+        carry, given, same = map(resolved, (carry, given, [*same, *places]))
+        if (device := device_of((*carry, *given))).type == "cuda":
+            same = beside(device, same)
+            if reason := mixed((*carry, *given, *same)):
+                raise Unsupported(reason)
         ahead = open_forward(self.forward, self.plan.memory)
         solver = solver_of(self.chosen if ahead is self.forward else ahead, self.plan.memory)
-        finals, outputs = self.plan.run(carry, given, [*same, *places], False, self.strategy, solver, self.kept_every)
+        finals, outputs = self.plan.run(carry, given, same, False, self.strategy, solver, self.kept_every)
         if self.decision is not None:
             note(told(self.decision, self.plan.memory, solver, rested=ahead is not self.forward))
         finals = [final.to(start.dtype) for final, start in zip(finals, carry, strict=True)]  # a kernel has one dtype
@@ -65,10 +70,10 @@ class Fused:
         return [*finals, *outputs]
 
 
-def fuse(body: Body, steps: int, known: CellPlan | None = None) -> Fused:
+def fuse(body: Body, steps: int, device: torch.device, known: CellPlan | None = None) -> Fused:
     """One scan of a step; known: its cell, where one was made before.
 
-    Raises `Unsupported` where the step cannot be one kernel, or the loop is predicted to be faster.
+    Raises `Unsupported` where the step cannot be one kernel of the device, or the loop is predicted to be faster.
     """
     alone = body.rows is None
     carries, given = [value_like(value) for value in body.carries], [value_like(value, 1) for value in body.given]
@@ -78,10 +83,12 @@ def fuse(body: Body, steps: int, known: CellPlan | None = None) -> Fused:
     if plan is None:
         recording = recorded(body, alone, (carries, given, [value_like(value) for value in body.same]))
         plan = planned(recording, len(carries), len(given))
+    if device.type == "cuda" and plan.without_gpu is not None:
+        raise Unsupported(plan.without_gpu)
     rows = body.rows or 1
     asked, ahead = strategy_of_model() or AUTO, forward_of_model() or OPEN
     training = torch.is_grad_enabled()
-    choice = choose_scan(plan.recurrence, plan.dtype, asked, steps, rows, training, "cpu", ahead, explaining())
+    choice = choose_scan(plan.recurrence, plan.dtype, asked, steps, rows, training, device.type, ahead, explaining())
     if choice.strategy == PYTORCH:
         raise Unsupported(choice.reason)
     numbers = {"T": steps, "B": rows, "H": plan.recurrence.moving}
@@ -137,6 +144,11 @@ def without_warnings_of_fallbacks() -> Iterator[None]:
         yield
     finally:
         of_functorch._set_vmap_fallback_warning_enabled(True)
+
+
+def beside(device: torch.device, same: Sequence[Tensor]) -> list[Tensor]:
+    """What is the same in all steps, on a GPU: PyTorch takes single numbers of the CPU beside tensors there."""
+    return [tensor if tensor.dim() else tensor.to(device) for tensor in same]
 
 
 def value_like(value: Any, skip: int = 0) -> Tensor:

@@ -36,11 +36,11 @@ class SharedSteps:
     programs: RecentMap[list[ProgramNumbers]] = field(default_factory=lambda: RecentMap(MOST))
     numbers: StepNumbers = field(default_factory=StepNumbers)
 
-    def fuse(self, body: Body, steps: int) -> Fused:
+    def fuse(self, body: Body, steps: int, device: torch.device) -> Fused:
         """Raises `Unsupported` as `fuse` does."""
         key = body_key(body)
         known = self.cells.get(key)
-        fused = fuse(body, steps, known)
+        fused = fuse(body, steps, device, known)
         if not fused.plan.places:
             self.cells.keep(key, fused.plan)
         return fused

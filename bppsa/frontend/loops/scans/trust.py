@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, fx
@@ -25,6 +26,7 @@ from bppsa.frontend.loops.scans.verify import (
     check_alike,
     check_numbers,
 )
+from bppsa.frontend.ordinary import device_of
 from bppsa.fxpasses.reroll.find import reroll
 from bppsa.fxpasses.reroll.log.doubled import Doubler, in_double
 from bppsa.fxpasses.reroll.log.ops import LoggedValue
@@ -101,7 +103,7 @@ def check_in_double(witness: Witness, differs: OtherNumbers) -> None:
     if not double.changes:
         raise differs
     replay, result = Replay(double.log), [double.values[value] for value in witness.result]
-    rerolled = reroll(double.log, result, fuse)
+    rerolled = reroll(double.log, result, partial(fuse, device=device_of(witness.tensors.values())))
     if all(one.scan is None for one in rerolled.found):
         raise differs
     program = program_of(double.log, rerolled.ops, rerolled.result)

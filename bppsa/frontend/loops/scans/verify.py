@@ -143,4 +143,4 @@ def gradients(outputs: Sequence[Tensor], leaves: Sequence[Tensor]) -> list[Tenso
 def weights_of(outputs: Sequence[Tensor]) -> Iterator[Tensor]:
     generator = torch.Generator().manual_seed(0)
     for output in outputs:
-        yield torch.randn(output.shape, dtype=output.dtype, generator=generator)
+        yield torch.randn(output.shape, dtype=output.dtype, generator=generator).to(output.device)

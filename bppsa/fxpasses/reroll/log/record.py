@@ -19,7 +19,7 @@ from bppsa.common.leaves import wants_gradient
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.cell.own_gradients import applying
 from bppsa.fxpasses.recording.aliases import marked_geometry
-from bppsa.fxpasses.recording.decompose import ASKS_SIZES
+from bppsa.fxpasses.recording.decompose import ASKS_SIZES, is_seeded
 from bppsa.fxpasses.recording.functional import VIEWS_IN_PLACE
 from bppsa.fxpasses.recording.ops import reads_values
 from bppsa.fxpasses.recording.recorder import CHOOSE
@@ -37,6 +37,7 @@ aten = torch.ops.aten
 STEPS_READ = Reason(
     "the number of steps is read from a tensor", mend="write n = int(lens.max()) on a line before the loop"
 )
+DRAWN_ON_GPU = Reason("draws random numbers on a GPU", mend="draw them for all steps before the loop")
 MOST_OPS = 200_000
 
 
@@ -135,6 +136,8 @@ class Logger(LogWriter, TorchDispatchMode):
             self.log.truths.append(ReadTruth(leaves[0], out, self.lines))
             return out
         with self.refusing():
+            if is_seeded(func) and any(tensor.is_cuda for tensor in tensors_of((out,), {})):
+                raise Unsupported(DRAWN_ON_GPU)
             if self.numbers is not None and self.numbers.arithmetic.handed:
                 func, leaves, spec = self.numbers.read(OpCall(func, leaves, spec), self.number, out)
             if apart is None:

@@ -44,9 +44,9 @@ def moved(tensor: Tensor, generator: torch.Generator) -> Tensor:
     """A leaf like `tensor`, with other numbers where they may be others; those that may be indices stay."""
     value = tensor.detach().clone()
     if value.dtype is torch.bool:
-        value = torch.rand(value.shape, generator=generator) < 0.5
+        value = (torch.rand(value.shape, generator=generator) < 0.5).to(value.device)
     elif value.dtype.is_floating_point or value.dtype.is_complex:
-        value += AMOUNT * torch.randn(value.shape, generator=generator, dtype=value.dtype)
+        value += AMOUNT * torch.randn(value.shape, generator=generator, dtype=value.dtype).to(value.device)
     return value.requires_grad_(tensor.requires_grad)
 
 
@@ -55,7 +55,7 @@ def within(tensor: Tensor, generator: torch.Generator) -> Tensor:
     that has none comes nearer to zero."""
     value = moved(tensor, generator).detach()
     if value.dtype.is_floating_point and value.numel():
-        share = torch.rand(value.shape, generator=generator, dtype=value.dtype)
+        share = torch.rand(value.shape, generator=generator, dtype=value.dtype).to(value.device)
         low, high = tensor.detach().aminmax()
         value = tensor.detach() * (1 - AMOUNT * share) if low == high else low + (high - low) * share
     return value.requires_grad_(tensor.requires_grad)

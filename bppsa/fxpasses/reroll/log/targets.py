@@ -17,6 +17,7 @@ from bppsa.fxpasses.reroll.log.ops import LoggedValue, Nesting
 
 aten = torch.ops.aten
 LSTM = 2  # of the modes of oneDNN's op
+CUDNN = ("RNN_RELU", "RNN_TANH", "LSTM", "GRU")  # by the mode of its op
 
 
 # Whose result depends on the sizes of what they are given alone, as ops of these sizes: no carry begins there.
@@ -107,6 +108,67 @@ def lstm_step(
     return y.unsqueeze(0), y.reshape(h.shape), now.reshape(c.shape)
 
 
+def cudnn(
+    x: Tensor,
+    weights: Sequence[Tensor],
+    stride: int,
+    packed: Any,
+    h: Tensor,
+    c: Tensor | None,
+    mode: int,
+    *options: Any,
+) -> Callable[[], Sequence[Tensor]] | None:
+    """One layer of a module that cuDNN runs. x: [T, B, I], or [B, T, I] if batch_first; h, c: [1, B, H]."""
+    _, projection, layers, batch_first, dropout, _, both, batch_sizes, _ = options
+    if x.shape[1 if batch_first else 0] != 1 or layers != 1 or both or projection or dropout or batch_sizes:
+        return None
+    return partial(cudnn_step, x, 1 if batch_first else 0, weights, (h,) if c is None else (h, c), CUDNN[mode])
+
+
+def cudnn_step(
+    x: Tensor, dim: int, weights: Sequence[Tensor], states: Sequence[Tensor], kind: str
+) -> tuple[Tensor, ...]:
+    cell, *_ = modules.KINDS[kind]
+    now, y = cell(tuple(state[0] for state in states), x.squeeze(dim), *weights)
+    return y.unsqueeze(dim), *(state.unsqueeze(0) for state in now)
+
+
+def gru_cell(
+    x_gates: Tensor, h_gates: Tensor, h: Tensor, b_x: Tensor | None = None, b_h: Tensor | None = None
+) -> Callable[[], Sequence[Tensor]]:
+    """nn.GRUCell on a GPU, behind its products. gates: [B, 3 H]; h: [B, H]."""
+    return lambda: [modules.gru_gates(h, with_bias(x_gates, b_x), with_bias(h_gates, b_h))]
+
+
+def lstm_cell(
+    x_gates: Tensor, h_gates: Tensor, c: Tensor, b_x: Tensor | None = None, b_h: Tensor | None = None
+) -> Callable[[], Sequence[Tensor]]:
+    """nn.LSTMCell on a GPU, behind its products. gates: [B, 4 H]; c: [B, H]."""
+    return lambda: modules.lstm_gates(c, with_bias(x_gates, b_x) + with_bias(h_gates, b_h))
+
+
+def with_bias(gates: Tensor, bias: Tensor | None) -> Tensor:
+    return gates if bias is None else gates + bias
+
+
+def rms_norm(
+    x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
+) -> Callable[[], Sequence[Tensor]]:
+    """nn.RMSNorm on a GPU, over the last axes, which have this shape."""
+    dims = list(range(-len(shape), 0))
+    least = torch.finfo(x.dtype).eps if eps is None else eps
+
+    def spelled() -> list[Tensor]:
+        scaled = x * torch.rsqrt((x * x).mean(dims, keepdim=True) + least)
+        return [scaled if weight is None else scaled * weight]
+
+    return spelled
+
+
 SPELLINGS: Mapping[Any, Callable[..., Callable[[], Sequence[Tensor]] | None]] = {
     aten.mkldnn_rnn_layer.default: lstm,
+    aten._cudnn_rnn.default: cudnn,
+    aten._thnn_fused_gru_cell.default: gru_cell,
+    aten._thnn_fused_lstm_cell.default: lstm_cell,
+    aten._fused_rms_norm.default: rms_norm,
 }

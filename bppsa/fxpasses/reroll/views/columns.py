@@ -85,7 +85,7 @@ def with_rows(steps: torch.Tensor, rows: int, dims: int) -> torch.Tensor:
     return wide.expand(len(steps), rows, *wide.shape[2:])
 
 
-def numbers(values: Sequence[float], sizes: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[T, *sizes] of a number for each step."""
-    made = torch.tensor(values, dtype=dtype, device=device)
+def numbers(like: torch.Tensor, values: Sequence[float], sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """[T, *sizes] of a number for each step, on the device of `like`."""
+    made = torch.tensor(values, dtype=dtype, device=like.device)
     return made.reshape(-1, *(1 for _ in sizes)).expand(-1, *sizes)
