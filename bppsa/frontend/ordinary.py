@@ -21,6 +21,7 @@ from bppsa.frontend.trials import is_logging
 from bppsa.runtime.worker.modes import Harmless
 
 WATCHED = Reason("this call was watched by bppsa itself, to find loops over time; later calls are not")
+ELSEWHERE = Reason("a default device that is not the CPU", mend="name the device where tensors are made")
 WATCHED_BY_OTHERS = Reason("a functorch transform, forward-mode AD, a tracer or a mode is active")
 
 _TYPES = (Tensor, nn.Parameter)  # a subclass may mean anything by an op
@@ -57,7 +58,11 @@ def unusual_moment() -> Reason | None:
     """Why a call takes PyTorch's path at such a moment; None at an ordinary one."""
     if is_ordinary_moment():
         return None
-    return WATCHED if is_logging() else WATCHED_BY_OTHERS
+    if is_logging():
+        return WATCHED
+    modes = [*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack()]
+    is_elsewhere = bool(modes) and all(isinstance(mode, (Harmless, DeviceContext)) for mode in modes)
+    return ELSEWHERE if is_elsewhere else WATCHED_BY_OTHERS
 
 
 def _only_harmless() -> bool:

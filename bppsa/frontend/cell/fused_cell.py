@@ -85,7 +85,7 @@ class CellPlan:
             xs, captured = [*xs, *self.each_step(captured[first:], steps)], captured[:first]
         sources, params = xs, captured
         hoisted, tail = self.around(xs[0].device)
-        stacked = [] if hoisted is tail is None else list(map(as_one_batch, xs))
+        stacked = [as_one_batch(x) if i in self.batched else x for i, x in enumerate(xs)]
         if hoisted is not None:
             sources, params = outside(hoisted, *stacked, *captured)
         if self.growth is not None:
@@ -184,6 +184,17 @@ class CellPlan:
             return None
         what = f"a value of {widest} numbers for each row, more than a GPU's kernel holds of several axes"
         return Reason(what, mend=f"keep to {MOST_NUMBERS}")
+
+    @cached_property
+    def batched(self) -> frozenset[int]:
+        """The leaves of x that ops outside of the sweep read, for all steps as one batch. The others stay as they are:
+        what is the same in all steps would be copied for each."""
+        params, found = len(self.places) - len(self.beside), set()
+        for part, outputs in ((self.hoisted, 0), (self.tail, len(self.recurrence.outputs) - self.recurrence.checks)):
+            given = part.graph.find_nodes(op="placeholder") if part is not None else []
+            leaves = given[outputs : len(given) - params]
+            found |= {i for i, leaf in enumerate(leaves) if any(user.op != "output" for user in leaf.users)}
+        return frozenset(found)
 
     @cached_property
     def used(self) -> frozenset[int]:
