@@ -44,7 +44,14 @@ def by_scaled_dot_product(s: Tensor, x: Tensor, w: Tensor, m: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(x, s, s @ m)
 
 
+def gates_in_front(s: Tensor, x: Tensor, w: Tensor, m: Tensor) -> Tensor:
+    weights = torch.stack([w.sum(1), w.sum(2)]).unsqueeze(1)
+    forget, update = torch.sigmoid(torch.stack([x, x * x]) + weights * s)
+    return forget * s + update * x
+
+
 STEPS: dict[str, Step] = {
+    "gates in front": gates_in_front,
     "heads first": heads_first,
     "merged": merged,
     "head by head": head_by_head,

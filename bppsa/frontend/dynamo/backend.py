@@ -46,6 +46,7 @@ from bppsa.plan.strategy import strategy_of
 OPTIONS: Mapping[str, str] = {"fallback": "inductor", "strategy": "auto", "forward": "sequential"}
 FALLBACKS = ("inductor", "eager")
 KINDS = ("gru", "lstm", "rnn_tanh", "rnn_relu")
+READ = "tp_getattro_impl"  # what Dynamo reads an attribute of a module by
 HOOKS = frozenset({"_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"})
 DTYPES = frozenset({torch.float32, torch.float64, torch.bfloat16})
 
@@ -136,7 +137,8 @@ def _admit_modules() -> None:
 
 def _guard_hooks() -> None:
     """Dynamo takes it that no hook comes later (`skip_nnmodule_hook_guards`), and would leave one out silently."""
-    read = UnspecializedNNModuleVariable.var_getattr
+    known_as = READ if hasattr(UnspecializedNNModuleVariable, READ) else "var_getattr"  # to torch 2.13
+    read = getattr(UnspecializedNNModuleVariable, known_as)
 
     @functools.wraps(read)
     def var_getattr(self: Any, tx: Any, name: str) -> VariableTracker:
@@ -145,7 +147,7 @@ def _guard_hooks() -> None:
             install_guard(AttrSource(self.source, name).make_guard(GuardBuilder.SEQUENCE_LENGTH))
         return theirs(read, self, tx, name)  # an error on the way is no mistake of ours
 
-    UnspecializedNNModuleVariable.var_getattr = var_getattr  # type: ignore[method-assign]
+    setattr(UnspecializedNNModuleVariable, known_as, var_getattr)
 
 
 def _admit(function: Callable[..., Any], handle: Callable[..., VariableTracker | None]) -> None:

@@ -13,7 +13,7 @@ from bppsa.frontend.pruned.classes import Pruned, adopt, holds_masks, holds_prun
 from bppsa.frontend.pruned.masking.layer import ask_for_products
 from bppsa.frontend.rewritten import take_away
 
-TOO_OLD = "pruned layers have kernels with torch 2.13, whose TorchDynamo captures them"
+OTHER_TORCH = "pruned layers have kernels with torch 2.13, whose TorchDynamo captures them"
 
 
 def adopt_pruned(root: nn.Module, goes_over_time: Callable[[], bool]) -> dict[str, Decision]:
@@ -23,7 +23,7 @@ def adopt_pruned(root: nn.Module, goes_over_time: Callable[[], bool]) -> dict[st
     if not found or build.available() is not None:
         return {}
     if not is_available():
-        return {"": Decision("", "pruned", "pytorch", TOO_OLD)}
+        return {"": Decision("", "pruned", "pytorch", OTHER_TORCH)}
     for module in root.modules():  # of a compiled model within this one
         take_away(module, Pruned)
     ask_for_products(root)

@@ -100,7 +100,7 @@ class RowsFirst:
     def visit(self, node: fx.Node) -> None:
         rows, odd = node in self.with_rows, any(arg in self.layouts for arg in node.all_input_nodes)
         follow = FOLLOW.get(node.target)
-        if follow is None and rows and (odd or self.spreads_one_row(node)):
+        if follow is None and rows and (odd or self.spreads_one_row(node) or self.moves_rows(node)):
             follow = RowsFirst.pointwise if is_pointwise(node.target) else ELSEWHERE.get(node.target)
         if follow is None or not (rows or odd or node.target is aten.expand.default):
             if any(arg in self.layouts and arg in self.with_rows for arg in node.all_input_nodes):
@@ -122,6 +122,12 @@ class RowsFirst:
         dimension, as of values that are put one behind the other."""
         value = node.meta["val"]
         return self.rows == 1 and isinstance(value, torch.Tensor) and value.shape[:1] not in ((), (1,))
+
+    def moves_rows(self, node: fx.Node) -> bool:
+        """Whether it meets rows in front with what has more dimensions: broadcasting puts others before them."""
+        value = node.meta["val"]
+        with_rows = (arg.meta["val"] for arg in node.all_input_nodes if arg in self.with_rows)
+        return is_pointwise(node.target) and any(0 < given.dim() < value.dim() for given in with_rows)
 
     def layout(self, node: fx.Node) -> AxisLayout:
         return self.layouts.get(node) or layout_of(node, node in self.with_rows)

@@ -33,12 +33,17 @@ from bppsa.sparsity.rules.own_gradient import ATTACHED, has_own_gradient
 
 aten = torch.ops.aten
 _apply: Any = torch.autograd.Function.apply
-APPLY = _apply.__func__.__code__
+APPLY = getattr(
+    getattr(_apply, "__func__", None), "__code__", None
+)  # None where it is no Python, as from torch 2.14 on
 UP_TO_SIGN = {*SAME, aten.detach.default}  # ops that give their operand, or the negative of it
 
 
-def applying() -> bool:
-    """Whether an op comes from within `Function.apply`, which saves what the backward reads last of all."""
+def applying(func: Any = None) -> bool:
+    """Whether an op comes from within `Function.apply`, which saves what the backward reads last of all. Where that has
+    no frame it is told by what saves: a detach, which needs no gradient of the function's if it is the user's."""
+    if APPLY is None:
+        return func is aten.detach.default
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(str(OURS)):
         frame = frame.f_back
@@ -138,7 +143,7 @@ class SlopeRecorder(Recorder):
         self.has_others = self.has_others or (hooks is not None and hooks[0] is not self.keeps)
         if func is aten.detach.default and id(args[0]) in self.saved:
             return self.taken_out(args[0])
-        if torch.is_grad_enabled() and not applying():
+        if torch.is_grad_enabled() and not applying(func):
             self.end_functions()  # before what comes next can change what a backward reads
         if func is aten.lift_fresh.default:
             self.literals[self.node_of(args[0])] = args[0]

@@ -148,13 +148,14 @@ LINEAR: dict[Any, Callable[..., Any]] = {
     aten.linalg_inv_ex.default: inv,
     aten._linalg_solve_ex.default: solve,
     aten.linalg_cholesky_ex.default: cholesky,
-    aten.cholesky.default: lambda a, upper=False: cholesky(a, upper=upper)[0],
     aten.linalg_solve_triangular.default: solve_triangular,
     aten.cholesky_solve.default: cholesky_solve,
     aten.cholesky_inverse.default: cholesky_inverse,
     aten._linalg_det.default: det,
     aten._linalg_slogdet.default: slogdet,
 }
+if hasattr(aten, "cholesky"):  # to torch 2.13
+    LINEAR[aten.cholesky.default] = lambda a, upper=False: cholesky(a, upper=upper)[0]
 OF_EACH_MATRIX = frozenset(LINEAR)
 
 

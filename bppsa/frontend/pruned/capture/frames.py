@@ -28,7 +28,7 @@ from bppsa.frontend.pruned.regions.graph import DynamoGraph
 from bppsa.fxpasses.lines import is_users, shown
 from bppsa.fxpasses.theirs import RELEASE, is_ours, theirs
 
-OLDEST = (2, 13)  # of torch: before, Dynamo's options and graphs differ
+CAPTURES = (2, 13)  # the torch whose Dynamo does: others have other options and graphs
 MOST_GRAPHS = 32  # of a module: for its modes, flags and dtypes, and for numbers that its forward branches on
 MOST_SECONDS = 60.0  # of a module, for all of its graphs
 OPTIONS = {
@@ -53,7 +53,7 @@ def entry(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def is_available() -> bool:
-    return RELEASE >= OLDEST
+    return RELEASE == CAPTURES
 
 
 def captured() -> CapturedCall:

@@ -96,14 +96,14 @@ class Logger(LogWriter, TorchDispatchMode):
         sys.setprofile(None)  # who watches the call would watch the log too
         try:
             with self.refusing():
-                self.end_functions(profile, (args, kwargs))
+                self.end_functions(profile, func, (args, kwargs))
             return self.passing(func, args, kwargs or {})
         finally:
             sys.setprofile(profile)
 
-    def end_functions(self, profile: Any = None, given: Any = ((), {})) -> None:
+    def end_functions(self, profile: Any = None, func: Any = None, given: Any = ((), {})) -> None:
         """Where gradients are asked for again, the call is over, or what a function gives goes right into another."""
-        if self.own.made and self.log.refusal is None and not applying():
+        if self.own.made and self.log.refusal is None and not applying(func):
             if torch.is_grad_enabled():
                 self.own.end(profile)
             else:
