@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import types
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -81,8 +83,35 @@ def _made(before: tuple[type, ...], origin: Any) -> type:
 
 def _make(before: tuple[type, ...], origin: Any) -> type:
     names = {name: getattr(origin, name) for name in ("__module__", "__qualname__", "__doc__")}
-    ours = {"_bppsa_before": before, "_bppsa_origin": origin}
-    return type(origin.__name__, (*before, origin), {**names, **ours, **_forward(before, origin)})
+    own = {**names, "_bppsa_before": before, "_bppsa_origin": origin, **_forward(before, origin)}
+    if nn.Module in _layout(origin):
+        return type(origin.__name__, (*before, origin), own)
+    kind: Any = type(origin)
+    return _ordering(kind)(origin.__name__, (origin,), own)
+
+
+def _layout(cls: type | None) -> Iterator[type]:
+    """The class, and those that its objects have their place in memory from: of several bases one counts, the first."""
+    while cls is not None:
+        yield cls
+        cls = cls.__base__
+
+
+class _Ordering(type):
+    """Of a class whose objects are laid out as those of its user's, such as one of `ABC` and then nn.Module: only so
+    may a module get it. Ours go before the user's by the order in which methods are looked up."""
+
+    def mro(cls) -> list[type]:
+        first, *others = super().mro()
+        before = vars(cls).get("_bppsa_before", ())
+        ours = [kind for each in reversed(before) for kind in reversed(each.__mro__) if issubclass(kind, Rewritten)]
+        return [first, *reversed(dict.fromkeys(ours)), *others]
+
+
+@functools.cache
+def _ordering(kind: type) -> type:
+    """The same for classes that have a metaclass."""
+    return _Ordering if kind is type else type(kind.__name__, (_Ordering, kind), {})
 
 
 def _forward(before: tuple[type, ...], origin: Any) -> dict[str, types.FunctionType]:

@@ -1,0 +1,86 @@
+"""Modules that have another base before nn.Module, as abstract ones do: their place in memory is not nn.Module's."""
+
+from __future__ import annotations
+
+import abc
+import copy
+import pickle
+from typing import Any, Generic, Protocol, TypeVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations
+
+import bppsa
+from tests.loops.beside import Pair
+from tests.loops.cells import Cell, x
+
+V = TypeVar("V")
+
+
+class Called(Protocol):
+    def called(self, x: Tensor) -> Any: ...
+
+
+class Slots:
+    __slots__ = ()
+
+
+class Abstract(abc.ABC, Cell):
+    @abc.abstractmethod
+    def step(self, x: Tensor, h: Tensor) -> Tensor: ...
+
+    def forward(self, x: Tensor) -> Any:
+        h, out = self.start(x), []
+        for x_t in x.unbind(1):
+            h = self.step(x_t, h)
+            out.append(h)
+        return torch.stack(out, 1)
+
+
+class Gru(Abstract):
+    def step(self, x: Tensor, h: Tensor) -> Tensor:
+        return self.cell(x, h)
+
+
+class OfAny(Generic[V], Gru):
+    pass
+
+
+class OfProtocol(Called, Gru):
+    pass
+
+
+class WithSlots(Slots, Gru):
+    pass
+
+
+class Layer(abc.ABC, nn.LSTM):
+    pass
+
+
+class Generator(Generic[V], nn.GRU):
+    pass
+
+
+@pytest.mark.parametrize("kind", [Gru, OfAny, OfProtocol, WithSlots])
+def test_loops(kind: type[Gru]) -> None:
+    pair = Pair(kind())
+    assert pair.strategies(x()) == ["sequential"]
+    assert isinstance(pair.fast, kind)
+    assert type(pair.fast).__name__ == kind.__name__
+    for copied in (copy.deepcopy(pair.fast), pickle.loads(pickle.dumps(pair.fast))):
+        pair.fast = copied
+        assert pair.strategies(x()) == ["sequential"]
+
+
+@pytest.mark.parametrize("kind", [Layer, Generator])
+def test_recurrent_modules(kind: type[nn.RNNBase]) -> None:
+    pair = Pair(kind(3, 4))
+    given = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
+    pair.call(given)
+    assert [decision.strategy for decision in bppsa.report(pair.fast).decisions] == ["sequential"]
+    for model in (pair.plain, pair.fast):
+        parametrizations.weight_norm(model, "weight_hh_l0")
+    pair.call(given)
