@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,9 +22,10 @@ from bppsa.frontend.loops.first import checked, first_call
 from bppsa.frontend.loops.key import LoopCall, call_of, holds_objects, size_of, unusual
 from bppsa.frontend.loops.loop_plan import LoopPlan
 from bppsa.frontend.loops.plans import FirstCall
-from bppsa.frontend.loops.state import NEW_KINDS, LeftCall, LoopState
+from bppsa.frontend.loops.state import NEW_KINDS, SLOW_S, LeftCall, LoopState
 from bppsa.frontend.rewritten import kind_of
-from bppsa.frontend.trials import is_tried
+from bppsa.frontend.state import state_of
+from bppsa.frontend.trials import is_tried, trial
 from bppsa.fxpasses.environment.libraries import owner
 from bppsa.fxpasses.environment.state import count, put
 from bppsa.fxpasses.reroll.log.lines import loops
@@ -40,7 +42,9 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
     state.look_at(size_of((args, kwargs)))
     if state.is_closed:
         return by_pytorch(run, state.last)
+    begun = time.perf_counter()
     described = unusual() or call_of(root, args, kwargs)
+    asked_s = time.perf_counter() - begun
     if isinstance(described, Reason):
         reason = replace(described, path=place_of(root)) if state.is_part else described
         refused = left_for(state, reason)
@@ -69,15 +73,21 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
         first = FirstCall(root, plain, args, kwargs, described, state.path, state.shared, follow, values)
         return planning(first, state, key)
     if isinstance(plan, LeftCall):
-        state.leave(plan)
+        state.leave(plan, asked_s)
         return by_pytorch(run, plan)
+    if state.is_due(asked_s):
+        return compared(run, root, state, asked_s)
     state.idle = 0
     note(*plan.left)
     if asked():
         note(*plan.scans)
         return checked(plan, root, plain, args, kwargs, described, values)
     try:
-        return by_plan(plan, root, described, values)
+        begun = time.perf_counter()
+        result = by_plan(plan, root, described, values)
+        if asked_s > SLOW_S:
+            state.took(time.perf_counter() - begun)
+        return result
     except Unsupported as unsupported:
         left = left_for(state, unsupported.reason)
     except (RuntimeError, IndexError) as error:  # as of an index out of range: PyTorch raises it at the user's line
@@ -97,6 +107,20 @@ def planning(first: FirstCall, state: LoopState, key: Hashable) -> Any:
     is_general = isinstance(plan, LoopPlan) and plan.is_for_any_numbers
     state.keep(key if is_general else first.described.key, plan, first.described.opaque)
     note(*(plan.decisions if isinstance(plan, LeftCall) else (*plan.scans, *plan.left)))
+    return result
+
+
+def compared(run: Callable[[], Any], root: Any, state: LoopState, asked_s: float) -> Any:
+    """A call as PyTorch runs it, which shows whether a plan gains what it takes to find. Where it does not, neither do
+    plans of what is called within."""
+    begun = time.perf_counter()
+    with trial():
+        result = run()
+    if state.costs_more(asked_s, time.perf_counter() - begun):
+        module = owner(root)
+        within = [state_of(each).loops for each in module.modules()] if isinstance(module, nn.Module) else []
+        for each in (state, *filter(None, within)):
+            each.leave_alone(f"of a kind that takes {asked_s * 1e3:.0f} ms to find, which is more than a plan gains")
     return result
 
 

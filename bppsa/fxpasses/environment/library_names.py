@@ -36,13 +36,11 @@ class LibraryNames:
 
     def places(self) -> list[tuple[LibrarySpace, str]]:
         """Where each was found, and where a class would have it that goes before."""
-        before = {space: [one for one in self.met if goes_before(one, space)] for space in self.met}
+        before: dict[LibrarySpace, list[LibrarySpace]] = {space: [] for space in self.met}
+        for one in self.met:
+            for base in one.__mro__ if isinstance(one, type) else (one,):
+                before.get(base, []).append(one)
         return [(one, name) for space, done in self.met.items() for name in sorted(done) for one in before[space]]
-
-
-def goes_before(one: LibrarySpace, other: LibrarySpace) -> bool:
-    """Whether a name is looked up in the one, and then in the other; each goes before itself."""
-    return one is other or (isinstance(one, type) and any(base is other for base in one.__mro__))
 
 
 def stand_at(places: Sequence[tuple[LibrarySpace, str]]) -> Sequence[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import sys
 import types
 from collections.abc import Iterator
@@ -60,6 +61,11 @@ class Lookups:
         package = (module if isinstance(module, str) else "").partition(".")[0]
         return (package == self.home and package != "torch") or not is_library(package)
 
+    @functools.cached_property
+    def of_library(self) -> bool:
+        """Whether the cell is a library's."""
+        return is_library(self.home)
+
     def meet_code(self, code: types.CodeType) -> None:
         self.names.update(global_names(code))
         counted = counted_names(code) if self.counts else frozenset()
@@ -88,9 +94,8 @@ class Lookups:
     def enter_modules(self) -> None:
         """All Python modules of the user's, for code that looks one up by its name; of a library's model the library's,
         since its code knows no script that uses it."""
-        of_library = is_library(self.home)
         for name, module in list(sys.modules.items()):
-            wanted = name.partition(".")[0] == self.home if of_library else self.is_the_users(name)
+            wanted = name.partition(".")[0] == self.home if self.of_library else self.is_the_users(name)
             if isinstance(module, types.ModuleType) and wanted:
                 self.enter(module)
 

@@ -34,6 +34,8 @@ from bppsa.fxpasses.environment.reading import KNOWN, OF_EACH, PURE, Holder, pac
 from bppsa.fxpasses.environment.trail import MISSING, Trail
 from bppsa.fxpasses.environment.uses import gives_away, lets_go
 
+LARGE = 64  # entries
+
 
 @dataclass
 class Environment:
@@ -104,17 +106,35 @@ class Environment:
         self.visit_all(value)
         self.visit_all(list(trail.container_type(value).values(value)))
 
+    def is_table(self, value: Any) -> bool:
+        """Whether it is a large container of a library's code, as those of all its classes are by name. Such a one
+        counts by its size: it is filled when the library is imported, and to read it takes longer than a call."""
+        return self.lookups.of_library and trail.size(value) > LARGE
+
+    def visit_table(self, value: Any) -> None:
+        self.visit_address(value)
+        self.visit_equal(trail.size, value)
+
     def visit_sequence(self, value: Any) -> None:
+        if self.is_table(value):
+            self.visit_table(value)
+            return
         self.trail.add_container(trail.elements, value)
         self.visit_all(value)
 
     def visit_set(self, value: set[Any]) -> None:
+        if self.is_table(value):
+            self.visit_table(value)
+            return
         self.trail.add_container(trail.elements, value)
         self.visit_all(sorted(trail.elements(value), key=repr))
 
     def visit_dict(self, value: Any) -> None:
         if value is sys.modules:
             self.lookups.enter_modules()
+            return
+        if self.is_table(value):
+            self.visit_table(value)
             return
         self.trail.add_container(trail.items, value)
         self.visit_items(value)
@@ -171,6 +191,12 @@ class Environment:
         if package_of_module(type(value).__module__) not in ("torch", "bppsa"):
             self.visit_attributes(value)
             self.lookups.enter_classes(type(value))
+
+    def visit_logger(self, logger: logging.Logger) -> None:
+        """What it lets through. Where that goes is no say in a call, and the tree of all loggers would be all there is."""
+        self.visit_address(logger)
+        self.visit_equal(lambda held: (held.getEffectiveLevel(), held.disabled, held.manager.disable), logger)
+        self.lookups.enter_classes(type(logger))
 
     def visit_stream_handler(self, handler: logging.StreamHandler[Any]) -> None:
         """All but what it writes to, which has no say in a call."""
@@ -264,10 +290,11 @@ VISIT: dict[type, Any] = {
         lambda environment, value: environment.visit_equal(lambda v: memoryview(v).tobytes(), value),
     ),
     nn.Module: Environment.visit_module,
+    logging.Logger: Environment.visit_logger,
     logging.StreamHandler: Environment.visit_stream_handler,
 }
 # Whose visits leave nothing out that counts.
-WHOLE = {types.FunctionType, types.MethodType, numpy.ma.MaskedArray, nn.Module, logging.StreamHandler}
+WHOLE = {types.FunctionType, types.MethodType, numpy.ma.MaskedArray, nn.Module, logging.Logger, logging.StreamHandler}
 
 
 def environment_of(cell: Any, counts: bool = False) -> Environment:

@@ -36,5 +36,8 @@ def by_parameter(function: Callable[..., Any], args: Any, kwargs: Any) -> Mappin
 
 
 def paths(value: Any) -> list[tuple[str, Any]]:
-    """The leaves of a container, and how they are found in it."""
-    return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(value)[0]]
+    """The leaves of a container, and how they are found in it, where its class tells."""
+    try:
+        return [(pytree.keystr(path), leaf) for path, leaf in pytree.tree_flatten_with_path(value)[0]]
+    except ValueError:  # of a class that is registered without the names of what its objects hold
+        return [(f"[{i}]", leaf) for i, leaf in enumerate(pytree.tree_leaves(value))]
