@@ -285,6 +285,7 @@ FEW_CALLS = {
     **dict.fromkeys(("codegen.isa.chosen", "codegen.isa.cpu_features"), "no argument"),
     **dict.fromkeys(("codegen.cpu.shipped.abi", "codegen.cpu.shipped._share_openmp"), "no argument"),
     "codegen.cpu.print_cpp.skeleton": "a file of the package each",
+    "frontend.rewritten._ordering": "a metaclass each",
     "fxpasses.environment.libraries.is_library": "an installed package each",
     "fxpasses.environment.libraries.recorded": "a folder of packages each",
 }

@@ -116,11 +116,13 @@ def compared(run: Callable[[], Any], root: Any, state: LoopState, asked_s: float
     begun = time.perf_counter()
     with trial():
         result = run()
-    if state.costs_more(asked_s, time.perf_counter() - begun):
+    took_s, found = time.perf_counter() - begun, f"of a kind that takes {asked_s * 1e3:.0f} ms to find"
+    note(*left_for(state, f"{found}: PyTorch runs this one call, to see what plans gain").decisions)
+    if state.costs_more(asked_s, took_s):
         module = owner(root)
         within = [state_of(each).loops for each in module.modules()] if isinstance(module, nn.Module) else []
         for each in (state, *filter(None, within)):
-            each.leave_alone(f"of a kind that takes {asked_s * 1e3:.0f} ms to find, which is more than a plan gains")
+            each.leave_alone(f"{found}, which is more than a plan gains")
     return result
 
 

@@ -127,7 +127,8 @@ class RowsFirst:
         """Whether it meets rows in front with what has more dimensions: broadcasting puts others before them."""
         value = node.meta["val"]
         with_rows = (arg.meta["val"] for arg in node.all_input_nodes if arg in self.with_rows)
-        return is_pointwise(node.target) and any(0 < given.dim() < value.dim() for given in with_rows)
+        in_front = [given for given in with_rows if given.shape[:1] == (self.rows,)]
+        return is_pointwise(node.target) and any(given.dim() < value.dim() for given in in_front)
 
     def layout(self, node: fx.Node) -> AxisLayout:
         return self.layouts.get(node) or layout_of(node, node in self.with_rows)

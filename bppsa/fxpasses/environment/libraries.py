@@ -39,13 +39,26 @@ def is_users_name(module: str | None) -> bool:
     return not is_library((module or "").partition(".")[0])
 
 
-def package_of(cell: Any) -> str:
-    """The package that the cell is from; "" for a library's: nn.Sequential is no reason to walk through torch."""
+def homes_of(cell: Any) -> frozenset[str]:
+    """The packages that the cell is from; none for torch's: nn.Sequential is no reason to walk through it."""
     while isinstance(cell, functools.partial):
         cell = cell.func
-    module = cell.__module__ if isinstance(cell, types.FunctionType) else type(owner(cell)).__module__
-    package = (module or "").partition(".")[0]
-    return "" if package in NOT_THE_USERS else package
+    if isinstance(cell, types.FunctionType):
+        return frozenset({(cell.__module__ or "").partition(".")[0]} - NOT_THE_USERS)
+    return homes_of_class(type(owner(cell)))
+
+
+def homes_of_class(kind: type) -> frozenset[str]:
+    """The package of a class, and those of the classes whose forward it inherits, or calls by `super`."""
+    found = {kind.__module__.partition(".")[0]}
+    for base in kind.__mro__:
+        forward = vars(base).get("forward")
+        if forward is not None:
+            found.add(base.__module__.partition(".")[0])
+            names = getattr(getattr(forward, "__code__", None), "co_names", ())
+            if not {"super", "forward"} <= {*names}:
+                break
+    return frozenset(found - NOT_THE_USERS)
 
 
 def owner(cell: Any) -> Any:

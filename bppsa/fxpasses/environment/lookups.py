@@ -42,7 +42,7 @@ class FoundValue(NamedTuple):
 
 @dataclass
 class Lookups:
-    home: str  # the package that the cell is from
+    homes: frozenset[str]  # the packages that the cell is from
     counts: bool = False  # whether what is only added to is left out, as `counted_names` has it
     names: set[str] = field(default_factory=set)  # all that the functions met so far look up, also as attributes
     attributes: set[str] = field(default_factory=set)  # those of the names that are looked up in objects
@@ -59,12 +59,12 @@ class Lookups:
         """Whether it may change while the process runs. Of libraries we take for granted that they do not: a walk
         through one of them would find no end."""
         package = (module if isinstance(module, str) else "").partition(".")[0]
-        return (package == self.home and package != "torch") or not is_library(package)
+        return package in self.homes or not is_library(package)
 
     @functools.cached_property
     def of_library(self) -> bool:
-        """Whether the cell is a library's."""
-        return is_library(self.home)
+        """Whether the cell is a library's alone."""
+        return all(map(is_library, self.homes))
 
     def meet_code(self, code: types.CodeType) -> None:
         self.names.update(global_names(code))
@@ -95,7 +95,7 @@ class Lookups:
         """All Python modules of the user's, for code that looks one up by its name; of a library's model the library's,
         since its code knows no script that uses it."""
         for name, module in list(sys.modules.items()):
-            wanted = name.partition(".")[0] == self.home if self.of_library else self.is_the_users(name)
+            wanted = name.partition(".")[0] in self.homes if self.of_library else self.is_the_users(name)
             if isinstance(module, types.ModuleType) and wanted:
                 self.enter(module)
 

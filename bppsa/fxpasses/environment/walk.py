@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from bppsa.fxpasses.environment import trail
 from bppsa.fxpasses.environment.key import PLAIN, SIMPLE, Key, Reference, exact, reference
-from bppsa.fxpasses.environment.libraries import owner, package_of
+from bppsa.fxpasses.environment.libraries import homes_of, owner
 from bppsa.fxpasses.environment.lookups import FoundValue, Lookups
 from bppsa.fxpasses.environment.names import imported_names, names_in_module
 from bppsa.fxpasses.environment.reading import KNOWN, OF_EACH, PURE, Holder, package_of_module
@@ -193,7 +193,7 @@ class Environment:
             self.lookups.enter_classes(type(value))
 
     def visit_logger(self, logger: logging.Logger) -> None:
-        """What it lets through. Where that goes is no say in a call, and the tree of all loggers would be all there is."""
+        """What it lets through. Where that goes has no say in a call, and the tree of all loggers is large."""
         self.visit_address(logger)
         self.visit_equal(lambda held: (held.getEffectiveLevel(), held.disabled, held.manager.disable), logger)
         self.lookups.enter_classes(type(logger))
@@ -299,7 +299,7 @@ WHOLE = {types.FunctionType, types.MethodType, numpy.ma.MaskedArray, nn.Module, 
 
 def environment_of(cell: Any, counts: bool = False) -> Environment:
     """counts: whether who asks adds to the counters of a call itself, as `counters` in `state.py` finds them."""
-    environment = Environment(Trail(owner(cell)), Lookups(package_of(cell), counts))
+    environment = Environment(Trail(owner(cell)), Lookups(homes_of(cell), counts))
     environment.visit(cell)
     environment.visit_lookups()
     environment.trail.root = None

@@ -40,13 +40,13 @@ class Exported:
     places: Mapping[str, str]
 
 
-OLDEST = (2, 13)  # of torch: what export gives was seen from there on
+EXPORTS = (2, 13)  # the torch of which it was seen what export gives
 
 
 def check_version() -> None:
-    if RELEASE < OLDEST:
+    if RELEASE != EXPORTS:
         raise PartitionError(
-            f"torch {torch.__version__} does not export models so that they can be cut, {'.'.join(map(str, OLDEST))} "
+            f"torch {torch.__version__} does not export models so that they can be cut, {'.'.join(map(str, EXPORTS))} "
             f"does; take that, or {BY_HAND}"
         )
 

@@ -24,7 +24,7 @@ from torch.overrides import TorchFunctionMode
 from bppsa.common.graph import tensors_in
 from bppsa.errors import Reason
 from bppsa.fxpasses.environment.harmless import BUILTINS, CONTAINERS
-from bppsa.fxpasses.environment.libraries import is_users_name, owner, package_of
+from bppsa.fxpasses.environment.libraries import homes_of, is_users_name, owner
 from bppsa.fxpasses.lines import innermost, is_users_frame, place_here
 from bppsa.fxpasses.partition.capture.contents import are_same
 from bppsa.fxpasses.partition.capture.unseen import asking
@@ -135,11 +135,11 @@ class UnseenCalls(TorchFunctionMode):
 
 
 class CalledFunctions(Functions):
-    """What the user's functions call. home: the package whose functions are looked into, whoever has installed it."""
+    """What the user's functions call. homes: the packages whose functions are looked into, whoever installed them."""
 
-    def __init__(self, home: str, refuse: Refuse, arithmetic: Arithmetic) -> None:
+    def __init__(self, homes: frozenset[str], refuse: Refuse, arithmetic: Arithmetic) -> None:
         super().__init__({})
-        self.home, self.refuse, self.arithmetic = home, refuse, arithmetic
+        self.homes, self.refuse, self.arithmetic = homes, refuse, arithmetic
         self.near: dict[CodeType, bool] = {}
 
     def event(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -173,7 +173,7 @@ class CalledFunctions(Functions):
         found = self.near.get(code)
         if found is None:
             name = str(frame.f_globals.get("__name__", ""))
-            own = is_users_name(name) or (self.home != "" and name.partition(".")[0] == self.home)
+            own = is_users_name(name) or name.partition(".")[0] in self.homes
             generated = code.co_filename == "<string>"  # as a dataclass's methods are
             found = self.near[code] = own and (generated or is_users_frame(frame))
         return found
@@ -209,8 +209,9 @@ def is_known(function: Any) -> bool:
 
 @lru_cache(maxsize=1024)
 def is_of_containers(kind: type) -> bool:
-    """Generators, iterators over containers, views of them; the methods that classes inherit from `object`."""
-    if issubclass(kind, (Tensor, nn.Module, list, dict, tuple, set)):
+    """Generators, iterators over containers, views of them; the methods that classes inherit from `object`. `apply` of
+    a torch.autograd.Function, in C from torch 2.14 on, calls a forward that is watched itself."""
+    if issubclass(kind, (Tensor, nn.Module, torch.autograd.Function, list, dict, tuple, set)):
         return True
     return kind.__module__ == "builtins" and kind.__name__.endswith(OF_CONTAINERS)
 
@@ -228,7 +229,7 @@ def watched(
 ) -> Iterator[None]:
     """Refuses what the block does beside ops; the comparison is made when it is over. held: what it can reach, and
     nothing but its address is known of. policy: what may be done to gradients."""
-    calls, module = CalledFunctions(package_of(root), refuse, arithmetic), owner(root)
+    calls, module = CalledFunctions(homes_of(root), refuse, arithmetic), owner(root)
     of_module = of_model(module) if isinstance(module, nn.Module) else []
     state = [(one, one.read()) for one in (*generators(), *generators_in(held), *of_module)]
     with calls.watched(sys._getframe(2)), UnseenCalls(refuse, arithmetic, policy):

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from bppsa.fxpasses.environment.libraries import is_library
+from bppsa.fxpasses.environment.libraries import homes_of_class, is_library
 from bppsa.fxpasses.environment.trail import content
 
 DEPTH = 4  # of functions that call each other
@@ -35,7 +35,7 @@ def reached(function: Any, kinds: Sequence[type], depth: int = DEPTH) -> Iterato
 def is_of_user(function: FunctionType, kinds: Sequence[type]) -> bool:
     """Whether no library has it, other than the one that the first of the classes is of."""
     package = (function.__globals__.get("__name__") or "").partition(".")[0]
-    return not is_library(package) or package in {kind.__module__.partition(".")[0] for kind in kinds[:1]}
+    return not is_library(package) or any(package in homes_of_class(kind) for kind in kinds[:1])
 
 
 def named(code: CodeType, names: dict[str, Any], kinds: Sequence[type]) -> Iterator[Any]:
