@@ -1,4 +1,4 @@
-"""Decoders of one sequence at a time, which have no batch."""
+"""Decoders: of one sequence at a time, which have no batch, and with what is fed back or goes by the step's number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.loops.cells import H, T, row
+from tests.loops.cells import B, Cell, H, N, T, row, x
 
 
 class OneByOne(nn.Module):
@@ -51,3 +51,43 @@ class Greedy(OneByOne):
             token = output.topk(1)[1].squeeze().detach()
             out.append(output)
         return torch.cat(out)
+
+
+@row("input feeding, with nothing fed at first", x, lambda: torch.randn(B, H, dtype=torch.float64, requires_grad=True))
+class Feeding(Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query = nn.Linear(H, N)
+
+    def forward(self, x: Tensor, h: Tensor) -> Any:
+        fed, out = torch.zeros_like(h), []
+        for x_t in x.unbind(1):
+            h = self.cell(x_t + self.query(fed), h)
+            fed = h
+            out.append(h)
+        return torch.stack(out, 1), fed
+
+
+@row("the last states but one and two, zeros at first")
+class Memory(Cell):
+    def forward(self, x: Tensor) -> Any:
+        h, last, out = self.start(x) + 1, (self.start(x),) * 3, []
+        for x_t in x.unbind(1):
+            h = self.cell(x_t, h + last[0] * last[2])
+            last = (*last, h)[-3:]
+            out.append(h)
+        return torch.stack(out, 1), last
+
+
+@row("learned angles and decays of the step's number")
+class Rotates(Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.angle, self.decay = nn.Parameter(torch.rand(H)), nn.Parameter(torch.rand(3))
+
+    def forward(self, x: Tensor) -> Any:
+        h, out = self.start(x), []
+        for t, x_t in enumerate(x.unbind(1)):
+            h = self.cell(x_t, h * torch.cos(t * self.angle)) * self.decay[t % 3] ** (t / x.shape[1])
+            out.append(h)
+        return torch.stack(out, 1)

@@ -125,10 +125,13 @@ class RowsFirst:
 
     def moves_rows(self, node: fx.Node) -> bool:
         """Whether it meets rows in front with what has more dimensions: broadcasting puts others before them."""
-        value = node.meta["val"]
-        with_rows = (arg.meta["val"] for arg in node.all_input_nodes if arg in self.with_rows)
-        in_front = [given for given in with_rows if given.shape[:1] == (self.rows,)]
-        return is_pointwise(node.target) and any(given.dim() < value.dim() for given in in_front)
+        if not is_pointwise(node.target):
+            return False
+        rank, with_rows = (
+            node.meta["val"].dim(),
+            (arg.meta["val"] for arg in node.all_input_nodes if arg in self.with_rows),
+        )
+        return any(given.shape[:1] == (self.rows,) and given.dim() < rank for given in with_rows)
 
     def layout(self, node: fx.Node) -> AxisLayout:
         return self.layouts.get(node) or layout_of(node, node in self.with_rows)

@@ -13,7 +13,7 @@ import torch
 from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.assemble import unbound
 from bppsa.fxpasses.reroll.log.lines import innermost, loop_at
-from bppsa.fxpasses.reroll.log.ops import Log, LoggedOp, LoggedValue
+from bppsa.fxpasses.reroll.log.ops import Log, LoggedOp, LoggedValue, is_number
 from bppsa.fxpasses.reroll.program import living
 from bppsa.fxpasses.reroll.repetition.period import LEAST_STEPS, PeriodicRun, colours, longest
 from bppsa.fxpasses.reroll.repetition.relate import NOTHING_CARRIED, UnrolledLoop, relate_parts
@@ -58,7 +58,7 @@ def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse, settle: Settle |
     ops = joined(of_last_pieces(for_any_order(log.ops)), result)
     left = Rerolled(*without_detours(without_leading(ops), result))
     if next_run(left.ops, set()) is None:
-        let_items_be_alike(log)
+        let_steps_be_alike(log)
     closed: set[LoggedOp] = set()  # scans, and what was looked at in vain
     for _ in range(MOST_LOOPS):
         run = next_run(left.ops, closed)
@@ -89,17 +89,22 @@ def reroll(log: Log, result: Sequence[LoggedValue], fuse: Fuse, settle: Settle |
     return left
 
 
-def let_items_be_alike(log: Log) -> None:
-    """Items of a Parameter that has one for each step, as learned positions have. They tell steps apart as weights tell
-    layers apart; here nothing repeats itself because of them."""
-    items: dict[LoggedValue, set[LoggedValue]] = {}
+def let_steps_be_alike(log: Log) -> None:
+    """What is made of a Parameter for some steps: items, as learned positions have, or by the step's number, as learned
+    decays. They tell steps apart as weights tell layers apart; here nothing repeats itself because of them."""
+    alike: dict[Any, set[LoggedValue]] = {}
     for op in log.prologue:
         if op.target in ITEMS and isinstance(op.leaves[0], LoggedValue):
-            items.setdefault(op.leaves[0], set()).update(op.outs)
-    for values in items.values():
-        if len(values) >= LEAST_STEPS:
-            for value in values:
-                value.constant = False
+            alike.setdefault(op.leaves[0], set()).update(op.outs)
+        elif any(map(is_number, op.leaves)):
+            leaves = tuple(type(leaf) if is_number(leaf) else leaf for leaf in op.leaves)
+            alike.setdefault((op.target, op.spec, op.lines, leaves), set()).update(op.outs)
+    of_steps = {value for values in alike.values() if len(values) > 1 for value in values}
+    for op in log.prologue:
+        if not of_steps.isdisjoint(op.operands):
+            of_steps.update(op.outs)
+    for value in of_steps:
+        value.constant = False
 
 
 def steps_beside(ops: Sequence[LoggedOp], loop: UnrolledLoop, line: str) -> int:

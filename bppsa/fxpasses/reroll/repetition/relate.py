@@ -11,8 +11,13 @@ from bppsa.errors import Reason, Unsupported
 from bppsa.fxpasses.reroll.log.ops import LoggedOp, LoggedValue, is_number
 from bppsa.fxpasses.reroll.repetition.period import LEAST_STEPS, PeriodicRun
 
+MOST_LEFT = 4  # steps at the start that are left outside, so that what all others carry begins alike
 MOST_ALIKE = 4  # parts of one step that may do the same ops, as the stages of a Runge-Kutta method do
 NOTHING_CARRIED = Reason("no step reads what another has made")
+
+
+class TwoStarts(Unsupported):
+    """One value is carried under two names, which differ before the first step."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,16 @@ def relate(ops: Sequence[LoggedOp], run: PeriodicRun) -> UnrolledLoop:
     first, last = agreeing(tags, steps)
     if last - first < LEAST_STEPS:
         raise Unsupported(f"its operands repeat in {last - first} of {steps} steps: too few to gain by a scan")
-    loop = UnrolledLoop(start + first * run.period, run.period, last - first, [])
+    for left in range(min(MOST_LEFT, last - first - LEAST_STEPS)):
+        with suppress(TwoStarts):
+            return loop_of(ops, start + (first + left) * run.period, run.period, last - first - left)
+    return loop_of(ops, start + first * run.period, run.period, last - first)
+
+
+def loop_of(ops: Sequence[LoggedOp], start: int, period: int, steps: int) -> UnrolledLoop:
+    """Raises `TwoStarts` where steps carry a value on by two ways that begin otherwise, as a state that is also what
+    the step before gave, and zeros at first: behind its first step there is one."""
+    loop = UnrolledLoop(start, period, steps, [])
     tags = tags_of(ops, loop.start, loop.period, loop.steps)
     for rows in tags:
         loop.relations.append([relation_of(row, loop) for row in rows])
@@ -196,4 +210,4 @@ def begin(loop: UnrolledLoop, made: Made, value: Tag) -> None:
     if not isinstance(value, LoggedValue):
         raise Unsupported("what is carried begins within the loop")
     if loop.starts.setdefault(made, value) is not value:
-        raise Unsupported("one value is carried from two different starts")
+        raise TwoStarts("one value is carried from two different starts")
