@@ -52,6 +52,7 @@ def gates_in_front(s: Tensor, x: Tensor, w: Tensor, m: Tensor) -> Tensor:
 
 STEPS: dict[str, Step] = {
     "gates in front": gates_in_front,
+    "a weight for each gate": lambda s, x, w, m: (s[:, 0] @ torch.stack([m, m.t()])).sum(0).unsqueeze(1) + x,
     "heads first": heads_first,
     "merged": merged,
     "head by head": head_by_head,

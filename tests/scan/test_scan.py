@@ -129,6 +129,22 @@ def test_without_gradients_nothing_is_kept() -> None:
         same(leaves(bppsa.scan(cell, carry, xs)), [t.detach() for t in expected])
 
 
+def test_views_of_parameters_in_inference_mode() -> None:
+    """As a first call, before training, and with what has a gradient otherwise recorded."""
+    weights, bilinear = torch.randn(2, H, H, dtype=torch.float64, requires_grad=True), nn.Bilinear(H, H, H).double()
+
+    def cell(h: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh(h @ weights[0] + x @ weights[1].t() + bilinear(h, x))
+        return h, h
+
+    carry, xs = torch.randn(2, H, dtype=torch.float64), torch.randn(T, 2, H, dtype=torch.float64)
+    expected = loop(cell, carry, xs)
+    for mode in (torch.inference_mode, torch.no_grad, torch.enable_grad):
+        with mode():
+            (decision,) = bppsa.explain(lambda: same(leaves(bppsa.scan(cell, carry, xs)), leaves(expected))).decisions
+        assert decision.strategy == "sequential"
+
+
 def test_tensors_made_in_inference_mode() -> None:
     with torch.inference_mode():
         weight, carry, xs = random(H, H, grad=False), random(B, H, grad=False), random(T, B, H, grad=False)

@@ -205,11 +205,11 @@ class RowsFirst:
     def expand(self, node: fx.Node) -> AxisLayout:
         before, sizes = self.layout(node.args[0]), node.meta["val"].shape
         new = len(sizes) - len(before.dims)
-        if before.rows is not None:
-            if new or not before.in_front:
-                return self.kept(node, None)
-            return layout_of(node, True)
         dims: list[AxisGroup] = [(Axis(size, "repeated"),) if size > 1 else () for size in sizes[:new]]
+        if before.rows is not None and new and tuple(sizes[new:]) == tuple(node.args[0].meta["val"].shape):
+            return AxisLayout(before.node, before.axes, (*dims, *before.dims), before.rows)
+        if before.rows is not None:
+            return self.kept(node, None) if new or not before.in_front else layout_of(node, True)
         for group, old, size in zip(before.dims, node.args[0].meta["val"].shape, sizes[new:], strict=True):
             dims.append(group if old == size else (Axis(size, "repeated"),))
         return AxisLayout(before.node, before.axes, tuple(dims), None)

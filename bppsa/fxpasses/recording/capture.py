@@ -57,6 +57,18 @@ def record(
     that is not that of its ops. An op that raises errors for some matrices does so when the graph is run.
     """
     recorder = recorder or Recorder(decompose, where)
+    enabled = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(enabled):  # in which stand-ins would have no views
+        return recorded_on_stand_ins(fn, args, gradients, recorder, instead)
+
+
+def recorded_on_stand_ins(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    gradients: bool,
+    recorder: Recorder,
+    instead: Mapping[Any, Callable[..., Any]],
+) -> Recording:
     nodes: list[fx.Node] = []
 
     def stand_in(tensor: Tensor) -> Tensor:
