@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -21,6 +21,7 @@ class Rewritten(nn.Module):
 
     _bppsa_before: tuple[type, ...]  # ours, in their order
     _bppsa_origin: type
+    _bppsa_within = False  # whether it goes behind the user's classes, and before PyTorch's
 
     def __prepare_scriptable__(self) -> nn.Module:
         """torch.jit.script compiles the source text of a forward, so it gets the module as it was."""
@@ -81,10 +82,10 @@ def _made(before: tuple[type, ...], origin: Any) -> type:
     return found
 
 
-def _make(before: tuple[type, ...], origin: Any) -> type:
+def _make(before: tuple[type[Rewritten], ...], origin: Any) -> type:
     names = {name: getattr(origin, name) for name in ("__module__", "__qualname__", "__doc__")}
     own = {**names, "_bppsa_before": before, "_bppsa_origin": origin, **_forward(before, origin)}
-    if nn.Module in _layout(origin):
+    if nn.Module in _layout(origin) and not any(kind._bppsa_within for kind in before):
         return type(origin.__name__, (*before, origin), own)
     kind: Any = type(origin)
     return _ordering(kind)(origin.__name__, (origin,), own)
@@ -99,13 +100,20 @@ def _layout(cls: type | None) -> Iterator[type]:
 
 class _Ordering(type):
     """Of a class whose objects are laid out as those of its user's, such as one of `ABC` and then nn.Module: only so
-    may a module get it. Ours go before the user's by the order in which methods are looked up."""
+    may a module get it. Ours go before the user's by the order in which methods are looked up, or within it."""
 
     def mro(cls) -> list[type]:
         first, *others = super().mro()
-        before = vars(cls).get("_bppsa_before", ())
-        ours = [kind for each in reversed(before) for kind in reversed(each.__mro__) if issubclass(kind, Rewritten)]
-        return [first, *reversed(dict.fromkeys(ours)), *others]
+        ours = vars(cls).get("_bppsa_before", ())
+        at = next(i for i, kind in enumerate(others) if kind.__module__.startswith("torch."))
+        before, within = ([kind for kind in ours if kind._bppsa_within is each] for each in (False, True))
+        found = [first, *_with_bases(before), *others[:at], *_with_bases(within), *others[at:]]
+        return list(reversed(dict.fromkeys(reversed(found))))
+
+
+def _with_bases(kinds: Sequence[type]) -> Iterator[type]:
+    """Classes of ours, and those of ours that they derive from."""
+    return (kind for each in kinds for kind in each.__mro__ if issubclass(kind, Rewritten))
 
 
 @functools.cache

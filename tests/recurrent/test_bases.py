@@ -1,4 +1,4 @@
-"""Modules that have another base before nn.Module, as abstract ones do: their place in memory is not nn.Module's."""
+"""Modules with another base before nn.Module, whose objects are laid out otherwise; recurrent ones with a forward."""
 
 from __future__ import annotations
 
@@ -75,7 +75,33 @@ def test_loops(kind: type[Gru]) -> None:
         assert pair.strategies(x()) == ["sequential"]
 
 
-@pytest.mark.parametrize("kind", [Layer, Generator])
+class Doubles(nn.GRU):
+    def forward(self, x: Tensor, hx: Tensor | None = None, factor: float = 2.0) -> Any:
+        y, h = super().forward(x * factor, hx)
+        return y + 1, h
+
+
+class Between(nn.LSTM):
+    def forward(self, x: Tensor, hx: Any = None) -> Any:
+        return super().forward(x, hx)
+
+
+class Clamps(Between):
+    def forward(self, x: Tensor, hx: Any = None) -> Any:
+        y, states = super().forward(x, hx)
+        return y.relu(), states
+
+
+class AbstractDoubles(abc.ABC, Doubles):
+    pass
+
+
+class ByName(nn.GRU):
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> Any:
+        return nn.GRU.forward(self, x, hx)
+
+
+@pytest.mark.parametrize("kind", [Layer, Generator, Doubles, Clamps, AbstractDoubles])
 def test_recurrent_modules(kind: type[nn.RNNBase]) -> None:
     pair = Pair(kind(3, 4))
     given = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
@@ -84,3 +110,18 @@ def test_recurrent_modules(kind: type[nn.RNNBase]) -> None:
     for model in (pair.plain, pair.fast):
         parametrizations.weight_norm(model, "weight_hh_l0")
     pair.call(given)
+
+
+def test_a_forward_that_names_pytorchs_is_left_alone() -> None:
+    fast = bppsa.compile(ByName(3, 4))
+    fast(torch.randn(50, 2, 3))
+    assert "ByName has a forward of its own" in str(bppsa.report(fast))
+
+
+def test_copies_keep_the_forward() -> None:
+    pair = Pair(Clamps(3, 4))
+    given = torch.randn(5, 2, 3, dtype=torch.float64, requires_grad=True)
+    for copied in (copy.deepcopy(pair.fast), pickle.loads(pickle.dumps(pair.fast)), bppsa.compile(pair.fast)):
+        pair.fast = copied
+        pair.call(given)
+        assert [decision.strategy for decision in bppsa.report(pair.fast).decisions] == ["sequential"]

@@ -13,7 +13,7 @@ from bppsa.decisions import Decision
 from bppsa.errors import Reason
 from bppsa.frontend.clone import clone
 from bppsa.frontend.ordinary import unusual_moment
-from bppsa.frontend.rewritten import Rewritten, put_before, with_before
+from bppsa.frontend.rewritten import Rewritten, kind_of, put_before, with_before
 from bppsa.frontend.rnn import calls, diagnosis, recurrent
 from bppsa.frontend.state import state_of
 from bppsa.fxpasses.theirs import theirs
@@ -31,6 +31,12 @@ class Recurrent(Rewritten, nn.RNNBase):
         if torch.compiler.is_compiling():
             return super().forward(input, hx)
         return eager(self, super().forward, input, hx)
+
+
+class Called(Recurrent):
+    """The same where a class of the user's has a forward of its own that calls this one by `super`."""
+
+    _bppsa_within = True
 
 
 # Functions rather than methods, whose names a class of the user's may have.
@@ -99,20 +105,34 @@ def why_not(module: nn.Module) -> Reason | None:
     """Why `module`, an nn.RNN, nn.GRU or nn.LSTM, keeps its class; None where it can be rewritten."""
     cls, kind = type(module), next(kind for kind in _KINDS if isinstance(module, kind))
     for name in _REPLACED:
+        if name == "forward" and name not in module.__dict__ and calls_super(cls):
+            continue
         if name in module.__dict__ or getattr(cls, name) not in (getattr(kind, name), getattr(Recurrent, name)):
             mend = f"use nn.{kind.__name__}'s to have it rewritten"
             return Reason(f"{cls.__name__} has a {name} of its own", mend=mend)
     return None
 
 
+def calls_super(cls: type) -> bool:
+    """Whether all forwards of the user's call the next one, and so PyTorch's, by `super`."""
+    forwards = [vars(base)["forward"] for base in cls.__mro__ if "forward" in vars(base) and is_users(base)]
+    codes = [getattr(forward, "__code__", None) for forward in forwards]
+    return bool(codes) and all(code is not None and {"super", "forward"} <= {*code.co_names} for code in codes)
+
+
+def is_users(cls: type) -> bool:
+    return cls.__module__.partition(".")[0] not in ("torch", "bppsa") and "_bppsa_before" not in vars(cls)
+
+
 def adopt(module: nn.Module, path: str, strategy: Strategy, forward: Forward) -> None:
     """Give `module`, which must belong to a clone, its rewritten class; `why_not` has said None."""
     cls: type = type(module)
+    ours = Called if calls_super(kind_of(module)) else Recurrent
     if parametrize.is_parametrized(module):
         # PyTorch made this class for one module; it takes properties off it, and goes back to its base, when asked to
-        base = with_before(Recurrent, parametrize.type_before_parametrizations(module))
+        base = with_before(ours, parametrize.type_before_parametrizations(module))
         module.__class__ = type(cls.__name__, (base,), dict(cls.__dict__))
     else:
-        put_before(module, Recurrent)
+        put_before(module, ours)
     state = state_of(module)
     state.path, state.strategy, state.forward = path, strategy, forward
