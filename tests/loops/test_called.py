@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 import bppsa
-from tests.loops.beside import Pair
-from tests.loops.cells import Cell, H, x
+from tests.loops.beside import Pair, assert_alike
+from tests.loops.cells import B, Cell, H, T, x
 
 CALLS = []  # of a function, as its module keeps them
 
@@ -188,3 +188,34 @@ def test_a_function_that_gets_other_code(monkeypatch: pytest.MonkeyPatch) -> Non
     pair.call(x())
     monkeypatch.setattr(Bound.forward, "__code__", Counting.begin.__code__)
     pair.call(x())
+
+
+class Accumulates(Cell):
+    """Its step, a method, adds to a tensor that it is given."""
+
+    def attend(self, x: Tensor, h: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        h = self.cell(x + total[:, :1], h)
+        total += self.head(h).softmax(-1)
+        return h, total
+
+    def forward(self, x: Tensor, lengths: Tensor, total: Tensor) -> Any:
+        mask = torch.arange(int(lengths.max())) < lengths[:, None]  # which Python runs around the loop
+        h, begun, out = self.start(x), total, []
+        for x_t in x.unbind(1):
+            h, total = self.attend(x_t, h, total)
+            out.append(h)
+        return torch.stack(out, 1) * mask[..., None], begun * 2, total
+
+
+def test_a_method_writes_into_a_state_that_it_is_given() -> None:
+    pair = Pair(Accumulates())
+    for call in range(6):
+        totals = [torch.full((B, 2), 1.0 + call, dtype=torch.float64) for _ in range(2)]
+        given, lengths, ran = x(), torch.tensor([T, 3, T - 1]), []
+        for model, total in zip((pair.plain, pair.fast), totals, strict=True):
+            result = model(given, lengths, total)
+            wanted = [given, *model.parameters()]
+            ran.append([*result, *torch.autograd.grad(sum(y.square().sum() for y in result), wanted), total])
+        for expected, found in zip(*ran, strict=True):
+            assert_alike(expected, found)
+    assert [decision.strategy for decision in pair.decisions()] == ["sequential"]

@@ -30,6 +30,7 @@ from bppsa.fxpasses.environment.libraries import owner
 from bppsa.fxpasses.environment.state import StatePlace, changed_state, counters, have_other_names, now_at, put
 from bppsa.fxpasses.environment.trail import own_attributes
 from bppsa.fxpasses.reroll.find import Repetition, is_repeated
+from bppsa.fxpasses.reroll.log.memory import LIVES_ON
 from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.fxpasses.reroll.log.record import Logger
 from bppsa.fxpasses.reroll.log.unseen import watched
@@ -76,7 +77,8 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
         plan = plan_or_left(logger, first, result, state, arithmetic, before, tried.has_inner)
     if isinstance(plan, LeftCall):
         note(*within)
-        return result, replace(plan, begins=trail.has_grown(holds))
+        writes = logger.log.refusal is not None and logger.log.refusal.what == LIVES_ON
+        return result, replace(plan, begins=trail.has_grown(holds), writes=writes)
     added = ((place, now - uncounted[place]) for place, now in counted.items())
     return result, replace(plan, counts=tuple((place, number) for place, number in added if number))
 

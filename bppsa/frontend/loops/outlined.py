@@ -67,11 +67,12 @@ class LoopRoot:
         given = tensors_in((self.variables, self.attributes))
         return environment.memory.isdisjoint(memory_of(originals)) and are_apart(originals, given)
 
-    def changeable(self, loop: LoopStatement, owner: str) -> list[Any]:
-        """What the loop may change of what it is given."""
+    def changeable(self, loop: LoopStatement, owner: str, by_others: bool) -> list[Any]:
+        """What the loop may change of what it is given. by_others: also what functions that it calls are found to."""
         changed = {attribute(owner, name) for name in loop.changed}
         attributes = {name: value for name, value in self.attributes.items() if name in changed}
-        return changeable(self.variables | attributes, loop.written | changed)
+        written = loop.written | changed | (loop.rebound if by_others else frozenset())
+        return changeable(self.variables | attributes, written)
 
 
 class Outlines:
@@ -178,7 +179,7 @@ class Outlined:
         if reason := unusual_moment():
             return self.bound(loop, self.by_pytorch(plain, values, loop, state, reason))
         root = self.root(index, values, state)
-        originals = root.changeable(loop, self.split.owner) if root is not None else []
+        originals = root.changeable(loop, self.split.owner, state.writes) if root is not None else []
         if root is None or not root.changes_alone(originals):
             reason = ALIASES if root is not None else holds_others(plain, values)
             return self.bound(loop, self.by_pytorch(plain, values, loop, state, reason))

@@ -43,12 +43,14 @@ class LeftCall:
     """A call that PyTorch runs, and what is told of it; nothing where no loop over time was found. around_others: it
     has effects, and what has loops of its own was called within it. is_short: its loop
     has too few steps, which says nothing of other calls. begins: it gave an object or a module an attribute that it did
-    not have, as the first call of a model that keeps its state does, which says nothing of the next call."""
+    not have, as the first call of a model that keeps its state does, which says nothing of the next call. writes: it
+    changed a tensor in place that it was given."""
 
     decisions: tuple[Decision, ...] = ()
     around_others: bool = False
     is_short: bool = False
     begins: bool = False
+    writes: bool = False
 
 
 @dataclass(eq=False)
@@ -70,6 +72,7 @@ class LoopState:
     shared: SharedSteps = field(default_factory=SharedSteps)
     largest: int = 0  # size of a call
     gives_way: bool = False  # to the loops of what it calls, or of other methods
+    writes: bool = False  # of a loop: whether what it calls changes tensors that it was given
     idle: int = 0  # calls left to PyTorch since the last plan was made
     timed: int = 0  # runs of plans in calls whose kinds are slow to find
     fastest: float = math.inf  # of these, in seconds
@@ -175,6 +178,10 @@ class LoopState:
         self.last = left if left.decisions else self.last
 
     def keep(self, key: Hashable, made: Any, named: Sequence[WeakReference]) -> None:
+        if isinstance(made, LeftCall) and made.writes and self.is_part and not self.writes:
+            self.writes = True  # the next call is looked at with copies
+            self.tell(made)
+            return
         if isinstance(made, LeftCall):
             self.in_vain += 1
             self.gives_way = made.around_others and self.is_part

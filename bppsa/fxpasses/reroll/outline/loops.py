@@ -24,8 +24,9 @@ LOOKS_AROUND = {"locals", "vars", "eval", "exec", "dir", "globals"}
 @dataclass(frozen=True)
 class LoopStatement:
     """names: variables of the function in it; bound: those that it may bind and that are read behind it; written: those
-    whose tensors it may change in place; attributes: of the owner, where it looks at nothing else of it, and changed:
-    those of them whose tensors it may change. steps: the range it goes over, which the function around it makes, as it
+    whose tensors it may change in place, as its text tells; rebound: those that it may bind, whose tensors what it calls
+    may change; attributes: of the owner, where it looks at nothing else of it, and changed: those of them whose tensors
+    it may change. steps: the range it goes over, which the function around it makes, as it
     may ask a tensor for a value; alone: the statement, that range by the names in `counters`."""
 
     statement: Statement
@@ -34,6 +35,7 @@ class LoopStatement:
     names: tuple[str, ...]
     bound: tuple[str, ...]
     written: frozenset[str]
+    rebound: frozenset[str]
     attributes: tuple[str, ...] | None
     changed: frozenset[str]
 
@@ -139,6 +141,7 @@ def loop_of(
         (*sorted(names - (begun_by(statement) - behind)), *counters),
         tuple(sorted(behind)),
         frozenset(name for node in ast.walk(statement) for name in written_by(node)) & names,
+        frozenset(bound & names),
         attributes_of(owner, statement, bound),
         frozenset(name for node in ast.walk(statement) for name in changed_by(node, owner)),
     )
