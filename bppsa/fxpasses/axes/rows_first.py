@@ -124,14 +124,11 @@ class RowsFirst:
         return self.rows == 1 and isinstance(value, torch.Tensor) and value.shape[:1] not in ((), (1,))
 
     def moves_rows(self, node: fx.Node) -> bool:
-        """Whether it meets rows in front with what has more dimensions: broadcasting puts others before them."""
+        """Whether all with rows in front that it meets has fewer dimensions: broadcasting puts others before them."""
         if not is_pointwise(node.target):
             return False
-        rank, with_rows = (
-            node.meta["val"].dim(),
-            (arg.meta["val"] for arg in node.all_input_nodes if arg in self.with_rows),
-        )
-        return any(given.shape[:1] == (self.rows,) and given.dim() < rank for given in with_rows)
+        with_rows = [arg.meta["val"] for arg in node.all_input_nodes if arg in self.with_rows]
+        return all(given.shape[:1] == (self.rows,) and given.dim() < node.meta["val"].dim() for given in with_rows)
 
     def layout(self, node: fx.Node) -> AxisLayout:
         return self.layouts.get(node) or layout_of(node, node in self.with_rows)

@@ -24,9 +24,9 @@ LOOKS_AROUND = {"locals", "vars", "eval", "exec", "dir", "globals"}
 @dataclass(frozen=True)
 class LoopStatement:
     """names: variables of the function in it; bound: those that it may bind and that are read behind it; written: those
-    whose tensors it may change in place, as its text tells; rebound: those that it may bind, whose tensors what it calls
-    may change; attributes: of the owner, where it looks at nothing else of it, and changed: those of them whose tensors
-    it may change. steps: the range it goes over, which the function around it makes, as it
+    whose tensors it may change in place, as its text tells; rebound: those that it may bind, whose tensors what it
+    calls may change; attributes: of the owner, where it looks at nothing else of it, and changed: those of them whose
+    tensors it may change. steps: the range it goes over, which the function around it makes, as it
     may ask a tensor for a value; alone: the statement, that range by the names in `counters`."""
 
     statement: Statement
