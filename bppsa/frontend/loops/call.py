@@ -22,7 +22,7 @@ from bppsa.frontend.loops.first import checked, first_call
 from bppsa.frontend.loops.key import LoopCall, call_of, holds_objects, size_of, unusual
 from bppsa.frontend.loops.loop_plan import LoopPlan
 from bppsa.frontend.loops.plans import FirstCall
-from bppsa.frontend.loops.state import NEW_KINDS, SLOW_S, LeftCall, LoopState
+from bppsa.frontend.loops.state import LONG_S, NEW_KINDS, SLOW_S, LeftCall, LoopState
 from bppsa.frontend.rewritten import kind_of
 from bppsa.frontend.state import state_of
 from bppsa.frontend.trials import is_tried, trial
@@ -102,10 +102,13 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
 
 def planning(first: FirstCall, state: LoopState, key: Hashable) -> Any:
     """What the first call of a kind returns. Its plan is kept, under the key where it is for any numbers."""
+    begun = time.perf_counter()
     with looking_at_loop(state.place or loop_of(first.root)), collector_paused():
         result, plan = first_call(first)
     is_general = isinstance(plan, LoopPlan) and plan.is_for_any_numbers
     state.keep(key if is_general else first.described.key, plan, first.described.opaque)
+    if isinstance(plan, LeftCall):
+        state.in_vain += int((time.perf_counter() - begun) / LONG_S)
     note(*(plan.decisions if isinstance(plan, LeftCall) else (*plan.scans, *plan.left)))
     return result
 

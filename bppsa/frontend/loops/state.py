@@ -19,6 +19,7 @@ from bppsa.frontend.plan_cache import PlanCache, WeakReference
 
 MOST = 64  # plans, one for each kind of call and number of steps
 TRIALS = 4  # logs in vain, after which the module is left alone
+LONG_S = 3.0  # of one log in vain, which counts as another
 PAYS = 12  # runs of a plan, about which gain what it has cost to make it
 SHARED = 1  # the same of one whose cells are those of another length
 FREE = 8  # plans that may be made before any has paid

@@ -47,6 +47,7 @@ class Lookups:
     names: set[str] = field(default_factory=set)  # all that the functions met so far look up, also as attributes
     attributes: set[str] = field(default_factory=set)  # those of the names that are looked up in objects
     counted: set[str] = field(default_factory=set)  # names of such
+    has_modules: bool = False  # whether all Python modules have been entered
     reads_all: bool = False  # whether code that was met may read attributes that it does not name
     spaces: dict[Any, set[str]] = field(default_factory=dict)  # where names may be found -> which of them were visited
     libraries: LibraryNames = field(default_factory=LibraryNames)
@@ -94,6 +95,9 @@ class Lookups:
     def enter_modules(self) -> None:
         """All Python modules of the user's, for code that looks one up by its name; of a library's model the library's,
         since its code knows no script that uses it."""
+        if self.has_modules:
+            return
+        self.has_modules = True
         for name, module in list(sys.modules.items()):
             wanted = name.partition(".")[0] in self.homes if self.of_library else self.is_the_users(name)
             if isinstance(module, types.ModuleType) and wanted:
