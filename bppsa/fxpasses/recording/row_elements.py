@@ -15,7 +15,7 @@ from torch import Tensor, fx
 from bppsa.common.chain import HANDED_ON
 from bppsa.common.graph import ancestors
 from bppsa.fxpasses.recording.pieces import one_place
-from bppsa.sparsity.rules.matrix_ops import defined
+from bppsa.sparsity.rules.matrix_ops import LIBRARY, defined
 
 aten = torch.ops.aten
 ELEMENTS = defined("row_elements", "Tensor x, Tensor at", lambda x, at: x[torch.arange(len(x)), at])
@@ -24,6 +24,25 @@ PUT = defined(
     "Tensor x, Tensor at, Tensor values, bool accumulate",
     lambda x, at, values, accumulate: aten.index_put(x, [torch.arange(len(x)), at], values, accumulate),
 )
+
+
+def over_batch(op: Any) -> Callable[..., tuple[Tensor, int]]:
+    """The rule by which torch.vmap runs it: rows of all steps are rows of one batch."""
+
+    def rule(info: Any, dims: Sequence[int | None], *given: Any) -> tuple[Tensor, int]:
+        def as_rows(value: Any, dim: int | None) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            whole = value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)
+            return whole.flatten(0, 1)
+
+        return op(*map(as_rows, given, dims)).unflatten(0, (info.batch_size, -1)), 0
+
+    return rule
+
+
+for _op in (ELEMENTS, PUT):
+    torch.library.register_vmap(_op.name(), over_batch(_op), lib=LIBRARY)
 OF_ROWS = {aten.index.Tensor: ELEMENTS, aten.index_put.default: PUT}
 # Ops that give the numbers from 0 on, and the arguments with which they do, before the count.
 NUMBERINGS: dict[Any, tuple[int, ...]] = {aten.arange.default: (), aten.arange.start: (0,)}
