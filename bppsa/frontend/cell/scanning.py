@@ -19,6 +19,7 @@ from bppsa.frontend.cell.fused_cell import resolved
 from bppsa.frontend.cell.plans import find
 from bppsa.frontend.cell.second import batch_second, swapped
 from bppsa.frontend.cell.whole_alone import with_real_carry
+from bppsa.frontend.ordinary import WATCHED
 from bppsa.frontend.planning.decided import Missed
 from bppsa.frontend.planning.forward import open_forward, solver_of, told
 from bppsa.frontend.planning.predict import choose_scan
@@ -108,7 +109,8 @@ def scanned(cell: CellFunction, carry: Any, xs: Any, options: ScanRequest) -> tu
     if isinstance(found, Reason):
         if options.otherwise:
             raise Missed()
-        warn_of_missed(name_of(cell), asked, forward, found)
+        if found is not WATCHED:  # this call alone
+            warn_of_missed(name_of(cell), asked, forward, found)
         return by_pytorch(cell, carry, xs, options.reverse, found)
     plan, environment, reading = found
     plan.runs.check()
