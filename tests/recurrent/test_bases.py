@@ -125,3 +125,24 @@ def test_copies_keep_the_forward() -> None:
         pair.fast = copied
         pair.call(given)
         assert [decision.strategy for decision in bppsa.report(pair.fast).decisions] == ["sequential"]
+
+
+def test_a_forward_of_pytorchs_that_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a profiler, or a library that patches PyTorch, has it: before or after the model is compiled."""
+    pair = Pair(nn.GRU(3, 4))
+    given = torch.randn(50, 2, 3, dtype=torch.float64, requires_grad=True)
+    pair.call(given)
+    forward = nn.GRU.forward
+
+    def doubled(self: nn.GRU, *args: Any, **kwargs: Any) -> Any:
+        y, h = forward(self, *args, **kwargs)
+        return 2 * y, h
+
+    monkeypatch.setattr(nn.GRU, "forward", doubled)
+    for fast in (pair.fast, bppsa.compile(copy.deepcopy(pair.plain))):
+        pair.fast = fast
+        pair.call(given)
+        assert "has been replaced" in str(bppsa.report(fast))
+    monkeypatch.undo()
+    pair.call(given)
+    assert [decision.strategy for decision in bppsa.report(pair.fast).decisions] == ["sequential"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from bppsa.decisions import Decision, under
 from bppsa.errors import Reason
@@ -24,6 +25,7 @@ from bppsa.frontend.rewritten import Rewritten, put_before
 from bppsa.frontend.state import is_compiled, state_of
 
 MOST_CAPTURES = 8  # of a module whose attributes become others
+LAZY = Reason("a lazy layer draws its weights in this call")
 HOOKS = "its parts have backward hooks, which TorchDynamo cannot capture"
 
 
@@ -54,8 +56,11 @@ def call(module: nn.Module, plain: Callable[..., Any], args: tuple[Any, ...], kw
         call_log.note(*capture.left.decisions)
         return plain(*args, **kwargs)
     reason = unusual(args, kwargs)
+    is_new = reason is None and (capture is None or not capture.names.hold())
+    if is_new and any(map(is_lazy, module.parameters())):
+        reason = LAZY
     if reason is None:
-        if capture is None or not capture.names.hold():
+        if capture is None or is_new:
             capture = state.pruned.capture = anew(module, capture)
         reason = capture.refusal(module)
         if reason is None:

@@ -45,6 +45,9 @@ class Called(Recurrent):
 @untraced
 def eager(module: Recurrent, own: Forwarding, input: Any, hx: Any) -> Any:
     """own: the forward of the module's own class."""
+    if own.__func__ not in FORWARDS:  # type: ignore[attr-defined]
+        leave(module, f"the forward of nn.{module.mode.partition('_')[0]} has been replaced")
+        return theirs(own, input, hx)
     if recurrent.is_left_alone(module, input):
         return by_own_forward(module, own, input, hx)
     if reason := unusual_moment():
@@ -75,6 +78,7 @@ def by_own_forward(module: Recurrent, own: Forwarding, input: Any, hx: Any) -> A
 
 
 _KINDS = (nn.RNN, nn.GRU, nn.LSTM)
+FORWARDS = {kind.forward for kind in _KINDS if kind.forward.__module__ == nn.RNNBase.__module__}  # PyTorch's own
 
 # What our forward stands in for. A class or an object with one of these of its own computes something else.
 _REPLACED = (

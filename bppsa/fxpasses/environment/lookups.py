@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import operator
 import sys
 import types
 from collections.abc import Iterator
@@ -152,6 +153,8 @@ class Lookups:
         for space, done in self.spaces.items():
             names = self.attributes | self.counted | self.machinery_of(space) | done
             few = len(names) < len(vars(space))
+            if isinstance(space, type):
+                followed.add(operator.attrgetter("__mro__"), space)
             followed.add(trail.names(tuple(names)) if few else trail.names_among(names), vars(space))
         for holder in self.holders:
             followed.add(trail.OfModule(frozenset(holder.done)), holder.module)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bppsa.decisions import RECORD, Report
 from bppsa.fxpasses.network.pruning import hooks_of
@@ -166,6 +167,8 @@ class OfObject:
 
 
 def tensor(value: Tensor) -> tuple[Any, ...]:
+    if is_lazy(value):  # of a lazy module, which has no shape yet
+        return None, value.dtype, value.device, value.requires_grad, id(value), tuple(own_attributes(value))
     place = (value.data_ptr(), value.stride()) if value.layout is torch.strided else id(value)
     return value.shape, value.dtype, value.device, value.requires_grad, place, tuple(own_attributes(value))
 

@@ -24,6 +24,7 @@ from typing import Any
 import numpy
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from bppsa.fxpasses.environment import trail
 from bppsa.fxpasses.environment.key import PLAIN, SIMPLE, Key, Reference, exact, reference
@@ -35,6 +36,7 @@ from bppsa.fxpasses.environment.trail import MISSING, Trail
 from bppsa.fxpasses.environment.uses import gives_away, lets_go
 
 LARGE = 64  # entries
+VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
 @dataclass
@@ -89,7 +91,8 @@ class Environment:
             self.visit_own(value)
 
     def visit_tensor(self, value: Tensor) -> None:
-        self.tensors.append(value)
+        if not is_lazy(value):
+            self.tensors.append(value)
         shape, dtype, device, requires_grad, place, names = self.trail.add_equal(trail.tensor, value)
         first = self.places.setdefault((place, shape, requires_grad), len(self.places))
         self.parts.append(("tensor", shape, dtype, device, requires_grad, first, bool(names)))
@@ -232,6 +235,33 @@ class Environment:
         self.trail.add(lambda value: [read(value)], value)
         self.visit(read(value))
 
+    def visit_bound(self, method: Any) -> None:
+        """A method in C of an object, as `table.get` is. A function in C has a Python module or nothing."""
+        held = method.__self__
+        if held is None or isinstance(held, (types.ModuleType, type, Tensor)):
+            self.visit_object(method)
+            return
+        self.parts.append(method.__name__)
+        self.visit(held)
+
+    def visit_array(self, array: Any) -> None:
+        if not array.dtype.hasobject:
+            self.visit_equal(lambda held: (held.dtype, held.shape, held.tobytes()), array)
+        elif array.dtype == object:
+            self.trail.add(lambda held: held.flatten().tolist(), array)
+            self.visit_all(array.flatten().tolist())
+        else:
+            self.visit_unknown(array)
+
+    def visit_unknown(self, value: Any) -> None:
+        """What may hold anything is never seen to be as it was."""
+        self.visit_equal(lambda held: object(), value)
+
+    def visit_ufunc(self, function: numpy.ufunc) -> None:
+        """numpy's own, or one made of a function that it does not show."""
+        known = getattr(numpy, function.__name__, None) is function
+        (self.visit_address if known else self.visit_unknown)(function)
+
     def visit_named(self, values: dict[str, Any], code: types.CodeType | None = None) -> None:
         """code: of what closes over them, as variables."""
         self.parts.append(tuple(values))
@@ -280,11 +310,13 @@ VISIT: dict[type, Any] = {
     types.MappingProxyType: Environment.visit_dict,
     contextvars.ContextVar: lambda environment, value: environment.visit_read(lambda held: held.get(None), value),
     weakref.ref: lambda environment, value: environment.visit_read(lambda held: held(), value),
-    **dict.fromkeys(
-        (numpy.ndarray, numpy.generic),
-        lambda environment, value: environment.visit_equal(lambda v: (v.dtype, v.shape, v.tobytes()), value),
+    **dict.fromkeys((types.BuiltinMethodType, types.MethodWrapperType), Environment.visit_bound),
+    **dict.fromkeys(VIEWS, lambda environment, value: environment.visit(value.mapping)),
+    **dict.fromkeys((numpy.ndarray, numpy.generic), Environment.visit_array),
+    numpy.ma.MaskedArray: lambda environment, value: environment.visit_equal(
+        lambda v: (v.dtype, v.shape, v.data.tobytes(), numpy.ma.getmaskarray(v).tobytes(), repr(v.fill_value)), value
     ),
-    numpy.ma.MaskedArray: Environment.visit_object,
+    numpy.ufunc: Environment.visit_ufunc,
     **dict.fromkeys(
         (array.array, bytearray, memoryview, ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union),
         lambda environment, value: environment.visit_equal(lambda v: memoryview(v).tobytes(), value),
