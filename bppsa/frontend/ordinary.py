@@ -61,7 +61,10 @@ def unusual_moment() -> Reason | None:
     if is_logging():
         return WATCHED
     modes = [*_get_current_dispatch_mode_stack(), *_get_current_function_mode_stack()]
-    is_elsewhere = bool(modes) and all(isinstance(mode, (Harmless, DeviceContext)) for mode in modes)
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    is_elsewhere = (
+        not transformed and bool(modes) and all(isinstance(mode, (Harmless, DeviceContext)) for mode in modes)
+    )
     return ELSEWHERE if is_elsewhere else WATCHED_BY_OTHERS
 
 

@@ -21,7 +21,7 @@ class Rewritten(nn.Module):
 
     _bppsa_before: tuple[type, ...]  # ours, in their order
     _bppsa_origin: type
-    _bppsa_within = False  # whether it goes behind the user's classes, and before PyTorch's
+    _bppsa_behind: tuple[type, ...] = ()  # PyTorch's, before which it goes, behind all of the user's
 
     def __prepare_scriptable__(self) -> nn.Module:
         """torch.jit.script compiles the source text of a forward, so it gets the module as it was."""
@@ -85,7 +85,7 @@ def _made(before: tuple[type, ...], origin: Any) -> type:
 def _make(before: tuple[type[Rewritten], ...], origin: Any) -> type:
     names = {name: getattr(origin, name) for name in ("__module__", "__qualname__", "__doc__")}
     own = {**names, "_bppsa_before": before, "_bppsa_origin": origin, **_forward(before, origin)}
-    if nn.Module in _layout(origin) and not any(kind._bppsa_within for kind in before):
+    if nn.Module in _layout(origin) and not any(kind._bppsa_behind for kind in before):
         return type(origin.__name__, (*before, origin), own)
     kind: Any = type(origin)
     return _ordering(kind)(origin.__name__, (origin,), own)
@@ -99,15 +99,17 @@ def _layout(cls: type | None) -> Iterator[type]:
 
 
 class _Ordering(type):
-    """Of a class whose objects are laid out as those of its user's, such as one of `ABC` and then nn.Module: only so
-    may a module get it. Ours go before the user's by the order in which methods are looked up, or within it."""
+    """A metaclass: objects are laid out as those of the user's class, such as one of `ABC` and then nn.Module, which is
+    the only base. Only so may a module get the class. The order in which methods are looked up puts ours before the
+    user's classes, or behind them."""
 
     def mro(cls) -> list[type]:
         first, *others = super().mro()
         ours = vars(cls).get("_bppsa_before", ())
-        at = next(i for i, kind in enumerate(others) if kind.__module__.startswith("torch."))
-        before, within = ([kind for kind in ours if kind._bppsa_within is each] for each in (False, True))
-        found = [first, *_with_bases(before), *others[:at], *_with_bases(within), *others[at:]]
+        before, behind = ([kind for kind in ours if bool(kind._bppsa_behind) is each] for each in (False, True))
+        stops = {base for kind in behind for base in kind._bppsa_behind}
+        at = next((i for i, kind in enumerate(others) if kind in stops), len(others))
+        found = [first, *_with_bases(before), *others[:at], *_with_bases(behind), *others[at:]]
         return list(reversed(dict.fromkeys(reversed(found))))
 
 
@@ -118,7 +120,9 @@ def _with_bases(kinds: Sequence[type]) -> Iterator[type]:
 
 @functools.cache
 def _ordering(kind: type) -> type:
-    """The same for classes that have a metaclass."""
+    """Returns the metaclass for a class whose own is `kind`."""
+    if issubclass(kind, _Ordering):
+        return kind
     return _Ordering if kind is type else type(kind.__name__, (_Ordering, kind), {})
 
 

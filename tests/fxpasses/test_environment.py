@@ -292,7 +292,7 @@ def test_a_change_is_seen_from_the_trail(which: int) -> None:
 def test_a_cell_that_is_gone_leaves_nothing() -> None:
     net = Net()
     known_environment(net)
-    weight, at = weakref.ref(net.linear.weight), (id(net), None, False)
+    weight, at = weakref.ref(net.linear.weight), (id(net), None, False, ())
     assert at in known._known
     del net
     gc.collect()

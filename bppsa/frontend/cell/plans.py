@@ -30,8 +30,7 @@ from bppsa.fxpasses.cell.recurrence import Splitter
 from bppsa.fxpasses.cell.rewrites.each_step import CANNOT, TRIED_STEPS
 from bppsa.fxpasses.cell.survey import told
 from bppsa.fxpasses.environment import going_on
-from bppsa.fxpasses.environment.given import of_containers
-from bppsa.fxpasses.environment.known import known_environment
+from bppsa.fxpasses.environment.known import containers, known_environment
 from bppsa.fxpasses.environment.libraries import owner
 from bppsa.fxpasses.environment.state import put_back
 from bppsa.fxpasses.environment.walk import Environment
@@ -53,7 +52,8 @@ DRAW_BEFORE = (
 KEEPS = Reason(
     "keeps a tensor in an attribute, a list or a dict", mend="carry it, or return it as y and keep it after the scan"
 )
-OF_METHODS = Reason("a method of a container that it is given reads a tensor of its module", mend="give it to the cell")
+ASKS_INFERENCE = {"is_inference", "is_inference_mode_enabled"}
+OF_INFERENCE = Reason("asks for inference mode, in which no cell is read", mend="decide outside of the cell")
 GOES_ON = Reason("reads an iterator, which goes on from step to step", mend="give what it yields in xs")
 DRAWS = Reason("draws from a random generator, which goes on from step to step", mend=DRAW_BEFORE)
 # What a mistake of ours in a pass would raise, once the cell itself has run.
@@ -76,23 +76,22 @@ def find(
     reason = unusual(carry, xs)
     if reason is not None:
         return reason
-    environment = known_environment(cell)
+    environment = known_environment(cell, given=(*containers(carry_spec), *containers(x_spec)))
     shapes = tuple((leaf.shape, leaf.dtype) for leaf in carry), tuple((leaf.shape[1:], leaf.dtype) for leaf in xs)
     gradients = torch.is_grad_enabled() and any(t.requires_grad for t in (*carry, *xs, *environment.tensors))
     asks = not gradients and any(leaf.requires_grad for leaf in carry)  # a cell may ask for it
-    modes = asks, gradients, torch.is_grad_enabled(), torch.get_default_dtype()
+    inference = torch.is_inference_mode_enabled()
+    if inference and not ASKS_INFERENCE.isdisjoint(environment.lookups.names):
+        return OF_INFERENCE
+    modes = asks, gradients, torch.is_grad_enabled(), inference, torch.get_default_dtype()
     made = []
 
     def read() -> CellPlan | Reason:
         made.append(environment)
         return make(cell, carry, carry_spec, xs, x_spec, second, environment, gradients, otherwise)
 
-    methods = of_containers(carry_spec) + of_containers(x_spec)
-    if any(each.tensors for each in methods):
-        return OF_METHODS
-    reads = environment.key, *(each.key for each in methods)
-    key = reads, carry_spec, x_spec, shapes, second, otherwise, *modes
-    plan = _plans.find(key, read, [refer for each in (environment, *methods) for refer in each.opaque])
+    key = environment.key, carry_spec, x_spec, shapes, second, otherwise, *modes
+    plan = _plans.find(key, read, environment.opaque)
     reading = reading_of(cell, environment, bool(made))
     if isinstance(plan, Reason):
         return plan

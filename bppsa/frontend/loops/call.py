@@ -24,7 +24,6 @@ from bppsa.frontend.loops.loop_plan import LoopPlan
 from bppsa.frontend.loops.plans import FirstCall
 from bppsa.frontend.loops.state import LONG_S, NEW_KINDS, SLOW_S, LeftCall, LoopState
 from bppsa.frontend.rewritten import kind_of
-from bppsa.frontend.state import state_of
 from bppsa.frontend.trials import is_tried, trial
 from bppsa.fxpasses.environment.libraries import owner
 from bppsa.fxpasses.environment.state import count, put
@@ -75,8 +74,8 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
     if isinstance(plan, LeftCall):
         state.leave(plan, asked_s)
         return by_pytorch(run, plan)
-    if state.is_due(asked_s):
-        return compared(run, root, state, asked_s)
+    if asked_s > SLOW_S and plan.times.is_due and described.device.type == "cpu":  # whose work a clock sees
+        return compared(run, plan, state, asked_s)
     state.idle = 0
     note(*plan.left)
     if asked():
@@ -86,7 +85,7 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
         begun = time.perf_counter()
         result = by_plan(plan, root, described, values)
         if asked_s > SLOW_S:
-            state.took(time.perf_counter() - begun)
+            plan.times.add(asked_s, time.perf_counter() - begun)
         return result
     except Unsupported as unsupported:
         left = left_for(state, unsupported.reason)
@@ -95,7 +94,7 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
             raise
         left = left_for(state, first_line(error))
     if not plan.runs.pay:
-        state.keep(key, left, described.opaque)
+        state.keep(key, left, described.environment.opaque)
     note(*left.decisions)
     return run()  # where an error is PyTorch's alone
 
@@ -106,26 +105,23 @@ def planning(first: FirstCall, state: LoopState, key: Hashable) -> Any:
     with looking_at_loop(state.place or loop_of(first.root)), collector_paused():
         result, plan = first_call(first)
     is_general = isinstance(plan, LoopPlan) and plan.is_for_any_numbers
-    state.keep(key if is_general else first.described.key, plan, first.described.opaque)
+    state.keep(key if is_general else first.described.key, plan, first.described.environment.opaque)
     if isinstance(plan, LeftCall):
         state.in_vain += int((time.perf_counter() - begun) / LONG_S)
     note(*(plan.decisions if isinstance(plan, LeftCall) else (*plan.scans, *plan.left)))
     return result
 
 
-def compared(run: Callable[[], Any], root: Any, state: LoopState, asked_s: float) -> Any:
-    """A call as PyTorch runs it, which shows whether a plan gains what it takes to find. Where it does not, neither do
-    plans of what is called within."""
+def compared(run: Callable[[], Any], plan: LoopPlan, state: LoopState, asked_s: float) -> Any:
+    """A call as PyTorch runs it, which shows whether the plan gains what it takes to find."""
     begun = time.perf_counter()
     with trial():
         result = run()
-    took_s, found = time.perf_counter() - begun, f"of a kind that takes {asked_s * 1e3:.0f} ms to find"
-    note(*left_for(state, f"{found}: PyTorch runs this one call, to see what plans gain").decisions)
-    if state.costs_more(asked_s, took_s):
-        module = owner(root)
-        within = [state_of(each).loops for each in module.modules()] if isinstance(module, nn.Module) else []
-        for each in (state, *filter(None, within)):
-            each.leave_alone(f"{found}, which is more than a plan gains")
+    gains = plan.times.gains(time.perf_counter() - begun)
+    what = f"of a kind that takes {asked_s * 1e3:.0f} ms to find: PyTorch runs this one call, to see what a plan gains"
+    note(*left_for(state, what).decisions)
+    if gains is not None:
+        state.weigh(gains, asked_s)
     return result
 
 

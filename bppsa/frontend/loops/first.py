@@ -50,7 +50,7 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
     trail, holds = first.described.environment.trail, owner(first.root)
     counted: Mapping[StatePlace, int] = {}
     uncounted = counters(trail, holds)
-    opaque = [refer() for refer in first.described.opaque]
+    opaque = [refer() for refer in first.described.environment.opaque]
     try:
         with (
             unnoted() as within,
@@ -118,7 +118,7 @@ def check_unchanged(logger: Logger, first: FirstCall) -> None:
     call = first.described
     if not call.environment.trail.holds(owner(first.root)):
         logger.refuse(Reason("changes an attribute, a global name or what they hold", mend="keep state in the carry"))
-    if iterators(call.opaque, behind_call=True):
+    if iterators(call.environment.opaque, behind_call=True):
         logger.refuse(Reason("reads an iterator, which goes on from call to call", mend="hold a list"))
     now, spec = pytree.tree_flatten((first.args, first.kwargs))
     if spec != call.spec or any(one is not other for one, other in zip(now, call.leaves, strict=True)):

@@ -14,9 +14,8 @@ from torch.utils import _pytree as pytree
 
 from bppsa.errors import Reason
 from bppsa.frontend.ordinary import device_of, is_plain, unusual_moment
-from bppsa.fxpasses.environment.given import of_containers
-from bppsa.fxpasses.environment.key import Reference, exact, is_simple
-from bppsa.fxpasses.environment.known import known_environment
+from bppsa.fxpasses.environment.key import exact, is_simple
+from bppsa.fxpasses.environment.known import containers, known_environment
 from bppsa.fxpasses.environment.trail import own_attributes
 from bppsa.fxpasses.environment.walk import Environment
 
@@ -26,24 +25,18 @@ DTYPES |= {torch.float32, torch.float64, torch.bool, torch.int64, torch.int32, t
 
 @dataclass(frozen=True)
 class LoopCall:
-    """leaves: of the arguments, and spec: what they are in. tensors: those of them that are tensors. methods: what the
-    methods of the containers that these are in read."""
+    """leaves: of the arguments, and spec: what they are in. tensors: those of them that are tensors."""
 
     key: Hashable
     spec: Any
     leaves: Sequence[Any]
     tensors: Sequence[Tensor]
     environment: Environment
-    methods: Sequence[Environment] = ()
-
-    @property
-    def opaque(self) -> list[Reference]:
-        return [refer for environment in (self.environment, *self.methods) for refer in environment.opaque]
 
     @functools.cached_property
     def device(self) -> torch.device:
-        """The GPU of what it reads, or the CPU where it reads none there."""
-        return device_of((*self.tensors, *self.environment.tensors))
+        """The GPU that it is given a tensor on, or else the CPU; of what it reads where it is given none."""
+        return device_of(self.tensors or self.environment.tensors)
 
 
 def unusual() -> Reason | None:
@@ -65,7 +58,7 @@ def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopCal
     reason = odd(leaves)
     if reason is not None:
         return reason
-    environment = known_environment(root, counts=True)
+    environment = known_environment(root, counts=True, given=containers(spec))
     seen: dict[int, int] = {}
     memory = [seen.setdefault(tensor.untyped_storage().data_ptr(), i) for i, tensor in enumerate(tensors)]
     shared = {first for first, tensor in zip(memory, tensors, strict=True) if tensors[first] is not tensor}
@@ -81,10 +74,8 @@ def call_of(root: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> LoopCal
     )
     at = tuple(t.storage_offset() if first in shared else None for first, t in zip(memory, tensors, strict=True))
     deterministic = torch.are_deterministic_algorithms_enabled()
-    methods = of_containers(spec)
-    read = tuple(each.key for each in methods)
-    key = environment.key, spec, given, tuple(memory), at, also_read, modes, deterministic, read
-    return LoopCall(key, spec, leaves, tensors, environment, methods)
+    key = environment.key, spec, given, tuple(memory), at, also_read, modes, deterministic
+    return LoopCall(key, spec, leaves, tensors, environment)
 
 
 def read_as_well(tensors: Sequence[Tensor], environment: Environment) -> tuple[tuple[int, int], ...] | None:

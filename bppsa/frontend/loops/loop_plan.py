@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +21,36 @@ from bppsa.fxpasses.reroll.log.numbers import Arithmetic
 from bppsa.sparsity.rules.matrix_ops import LinAlgError
 
 TENSOR = object()
+TIMED = 3  # runs of a plan before a call of PyTorch's is compared with them
+COMPARED = 2  # such calls
+OF_A_STEP = 3  # times what a forward gains: a training step has a backward, of twice the work
+
+
+@dataclass(eq=False)
+class PlanTimes:
+    """What a plan takes whose kind of call is slow to find, in seconds, the least of its runs: to be found, and to run.
+    by_pytorch: what PyTorch takes, a call each."""
+
+    runs: int = 0
+    asked: float = math.inf
+    ran: float = math.inf
+    by_pytorch: list[float] = field(default_factory=list)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the next call is to be compared."""
+        return self.runs >= TIMED and len(self.by_pytorch) < COMPARED
+
+    def add(self, asked: float, ran: float) -> None:
+        self.runs, self.asked, self.ran = self.runs + 1, min(self.asked, asked), min(self.ran, ran)
+
+    def gains(self, by_pytorch: float) -> bool | None:
+        """Whether the plan gains more than it takes to find; None before enough calls tell."""
+        self.by_pytorch.append(by_pytorch)
+        if len(self.by_pytorch) < COMPARED:
+            return None
+        gain = min(self.by_pytorch) - self.ran
+        return gain * (OF_A_STEP if torch.is_grad_enabled() else 1) >= self.asked
 
 
 @dataclass(frozen=True)
@@ -46,6 +77,7 @@ class LoopPlan:
     doubted: bool = False  # whether its numbers are not PyTorch's in float32, and are in float64
     truths: int = 0  # so many of its results, the last, are true where steps decide as they did when it was made
     runs: Runs = field(default_factory=Runs, compare=False)
+    times: PlanTimes = field(default_factory=PlanTimes, compare=False)
 
     def tensors(self, call: LoopCall, numbers: Sequence[float]) -> list[Tensor]:
         given, held = call.tensors, call.environment.tensors

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
-
-import torch
 
 from bppsa.common.recent import RecentMap
 from bppsa.decisions import Decision, Report
@@ -27,8 +24,7 @@ MUCH = 4  # times the size of all calls before
 IDLE = 64  # the same for calls that PyTorch runs: to see of which kind each is takes as long as a small layer
 MOST_ROOTS = 16  # functions of what one loop looks up
 SLOW_S = 4e-3  # to find the kind of a call, as of a model that reads a whole library
-TIMED = 3  # runs of plans before one call of PyTorch's is compared with them
-OF_A_STEP = 3  # times what a forward gains: a training step has a backward, of twice the work
+MOST_IDLE = 7  # calls that one call may count as, besides itself
 SIGHTINGS = 1024  # of kinds of calls, how often each has been seen
 
 
@@ -75,8 +71,8 @@ class LoopState:
     gives_way: bool = False  # to the loops of what it calls, or of other methods
     writes: bool = False  # of a loop: whether what it calls changes tensors that it was given
     idle: int = 0  # calls left to PyTorch since the last plan was made
-    timed: int = 0  # runs of plans in calls whose kinds are slow to find
-    fastest: float = math.inf  # of these, in seconds
+    pays: bool = False  # whether a plan gains more than its kind takes to find, where that is long
+    costs: bool = False  # whether none does
     last: LeftCall = LeftCall()
     report: Report = field(default_factory=Report)  # of a function
     outlined: Mapping[Any, FunctionType] | None = None  # of a function: it, with its loops as calls of their own
@@ -114,7 +110,8 @@ class LoopState:
         tells = bool(self.last.decisions) and not self.last.is_short
         made = list(self.plans)
         only_begun = len(made) == 1 and isinstance(made[0], LeftCall) and made[0].begins
-        return self.moves or (tells and not only_begun and all(isinstance(each, LeftCall) for each in made))
+        in_vain = tells and not only_begun and all(isinstance(each, LeftCall) for each in made)
+        return self.moves or self.costs or in_vain
 
     def find(self, key: Hashable) -> Any:
         found = self.plans.get(key)
@@ -155,24 +152,17 @@ class LoopState:
 
     def leave(self, left: LeftCall, asked: float = 0.0) -> None:
         """A call is left to PyTorch once more. asked: the seconds in which its kind was found."""
-        self.idle += 1 + int(asked / SLOW_S)
+        self.idle += 1 + min(int(asked / SLOW_S), MOST_IDLE)
         self.tell(left)
 
-    def is_due(self, asked: float) -> bool:
-        """Whether the next call shows what plans gain: their kinds take so long to find that they may gain less."""
-        return asked > SLOW_S and self.timed == TIMED
-
-    def took(self, seconds: float) -> None:
-        """A run of a plan, in a call whose kind was slow to find."""
-        self.timed, self.fastest = self.timed + 1, min(self.fastest, seconds)
-
-    def costs_more(self, asked: float, by_pytorch: float) -> bool:
-        """Whether a plan gains less than it takes to find. by_pytorch: the seconds of a forward."""
-        self.timed += 1
-        return (by_pytorch - self.fastest) * (OF_A_STEP if torch.is_grad_enabled() else 1) < asked
-
-    def leave_alone(self, why: str) -> None:
-        self.idle, self.last = IDLE, LeftCall((Decision(self.path, "loop", "pytorch", why),))
+    def weigh(self, gains: bool, asked: float) -> None:
+        """gains: whether a plan was found to gain more than it takes to find. Where none does, Python runs what is
+        around the loops, whose own kinds are found sooner; where nothing can be run so, calls are left alone."""
+        self.pays |= gains
+        self.costs = not self.pays
+        if self.costs:
+            what = f"of a kind that takes {asked * 1e3:.0f} ms to find, which is more than a plan gains"
+            self.idle, self.last = IDLE, LeftCall((Decision(self.path, "loop", "pytorch", what),))
 
     def tell(self, left: LeftCall) -> None:
         """What is told once the module is left alone: of its calls that had a loop over time, the last."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import takewhile
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from bppsa.frontend.ordinary import unusual_moment
 from bppsa.frontend.rewritten import Rewritten, kind_of, put_before, with_before
 from bppsa.frontend.rnn import calls, diagnosis, recurrent
 from bppsa.frontend.state import state_of
+from bppsa.fxpasses.environment.libraries import calls_next_forward
 from bppsa.fxpasses.theirs import theirs
 from bppsa.plan.forward import SEQUENTIAL, Forward
 from bppsa.plan.strategy import AUTO, Strategy
@@ -33,10 +35,10 @@ class Recurrent(Rewritten, nn.RNNBase):
         return eager(self, super().forward, input, hx)
 
 
-class Called(Recurrent):
-    """The same where a class of the user's has a forward of its own that calls this one by `super`."""
+class RecurrentBehind(Recurrent):
+    """Goes behind the user's classes, whose forwards call the next one by `super`."""
 
-    _bppsa_within = True
+    _bppsa_behind = (nn.RNN, nn.GRU, nn.LSTM, nn.RNNBase)
 
 
 # Functions rather than methods, whose names a class of the user's may have.
@@ -108,8 +110,11 @@ def rewrite(
 def why_not(module: nn.Module) -> Reason | None:
     """Why `module`, an nn.RNN, nn.GRU or nn.LSTM, keeps its class; None where it can be rewritten."""
     cls, kind = type(module), next(kind for kind in _KINDS if isinstance(module, kind))
+    is_behind = calls_super(kind_of(module))
+    if is_behind and any("__init_subclass__" in vars(base) for base in own_bases(kind_of(module))):
+        return Reason(f"{cls.__name__} has an __init_subclass__ of its own, which would run once more")
     for name in _REPLACED:
-        if name == "forward" and name not in module.__dict__ and calls_super(cls):
+        if name == "forward" and name not in module.__dict__ and is_behind:
             continue
         if name in module.__dict__ or getattr(cls, name) not in (getattr(kind, name), getattr(Recurrent, name)):
             mend = f"use nn.{kind.__name__}'s to have it rewritten"
@@ -118,20 +123,21 @@ def why_not(module: nn.Module) -> Reason | None:
 
 
 def calls_super(cls: type) -> bool:
-    """Whether all forwards of the user's call the next one, and so PyTorch's, by `super`."""
-    forwards = [vars(base)["forward"] for base in cls.__mro__ if "forward" in vars(base) and is_users(base)]
-    codes = [getattr(forward, "__code__", None) for forward in forwards]
-    return bool(codes) and all(code is not None and {"super", "forward"} <= {*code.co_names} for code in codes)
+    """Whether there are forwards before PyTorch's, and each calls the next one by `super`."""
+    forwards = [vars(base)["forward"] for base in own_bases(cls) if "forward" in vars(base)]
+    return bool(forwards) and all(map(calls_next_forward, forwards))
 
 
-def is_users(cls: type) -> bool:
-    return cls.__module__.partition(".")[0] not in ("torch", "bppsa") and "_bppsa_before" not in vars(cls)
+def own_bases(cls: type) -> list[type]:
+    """The classes in which something is looked up before it is in PyTorch's: neither ours nor typing's."""
+    before = takewhile(lambda base: base not in RecurrentBehind._bppsa_behind, cls.__mro__)
+    return [base for base in before if not issubclass(base, Rewritten) and base.__module__ != "typing"]
 
 
 def adopt(module: nn.Module, path: str, strategy: Strategy, forward: Forward) -> None:
     """Give `module`, which must belong to a clone, its rewritten class; `why_not` has said None."""
     cls: type = type(module)
-    ours = Called if calls_super(kind_of(module)) else Recurrent
+    ours = RecurrentBehind if calls_super(kind_of(module)) else Recurrent
     if parametrize.is_parametrized(module):
         # PyTorch made this class for one module; it takes properties off it, and goes back to its base, when asked to
         base = with_before(ours, parametrize.type_before_parametrizations(module))

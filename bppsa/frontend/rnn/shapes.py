@@ -47,6 +47,9 @@ def weights_of(module: nn.RNNBase) -> list[Tensor]:
     parameters, flat = module._parameters, module._flat_weights
     for name, weight in zip(module._flat_weights_names, flat, strict=False):
         if parameters.get(name) is not weight:
-            module._update_flat_weights() if is_parametrized(module) else module._init_flat_weights()
+            if is_parametrized(module):
+                module._update_flat_weights()
+            elif module._weights_have_changed():  # else somebody has put others into PyTorch's list
+                module._init_flat_weights()
             break
     return module._flat_weights  # type: ignore[return-value]

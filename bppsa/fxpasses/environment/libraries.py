@@ -55,10 +55,14 @@ def homes_of_class(kind: type) -> frozenset[str]:
         forward = vars(base).get("forward")
         if forward is not None:
             found.add(base.__module__.partition(".")[0])
-            names = getattr(getattr(forward, "__code__", None), "co_names", ())
-            if not {"super", "forward"} <= {*names}:
+            if not calls_next_forward(forward):
                 break
     return frozenset(found - NOT_THE_USERS)
+
+
+def calls_next_forward(forward: Any) -> bool:
+    """Whether it names `super` and a forward."""
+    return {"super", "forward"} <= {*getattr(getattr(forward, "__code__", None), "co_names", ())}
 
 
 def owner(cell: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 
 from bppsa.fxpasses.environment import trail
 from bppsa.fxpasses.environment.libraries import is_library
@@ -39,6 +39,7 @@ class FoundValue(NamedTuple):
     value: Any
     part: tuple[int, str] | None
     walked: bool = True
+    of_space: bool = False  # whether it stands in a Python module or a class that is looked into
 
 
 @dataclass
@@ -66,7 +67,7 @@ class Lookups:
     @functools.cached_property
     def of_library(self) -> bool:
         """Whether the cell is a library's alone."""
-        return all(map(is_library, self.homes))
+        return bool(self.homes) and all(map(is_library, self.homes))
 
     def meet_code(self, code: types.CodeType) -> None:
         self.names.update(global_names(code))
@@ -119,7 +120,8 @@ class Lookups:
                 done.add(name)
                 if isinstance(space, type) and gives_away(vars(space)[name]):
                     self.loose.add(space)
-                yield FoundValue(f"{getattr(space, '__name__', 'a tensor')}.{name}", vars(space)[name], (at, name))
+                mark = f"{getattr(space, '__name__', 'a tensor')}.{name}"
+                yield FoundValue(mark, vars(space)[name], (at, name), of_space=not isinstance(space, Tensor))
         for at, (module, done) in enumerate(list(self.holders)):
             state, kind = trail.attributes(module), type(module)
             if self.reads_all or not self.loose.isdisjoint(kind.__mro__):

@@ -7,27 +7,22 @@ The walk that finds all this is long; the next call with the same cell only foll
 
 from __future__ import annotations
 
-import array
-import contextvars
 import copyreg
-import ctypes
 import functools
-import logging
 import sys
 import types
-import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from bppsa.fxpasses.environment import trail
 from bppsa.fxpasses.environment.key import PLAIN, SIMPLE, Key, Reference, exact, reference
+from bppsa.fxpasses.environment.kinds import ALL_OF_THEM, KINDS
 from bppsa.fxpasses.environment.libraries import homes_of, owner
 from bppsa.fxpasses.environment.lookups import FoundValue, Lookups
 from bppsa.fxpasses.environment.names import imported_names, names_in_module
@@ -36,7 +31,6 @@ from bppsa.fxpasses.environment.trail import MISSING, Trail
 from bppsa.fxpasses.environment.uses import gives_away, lets_go
 
 LARGE = 64  # entries
-VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 
 @dataclass
@@ -51,6 +45,7 @@ class Environment:
     seen: dict[int, int] = field(default_factory=dict)
     places: dict[tuple, int] = field(default_factory=dict)  # of tensors in memory: two views may be one
     marks: list[tuple[int, str]] = field(default_factory=list)  # what the parts from there on are of, for messages
+    in_library: bool = False  # whether what is visited stands beside a library's functions, or in a class of its
 
     @functools.cached_property
     def key(self) -> Key:
@@ -109,38 +104,30 @@ class Environment:
         self.visit_all(value)
         self.visit_all(list(trail.container_type(value).values(value)))
 
-    def is_table(self, value: Any) -> bool:
-        """Whether it is a large container of a library's code, as those of all its classes are by name. Such a one
-        counts by its size: it is filled when the library is imported, and to read it takes longer than a call."""
-        return self.lookups.of_library and trail.size(value) > LARGE
-
-    def visit_table(self, value: Any) -> None:
-        self.visit_address(value)
-        self.visit_equal(trail.size, value)
+    def visit_container(self, read: Callable[[Any], Any], value: Any) -> bool:
+        """Whether what it holds is to be visited, which the trail reads. A large table of names and classes, which a
+        library's code has beside its functions, counts by its size: it is filled when the library is imported, and to
+        read it takes longer than a call."""
+        if self.in_library and trail.size(value) > LARGE and all(map(is_name, read(value))):
+            self.visit_address(value)
+            self.visit_equal(trail.size, value)
+            return False
+        self.trail.add_container(read, value)
+        return True
 
     def visit_sequence(self, value: Any) -> None:
-        if self.is_table(value):
-            self.visit_table(value)
-            return
-        self.trail.add_container(trail.elements, value)
-        self.visit_all(value)
+        if self.visit_container(trail.elements, value):
+            self.visit_all(value)
 
     def visit_set(self, value: set[Any]) -> None:
-        if self.is_table(value):
-            self.visit_table(value)
-            return
-        self.trail.add_container(trail.elements, value)
-        self.visit_all(sorted(trail.elements(value), key=repr))
+        if self.visit_container(trail.elements, value):
+            self.visit_all(sorted(trail.elements(value), key=repr))
 
     def visit_dict(self, value: Any) -> None:
         if value is sys.modules:
             self.lookups.enter_modules()
-            return
-        if self.is_table(value):
-            self.visit_table(value)
-            return
-        self.trail.add_container(trail.items, value)
-        self.visit_items(value)
+        elif self.visit_container(trail.items, value):
+            self.visit_items(value)
 
     def visit_function(self, fn: types.FunctionType) -> None:
         if not (self.lookups.is_the_users(fn.__module__) or self.lookups.is_the_users(fn.__globals__.get("__name__"))):
@@ -195,19 +182,6 @@ class Environment:
             self.visit_attributes(value)
             self.lookups.enter_classes(type(value))
 
-    def visit_logger(self, logger: logging.Logger) -> None:
-        """What it lets through. Where that goes has no say in a call, and the tree of all loggers is large."""
-        self.visit_address(logger)
-        self.visit_equal(lambda held: (held.getEffectiveLevel(), held.disabled, held.manager.disable), logger)
-        self.lookups.enter_classes(type(logger))
-
-    def visit_stream_handler(self, handler: logging.StreamHandler[Any]) -> None:
-        """All but what it writes to, which has no say in a call."""
-        self.visit_address(handler)
-        self.trail.add(trail.OfObject(()), handler)
-        self.visit_items({name: value for name, value in vars(handler).items() if name != "stream"})
-        self.lookups.enter_classes(type(handler))
-
     def visit_own(self, value: Any) -> None:
         """What one has beside what its kind has, as a dict has that derives from `dict`: attributes, methods."""
         if hasattr(value, "__dict__") or slots_of(value):
@@ -235,33 +209,6 @@ class Environment:
         self.trail.add(lambda value: [read(value)], value)
         self.visit(read(value))
 
-    def visit_bound(self, method: Any) -> None:
-        """A method in C of an object, as `table.get` is. A function in C has a Python module or nothing."""
-        held = method.__self__
-        if held is None or isinstance(held, (types.ModuleType, type, Tensor)):
-            self.visit_object(method)
-            return
-        self.parts.append(method.__name__)
-        self.visit(held)
-
-    def visit_array(self, array: Any) -> None:
-        if not array.dtype.hasobject:
-            self.visit_equal(lambda held: (held.dtype, held.shape, held.tobytes()), array)
-        elif array.dtype == object:
-            self.trail.add(lambda held: held.flatten().tolist(), array)
-            self.visit_all(array.flatten().tolist())
-        else:
-            self.visit_unknown(array)
-
-    def visit_unknown(self, value: Any) -> None:
-        """What may hold anything is never seen to be as it was."""
-        self.visit_equal(lambda held: object(), value)
-
-    def visit_ufunc(self, function: numpy.ufunc) -> None:
-        """numpy's own, or one made of a function that it does not show."""
-        known = getattr(numpy, function.__name__, None) is function
-        (self.visit_address if known else self.visit_unknown)(function)
-
     def visit_named(self, values: dict[str, Any], code: types.CodeType | None = None) -> None:
         """code: of what closes over them, as variables."""
         self.parts.append(tuple(values))
@@ -283,7 +230,16 @@ class Environment:
         if found.part is not None:
             self.parts.append(found.part)
         self.marks.append((len(self.parts), found.mark))
+        self.in_library = found.of_space and self.lookups.of_library
         (self.visit if found.walked else self.visit_address)(found.value)
+        self.in_library = False
+
+
+def is_name(value: Any) -> bool:
+    """Whether it is a name, a class, a function or None, or some of these."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return all(map(is_name, value))
+    return value is None or isinstance(value, (str, type, types.FunctionType))
 
 
 def slots_of(value: Any) -> tuple[str, ...]:
@@ -308,31 +264,19 @@ VISIT: dict[type, Any] = {
     property: lambda environment, value: environment.visit(value.fget),
     deque: Environment.visit_sequence,
     types.MappingProxyType: Environment.visit_dict,
-    contextvars.ContextVar: lambda environment, value: environment.visit_read(lambda held: held.get(None), value),
-    weakref.ref: lambda environment, value: environment.visit_read(lambda held: held(), value),
-    **dict.fromkeys((types.BuiltinMethodType, types.MethodWrapperType), Environment.visit_bound),
-    **dict.fromkeys(VIEWS, lambda environment, value: environment.visit(value.mapping)),
-    **dict.fromkeys((numpy.ndarray, numpy.generic), Environment.visit_array),
-    numpy.ma.MaskedArray: lambda environment, value: environment.visit_equal(
-        lambda v: (v.dtype, v.shape, v.data.tobytes(), numpy.ma.getmaskarray(v).tobytes(), repr(v.fill_value)), value
-    ),
-    numpy.ufunc: Environment.visit_ufunc,
-    **dict.fromkeys(
-        (array.array, bytearray, memoryview, ctypes._SimpleCData, ctypes.Array, ctypes.Structure, ctypes.Union),
-        lambda environment, value: environment.visit_equal(lambda v: memoryview(v).tobytes(), value),
-    ),
     nn.Module: Environment.visit_module,
-    logging.Logger: Environment.visit_logger,
-    logging.StreamHandler: Environment.visit_stream_handler,
+    **KINDS,
 }
 # Whose visits leave nothing out that counts.
-WHOLE = {types.FunctionType, types.MethodType, numpy.ma.MaskedArray, nn.Module, logging.Logger, logging.StreamHandler}
+WHOLE = {types.FunctionType, types.MethodType, nn.Module, *ALL_OF_THEM}
 
 
-def environment_of(cell: Any, counts: bool = False) -> Environment:
-    """counts: whether who asks adds to the counters of a call itself, as `counters` in `state.py` finds them."""
+def environment_of(cell: Any, counts: bool = False, given: tuple[type, ...] = ()) -> Environment:
+    """counts: whether who asks adds to the counters of a call itself, as `counters` in `state.py` finds them. given:
+    classes of what the cell is given, whose methods it may call."""
     environment = Environment(Trail(owner(cell)), Lookups(homes_of(cell), counts))
     environment.visit(cell)
+    environment.visit_all(given)
     environment.visit_lookups()
     environment.trail.root = None
     return environment

@@ -128,7 +128,8 @@ def loop_of(
     local |= original.joined if isinstance(original, JoinedLoop) else set()
     steps = range_of(original) if counts and "range" not in {*local, *code.co_freevars} else None
     statement = original if steps is None else counted(original, steps)
-    names = names_in(statement) & local
+    own = code.co_varnames[: min(code.co_argcount, 1)] if "super" in names_in(statement) else ()
+    names = names_in(statement) & local | {*own}  # super() takes the first argument
     read = {name for node in ast.walk(definition) if is_behind(node, statement) for name in names_in(node)}
     bound = {name for node in ast.walk(statement) for name in bound_by(node)} & local
     owner = code.co_varnames[0] if code.co_argcount else ""

@@ -86,10 +86,11 @@ def relate(ops: Sequence[LoggedOp], run: PeriodicRun) -> UnrolledLoop:
     first, last = agreeing(tags, steps)
     if last - first < LEAST_STEPS:
         raise Unsupported(f"its operands repeat in {last - first} of {steps} steps: too few to gain by a scan")
-    for left in range(min(MOST_LEFT, last - first - LEAST_STEPS)):
+    most = min(MOST_LEFT, last - first - LEAST_STEPS)
+    for left in range(most):
         with suppress(TwoStarts):
             return loop_of(ops, start + (first + left) * run.period, run.period, last - first - left)
-    return loop_of(ops, start + first * run.period, run.period, last - first)
+    return loop_of(ops, start + (first + most) * run.period, run.period, last - first - most)
 
 
 def loop_of(ops: Sequence[LoggedOp], start: int, period: int, steps: int) -> UnrolledLoop:
