@@ -47,7 +47,7 @@ class RecurrentBehind(Recurrent):
 @untraced
 def eager(module: Recurrent, own: Forwarding, input: Any, hx: Any) -> Any:
     """own: the forward of the module's own class."""
-    if own.__func__ not in FORWARDS:  # type: ignore[attr-defined]
+    if getattr(own, "__func__", None) not in FORWARDS:
         leave(module, f"the forward of nn.{module.mode.partition('_')[0]} has been replaced")
         return theirs(own, input, hx)
     if recurrent.is_left_alone(module, input):

@@ -236,10 +236,10 @@ class Environment:
 
 
 def is_name(value: Any) -> bool:
-    """Whether it is a name, a class, a function or None, or some of these."""
+    """Whether it is a name, a class or None, or some of these."""
     if isinstance(value, (list, tuple, set, frozenset)):
         return all(map(is_name, value))
-    return value is None or isinstance(value, (str, type, types.FunctionType))
+    return value is None or isinstance(value, (str, type))
 
 
 def slots_of(value: Any) -> tuple[str, ...]:
