@@ -146,3 +146,59 @@ def test_a_forward_of_pytorchs_that_is_replaced(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.undo()
     pair.call(given)
     assert [decision.strategy for decision in bppsa.report(pair.fast).decisions] == ["sequential"]
+
+
+class Tags(nn.Module):
+    """A mixin of a library's, which could be one of torch's."""
+
+
+Tags.__module__ = "torch.ao.tags"
+
+
+class TaggedDoubles(Tags, Doubles):
+    pass
+
+
+class Drops(nn.GRU):
+    """Weight drop as it was written before there were parametrizations."""
+
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> Any:
+        whole = self._flat_weights
+        self._flat_weights = [whole[0], whole[1] * 0.5, *whole[2:]]
+        try:
+            return super().forward(x, hx)
+        finally:
+            self._flat_weights = whole
+
+
+class Registers(nn.GRU):
+    def __init_subclass__(cls, key: str) -> None:
+        super().__init_subclass__()
+
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> Any:
+        return super().forward(x, hx)
+
+
+class Registered(Registers, key="gru"):
+    pass
+
+
+class StepByStep(nn.GRU):
+    """Its loop names `super`, and nothing else of its module."""
+
+    def forward(self, x: Tensor, hx: Tensor | None = None) -> Any:
+        self.calls = getattr(self, "calls", 0) + 1
+        if self.calls % 100 == 0:
+            print("a hundred calls")
+        out, rest = [], x.unbind(0)
+        for step in rest:
+            y, hx = super().forward(step[None], hx)
+            out.append(y)
+        return torch.cat(out), hx
+
+
+@pytest.mark.parametrize("kind", [TaggedDoubles, Drops, Registered, StepByStep])
+def test_numbers_are_pytorchs(kind: type[nn.GRU]) -> None:
+    pair = Pair(kind(3, 4))
+    for seed in range(4):
+        pair.call(torch.randn(12, 2, 3, dtype=torch.float64, requires_grad=True), seed=seed)

@@ -22,7 +22,7 @@ from bppsa.frontend.loops.first import checked, first_call
 from bppsa.frontend.loops.key import LoopCall, call_of, holds_objects, size_of, unusual
 from bppsa.frontend.loops.loop_plan import LoopPlan
 from bppsa.frontend.loops.plans import FirstCall
-from bppsa.frontend.loops.state import LONG_S, NEW_KINDS, SLOW_S, LeftCall, LoopState
+from bppsa.frontend.loops.state import LONG_S, NEW_KINDS, SLOW_S, SLOWER, LeftCall, LoopState
 from bppsa.frontend.rewritten import kind_of
 from bppsa.frontend.trials import is_tried, trial
 from bppsa.fxpasses.environment.libraries import owner
@@ -84,8 +84,9 @@ def call(root: Any, plain: Callable[..., Any], state: LoopState, args: tuple[Any
     try:
         begun = time.perf_counter()
         result = by_plan(plan, root, described, values)
-        if asked_s > SLOW_S:
-            plan.times.add(asked_s, time.perf_counter() - begun)
+        ran_s = time.perf_counter() - begun
+        if asked_s > max(SLOW_S, SLOWER * ran_s):
+            plan.times.add(asked_s, ran_s)
         return result
     except Unsupported as unsupported:
         left = left_for(state, unsupported.reason)

@@ -24,6 +24,7 @@ MUCH = 4  # times the size of all calls before
 IDLE = 64  # the same for calls that PyTorch runs: to see of which kind each is takes as long as a small layer
 MOST_ROOTS = 16  # functions of what one loop looks up
 SLOW_S = 4e-3  # to find the kind of a call, as of a model that reads a whole library
+SLOWER = 2  # times as long as a run of the plan
 MOST_IDLE = 7  # calls that one call may count as, besides itself
 SIGHTINGS = 1024  # of kinds of calls, how often each has been seen
 
