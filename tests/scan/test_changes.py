@@ -12,6 +12,7 @@ import types
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 import numpy
@@ -325,9 +326,9 @@ def test_wherever_parameters_live() -> None:
 
 
 def test_a_parameter_that_cannot_be_found_is_left_to_the_loop() -> None:
-    hidden = {"u": random(H)}
-    find = hidden.get  # nothing looks into a method of Python's own
-    decision = check(example(lambda h, x: twice(h * find("u") + x), h(), x(H), hidden["u"]))
+    weight, name, hidden = random(H), ContextVar("weight"), copy_context()
+    hidden.run(name.set, weight)  # nothing looks into another context
+    decision = check(example(lambda h, x: twice(h * hidden[name] + x), h(), x(H), weight))
     assert "cannot be followed" in decision.reason
 
 

@@ -54,6 +54,7 @@ KEEPS = Reason(
 )
 ASKS_INFERENCE = {"is_inference", "is_inference_mode_enabled"}
 OF_INFERENCE = Reason("asks for inference mode, in which no cell is read", mend="decide outside of the cell")
+TWINS = Reason("reads two leaf tensors of one memory, which have gradients of their own", mend="read one")
 GOES_ON = Reason("reads an iterator, which goes on from step to step", mend="give what it yields in xs")
 DRAWS = Reason("draws from a random generator, which goes on from step to step", mend=DRAW_BEFORE)
 # What a mistake of ours in a pass would raise, once the cell itself has run.
@@ -152,6 +153,8 @@ def make(
 
     if going_on.iterators(environment.opaque):
         return GOES_ON
+    if has_twins(environment.tensors):
+        return TWINS
     drawn = going_on.generators(environment.opaque)
     try:
         recording, recorder = recorded(flat_cell, ([*carry], [leaf[0] for leaf in xs]), gradients, otherwise)
@@ -178,6 +181,13 @@ def make(
         warn_once(f"bppsa.scan runs {name_of(cell)} op by op: {what}; please report this")
         return Reason(what, mend="please report this")
     return plan if isinstance(plan, Reason) else replace(plan, truths=tuple(recorder.truths.values()))
+
+
+def has_twins(tensors: Sequence[Tensor]) -> bool:
+    """Whether two leaves are one memory: each has its own gradient, and a recording cannot tell them apart."""
+    leaves = [tensor for tensor in tensors if tensor.requires_grad and tensor.is_leaf]
+    places = {(tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) for tensor in leaves if tensor.numel()}
+    return len(places) < sum(tensor.numel() > 0 for tensor in leaves)
 
 
 def plan_or_reasons(

@@ -45,7 +45,7 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
     arithmetic = Arithmetic()
     args, kwargs = (first.args, first.kwargs) if first.follow is None else first.follow(arithmetic)
     logger = Logger(first.described.tensors, arithmetic)
-    before = torch.get_rng_state()
+    before, written = torch.get_rng_state(), versions(first.described.tensors)
     state: Mapping[StatePlace, tuple[Any, Any]] = {}
     trail, holds = first.described.environment.trail, owner(first.root)
     counted: Mapping[StatePlace, int] = {}
@@ -77,10 +77,16 @@ def first_call(first: FirstCall) -> tuple[Any, LoopPlan | LeftCall]:
         plan = plan_or_left(logger, first, result, state, arithmetic, before, tried.has_inner)
     if isinstance(plan, LeftCall):
         note(*within)
-        writes = logger.log.refusal is not None and logger.log.refusal.what == LIVES_ON
+        refused_to_write = logger.log.refusal is not None and logger.log.refusal.what == LIVES_ON
+        writes = refused_to_write and versions(first.described.tensors) != written
         return result, replace(plan, begins=trail.has_grown(holds), writes=writes)
     added = ((place, now - uncounted[place]) for place, now in counted.items())
     return result, replace(plan, counts=tuple((place, number) for place, number in added if number))
+
+
+def versions(tensors: Sequence[Tensor]) -> list[int]:
+    """How often each was changed in place, where that is counted."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors]
 
 
 def plan_or_left(

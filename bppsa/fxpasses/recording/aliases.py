@@ -58,7 +58,7 @@ class Aliases:
 
     def __init__(self) -> None:
         self.nodes: dict[Geometry, fx.Node | Stale] = {}
-        self.closed_over: dict[tuple[Geometry, int], fx.Node] = {}  # also by the object, where that has a gradient
+        self.closed_over: dict[tuple[Geometry, bool], fx.Node] = {}
         self.alive: list[Tensor] = []  # a geometry is an address: it must not be given away again
         self.parts: dict[Geometry, tuple[Part, Geometry]] = {}  # views, and the geometry of what they are part of
         self.unsure: dict[int, str] = {}  # memory that may be shared with other memory, and why that is not known
@@ -89,10 +89,11 @@ class Aliases:
             yield part
 
     def close_over(self, tensor: Tensor, node: fx.Node) -> None:
-        self.closed_over[closed_over_key(tensor)] = node
+        self.closed_over[geometry(tensor), tensor.requires_grad] = node
 
     def find(self, tensor: Tensor) -> fx.Node | Stale | None:
-        return self.nodes.get(geometry(tensor)) or self.closed_over.get(closed_over_key(tensor))
+        place = geometry(tensor)
+        return self.nodes.get(place) or self.closed_over.get((place, tensor.requires_grad))
 
     def may_share(self, why: str, *tensors: Tensor) -> None:
         """From now on nobody may write to the memory of any of them."""
@@ -124,11 +125,6 @@ class Aliases:
                     raise Unsupported("changes an input in place", op=op, mend=mend_in_place(RETURN_NEW))
                 self.nodes[place] = Stale(op, line)
         self.nodes[geometry(changed)] = node
-
-
-def closed_over_key(tensor: Tensor) -> tuple[Geometry, int]:
-    """Two tensors of one memory have gradients of their own."""
-    return geometry(tensor), id(tensor) if tensor.requires_grad else 0
 
 
 def base_of(tensor: Tensor) -> Tensor:
